@@ -1,0 +1,1 @@
+"""An embedded, RocksDB-backed, multi-version key-value store."""

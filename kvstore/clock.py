@@ -1,0 +1,87 @@
+"""Clocks: the only place that reads the time.
+
+A store's timeline needs a clock that follows the wall clock, never goes back and never gives
+one value twice. `Clock` and `ManualClock` give the wall time; `Timeline`, which a store makes
+for itself, turns it into such timestamps.
+
+Invariants
+1. `Timeline.next()` is strictly above everything it gave, took in or was opened at.
+2. Where the wall clock has not moved on, it steps by 1 ns.
+3. A remote timestamp further ahead of the wall clock than the bound is refused, so that one bad
+   machine cannot drag the timeline into the future.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Protocol
+
+from kvstore.errors import UsageError
+from kvstore.limits import CLOCK_AHEAD_NS_MAX
+from kvstore.timestamp import Timestamp
+
+
+class WallClock(Protocol):
+    """What a store asks of a clock: nanoseconds since the epoch. It may go back."""
+
+    def wall_ns(self) -> int:
+        """The time now, in nanoseconds since the epoch."""
+        ...
+
+
+class Clock:
+    """The machine's real-time clock."""
+
+    def wall_ns(self) -> int:
+        """The time now, in nanoseconds since the epoch."""
+        return time.time_ns()
+
+
+class ManualClock:
+    """A clock that moves only when told to, for tests and replays. It may be set back."""
+
+    def __init__(self, wall_ns: int = 1_000_000_000) -> None:
+        self._wall_ns = int(wall_ns)
+
+    def wall_ns(self) -> int:
+        """The time it was last set to."""
+        return self._wall_ns
+
+    def set(self, wall_ns: int) -> None:
+        """Jump to `wall_ns`, forward or back."""
+        self._wall_ns = int(wall_ns)
+
+    def advance(self, ns: int) -> None:
+        """Move forward by `ns` nanoseconds."""
+        self._wall_ns += int(ns)
+
+
+class Timeline:
+    """Strictly increasing timestamps over a wall clock. The caller serialises the calls."""
+
+    def __init__(self, clock: WallClock, *, last: int = 0) -> None:
+        self._clock = clock
+        self._last = last
+
+    def now(self) -> Timestamp:
+        """The current time: at or above everything given so far. Gives nothing away."""
+        return Timestamp(max(self._clock.wall_ns(), self._last))
+
+    def next(self) -> Timestamp:
+        """A timestamp above all before it."""
+        self._last = max(self._clock.wall_ns(), self._last + 1)
+        return Timestamp(self._last)
+
+    def observe(self, timestamp: int) -> None:
+        """Take in a timestamp from elsewhere: everything given from now on is above it.
+
+        Raises `UsageError` if it lies further ahead of the wall clock than
+        `CLOCK_AHEAD_NS_MAX`: correct the clock of one of the two machines.
+        """
+        ahead = timestamp - self._clock.wall_ns()
+        if timestamp > self._last and ahead > CLOCK_AHEAD_NS_MAX:
+            raise UsageError(
+                f"remote timestamp {timestamp} is {ahead / 1e9:.1f} s ahead of this machine's clock",
+                "correct the clock of one of the machines",
+            )
+        self._last = max(self._last, timestamp)

@@ -1,0 +1,281 @@
+"""Every error this project raises, in one tree, sorted by what the caller should do.
+
+    KVStoreError
+    |-- UsageError              fix the call, the option or the path; nothing was written
+    |   |-- NotAStoreError          the directory holds something else
+    |   |-- FormatVersionError      written by a newer or unknown release
+    |   |-- ClosedError             the object was closed; open a new one
+    |   |-- KeyOrderError           keys must come in ascending order, each once
+    |   |-- ImportRefusedError      a staged import is incomplete, altered or foreign
+    |   `-- KeyConflictError        an import would cover live keys (on_conflict="error")
+    |-- RetryableError          surely not done: try again
+    |   |-- ConflictError           a transaction read what another commit changed
+    |   |-- PreconditionError       a conditional write found something else than expected
+    |   |-- WriteTooOldError        a version at or above the given timestamp exists
+    |   `-- LockedError             another owner has it open; wait, or stop the owner
+    |-- HistoryGoneError        read at a newer time
+    |-- NotYetWrittenError      wait until `upper` has passed the time
+    |-- FencedError             step down: a newer owner has taken over
+    |   `-- HoldLostError           the hold was invalidated: its budget was exceeded
+    |-- StorageError            the outcome is unknown: reopen and look before retrying
+    |   |-- OutOfSpaceError         the disk is full
+    |   `-- PoisonedError           an earlier write failed; the handle refuses until reopened
+    `-- CorruptionError         stop: bytes are not what was written
+
+Each message says what happened, where, and what to do; the same facts are fields of the
+error. Foreign exceptions are translated where they enter (`raise ... from`). Broken
+invariants of our own are assertions, never one of these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+KEYS_NAMED_MAX = 5
+"""How many keys a message spells out: enough to recognise the data, few enough to read."""
+
+
+def printable(key: bytes) -> str:
+    """Render a key for a message: as it is where it is plain text, else as hex. O(len(key))."""
+    text = repr(bytes(key[:64]))
+    return text if len(key) <= 64 else f"{text}... ({len(key)} bytes)"
+
+
+class KVStoreError(Exception):
+    """Root of the tree. `what` happened (and where), and the `remedy`: what to do now."""
+
+    def __init__(self, what: str, remedy: str = "") -> None:
+        super().__init__(f"{what}; {remedy}" if remedy else what)
+        self.what = what
+        self.remedy = remedy
+
+
+# -- fix the call ---------------------------------------------------------------------------
+
+
+class UsageError(KVStoreError, ValueError):
+    """The call cannot be carried out as it was made. Nothing was written."""
+
+
+class NotAStoreError(UsageError):
+    """`path` is not what was to be opened there."""
+
+    def __init__(self, path: str, found: str, remedy: str) -> None:
+        super().__init__(f"{path} is not usable: {found}", remedy)
+        self.path = path
+        self.found = found
+
+
+class FormatVersionError(UsageError):
+    """`path` carries a format version that this release does not know."""
+
+    def __init__(self, path: str, *, found: object, supported: object) -> None:
+        super().__init__(
+            f"{path} has format version {found}, this release reads {supported}",
+            "open it with the release that wrote it, or a newer one",
+        )
+        self.path = path
+        self.found = found
+        self.supported = supported
+
+
+class ClosedError(UsageError):
+    """The object was used after it was closed."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"{name} is closed", "open it again")
+
+
+class KeyOrderError(UsageError):
+    """Keys of a sorted writer came out of order, or one came twice."""
+
+    def __init__(self, where: str, *, previous: bytes, key: bytes) -> None:
+        twice = previous == key
+        super().__init__(
+            f"{where}: key {printable(key)} "
+            + ("came twice" if twice else f"came after {printable(previous)}"),
+            "remove duplicates" if twice else "sort the rows by key first",
+        )
+        self.previous = previous
+        self.key = key
+
+
+class ImportRefusedError(UsageError):
+    """A staged import is not whole, not as it was sealed, or not the one it says it is."""
+
+    def __init__(self, staging: str, problem: str, remedy: str) -> None:
+        super().__init__(f"import in {staging} refused: {problem}", remedy)
+        self.staging = staging
+        self.problem = problem
+
+
+class KeyConflictError(UsageError):
+    """An import met live keys and was told to refuse them. Nothing was added."""
+
+    def __init__(self, keys: Sequence[bytes]) -> None:
+        named = ", ".join(printable(key) for key in keys[:KEYS_NAMED_MAX])
+        super().__init__(
+            f"live keys are in the way of the import, first: {named}",
+            'delete them, or ingest with on_conflict="overwrite"',
+        )
+        self.keys = tuple(keys)
+
+
+# -- retry ----------------------------------------------------------------------------------
+
+
+class RetryableError(KVStoreError):
+    """Surely not done. The same call may succeed when made again."""
+
+
+class ConflictError(RetryableError):
+    """What a transaction read was changed by a later commit; none of it was written."""
+
+    def __init__(self, *, read_at: int, written_at: int, where: str) -> None:
+        super().__init__(
+            f"{where} was written at {written_at}, after the transaction's reads at {read_at}",
+            "run the transaction again (store.transact does)",
+        )
+        self.read_at = read_at
+        self.written_at = written_at
+        self.where = where
+
+
+class PreconditionError(RetryableError):
+    """A conditional write did not find what it expected; nothing was written."""
+
+    def __init__(self, key: bytes, *, expected: object, found: object) -> None:
+        super().__init__(
+            f"key {printable(key)}: expected {expected!r}, found {found!r}",
+            "read the key again and decide anew",
+        )
+        self.key = key
+        self.expected = expected
+        self.found = found
+
+
+class WriteTooOldError(RetryableError):
+    """A write at an explicit timestamp met a version at or above it; nothing was written."""
+
+    def __init__(self, key: bytes, *, timestamp: int, least: int) -> None:
+        super().__init__(
+            f"key {printable(key)} has a version at {least - 1}, at or above {timestamp}",
+            f"write at {least} or above",
+        )
+        self.key = key
+        self.timestamp = timestamp
+        self.least = least
+
+
+class LockedError(RetryableError):
+    """Another owner holds `path` open for writing."""
+
+    def __init__(self, path: str, owner: str = "another process") -> None:
+        super().__init__(f"{path} is held by {owner}", "close it there, or wait until it is closed")
+        self.path = path
+        self.owner = owner
+
+
+# -- frontiers ------------------------------------------------------------------------------
+
+
+class HistoryGoneError(KVStoreError):
+    """History at `as_of` may be gone: it lies below `since` (of the span, where one is given)."""
+
+    def __init__(
+        self,
+        *,
+        as_of: int,
+        since: int,
+        span: tuple[bytes, bytes | None] | None = None,
+        remedy: str = "",
+    ) -> None:
+        where = "" if span is None else f" in {_span_text(span)}"
+        super().__init__(
+            f"history{where} at {as_of} is gone: it is kept from {since} on",
+            remedy or f"read at {since} or later; a hold keeps history for longer",
+        )
+        self.as_of = as_of
+        self.since = since
+        self.span = span
+
+
+class NotYetWrittenError(KVStoreError):
+    """`as_of` is not complete yet: commits below it may still come."""
+
+    def __init__(self, *, as_of: int, upper: int) -> None:
+        super().__init__(
+            f"time {as_of} is not complete: the store is complete below {upper}",
+            f"read below {upper}, or wait",
+        )
+        self.as_of = as_of
+        self.upper = upper
+
+
+# -- step down ------------------------------------------------------------------------------
+
+
+class FencedError(KVStoreError):
+    """A newer owner has taken over `name`; this one must stop."""
+
+    def __init__(self, name: str, remedy: str = "stop this owner; the newer one carries on") -> None:
+        super().__init__(f"{name} was taken over by a newer owner", remedy)
+        self.name = name
+
+
+class HoldLostError(FencedError):
+    """The hold `name` was invalidated because it exceeded its budget; its history may be gone."""
+
+    def __init__(self, name: str, *, held: int, budget_seconds: float) -> None:
+        KVStoreError.__init__(
+            self,
+            f"hold {name!r} at {held} was invalidated: older than its budget of {budget_seconds:g} s",
+            "start over from a full read, and take a larger budget",
+        )
+        self.name = name
+        self.held = held
+        self.budget_seconds = budget_seconds
+
+
+# -- outcome unknown ------------------------------------------------------------------------
+
+
+class StorageError(KVStoreError):
+    """Storage failed in the middle. What was acknowledged stands; the last write may or may not."""
+
+
+class OutOfSpaceError(StorageError):
+    """The disk is full. What was acknowledged stands."""
+
+    def __init__(self, where: str) -> None:
+        super().__init__(f"no space left while writing {where}", "free space, then reopen")
+        self.where = where
+
+
+class PoisonedError(StorageError):
+    """An earlier write or fsync failed, so what is on disk is not known. Every call raises this."""
+
+    def __init__(self, where: str, cause: str) -> None:
+        super().__init__(
+            f"{where} refuses all calls since a write failed ({cause})",
+            "close it and open it again; acknowledged durable commits are kept",
+        )
+        self.where = where
+        self.cause = cause
+
+
+# -- stop -----------------------------------------------------------------------------------
+
+
+class CorruptionError(KVStoreError):
+    """Bytes at `where` are not what was written there."""
+
+    def __init__(self, where: str, problem: str, remedy: str = "restore it from a backup") -> None:
+        super().__init__(f"{where} is damaged: {problem}", remedy)
+        self.where = where
+        self.problem = problem
+
+
+def _span_text(span: tuple[bytes, bytes | None]) -> str:
+    start, end = span
+    return f"[{printable(start)}, {'end' if end is None else printable(end)})"

@@ -1,0 +1,25 @@
+"""Every bound of the store in one place, each with its reason."""
+
+KEY_BYTES_MAX = 64 * 1024
+"""A user key. RocksDB copies keys into indexes and blocks; beyond this it is a value."""
+
+VALUE_BYTES_MAX = 1 << 30
+"""A value. RocksDB's own limit is 4 GiB, Arrow's binary column 2 GiB: stay below both."""
+
+BATCH_BYTES_MAX = 1 << 30
+"""Keys and values of one atomic batch: it is held in memory, and again in the memtable."""
+
+CHANGE_CHUNK_BYTES = 4 << 20
+"""Payload of one change entry. Larger commits are cut, so that a reader's memory is bounded."""
+
+INLINE_VALUE_BYTES = 1024
+"""Values up to this size travel in the change index; larger ones are read from the versions."""
+
+ARROW_ROWS_MAX = 16_384
+"""Rows of one record batch: large enough to amortise Arrow, small enough to stay in cache."""
+
+ARROW_BYTES_MAX = 32 << 20
+"""Bytes of one record batch, far below the 2 GiB of an Arrow binary column."""
+
+CLOCK_AHEAD_NS_MAX = 10 * 60 * 1_000_000_000
+"""How far ahead of the wall clock a remote timestamp may lie before it is refused."""

@@ -1,0 +1,78 @@
+"""Spans: half-open ranges `[start, end)` of byte keys. `end=None` is the end of the key space."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kvstore.errors import UsageError, printable
+from kvstore.limits import KEY_BYTES_MAX
+
+
+def require_key(key: object, *, name: str = "key") -> bytes:
+    """Return `key` if it can be stored; raises `UsageError` on another type or one too long."""
+    if not isinstance(key, bytes):
+        raise UsageError(f"{name} must be bytes, not {type(key).__name__}", "encode it first")
+    if len(key) > KEY_BYTES_MAX:
+        raise UsageError(f"{name} has {len(key)} bytes, at most {KEY_BYTES_MAX} are stored")
+    return key
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """The keys `start <= key < end`. The default is every key.
+
+    Raises `UsageError` when `start >= end`: an empty span in a call is a caller's slip.
+    """
+
+    start: bytes = b""
+    end: bytes | None = None
+
+    def __post_init__(self) -> None:
+        require_key(self.start, name="start")
+        if self.end is None:
+            return
+        require_key(self.end, name="end")
+        if self.start >= self.end:
+            raise UsageError(
+                f"empty span [{printable(self.start)}, {printable(self.end)})",
+                "start must be below end",
+            )
+
+    @classmethod
+    def of_prefix(cls, prefix: bytes) -> Span:
+        """All keys that begin with `prefix`; an empty prefix is every key."""
+        return cls(require_key(prefix, name="prefix"), prefix_end(prefix))
+
+    @classmethod
+    def of_key(cls, key: bytes) -> Span:
+        """The one key, as a span."""
+        return cls(key, key + b"\0")
+
+    @classmethod
+    def of(
+        cls, start: bytes | None = None, end: bytes | None = None, prefix: bytes | None = None
+    ) -> Span:
+        """What the `start`, `end`, `prefix` arguments of a scan name together.
+
+        Raises `UsageError` if a prefix comes with bounds, or the span is empty.
+        """
+        if prefix is None:
+            return cls(b"" if start is None else start, end)
+        if start is not None or end is not None:
+            raise UsageError("a prefix goes without start and end", "pass one or the other")
+        return cls.of_prefix(prefix)
+
+    def __contains__(self, key: bytes) -> bool:
+        return self.start <= key and (self.end is None or key < self.end)
+
+    def intersect(self, start: bytes, end: bytes | None) -> Span | None:
+        """What this span shares with `[start, end)`; None where they share nothing."""
+        low = max(self.start, start)
+        high = end if self.end is None else self.end if end is None else min(self.end, end)
+        return Span(low, high) if high is None or low < high else None
+
+
+def prefix_end(prefix: bytes) -> bytes | None:
+    """The least key above all keys that begin with `prefix`; None if there is none."""
+    stem = prefix.rstrip(b"\xff")
+    return stem[:-1] + bytes([stem[-1] + 1]) if stem else None
