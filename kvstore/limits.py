@@ -32,6 +32,9 @@ PART_BYTES_MAX = 64 << 20
 ROW_GROUP_ROWS_MAX = 65_536
 """Rows of a part's row group: the unit of skipping, and of a merge's memory per source."""
 
+ROW_GROUP_BYTES_MAX = 16 << 20
+"""Uncompressed bytes of a row group, where values are large: bounds a merge's memory too."""
+
 INLINE_BYTES_MAX = 256 << 10
 """Bytes of parts kept inside a shard's state; beyond it they must be blobs (rollups stay small)."""
 

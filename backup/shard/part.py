@@ -29,7 +29,7 @@ from backup.shard.blob import Blob
 from backup.shard.rules import OP_DELETE_RANGE, Rule, column_numpy, keep, lower_bound
 from backup.shard.state import Part
 from kvstore.errors import CorruptionError, FormatVersionError
-from kvstore.limits import BOUND_BYTES_MAX
+from kvstore.limits import BOUND_BYTES_MAX, ROW_GROUP_BYTES_MAX
 from kvstore.span import Span, prefix_end
 
 PART_FORMAT = b"1"
@@ -135,6 +135,7 @@ def read_part(
     ]
     if not groups:
         return
+    batch_rows = min(batch_rows, *(_rows_within_bounds(file.metadata.row_group(i)) for i in groups))
     try:
         for batch in file.iter_batches(batch_size=batch_rows, row_groups=groups):
             wanted = _from(batch, part.drop_below, rule)
@@ -242,6 +243,12 @@ def _group_touches(group: pq.RowGroupMetaData, span: Span) -> bool:
     ops = columns["op"].statistics if "op" in columns else None
     # A range row stands at its start, and may reach into the span from before it.
     return "op" in columns and (ops is None or not ops.has_min_max or ops.max >= OP_DELETE_RANGE)
+
+
+def _rows_within_bounds(group: pq.RowGroupMetaData) -> int:
+    """Rows of this group that stay below its byte bound even if they came from several groups."""
+    width = max(int(group.total_byte_size) // int(group.num_rows), 1)
+    return max(ROW_GROUP_BYTES_MAX // width, 1)
 
 
 def _from(batch: pa.RecordBatch, drop_below: int, rule: Rule) -> pa.RecordBatch:
