@@ -218,7 +218,9 @@ class NotYetWrittenError(KVStoreError):
 class FencedError(KVStoreError):
     """A newer owner has taken over `name`; this one must stop."""
 
-    def __init__(self, name: str, remedy: str = "stop this owner; the newer one carries on") -> None:
+    def __init__(
+        self, name: str, remedy: str = "stop this owner; the newer one carries on"
+    ) -> None:
         super().__init__(f"{name} was taken over by a newer owner", remedy)
         self.name = name
 
