@@ -53,7 +53,7 @@ class Batch:
             raise ClosedError("the batch")
         if self._writes.size > BATCH_BYTES_MAX:
             raise UsageError(
-                f"the batch holds {self._writes.size} bytes, at most {BATCH_BYTES_MAX} commit at once",
+                f"the batch holds {self._writes.size} bytes, at most {BATCH_BYTES_MAX} fit one",
                 "commit smaller batches, or import them (bulk.Import)",
             )
         return self._writes

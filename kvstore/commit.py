@@ -160,7 +160,7 @@ class Committer:
         return upper
 
     def finish(self) -> None:
-        """Before closing: write down `upper`, and wait for the disk. A poisoned one does nothing."""
+        """Before closing: write down `upper`, and wait for the disk. Poisoned: nothing."""
         if not self._poison:
             self.write_meta(lambda batch: self._meta.stage(batch, UPPER, {"timestamp": self.upper}))
 

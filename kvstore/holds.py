@@ -90,7 +90,7 @@ class Holds:
         self._pins: dict[int, int] = {}
         self._pin_ids = itertools.count()
 
-    def list(self) -> list[HoldRecord]:
+    def all(self) -> list[HoldRecord]:
         """All holds, by name."""
         return [self._records[name] for name in sorted(self._records)]
 

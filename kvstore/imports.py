@@ -1,8 +1,8 @@
 """Imports: bulk loads that get their timestamp when they are added, at a cost that does not
 depend on their size.
 
-The rows of an import carry its id where other versions carry a timestamp. Nobody sees them until one
-record says when the import was added; that record is the commit.
+The rows of an import carry its id where other versions carry a timestamp. Nobody sees them until
+one record says when the import was added; that record is the commit.
 
     import/<id> := state "adding" | "added" | "reverted", digest, rows, bytes,
                    spans [[start, end] hex], added, reverted
@@ -49,7 +49,7 @@ class ImportRecord:
     import_id: int
     digest: str
     rows: int
-    bytes: int
+    size_bytes: int
     spans: tuple[Span, ...]
     added: Timestamp | None = None
     reverted: Timestamp | None = None
@@ -86,7 +86,7 @@ class Imports:
         """The record of an import, None if this store has never heard of it."""
         return self._records.get(import_id)
 
-    def list(self) -> list[ImportRecord]:
+    def all(self) -> list[ImportRecord]:
         """All imports: those being added first, then by the time they were added."""
         return sorted(self._records.values(), key=lambda record: record.added or 0)
 
@@ -194,8 +194,10 @@ class Imports:
         check: Callable[[], None] | None,
     ) -> Timestamp:
         def stage(batch: Batch, timestamp: Timestamp) -> Callable[[], None]:
-            field = "added" if op == OP_IMPORT else "reverted"
-            changed = replace(record, **{field: timestamp})
+            if op == OP_IMPORT:
+                changed = replace(record, added=timestamp)
+            else:
+                changed = replace(record, reverted=timestamp)
             self._meta.stage(batch, _name(record.import_id), _fields(changed))
             key = record.import_id.to_bytes(8, "big")
             self._index.stage_event(op, key, timestamp, batch)
@@ -250,7 +252,7 @@ def _fields(record: ImportRecord) -> dict[str, Any]:
         "state": record.state,
         "digest": record.digest,
         "rows": record.rows,
-        "bytes": record.bytes,
+        "bytes": record.size_bytes,
         "spans": [[span.start.hex(), (span.end or b"").hex()] for span in record.spans],
         "added": record.added,
         "reverted": record.reverted,
@@ -263,7 +265,7 @@ def _from_fields(name: str, fields: dict[str, Any]) -> ImportRecord:
         import_id=int(name, 16),
         digest=fields["digest"],
         rows=fields["rows"],
-        bytes=fields["bytes"],
+        size_bytes=fields["bytes"],
         spans=tuple(Span(bytes.fromhex(a), bytes.fromhex(b)) for a, b in fields["spans"]),
         added=None if added is None else Timestamp(added),
         reverted=None if reverted is None else Timestamp(reverted),

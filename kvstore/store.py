@@ -228,7 +228,7 @@ class Store:
 
     def imports(self) -> list[ImportRecord]:
         """The bulk loads this store knows: those being added first, then in time order."""
-        return self._imports.list()
+        return self._imports.all()
 
     def abort_import(self, import_id: int) -> bool:
         """Forget an import that was left half added. O(entries in its spans)."""
@@ -252,7 +252,7 @@ class Store:
 
     def holds(self) -> list[HoldRecord]:
         """All holds, by name."""
-        return self._holds.list()
+        return self._holds.all()
 
     def checkpoint(self, path: str | Path) -> Timestamp:
         """Make `path` (which must not exist) an independent copy as of now, sharing files.

@@ -14,7 +14,8 @@ time at which the import was added.
 
 Invariants
 1. The order of `data` is: user keys bytewise; in one key, references first, then newest first.
-2. Every timestamp is below 2^63, every import id is in 1..2^63 - 1, so the first bit tells them apart.
+2. Every timestamp is below 2^63, every import id is in 1..2^63 - 1: the first bit tells
+   them apart.
 """
 
 from __future__ import annotations

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import bisect
 from collections.abc import Callable, Iterable, Iterator
+from itertools import pairwise
 from typing import NamedTuple, TypeAlias
 
 from kvstore.span import Span
@@ -177,7 +178,7 @@ class Fragments:
         return self._changing(start, end, push)
 
     def removing(self, tombstone: RangeTombstone) -> Fragments:
-        """This map without `timestamp` in `[start, end)`; where it is not there, nothing changes."""
+        """This map without `timestamp` in `[start, end)`, where it is there at all."""
         start, end, timestamp = tombstone
         return self._changing(start, end, lambda stack: tuple(t for t in stack if t != timestamp))
 
@@ -207,11 +208,11 @@ class Fragments:
         """Assert the invariants at the top of this file."""
         boundaries, stacks = self._boundaries, self._stacks
         assert len(boundaries) == len(stacks)
-        assert all(a < b for a, b in zip(boundaries, boundaries[1:], strict=False))
-        assert all(a != b for a, b in zip(stacks, stacks[1:], strict=False))
+        assert all(a < b for a, b in pairwise(boundaries))
+        assert all(a != b for a, b in pairwise(stacks))
         assert not stacks or (stacks[0] and not stacks[-1])
         for stack in stacks:
-            assert all(a > b for a, b in zip(stack, stack[1:], strict=False))
+            assert all(a > b for a, b in pairwise(stack))
 
 
 def _merged(

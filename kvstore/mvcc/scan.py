@@ -93,11 +93,11 @@ class _Forward:
                 continue
             decided = stem
             if pending is not None:
-                same = pending[0] == stem
-                if not same or pending[1] > decode_suffix(tail[:-1]):
-                    self._emit(pending, out)
-                pending, imported = None, pending
-                if same and imported[1] > decode_suffix(tail[:-1]):
+                row, pending = pending, None
+                imported_over = row[0] == stem and row[1] > decode_suffix(tail[:-1])
+                if imported_over or row[0] != stem:
+                    _emit(row, deleted_at, out)
+                if imported_over:
                     continue
             if tail[8] and (
                 deleted_at is None or deleted_at(stem[:-2]) <= decode_suffix(tail[:-1])
@@ -110,7 +110,7 @@ class _Forward:
     def finish(self) -> Chunk:
         out: Chunk = ([], [])
         if self._import is not None:
-            self._emit(self._import, out)
+            _emit(self._import, self._deleted_at, out)
         return out
 
     def _take_reference(
@@ -126,14 +126,11 @@ class _Forward:
         if lifetime is None or not lifetime.added <= self._as_of < lifetime.reverted:
             return pending
         if pending is not None and pending[0] != stem:
-            self._emit(pending, out)
+            _emit(pending, self._deleted_at, out)
             pending = None
         if pending is None or lifetime.added > pending[1]:
             return stem, lifetime.added, tail, value
         return pending
-
-    def _emit(self, row: tuple[bytes, int, bytes, bytes], out: Chunk) -> None:
-        _emit(row, self._deleted_at, out)
 
 
 class _Backward:
