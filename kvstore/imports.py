@@ -99,25 +99,27 @@ class Imports:
 
     # -- adding -----------------------------------------------------------------------------
 
-    def prepare(self, record: ImportRecord, committer: Committer) -> ImportRecord:
-        """Write down that an import is about to be added; returns what is known of it.
+    def find(self, record: ImportRecord) -> ImportRecord | None:
+        """What is known of the import that `record` describes, None if nothing is.
 
-        Raises `ImportRefusedError` if the id is known with another manifest.
+        Raises `ImportRefusedError` if its id is known with another manifest.
         """
-        with committer.lock:
-            known = self._records.get(record.import_id)
-            if known is not None:
-                if known.digest != record.digest:
-                    raise ImportRefusedError(
-                        f"import {record.import_id:016x}",
-                        "this id was used with another manifest",
-                        "stage it again: Import.create picks a new id",
-                    )
-                return known
-            self._write(record, committer)
-            return record
+        known = self._records.get(record.import_id)
+        if known is not None and known.digest != record.digest:
+            raise ImportRefusedError(
+                f"import {record.import_id:016x}",
+                "this id was used with another manifest",
+                "stage it again: Import.create picks a new id",
+            )
+        return known
 
-    def link(self, record: ImportRecord, files: Sequence[Path]) -> None:
+    def prepare(self, record: ImportRecord, committer: Committer) -> None:
+        """Write down, durably, that an import is about to be added. Raises as `find`."""
+        with committer.lock:
+            if self.find(record) is None:
+                self._write(record, committer)
+
+    def link(self, files: Sequence[Path]) -> None:
         """Move the files into the engine. Nothing becomes visible. Flat in their size."""
         if files:
             self._engine.ingest(files)
@@ -127,7 +129,11 @@ class Imports:
 
         They enter it all or none, so the first row answers for all.
         """
-        stem = frame(record.spans[0].start) + record.reference if record.spans else b""
+        return bool(record.spans) and self.has_row(record, record.spans[0].start)
+
+    def has_row(self, record: ImportRecord, key: bytes) -> bool:
+        """Whether a linked import has a row for `key`. At most two look-ups."""
+        stem = frame(key) + record.reference
         return any(self._engine.get(DATA, stem + kind) is not None for kind in (VALUE, TOMBSTONE))
 
     def add(

@@ -7,7 +7,7 @@ on history to `holds`. It keeps no state of its own.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from itertools import chain, islice
 from pathlib import Path
@@ -229,6 +229,39 @@ class Store:
     def imports(self) -> list[ImportRecord]:
         """The bulk loads this store knows: those being added first, then in time order."""
         return self._imports.all()
+
+    def find_import(self, record: ImportRecord) -> ImportRecord | None:
+        """What is known of an import; raises `ImportRefusedError` if its id has other contents."""
+        self._live()
+        return self._imports.find(record)
+
+    def prepare_import(self, record: ImportRecord) -> None:
+        """Write down, durably, that an import is coming. The first step of `bulk.ingest`."""
+        self._imports.prepare(record, self._live())
+
+    def link_import(self, files: Sequence[Path]) -> None:
+        """Move sorted files into the engine, all or none; nothing becomes visible."""
+        self._live()
+        self._imports.link(files)
+
+    def is_import_linked(self, record: ImportRecord) -> bool:
+        """Whether the files of an import are in the engine."""
+        self._live()
+        return self._imports.is_linked(record)
+
+    def is_imported(self, record: ImportRecord, key: bytes) -> bool:
+        """Whether an import that is linked has a row for `key`."""
+        self._live()
+        return self._imports.has_row(record, key)
+
+    def add_import(
+        self, record: ImportRecord, *, check: Callable[[], None] | None = None
+    ) -> Timestamp:
+        """Make a linked import visible at one new timestamp: the commit of `bulk.ingest`.
+
+        `check` runs under the commit lock and may raise to call it off.
+        """
+        return self._imports.add(record.import_id, self._live(), check=check)
 
     def abort_import(self, import_id: int) -> bool:
         """Forget an import that was left half added. O(entries in its spans)."""
