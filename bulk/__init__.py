@@ -1,7 +1,7 @@
 """Bulk loads: built as SST files anywhere, visible atomically at the time they are added."""
 
 from bulk.ingest import ingest
-from bulk.sst import Part, PartWriter
+from bulk.part import Part, PartWriter
 from bulk.staged import Import
 from bulk.staging import Manifest, read_manifest
 

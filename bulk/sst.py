@@ -1,177 +1,96 @@
-"""Part files: one sorted SST each, built where the rows are, without contact to a store.
+"""SST files: RocksDB's sorted tables, written where the rows are, without a database.
 
-    entry := | framed user key | import id u64 | kind u8 | -> value     (kvstore/codec/keys.py)
-
-Building is cheap beside getting the rows there (0.4 us per row, against 1.5 us that Spark's range
-partition and sort take), as long as a row costs one call: keys are encoded by Arrow, whole
-columns at a time.
+Writing costs 0.4 us per row, as long as a row costs one call: callers encode whole columns.
 
 Invariants
-1. Keys of a part ascend strictly; RocksDB's own writer checks it, at no cost of ours.
-2. A part appears under its name only when it is whole and on disk (temporary name, fsync, rename).
-3. Names are unique per attempt, so retries and speculative twins never write to one file.
+1. Keys ascend strictly; RocksDB's own writer checks it, at no cost of ours.
+2. A file appears under its name only when it is whole and on disk (temporary name, fsync, rename).
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
-import uuid
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Final
+from typing import Final, NamedTuple
 
-import pyarrow as pa
-import pyarrow.compute as pc
 import rocksdict as rocks
 
-from kvstore.codec.keys import TOMBSTONE, VALUE, encode_reference
-from kvstore.codec.ordered import TERMINATOR, frame
-from kvstore.errors import ClosedError, KeyOrderError, OutOfSpaceError, StorageError, UsageError
-from kvstore.span import require_key
+from kvstore.errors import KVStoreError, OutOfSpaceError, StorageError, UsageError
 
-PART_PREFIX: Final = "part-"
+UNFINISHED_SUFFIX: Final = ".tmp"
 _HASH_CHUNK = 1 << 20
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
-    """One finished file of an import. Small and picklable: what a worker sends to the driver."""
+class OutOfOrder(Exception):  # noqa: N818  # a signal to the caller, who knows the user's keys
+    """The key at `index` of an `add` is not above the one before it."""
 
-    name: str
-    smallest: bytes
-    largest: bytes
-    rows: int
+    def __init__(self, index: int) -> None:
+        super().__init__(index)
+        self.index = index
+
+
+class Written(NamedTuple):
+    """A finished file: its size, SHA-256 in hex, and what identifies it to the file system."""
+
     size_bytes: int
     sha256: str
     mtime_ns: int
     inode: int
 
 
-class PartWriter:
-    """Writes one part. The file appears when `finish` returns; without rows there is none."""
+class SstFile:
+    """One SST being written. Opened with the first row, since RocksDB refuses an empty one."""
 
-    def __init__(self, staging: Path, import_id: int, *, compression: str = "lz4") -> None:
-        self._staging = staging
-        self._name = f"{PART_PREFIX}{uuid.uuid4().hex}.sst"
-        self._unfinished = staging / f"{self._name}.tmp"
-        self._reference = encode_reference(import_id)
+    def __init__(self, path: Path, *, compression: str = "lz4") -> None:
+        self._path = path
+        self._unfinished = path.with_name(path.name + UNFINISHED_SUFFIX)
         self._options = _options(compression)
         self._writer: rocks.SstFileWriter | None = None
-        self._smallest = b""
-        self._largest: bytes | None = None
-        self._rows = 0
-        self._closed = False
 
-    def put(self, key: bytes, value: bytes) -> None:
-        """Add one row. Raises `KeyOrderError` unless `key` is above all before it."""
-        require_key(key)
-        if not isinstance(value, bytes):
-            raise UsageError(f"value must be bytes, not {type(value).__name__}")
-        self._add([frame(key) + self._reference + VALUE], [value], [key])
+    def add(self, keys: Sequence[bytes], values: Sequence[bytes]) -> None:
+        """Add encoded rows. Raises `OutOfOrder` at a key that is not above the one before."""
+        writer = self._open()
+        index = 0
+        try:
+            for index, (key, value) in enumerate(zip(keys, values, strict=True)):  # noqa: B007
+                writer[key] = value
+        except Exception as error:
+            if "ascending order" in str(error):
+                raise OutOfOrder(index) from error
+            raise _translated(self._unfinished, error) from error
 
-    def delete(self, key: bytes) -> None:
-        """Add a tombstone: the import deletes `key`. Raises as `put`."""
-        require_key(key)
-        self._add([frame(key) + self._reference + TOMBSTONE], [b""], [key])
-
-    def write(self, batch: pa.RecordBatch) -> None:
-        """Add the rows of a batch: columns `key` and `value`, binary, ascending by key.
-
-        An optional column `op` holds `"put"` or `"delete"`. Raises `UsageError` on other types
-        and on nulls, `KeyOrderError` where the order is broken; rows before the broken one may
-        have been added, so that the part can only be dropped.
-        """
-        keys, values, tails = _columns(batch, self._reference)
-        if batch.num_rows == 0:
-            return
-        framed = pc.binary_join_element_wise(
-            pc.replace_substring(keys, b"\x00", b"\x00\xff"), tails, b""
-        )
-        self._add(framed.to_pylist(), values.to_pylist(), keys)
-
-    def finish(self) -> Part | None:
-        """Bring the part to disk under its name; None if it has no rows. Costs one fsync."""
-        self._closed = True
+    def finish(self) -> Written | None:
+        """Bring the file to disk under its name; None if it has no rows. Costs one fsync."""
         if self._writer is None:
             return None
-        assert self._largest is not None
-        self._guard(self._writer.finish)
+        self._guarded(self._writer.finish)
         self._writer = None
-        path = self._staging / self._name
         digest = fsync_and_hash(self._unfinished)
-        os.replace(self._unfinished, path)
-        found = path.stat()
-        return Part(
-            name=self._name,
-            smallest=self._smallest,
-            largest=self._largest,
-            rows=self._rows,
-            size_bytes=found.st_size,
-            sha256=digest,
-            mtime_ns=found.st_mtime_ns,
-            inode=found.st_ino,
-        )
-
-    @property
-    def is_closed(self) -> bool:
-        """Whether it was finished or abandoned."""
-        return self._closed
+        os.replace(self._unfinished, self._path)
+        found = self._path.stat()
+        return Written(found.st_size, digest, found.st_mtime_ns, found.st_ino)
 
     def abandon(self) -> None:
         """Drop what was written. Repeatable."""
-        self._closed = True
         self._writer = None
         self._unfinished.unlink(missing_ok=True)
 
-    def __enter__(self) -> PartWriter:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
-    ) -> None:
-        if error is not None:
-            self.abandon()
-        elif not self._closed:
-            self.finish()
-
-    def _add(self, framed: list[bytes], values: list[bytes], keys: list[bytes] | pa.Array) -> None:
-        writer = self._open()
-        count = 0
-        try:
-            for count, (key, value) in enumerate(zip(framed, values, strict=True)):  # noqa: B007
-                writer[key] = value
-        except Exception as error:
-            if "ascending order" not in str(error):
-                raise _translated(self._unfinished, error) from error
-            raise KeyOrderError(
-                str(self._staging), previous=self._before(keys, count), key=_at(keys, count)
-            ) from error
-        if not self._rows:
-            self._smallest = _at(keys, 0)
-        self._largest = _at(keys, len(framed) - 1)
-        self._rows += len(framed)
-
-    def _before(self, keys: list[bytes] | pa.Array, index: int) -> bytes:
-        if index:
-            return _at(keys, index - 1)
-        assert self._largest is not None
-        return self._largest
+    @property
+    def size_bytes(self) -> int:
+        """Bytes written so far, 0 before the first row."""
+        return 0 if self._writer is None else self._writer.file_size()
 
     def _open(self) -> rocks.SstFileWriter:
-        """RocksDB refuses to finish an empty file, so it is opened with the first row."""
-        if self._closed:
-            raise ClosedError("the part writer")
         if self._writer is None:
-            self._staging.mkdir(parents=True, exist_ok=True)
-            self._writer = rocks.SstFileWriter(self._options)
-            writer = self._writer
-            self._guard(lambda: writer.open(str(self._unfinished)))
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            writer = rocks.SstFileWriter(self._options)
+            self._guarded(lambda: writer.open(str(self._unfinished)))
+            self._writer = writer
         return self._writer
 
-    def _guard(self, action: Callable[[], None]) -> None:
+    def _guarded(self, action: Callable[[], None]) -> None:
         try:
             action()
         except Exception as error:
@@ -186,47 +105,6 @@ def fsync_and_hash(path: Path) -> str:
             digest.update(chunk)
         os.fsync(file.fileno())
     return digest.hexdigest()
-
-
-def _columns(batch: pa.RecordBatch, reference: bytes) -> tuple[pa.Array, pa.Array, pa.Scalar]:
-    names = set(batch.schema.names)
-    if not {"key", "value"} <= names <= {"key", "value", "op"}:
-        raise UsageError(
-            f"columns {sorted(names)} cannot be imported", "pass key, value and, if need be, op"
-        )
-    keys, values = _binary(batch, "key"), _binary(batch, "value")
-    value_tail = TERMINATOR + reference + VALUE
-    if keys.null_count:
-        raise UsageError("column key has nulls", "every row needs a key")
-    if "op" not in names:
-        if values.null_count:
-            raise UsageError("column value has nulls", "to delete, pass a column op")
-        return keys, values, pa.scalar(value_tail, pa.binary())
-    deletes = pc.equal(batch.column("op"), "delete")
-    if not pc.all(pc.or_(deletes, pc.equal(batch.column("op"), "put")), min_count=0).as_py():
-        raise UsageError("column op holds something else", 'pass "put" or "delete"')
-    if pc.any(pc.and_(pc.invert(deletes), pc.is_null(values)), min_count=0).as_py():
-        raise UsageError("column value has nulls in rows that put", "pass a value")
-    tails = pc.if_else(
-        deletes,
-        pa.scalar(TERMINATOR + reference + TOMBSTONE, pa.binary()),
-        pa.scalar(value_tail, pa.binary()),
-    )
-    return keys, pc.if_else(deletes, pa.scalar(b"", pa.binary()), values), tails
-
-
-def _binary(batch: pa.RecordBatch, name: str) -> pa.Array:
-    column = batch.column(name)
-    if pa.types.is_large_binary(column.type) or pa.types.is_fixed_size_binary(column.type):
-        column = column.cast(pa.binary())
-    if not pa.types.is_binary(column.type):
-        raise UsageError(f"column {name} is {column.type}, not binary", "encode it first")
-    return column
-
-
-def _at(keys: list[bytes] | pa.Array, index: int) -> bytes:
-    found = keys[index]
-    return found if isinstance(found, bytes) else found.as_py()
 
 
 def _options(compression: str) -> rocks.Options:
@@ -246,7 +124,7 @@ def _options(compression: str) -> rocks.Options:
     return options
 
 
-def _translated(path: Path, error: Exception) -> Exception:
+def _translated(path: Path, error: Exception) -> KVStoreError:
     text = str(error)
     if "No space left" in text or "Disk quota" in text:
         return OutOfSpaceError(str(path))

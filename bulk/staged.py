@@ -7,7 +7,7 @@ import secrets
 from collections.abc import Sequence
 from pathlib import Path
 
-from bulk.sst import Part, PartWriter
+from bulk.part import Part, PartWriter
 from bulk.staging import MANIFEST_NAME, Manifest, seal
 from kvstore.codec.keys import IMPORT_ID_MAX
 from kvstore.errors import UsageError
