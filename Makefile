@@ -26,7 +26,8 @@ help:
 
 setup: $(READY)
 
-$(READY): pyproject.toml constraints.txt
+# A new top-level package must be installed as well: the editable install lists them by name.
+$(READY): pyproject.toml constraints.txt $(wildcard */__init__.py)
 	@set -e; \
 	if ! $(PY) -m pip --version >/dev/null 2>&1; then \
 	  python=; \
