@@ -11,6 +11,7 @@ from backup.shard.batch import (
 from backup.shard.blob import Blob, BlobInfo, FileBlob, MemoryBlob
 from backup.shard.consensus import Cas, Consensus, MemoryConsensus, Versioned
 from backup.shard.frontier import EMPTY
+from backup.shard.read import ListenBatch, Snapshot, Split
 from backup.shard.rules import (
     DIFFS,
     DIFFS_SCHEMA,
@@ -24,7 +25,7 @@ from backup.shard.rules import (
     Rule,
     Window,
 )
-from backup.shard.shard import Critical, Listen, Reader, Shard, Snapshot, Writer
+from backup.shard.shard import Critical, Listen, Reader, Shard, Writer
 from backup.shard.state import Batch, Part, State
 
 __all__ = [
@@ -34,6 +35,8 @@ __all__ = [
     "Listen",
     "Critical",
     "Snapshot",
+    "Split",
+    "ListenBatch",
     "BatchDesc",
     "write_batch",
     "read_batches",

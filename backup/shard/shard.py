@@ -462,10 +462,10 @@ class Critical:
         new = self.opaque if opaque is None else opaque
         command = c.CompareAndDowngrade(self.name, self.opaque, new, since)
         outcome, _, unsure = self._shard.log.apply(command)
-        if isinstance(outcome, c.OpaqueMismatch):
-            # Our own move, done by an attempt whose reply was lost?
-            if not (unsure and outcome.opaque == new and outcome.since >= since):
-                raise OpaqueMismatchError(self.name, opaque=outcome.opaque, since=outcome.since)
+        # A mismatch with our own token: done by an attempt whose reply was lost.
+        refused = isinstance(outcome, c.OpaqueMismatch)
+        if refused and not (unsure and outcome.opaque == new and outcome.since >= since):
+            raise OpaqueMismatchError(self.name, opaque=outcome.opaque, since=outcome.since)
         self.since = outcome.since
         self.opaque = new
         return self.since
