@@ -19,15 +19,19 @@ import errno
 import os
 import re
 import secrets
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeVar
 
 from kvstore.errors import DeterminateError, IndeterminateError, OutOfSpaceError, UsageError
 
 NAME_CHARS_MAX = 255
 _SEGMENT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._=-]*")
 _TEMPORARY = ".tmp-"
+_READ_ATTEMPTS = 5
+
+_T = TypeVar("_T")
 
 
 class BlobInfo(NamedTuple):
@@ -246,6 +250,14 @@ class FileBlob:
             folder.mkdir(exist_ok=True)
             sync_folder(folder.parent)
         self._made.add(folder)
+
+
+def reading(call: Callable[[], _T]) -> _T:
+    """Make a call that changes nothing, again after a failure, a few times."""
+    for _ in range(_READ_ATTEMPTS - 1):
+        with suppress(DeterminateError, IndeterminateError):
+            return call()
+    return call()
 
 
 def restore_existing(blob: Blob, name: str) -> None:

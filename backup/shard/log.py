@@ -133,9 +133,13 @@ class StateLog:
     def write_rollup(self) -> None:
         """Write the current state whole, and name it in the state."""
         state = self.state
+        if state.is_tombstone and state.rollup[0] >= state.tombstone_seqno:
+            return  # the last one there will be
         name = f"{self.shard}/rollup/v{state.seqno:020}-{secrets.token_hex(6)}"
         self.retrying(lambda: self.blob.put(name, codec.encode_state(state)))
-        self.apply(commands.AddRollup(state.seqno, name))
+        outcome, _, unsure = self.apply(commands.AddRollup(state.seqno, name))
+        if not outcome.added and not unsure:
+            self.retrying(lambda: self.blob.delete(name))
 
     def retrying(self, call: Callable[[], Any]) -> Any:
         """Make an idempotent storage call again until it works, or the attempts are used up."""

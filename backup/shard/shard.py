@@ -43,6 +43,7 @@ from backup.shard.state import Batch, State
 from kvstore.clock import Clock, WallClock
 from kvstore.errors import (
     FencedError,
+    HistoryGoneError,
     IndeterminateError,
     LeaseExpiredError,
     OpaqueMismatchError,
@@ -372,9 +373,12 @@ class Reader:
         )
 
     def listen(self, as_of: int) -> Listen:
-        """Follow what is written after `as_of`, each update once."""
-        if as_of < self._shard.refresh().since:
-            machine.snapshot(self._shard.state, as_of)
+        """Follow what is written after `as_of`, each update once; -1: from the beginning.
+
+        Raises `HistoryGoneError` if some of it may be gone.
+        """
+        if as_of < self.since and not as_of == -1 == self.since - 1:
+            raise HistoryGoneError(as_of=as_of, since=self.since)
         return Listen(self._shard, self, as_of + 1)
 
     def downgrade_since(self, since: int) -> int:
