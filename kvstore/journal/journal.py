@@ -36,7 +36,7 @@ from kvstore.journal.records import (
     require_payload,
 )
 from kvstore.journal.recovery import Apply, Recovery, replay
-from kvstore.journal.snapshot import SnapshotInfo, write_snapshot
+from kvstore.journal.snapshot import SnapshotInfo, remove_superseded, write_snapshot
 from kvstore.journal.sync import IntervalSync, Sync
 from kvstore.limits import (
     JOURNAL_COMPACT_BYTES,
@@ -224,7 +224,7 @@ class Journal:
                 incarnation=self._incarnation,
                 content=self._content,
             )
-            self._remove_superseded()
+            remove_superseded(self._files, self._directory)
             return info
 
     def close(self) -> None:
@@ -318,7 +318,7 @@ class Journal:
         if snapshot is not None and found.records and grown:
             self.snapshot(snapshot())
         else:
-            self._remove_superseded()
+            remove_superseded(self._files, self._directory)
 
     # -- acting -------------------------------------------------------------------------------
 
@@ -340,7 +340,7 @@ class Journal:
         full = self._live_bytes >= self._file_bytes or self._live_records >= self._file_records
         if full and self._live_records:
             self._rotate()
-            self._remove_superseded()
+            remove_superseded(self._files, self._directory)
 
     def _rotate(self) -> None:
         with self._sync_lock, self._poisoning():
@@ -359,15 +359,6 @@ class Journal:
         final = name.finished().path(self._directory)
         self._files.rename(name.path(self._directory), final)
         self._files.sync_directory(self._directory)
-
-    def _remove_superseded(self) -> None:
-        """Remove what the newest snapshot covers; only the writer does, readers hold no locks."""
-        with storage_errors(self._directory):
-            superseded = list_directory(self._files, self._directory).superseded()
-            for file in superseded:
-                self._files.remove(file.path(self._directory))
-            if superseded:
-                self._files.sync_directory(self._directory)
 
     def _end(self, *, seal: bool) -> None:
         if self._interval is not None:

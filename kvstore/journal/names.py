@@ -89,34 +89,37 @@ class Listing:
         )
 
 
+def parse_directory(files: Files, directory: str) -> tuple[tuple[FileName, ...], tuple[str, ...]]:
+    """A directory's journal files in order of number, and names that are none.
+
+    Raises `NotAStoreError` on a file of an unknown kind: another release's.
+    """
+    found: list[FileName] = []
+    ignored: list[str] = []
+    for name in _steady_names(files, directory):
+        match = _NAME.match(name)
+        if match is not None:
+            if match[2] not in (JOURNAL, SNAPSHOT):
+                raise NotAStoreError(
+                    directory,
+                    f"file {name} is of an unknown kind",
+                    "open it with the release that wrote it",
+                )
+            found.append(FileName(int(match[1], 16), match[2], match[3] is not None))
+        elif name not in (LOCK_NAME, COMPACTING_NAME):
+            ignored.append(name)
+    return tuple(sorted(found)), tuple(ignored)
+
+
 def list_directory(files: Files, directory: str) -> Listing:
     """Read what is in `directory`. Names of another shape are left alone, and reported.
 
     Raises `NotAStoreError` on a file of an unknown kind (another release's), and
     `CorruptionError` where two files claim to be the live one.
     """
-    journals: list[FileName] = []
-    live: list[FileName] = []
-    snapshots: list[FileName] = []
-    unfinished: list[FileName] = []
-    ignored: list[str] = []
-    for name in _steady_names(files, directory):
-        match = _NAME.match(name)
-        if match is None:
-            if name not in (LOCK_NAME, COMPACTING_NAME):
-                ignored.append(name)
-            continue
-        file = FileName(int(match[1], 16), match[2], match[3] is not None)
-        if file.base == JOURNAL:
-            (journals if file.final else live).append(file)
-        elif file.base == SNAPSHOT:
-            (snapshots if file.final else unfinished).append(file)
-        else:
-            raise NotAStoreError(
-                directory,
-                f"file {name} is of an unknown kind",
-                "open it with the release that wrote it",
-            )
+    found, ignored = parse_directory(files, directory)
+    journals = [file for file in found if file.base == JOURNAL and file.final]
+    live = [file for file in found if file.base == JOURNAL and not file.final]
     live = [file for file in live if file.finished() not in journals]  # renamed while we looked
     if len(live) > 1:
         named = ", ".join(map(str, live))
@@ -126,9 +129,9 @@ def list_directory(files: Files, directory: str) -> Listing:
     return Listing(
         tuple(journals),
         live[0] if live else None,
-        tuple(snapshots),
-        tuple(unfinished),
-        tuple(ignored),
+        tuple(file for file in found if file.base == SNAPSHOT and file.final),
+        tuple(file for file in found if file.base == SNAPSHOT and not file.final),
+        ignored,
     )
 
 

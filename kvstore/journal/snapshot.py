@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from kvstore.journal.files import Files, Output, storage_errors, write_all
-from kvstore.journal.names import COMPACTING_NAME, SNAPSHOT, FileName
+from kvstore.journal.names import COMPACTING_NAME, SNAPSHOT, FileName, list_directory
 from kvstore.journal.records import (
     KIND_SNAPSHOT,
     Opening,
@@ -67,6 +67,21 @@ def write_snapshot(
         return SnapshotInfo(final_path, ordinal, count, size)
     finally:
         lock.close()
+
+
+def remove_superseded(files: Files, directory: str) -> tuple[str, ...]:
+    """Remove what the newest snapshot covers, and say which files that were.
+
+    For the holder of the writer's lock: readers hold none, and are told when a file has gone.
+    A crash in between leaves files that every reader passes over.
+    """
+    with storage_errors(directory):
+        superseded = list_directory(files, directory).superseded()
+        for file in superseded:
+            files.remove(file.path(directory))
+        if superseded:
+            files.sync_directory(directory)
+    return tuple(map(str, superseded))
 
 
 def _write(
