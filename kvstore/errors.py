@@ -219,7 +219,9 @@ class NotYetWrittenError(KVStoreError):
 class FencedError(KVStoreError):
     """A newer owner has taken over `name`; this one must stop."""
 
-    def __init__(self, name: str, remedy: str = "stop this owner; the newer one carries on") -> None:
+    def __init__(
+        self, name: str, remedy: str = "stop this owner; the newer one carries on"
+    ) -> None:
         super().__init__(f"{name} was taken over by a newer owner", remedy)
         self.name = name
 
@@ -230,7 +232,7 @@ class HoldLostError(FencedError):
     def __init__(self, name: str, *, held: int, budget_seconds: float) -> None:
         KVStoreError.__init__(
             self,
-            f"hold {name!r} at {held} was invalidated: older than its budget of {budget_seconds:g} s",
+            f"hold {name!r} at {held} was invalidated: older than its {budget_seconds:g} s",
             "start over from a full read, and take a larger budget",
         )
         self.name = name

@@ -50,7 +50,9 @@ class Timestamp(int):
             )
         except ValueError as error:
             raise UsageError(f"{text!r} is not a timestamp: {error}") from error
-        return cls.from_ns(_whole_seconds(moment) * NS_PER_SECOND + int((fraction or "").ljust(9, "0")))
+        return cls.from_ns(
+            _whole_seconds(moment) * NS_PER_SECOND + int((fraction or "").ljust(9, "0"))
+        )
 
     @classmethod
     def from_datetime(cls, moment: datetime) -> Timestamp:
