@@ -38,6 +38,7 @@ JOURNAL_READ_BYTES = 256 << 10
 
 JOURNAL_COMPACT_BYTES = 16 << 20
 """Journal bytes behind the newest snapshot from which on opening writes a new one by default."""
+
 BLOCK_CACHE_BYTES = 512 << 20
 """RocksDB's cache of uncompressed blocks, filled as blocks are read: 1 M rows of 116 bytes fit
 several times over, and gets run 1.6x as fast as with the 8 MiB it has by default."""

@@ -24,6 +24,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 PAIR = b"\xfe\xfd"
 _PAIR_PATTERN = re.compile(PAIR)
@@ -88,17 +89,26 @@ def find_pair(data: bytes, at: int = 0) -> int:
 
 def unstuff(raw: bytes, blocks: Blocks = BLOCKS) -> bytes:
     """Take the framing off the bytes that follow a pair. Raises `StuffingError`."""
-    decoded, missing = unstuff_prefix(raw, blocks)
-    if missing:
+    prefix = unstuff_prefix(raw, blocks)
+    if prefix.announced:
         raise StuffingError("the record is cut off", len(raw))
-    return decoded
+    return prefix.decoded
 
 
-def unstuff_prefix(raw: bytes, blocks: Blocks = BLOCKS) -> tuple[bytes, int]:
-    """Decode as far as `raw` goes: the bytes, and how many are announced beyond them at least.
+class Prefix(NamedTuple):
+    """What the first bytes of a framed record decode to.
 
-    A whole record announces none. Raises `StuffingError` on a size that cannot be.
+    `announced` more bytes must follow at least; 0 if it can end here. `implies_pair` says that
+    the pair comes next if anything does.
     """
+
+    decoded: bytes
+    announced: int
+    implies_pair: bool
+
+
+def unstuff_prefix(raw: bytes, blocks: Blocks = BLOCKS) -> Prefix:
+    """Decode as far as `raw` goes. Raises `StuffingError` on a size that cannot be."""
     view = memoryview(raw)
     parts: list[bytes | memoryview] = []
     end, short = 1, False
@@ -110,8 +120,8 @@ def unstuff_prefix(raw: bytes, blocks: Blocks = BLOCKS) -> tuple[bytes, int]:
     if end < len(raw):  # one digit of the next size is there: the pair before it is certain
         if short:
             parts.append(PAIR)
-        return b"".join(parts), 1
-    return b"".join(parts), end - len(raw)
+        return Prefix(b"".join(parts), 1, False)
+    return Prefix(b"".join(parts), end - len(raw), short and end == len(raw))
 
 
 def block_ends(raw: bytes, blocks: Blocks = BLOCKS) -> Iterator[tuple[int, int]]:

@@ -36,23 +36,24 @@ def torn_at(raw: bytes) -> int | None:
 
 def _is_strict_prefix(raw: bytes) -> bool:
     try:
-        body, announced = unstuff_prefix(raw)
+        body, announced, implies_pair = unstuff_prefix(raw)
     except StuffingError:
         return False
     if len(body) < PAYLOAD_AT:
         return True  # no whole record is as short as this
     length = length_in(body)
-    if length is None or len(body) > PAYLOAD_AT + length:
+    if length is None:
         return False
     missing = PAYLOAD_AT + length - len(body)
-    if missing > (2 if announced == 0 else 0):
+    if announced and missing:
         return announced <= missing
-    # All of the payload is there, or all but a last pair whose empty block never came.
-    return (
-        missing in (0, 2)
-        and checksum_matches(body + PAIR[:missing])
-        and not (missing == 0 and announced == 0)
-    )
+    if implies_pair and missing != 2:
+        return missing > 2
+    if missing == 2 and implies_pair:  # all but the last pair, and the empty block behind it
+        return checksum_matches(body + PAIR)
+    if announced:  # the first digit of that empty block is there
+        return raw[-1] == 0 and not unstuff_prefix(raw[:-1]).announced and checksum_matches(body)
+    return missing > 0
 
 
 def _whole_record(raw: bytes) -> int | None:
