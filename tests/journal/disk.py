@@ -126,7 +126,8 @@ class Disk:
                 for end in (start + 1, start + 16, len(inode.live)):
                     hole = inode.live[:start] + bytes(len(inode.live[start:end]))
                     yield Disk(
-                        {p: i.live for p, i in self.inodes.items()} | {path: hole + inode.live[end:]}
+                        {p: i.live for p, i in self.inodes.items()}
+                        | {path: hole + inode.live[end:]}
                     )
 
 
@@ -156,6 +157,8 @@ class DiskOutput:
 
 
 class DiskLock:
+    """Held until closed."""
+
     def __init__(self, disk: Disk, path: str) -> None:
         self._disk = disk
         self._path = path

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from kvstore.errors import KVStoreError
 from kvstore.journal import Journal, Record
 from tests.journal.disk import Disk
 
@@ -46,6 +47,14 @@ def state_of(disk: Disk) -> list[bytes]:
     fold = Payloads()
     open_journal(disk, fold).close()
     return fold.items
+
+
+def outcome_of(disk: Disk) -> list[bytes] | KVStoreError:
+    """What a restarted process would find, or be told."""
+    try:
+        return state_of(disk)
+    except KVStoreError as error:
+        return error
 
 
 def live_file(disk: Disk) -> str:
