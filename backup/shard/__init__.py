@@ -10,6 +10,7 @@ from backup.shard.batch import (
 )
 from backup.shard.blob import Blob, BlobInfo, FileBlob, MemoryBlob
 from backup.shard.consensus import Cas, Consensus, MemoryConsensus, Versioned
+from backup.shard.file_consensus import FileConsensus
 from backup.shard.frontier import EMPTY
 from backup.shard.read import ListenBatch, Snapshot, Split
 from backup.shard.rules import (
@@ -64,6 +65,7 @@ __all__ = [
     "FileBlob",
     "Consensus",
     "MemoryConsensus",
+    "FileConsensus",
     "Cas",
     "Versioned",
 ]

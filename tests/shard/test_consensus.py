@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 from obstore.store import LocalStore, MemoryStore, ObjectStore
 
 from backup.shard.consensus import Cas, Consensus, MemoryConsensus, Versioned
+from backup.shard.file_consensus import FileConsensus
 from backup.shard.object_store import ObjectConsensus
 from kvstore.errors import CorruptionError, IndeterminateError
 from tests.shard.contracts import KEY, ConsensusContract, cas, fill, seqnos
@@ -104,3 +106,45 @@ def test_a_foreign_object_among_the_versions_is_reported() -> None:
     obstore.put(store, f"consensus/{KEY}/README", b"hello")
     with pytest.raises(CorruptionError, match="README"):
         ObjectConsensus(store).head(KEY)
+
+
+class TestFileConsensus(ConsensusContract):
+    @pytest.fixture
+    def consensus(self, tmp_path: Path) -> Consensus:
+        return FileConsensus(tmp_path / "not" / "yet")
+
+
+def test_a_second_handle_sees_new_heads_and_truncations(tmp_path: Path) -> None:
+    writer, reader = FileConsensus(tmp_path), FileConsensus(tmp_path)
+    assert reader.head(KEY) is None
+    fill(writer, 1, 2)
+    assert seqnos(reader) == [1, 2]
+    assert cas(reader, 2, 3) is Cas.COMMITTED
+    assert seqnos(writer) == [1, 2, 3]
+    writer.truncate(KEY, 3)
+    assert seqnos(reader) == [3]
+    assert cas(reader, 3, 4) is Cas.COMMITTED
+    assert seqnos(writer) == [3, 4]
+
+
+def test_a_version_whose_write_was_cut_off_does_not_count(tmp_path: Path) -> None:
+    consensus = FileConsensus(tmp_path)
+    fill(consensus, 1, 2)
+    (live,) = [p for p in (tmp_path / KEY).iterdir() if p.name.endswith("-journal")]
+    os.truncate(live, live.stat().st_size - 1)
+    assert seqnos(FileConsensus(tmp_path)) == [1]
+    assert cas(FileConsensus(tmp_path), 1, 7) is Cas.COMMITTED
+    assert seqnos(consensus) == [1, 7]
+
+
+def test_a_damaged_version_is_corruption_not_an_older_head(tmp_path: Path) -> None:
+    consensus = FileConsensus(tmp_path)
+    fill(consensus, 1, 2, 3)
+    (live,) = [p for p in (tmp_path / KEY).iterdir() if p.name.endswith("-journal")]
+    data = bytearray(live.read_bytes())
+    data[len(data) // 2] ^= 1
+    live.write_bytes(data)
+    with pytest.raises(CorruptionError):
+        FileConsensus(tmp_path).head(KEY)
+    with pytest.raises(CorruptionError):
+        cas(FileConsensus(tmp_path), 3, 4)
