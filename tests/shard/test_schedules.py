@@ -239,7 +239,7 @@ def test_the_schedules_do_read_collect_and_crash() -> None:
         # Crashed readers hold back collection until their lease lapses, which it never does here.
         world = World(seed, crash_rate=0.01 if seed == 3 else 0.0)
         actors = [world.surviving(world.write, 5), world.surviving(world.read, 8)]
-        actors += [world.surviving(world.compact, 12), world.surviving(world.collect, 12)]
+        actors += [world.surviving(world.compact, 40), world.surviving(world.collect, 40)]
         world.turns.run(actors)
         collected += world.collected
         snapshots += world.snapshots
