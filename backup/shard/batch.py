@@ -235,6 +235,10 @@ def _require_order(batch: pa.RecordBatch, rule: Rule) -> None:
     undecided = np.ones(rows, dtype=np.bool_)
     for name, way in rule.order:
         before, after = batch.column(name).slice(0, rows), batch.column(name).slice(1)
+        if name == "op":  # key and time are equal: only beside a range row may another stand
+            twice = undecided & (column_numpy(batch, "op")[:-1] != OP_DELETE_RANGE)
+            if twice.any():
+                raise _order_error(batch, int(np.flatnonzero(twice)[0]), "key")
         wrong = pc.greater(before, after) if way == "ascending" else pc.less(before, after)
         bad = np.flatnonzero(undecided & wrong.to_numpy(zero_copy_only=False))
         if len(bad):
@@ -242,10 +246,6 @@ def _require_order(batch: pa.RecordBatch, rule: Rule) -> None:
         undecided &= pc.equal(before, after).to_numpy(zero_copy_only=False)
         if not undecided.any():
             return
-    if "op" in batch.schema.names:  # equal in all: fine for range rows of several ends
-        undecided &= column_numpy(batch, "op")[1:] != OP_DELETE_RANGE
-        if undecided.any():
-            raise _order_error(batch, int(np.flatnonzero(undecided)[0]), "key")
 
 
 def _order_error(batch: pa.RecordBatch, row: int, column: str) -> KeyOrderError:

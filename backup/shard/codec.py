@@ -92,6 +92,8 @@ def decode_state(data: bytes, *, where: str) -> State:
             for name, decode in _DECODERS.items()
         }
         return _assemble(sections, where=where)
+    except FormatVersionError:
+        raise
     except (KeyError, TypeError, ValueError) as error:
         raise CorruptionError(where, f"not a shard's rollup ({error!r})") from error
 
@@ -146,6 +148,8 @@ def apply_diff(state: State, diff: Diff, *, where: str) -> State:
         for name, entries in diff.changed.items():
             sections[name].update({k: _DECODERS[name](v) for k, v in entries.items()})
         return _assemble(sections, where=where)
+    except FormatVersionError:
+        raise
     except (KeyError, TypeError, ValueError) as error:
         raise CorruptionError(where, f"the step does not fit v{state.seqno} ({error!r})") from error
 
