@@ -130,10 +130,10 @@ class StateLog:
                     raise
         raise DeterminateError(f"command on shard {self.shard}", f"{ATTEMPTS_MAX} lost races")
 
-    def write_rollup(self) -> None:
-        """Write the current state whole, and name it in the state."""
-        state = self.state
-        if state.is_tombstone and state.rollup[0] >= state.tombstone_seqno:
+    def write_rollup(self, state: State | None = None) -> None:
+        """Write `state` (default: the newest) whole, and name the blob in the next version."""
+        state = state or self.state
+        if self.state.is_tombstone and self.state.rollup[0] >= self.state.tombstone_seqno:
             return  # the last one there will be
         name = f"{self.shard}/rollup/v{state.seqno:020}-{secrets.token_hex(6)}"
         self.retrying(lambda: self.blob.put(name, codec.encode_state(state)))
