@@ -107,9 +107,7 @@ class StateLog:
         Raises `IndeterminateError` for a compare-and-append whose fate cannot be told.
         """
         unsure = False
-        for attempt in range(ATTEMPTS_MAX):
-            if attempt:
-                self._pause(attempt)
+        for attempt in range(1, ATTEMPTS_MAX + 1):
             before = self.state
             after, outcome = machine.apply(before, command)
             try:
@@ -120,14 +118,16 @@ class StateLog:
                 if self._commit(before, after):
                     self._rollup_if_due()
                     return Applied(outcome, self.state, unsure)
-                self.refresh()
             except DeterminateError:
-                if attempt + 1 == ATTEMPTS_MAX:
+                if attempt == ATTEMPTS_MAX:
                     raise
             except IndeterminateError:
                 unsure = True
-                if attempt + 1 == ATTEMPTS_MAX:
+                if attempt == ATTEMPTS_MAX:
                     raise
+            # Look after the pause, not before it: what others do meanwhile would beat us again.
+            self._pause(attempt)
+            self.refresh()
         raise DeterminateError(f"command on shard {self.shard}", f"{ATTEMPTS_MAX} lost races")
 
     def write_rollup(self, state: State | None = None) -> None:

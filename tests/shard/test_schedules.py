@@ -293,7 +293,7 @@ def test_a_listener_sees_every_update_once_whatever_compaction_does(seed: int) -
 @pytest.mark.parametrize("seed", range(4))
 def test_replicas_that_write_identical_data_write_it_once(seed: int) -> None:
     world = World(seed, crash_rate=0.01, rule=DIFFS)
-    script = [Diff(KEYS[t % 7], b"x", t, 1) for t in range(12)]
+    script = [Diff(KEYS[t % 7], b"x", t, 1) for t in range(60)]
 
     def replicate(shard: Shard) -> None:
         writer = shard.writer()
