@@ -60,7 +60,7 @@ def start(code: str, folder: Path, name: str) -> subprocess.Popen[str]:
         [sys.executable, "-c", code, str(folder), name],
         stdout=subprocess.PIPE,
         text=True,
-        env={**os.environ, "PYTHONPATH": os.getcwd()},
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
     )
 
 
