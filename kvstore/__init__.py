@@ -1,1 +1,35 @@
-"""An embedded, RocksDB-backed, multi-version key-value store."""
+"""An embedded, RocksDB-backed, multi-version key-value store.
+
+store = kvstore.open("flights.db")
+stamp = store.put(b"AA1", b"on time")
+store.get(b"AA1", as_of=stamp)
+"""
+
+from kvstore.batch import Batch
+from kvstore.changes import Change
+from kvstore.clock import Clock, ManualClock
+from kvstore.commit import Durability
+from kvstore.holds import Hold
+from kvstore.imports import ImportRecord
+from kvstore.mvcc import Version
+from kvstore.opening import open  # noqa: A004  # kvstore.open is the public name
+from kvstore.snapshot import Snapshot
+from kvstore.span import Span
+from kvstore.store import Store
+from kvstore.timestamp import Timestamp
+
+__all__ = [
+    "Batch",
+    "Change",
+    "Clock",
+    "Durability",
+    "Hold",
+    "ImportRecord",
+    "ManualClock",
+    "Snapshot",
+    "Span",
+    "Store",
+    "Timestamp",
+    "Version",
+    "open",
+]

@@ -6,12 +6,13 @@
     bulk
     kvstore:  cli
               tasks
-              store, batch, snapshot
+              opening, store, snapshot
               txn, gc
+              commit, batch, holds, imports
               changes
-              mvcc
+              mvcc, meta
               engine, journal
-              codec
+              codec, arrow
               clock, span, timestamp, errors, limits
 
 A module may import its own layer and those below it. Every import counts, also one inside a
@@ -36,12 +37,13 @@ PACKAGES = ("kvstore", "bulk", "backup", "spark_connector", "pyspark_kvstore")
 
 KVSTORE_LAYERS = (
     ("clock", "span", "timestamp", "errors", "limits"),
-    ("codec",),
+    ("codec", "arrow"),
     ("engine", "journal"),
-    ("mvcc",),
+    ("mvcc", "meta"),
     ("changes",),
+    ("commit", "batch", "holds", "imports"),
     ("txn", "gc"),
-    ("store", "batch", "snapshot"),
+    ("opening", "store", "snapshot"),
     ("tasks",),
     ("cli",),
 )

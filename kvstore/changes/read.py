@@ -1,0 +1,191 @@
+"""Reading the changes of a window `(since, upto]`, by key or by time, all or the latest.
+
+Two ways give the same answer. Through the index a read costs what changed; through a pass over the
+versions (`kvstore.mvcc.diff`) it costs what exists, in bounded memory and in key order. Time order
+takes the index wherever it is complete. Key order takes it for windows small enough to sort
+in memory, and the pass for the rest.
+
+Imports stand in the index as one event. Here they are expanded: a pass over the spans of the import
+gives its keys, and a revert gives what each of them became.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterator
+from typing import Literal, TypeAlias
+
+from kvstore.changes.change import Change
+from kvstore.changes.entry import (
+    OP_DELETE,
+    OP_DELETE_RANGE,
+    OP_IMPORT,
+    OP_PUT,
+    OP_PUT_LARGE,
+    OP_REVERT,
+    Row,
+)
+from kvstore.changes.index import ChangeIndex
+from kvstore.errors import CorruptionError, UsageError
+from kvstore.limits import SORTED_CHANGES_MAX
+from kvstore.mvcc.diff import Difference
+from kvstore.mvcc.fragments import RangeTombstone
+from kvstore.mvcc.version import newest_at
+from kvstore.mvcc.versions import Versions
+from kvstore.span import Span
+from kvstore.timestamp import Timestamp
+
+Revisions: TypeAlias = Literal["all", "latest"]
+Order: TypeAlias = Literal["key", "time"]
+ImportSpans: TypeAlias = "Callable[[bytes], tuple[bytes, list[Span]]]"
+"""From an import's id, as the index has it, to the suffix of its rows and the spans they lie in."""
+
+
+class ChangeReader:
+    """Reads changes from an index and the versions beside it."""
+
+    def __init__(self, versions: Versions, index: ChangeIndex, import_spans: ImportSpans) -> None:
+        self._versions = versions
+        self._index = index
+        self._import_spans = import_spans
+
+    def changes(
+        self,
+        span: Span,
+        *,
+        since: int,
+        upto: int,
+        revisions: Revisions = "all",
+        order: Order = "key",
+        index_floor: int = 0,
+    ) -> Iterator[Change]:
+        """Changes in `(since, upto]`; the index is complete from `index_floor` on."""
+        if revisions not in ("all", "latest"):
+            raise UsageError(f"revisions={revisions!r}", 'pass "all" or "latest"')
+        if order not in ("key", "time"):
+            raise UsageError(f"order={order!r}", 'pass "key" or "time"')
+        if since >= upto:
+            return iter(())
+        latest = revisions == "latest"
+        indexed = since >= index_floor and not (latest and since == 0)
+        if order == "time":
+            if indexed:
+                return self._by_time(span, since=since, upto=upto, latest=latest)
+            return iter(sorted(self._pass(span, since, upto, latest=latest), key=_time_order))
+        if indexed:
+            small = self._sorted_by_key(span, since=since, upto=upto, latest=latest)
+            if small is not None:
+                return iter(small)
+        return self._pass(span, since, upto, latest=latest)
+
+    def _pass(self, span: Span, since: int, upto: int, *, latest: bool) -> Iterator[Change]:
+        found = self._versions.diff(span, since=since, upto=upto, latest=latest)
+        return map(_as_change, found)
+
+    def _by_time(self, span: Span, *, since: int, upto: int, latest: bool) -> Iterator[Change]:
+        changes = self._expanded(span, since=since, upto=upto)
+        if not latest:
+            return changes
+        points = (
+            change
+            for change in changes
+            if change.op != "delete_range" and self._is_newest(change, upto)
+        )
+        return heapq.merge(self._ranges(span, since, upto), points, key=_time_order)
+
+    def _sorted_by_key(
+        self, span: Span, *, since: int, upto: int, latest: bool
+    ) -> list[Change] | None:
+        """The window sorted in memory, None where it is too large for that."""
+        found: list[Change] = []
+        for change in self._expanded(span, since=since, upto=upto):
+            found.append(change)
+            if len(found) > SORTED_CHANGES_MAX:
+                return None
+        if latest:
+            newest = {change.key: change for change in found if change.op != "delete_range"}
+            fragments = self._versions.view.fragments
+            found = [
+                change
+                for key, change in newest.items()
+                if fragments.newest(key, upto) <= change.timestamp
+            ]
+            found.extend(self._ranges(span, since, upto))
+        found.sort(key=_key_order)
+        return found
+
+    def _ranges(self, span: Span, since: int, upto: int) -> list[Change]:
+        """The newest range tombstone of each fragment in the window, oldest first."""
+        fragments = self._versions.view.fragments
+        tombstones = fragments.tombstones(span, since=since, upto=upto, latest=True)
+        return sorted(map(_as_change, tombstones), key=_time_order)
+
+    def _is_newest(self, change: Change, upto: int) -> bool:
+        newest = newest_at(self._versions.events(change.key), upto)
+        return newest is not None and newest[0] == change.timestamp
+
+    # -- from the index ---------------------------------------------------------------------
+
+    def _expanded(self, span: Span, *, since: int, upto: int) -> Iterator[Change]:
+        for timestamp, _, entry in self._index.read(since=since, upto=upto):
+            at = Timestamp(timestamp)
+            for row in entry.rows():
+                if row.op in (OP_PUT, OP_DELETE, OP_PUT_LARGE):
+                    if row.key in span:
+                        yield self._point(row, at)
+                elif row.op == OP_DELETE_RANGE:
+                    part = span.intersect(row.key, row.value)
+                    if part is not None:
+                        yield Change(at, "delete_range", part.start, part.end, None)
+                else:
+                    yield from self._import_event(row, at, span)
+
+    def _point(self, row: Row, at: Timestamp) -> Change:
+        if row.op == OP_PUT:
+            return Change(at, "put", row.key, None, row.value)
+        if row.op == OP_DELETE:
+            return Change(at, "delete", row.key, None, None)
+        value = self._versions.get(row.key, at)
+        if value is None:
+            raise CorruptionError(
+                f"key {row.key!r} at {int(at)}", "in the change index, but not in the versions"
+            )
+        return Change(at, "put", row.key, None, value)
+
+    def _import_event(self, row: Row, at: Timestamp, span: Span) -> Iterator[Change]:
+        if row.op not in (OP_IMPORT, OP_REVERT):
+            raise CorruptionError(f"change entry {int(at)}", f"unknown operation {row.op}")
+        reference, spans = self._import_spans(row.key)
+        for part in spans:
+            shared = span.intersect(part.start, part.end)
+            if shared is None:
+                continue
+            for key, value in self._versions.imported_keys(shared, reference):
+                if row.op == OP_IMPORT:
+                    yield _point_change(at, key, value)
+                else:
+                    yield from self._uncovered(key, at)
+
+    def _uncovered(self, key: bytes, at: Timestamp) -> Iterator[Change]:
+        """What a revert at `at` made of `key`: nothing, where the import did not show there."""
+        for timestamp, value in self._versions.events(key):
+            if timestamp == at:
+                yield _point_change(at, key, value)
+
+
+def _point_change(at: Timestamp, key: bytes, value: bytes | None) -> Change:
+    return Change(at, "delete" if value is None else "put", key, None, value)
+
+
+def _as_change(found: Difference) -> Change:
+    if isinstance(found, RangeTombstone):
+        return Change(Timestamp(found.timestamp), "delete_range", found.start, found.end, None)
+    return _point_change(found.timestamp, found.key, found.value)
+
+
+def _time_order(change: Change) -> tuple[int, bool]:
+    return change.timestamp, change.op != "delete_range"
+
+
+def _key_order(change: Change) -> tuple[bytes, bool, int]:
+    return change.key, change.op != "delete_range", change.timestamp

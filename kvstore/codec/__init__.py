@@ -1,0 +1,1 @@
+"""Bytes of keys: order-preserving escapes and versioned keys."""

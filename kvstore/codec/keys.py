@@ -1,0 +1,106 @@
+"""Keys of the column families.
+
+    data    := | framed user key | suffix u64 | kind u8 |      value: the user's, verbatim
+    ranges  := | framed start    | suffix u64 |                value: | escaped end |
+    changes := | stream id 16    | timestamp u64 | chunk u32 | value: see changes/entry.py
+
+    suffix  := 2^64 - 1 - timestamp   first bit 1: newer sorts first
+             | import id              first bit 0: a stamp reference, sorts before all times
+    kind    := 00 tombstone | 01 value
+
+All integers are big-endian. The kind lives in the key, so that values are stored and handed out
+untouched. A stamp reference stands where the timestamp would: readers put in its place the
+time at which the import was added.
+
+Invariants
+1. The order of `data` is: user keys bytewise; in one key, references first, then newest first.
+2. Every timestamp is below 2^63, every import id is in 1..2^63 - 1: the first bit tells
+   them apart.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Final
+
+from kvstore.codec.ordered import TERMINATOR, check, escape, frame
+from kvstore.errors import CorruptionError
+
+U64_MAX: Final = (1 << 64) - 1
+IMPORT_ID_MAX: Final = (1 << 63) - 1
+
+_SUFFIX = struct.Struct(">Q")
+_TAIL = struct.Struct(">QB")
+_CHANGE = struct.Struct(">16sQI")
+
+SUFFIX_BYTES: Final = _SUFFIX.size
+TAIL_BYTES: Final = _TAIL.size
+"""Suffix and kind: what follows the framed user key in `data`."""
+
+TOMBSTONE: Final = b"\x00"
+VALUE: Final = b"\x01"
+FIRST_TIMED_SUFFIX: Final = b"\x80"
+"""Suffixes below this are stamp references."""
+
+STREAM_ID_BYTES: Final = 16
+
+
+def encode_suffix(timestamp: int) -> bytes:
+    """The suffix of a version at `timestamp`."""
+    return _SUFFIX.pack(U64_MAX - timestamp)
+
+
+def decode_suffix(suffix: bytes) -> int:
+    """The timestamp of a timed suffix."""
+    return U64_MAX - int.from_bytes(suffix, "big")
+
+
+def encode_reference(import_id: int) -> bytes:
+    """The suffix of every version of the import `import_id`."""
+    return _SUFFIX.pack(import_id)
+
+
+def is_reference(suffix: bytes) -> bool:
+    """Whether the suffix (or a tail that starts with it) names an import, not a time."""
+    return suffix < FIRST_TIMED_SUFFIX
+
+
+def span_bounds(start: bytes, end: bytes | None) -> tuple[bytes, bytes | None]:
+    """Bounds, in `data` and in `ranges`, of the user keys `start <= key < end`."""
+    return escape(start), None if end is None else escape(end)
+
+
+def split_data_key(key: bytes) -> tuple[bytes, bytes, bytes]:
+    """Framed user key, suffix, kind. Trusts its input."""
+    return key[:-TAIL_BYTES], key[-TAIL_BYTES:-1], key[-1:]
+
+
+def check_data_key(key: bytes) -> None:
+    """Raise `CorruptionError` unless `key` follows the format above."""
+    where = f"data key {key.hex()}"
+    if len(key) < TAIL_BYTES + len(TERMINATOR):
+        raise CorruptionError(where, "too short")
+    framed, suffix, kind = split_data_key(key)
+    check(framed, where=where)
+    if kind not in (TOMBSTONE, VALUE):
+        raise CorruptionError(where, f"unknown kind {kind.hex()}")
+    if is_reference(suffix) and suffix == bytes(SUFFIX_BYTES):
+        raise CorruptionError(where, "import id 0 is never given out")
+
+
+def encode_range_key(start: bytes, timestamp: int) -> bytes:
+    """The key of a range tombstone that begins at the user key `start`."""
+    return frame(start) + encode_suffix(timestamp)
+
+
+def encode_change_key(stream: bytes, timestamp: int, chunk: int = 0) -> bytes:
+    """The key of one chunk of one commit's change entry in one stream."""
+    return _CHANGE.pack(stream, timestamp, chunk)
+
+
+def decode_change_key(key: bytes) -> tuple[bytes, int, int]:
+    """Stream id, timestamp, chunk number. Raises `CorruptionError` on another length."""
+    if len(key) != _CHANGE.size:
+        raise CorruptionError(f"changes key {key.hex()}", f"{len(key)} bytes, not {_CHANGE.size}")
+    stream, timestamp, chunk = _CHANGE.unpack(key)
+    return stream, timestamp, chunk

@@ -1,0 +1,254 @@
+"""Commits: one lock, one timeline, three durabilities.
+
+A commit takes its timestamp, writes its one engine batch and publishes `upper`, all under the lock.
+How it waits for the disk is a choice: `"sync"` has an fsync of its own; `"group"` shares one with
+all commits that wait meanwhile: the first becomes leader and syncs for what is written by
+then, outside the lock, the others follow; `"async"` does not wait.
+
+Invariants
+1. `upper` only grows; every commit's timestamp is at or above the `upper` it found.
+2. What a reader needs (range tombstones, stamps) is published before the `upper` that shows it.
+3. `durable <= upper`, and everything below `durable` was written before an fsync that returned.
+4. After a failed write or fsync nobody knows what is on disk: the committer is poisoned, and every
+   call raises until the store is opened again. (An fsync that fails once may succeed the next
+   time without having written anything: fsyncgate, 2018.)
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Literal, TypeAlias
+
+from kvstore.changes.entry import CHANGESET_NONE
+from kvstore.changes.index import ChangeIndex
+from kvstore.clock import Timeline
+from kvstore.codec.keys import encode_suffix
+from kvstore.engine.api import Batch
+from kvstore.errors import (
+    HistoryGoneError,
+    KVStoreError,
+    NotYetWrittenError,
+    OutOfSpaceError,
+    PoisonedError,
+    UsageError,
+)
+from kvstore.limits import GROUP_COMMIT_WAIT_S_MAX
+from kvstore.meta import SINCE, UPPER, Meta
+from kvstore.mvcc.versions import Versions
+from kvstore.mvcc.write import WriteSet, stage
+from kvstore.timestamp import Timestamp
+
+Durability: TypeAlias = Literal["sync", "group", "async"]
+DURABILITIES = ("sync", "group", "async")
+
+Stage: TypeAlias = "Callable[[Batch, Timestamp], Callable[[], None]]"
+"""Adds a commit's entries to the batch; what it returns publishes them to readers."""
+
+
+class Committer:
+    """Orders the commits of one store and owns its frontiers."""
+
+    def __init__(
+        self,
+        versions: Versions,
+        index: ChangeIndex,
+        timeline: Timeline,
+        *,
+        upper: int,
+        since: int,
+        durability: Durability,
+        where: str,
+    ) -> None:
+        self._versions = versions
+        self._engine = versions.engine
+        self._index = index
+        self._timeline = timeline
+        self._meta = Meta(self._engine)
+        self._durability = require_durability(durability)
+        self._where = where
+        self.lock = threading.RLock()
+        self.since = Timestamp(since)
+        self.upper = Timestamp(upper)
+        self._durable = upper
+        self._synced = threading.Condition()
+        self._syncing = False
+        self._poison = ""
+
+    @property
+    def durable(self) -> Timestamp:
+        """Everything below it survives a crash."""
+        return Timestamp(self._durable)
+
+    # -- writing ----------------------------------------------------------------------------
+
+    def commit(
+        self,
+        writes: WriteSet,
+        *,
+        durability: Durability | None = None,
+        check: Callable[[], None] | None = None,
+        changeset: tuple[int, int] = CHANGESET_NONE,
+    ) -> Timestamp:
+        """Commit a write set. `check` runs under the lock, before anything is written, and may
+        raise to call it off."""
+        writes.seal()
+
+        def stage_writes(batch: Batch, timestamp: Timestamp) -> Callable[[], None]:
+            stage(writes, timestamp, batch, self._engine.families)
+            self._index.stage(writes, timestamp, batch, changeset=changeset)
+            return lambda: self._versions.publish_ranges(writes.tombstones(timestamp))
+
+        return self.commit_staged(stage_writes, durability=durability, check=check)
+
+    def commit_staged(
+        self,
+        stage_entries: Stage,
+        *,
+        durability: Durability | None = None,
+        check: Callable[[], None] | None = None,
+    ) -> Timestamp:
+        """Commit whatever `stage_entries` adds to the batch, at one new timestamp."""
+        how = self._durability if durability is None else require_durability(durability)
+        with self.lock:
+            self.require_healthy()
+            if check is not None:
+                check()
+            batch = self._engine.batch()
+            timestamp = self._timeline.next()
+            publish = stage_entries(batch, timestamp)
+            self._guarded(lambda: self._engine.write(batch))
+            publish()
+            self.upper = Timestamp(timestamp + 1)
+            if how == "sync":
+                self._sync_upto(self.upper)
+        if how == "group":
+            self._wait_durable(timestamp + 1)
+        return timestamp
+
+    def write_meta(self, stage_records: Callable[[Batch], None], *, durable: bool = True) -> None:
+        """Write records that have no place on the timeline (holds, preparations)."""
+        with self.lock:
+            self.require_healthy()
+            batch = self._engine.batch()
+            stage_records(batch)
+            self._guarded(lambda: self._engine.write(batch))
+            if durable:
+                self._guarded(self._engine.sync)
+
+    def close_upto_now(self) -> Timestamp:
+        """Move `upper` to the present, so that the time until now is complete. Returns it.
+
+        The promise is written down (unsynced: 10 us), so that it outlives this process.
+        """
+        with self.lock:
+            self.require_healthy()
+            now = self._timeline.now()
+            if now >= self.upper:
+                upper = Timestamp(self._timeline.next() + 1)
+                self.write_meta(
+                    lambda batch: self._meta.stage(batch, UPPER, {"timestamp": upper}),
+                    durable=False,
+                )
+                self.upper = upper
+            return self.upper
+
+    def sync(self) -> Timestamp:
+        """Close the time until now, make everything below `upper` durable, and return it."""
+        upper = self.close_upto_now()
+        self._wait_durable(upper)
+        return upper
+
+    def finish(self) -> None:
+        """Before closing: write down `upper`, and wait for the disk. Poisoned: nothing."""
+        if not self._poison:
+            self.write_meta(lambda batch: self._meta.stage(batch, UPPER, {"timestamp": self.upper}))
+
+    def observe(self, timestamp: int) -> None:
+        """Keep all later commits above `timestamp`, which came from elsewhere."""
+        with self.lock:
+            self._timeline.observe(timestamp)
+
+    # -- reading ----------------------------------------------------------------------------
+
+    def readable(self, as_of: int) -> int:
+        """`as_of` if it can be read now; an idle store closes the time until now for it.
+
+        Raises `HistoryGoneError` below `since`, `NotYetWrittenError` in the future.
+        """
+        if as_of >= self.upper:
+            self.close_upto_now()
+        require_readable(as_of, since=self.since, upper=self.upper)
+        return as_of
+
+    def latest(self) -> tuple[int, bytes]:
+        """The newest complete timestamp, and its bound in `data`."""
+        newest = self.upper - 1
+        return newest, encode_suffix(newest)
+
+    def now(self) -> Timestamp:
+        """The time now, on this store's timeline."""
+        with self.lock:
+            return self._timeline.now()
+
+    def move_since(self, since: int) -> None:
+        """Give up history below `since`, durably. The caller has asked the holds."""
+        with self.lock:
+            assert self.since <= since < self.upper
+            self.write_meta(lambda batch: self._meta.stage(batch, SINCE, {"timestamp": since}))
+            self.since = Timestamp(since)
+
+    def require_healthy(self) -> None:
+        """Raise `PoisonedError` if an earlier write failed."""
+        if self._poison:
+            raise PoisonedError(self._where, self._poison)
+
+    # -- durability -------------------------------------------------------------------------
+
+    def _wait_durable(self, upper: int) -> None:
+        """Return once everything below `upper` is on disk, leading an fsync if nobody does."""
+        while True:
+            with self._synced:
+                while self._durable < upper and self._syncing:
+                    self._synced.wait(GROUP_COMMIT_WAIT_S_MAX)
+                self.require_healthy()
+                if self._durable >= upper:
+                    return
+                self._syncing = True
+            self._sync_upto(self.upper, leading=True)
+
+    def _sync_upto(self, upper: int, *, leading: bool = False) -> None:
+        try:
+            self._guarded(self._engine.sync)
+        finally:
+            with self._synced:
+                if not self._poison:
+                    self._durable = max(self._durable, upper)
+                if leading:
+                    self._syncing = False
+                self._synced.notify_all()
+
+    def _guarded(self, action: Callable[[], None]) -> None:
+        try:
+            action()
+        except OutOfSpaceError as error:
+            self._poison = error.what
+            raise
+        except KVStoreError as error:
+            self._poison = str(error)
+            raise
+
+
+def require_readable(as_of: int, *, since: int, upper: int) -> None:
+    """Raise unless `since <= as_of < upper`."""
+    if as_of < since:
+        raise HistoryGoneError(as_of=as_of, since=since)
+    if as_of >= upper:
+        raise NotYetWrittenError(as_of=as_of, upper=upper)
+
+
+def require_durability(durability: str) -> Durability:
+    """Raise `UsageError` on an unknown one."""
+    if durability not in DURABILITIES:
+        raise UsageError(f"durability={durability!r}", f"pass one of {', '.join(DURABILITIES)}")
+    return durability  # type: ignore[return-value]  # just checked

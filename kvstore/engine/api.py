@@ -1,0 +1,152 @@
+"""The contract between the store and what keeps its bytes.
+
+An engine is a set of ordered maps (families) of bytes to bytes, written together in atomic
+batches. It knows no timestamps. Everything a store does rests on these rules, which the
+conformance suite (`tests/engine/contract.py`) checks on each implementation:
+
+1. A batch is visible whole or not at all, and survives a crash whole or not at all.
+2. After `sync()` returns, every batch written before the call survives a crash.
+3. Batches survive in the order they were written: a lost batch loses all that follow it.
+4. A cursor or reader shows the state at the moment it was made, whatever is written later.
+5. After `close()`, cursors and readers that are still held raise `ClosedError`, never end early.
+6. Failures are raised as errors of the tree: `OutOfSpaceError`, `StorageError`, `CorruptionError`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+DATA: Final = "data"
+RANGES: Final = "ranges"
+CHANGES: Final = "changes"
+META: Final = "meta"
+FAMILIES: Final = (DATA, RANGES, CHANGES, META)
+
+
+class Batch(Protocol):
+    """Writes that become visible together. `family` is a handle from `Engine.families`."""
+
+    def put(self, key: bytes, value: bytes, column_family: Any) -> None:
+        """Set `key` to `value`; the last write to a key wins."""
+        ...
+
+    def delete(self, key: bytes, column_family: Any) -> None:
+        """Remove `key`, whether or not it is there."""
+        ...
+
+    def delete_range(self, begin: bytes, end: bytes, column_family: Any) -> None:
+        """Remove the keys `begin <= key < end`."""
+        ...
+
+
+class Reader(Protocol):
+    """A position in `data`, for look-ups that touch a few neighbouring entries."""
+
+    def seek(self, key: bytes) -> None:
+        """Go to the first entry at or above `key`."""
+        ...
+
+    def next(self) -> None:
+        """Go to the next entry."""
+        ...
+
+    def valid(self) -> bool:
+        """Whether there is an entry at this position."""
+        ...
+
+    def status(self) -> None:
+        """Raise if the last move failed: a position that is not valid may be a damaged one."""
+        ...
+
+    def key(self) -> bytes:
+        """The key here."""
+        ...
+
+    def value(self) -> bytes:
+        """The value here."""
+        ...
+
+
+class Cursor(Protocol):
+    """A pass over one span of one family, taken in chunks."""
+
+    def take(self, count: int) -> tuple[list[bytes], list[bytes]]:
+        """The next keys and values, at most `count`; two empty lists at the end.
+
+        Two lists of bytes rather than a list of pairs: tuples wake the cyclic garbage
+        collector (0.35 against 0.46 us per entry).
+        """
+        ...
+
+    def close(self) -> None:
+        """Let go of what the pass holds (files, memory). Repeatable."""
+        ...
+
+
+class Engine(Protocol):
+    """Ordered families of bytes, written in atomic batches. One process owns it."""
+
+    families: Mapping[str, Any]
+    """Handle of each family, to be passed to a `Batch`."""
+
+    def batch(self) -> Batch:
+        """A new, empty batch."""
+        ...
+
+    def write(self, batch: Batch) -> None:
+        """Make the batch visible, without waiting for the disk."""
+        ...
+
+    def sync(self) -> None:
+        """Wait until all that was written is on disk. Other threads may go on meanwhile."""
+        ...
+
+    def get(self, family: str, key: bytes) -> bytes | None:
+        """The value of `key`, None where there is none."""
+        ...
+
+    def cursor(
+        self, family: str, start: bytes = b"", end: bytes | None = None, *, reverse: bool = False
+    ) -> Cursor:
+        """A pass over `start <= key < end`, ascending, or descending if `reverse`."""
+        ...
+
+    def borrow(self) -> tuple[int, Reader]:
+        """A reader of `data` that sees all writes so far, and a ticket to give it back with.
+
+        Readers are kept for the next caller: positioning one costs less than making one.
+        """
+        ...
+
+    def give_back(self, ticket: int, reader: Reader) -> None:
+        """Return what `borrow` gave."""
+        ...
+
+    def check(self, reader: Reader) -> None:
+        """Raise what kept `reader` from being valid, if it was a failure and not the end."""
+        ...
+
+    def ingest(self, files: Sequence[Path]) -> None:
+        """Take sorted files into `data`, all or none; the files are moved, not copied.
+
+        Costs the same whatever their size. They must lie on the engine's file system.
+        """
+        ...
+
+    def checkpoint(self, target: Path) -> None:
+        """Make `target` (which must not exist) a copy of the present state, sharing files."""
+        ...
+
+    def compact(self, family: str, start: bytes = b"", end: bytes | None = None) -> None:
+        """Give back the space of what was deleted in the span. Costs O(bytes of the span)."""
+        ...
+
+    def stats(self) -> Mapping[str, int]:
+        """Sizes in bytes and counts of entries, estimated."""
+        ...
+
+    def close(self) -> None:
+        """Let go of everything. Repeatable."""
+        ...

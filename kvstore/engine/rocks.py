@@ -1,0 +1,350 @@
+"""RocksDB behind the `Engine` contract, through rocksdict. The one place that knows it.
+
+What rocksdict 0.3.29 was seen to do, and what follows from it
+* A synced `write` holds the interpreter lock for the whole fsync, `flush_wal(True)` releases it:
+  so a batch is written unsynced and the log flushed after it, which also lets commits share one
+  fsync.
+* `set_iterate_lower_bound` sets the *upper* bound: only the upper one is used, and descending
+  passes cut their own end.
+* Iterators, family handles and family objects each keep the database, and its lock, open: `close`
+  drops them all, cursors included.
+* `Snapshot` iterators do not keep to the snapshot; plain iterators keep to their own view.
+* Iteration over `items()` ends early, without a word, at a damaged block: the end of every pass is
+  checked with a second iterator, which has a status.
+* An ingest that copies holds the interpreter lock throughout; a move takes 2 ms at any size.
+* Every failure is a bare `Exception` whose text tells what it is: `_translated` reads it.
+"""
+
+from __future__ import annotations
+
+import bisect
+import os
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import rocksdict as rocks
+
+from kvstore.engine.api import CHANGES, DATA, FAMILIES, META, Batch, Reader
+from kvstore.errors import (
+    ClosedError,
+    CorruptionError,
+    KVStoreError,
+    LockedError,
+    NotAStoreError,
+    OutOfSpaceError,
+    StorageError,
+)
+from kvstore.limits import BLOCK_CACHE_BYTES, IDLE_READERS_MAX
+
+
+class RocksEngine:
+    """A RocksDB database with the store's column families."""
+
+    def __init__(self, path: Path, *, read_only: bool = False, create: bool = True) -> None:
+        self.path = path
+        require_store_directory(path, create=create and not read_only)
+        access = rocks.AccessType.read_only(False) if read_only else rocks.AccessType.read_write()
+        cache = rocks.Cache(BLOCK_CACHE_BYTES)
+        with _translated(str(path)):
+            self._db: rocks.Rdict | None = rocks.Rdict(
+                str(path),
+                _database_options(cache),
+                {family: _family_options(family, cache) for family in FAMILIES},
+                access,
+            )
+            self._family = {name: self._db.get_column_family(name) for name in FAMILIES}
+            self.families: Mapping[str, Any] = {
+                name: self._db.get_column_family_handle(name) for name in FAMILIES
+            }
+        self._written = 0
+        self._idle: list[tuple[int, Reader]] = []
+        self._cursors: weakref.WeakSet[RocksCursor] = weakref.WeakSet()
+
+    # -- writing --------------------------------------------------------------------------
+
+    def batch(self) -> Batch:
+        return rocks.WriteBatch(raw_mode=True)
+
+    def write(self, batch: Batch) -> None:
+        with _translated(str(self.path)):
+            self._open().write(batch)  # type: ignore[arg-type]  # it came from self.batch()
+        self._written += 1
+        self._idle.clear()
+
+    def sync(self) -> None:
+        with _translated(str(self.path)):
+            self._open().flush_wal(True)
+
+    def ingest(self, files: Sequence[Path]) -> None:
+        options = rocks.IngestExternalFileOptions()
+        options.set_move_files(True)
+        self._open()
+        with _translated(str(self.path)):
+            self._family[DATA].ingest_external_file([str(file) for file in files], options)
+        self._written += 1
+        self._idle.clear()
+
+    # -- reading --------------------------------------------------------------------------
+
+    def get(self, family: str, key: bytes) -> bytes | None:
+        self._open()
+        with _translated(str(self.path)):
+            value: bytes | None = self._family[family].get(key)
+        return value
+
+    def cursor(
+        self, family: str, start: bytes = b"", end: bytes | None = None, *, reverse: bool = False
+    ) -> RocksCursor:
+        self._open()
+        options = rocks.ReadOptions()
+        if end is not None and not reverse:
+            options.set_iterate_upper_bound(end)
+        cursor = RocksCursor(
+            self._family[family], options, start, end, reverse=reverse, where=str(self.path)
+        )
+        self._cursors.add(cursor)
+        return cursor
+
+    def borrow(self) -> tuple[int, Reader]:
+        written = self._written
+        try:
+            ticket, reader = self._idle.pop()
+            if ticket == written:
+                return ticket, reader
+        except IndexError:
+            self._open()
+        return written, self._family[DATA].iter()
+
+    def give_back(self, ticket: int, reader: Reader) -> None:
+        if ticket == self._written and len(self._idle) < IDLE_READERS_MAX and self._db is not None:
+            self._idle.append((ticket, reader))
+
+    def check(self, reader: Reader) -> None:
+        with _translated(str(self.path)):
+            reader.status()
+
+    # -- upkeep ---------------------------------------------------------------------------
+
+    def checkpoint(self, target: Path) -> None:
+        database = self._open()
+        with _translated(str(target)):
+            rocks.Checkpoint(database).create_checkpoint(str(target))
+
+    def compact(self, family: str, start: bytes = b"", end: bytes | None = None) -> None:
+        self._open()
+        self._idle.clear()
+        options = rocks.CompactOptions()
+        options.set_bottommost_level_compaction(rocks.BottommostLevelCompaction.force_optimized())
+        with _translated(str(self.path)):
+            self._family[family].flush()
+            self._family[family].compact_range(start or None, end, options)
+
+    def stats(self) -> Mapping[str, int]:
+        self._open()
+        figures = {}
+        for name in FAMILIES:
+            family = self._family[name]
+            for figure, prop in _FIGURES.items():
+                figures[f"{name}_{figure}"] = family.property_int_value(prop) or 0
+        return figures
+
+    def close(self) -> None:
+        if self._db is None:
+            return
+        for cursor in list(self._cursors):
+            cursor.close()
+        self._idle.clear()
+        self.families = {}
+        for family in self._family.values():
+            family.close()
+        self._family = {}
+        database, self._db = self._db, None
+        with _translated(str(self.path)):
+            database.close()
+
+    def _open(self) -> rocks.Rdict:
+        if self._db is None:
+            raise ClosedError(str(self.path))
+        return self._db
+
+
+class RocksCursor:
+    """A pass over a RocksDB iterator, in chunks."""
+
+    def __init__(
+        self,
+        family: rocks.Rdict,
+        options: rocks.ReadOptions,
+        start: bytes,
+        end: bytes | None,
+        *,
+        reverse: bool,
+        where: str,
+    ) -> None:
+        self._source: Iterator[Any] | None = family.items(
+            backwards=reverse, from_key=end if reverse else start, read_opt=options
+        )
+        self._family: rocks.Rdict | None = family
+        self._start = start
+        self._end = end
+        self._reverse = reverse
+        self._where = where
+        self._last = end if reverse else start
+
+    def take(self, count: int) -> tuple[list[bytes], list[bytes]]:
+        if self._source is None:
+            raise ClosedError(f"a scan of {self._where}")
+        keys: list[bytes] = []
+        values: list[bytes] = []
+        add_key, add_value = keys.append, values.append
+        with _translated(self._where):
+            for key, value in islice(self._source, count):
+                add_key(key)
+                add_value(value)
+        if keys:
+            self._last = keys[-1]
+        if len(keys) < count:
+            self._source = iter(())
+            self._require_true_end()
+        if self._reverse and keys:
+            self._trim(keys, values)
+        return keys, values
+
+    def close(self) -> None:
+        self._source = None
+        self._family = None
+
+    def _require_true_end(self) -> None:
+        """Raise if the pass stopped at a damaged block rather than at its end."""
+        if self._family is None:
+            return
+        with _translated(self._where):
+            probe = self._family.iter()
+            if not self._reverse:
+                probe.seek(self._last or b"")
+            elif self._last is None:
+                probe.seek_to_last()
+            else:
+                probe.seek_for_prev(self._last)
+            if probe.valid():
+                probe.prev() if self._reverse else probe.next()
+            probe.status()
+        self._family = None
+
+    def _trim(self, keys: list[bytes], values: list[bytes]) -> None:
+        """Cut what a descending pass read outside `[start, end)`."""
+        if self._end is not None and keys[0] == self._end:
+            del keys[0], values[0]
+        if keys and keys[-1] < self._start:
+            inside = bisect.bisect_right(keys, -1, key=lambda key: -(key >= self._start))
+            del keys[inside:], values[inside:]
+            self._source = iter(())
+
+
+def require_store_directory(path: Path, *, create: bool) -> None:
+    """Raise `NotAStoreError` unless `path` holds a store or, if `create`, may become one."""
+    if not path.exists() or (path.is_dir() and not any(path.iterdir())):
+        if not create:
+            raise NotAStoreError(str(path), "nothing is there", "check the path")
+        return
+    if not path.is_dir():
+        raise NotAStoreError(str(path), "a file, not a directory", "choose another path")
+    if not (path / "CURRENT").exists():
+        raise NotAStoreError(str(path), "a directory of other files", "choose an empty one")
+    with _translated(str(path)):
+        found = set(rocks.Rdict.list_cf(str(path), rocks.Options(raw_mode=True)))
+    if not found <= {"default", *FAMILIES}:
+        raise NotAStoreError(str(path), "another RocksDB database", "choose another path")
+
+
+_FIGURES = {
+    "bytes": "rocksdb.live-sst-files-size",
+    "memtable_bytes": "rocksdb.cur-size-all-mem-tables",
+    "entries": "rocksdb.estimate-num-keys",
+}
+
+
+def _database_options(cache: rocks.Cache) -> rocks.Options:
+    options = _family_options(META, cache)
+    options.create_if_missing(True)
+    options.create_missing_column_families(True)
+    options.set_max_background_jobs(2)
+    options.set_keep_log_file_num(4)
+    # A torn record at the end of the log is what a crash leaves; one before the end is damage.
+    options.set_wal_recovery_mode(rocks.DBRecoveryMode.point_in_time())
+    return options
+
+
+def _family_options(family: str, cache: rocks.Cache) -> rocks.Options:
+    options = rocks.Options(raw_mode=True)
+    table = rocks.BlockBasedOptions()
+    table.set_block_cache(cache)
+    table.set_format_version(5)
+    table.set_bloom_filter(10, False)
+    options.set_block_based_table_factory(table)
+    # Change entries are compressed one by one when they are packed.
+    codec = rocks.DBCompressionType
+    options.set_compression_type(codec.none() if family == CHANGES else codec.lz4())
+    return options
+
+
+class _translated:  # noqa: N801  # used as a statement: `with _translated(where):`
+    """Turn rocksdict's bare exceptions into the error tree."""
+
+    __slots__ = ("_where",)
+
+    def __init__(self, where: str) -> None:
+        self._where = where
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _trace: object
+    ) -> None:
+        if isinstance(error, Exception) and not isinstance(error, KVStoreError):
+            raise _from_text(self._where, error) from error
+
+
+def _from_text(where: str, error: Exception) -> KVStoreError:
+    text = str(error)
+    if isinstance(error, rocks.DbClosedError):
+        return ClosedError(where)
+    if "LOCK" in text:
+        return LockedError(
+            where, "this process" if "current process" in text else "another process"
+        )
+    if "No space left" in text or "Disk quota" in text:
+        return OutOfSpaceError(where)
+    if text.startswith("Corruption"):
+        return CorruptionError(where, text)
+    return StorageError(f"storage of {where} failed: {text}", "look at the disk, then reopen")
+
+
+def read_rows(files: Sequence[Path], scratch: Path) -> Iterator[tuple[list[bytes], list[bytes]]]:
+    """Entries of sorted files that no store has taken yet, merged, in chunks.
+
+    rocksdict has no reader for single SST files, so they are linked into a throw-away database
+    below `scratch` (same file system; O(1) per file) and read from there.
+    """
+    links = []
+    scratch.mkdir(parents=True)
+    for number, file in enumerate(files):
+        link = scratch / f"{number:06d}.sst"
+        os.link(file, link)
+        links.append(link)
+    engine = RocksEngine(scratch / "db")
+    try:
+        if links:
+            engine.ingest(links)
+        cursor = engine.cursor(DATA)
+        while True:
+            keys, values = cursor.take(4096)
+            if not keys:
+                return
+            yield keys, values
+    finally:
+        engine.close()

@@ -1,0 +1,199 @@
+"""Holds: named, durable claims on history. `since` never passes the least of them.
+
+    hold/<name> := timestamp, token, max_age_ns | null, lost
+
+Backups, feed positions, replicas and long readers hold. Whoever takes a hold gets a new token; with
+it he moves or releases it, and a former owner, whose token is out of date, is told that he was
+fenced. A hold that falls further behind than its budget is marked lost when space is wanted,
+and its owner's next call says so. Beside these there are pins: claims of this process only, which
+open snapshots keep.
+
+Invariants
+1. A hold is durable before it is handed out, and is never below the `since` of that moment.
+2. A lost hold never holds again.
+"""
+
+from __future__ import annotations
+
+import itertools
+import secrets
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from types import TracebackType
+
+from kvstore.commit import Committer
+from kvstore.errors import FencedError, HistoryGoneError, HoldLostError, UsageError
+from kvstore.meta import Meta
+from kvstore.timestamp import NS_PER_SECOND, Timestamp
+
+_PREFIX = "hold/"
+
+
+@dataclass(frozen=True, slots=True)
+class HoldRecord:
+    """A hold as it is stored. `timestamp` is the oldest time that must stay readable."""
+
+    name: str
+    timestamp: Timestamp
+    token: str
+    max_age_ns: int | None
+    lost: bool = False
+
+
+class Hold:
+    """An owner's handle on a hold. Leaving a `with` block releases it."""
+
+    def __init__(self, holds: Holds, name: str, token: str) -> None:
+        self._holds = holds
+        self.name = name
+        self.token = token
+
+    @property
+    def timestamp(self) -> Timestamp:
+        """The time it holds. Raises `FencedError` or `HoldLostError` if it is no longer ours."""
+        return self._holds.require_owned(self.name, self.token).timestamp
+
+    def move(self, to: int) -> None:
+        """Hold `to` instead, durably. Raises `FencedError` if a newer owner has taken the hold,
+        `HoldLostError` if it was invalidated, `HistoryGoneError` below `since`."""
+        self._holds.move(self.name, self.token, to)
+
+    def release(self) -> None:
+        """Give it up, durably. Raises as `move`."""
+        self._holds.release(self.name, self.token)
+
+    def __enter__(self) -> Hold:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
+    ) -> None:
+        self.release()
+
+
+class Holds:
+    """The holds and pins of one store."""
+
+    def __init__(self, meta: Meta, committer: Committer) -> None:
+        self._meta = meta
+        self._committer = committer
+        self._records = {
+            name: HoldRecord(
+                name,
+                Timestamp(fields["timestamp"]),
+                fields["token"],
+                fields["max_age_ns"],
+                fields["lost"],
+            )
+            for name, fields in meta.records(_PREFIX)
+        }
+        self._pins: dict[int, int] = {}
+        self._pin_ids = itertools.count()
+
+    def all(self) -> list[HoldRecord]:
+        """All holds, by name."""
+        return [self._records[name] for name in sorted(self._records)]
+
+    def take(self, name: str, *, at: int | None, max_age: timedelta | None) -> Hold:
+        """Take the hold `name` for a new owner, fencing the one before.
+
+        A new hold stands at `at`, or the newest complete time. An existing one stays where it is
+        unless `at` is given. Raises `HistoryGoneError` if `at` is below `since`.
+        """
+        if not name or not name.isprintable():
+            raise UsageError(f"hold name {name!r}", "pass a printable name")
+        with self._committer.lock:
+            known = self._records.get(name)
+            if at is not None:
+                timestamp = Timestamp(self._committer.readable(at))
+            elif known is not None and not known.lost:
+                timestamp = known.timestamp
+            else:
+                timestamp = Timestamp(self._committer.close_upto_now() - 1)
+            max_age_ns = None if max_age is None else int(max_age.total_seconds() * NS_PER_SECOND)
+            self._store(HoldRecord(name, timestamp, secrets.token_hex(8), max_age_ns))
+            return Hold(self, name, self._records[name].token)
+
+    def move(self, name: str, token: str, to: int) -> None:
+        """Compare-and-set on the token; see `Hold.move`."""
+        with self._committer.lock:
+            record = self.require_owned(name, token)
+            if to < self._committer.since:
+                raise HistoryGoneError(as_of=to, since=self._committer.since)
+            self._store(replace(record, timestamp=Timestamp(to)))
+
+    def release(self, name: str, token: str) -> None:
+        """See `Hold.release`."""
+        with self._committer.lock:
+            self.require_owned(name, token)
+            self._drop(name)
+
+    def drop(self, name: str) -> bool:
+        """Remove a hold whoever owns it: an operator's remedy for one that was abandoned."""
+        with self._committer.lock:
+            if name not in self._records:
+                return False
+            self._drop(name)
+            return True
+
+    def require_owned(self, name: str, token: str) -> HoldRecord:
+        """The record, if `token` owns it and it still holds."""
+        record = self._records.get(name)
+        if record is None or record.token != token:
+            raise FencedError(f"hold {name!r}")
+        if record.lost:
+            assert record.max_age_ns is not None
+            raise HoldLostError(
+                name, held=record.timestamp, budget_seconds=record.max_age_ns / NS_PER_SECOND
+            )
+        return record
+
+    # -- what GC asks -----------------------------------------------------------------------
+
+    def least(self) -> int | None:
+        """The oldest time that something needs, None where nothing does."""
+        held = [record.timestamp for record in self._records.values() if not record.lost]
+        return min([*held, *self._pins.values()], default=None)
+
+    def invalidate_overdue(self, now: int) -> list[HoldRecord]:
+        """Mark the holds that are further behind than their budget as lost; returns them."""
+        with self._committer.lock:
+            overdue = [
+                record
+                for record in self._records.values()
+                if not record.lost
+                and record.max_age_ns is not None
+                and now - record.timestamp > record.max_age_ns
+            ]
+            for record in overdue:
+                self._store(replace(record, lost=True))
+            return overdue
+
+    def pin(self, as_of: int) -> int:
+        """Keep `as_of` readable for this process until `unpin`; returns what to unpin."""
+        with self._committer.lock:
+            self._committer.readable(as_of)
+            pin = next(self._pin_ids)
+            self._pins[pin] = as_of
+            return pin
+
+    def unpin(self, pin: int) -> None:
+        """Let a pin go. Repeatable."""
+        self._pins.pop(pin, None)
+
+    # -- inside -----------------------------------------------------------------------------
+
+    def _store(self, record: HoldRecord) -> None:
+        fields = {
+            "timestamp": record.timestamp,
+            "token": record.token,
+            "max_age_ns": record.max_age_ns,
+            "lost": record.lost,
+        }
+        name = _PREFIX + record.name
+        self._committer.write_meta(lambda batch: self._meta.stage(batch, name, fields))
+        self._records[record.name] = record
+
+    def _drop(self, name: str) -> None:
+        self._committer.write_meta(lambda batch: self._meta.stage_delete(batch, _PREFIX + name))
+        del self._records[name]

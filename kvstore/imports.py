@@ -1,0 +1,278 @@
+"""Imports: bulk loads that get their timestamp when they are added, at a cost that does not
+depend on their size.
+
+The rows of an import carry its id where other versions carry a timestamp. Nobody sees them until
+one record says when the import was added; that record is the commit.
+
+    import/<id> := state "adding" | "added" | "reverted", digest, rows, bytes,
+                   spans [[start, end] hex], added, reverted
+
+    nothing --prepare--> adding --add--> added --revert--> reverted
+                            `---abort--> nothing
+
+Invariants
+1. The record of an import is durable before its files enter the engine: whatever a crash leaves
+   can be found, added by a second try, or aborted.
+2. An id is bound to one manifest (its digest) for ever; adding it again returns the first stamp.
+3. `added` and `reverted` never change once set.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from kvstore.changes.entry import OP_IMPORT, OP_REVERT
+from kvstore.changes.index import ChangeIndex
+from kvstore.codec.keys import TAIL_BYTES, TOMBSTONE, VALUE, encode_reference, span_bounds
+from kvstore.codec.ordered import frame
+from kvstore.commit import Committer
+from kvstore.engine.api import DATA, Batch
+from kvstore.errors import CorruptionError, HistoryGoneError, ImportRefusedError, UsageError
+from kvstore.limits import SCAN_CHUNK
+from kvstore.meta import Meta
+from kvstore.mvcc.version import Lifetime
+from kvstore.mvcc.versions import Versions
+from kvstore.span import Span
+from kvstore.timestamp import Timestamp
+
+_PREFIX = "import/"
+
+
+@dataclass(frozen=True, slots=True)
+class ImportRecord:
+    """What a store knows of one import."""
+
+    import_id: int
+    digest: str
+    rows: int
+    size_bytes: int
+    spans: tuple[Span, ...]
+    added: Timestamp | None = None
+    reverted: Timestamp | None = None
+
+    @property
+    def reference(self) -> bytes:
+        """The suffix that its rows carry."""
+        return encode_reference(self.import_id)
+
+    @property
+    def state(self) -> str:
+        """`adding`, `added` or `reverted`."""
+        if self.reverted is not None:
+            return "reverted"
+        return "adding" if self.added is None else "added"
+
+
+class Imports:
+    """The imports of one store."""
+
+    def __init__(self, versions: Versions, index: ChangeIndex) -> None:
+        self._versions = versions
+        self._engine = versions.engine
+        self._index = index
+        self._meta = Meta(self._engine)
+        self._records = {
+            record.import_id: record
+            for name, fields in self._meta.records(_PREFIX)
+            for record in [_from_fields(name, fields)]
+        }
+        self._publish()
+
+    def get(self, import_id: int) -> ImportRecord | None:
+        """The record of an import, None if this store has never heard of it."""
+        return self._records.get(import_id)
+
+    def all(self) -> list[ImportRecord]:
+        """All imports: those being added first, then by the time they were added."""
+        return sorted(self._records.values(), key=lambda record: record.added or 0)
+
+    def spans_of(self, key: bytes) -> tuple[bytes, list[Span]]:
+        """Suffix and spans of the import whose id the change index has as `key`."""
+        record = self._records.get(int.from_bytes(key, "big"))
+        if record is None:
+            raise CorruptionError(f"import {key.hex()}", "in the change index, but has no record")
+        return record.reference, list(record.spans)
+
+    # -- adding -----------------------------------------------------------------------------
+
+    def find(self, record: ImportRecord) -> ImportRecord | None:
+        """What is known of the import that `record` describes, None if nothing is.
+
+        Raises `ImportRefusedError` if its id is known with another manifest.
+        """
+        known = self._records.get(record.import_id)
+        if known is not None and known.digest != record.digest:
+            raise ImportRefusedError(
+                f"import {record.import_id:016x}",
+                "this id was used with another manifest",
+                "stage it again: Import.create picks a new id",
+            )
+        return known
+
+    def prepare(self, record: ImportRecord, committer: Committer) -> None:
+        """Write down, durably, that an import is about to be added. Raises as `find`."""
+        with committer.lock:
+            if self.find(record) is None:
+                self._write(record, committer)
+
+    def link(self, files: Sequence[Path]) -> None:
+        """Move the files into the engine. Nothing becomes visible. Flat in their size."""
+        if files:
+            self._engine.ingest(files)
+
+    def is_linked(self, record: ImportRecord) -> bool:
+        """Whether the files of an import are in the engine.
+
+        They enter it all or none, so the first row answers for all.
+        """
+        return bool(record.spans) and self.has_row(record, record.spans[0].start)
+
+    def has_row(self, record: ImportRecord, key: bytes) -> bool:
+        """Whether a linked import has a row for `key`. At most two look-ups."""
+        stem = frame(key) + record.reference
+        return any(self._engine.get(DATA, stem + kind) is not None for kind in (VALUE, TOMBSTONE))
+
+    def add(
+        self,
+        import_id: int,
+        committer: Committer,
+        *,
+        check: Callable[[], None] | None = None,
+    ) -> Timestamp:
+        """Make a linked import visible at one new timestamp, durably. Returns the stamp."""
+        with committer.lock:
+            record = self._records[import_id]
+            if record.added is not None:
+                return record.added
+            return self._transition(record, OP_IMPORT, committer, check)
+
+    def abort(self, import_id: int, committer: Committer) -> bool:
+        """Forget an import that was not added; its rows are removed. O(entries in its spans).
+
+        Returns whether there was one. Raises `UsageError` if it was added: revert it then.
+        """
+        record = self._records.get(import_id)
+        if record is None:
+            return False
+        if record.added is not None:
+            raise UsageError(
+                f"import {import_id:016x} was added at {record.added}", "revert it instead"
+            )
+        self._remove_rows(record, committer)
+        with committer.lock:
+            committer.write_meta(lambda batch: self._meta.stage_delete(batch, _name(import_id)))
+            del self._records[import_id]
+        return True
+
+    def revert(self, import_id: int, committer: Committer) -> Timestamp:
+        """Hide an import from now on: what was below shows again. One record, whatever its size.
+
+        Raises `UsageError` on an unknown import, `HistoryGoneError` if it was added at or below
+        `since`: what was below may be gone. Reverting twice returns the first time.
+        """
+        with committer.lock:
+            record = self._records.get(import_id)
+            if record is None or record.added is None:
+                raise UsageError(
+                    f"no import {import_id:016x} was added here", "see store.imports()"
+                )
+            if record.reverted is not None:
+                return record.reverted
+            if record.added <= committer.since:
+                raise HistoryGoneError(
+                    as_of=record.added,
+                    since=committer.since,
+                    remedy="delete its keys instead: what it covered may be gone",
+                )
+            return self._transition(record, OP_REVERT, committer, None)
+
+    # -- inside -----------------------------------------------------------------------------
+
+    def _transition(
+        self,
+        record: ImportRecord,
+        op: int,
+        committer: Committer,
+        check: Callable[[], None] | None,
+    ) -> Timestamp:
+        def stage(batch: Batch, timestamp: Timestamp) -> Callable[[], None]:
+            if op == OP_IMPORT:
+                changed = replace(record, added=timestamp)
+            else:
+                changed = replace(record, reverted=timestamp)
+            self._meta.stage(batch, _name(record.import_id), _fields(changed))
+            key = record.import_id.to_bytes(8, "big")
+            self._index.stage_event(op, key, timestamp, batch)
+
+            def publish() -> None:
+                self._records[record.import_id] = changed
+                self._publish()
+
+            return publish
+
+        return committer.commit_staged(stage, durability="sync", check=check)
+
+    def _write(self, record: ImportRecord, committer: Committer) -> None:
+        name, fields = _name(record.import_id), _fields(record)
+        committer.write_meta(lambda batch: self._meta.stage(batch, name, fields))
+        self._records[record.import_id] = record
+
+    def _publish(self) -> None:
+        self._versions.publish_stamps(
+            {
+                record.reference: Lifetime(record.added)
+                if record.reverted is None
+                else Lifetime(record.added, record.reverted)
+                for record in self._records.values()
+                if record.added is not None
+            }
+        )
+
+    def _remove_rows(self, record: ImportRecord, committer: Committer) -> None:
+        for span in record.spans:
+            cursor = self._engine.cursor(DATA, *span_bounds(span.start, span.end))
+            while True:
+                keys, _ = cursor.take(SCAN_CHUNK)
+                if not keys:
+                    break
+                doomed = [key for key in keys if key[-TAIL_BYTES:-1] == record.reference]
+                if doomed:
+                    committer.write_meta(partial(self._stage_removal, doomed), durable=False)
+
+    def _stage_removal(self, keys: Sequence[bytes], batch: Batch) -> None:
+        data = self._engine.families[DATA]
+        for key in keys:
+            batch.delete(key, data)
+
+
+def _name(import_id: int) -> str:
+    return f"{_PREFIX}{import_id:016x}"
+
+
+def _fields(record: ImportRecord) -> dict[str, Any]:
+    return {
+        "state": record.state,
+        "digest": record.digest,
+        "rows": record.rows,
+        "bytes": record.size_bytes,
+        "spans": [[span.start.hex(), (span.end or b"").hex()] for span in record.spans],
+        "added": record.added,
+        "reverted": record.reverted,
+    }
+
+
+def _from_fields(name: str, fields: dict[str, Any]) -> ImportRecord:
+    added, reverted = fields["added"], fields["reverted"]
+    return ImportRecord(
+        import_id=int(name, 16),
+        digest=fields["digest"],
+        rows=fields["rows"],
+        size_bytes=fields["bytes"],
+        spans=tuple(Span(bytes.fromhex(a), bytes.fromhex(b)) for a, b in fields["spans"]),
+        added=None if added is None else Timestamp(added),
+        reverted=None if reverted is None else Timestamp(reverted),
+    )

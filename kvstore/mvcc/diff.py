@@ -1,0 +1,112 @@
+"""Differences: what happened to a span in a window `(since, upto]`, in key order.
+
+One pass over the stored entries of the span, whatever share of them lies in the window: the
+way to read large windows, and the yardstick for the change index, which must give the same.
+
+* All revisions: every version and every range tombstone in the window, each key oldest first.
+* Latest: of each key the newest version in the window; of each fragment the newest range
+  tombstone; versions under a newer range tombstone of the window are left out, for it
+  deletes them.
+* Latest from the beginning of time (`since=0`) is the state: live values, no tombstones.
+
+A range tombstone comes at its start key, before that key's own versions, cut to the span.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import TypeAlias
+
+from kvstore.codec.keys import TAIL_BYTES
+from kvstore.codec.ordered import unframe
+from kvstore.engine.api import Cursor
+from kvstore.limits import SCAN_CHUNK
+from kvstore.mvcc.fragments import Fragments, RangeTombstone
+from kvstore.mvcc.version import Entry, Event, Stamps, Version, timeline
+from kvstore.span import Span
+from kvstore.timestamp import Timestamp
+
+Difference: TypeAlias = "Version | RangeTombstone"
+
+
+def stored_keys(cursor: Cursor) -> Iterator[tuple[bytes, list[Entry]]]:
+    """Each user key of a forward pass over `data` with all its stored entries, in their order."""
+    current = b""
+    entries: list[Entry] = []
+    try:
+        while True:
+            keys, values = cursor.take(SCAN_CHUNK)
+            if not keys:
+                break
+            for key, value in zip(keys, values, strict=True):
+                stem = key[:-TAIL_BYTES]
+                if stem != current:
+                    if entries:
+                        yield unframe(current), entries
+                    current, entries = stem, []
+                entries.append((key[-TAIL_BYTES:], value))
+        if entries:
+            yield unframe(current), entries
+    finally:
+        cursor.close()
+
+
+def differences(
+    cursor: Cursor,
+    span: Span,
+    *,
+    since: int,
+    upto: int,
+    latest: bool,
+    fragments: Fragments,
+    stamps: Stamps,
+) -> Iterator[Difference]:
+    """What happened in `(since, upto]`, in key order. `cursor` passes forward over `span`."""
+    state = latest and since == 0
+    ranges = [] if state else fragments.tombstones(span, since=since, upto=upto, latest=latest)
+    versions = _versions(
+        cursor, since=since, upto=upto, latest=latest, fragments=fragments, stamps=stamps
+    )
+    return _merged(ranges, versions)
+
+
+def _versions(
+    cursor: Cursor, *, since: int, upto: int, latest: bool, fragments: Fragments, stamps: Stamps
+) -> Iterator[Version]:
+    for key, entries in stored_keys(cursor):
+        stack = fragments.stack(key) if fragments else ()
+        events = timeline(entries, stamps, stack)
+        for timestamp, value in choose(events, stack, since=since, upto=upto, latest=latest):
+            yield Version(key, Timestamp(timestamp), value)
+
+
+def choose(
+    events: list[Event], stack: tuple[int, ...], *, since: int, upto: int, latest: bool
+) -> list[Event]:
+    """Of one key's history (newest first) what a difference shows, oldest first.
+
+    Deletions by a range tombstone are left to the range tombstone itself.
+    """
+    if latest:
+        newest = next((event for event in events if event[0] <= upto), None)
+        if newest is None or newest[0] <= since or (newest[1] is None and newest[0] in stack):
+            return []
+        return [] if since == 0 and newest[1] is None else [newest]
+    return [
+        event
+        for event in reversed(events)
+        if since < event[0] <= upto and not (event[1] is None and event[0] in stack)
+    ]
+
+
+def _merged(ranges: list[RangeTombstone], versions: Iterable[Version]) -> Iterator[Difference]:
+    waiting = iter(ranges)
+    tombstone = next(waiting, None)
+    for version in versions:
+        while tombstone is not None and tombstone.start <= version.key:
+            yield tombstone
+            tombstone = next(waiting, None)
+        yield version
+    while tombstone is not None:
+        yield tombstone
+        tombstone = next(waiting, None)

@@ -1,0 +1,96 @@
+"""The writes of one batch, and the entries they become at one timestamp.
+
+Invariants
+1. The last write to a key wins; a range delete drops the batch's own earlier writes inside it.
+2. The range deletes of a sealed batch are disjoint, ascending and as long as they can be, and no
+   point delete lies inside one: what a batch means does not depend on how it was said.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from kvstore.codec.keys import TOMBSTONE, VALUE, encode_range_key, encode_suffix
+from kvstore.codec.ordered import TERMINATOR, escape
+from kvstore.engine.api import DATA, RANGES, Batch
+from kvstore.errors import UsageError
+from kvstore.limits import VALUE_BYTES_MAX
+from kvstore.mvcc.fragments import RangeTombstone
+from kvstore.span import Span, require_key
+
+
+class WriteSet:
+    """Puts, deletes and range deletes that take effect together, in the order they were made."""
+
+    __slots__ = ("points", "ranges", "size")
+
+    def __init__(self) -> None:
+        self.points: dict[bytes, bytes | None] = {}
+        self.ranges: list[tuple[bytes, bytes]] = []
+        self.size = 0
+
+    def __bool__(self) -> bool:
+        return bool(self.points or self.ranges)
+
+    def put(self, key: bytes, value: bytes) -> None:
+        """Set `key`. Raises `UsageError` on anything but bytes."""
+        require_key(key)
+        if not isinstance(value, bytes):
+            raise UsageError(
+                f"value must be bytes, not {type(value).__name__}", "encode it; None: use delete"
+            )
+        if len(value) > VALUE_BYTES_MAX:
+            raise UsageError(f"value has {len(value)} bytes, at most {VALUE_BYTES_MAX} are stored")
+        self.points[key] = value
+        self.size += len(key) + len(value)
+
+    def delete(self, key: bytes) -> None:
+        """Delete `key`, whether or not it is there."""
+        self.points[require_key(key)] = None
+        self.size += len(key)
+
+    def delete_range(self, start: bytes, end: bytes) -> None:
+        """Delete all keys `start <= key < end`, those written by this batch so far included."""
+        span = Span(start, end)
+        if span.end is None:
+            raise UsageError("delete_range needs an end", "pass the least key that is to be kept")
+        for key in [key for key in self.points if key in span]:
+            del self.points[key]
+        self.ranges.append((span.start, span.end))
+        self.size += len(start) + len(span.end)
+
+    def seal(self) -> None:
+        """Bring the batch into the one form it has on disk. O(ranges log ranges + points)."""
+        if not self.ranges:
+            return
+        disjoint: list[tuple[bytes, bytes]] = []
+        for start, end in sorted(self.ranges):
+            if disjoint and start <= disjoint[-1][1]:
+                disjoint[-1] = (disjoint[-1][0], max(end, disjoint[-1][1]))
+            else:
+                disjoint.append((start, end))
+        self.ranges = disjoint
+        for key in [key for key, value in self.points.items() if value is None]:
+            if any(start <= key < end for start, end in disjoint):
+                del self.points[key]
+
+    def tombstones(self, timestamp: int) -> list[RangeTombstone]:
+        """The sealed batch's range deletes at `timestamp`."""
+        return [RangeTombstone(start, end, timestamp) for start, end in self.ranges]
+
+
+def stage(writes: WriteSet, timestamp: int, batch: Batch, families: Mapping[str, Any]) -> None:
+    """Add the entries of a sealed write set at `timestamp` to an engine batch."""
+    data = families[DATA]
+    put = batch.put
+    suffix = encode_suffix(timestamp)
+    value_tail = TERMINATOR + suffix + VALUE
+    tombstone_tail = TERMINATOR + suffix + TOMBSTONE
+    for key, value in writes.points.items():
+        if value is None:
+            put(key.replace(b"\x00", b"\x00\xff") + tombstone_tail, b"", data)
+        else:
+            put(key.replace(b"\x00", b"\x00\xff") + value_tail, value, data)
+    for start, end in writes.ranges:
+        put(encode_range_key(start, timestamp), escape(end), families[RANGES])

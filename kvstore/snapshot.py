@@ -1,0 +1,70 @@
+"""A snapshot: the store at one time, held still while it is open."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from kvstore.errors import ClosedError
+from kvstore.timestamp import Timestamp
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from kvstore.store import Store
+
+
+class Snapshot:
+    """Reads at `as_of`, which stays readable until the snapshot is closed."""
+
+    def __init__(self, store: Store, as_of: Timestamp, release: Callable[[], None]) -> None:
+        self._store: Store | None = store
+        self._release = release
+        self.as_of = as_of
+
+    def get(self, key: bytes, default: bytes | None = None) -> bytes | None:
+        """As `Store.get`, at this snapshot's time."""
+        return self._open().get(key, self.as_of, default)
+
+    def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
+        """As `Store.get_many`, at this snapshot's time."""
+        return self._open().get_many(keys, self.as_of)
+
+    def scan(
+        self,
+        start: bytes | None = None,
+        end: bytes | None = None,
+        prefix: bytes | None = None,
+        *,
+        reverse: bool = False,
+        limit: int | None = None,
+    ) -> Iterator[tuple[bytes, bytes]]:
+        """As `Store.scan`, at this snapshot's time."""
+        return self._open().scan(start, end, prefix, self.as_of, reverse=reverse, limit=limit)
+
+    def scan_batches(
+        self, start: bytes | None = None, end: bytes | None = None, prefix: bytes | None = None
+    ) -> pa.RecordBatchReader:
+        """As `Store.scan_batches`, at this snapshot's time."""
+        return self._open().scan_batches(start, end, prefix, self.as_of)
+
+    def close(self) -> None:
+        """Let history go. Repeatable."""
+        if self._store is not None:
+            self._store = None
+            self._release()
+
+    def __enter__(self) -> Snapshot:
+        self._open()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _open(self) -> Store:
+        if self._store is None:
+            raise ClosedError("the snapshot")
+        return self._store

@@ -1,0 +1,343 @@
+"""The store: the face of everything below it.
+
+It checks what callers pass, picks the time of each read, and leaves the work to the parts: commits
+and frontiers to `commit`, versions to `mvcc`, changes to `changes`, bulk loads to `imports`, claims
+on history to `holds`. It keeps no state of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from datetime import timedelta
+from itertools import chain, islice
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, TypeVar, overload
+
+from kvstore.arrow import DEFAULT_BATCH_ROWS, row_batches
+from kvstore.batch import Batch
+from kvstore.changes import Change, ChangeIndex, ChangeReader, Order, Revisions
+from kvstore.commit import Committer, Durability
+from kvstore.engine import Engine
+from kvstore.errors import ClosedError, UsageError
+from kvstore.holds import Hold, HoldRecord, Holds
+from kvstore.imports import ImportRecord, Imports
+from kvstore.meta import INDEX_FLOOR, Meta
+from kvstore.mvcc import Version, Versions, WriteSet
+from kvstore.snapshot import Snapshot
+from kvstore.span import Span, require_key
+from kvstore.timestamp import TimeLike, Timestamp, to_timestamp
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+T = TypeVar("T")
+
+
+class Store:
+    """A multi-version key-value store. Open one with `kvstore.open`; use it from any thread.
+
+    Times (`as_of`, `since`, `upto`, `at`) are a `Timestamp`, an aware `datetime` or ISO-8601
+    text; None is the newest complete time. Reading below `since` raises `HistoryGoneError`, in
+    the future `NotYetWrittenError`. Writes are visible to all readers when they return.
+    """
+
+    def __init__(
+        self,
+        path: Path | None,
+        engine: Engine,
+        versions: Versions,
+        index: ChangeIndex,
+        committer: Committer,
+    ) -> None:
+        self.path = path
+        self._engine = engine
+        self._versions = versions
+        self._committer = committer
+        self._meta = Meta(engine)
+        self._imports = Imports(versions, index)
+        self._changes = ChangeReader(versions, index, self._imports.spans_of)
+        self._holds = Holds(self._meta, committer)
+        self._index_floor = self._meta.timestamp(INDEX_FLOOR)
+        self._closed = False
+
+    # -- frontiers --------------------------------------------------------------------------
+
+    @property
+    def since(self) -> Timestamp:
+        """The oldest readable time."""
+        return self._committer.since
+
+    @property
+    def upper(self) -> Timestamp:
+        """The first time that is not complete: no later commit takes a time below it."""
+        return self._committer.upper
+
+    @property
+    def durable(self) -> Timestamp:
+        """Everything below it survives a crash."""
+        return self._committer.durable
+
+    def now(self) -> Timestamp:
+        """The time now, on this store's timeline."""
+        return self._committer.now()
+
+    def sync(self) -> Timestamp:
+        """Complete the time until now and make all of it durable; returns `upper`. One fsync."""
+        return self._live().sync()
+
+    # -- writing ----------------------------------------------------------------------------
+
+    def put(self, key: bytes, value: bytes, *, durability: Durability | None = None) -> Timestamp:
+        """Set `key`; returns the commit's timestamp. Never reads. `durability` as in `open`."""
+        writes = WriteSet()
+        writes.put(key, value)
+        return self._live().commit(writes, durability=durability)
+
+    def delete(self, key: bytes, *, durability: Durability | None = None) -> Timestamp:
+        """Delete `key`, whether or not it is there; its history stays. Never reads."""
+        writes = WriteSet()
+        writes.delete(key)
+        return self._live().commit(writes, durability=durability)
+
+    def delete_range(
+        self,
+        start: bytes,
+        end: bytes,
+        idempotent: bool = False,
+        *,
+        durability: Durability | None = None,
+    ) -> Timestamp | None:
+        """Delete all keys `start <= key < end`; history stays. One write, whatever it covers.
+
+        With `idempotent`, only if something in the span is alive; None if nothing was. That
+        looks for the first live key of the span.
+        """
+        writes = WriteSet()
+        writes.delete_range(start, end)
+        committer = self._live()
+        if not idempotent:
+            return committer.commit(writes, durability=durability)
+        with committer.lock:
+            if self._is_dead(Span(start, end)):
+                return None
+            return committer.commit(writes, durability=durability)
+
+    def batch(self, *, durability: Durability | None = None) -> Batch:
+        """Writes that take effect together: `with store.batch() as b: b.put(...)`."""
+        committer = self._live()
+        return Batch(lambda writes: committer.commit(writes, durability=durability))
+
+    # -- reading ----------------------------------------------------------------------------
+
+    @overload
+    def get(self, key: bytes, as_of: TimeLike | None = None) -> bytes | None: ...
+    @overload
+    def get(self, key: bytes, as_of: TimeLike | None, default: T) -> bytes | T: ...
+    @overload
+    def get(self, key: bytes, as_of: TimeLike | None = None, *, default: T) -> bytes | T: ...
+    def get(
+        self, key: bytes, as_of: TimeLike | None = None, default: T | None = None
+    ) -> bytes | T | None:
+        """The value of `key`, `default` where it is absent or deleted. One seek."""
+        value = self._versions.get(require_key(key), self._at(as_of))
+        return default if value is None else value
+
+    def get_many(self, keys: Sequence[bytes], as_of: TimeLike | None = None) -> list[bytes | None]:
+        """The values of `keys`, in their order, all at one time; None where there is none."""
+        at = self._at(as_of)
+        return [self._versions.get(require_key(key), at) for key in keys]
+
+    def scan(
+        self,
+        start: bytes | None = None,
+        end: bytes | None = None,
+        prefix: bytes | None = None,
+        as_of: TimeLike | None = None,
+        *,
+        reverse: bool = False,
+        limit: int | None = None,
+    ) -> Iterator[tuple[bytes, bytes]]:
+        """Live keys and values of a span, ascending (or descending), at one time.
+
+        `start <= key < end`, or all keys with `prefix`. Memory is bounded; the scan sees the
+        same state to its end, whatever is written meanwhile.
+        """
+        if limit is not None and limit < 0:
+            raise UsageError(f"limit={limit}", "pass a count, or None for all")
+        span = Span.of(start, end, prefix)
+        chunks = self._versions.scan(span, self._at(as_of), reverse=reverse)
+        rows = chain.from_iterable(map(_pairs, chunks))
+        return rows if limit is None else islice(rows, limit)
+
+    def scan_batches(
+        self,
+        start: bytes | None = None,
+        end: bytes | None = None,
+        prefix: bytes | None = None,
+        as_of: TimeLike | None = None,
+        *,
+        batch_rows: int = DEFAULT_BATCH_ROWS,
+    ) -> pa.RecordBatchReader:
+        """The rows of `scan` as Arrow record batches: columns `key` and `value`, both binary."""
+        span = Span.of(start, end, prefix)
+        return row_batches(self._versions.scan(span, self._at(as_of)), batch_rows)
+
+    def history(self, key: bytes) -> list[Version]:
+        """All versions of `key` that are kept, newest first; a deletion has value None."""
+        self._live()
+        return self._versions.history(require_key(key))
+
+    def changes(
+        self,
+        since: TimeLike,
+        upto: TimeLike | None = None,
+        start: bytes | None = None,
+        end: bytes | None = None,
+        revisions: Revisions = "all",
+        order: Order = "key",
+        *,
+        prefix: bytes | None = None,
+    ) -> Iterator[Change]:
+        """What changed in the window `(since, upto]`: chained windows neither skip nor repeat.
+
+        `revisions="latest"` gives each key's last change only. From the beginning of time
+        (`since=0`) that is the state at `upto`, without deletions. `order` is `"key"` (each key
+        oldest first) or `"time"`. Costs what changed. Raises `HistoryGoneError` if `since` is
+        below the store's: take a full read instead.
+        """
+        span = Span.of(start, end, prefix)
+        low, high = to_timestamp(since, name="since"), self._at(upto)
+        if low > high and upto is not None:
+            raise UsageError(f"since {low} is above upto {high}", "swap them")
+        if not (low == 0 and revisions == "latest"):
+            self._committer.readable(min(low, high) if upto is None else low)
+        floor = max(self._index_floor, self.since)
+        return self._changes.changes(
+            span, since=low, upto=high, revisions=revisions, order=order, index_floor=floor
+        )
+
+    def snapshot(self, as_of: TimeLike | None = None) -> Snapshot:
+        """Reads at one time that stays readable until the snapshot is closed."""
+        with self._live().lock:
+            at = Timestamp(self._at(as_of))
+            pin = self._holds.pin(at)
+        return Snapshot(self, at, lambda: self._holds.unpin(pin))
+
+    # -- imports ----------------------------------------------------------------------------
+
+    def imports(self) -> list[ImportRecord]:
+        """The bulk loads this store knows: those being added first, then in time order."""
+        return self._imports.all()
+
+    def find_import(self, record: ImportRecord) -> ImportRecord | None:
+        """What is known of an import; raises `ImportRefusedError` if its id has other contents."""
+        self._live()
+        return self._imports.find(record)
+
+    def prepare_import(self, record: ImportRecord) -> None:
+        """Write down, durably, that an import is coming. The first step of `bulk.ingest`."""
+        self._imports.prepare(record, self._live())
+
+    def link_import(self, files: Sequence[Path]) -> None:
+        """Move sorted files into the engine, all or none; nothing becomes visible."""
+        self._live()
+        self._imports.link(files)
+
+    def is_import_linked(self, record: ImportRecord) -> bool:
+        """Whether the files of an import are in the engine."""
+        self._live()
+        return self._imports.is_linked(record)
+
+    def is_imported(self, record: ImportRecord, key: bytes) -> bool:
+        """Whether an import that is linked has a row for `key`."""
+        self._live()
+        return self._imports.has_row(record, key)
+
+    def add_import(
+        self, record: ImportRecord, *, check: Callable[[], None] | None = None
+    ) -> Timestamp:
+        """Make a linked import visible at one new timestamp: the commit of `bulk.ingest`.
+
+        `check` runs under the commit lock and may raise to call it off.
+        """
+        return self._imports.add(record.import_id, self._live(), check=check)
+
+    def abort_import(self, import_id: int) -> bool:
+        """Forget an import that was left half added. O(entries in its spans)."""
+        return self._imports.abort(import_id, self._live())
+
+    def revert_import(self, import_id: int) -> Timestamp:
+        """Undo an import from now on; its history stays. One record, whatever its size."""
+        return self._imports.revert(import_id, self._live())
+
+    # -- upkeep -----------------------------------------------------------------------------
+
+    def hold(self, name: str, at: TimeLike | None = None, max_age: timedelta | None = None) -> Hold:
+        """Keep history from `at` on until the hold is moved or released, over restarts too.
+
+        Taking a hold that exists fences its owner. One that falls behind further than `max_age`
+        is invalidated when GC wants the space.
+        """
+        when = None if at is None else to_timestamp(at, name="at")
+        self._live()
+        return self._holds.take(name, at=when, max_age=max_age)
+
+    def holds(self) -> list[HoldRecord]:
+        """All holds, by name."""
+        return self._holds.all()
+
+    def checkpoint(self, path: str | Path) -> Timestamp:
+        """Make `path` (which must not exist) an independent copy as of now, sharing files.
+
+        Milliseconds at any size, on the same file system. Returns the newest complete time in it.
+        """
+        target = Path(path)
+        if target.exists():
+            raise UsageError(f"{target} exists", "checkpoint into a path that does not")
+        committer = self._live()
+        with committer.lock:
+            upper = committer.sync()
+            self._engine.checkpoint(target)
+        return Timestamp(upper - 1)
+
+    def close(self) -> None:
+        """Make everything durable and let go. Repeatable; scans still open raise `ClosedError`."""
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            with self._committer.lock:
+                self._committer.finish()
+        finally:
+            self._engine.close()
+
+    def __enter__(self) -> Store:
+        self._live()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # -- inside -----------------------------------------------------------------------------
+
+    def _live(self) -> Committer:
+        if self._closed:
+            raise ClosedError(f"the store at {self.path}")
+        return self._committer
+
+    def _at(self, as_of: TimeLike | None) -> int:
+        committer = self._live()
+        committer.require_healthy()
+        if as_of is None:
+            return committer.upper - 1
+        return committer.readable(to_timestamp(as_of, name="as_of"))
+
+    def _is_dead(self, span: Span) -> bool:
+        return not any(keys for keys, _ in self._versions.scan(span, self._committer.upper - 1))
+
+
+def _pairs(chunk: tuple[list[bytes], list[bytes]]) -> Iterator[tuple[bytes, bytes]]:
+    return zip(*chunk, strict=True)
