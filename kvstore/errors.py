@@ -36,7 +36,7 @@ KEYS_NAMED_MAX = 5
 
 
 def printable(key: bytes) -> str:
-    """Render a key for a message: as it is where it is plain text, else as hex. O(len(key))."""
+    """Render a key for a message: text as it is, other bytes as escapes, 64 bytes at most."""
     text = repr(bytes(key[:64]))
     return text if len(key) <= 64 else f"{text}... ({len(key)} bytes)"
 
@@ -48,6 +48,16 @@ class KVStoreError(Exception):
         super().__init__(f"{what}; {remedy}" if remedy else what)
         self.what = what
         self.remedy = remedy
+
+    def __reduce__(self) -> tuple[object, ...]:
+        # Errors cross processes (Spark's workers, pools). By default they are made anew from
+        # their message alone, which fails for all that take other arguments.
+        return _restore, (type(self), self.args), self.__dict__
+
+
+def _restore(kind: type[KVStoreError], args: tuple[object, ...]) -> KVStoreError:
+    """Make the error that `__reduce__` took apart, without calling its `__init__`."""
+    return kind.__new__(kind, *args)
 
 
 # -- fix the call ---------------------------------------------------------------------------
@@ -231,8 +241,7 @@ class HoldLostError(FencedError):
     def __init__(self, name: str, *, held: int, budget_seconds: float) -> None:
         KVStoreError.__init__(
             self,
-            f"hold {name!r} at {held} was invalidated: it exceeded its budget of "
-            f"{budget_seconds:g} s",
+            f"hold {name!r} at {held} was invalidated: older than its {budget_seconds:g} s",
             "start over from a full read, and take a larger budget",
         )
         self.name = name

@@ -8,13 +8,16 @@ from dataclasses import dataclass
 from kvstore.errors import UsageError, printable
 from kvstore.limits import KEY_BYTES_MAX
 
+_BOUND_BYTES_MAX = KEY_BYTES_MAX + 1
+"""A bound may lie just above the longest key: the end of a span that holds only this key."""
 
-def require_key(key: object, *, name: str = "key") -> bytes:
+
+def require_key(key: object, *, name: str = "key", bytes_max: int = KEY_BYTES_MAX) -> bytes:
     """Return `key` if it can be stored; raises `UsageError` on another type or one too long."""
     if not isinstance(key, bytes):
         raise UsageError(f"{name} must be bytes, not {type(key).__name__}", "encode it first")
-    if len(key) > KEY_BYTES_MAX:
-        raise UsageError(f"{name} has {len(key)} bytes, at most {KEY_BYTES_MAX} are stored")
+    if len(key) > bytes_max:
+        raise UsageError(f"{name} has {len(key)} bytes, at most {bytes_max} are allowed")
     return key
 
 
@@ -29,10 +32,10 @@ class Span:
     end: bytes | None = None
 
     def __post_init__(self) -> None:
-        require_key(self.start, name="start")
+        require_key(self.start, name="start", bytes_max=_BOUND_BYTES_MAX)
         if self.end is None:
             return
-        require_key(self.end, name="end")
+        require_key(self.end, name="end", bytes_max=_BOUND_BYTES_MAX)
         if self.start >= self.end:
             raise UsageError(
                 f"empty span [{printable(self.start)}, {printable(self.end)})",
@@ -47,7 +50,7 @@ class Span:
     @classmethod
     def of_key(cls, key: bytes) -> Span:
         """The one key, as a span."""
-        return cls(key, key + b"\0")
+        return cls(require_key(key), key + b"\0")
 
     @classmethod
     def of(
