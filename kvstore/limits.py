@@ -41,3 +41,14 @@ span is cheaper than the sort and needs no memory."""
 
 GROUP_COMMIT_WAIT_S_MAX = 60.0
 """How long a commit waits for another thread's fsync before it looks again whether that died."""
+
+GC_KEYS_PER_STEP = 4096
+"""Keys GC looks at between two writes: the commit lock is held for one batch of removals, and a
+stop is heard, every few milliseconds."""
+
+GC_SPANS_PER_STEP = 4096
+"""Spans GC merges before it passes over them."""
+
+STALE_IMPORT_S = 24 * 3600.0
+"""Age at which GC takes back an import that was prepared and never added, and files left in
+`ingest/`: longer than any import takes between the two."""
