@@ -241,8 +241,7 @@ class HoldLostError(FencedError):
     def __init__(self, name: str, *, held: int, budget_seconds: float) -> None:
         KVStoreError.__init__(
             self,
-            f"hold {name!r} at {held} was invalidated: it exceeded its budget of "
-            f"{budget_seconds:g} s",
+            f"hold {name!r} at {held} was invalidated: older than its {budget_seconds:g} s",
             "start over from a full read, and take a larger budget",
         )
         self.name = name

@@ -22,7 +22,7 @@ from kvstore.engine import Engine
 from kvstore.errors import ClosedError, UsageError
 from kvstore.holds import Hold, HoldRecord, Holds
 from kvstore.imports import ImportRecord, Imports
-from kvstore.meta import INDEX_FLOOR, Meta
+from kvstore.meta import FORMAT, INDEX_FLOOR, Meta
 from kvstore.mvcc import Version, Versions, WriteSet
 from kvstore.snapshot import Snapshot
 from kvstore.span import Span, require_key
@@ -77,6 +77,13 @@ class Store:
     def durable(self) -> Timestamp:
         """Everything below it survives a crash."""
         return self._committer.durable
+
+    @property
+    def store_id(self) -> str:
+        """Random name of this store, given when it was made; a restored one gets its own."""
+        record = self._meta.read(FORMAT)
+        assert record is not None, "opening wrote it"
+        return str(record["store_id"])
 
     def now(self) -> Timestamp:
         """The time now, on this store's timeline."""
@@ -215,6 +222,19 @@ class Store:
         floor = max(self._index_floor, self.since)
         return self._changes.changes(
             span, since=low, upto=high, revisions=revisions, order=order, index_floor=floor
+        )
+
+    def versions(self, *, since: TimeLike | None, upto: TimeLike) -> Iterator[Change]:
+        """All revisions in `(since, upto]` by key, for copies of this store's history.
+
+        `since=None` is everything that is kept, what lies below the store's `since` included:
+        of that, what reads at `since` or later can see is complete. One pass over the store then.
+        """
+        if since is not None:
+            return self.changes(since, upto)
+        high = self._at(upto)
+        return self._changes.changes(
+            Span(), since=0, upto=high, revisions="all", order="key", index_floor=high
         )
 
     def snapshot(self, as_of: TimeLike | None = None) -> Snapshot:
