@@ -170,7 +170,7 @@ class Store:
         `start <= key < end`, or all keys with `prefix`. Memory is bounded; the scan sees the
         same state to its end, whatever is written meanwhile.
         """
-        if limit is not None and limit < 0:
+        if limit is not None and (type(limit) is not int or limit < 0):
             raise UsageError(f"limit={limit}", "pass a count, or None for all")
         span = Span.of(start, end, prefix)
         chunks = self._versions.scan(span, self._at(as_of), reverse=reverse)
@@ -192,8 +192,10 @@ class Store:
 
     def history(self, key: bytes) -> list[Version]:
         """All versions of `key` that are kept, newest first; a deletion has value None."""
-        self._live()
-        return self._versions.history(require_key(key))
+        upto = self._at(None)
+        versions = self._versions.history(require_key(key))
+        # A commit on its way may have written already what it has not yet shown.
+        return [version for version in versions if version.timestamp <= upto]
 
     def changes(
         self,
@@ -218,7 +220,7 @@ class Store:
         if low > high and upto is not None:
             raise UsageError(f"since {low} is above upto {high}", "swap them")
         if not (low == 0 and revisions == "latest"):
-            self._committer.readable(min(low, high) if upto is None else low)
+            self._committer.readable(low)
         floor = max(self._index_floor, self.since)
         return self._changes.changes(
             span, since=low, upto=high, revisions=revisions, order=order, index_floor=floor
