@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,16 +13,17 @@ from kvstore.clock import ManualClock
 from kvstore.errors import ClosedError, DependencyError, LockedError, NotAStoreError, UsageError
 from kvstore.journal import Journal
 from kvstore.tasks import NewTask, Task, TaskRef, Tasks
+from tests.journal.disk import Disk
 
 SECOND = 1_000_000_000
 
 
-@pytest.fixture()
+@pytest.fixture
 def clock() -> ManualClock:
     return ManualClock(1000 * SECOND)
 
 
-@pytest.fixture()
+@pytest.fixture
 def tasks(clock: ManualClock) -> Tasks:
     return Tasks.open(None, clock=clock)
 
@@ -139,7 +141,10 @@ def test_a_change_does_all_or_names_everything_that_failed(tasks: Tasks) -> None
 def test_one_change_inserts_changes_moves_and_deletes(tasks: Tasks) -> None:
     one, two = tasks.insert("a", b"1"), tasks.insert("a", b"2")
     done = tasks.modify(
-        inserts=[NewTask("b", b"3")], changes=[replace(one, queue="c")], deletes=[two], depends=[one]
+        inserts=[NewTask("b", b"3")],
+        changes=[replace(one, queue="c")],
+        deletes=[two],
+        depends=[one],
     )
     assert done.changed[0].version == 2
     assert {queue: size.total for queue, size in tasks.sizes().items()} == {"b": 1, "c": 1}
@@ -148,7 +153,7 @@ def test_one_change_inserts_changes_moves_and_deletes(tasks: Tasks) -> None:
 @pytest.mark.parametrize("wrong", ["twice", "queue", "value", "time", "string", "hold"])
 def test_wrong_calls_are_refused_and_change_nothing(tasks: Tasks, wrong: str) -> None:
     task = tasks.insert("q")
-    calls = {
+    calls: dict[str, Callable[[], object]] = {
         "twice": lambda: tasks.modify(changes=[task], deletes=[task]),
         "queue": lambda: tasks.insert(""),
         "value": lambda: tasks.modify(changes=[replace(task, value="text")]),  # type: ignore[arg-type]
@@ -273,3 +278,21 @@ def test_one_process_has_the_queue_and_other_journals_are_refused(tmp_path: Path
     Journal.open(tmp_path / "memory", content="memory").close()
     with pytest.raises(NotAStoreError):
         Tasks.open(tmp_path / "memory")
+
+
+def test_a_power_cut_takes_back_a_claim_at_most_and_never_what_was_committed(
+    clock: ManualClock,
+) -> None:
+    disk = Disk()
+    tasks = Tasks.open("/tasks", clock=clock, files=disk)
+    tasks.insert("q", b"work")
+    claimed = tasks.claim(["q"])
+    assert claimed is not None
+    cuts = list(disk.power_cuts())
+    tasks.modify(deletes=[claimed], inserts=[NewTask("done")])
+    for image in cuts:
+        with Tasks.open("/tasks", clock=clock, files=image) as found:
+            assert [task.version for task in found.list("q")] in ([1], [2])
+    for image in disk.power_cuts():
+        with Tasks.open("/tasks", clock=clock, files=image) as found:
+            assert {queue: size.total for queue, size in found.sizes().items()} == {"done": 1}

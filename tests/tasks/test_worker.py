@@ -15,12 +15,12 @@ from kvstore.tasks import Job, NewTask, Outcome, Retry, Tasks, Worker, dead_lett
 SECOND = 1_000_000_000
 
 
-@pytest.fixture()
+@pytest.fixture
 def clock() -> ManualClock:
     return ManualClock(1000 * SECOND)
 
 
-@pytest.fixture()
+@pytest.fixture
 def tasks(clock: ManualClock) -> Tasks:
     return Tasks.open(None, clock=clock)
 
