@@ -12,6 +12,7 @@
     |   |-- ConflictError           a transaction read what another commit changed
     |   |-- PreconditionError       a conditional write found something else than expected
     |   |-- WriteTooOldError        a version at or above the given timestamp exists
+    |   |-- DependencyError         tasks are not at the versions that a change depends on
     |   `-- LockedError             another owner has it open; wait, or stop the owner
     |-- HistoryGoneError        read at a newer time
     |-- NotYetWrittenError      wait until `upper` has passed the time
@@ -178,6 +179,22 @@ class WriteTooOldError(RetryableError):
         self.least = least
 
 
+class DependencyError(RetryableError):
+    """A change of tasks depends on what is no longer so; none of it was done.
+
+    `failures` names every dependency that failed: (task id, expected version, found version);
+    a version is None where the task does not exist, or was expected not to.
+    """
+
+    def __init__(self, failures: Sequence[tuple[str, int | None, int | None]]) -> None:
+        named = ", ".join(
+            f"task {task} is {_version_text(found)}, not {_version_text(expected)}"
+            for task, expected, found in failures
+        )
+        super().__init__(named, "read the tasks again and decide anew")
+        self.failures = tuple(failures)
+
+
 class LockedError(RetryableError):
     """Another owner holds `path` open for writing."""
 
@@ -314,6 +331,10 @@ class JournalDamagedError(CorruptionError):
         self.offset = offset
         self.first = first
         self.last = last
+
+
+def _version_text(version: int | None) -> str:
+    return "absent" if version is None else f"at version {version}"
 
 
 def _span_text(span: tuple[bytes, bytes | None]) -> str:

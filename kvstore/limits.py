@@ -67,3 +67,17 @@ GC_SPANS_PER_STEP = 4096
 STALE_IMPORT_S = 24 * 3600.0
 """Age at which GC takes back an import that was prepared and never added, and files left in
 `ingest/`: longer than any import takes between the two."""
+TASK_VALUE_BYTES_MAX = 16 << 20
+"""A task's value or progress: it is held in memory, and written again at every claim."""
+
+TASK_NAME_BYTES_MAX = 4096
+"""A task's id or queue: a name, not data."""
+
+TASK_MODIFY_MAX = 10_000
+"""Tasks in one atomic change: it is one journal record, and others wait while it is applied."""
+
+TASK_WAIT_S_MAX = 3600.0
+"""How long a claim sleeps before it looks again, so that a clock set back cannot strand it."""
+
+TASK_HOLD_S_MAX = 10 * 365 * 86_400.0
+"""A hold or a wait; an infinite one is this long. Keeps times far inside a timestamp."""
