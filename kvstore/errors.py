@@ -12,6 +12,7 @@
     |   |-- ConflictError           a transaction read what another commit changed
     |   |-- PreconditionError       a conditional write found something else than expected
     |   |-- WriteTooOldError        a version at or above the given timestamp exists
+    |   |-- HistoryHeldError        a hold or reader needs the history that was to be cleared
     |   `-- LockedError             another owner has it open; wait, or stop the owner
     |-- HistoryGoneError        read at a newer time
     |-- NotYetWrittenError      wait until `upper` has passed the time
@@ -175,6 +176,18 @@ class WriteTooOldError(RetryableError):
         self.key = key
         self.timestamp = timestamp
         self.least = least
+
+
+class HistoryHeldError(RetryableError):
+    """`holder` needs history of the span that was to be destroyed; nothing was."""
+
+    def __init__(self, span: tuple[bytes, bytes | None], *, holder: str) -> None:
+        super().__init__(
+            f"history of {_span_text(span)} is needed by {holder}",
+            "release or move it and clear again, or use delete_range, which keeps history",
+        )
+        self.span = span
+        self.holder = holder
 
 
 class LockedError(RetryableError):
