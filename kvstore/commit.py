@@ -37,6 +37,7 @@ from kvstore.limits import GROUP_COMMIT_WAIT_S_MAX
 from kvstore.meta import SINCE, UPPER, Meta
 from kvstore.mvcc.versions import Versions
 from kvstore.mvcc.write import WriteSet, stage
+from kvstore.recent import RecentCommits
 from kvstore.timestamp import Timestamp
 
 Durability: TypeAlias = Literal["sync", "group", "async"]
@@ -68,6 +69,7 @@ class Committer:
         self._durability = require_durability(durability)
         self._where = where
         self.lock = threading.RLock()
+        self.recent = RecentCommits()
         self.since = Timestamp(since)
         self.floor = since
         """Reads at or above it are whole; one below it asks `since` and the clears."""
@@ -99,7 +101,12 @@ class Committer:
         def stage_writes(batch: Batch, timestamp: Timestamp) -> Callable[[], None]:
             stage(writes, timestamp, batch, self._engine.families)
             self._index.stage(writes, timestamp, batch, changeset=changeset)
-            return lambda: self._versions.publish_ranges(writes.tombstones(timestamp))
+
+            def publish() -> None:
+                self._versions.publish_ranges(writes.tombstones(timestamp))
+                self.recent.add(timestamp, writes.points.keys(), writes.ranges)
+
+            return publish
 
         return self.commit_staged(stage_writes, durability=durability, check=check)
 

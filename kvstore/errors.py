@@ -13,6 +13,7 @@
     |   |-- PreconditionError       a conditional write found something else than expected
     |   |-- WriteTooOldError        a version at or above the given timestamp exists
     |   |-- DependencyError         tasks are not at the versions that a change depends on
+    |   |-- HistoryHeldError        a hold or reader needs the history that was to be cleared
     |   `-- LockedError             another owner has it open; wait, or stop the owner
     |-- HistoryGoneError        read at a newer time
     |-- NotYetWrittenError      wait until `upper` has passed the time
@@ -193,6 +194,18 @@ class DependencyError(RetryableError):
         )
         super().__init__(named, "read the tasks again and decide anew")
         self.failures = tuple(failures)
+
+
+class HistoryHeldError(RetryableError):
+    """`holder` needs history of the span that was to be destroyed; nothing was."""
+
+    def __init__(self, span: tuple[bytes, bytes | None], *, holder: str) -> None:
+        super().__init__(
+            f"history of {_span_text(span)} is needed by {holder}",
+            "release or move it and clear again, or use delete_range, which keeps history",
+        )
+        self.span = span
+        self.holder = holder
 
 
 class LockedError(RetryableError):

@@ -254,6 +254,8 @@ class Imports:
             def publish() -> None:
                 self._records[record.import_id] = changed
                 self._publish()
+                spans = [(span.start, span.end) for span in record.spans]
+                committer.recent.add(timestamp, (), spans)
 
             return publish
 

@@ -81,3 +81,28 @@ TASK_WAIT_S_MAX = 3600.0
 
 TASK_HOLD_S_MAX = 10 * 365 * 86_400.0
 """A hold or a wait; an infinite one is this long. Keeps times far inside a timestamp."""
+
+RECENT_KEYS_MAX = 1 << 18
+"""Keys remembered of recent commits while transactions are open (some 30 MB); those whose time is
+older ask the change index."""
+
+TXN_KEYS_MAX = 1 << 16
+"""Keys a transaction remembers to have read; beyond, neighbours are joined into spans."""
+
+TXN_SPANS_MAX = 1024
+"""Spans a transaction remembers to have read; beyond, neighbours are joined."""
+
+TRANSACT_ATTEMPTS = 10
+"""Times `transact` runs a transaction. With full jitter, ten threads on one key get through."""
+
+TRANSACT_WAIT_S_MIN = 0.001
+"""Bound of the first wait after a conflict: about one durable commit."""
+
+TRANSACT_WAIT_S_MAX = 0.5
+"""Bound of the longest wait between two attempts."""
+
+REVERT_ROWS_MAX = 1_000_000
+"""Keys one `revert_range` writes: it is one atomic batch, held in memory."""
+
+REVERT_ATTEMPTS = 5
+"""Times `revert_range` starts over because others wrote into its span."""
