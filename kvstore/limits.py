@@ -106,3 +106,31 @@ REVERT_ROWS_MAX = 1_000_000
 
 REVERT_ATTEMPTS = 5
 """Times `revert_range` starts over because others wrote into its span."""
+# -- shards (backup/shard) -------------------------------------------------------------------
+
+PART_BYTES_MAX = 64 << 20
+"""Uncompressed bytes of one Parquet part: a part is built in memory before it is put."""
+
+ROW_GROUP_ROWS_MAX = 65_536
+"""Rows of a part's row group: the unit of skipping, and of a merge's memory per source."""
+
+ROW_GROUP_BYTES_MAX = 16 << 20
+"""Uncompressed bytes of a row group, where values are large: bounds a merge's memory too."""
+
+INLINE_BYTES_MAX = 256 << 10
+"""Bytes of parts kept inside a shard's state; beyond it they must be blobs (rollups stay small)."""
+
+BOUND_BYTES_MAX = 64
+"""Bytes of a key kept as a part's bound in the state; longer keys are rounded outwards."""
+
+ROLLUP_EVERY = 64
+"""Versions between rollups: what opening a shard reads beyond the rollup is at most about this."""
+
+LEASE_NS = 15 * 60 * 1_000_000_000
+"""Default lease of a shard reader: long enough for a slow restore between two heartbeats."""
+
+ATTEMPTS_MAX = 1_000
+"""Times a shard command is tried against contention or a failing storage before it gives up."""
+
+MERGE_FAN_IN = 4
+"""Least batches of alike size that compaction merges: each row is rewritten O(log4 n) times."""
