@@ -12,6 +12,7 @@
     |   |-- ConflictError           a transaction read what another commit changed
     |   |-- PreconditionError       a conditional write found something else than expected
     |   |-- WriteTooOldError        a version at or above the given timestamp exists
+    |   |-- BusyError               what had to end first did not end in time
     |   `-- LockedError             another owner has it open; wait, or stop the owner
     |-- HistoryGoneError        read at a newer time
     |-- NotYetWrittenError      wait until `upper` has passed the time
@@ -165,6 +166,16 @@ class WriteTooOldError(RetryableError):
         self.key = key
         self.timestamp = timestamp
         self.least = least
+
+
+class BusyError(RetryableError):
+    """A wait ended before what it waited for did. Nothing was changed."""
+
+    def __init__(self, what: str, *, waited_s: float) -> None:
+        super().__init__(
+            f"{what} still open after {waited_s:g} s", "end them, or wait longer (timeout=)"
+        )
+        self.waited_s = waited_s
 
 
 class LockedError(RetryableError):

@@ -8,12 +8,15 @@ from pathlib import Path
 from typing import Final
 
 from kvstore.changes import ChangeIndex
+from kvstore.changes.capture import Capture, last_run, recovered
+from kvstore.changes.changeset import DOMAIN_MAX, Serials
+from kvstore.changes.epoch import record_of, run_name
 from kvstore.clock import Clock, Timeline, WallClock
 from kvstore.commit import Committer, Durability, require_durability
 from kvstore.engine import DATA, Engine
 from kvstore.engine.rocks import RocksEngine
 from kvstore.errors import FormatVersionError, NotAStoreError, UsageError
-from kvstore.meta import FORMAT, SINCE, UPPER, Meta
+from kvstore.meta import FORMAT, INDEX_FLOOR, SINCE, UPPER, Meta
 from kvstore.mvcc import Versions
 from kvstore.store import Store
 
@@ -64,12 +67,38 @@ def assemble(
         versions := Versions(engine),
         index,
         Timeline(clock, last=upper - 1),
+        open_domain(engine, index, clock, since=since, upper=upper),
         upper=upper,
         since=since,
         durability=durability,
         where=str(path),
     )
     return Store(path, engine, versions, index, committer)
+
+
+def open_domain(
+    engine: Engine, index: ChangeIndex, clock: WallClock, *, since: int, upper: int
+) -> Capture:
+    """Begin a domain of changesets, after ending those of processes that died.
+
+    Reads the headers of the change entries since the last quiet time that was written down: none
+    after a close, those of a few thousand commits after a crash.
+    """
+    meta = Meta(engine)
+    run, quiet, last = last_run(meta)
+    low = max(quiet - 1, since, meta.timestamp(INDEX_FLOOR), 0)
+    ended = recovered(index.headers(since=low, upto=upper - 1), last, upper=upper)
+    if ended:
+        batch = engine.batch()
+        for number, epoch in enumerate(ended, start=run):
+            meta.stage(batch, run_name(number), record_of(epoch))
+        engine.write(batch)
+        run += len(ended)
+    capture = Capture(
+        meta, Serials(clock), domain=secrets.randbelow(DOMAIN_MAX) + 1, run=run, quiet=upper
+    )
+    index.trims.append(capture.stage_trim)
+    return capture
 
 
 def _require_format(path: Path | None, engine: Engine, meta: Meta) -> None:

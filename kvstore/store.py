@@ -17,11 +17,17 @@ from typing import TYPE_CHECKING, TypeVar, overload
 from kvstore.arrow import DEFAULT_BATCH_ROWS, row_batches
 from kvstore.batch import Batch
 from kvstore.changes import Change, ChangeIndex, ChangeReader, Order, Revisions
+from kvstore.changes.changeset import Changeset
+from kvstore.changes.changesets import Changesets
+from kvstore.changes.epoch import Epoch
+from kvstore.changes.generation import Generation, require_stream_count
 from kvstore.commit import Committer, Durability
+from kvstore.engine import Batch as EngineBatch
 from kvstore.engine import Engine
 from kvstore.errors import ClosedError, UsageError
 from kvstore.holds import Hold, HoldRecord, Holds
 from kvstore.imports import ImportRecord, Imports
+from kvstore.limits import QUIESCENCE_WAIT_S
 from kvstore.meta import INDEX_FLOOR, Meta
 from kvstore.mvcc import Version, Versions, WriteSet
 from kvstore.snapshot import Snapshot
@@ -58,6 +64,7 @@ class Store:
         self._imports = Imports(versions, index)
         self._changes = ChangeReader(versions, index, self._imports.spans_of)
         self._holds = Holds(self._meta, committer)
+        self._changesets = Changesets(self._meta, committer)
         self._index_floor = self._meta.timestamp(INDEX_FLOOR)
         self._closed = False
 
@@ -223,6 +230,56 @@ class Store:
             at = Timestamp(self._at(as_of))
             pin = self._holds.pin(at)
         return Snapshot(self, at, lambda: self._holds.unpin(pin))
+
+    # -- change capture ---------------------------------------------------------------------
+
+    def changeset(self) -> Changeset:
+        """A group of changes that is not atomic: `with store.changeset() as cs: ...`.
+
+        Commits made inside the block, in this context, carry `cs.id`; blocks nest. A commit
+        outside any block is a changeset of its own. What was committed stays, however the
+        block is left.
+        """
+        self._live()
+        return self._changesets.new()
+
+    def epochs(self, since: TimeLike = 0) -> Iterator[Epoch]:
+        """Sealed stretches of changesets with their event counts, closed above `since`."""
+        self._live()
+        return self._changesets.epochs(to_timestamp(since, name="since"))
+
+    def force_quiescence(
+        self, after: timedelta | None = None, *, timeout: float = QUIESCENCE_WAIT_S
+    ) -> Timestamp:
+        """A time at which no changeset is half done; all changes until then are complete.
+
+        Where the last such time is no longer ago than `after`, that. Else new changesets wait
+        until the open ones have ended (bare commits go on). Raises `BusyError` if they have not
+        after `timeout` seconds, `UsageError` inside a changeset.
+        """
+        self._live()
+        return self._changesets.force_quiescence(after, timeout)
+
+    def reshard(self, streams: int) -> Generation:
+        """Split the change index over `streams` streams from now on. One synced record.
+
+        Consumers read the old streams to their end, then the new ones: nothing twice.
+        """
+        require_stream_count(streams)
+        generations = self._changes.generations
+        opened: list[Generation] = []
+
+        def stage(batch: EngineBatch, opened_at: Timestamp) -> Callable[[], None]:
+            opened.append(generations.stage_next(batch, opened_at, count=streams))
+            return lambda: generations.publish(opened[0])
+
+        self._live().announce(stage)
+        return opened[0]
+
+    def generations(self) -> list[Generation]:
+        """Which streams took which keys, and from when to when; the last one is open."""
+        self._live()
+        return list(self._changes.generations.all())
 
     # -- imports ----------------------------------------------------------------------------
 

@@ -48,6 +48,7 @@ class ChangeReader:
         self._versions = versions
         self._index = index
         self._import_spans = import_spans
+        self.generations = index.generations
 
     def changes(
         self,
@@ -127,18 +128,17 @@ class ChangeReader:
     # -- from the index ---------------------------------------------------------------------
 
     def _expanded(self, span: Span, *, since: int, upto: int) -> Iterator[Change]:
-        for timestamp, _, entry in self._index.read(since=since, upto=upto):
+        for timestamp, _, row, _, _, _ in self._index.rows(since=since, upto=upto):
             at = Timestamp(timestamp)
-            for row in entry.rows():
-                if row.op in (OP_PUT, OP_DELETE, OP_PUT_LARGE):
-                    if row.key in span:
-                        yield self._point(row, at)
-                elif row.op == OP_DELETE_RANGE:
-                    part = span.intersect(row.key, row.value)
-                    if part is not None:
-                        yield Change(at, "delete_range", part.start, part.end, None)
-                else:
-                    yield from self._import_event(row, at, span)
+            if row.op in (OP_PUT, OP_DELETE, OP_PUT_LARGE):
+                if row.key in span:
+                    yield self._point(row, at)
+            elif row.op == OP_DELETE_RANGE:
+                part = span.intersect(row.key, row.value)
+                if part is not None:
+                    yield Change(at, "delete_range", part.start, part.end, None)
+            else:
+                yield from self._import_event(row, at, span)
 
     def _point(self, row: Row, at: Timestamp) -> Change:
         if row.op == OP_PUT:
