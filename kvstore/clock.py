@@ -81,7 +81,7 @@ class Timeline:
         ahead = timestamp - self._clock.wall_ns()
         if timestamp > self._last and ahead > CLOCK_AHEAD_NS_MAX:
             raise UsageError(
-                f"remote timestamp {timestamp} is {ahead / 1e9:.1f} s ahead of this clock",
+                f"remote timestamp {timestamp} is {ahead / 1e9:.1f} s ahead of our clock",
                 "correct the clock of one of the machines",
             )
         self._last = max(self._last, timestamp)

@@ -14,11 +14,12 @@ Invariants
 
 from __future__ import annotations
 
+import secrets
 from array import array
 from collections.abc import Iterable, Iterator
 from typing import Final
 
-from kvstore.changes.changeset import Changeset, ChangesetId, Serials, ambient
+from kvstore.changes.changeset import DOMAIN_MAX, Changeset, ChangesetId, Serials, ambient
 from kvstore.changes.epoch import (
     FIELDS,
     FLAG_ENDED,
@@ -27,13 +28,16 @@ from kvstore.changes.epoch import (
     Epoch,
     epoch_of,
     pack_run,
+    record_of,
     run_name,
     unpack_run,
 )
+from kvstore.changes.index import ChangeIndex
 from kvstore.changes.sequencer import Closed, State, acquire, release
-from kvstore.engine.api import Batch
+from kvstore.clock import WallClock
+from kvstore.engine.api import Batch, Engine
 from kvstore.limits import EPOCH_EVENTS_PENDING_MAX, EPOCHS_PENDING_MAX
-from kvstore.meta import Meta
+from kvstore.meta import INDEX_FLOOR, Meta
 
 _QUIESCENT_ENDED: Final = FLAG_QUIESCENT | FLAG_ENDED
 
@@ -214,3 +218,28 @@ def recovered(
         epoch = ended.setdefault(domain, epoch_of(domain, begin, begin, upper, 0, _QUIESCENT_ENDED))
         ended[domain] = epoch._replace(end=max(epoch.end, serial + 1), events=epoch.events + events)
     return list(ended.values())
+
+
+def open_domain(
+    engine: Engine, index: ChangeIndex, clock: WallClock, *, since: int, upper: int
+) -> Capture:
+    """Begin a domain of changesets, after ending those of processes that died.
+
+    Reads the headers of the change entries since the last quiet time that was written down: none
+    after a close, those of a few thousand commits after a crash.
+    """
+    meta = Meta(engine)
+    run, quiet, last = last_run(meta)
+    low = max(quiet - 1, since, meta.timestamp(INDEX_FLOOR), 0)
+    ended = recovered(index.headers(since=low, upto=upper - 1), last, upper=upper)
+    if ended:
+        batch = engine.batch()
+        for number, epoch in enumerate(ended, start=run):
+            meta.stage(batch, run_name(number), record_of(epoch))
+        engine.write(batch)
+        run += len(ended)
+    capture = Capture(
+        meta, Serials(clock), domain=secrets.randbelow(DOMAIN_MAX) + 1, run=run, quiet=upper
+    )
+    index.trims.append(capture.stage_trim)
+    return capture
