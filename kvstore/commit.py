@@ -311,11 +311,9 @@ class Committer:
     def _guarded(self, action: Callable[[], None]) -> None:
         try:
             action()
-        except OutOfSpaceError as error:
-            self._poison = error.what
-            raise
         except KVStoreError as error:
-            self._poison = str(error)
+            self._poison = error.what if isinstance(error, OutOfSpaceError) else str(error)
+            self.wake()
             raise
 
 

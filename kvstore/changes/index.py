@@ -14,9 +14,9 @@ Invariants
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from operator import itemgetter
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from kvstore.changes.entry import (
     OP_DELETE,
@@ -42,6 +42,10 @@ FIRST_STREAM: Final = CONTROL_STREAM
 
 _CHUNKS_MAX = (1 << 32) - 1
 _ENTRIES_PER_TAKE = 16
+
+
+Select: TypeAlias = "Callable[[Generation], Iterable[bytes]]"
+"""The streams a reader wants of a generation."""
 
 
 class Commit(NamedTuple):
@@ -163,16 +167,13 @@ class ChangeIndex:
         for found, low, high in self.generations.windows(since=since, upto=upto):
             yield from self._merged(found.every_stream(), since=low, upto=high)
 
-    def rows(
-        self, *, since: int, upto: int, streams: Collection[bytes] | None = None
-    ) -> Iterator[PlacedRow]:
+    def rows(self, *, since: int, upto: int, select: Select | None = None) -> Iterator[PlacedRow]:
         """Rows of the commits in `(since, upto]`, oldest first, a commit's in the order made.
 
-        With `streams`, only what these hold.
+        Of each generation the streams that `select` names; by default all.
         """
         for found, low, high in self.generations.windows(since=since, upto=upto):
-            every = found.every_stream()
-            wanted = every if streams is None else [s for s in every if s in streams]
+            wanted = found.every_stream() if select is None else select(found)
             parts = [self._placed(stream, since=low, upto=high) for stream in wanted]
             if len(parts) == 1:
                 yield from parts[0]

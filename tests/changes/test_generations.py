@@ -187,7 +187,7 @@ def consume(
     rows = store._changes._index.rows(
         since=found.opened_at - 1 if found.opened_at else 0,
         upto=min(upto, found.last),
-        streams=[stream],
+        select=lambda _: [stream],
     )
     return [(row.timestamp, row.sequence, row.row.key) for row in rows]
 
