@@ -16,6 +16,7 @@
     |   |-- HistoryHeldError        a hold or reader needs the history that was to be cleared
     |   |-- DeterminateError        a blob or consensus call surely had no effect
     |   |-- UpperMismatchError      an append expected another upper; read it and decide anew
+    |   |-- BusyError               what had to end first did not end in time
     |   `-- LockedError             another owner has it open; wait, or stop the owner
     |-- HistoryGoneError        read at a newer time
     |-- NotYetWrittenError      wait until `upper` has passed the time
@@ -236,6 +237,16 @@ class UpperMismatchError(RetryableError):
         self.expected = expected
         self.upper = upper
         self.writer_upper = writer_upper
+
+
+class BusyError(RetryableError):
+    """A wait ended before what it waited for did. Nothing was changed."""
+
+    def __init__(self, what: str, *, waited_s: float) -> None:
+        super().__init__(
+            f"{what} still open after {waited_s:g} s", "end them, or wait longer (timeout=)"
+        )
+        self.waited_s = waited_s
 
 
 class LockedError(RetryableError):

@@ -57,6 +57,26 @@ span is cheaper than the sort and needs no memory."""
 GROUP_COMMIT_WAIT_S_MAX = 60.0
 """How long a commit waits for another thread's fsync before it looks again whether that died."""
 
+STREAMS_MAX = 1024
+"""Streams of one generation. A commit writes an entry to each stream it touches, and a reader of
+all of them holds a chunk of each."""
+
+EPOCHS_PENDING_MAX = 4096
+"""Closed epochs kept in memory until a commit takes them along: 128 KiB, and the number of commits
+whose headers an open after a crash has to read."""
+
+EPOCH_EVENTS_PENDING_MAX = 1 << 20
+"""Change events of the epochs kept in memory: bounds the bytes that the same open reads."""
+
+QUIESCENCE_WAIT_S = 600.0
+"""How long `force_quiescence` waits for open changesets before it gives up."""
+
+FEED_BATCH_ROWS = 10_000
+"""Events of one feed batch: large enough to share the price of a position, small in memory."""
+
+FEED_BATCH_BYTES = 8 << 20
+"""Keys, values and images of one feed batch: what a consumer must be able to hold."""
+
 GC_KEYS_PER_STEP = 4096
 """Keys GC looks at between two writes: the commit lock is held for one batch of removals, and a
 stop is heard, every few milliseconds."""
