@@ -52,7 +52,7 @@ class RocksEngine:
             self._db: rocks.Rdict | None = rocks.Rdict(
                 str(path),
                 _database_options(cache),
-                {family: _family_options(family, cache) for family in FAMILIES},
+                {family: family_options(family, cache) for family in FAMILIES},
                 access,
             )
             self._family = {name: self._db.get_column_family(name) for name in FAMILIES}
@@ -268,7 +268,7 @@ _FIGURES = {
 
 
 def _database_options(cache: rocks.Cache) -> rocks.Options:
-    options = _family_options(META, cache)
+    options = family_options(META, cache)
     options.create_if_missing(True)
     options.create_missing_column_families(True)
     options.set_max_background_jobs(2)
@@ -278,7 +278,7 @@ def _database_options(cache: rocks.Cache) -> rocks.Options:
     return options
 
 
-def _family_options(family: str, cache: rocks.Cache) -> rocks.Options:
+def family_options(family: str, cache: rocks.Cache) -> rocks.Options:
     options = rocks.Options(raw_mode=True)
     table = rocks.BlockBasedOptions()
     table.set_block_cache(cache)
