@@ -9,6 +9,7 @@ from kvstore.batch import Batch
 from kvstore.changes import Change
 from kvstore.clock import Clock, ManualClock
 from kvstore.commit import Durability
+from kvstore.gc import GcPolicy, GcReport
 from kvstore.holds import Hold
 from kvstore.imports import ImportRecord
 from kvstore.mvcc import Version
@@ -23,6 +24,8 @@ __all__ = [
     "Change",
     "Clock",
     "Durability",
+    "GcPolicy",
+    "GcReport",
     "Hold",
     "ImportRecord",
     "ManualClock",

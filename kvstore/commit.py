@@ -69,6 +69,8 @@ class Committer:
         self._where = where
         self.lock = threading.RLock()
         self.since = Timestamp(since)
+        self.floor = since
+        """Reads at or above it are whole; one below it asks `since` and the clears."""
         self.upper = Timestamp(upper)
         self._durable = upper
         self._synced = threading.Condition()
@@ -197,6 +199,11 @@ class Committer:
             assert self.since <= since < self.upper
             self.write_meta(lambda batch: self._meta.stage(batch, SINCE, {"timestamp": since}))
             self.since = Timestamp(since)
+            self.raise_floor(since)
+
+    def raise_floor(self, timestamp: int) -> None:
+        """Have readers below `timestamp` look twice. The caller holds the lock."""
+        self.floor = max(self.floor, timestamp)
 
     def require_healthy(self) -> None:
         """Raise `PoisonedError` if an earlier write failed."""

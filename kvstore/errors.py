@@ -21,6 +21,7 @@
     |   |-- OutOfSpaceError         the disk is full
     |   `-- PoisonedError           an earlier write failed; the handle refuses until reopened
     `-- CorruptionError         stop: bytes are not what was written
+        `-- JournalDamagedError       a journal file; what can be saved, `salvage` saves
 
 Each message says what happened, where, and what to do; the same facts are fields of the
 error. Foreign exceptions are translated where they enter (`raise ... from`). Broken
@@ -36,7 +37,7 @@ KEYS_NAMED_MAX = 5
 
 
 def printable(key: bytes) -> str:
-    """Render a key for a message: as it is where it is plain text, else as hex. O(len(key))."""
+    """Render a key for a message: text as it is, other bytes as escapes, 64 bytes at most."""
     text = repr(bytes(key[:64]))
     return text if len(key) <= 64 else f"{text}... ({len(key)} bytes)"
 
@@ -48,6 +49,16 @@ class KVStoreError(Exception):
         super().__init__(f"{what}; {remedy}" if remedy else what)
         self.what = what
         self.remedy = remedy
+
+    def __reduce__(self) -> tuple[object, ...]:
+        # Errors cross processes (Spark's workers, pools). By default they are made anew from
+        # their message alone, which fails for all that take other arguments.
+        return _restore, (type(self), self.args), self.__dict__
+
+
+def _restore(kind: type[KVStoreError], args: tuple[object, ...]) -> KVStoreError:
+    """Make the error that `__reduce__` took apart, without calling its `__init__`."""
+    return kind.__new__(kind, *args)
 
 
 # -- fix the call ---------------------------------------------------------------------------
@@ -276,6 +287,33 @@ class CorruptionError(KVStoreError):
         super().__init__(f"{where} is damaged: {problem}", remedy)
         self.where = where
         self.problem = problem
+
+
+class JournalDamagedError(CorruptionError):
+    """A journal file is damaged at `offset`; the records `first..last` cannot be read.
+
+    `last` is None where no record behind the damage tells how many are gone, and below `first`
+    where no record is gone.
+    """
+
+    def __init__(
+        self, path: str, *, offset: int, first: int, last: int | None, problem: str
+    ) -> None:
+        if last is None:
+            lost = f"ordinal {first} and what follows cannot be read"
+        elif last < first:
+            lost = f"it stands between ordinals {last} and {first}"
+        else:
+            lost = f"ordinals {first}..{last} cannot be read"
+        super().__init__(
+            f"{path} at byte {offset}",
+            f"{problem}; {lost}",
+            "restore the file, or copy what is left with `kvstore journal salvage`",
+        )
+        self.path = path
+        self.offset = offset
+        self.first = first
+        self.last = last
 
 
 def _span_text(span: tuple[bytes, bytes | None]) -> str:

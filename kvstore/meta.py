@@ -5,7 +5,10 @@
     upper                      timestamp: no commit may take one below it
     since                      timestamp: history below it may be gone
     index-floor                timestamp: the change index is complete above it
+    collected                  timestamp: GC has done its work for all below or at it
     import/<id, 16 hex>        see kvstore/imports.py
+    hold/<name>                see kvstore/holds.py
+    clear/<timestamp, 16 hex>  see kvstore/clears.py
 
 JSON, because these are few, are read at open only, and a person with a RocksDB tool can read them.
 """
@@ -26,6 +29,7 @@ FORMAT: Final = "format"
 UPPER: Final = "upper"
 SINCE: Final = "since"
 INDEX_FLOOR: Final = "index-floor"
+COLLECTED: Final = "collected"
 
 
 class Meta:

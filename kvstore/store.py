@@ -7,8 +7,9 @@ on history to `holds`. It keeps no state of its own.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
+from functools import partial
 from itertools import chain, islice
 from pathlib import Path
 from types import TracebackType
@@ -17,12 +18,14 @@ from typing import TYPE_CHECKING, TypeVar, overload
 from kvstore.arrow import DEFAULT_BATCH_ROWS, row_batches
 from kvstore.batch import Batch
 from kvstore.changes import Change, ChangeIndex, ChangeReader, Order, Revisions
+from kvstore.clears import Clears
 from kvstore.commit import Committer, Durability
 from kvstore.engine import Engine
 from kvstore.errors import ClosedError, UsageError
+from kvstore.gc import Collector, GcPolicy, GcReport, GcWorker
 from kvstore.holds import Hold, HoldRecord, Holds
 from kvstore.imports import ImportRecord, Imports
-from kvstore.meta import INDEX_FLOOR, Meta
+from kvstore.meta import FORMAT, INDEX_FLOOR, Meta
 from kvstore.mvcc import Version, Versions, WriteSet
 from kvstore.snapshot import Snapshot
 from kvstore.span import Span, require_key
@@ -58,6 +61,18 @@ class Store:
         self._imports = Imports(versions, index)
         self._changes = ChangeReader(versions, index, self._imports.spans_of)
         self._holds = Holds(self._meta, committer)
+        self._clears = Clears(self._meta)
+        committer.raise_floor(self._clears.newest)
+        self._collector = Collector(
+            versions,
+            index,
+            committer,
+            holds=self._holds,
+            imports=self._imports,
+            clears=self._clears,
+            path=path,
+        )
+        self._gc_worker: GcWorker | None = None
         self._index_floor = self._meta.timestamp(INDEX_FLOOR)
         self._closed = False
 
@@ -77,6 +92,13 @@ class Store:
     def durable(self) -> Timestamp:
         """Everything below it survives a crash."""
         return self._committer.durable
+
+    @property
+    def store_id(self) -> str:
+        """Random name of this store, given when it was made; a restored one gets its own."""
+        record = self._meta.read(FORMAT)
+        assert record is not None, "opening wrote it"
+        return str(record["store_id"])
 
     def now(self) -> Timestamp:
         """The time now, on this store's timeline."""
@@ -140,13 +162,26 @@ class Store:
         self, key: bytes, as_of: TimeLike | None = None, default: T | None = None
     ) -> bytes | T | None:
         """The value of `key`, `default` where it is absent or deleted. One seek."""
-        value = self._versions.get(require_key(key), self._at(as_of))
+        at = self._at(as_of)
+        value = self._versions.get(require_key(key), at)
+        if at < self._committer.floor:
+            value = self._read(as_of, Span.of_key(key), partial(self._versions.get, key))
         return default if value is None else value
 
     def get_many(self, keys: Sequence[bytes], as_of: TimeLike | None = None) -> list[bytes | None]:
         """The values of `keys`, in their order, all at one time; None where there is none."""
+        for key in keys:
+            require_key(key)
+
+        def read(at: int) -> list[bytes | None]:
+            return [self._versions.get(key, at) for key in keys]
+
         at = self._at(as_of)
-        return [self._versions.get(require_key(key), at) for key in keys]
+        values = read(at)
+        if at < self._committer.floor:
+            hull = Span(min(keys), max(keys) + b"\x00") if keys else Span()
+            return self._read(as_of, hull, read)
+        return values
 
     def scan(
         self,
@@ -166,7 +201,7 @@ class Store:
         if limit is not None and limit < 0:
             raise UsageError(f"limit={limit}", "pass a count, or None for all")
         span = Span.of(start, end, prefix)
-        chunks = self._versions.scan(span, self._at(as_of), reverse=reverse)
+        chunks = self._read(as_of, span, partial(self._versions.scan, span, reverse=reverse))
         rows = chain.from_iterable(map(_pairs, chunks))
         return rows if limit is None else islice(rows, limit)
 
@@ -181,7 +216,8 @@ class Store:
     ) -> pa.RecordBatchReader:
         """The rows of `scan` as Arrow record batches: columns `key` and `value`, both binary."""
         span = Span.of(start, end, prefix)
-        return row_batches(self._versions.scan(span, self._at(as_of)), batch_rows)
+        chunks = self._read(as_of, span, partial(self._versions.scan, span))
+        return row_batches(chunks, batch_rows)
 
     def history(self, key: bytes) -> list[Version]:
         """All versions of `key` that are kept, newest first; a deletion has value None."""
@@ -210,11 +246,32 @@ class Store:
         low, high = to_timestamp(since, name="since"), self._at(upto)
         if low > high and upto is not None:
             raise UsageError(f"since {low} is above upto {high}", "swap them")
-        if not (low == 0 and revisions == "latest"):
-            self._committer.readable(min(low, high) if upto is None else low)
-        floor = max(self._index_floor, self.since)
+        needed = high if low == 0 and revisions == "latest" else min(low, high)
+        self._require_kept(span, needed)
+        return self._pinned(
+            span,
+            needed,
+            lambda: self._changes.changes(
+                span,
+                since=low,
+                upto=high,
+                revisions=revisions,
+                order=order,
+                index_floor=max(self._index_floor, self.since),
+            ),
+        )
+
+    def versions(self, *, since: TimeLike | None, upto: TimeLike) -> Iterator[Change]:
+        """All revisions in `(since, upto]` by key, for copies of this store's history.
+
+        `since=None` is everything that is kept, what lies below the store's `since` included:
+        of that, what reads at `since` or later can see is complete. One pass over the store then.
+        """
+        if since is not None:
+            return self.changes(since, upto)
+        high = self._at(upto)
         return self._changes.changes(
-            span, since=low, upto=high, revisions=revisions, order=order, index_floor=floor
+            Span(), since=0, upto=high, revisions="all", order="key", index_floor=high
         )
 
     def snapshot(self, as_of: TimeLike | None = None) -> Snapshot:
@@ -229,6 +286,39 @@ class Store:
     def imports(self) -> list[ImportRecord]:
         """The bulk loads this store knows: those being added first, then in time order."""
         return self._imports.all()
+
+    def find_import(self, record: ImportRecord) -> ImportRecord | None:
+        """What is known of an import; raises `ImportRefusedError` if its id has other contents."""
+        self._live()
+        return self._imports.find(record)
+
+    def prepare_import(self, record: ImportRecord) -> None:
+        """Write down, durably, that an import is coming. The first step of `bulk.ingest`."""
+        self._imports.prepare(record, self._live())
+
+    def link_import(self, files: Sequence[Path]) -> None:
+        """Move sorted files into the engine, all or none; nothing becomes visible."""
+        self._live()
+        self._imports.link(files)
+
+    def is_import_linked(self, record: ImportRecord) -> bool:
+        """Whether the files of an import are in the engine."""
+        self._live()
+        return self._imports.is_linked(record)
+
+    def is_imported(self, record: ImportRecord, key: bytes) -> bool:
+        """Whether an import that is linked has a row for `key`."""
+        self._live()
+        return self._imports.has_row(record, key)
+
+    def add_import(
+        self, record: ImportRecord, *, check: Callable[[], None] | None = None
+    ) -> Timestamp:
+        """Make a linked import visible at one new timestamp: the commit of `bulk.ingest`.
+
+        `check` runs under the commit lock and may raise to call it off.
+        """
+        return self._imports.add(record.import_id, self._live(), check=check)
 
     def abort_import(self, import_id: int) -> bool:
         """Forget an import that was left half added. O(entries in its spans)."""
@@ -254,6 +344,36 @@ class Store:
         """All holds, by name."""
         return self._holds.all()
 
+    def gc(
+        self,
+        before: TimeLike | None = None,
+        keep: timedelta | None = None,
+        *,
+        compact: bool = False,
+    ) -> GcReport:
+        """Give up history below `before` (or older than `keep`), and remove what it held.
+
+        Goes as far as holds and open readers allow; holds over their budget are invalidated.
+        Costs what changed since the last run. The files shrink as RocksDB compacts them, or at
+        once with `compact`, which rewrites what was touched.
+        """
+        self._live()
+        when = None if before is None else to_timestamp(before, name="before")
+        age = None if keep is None else keep.total_seconds()
+        return self._collector.run(self._collector.target(before=when, keep_s=age), compact=compact)
+
+    def start_gc(
+        self, policy: GcPolicy, *, after_run: Callable[[GcReport], None] | None = None
+    ) -> GcWorker:
+        """Collect in the background until the store is closed, or a new policy replaces this."""
+        self._live()
+        if self._gc_worker is not None:
+            self._gc_worker.stop()
+        self._gc_worker = GcWorker(
+            policy, lambda p: self.gc(keep=p.keep, compact=p.compact), after_run=after_run
+        )
+        return self._gc_worker
+
     def checkpoint(self, path: str | Path) -> Timestamp:
         """Make `path` (which must not exist) an independent copy as of now, sharing files.
 
@@ -273,11 +393,16 @@ class Store:
         if self._closed:
             return
         self._closed = True
+        self._collector.stop()
+        if self._gc_worker is not None:
+            self._gc_worker.stop()
         try:
             with self._committer.lock:
                 self._committer.finish()
         finally:
             self._engine.close()
+        if self._gc_worker is not None and self._gc_worker.error is not None:
+            raise self._gc_worker.error
 
     def __enter__(self) -> Store:
         self._live()
@@ -301,6 +426,40 @@ class Store:
         if as_of is None:
             return committer.upper - 1
         return committer.readable(to_timestamp(as_of, name="as_of"))
+
+    def _read(self, as_of: TimeLike | None, span: Span, read: Callable[[int], T]) -> T:
+        """What `read` finds in `span` at `as_of`.
+
+        History may go between the choice of the time and the read: GC and clears announce
+        what they take before they take it, so looking again after the read tells whether what
+        it found was whole. A read of the newest time is made again then.
+        """
+        while True:
+            at = self._at(as_of)
+            result = read(at)
+            if at >= self._committer.floor:
+                return result
+            if as_of is not None:
+                self._require_kept(span, at)
+                return result
+            if at >= self.since and self._clears.hit(span, at) is None:
+                return result
+            with self._committer.lock:
+                pass  # The clear under way publishes its time before it lets go.
+
+    def _require_kept(self, span: Span, as_of: int) -> None:
+        """Raise unless the whole of `span` can be read as of `as_of`."""
+        self._committer.readable(as_of)
+        self._clears.require(span, as_of)
+
+    def _pinned(self, span: Span, as_of: int, open_pass: Callable[[], Iterator[T]]) -> Iterator[T]:
+        """A lazy pass that GC and clears leave alone, from its first row until it ends."""
+        pin = self._holds.pin(as_of)
+        try:
+            self._clears.require(span, as_of)
+            yield from open_pass()
+        finally:
+            self._holds.unpin(pin)
 
     def _is_dead(self, span: Span) -> bool:
         return not any(keys for keys, _ in self._versions.scan(span, self._committer.upper - 1))

@@ -89,6 +89,26 @@ class ChangeIndex:
         finally:
             cursor.close()
 
+    def stage_trim(self, upto: int, batch: Batch) -> None:
+        """Add the removal of all entries at or below `upto`. One range delete per stream."""
+        changes = self._engine.families[CHANGES]
+        for stream in self._stored_streams():
+            begin = encode_change_key(stream, 0)
+            batch.delete_range(begin, encode_change_key(stream, upto + 1), changes)
+
+    def _stored_streams(self) -> Iterator[bytes]:
+        """The streams that have entries. One seek each."""
+        start = b""
+        while True:
+            cursor = self._engine.cursor(CHANGES, start)
+            keys, _ = cursor.take(1)
+            cursor.close()
+            if not keys:
+                return
+            stream, _, _ = decode_change_key(keys[0])
+            yield stream
+            start = stream + b"\xff" * (len(keys[0]) - len(stream) + 1)
+
     def last(self) -> int:
         """Timestamp of the newest commit in the index, 0 if it is empty."""
         cursor = self._engine.cursor(CHANGES, reverse=True)

@@ -1,0 +1,6 @@
+"""Garbage collection: giving up history below `since`, and taking back its space."""
+
+from kvstore.gc.collect import Collector, GcReport
+from kvstore.gc.policy import GcPolicy, GcWorker
+
+__all__ = ["Collector", "GcPolicy", "GcReport", "GcWorker"]
