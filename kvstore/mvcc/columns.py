@@ -4,7 +4,7 @@ The keys lie joined in one buffer; suffixes and kinds are gathered from it as nu
 whether two neighbours have one user key is seen by comparing words of eight bytes. No Python code
 runs per key: some 90 ns a key, where the plainest loop over keys takes 250.
 
-    joined  := | 8 zero bytes | key | key | ...        so that every word can be read before a key's end
+    joined  := | 8 zero bytes | key | key | ...        so that a word can end anywhere
     key     := | stem (framed user key) | suffix u64 | kind u8 |
 """
 
@@ -52,12 +52,14 @@ class Columns:
     def times(self) -> Numbers:
         """Timestamps; a stamp reference is negative: the complement of its import id."""
         suffixes = self._words[self._ends - TAIL_BYTES].astype(np.uint64)
-        return (~suffixes).view(np.int64)
+        times: Numbers = (~suffixes).view(np.int64)
+        return times
 
     @cached_property
     def is_value(self) -> Bools:
         """Whether each entry is a value; a tombstone else."""
-        return np.frombuffer(self._joined, np.uint8)[self._ends - 1] != 0
+        kinds: Bools = np.frombuffer(self._joined, np.uint8)[self._ends - 1] != 0
+        return kinds
 
     @cached_property
     def repeats(self) -> Bools:
