@@ -8,7 +8,7 @@
               tasks
               opening, store, snapshot
               txn, gc
-              commit, batch, holds, imports
+              commit, batch, holds, imports, clears
               changes
               mvcc, meta
               engine, journal
@@ -41,7 +41,7 @@ KVSTORE_LAYERS = (
     ("engine", "journal"),
     ("mvcc", "meta"),
     ("changes",),
-    ("commit", "batch", "holds", "imports"),
+    ("commit", "batch", "holds", "imports", "clears"),
     ("txn", "gc"),
     ("opening", "store", "snapshot"),
     ("tasks",),
