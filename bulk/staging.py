@@ -89,7 +89,7 @@ def seal(staging: Path, import_id: int, parts: Sequence[Part]) -> Manifest:
         if not (staging / part.name).is_file():
             raise UsageError(f"{staging / part.name} is gone", _STAGE_AGAIN)
     manifest = Manifest(import_id, tuple(ordered))
-    _write_atomically(staging / MANIFEST_NAME, manifest.to_json().encode())
+    write_atomically(staging / MANIFEST_NAME, manifest.to_json().encode())
     return manifest
 
 
@@ -142,7 +142,8 @@ def fsync_directory(path: Path) -> None:
         os.close(handle)
 
 
-def _write_atomically(path: Path, content: bytes) -> None:
+def write_atomically(path: Path, content: bytes) -> None:
+    """Replace the file at `path` whole, durably: readers see the old content or the new."""
     unfinished = path.with_suffix(".tmp")
     with unfinished.open("wb") as file:
         file.write(content)

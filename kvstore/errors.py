@@ -12,8 +12,11 @@
     |   |-- ConflictError           a transaction read what another commit changed
     |   |-- PreconditionError       a conditional write found something else than expected
     |   |-- WriteTooOldError        a version at or above the given timestamp exists
+    |   |-- DependencyError         tasks are not at the versions that a change depends on
+    |   |-- HistoryHeldError        a hold or reader needs the history that was to be cleared
     |   |-- DeterminateError        a blob or consensus call surely had no effect
     |   |-- UpperMismatchError      an append expected another upper; read it and decide anew
+    |   |-- BusyError               what had to end first did not end in time
     |   `-- LockedError             another owner has it open; wait, or stop the owner
     |-- HistoryGoneError        read at a newer time
     |-- NotYetWrittenError      wait until `upper` has passed the time
@@ -42,7 +45,7 @@ KEYS_NAMED_MAX = 5
 
 
 def printable(key: bytes) -> str:
-    """Render a key for a message: as it is where it is plain text, else as hex. O(len(key))."""
+    """Render a key for a message: text as it is, other bytes as escapes, 64 bytes at most."""
     text = repr(bytes(key[:64]))
     return text if len(key) <= 64 else f"{text}... ({len(key)} bytes)"
 
@@ -54,6 +57,16 @@ class KVStoreError(Exception):
         super().__init__(f"{what}; {remedy}" if remedy else what)
         self.what = what
         self.remedy = remedy
+
+    def __reduce__(self) -> tuple[object, ...]:
+        # Errors cross processes (Spark's workers, pools). By default they are made anew from
+        # their message alone, which fails for all that take other arguments.
+        return _restore, (type(self), self.args), self.__dict__
+
+
+def _restore(kind: type[KVStoreError], args: tuple[object, ...]) -> KVStoreError:
+    """Make the error that `__reduce__` took apart, without calling its `__init__`."""
+    return kind.__new__(kind, *args)
 
 
 # -- fix the call ---------------------------------------------------------------------------
@@ -173,6 +186,34 @@ class WriteTooOldError(RetryableError):
         self.least = least
 
 
+class DependencyError(RetryableError):
+    """A change of tasks depends on what is no longer so; none of it was done.
+
+    `failures` names every dependency that failed: (task id, expected version, found version);
+    a version is None where the task does not exist, or was expected not to.
+    """
+
+    def __init__(self, failures: Sequence[tuple[str, int | None, int | None]]) -> None:
+        named = ", ".join(
+            f"task {task} is {_version_text(found)}, not {_version_text(expected)}"
+            for task, expected, found in failures
+        )
+        super().__init__(named, "read the tasks again and decide anew")
+        self.failures = tuple(failures)
+
+
+class HistoryHeldError(RetryableError):
+    """`holder` needs history of the span that was to be destroyed; nothing was."""
+
+    def __init__(self, span: tuple[bytes, bytes | None], *, holder: str) -> None:
+        super().__init__(
+            f"history of {_span_text(span)} is needed by {holder}",
+            "release or move it and clear again, or use delete_range, which keeps history",
+        )
+        self.span = span
+        self.holder = holder
+
+
 class DeterminateError(RetryableError):
     """A blob or consensus call at `where` failed and surely had no effect."""
 
@@ -196,6 +237,16 @@ class UpperMismatchError(RetryableError):
         self.expected = expected
         self.upper = upper
         self.writer_upper = writer_upper
+
+
+class BusyError(RetryableError):
+    """A wait ended before what it waited for did. Nothing was changed."""
+
+    def __init__(self, what: str, *, waited_s: float) -> None:
+        super().__init__(
+            f"{what} still open after {waited_s:g} s", "end them, or wait longer (timeout=)"
+        )
+        self.waited_s = waited_s
 
 
 class LockedError(RetryableError):
@@ -262,8 +313,7 @@ class HoldLostError(FencedError):
     def __init__(self, name: str, *, held: int, budget_seconds: float) -> None:
         KVStoreError.__init__(
             self,
-            f"hold {name!r} at {held} was invalidated: it exceeded its budget of "
-            f"{budget_seconds:g} s",
+            f"hold {name!r} at {held} was invalidated: older than its {budget_seconds:g} s",
             "start over from a full read, and take a larger budget",
         )
         self.name = name
@@ -372,6 +422,10 @@ class JournalDamagedError(CorruptionError):
         self.offset = offset
         self.first = first
         self.last = last
+
+
+def _version_text(version: int | None) -> str:
+    return "absent" if version is None else f"at version {version}"
 
 
 def _span_text(span: tuple[bytes, bytes | None]) -> str:

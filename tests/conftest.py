@@ -6,7 +6,6 @@ Hypothesis draws new examples on every run and prints how to repeat a failure. `
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -43,16 +42,12 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """The run's one Spark session. What a test sets in its `conf` it must set back."""
     from spark_connector import session
 
-    tests = os.path.dirname(__file__)
-    with pytest.MonkeyPatch.context() as patch:
-        # Functions of a test module are sent to the workers by name.
-        patch.setenv("PYTHONPATH", tests, prepend=os.pathsep)
-        started = session(
-            "tests",
-            cores=2,
-            memory="1g",
-            # Fast to start rather than fast in the long run; one GC thread.
-            **{"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"},
-        )
+    started = session(
+        "tests",
+        cores=2,
+        memory="1g",
+        # Fast to start rather than fast in the long run; one GC thread.
+        **{"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"},
+    )
     yield started
     started.stop()
