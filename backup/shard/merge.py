@@ -137,7 +137,7 @@ def _break_ties(
     places = np.flatnonzero(tied)
     rows = order[places]
     columns = batch.select([name for name, _ in rule.order]).take(pa.array(rows))
-    order[places] = rows[pc.sort_indices(columns, sort_keys=rule.order).to_numpy()]
+    order[places] = rows[pc.sort_indices(columns, sort_keys=list(rule.order)).to_numpy()]
     return order
 
 

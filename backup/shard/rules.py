@@ -145,7 +145,7 @@ class Rule(Protocol):
         ...
 
     @property
-    def order(self) -> list[tuple[str, str]]:
+    def order(self) -> tuple[tuple[str, str], ...]:
         """Column and "ascending" or "descending", most significant first."""
         ...
 
@@ -171,7 +171,7 @@ class VersionsRule:
     name = "versions"
     schema = VERSIONS_SCHEMA
     time_column = "timestamp"
-    order = [("key", "ascending"), ("timestamp", "descending"), ("op", "descending")]  # noqa: RUF012
+    order = (("key", "ascending"), ("timestamp", "descending"), ("op", "descending"))
 
     def fold(self, view: View) -> Fold:
         """See `Rule.fold`."""
@@ -249,7 +249,7 @@ class DiffsRule:
     name = "diffs"
     schema = DIFFS_SCHEMA
     time_column = "time"
-    order = [("key", "ascending"), ("value", "ascending"), ("time", "ascending")]  # noqa: RUF012
+    order = (("key", "ascending"), ("value", "ascending"), ("time", "ascending"))
 
     def fold(self, view: View) -> Fold:
         """See `Rule.fold`."""
