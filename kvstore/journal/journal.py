@@ -70,16 +70,17 @@ class Journal:
         self._lock = lock
         self._content = content
         self._policy = sync
-        self._file_bytes = file_bytes
-        self._file_records = file_records
+        self._bytes_max = file_bytes  # -1 once closed or poisoned: one check finds all three
+        self._records_max = file_records
         before = recovery.incarnation or identity << 32
         self._incarnation = before + 1
         self._next = recovery.last + 1
         self._durable = recovery.last
-        self._append_lock = threading.RLock()
+        self._append_lock = threading.Lock()
         self._sync_lock = threading.Lock()
         self._failed: str | None = None
         self._closed = False
+        self._writing = False
         self._live_records = 0
         self._live_bytes = 0
         self.recovery = recovery
@@ -161,9 +162,14 @@ class Journal:
         """
         require_payload(payload, type)
         with self._append_lock:
-            self._require_room()
+            if (
+                self._live_bytes >= self._bytes_max
+                or self._live_records >= self._records_max
+                or self._writing
+            ):
+                self._make_room()
             ordinal = self._next
-            self._write(encode(self._incarnation, ordinal, type, payload), records=1)
+            self._write(encode(self._incarnation, ordinal, type, payload), 1)
         if settle:
             self.settle(ordinal)
         return ordinal
@@ -180,18 +186,19 @@ class Journal:
             first = self._next
             pieces: list[bytes] = []
             size = 0
-            self._require_room()
             incarnation, ordinal = self._incarnation, first
             for payload in checked:
-                pieces.append(encode(incarnation, ordinal, type, payload))
+                if not size:
+                    self._make_room()
+                piece = encode(incarnation, ordinal, type, payload)
+                pieces.append(piece)
                 ordinal += 1
-                size += len(pieces[-1])
+                size += len(piece)
                 if size >= JOURNAL_READ_BYTES:
-                    self._write(b"".join(pieces), records=len(pieces))
-                    self._require_room()
+                    self._write(b"".join(pieces), len(pieces))
                     pieces, size = [], 0
             if pieces:
-                self._write(b"".join(pieces), records=len(pieces))
+                self._write(b"".join(pieces), len(pieces))
         self.settle(ordinal - 1)
         return range(first, ordinal)
 
@@ -221,7 +228,7 @@ class Journal:
         `LockedError` while another process compacts: nothing has changed then.
         """
         with self._append_lock:
-            self._require_usable()
+            self._require_writable()
             if self._live_records:
                 self._rotate()
             info = write_snapshot(
@@ -330,18 +337,29 @@ class Journal:
 
     # -- acting -------------------------------------------------------------------------------
 
-    def _write(self, data: bytes, *, records: int) -> None:
-        with self._poisoning():
-            write_all(self._output, data)
+    def _write(self, data: bytes, records: int) -> None:
+        """Hand bytes to the system and count them. An exception in between, whatever it is,
+        leaves `_writing` set, and the next call finds the journal poisoned."""
+        self._writing = True
+        try:
+            written = self._output.write(data)
+        except OSError:
+            with self._poisoning():
+                raise
+        if written != len(data):
+            with self._poisoning():
+                write_all(self._output, data[written:])
         self._next += records
         self._live_records += records
         self._live_bytes += len(data)
+        self._writing = False
         if self._interval is not None:
             self._interval.notify()
 
-    def _require_room(self) -> None:
-        self._require_usable()
-        full = self._live_bytes >= self._file_bytes or self._live_records >= self._file_records
+    def _make_room(self) -> None:
+        """Rotate if the live file is full; raise if the journal is closed or poisoned."""
+        self._require_writable()
+        full = self._live_bytes >= self._bytes_max or self._live_records >= self._records_max
         if full and self._live_records:
             self._rotate()
             remove_superseded(self._files, self._directory)
@@ -371,7 +389,7 @@ class Journal:
             if self._closed:
                 return
             try:
-                if self._failed is None:
+                if self._failed is None and not self._writing:
                     with self._sync_lock, self._poisoning():
                         if seal and self._live_records:
                             self._seal()
@@ -385,6 +403,7 @@ class Journal:
         if self._interval is not None:
             self._interval.stop()
         self._closed = True
+        self._bytes_max = -1
         self._output.close()
         self._lock.close()
 
@@ -397,8 +416,18 @@ class Journal:
             with storage_errors(self._directory):
                 yield
         except BaseException as error:
-            self._failed = str(error) or type(error).__name__
+            self._fail(str(error) or type(error).__name__)
             raise
+
+    def _fail(self, cause: str) -> None:
+        self._failed = self._failed or cause
+        self._bytes_max = -1
+
+    def _require_writable(self) -> None:
+        """Under the append lock: what `_require_usable` refuses, and an interrupted write."""
+        if self._writing:
+            self._fail("a write was interrupted")
+        self._require_usable()
 
     def _require_usable(self) -> None:
         if self._closed:

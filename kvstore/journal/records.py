@@ -37,7 +37,6 @@ from kvstore.journal.stuffing import (
     PAIR,
     RADIX,
     StuffingError,
-    find_pair,
     search_pair,
     stuff,
     unstuff,
@@ -60,6 +59,8 @@ HEAD_BYTES = _HEAD.size
 PAYLOAD_AT = _PREFIX.size
 _OPEN = struct.Struct("<HB")
 _SEAL = struct.Struct("<Q")
+PAYLOAD_IN_FIRST = FIRST_MAX - PAYLOAD_AT
+_PAYLOAD_IN_TWO = PAYLOAD_IN_FIRST + LATER_MAX
 _ONE_BLOCK = tuple(PAIR + bytes((size,)) for size in range(FIRST_MAX + 1))
 
 unpack_prefix = _PREFIX.unpack_from
@@ -94,21 +95,24 @@ def encode(incarnation: int, ordinal: int, kind: int, payload: bytes) -> bytes:
     """A record as it stands in a file, with its pair in front.
 
     The hot path of appending: one or two blocks without the pair are framed here, at a third of
-    what `stuff` takes (100 bytes: 0.9 us, 1,000 bytes: 1.9 us).
+    what `stuff` takes (100 bytes: 0.9 us, 1,000 bytes: 1.9 us). No pair lies across head and
+    payload, since no length ends with FE.
     """
-    head = _HEAD.pack(incarnation, ordinal, kind, len(payload))
+    length = len(payload)
+    head = _HEAD.pack(incarnation, ordinal, kind, length)
     check = crc32(head)
-    body = _CHECKS.pack(check, crc32(payload, check)) + head + payload
-    size = len(body)
-    if size <= FIRST_MAX:
-        if search_pair(body) is None:
-            return _ONE_BLOCK[size] + body
-    elif size <= FIRST_MAX + LATER_MAX and find_pair(body) < 0:
-        high, low = divmod(size - FIRST_MAX, RADIX)
-        return b"".join(
-            (_ONE_BLOCK[FIRST_MAX], body[:FIRST_MAX], bytes((low, high)), body[FIRST_MAX:])
-        )
-    return stuff(body)
+    front = _CHECKS.pack(check, crc32(payload, check)) + head
+    if length <= PAYLOAD_IN_FIRST:
+        if search_pair(front) is None and search_pair(payload) is None:
+            return _ONE_BLOCK[PAYLOAD_AT + length] + front + payload
+    elif length <= _PAYLOAD_IN_TWO:
+        at = payload.find(b"\xfe")
+        if (at < 0 or search_pair(payload, at) is None) and search_pair(front) is None:
+            high, low = divmod(length - PAYLOAD_IN_FIRST, RADIX)
+            digits = (high << 8 | low).to_bytes(2, "little")
+            first, rest = payload[:PAYLOAD_IN_FIRST], payload[PAYLOAD_IN_FIRST:]
+            return _ONE_BLOCK[FIRST_MAX] + front + first + digits + rest
+    return stuff(front + payload)
 
 
 def decode(raw: bytes) -> tuple[Record, int]:

@@ -25,6 +25,7 @@ from kvstore.journal.records import (
     HEAD_BYTES,
     KIND_JOURNAL,
     PAYLOAD_AT,
+    PAYLOAD_IN_FIRST,
     TYPE_OPEN,
     TYPE_RESERVED,
     TYPE_SEAL,
@@ -130,6 +131,14 @@ def decode_run(
         if size == PAYLOAD_AT + length and size <= FIRST_MAX:
             following = payload_at + length
             payload = data[payload_at:following]
+        elif (
+            size == FIRST_MAX
+            and length > PAYLOAD_IN_FIRST
+            and (following := payload_at + length + 2) <= end
+            and data[(middle := payload_at + PAYLOAD_IN_FIRST)] + RADIX * data[middle + 1]
+            == following - middle - 2
+        ):
+            payload = data[payload_at:middle] + data[middle + 2 : following]
         else:
             payload, following = _blocks(data, payload_at, size - PAYLOAD_AT, length)
         found = crc32(data[payload_at - HEAD_BYTES : payload_at])
@@ -154,10 +163,10 @@ def _blocks(data: bytes, at: int, size: int, length: int) -> tuple[bytes, int]:
 
     That lies beyond `data` where the blocks do not make up `length`: the slow path finds out why.
     """
-    if not 0 <= size <= FIRST_MAX - PAYLOAD_AT:
+    if not 0 <= size <= PAYLOAD_IN_FIRST:
         return b"", len(data) + 1
     parts = [data[at : at + size]]
-    at, done, short = at + size, size, size < FIRST_MAX - PAYLOAD_AT
+    at, done, short = at + size, size, size < PAYLOAD_IN_FIRST
     while done < length and at + 1 < len(data) and max(data[at], data[at + 1]) < RADIX:
         size = data[at] + RADIX * data[at + 1]
         if short:
