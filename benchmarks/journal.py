@@ -194,7 +194,7 @@ def measure_synced(directory: Path, *, rounds: int) -> Figure:
     pairs = []
     for number in range(rounds):
         with Journal.open(directory / f"synced{number}", sync=Sync.always()) as journal:
-            mine = seconds(lambda: fill(journal, payloads, False))  # noqa: B023
+            mine = seconds(lambda: fill(journal, payloads, False))
         plain = PlainLog(directory / f"synced-plain{number}", sync=True)
         pairs.append((mine, seconds(lambda: fill(plain, payloads, False))))  # noqa: B023
         plain.close()
@@ -238,8 +238,9 @@ def main() -> None:
         figures, claims = measure(Path(directory))
     for figure in figures:
         print(
-            f"{figure.name:34} {figure.journal_per_s:11,.0f} /s {figure.journal_mb_per_s:8,.1f} MB/s"
-            f"   plain {figure.plain_per_s:11,.0f} /s   ratio {figure.ratio:.2f}"
+            f"{figure.name:34} {figure.journal_per_s:11,.0f} /s "
+            f"{figure.journal_mb_per_s:8,.1f} MB/s "
+            f"  plain {figure.plain_per_s:11,.0f} /s   ratio {figure.ratio:.2f}"
         )
     few, many = (claims[waiting] for waiting in WAITING)
     print(
