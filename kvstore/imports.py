@@ -5,16 +5,19 @@ The rows of an import carry its id where other versions carry a timestamp. Nobod
 one record says when the import was added; that record is the commit.
 
     import/<id> := state "adding" | "added" | "reverted", digest, rows, bytes,
-                   spans [[start, end] hex], added, reverted
+                   spans [[start, end] hex], prepared, added, reverted
 
     nothing --prepare--> adding --add--> added --revert--> reverted
-                            `---abort--> nothing
+                            `---abort--> nothing              |
+                  nothing <--forget-- (no row left) ----------'
 
 Invariants
 1. The record of an import is durable before its files enter the engine: whatever a crash leaves
    can be found, added by a second try, or aborted.
 2. An id is bound to one manifest (its digest) for ever; adding it again returns the first stamp.
 3. `added` and `reverted` never change once set.
+4. A record outlives the last row that refers to it and the last change entry that names it: only
+   then GC forgets it.
 """
 
 from __future__ import annotations
@@ -51,6 +54,7 @@ class ImportRecord:
     rows: int
     size_bytes: int
     spans: tuple[Span, ...]
+    prepared: Timestamp | None = None
     added: Timestamp | None = None
     reverted: Timestamp | None = None
 
@@ -118,7 +122,7 @@ class Imports:
         """Write down, durably, that an import is about to be added. Raises as `find`."""
         with committer.lock:
             if self.find(record) is None:
-                self._write(record, committer)
+                self._write(replace(record, prepared=committer.now()), committer)
 
     def link(self, files: Sequence[Path]) -> None:
         """Move the files into the engine. Nothing becomes visible. Flat in their size."""
@@ -200,6 +204,35 @@ class Imports:
                 )
             return self._transition(record, OP_REVERT, committer, None)
 
+    # -- what GC asks -----------------------------------------------------------------------
+
+    def first_row(self, record: ImportRecord, start: bytes = b"") -> bytes | None:
+        """The first key at or above `start` that has a row of the import, None if none has.
+
+        Stops at the first; costs a pass over the spans up to it.
+        """
+        for span in sorted(record.spans, key=lambda span: span.start):
+            part = span.intersect(start, None)
+            if part is not None:
+                for key, _ in self._versions.imported_keys(part, record.reference):
+                    return key
+        return None
+
+    def forget(self, gone: Sequence[ImportRecord], committer: Committer) -> None:
+        """Drop the records of imports of which no row and no change entry is left."""
+        if not gone:
+            return
+
+        def stage(batch: Batch) -> None:
+            for record in gone:
+                self._meta.stage_delete(batch, _name(record.import_id))
+
+        with committer.lock:
+            committer.write_meta(stage, durable=False)
+            for record in gone:
+                del self._records[record.import_id]
+            self._publish()
+
     # -- inside -----------------------------------------------------------------------------
 
     def _transition(
@@ -221,6 +254,8 @@ class Imports:
             def publish() -> None:
                 self._records[record.import_id] = changed
                 self._publish()
+                spans = [(span.start, span.end) for span in record.spans]
+                committer.recent.add(timestamp, (), spans)
 
             return publish
 
@@ -278,19 +313,24 @@ def _fields(record: ImportRecord) -> dict[str, Any]:
         "rows": record.rows,
         "bytes": record.size_bytes,
         "spans": [[span.start.hex(), _hex(span.end)] for span in record.spans],
+        "prepared": record.prepared,
         "added": record.added,
         "reverted": record.reverted,
     }
 
 
-def _from_fields(name: str, fields: dict[str, Any]) -> ImportRecord:
-    added, reverted = fields["added"], fields["reverted"]
+def _from_fields(import_id: str, fields: dict[str, Any]) -> ImportRecord:
+    prepared, added, reverted = (
+        None if fields[name] is None else Timestamp(fields[name])
+        for name in ("prepared", "added", "reverted")
+    )
     return ImportRecord(
-        import_id=int(name, 16),
+        import_id=int(import_id, 16),
         digest=fields["digest"],
         rows=fields["rows"],
         size_bytes=fields["bytes"],
         spans=tuple(Span(bytes.fromhex(a), _unhex(b)) for a, b in fields["spans"]),
-        added=None if added is None else Timestamp(added),
-        reverted=None if reverted is None else Timestamp(reverted),
+        prepared=prepared,
+        added=added,
+        reverted=reverted,
     )

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from kvstore.changes import ChangeIndex
+from kvstore.changes.capture import open_domain
 from kvstore.clock import Clock, Timeline, WallClock
 from kvstore.codec.keys import encode_range_key
 from kvstore.codec.ordered import escape
@@ -17,6 +18,7 @@ from kvstore.commit import Committer, Durability, require_durability
 from kvstore.engine import DATA, RANGES, Batch, Engine
 from kvstore.engine.rocks import RocksEngine
 from kvstore.errors import FormatVersionError, NotAStoreError, UsageError
+from kvstore.gc import GcPolicy
 from kvstore.meta import FORMAT, INDEX_FLOOR, SINCE, UPPER, Meta
 from kvstore.mvcc import RangeTombstone, Versions
 from kvstore.store import Store
@@ -32,12 +34,14 @@ def open(  # noqa: A001  # kvstore.open is the public name
     clock: WallClock | None = None,
     *,
     create: bool = True,
+    gc: GcPolicy | None = None,
 ) -> Store:
     """Open the store at `path`, creating it where nothing is (unless `create=False`).
 
     `durability` is that of commits that name none: `"sync"` (an fsync each), `"group"` (an fsync
     shared by those that wait together) or `"async"` (none; `store.sync()` makes all durable).
-    `clock` tells the time; the machine's by default.
+    `clock` tells the time; the machine's by default. `gc` collects garbage in the background
+    (`Store.start_gc`); without it history is kept until `store.gc` is called.
 
     Raises `LockedError` while another handle has it open, `NotAStoreError` where something else
     lies at `path`, `FormatVersionError` if a newer release wrote it, `CorruptionError` if bytes
@@ -49,7 +53,10 @@ def open(  # noqa: A001  # kvstore.open is the public name
     directory = Path(path)
     opened = RocksEngine(directory, create=create)
     try:
-        return assemble(directory, opened, durability=durability, clock=clock or Clock())
+        store = assemble(directory, opened, durability=durability, clock=clock or Clock())
+        if gc is not None:
+            store.start_gc(gc)
+        return store
     except BaseException:
         opened.close()
         raise
@@ -68,6 +75,7 @@ def assemble(
         versions := Versions(engine),
         index,
         Timeline(clock, last=upper - 1),
+        open_domain(engine, index, clock, since=since, upper=upper),
         upper=upper,
         since=since,
         durability=durability,

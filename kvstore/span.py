@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from kvstore.errors import UsageError, printable
@@ -79,3 +80,15 @@ def prefix_end(prefix: bytes) -> bytes | None:
     """The least key above all keys that begin with `prefix`; None if there is none."""
     stem = prefix.rstrip(b"\xff")
     return stem[:-1] + bytes([stem[-1] + 1]) if stem else None
+
+
+def merge_spans(spans: Iterable[Span]) -> list[Span]:
+    """The fewest spans that cover the same keys, ascending. O(n log n)."""
+    merged: list[Span] = []
+    for span in sorted(spans, key=lambda span: span.start):
+        last = merged[-1] if merged else None
+        if last is None or (last.end is not None and last.end < span.start):
+            merged.append(span)
+        elif last.end is not None and (span.end is None or span.end > last.end):
+            merged[-1] = Span(last.start, span.end)
+    return merged

@@ -175,11 +175,29 @@ class Versions:
             fragments = fragments.adding(tombstone)
         self.view = self.view._replace(fragments=fragments)
 
+    def publish_fragments(self, fragments: Fragments) -> None:
+        """Show `fragments` instead, once the engine holds what they say."""
+        self.view = self.view._replace(fragments=fragments)
+
     def publish_stamps(self, stamps: Stamps) -> None:
         """Show imports as `stamps` has them."""
         self.view = self.view._replace(stamps=stamps)
 
     # -- inside -----------------------------------------------------------------------------
+
+    def tails(self, key: bytes) -> list[bytes]:
+        """Tails (suffix and kind) of all stored entries of `key`, in their order. O(entries)."""
+        stem = frame(key)
+        tails: list[bytes] = []
+        ticket, reader = self.engine.borrow()
+        reader.seek(stem)
+        while reader.valid() and (found := reader.key()).startswith(stem):
+            tails.append(found[-TAIL_BYTES:])
+            reader.next()
+        if not reader.valid():
+            self.engine.check(reader)
+        self.engine.give_back(ticket, reader)
+        return tails
 
     def _cursor(self, span: Span, *, reverse: bool = False) -> Cursor:
         return self.engine.cursor(DATA, *span_bounds(span.start, span.end), reverse=reverse)
