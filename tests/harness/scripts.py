@@ -6,12 +6,12 @@
     ----                  up to an empty line
     v
 
-Every block runs on every engine. `pytest --rewrite` writes down what is printed instead of comparing
-it: review the difference as you would review code.
+Every block runs on every engine. `pytest tests/scripts --rewrite` writes down what is printed
+instead of comparing it: review the difference as you would review code.
 
 Words are text; `\\x00` escapes stand for other bytes and `""` for the empty key. In scripts of a
-store the clock stands still, and begins at 10: commits take 10, 11, 12 and so on. In scripts whose first
-command is `versions`, writes name their own time: `put k@5 v`.
+store the clock stands still, and begins at 10: commits take 10, 11, 12 and so on. In scripts whose
+first command is `versions`, writes name their own time: `put k@5 v`.
 """
 
 from __future__ import annotations
@@ -32,10 +32,8 @@ from kvstore.span import Span
 OpenEngine = Callable[[Path], Engine]
 OpenStore = Callable[[Path, kvstore.ManualClock], kvstore.Store]
 
-FACTS = ["key", "keys", "timestamp", "least", "as_of", "since", "upper", "expected", "found"] + [
-    "name",
-    "problem",
-]  # fields of errors that scripts show: those that do not depend on the machine
+FACTS = "key keys timestamp least as_of since upper expected found name problem".split()
+"""Fields of errors that scripts show: those that do not depend on the machine."""
 
 
 class Script:

@@ -1,4 +1,4 @@
-"""Runs every script beside this file on every engine; `pytest tests/scripts --rewrite` renews them."""
+"""Every script beside this file, on every engine; `pytest tests/scripts --rewrite` renews them."""
 
 from __future__ import annotations
 
