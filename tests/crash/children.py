@@ -22,7 +22,7 @@ THREADS = 3
 
 
 def commits(place: Path, acknowledged: Connection, seed: int) -> None:
-    """Threads that commit in all durabilities: puts, batches, one range replaced again and again."""
+    """Threads that commit in every durability: puts, batches, one range replaced again."""
     store = kvstore.open(place / "store")
     lock = threading.Lock()
 

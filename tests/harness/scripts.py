@@ -32,7 +32,7 @@ from kvstore.span import Span
 OpenEngine = Callable[[Path], Engine]
 OpenStore = Callable[[Path, kvstore.ManualClock], kvstore.Store]
 
-FACTS = "key keys timestamp least as_of since upper expected found name problem".split()
+FACTS = ["key", "keys", "timestamp", "least", "as_of", "since", "upper", "name", "problem"]
 """Fields of errors that scripts show: those that do not depend on the machine."""
 
 
