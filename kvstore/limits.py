@@ -50,6 +50,10 @@ files it was made over until the next write."""
 SCAN_CHUNK = 4096
 """Entries taken from the engine at once: chunks of a few thousand keep the collector asleep."""
 
+SCAN_CHUNK_BYTES = 16 << 20
+"""Bytes of values taken from the engine at once, as the chunk before foretells: large values come
+in chunks of fewer."""
+
 SORTED_CHANGES_MAX = 100_000
 """Changes of a window that are sorted by key in memory (some 20 MB); beyond, a pass over the
 span is cheaper than the sort and needs no memory."""

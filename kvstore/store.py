@@ -310,7 +310,10 @@ class Store:
     ) -> pa.RecordBatchReader:
         """The rows of `scan` as Arrow record batches: columns `key` and `value`, both binary."""
         span = Span.of(start, end, prefix)
-        chunks = self._read(as_of, span, partial(self._versions.scan, span))
+        if batch_rows < 1:
+            raise UsageError(f"batch_rows={batch_rows}", "pass at least 1")
+        scan = partial(self._versions.scan_columns, span, chunk=batch_rows)
+        chunks = self._read(as_of, span, scan)
         return row_batches(chunks, batch_rows)
 
     def history(self, key: bytes) -> list[Version]:
