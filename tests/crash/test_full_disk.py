@@ -104,13 +104,17 @@ def grow(disk: Path) -> None:
     subprocess.run(["mount", "-o", size, str(disk)], check=True)
 
 
+def write_rows(made: bulk.Import, count: int) -> None:
+    with made.writer(compression="none") as writer:
+        for number in range(count):
+            writer.put(b"%06d" % number, VALUE)
+
+
 def test_an_import_that_does_not_fit_adds_nothing_and_can_be_added_later(
     disk: Path, tmp_path: Path
 ) -> None:
     made = bulk.Import.create(tmp_path / "staged")
-    with made.writer(compression="none") as writer:
-        for number in range(200):
-            writer.put(b"%06d" % number, VALUE)
+    write_rows(made, 200)
     made.seal()
     with kvstore.open(disk / "store") as store:
         store.put(b"before", b"1")
@@ -127,10 +131,10 @@ def test_an_import_that_does_not_fit_adds_nothing_and_can_be_added_later(
 def test_staging_on_a_full_disk_fails_clearly(disk: Path) -> None:
     fill(disk, spare=1 << 20)
     made = bulk.Import.create(disk / "staged")
-    with pytest.raises(OutOfSpaceError), made.writer(compression="none") as writer:
-        for number in range(100):
-            writer.put(b"%06d" % number, VALUE)
+    with pytest.raises(OutOfSpaceError):
+        write_rows(made, 100)
     assert made.seal().rows == 0
+    assert [file.name for file in made.staging.iterdir()] == ["import.json"]
 
 
 def test_a_backup_that_does_not_fit_leaves_the_collection_as_it_was(
@@ -141,7 +145,7 @@ def test_a_backup_that_does_not_fit_leaves_the_collection_as_it_was(
         store.put(b"a", b"1")
         collection.backup(store)
         for number in range(100):
-            store.put(b"%06d" % number, VALUE, durability="async")
+            store.put(b"%06d" % number, os.urandom(1 << 16), durability="async")
         ballast = fill(disk, spare=1 << 20)
         with pytest.raises(OutOfSpaceError):
             collection.backup(store)
