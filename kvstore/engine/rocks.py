@@ -25,6 +25,7 @@ import os
 import re
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -159,12 +160,13 @@ class RocksEngine:
             cursor.close()
         self._idle.clear()
         self.families = {}
-        for family in self._family.values():
-            family.close()
-        self._family = {}
-        database, self._db = self._db, None
-        with _translated(str(self.path)):
-            database.close()
+        handles = [*self._family.values(), self._db]
+        self._family, self._db = {}, None
+        for handle in handles:
+            # Closing flushes memtables, which a full disk refuses. Nothing is lost by that: what
+            # they hold is in the log. The handle lets go of the database, and its lock, anyway.
+            with suppress(Exception):
+                handle.close()
 
     def _open(self) -> rocks.Rdict:
         if self._db is None:
