@@ -9,6 +9,7 @@ from typing import Final
 
 import pyarrow as pa
 
+from kvstore.errors import UsageError
 from kvstore.limits import ARROW_BYTES_MAX, ARROW_ROWS_MAX
 
 DEFAULT_BATCH_ROWS: Final = ARROW_ROWS_MAX
@@ -29,6 +30,8 @@ def row_batches(
     chunks: Iterable[tuple[list[bytes], list[bytes]]], batch_rows: int
 ) -> pa.RecordBatchReader:
     """Record batches of at most `batch_rows` rows and about `ARROW_BYTES_MAX` bytes."""
+    if batch_rows < 1:
+        raise UsageError(f"batch_rows={batch_rows}", "pass a count of at least 1")
     return pa.RecordBatchReader.from_batches(ROWS_SCHEMA, _batches(chunks, batch_rows))
 
 

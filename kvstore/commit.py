@@ -126,9 +126,7 @@ class Committer:
             batch = self._engine.batch()
             timestamp = self._timeline.next()
             publish = stage_entries(batch, timestamp)
-            self._guarded(lambda: self._engine.write(batch))
-            publish()
-            self.upper = Timestamp(timestamp + 1)
+            self._show(batch, publish, Timestamp(timestamp + 1))
             if how == "sync":
                 self._sync_upto(self.upper)
         if how == "group":
@@ -241,6 +239,17 @@ class Committer:
                 if leading:
                     self._syncing = False
                 self._synced.notify_all()
+
+    def _show(self, batch: Batch, publish: Callable[[], None], upper: Timestamp) -> None:
+        """Write a commit and show it to readers. Interrupted between the two, readers would never
+        learn of its range tombstones: then the committer is poisoned too."""
+        try:
+            self._guarded(lambda: self._engine.write(batch))
+            publish()
+            self.upper = upper
+        except BaseException as error:
+            self._poison = self._poison or f"interrupted: {type(error).__name__}"
+            raise
 
     def _guarded(self, action: Callable[[], None]) -> None:
         try:

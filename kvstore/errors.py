@@ -22,6 +22,7 @@
     |   |-- OutOfSpaceError         the disk is full
     |   `-- PoisonedError           an earlier write failed; the handle refuses until reopened
     `-- CorruptionError         stop: bytes are not what was written
+        `-- JournalDamagedError       a journal file; what can be saved, `salvage` saves
 
 Each message says what happened, where, and what to do; the same facts are fields of the
 error. Foreign exceptions are translated where they enter (`raise ... from`). Broken
@@ -299,6 +300,33 @@ class CorruptionError(KVStoreError):
         super().__init__(f"{where} is damaged: {problem}", remedy)
         self.where = where
         self.problem = problem
+
+
+class JournalDamagedError(CorruptionError):
+    """A journal file is damaged at `offset`; the records `first..last` cannot be read.
+
+    `last` is None where no record behind the damage tells how many are gone, and below `first`
+    where no record is gone.
+    """
+
+    def __init__(
+        self, path: str, *, offset: int, first: int, last: int | None, problem: str
+    ) -> None:
+        if last is None:
+            lost = f"ordinal {first} and what follows cannot be read"
+        elif last < first:
+            lost = f"it stands between ordinals {last} and {first}"
+        else:
+            lost = f"ordinals {first}..{last} cannot be read"
+        super().__init__(
+            f"{path} at byte {offset}",
+            f"{problem}; {lost}",
+            "restore the file, or copy what is left with `kvstore journal salvage`",
+        )
+        self.path = path
+        self.offset = offset
+        self.first = first
+        self.last = last
 
 
 def _span_text(span: tuple[bytes, bytes | None]) -> str:

@@ -101,7 +101,7 @@ class Holds:
         A new hold stands at `at`, or the newest complete time. An existing one stays where it is
         unless `at` is given. Raises `HistoryGoneError` if `at` is below `since`.
         """
-        if not name or not name.isprintable():
+        if not isinstance(name, str) or not name or not name.isprintable():
             raise UsageError(f"hold name {name!r}", "pass a printable name")
         with self._committer.lock:
             known = self._records.get(name)

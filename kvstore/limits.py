@@ -24,6 +24,21 @@ ARROW_BYTES_MAX = 32 << 20
 CLOCK_AHEAD_NS_MAX = 10 * 60 * 1_000_000_000
 """How far ahead of the wall clock a remote timestamp may lie before it is refused."""
 
+JOURNAL_RECORD_BYTES_MAX = 2 << 30
+"""Payload of one journal record: an atomic batch with room for its framing."""
+
+JOURNAL_FILE_BYTES = 64 << 20
+"""A journal file is closed at this size, rarely enough for the four fsyncs that this costs."""
+
+JOURNAL_FILE_RECORDS = 1 << 20
+"""A journal file is closed at this many records: bounds the search for an ordinal in it."""
+
+JOURNAL_READ_BYTES = 256 << 10
+"""Bytes a journal reader takes at once: records of one such piece stay in cache together."""
+
+JOURNAL_COMPACT_BYTES = 16 << 20
+"""Journal bytes behind the newest snapshot from which on opening writes a new one by default."""
+
 BLOCK_CACHE_BYTES = 512 << 20
 """RocksDB's cache of uncompressed blocks, filled as blocks are read: 1 M rows of 116 bytes fit
 several times over, and gets run 1.6x as fast as with the 8 MiB it has by default."""

@@ -273,7 +273,7 @@ class Store:
         `start <= key < end`, or all keys with `prefix`. Memory is bounded; the scan sees the
         same state to its end, whatever is written meanwhile.
         """
-        if limit is not None and limit < 0:
+        if limit is not None and (type(limit) is not int or limit < 0):
             raise UsageError(f"limit={limit}", "pass a count, or None for all")
         span = Span.of(start, end, prefix)
         chunks = self._read(as_of, span, partial(self._versions.scan, span, reverse=reverse))
@@ -296,8 +296,10 @@ class Store:
 
     def history(self, key: bytes) -> list[Version]:
         """All versions of `key` that are kept, newest first; a deletion has value None."""
-        self._live()
-        return self._versions.history(require_key(key))
+        upto = self._at(None)
+        versions = self._versions.history(require_key(key))
+        # A commit on its way may have written already what it has not yet shown.
+        return [version for version in versions if version.timestamp <= upto]
 
     def changes(
         self,
@@ -321,7 +323,7 @@ class Store:
         low, high = to_timestamp(since, name="since"), self._at(upto)
         if low > high and upto is not None:
             raise UsageError(f"since {low} is above upto {high}", "swap them")
-        needed = high if low == 0 and revisions == "latest" else min(low, high)
+        needed = high if low == 0 and revisions == "latest" else low
         self._require_kept(span, needed)
         return self._pinned(
             span,

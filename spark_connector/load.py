@@ -1,4 +1,5 @@
-"""`bulk_import`: a DataFrame into a store, by Spark, as one import.
+"""A DataFrame into a store, by Spark, as one import: `bulk_import`, or `stage_import` and later
+`bulk.ingest`.
 
     range-partition by key -> sort -> one SST per task (mapInArrow) -> manifest -> add
 
@@ -31,6 +32,7 @@ from pyspark.sql.types import BinaryType, DataType, StringType
 import bulk
 from bulk.ingest import INGEST_DIRECTORY, OnConflict
 from bulk.part import Part, PartWriter
+from bulk.staging import Manifest
 from kvstore.errors import KeyOrderError, UsageError
 from kvstore.store import Store
 from kvstore.timestamp import Timestamp
@@ -71,16 +73,40 @@ def bulk_import(
 ) -> Timestamp:
     """Load `df` into `store`; returns the timestamp at which all its rows became visible.
 
+    `staging` must be an empty or new directory that the workers share with this process, on the
+    store's file system so that files are moved rather than copied; by default one beside the
+    store's files. It is removed once the import was added. The rest is as in `stage_import`, and
+    `on_conflict` as in `bulk.ingest`.
+
+    Raises `UsageError` on bad columns, duplicates and null keys or values; then nothing was added.
+    """
+    directory = _staging_directory(store, staging)
+    stage_import(
+        df, directory, key, value, partitions=partitions, duplicates=duplicates, order_by=order_by
+    )
+    stamp = bulk.ingest(store, directory, on_conflict=on_conflict, move=True)
+    shutil.rmtree(directory, ignore_errors=True)
+    return stamp
+
+
+def stage_import(
+    df: DataFrame,
+    staging: str | Path,
+    key: Column | str,
+    value: Column | str,
+    *,
+    partitions: int | None = None,
+    duplicates: Duplicates = "error",
+    order_by: Column | str | None = None,
+) -> Manifest:
+    """Build an import of `df` in `staging`, to be added by `bulk.ingest`, now or later.
+
     `key` and `value` are columns or expressions; strings are taken as their UTF-8 bytes, other
     types are refused. A key that occurs twice is an error, or with `duplicates="last"` the row
     with the greatest `order_by` is taken. `partitions` is the number of files; by default one
-    per `ROWS_PER_PARTITION`, at least Spark's parallelism.
+    per `BYTES_PER_PARTITION` of input, at least Spark's parallelism. Needs no store.
 
-    `staging` must be an empty or new directory that the workers share with this process, on the
-    store's file system so that files are moved rather than copied; by default one beside the
-    store's files. It is removed when the import was added, and kept when it failed there.
-
-    Raises `UsageError` on bad columns, duplicates and null keys or values; then nothing was added.
+    Raises `UsageError` on bad columns, duplicates and null keys or values; `staging` is gone then.
     """
     if duplicates not in ("error", "last") or (duplicates == "last") != (order_by is not None):
         raise UsageError(
@@ -88,7 +114,7 @@ def bulk_import(
             'pass duplicates="last" and order_by together: arrival order means nothing in Spark',
         )
     rows = _rows(df, key, value, order_by)
-    directory = _staging_directory(store, staging)
+    directory = Path(staging)
     staged = bulk.Import.create(directory)
     build = _builder(directory.resolve(), staged.import_id, drop_repeats=duplicates == "last")
     order = [F.col(_KEY), *([F.col(_ORDER).desc()] if order_by is not None else [])]
@@ -96,13 +122,10 @@ def bulk_import(
     parted = rows.repartitionByRange(partitions or _partition_count(df), _KEY)
     try:
         collected = parted.sortWithinPartitions(*order).mapInArrow(build, _RESULT_SCHEMA).collect()
-        staged.seal(_parts(directory, [pickle.loads(row[0]) for row in collected]))
+        return staged.seal(_parts(directory, [pickle.loads(row[0]) for row in collected]))
     except BaseException:
         shutil.rmtree(directory, ignore_errors=True)
         raise
-    stamp = bulk.ingest(store, directory, on_conflict=on_conflict, move=True)
-    shutil.rmtree(directory, ignore_errors=True)
-    return stamp
 
 
 def _staging_directory(store: Store, staging: str | Path | None) -> Path:

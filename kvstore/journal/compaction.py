@@ -1,0 +1,77 @@
+"""Compaction beside a running writer: many records become one snapshot, in another process.
+
+Only sealed files are read, so the writer is not in the way and does not wait. The files that the
+snapshot makes unnecessary are left to whoever holds the writer's lock: the writer removes them
+when it next rotates or opens, and this does if there is no writer. (Compaction without another
+process is the writer's own, at replay: `Journal.open(..., snapshot=...)`.)
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+from kvstore.errors import LockedError
+from kvstore.journal.files import OS_FILES, Files, storage_errors
+from kvstore.journal.names import LOCK_NAME
+from kvstore.journal.recovery import Fold, replay
+from kvstore.journal.snapshot import SnapshotInfo, remove_superseded, write_snapshot
+
+
+@dataclass(frozen=True, slots=True)
+class CompactResult:
+    """What a compaction did: `snapshot` is None if there was nothing to compact.
+
+    `removed` is empty while a writer is running: it removes the files itself.
+    """
+
+    snapshot: SnapshotInfo | None
+    replayed: int
+    removed: tuple[str, ...]
+
+
+def compact(
+    path: str | os.PathLike[str],
+    fold: Fold,
+    *,
+    content: str | None = None,
+    files: Files = OS_FILES,
+) -> CompactResult:
+    """Fold the sealed files of the journal in `path` into a new snapshot.
+
+    Costs one replay, and the memory of the state. Raises `LockedError` while another compaction
+    runs, `RetryableError` if the writer overtook this one with a snapshot of its own, and
+    `JournalDamagedError`: nothing has changed then.
+    """
+    directory = os.path.abspath(os.fspath(path))
+    with storage_errors(directory):
+        found = replay(
+            files,
+            directory,
+            restore=fold.restore,
+            apply=fold.apply,
+            content=content,
+            include_live=False,
+        )
+    snapshot = None
+    if found.records:
+        snapshot = write_snapshot(
+            files,
+            directory,
+            fold.records(),
+            ordinal=found.last,
+            incarnation=found.incarnation,
+            content=found.content or "",
+        )
+    return CompactResult(snapshot, found.records, _remove_unless_written(files, directory))
+
+
+def _remove_unless_written(files: Files, directory: str) -> tuple[str, ...]:
+    try:
+        lock = files.lock(os.path.join(directory, LOCK_NAME))
+    except LockedError:
+        return ()
+    try:
+        return remove_superseded(files, directory)
+    finally:
+        lock.close()

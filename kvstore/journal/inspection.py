@@ -1,0 +1,116 @@
+"""Looking at a journal's files one by one, damaged or not: what is there and what is not.
+
+Costs one pass over every file. Takes no lock; beside a running writer the live file is a
+moment's view.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import closing
+from dataclasses import dataclass
+from typing import BinaryIO
+
+from kvstore.journal.files import OS_FILES, Files, storage_errors
+from kvstore.journal.names import SNAPSHOT, FileName, open_file, parse_directory
+from kvstore.journal.records import KIND_JOURNAL, KIND_SNAPSHOT
+from kvstore.journal.scan import Damage, FileScan, TornTail
+
+
+@dataclass(frozen=True, slots=True)
+class FileReport:
+    """One file: `first..last` are the ordinals of its `records` readable records."""
+
+    name: FileName
+    size: int
+    records: int
+    first: int | None
+    last: int | None
+    content: str | None
+    incarnation: int
+    sealed: bool
+    repeated: int
+    damages: tuple[Damage, ...]
+    torn: TornTail | None
+
+
+@dataclass(frozen=True, slots=True)
+class Inspection:
+    """A directory's files in order of name. `ignored` are names that are not a journal's."""
+
+    path: str
+    files: tuple[FileReport, ...]
+    ignored: tuple[str, ...]
+
+    @property
+    def content(self) -> str | None:
+        """What the records mean, by the first file that says so."""
+        return next((file.content for file in self.files if file.content is not None), None)
+
+    @property
+    def sound(self) -> bool:
+        """Whether no file is damaged. A torn tail is not damage, nor is an unfinished snapshot."""
+        return not any(
+            file.damages for file in self.files if file.name.final or file.name.base != SNAPSHOT
+        )
+
+
+def inspect(path: str | os.PathLike[str], *, files: Files = OS_FILES) -> Inspection:
+    """Read every file of the journal in `path` and report on each. Raises `FormatVersionError`."""
+    directory = os.path.abspath(os.fspath(path))
+    with storage_errors(directory):
+        names, ignored = parse_directory(files, directory)
+        reports = tuple(inspect_file(files, directory, name) for name in names)
+    return Inspection(directory, reports, ignored)
+
+
+def content_of(path: str | os.PathLike[str], *, files: Files = OS_FILES) -> str | None:
+    """What the journal's records mean, by the first file that says so. Reads one piece of it."""
+    directory = os.path.abspath(os.fspath(path))
+    with storage_errors(directory):
+        for name in parse_directory(files, directory)[0]:
+            with closing(open_file(files, directory, name)) as stream:
+                scan = scan_of(stream, directory, name)
+                next(iter(scan), None)
+            if scan.opening is not None:
+                return scan.opening.content
+    return None
+
+
+def inspect_file(files: Files, directory: str, name: FileName) -> FileReport:
+    """Read one file as far as it can be read."""
+    damages: list[Damage] = []
+    first = last = None
+    with closing(open_file(files, directory, name)) as stream:
+        scan = scan_of(stream, directory, name)
+        for item in scan:
+            if isinstance(item, Damage):
+                damages.append(item)
+            else:
+                first = item[0].ordinal if first is None else first
+                last = item[-1].ordinal
+    return FileReport(
+        name,
+        size=scan.size,
+        records=scan.records,
+        first=first,
+        last=last,
+        content=scan.opening.content if scan.opening else None,
+        incarnation=scan.incarnation,
+        sealed=scan.sealed,
+        repeated=scan.repeated,
+        damages=tuple(damages),
+        torn=scan.torn,
+    )
+
+
+def scan_of(stream: BinaryIO, directory: str, name: FileName) -> FileScan:
+    """The scan that fits a file's name."""
+    snapshot = name.base == SNAPSHOT
+    return FileScan(
+        stream,
+        path=name.path(directory),
+        first=1 if snapshot else name.number,
+        kind=KIND_SNAPSHOT if snapshot else KIND_JOURNAL,
+        live=not name.final,
+    )

@@ -1,0 +1,410 @@
+"""The journal: an append-only log of records that survives crashes, for one writer.
+
+    with Journal.open(path, restore=state.restore, apply=state.apply, snapshot=state.records) as j:
+        ordinal = j.append(payload)
+
+Invariants
+1. An ordinal that was returned under `Sync.always()`, or lies at or below `durable`, is there
+   after any crash; what is there is a prefix of what was appended.
+2. One writer: the file `LOCK` is held from open to close, by the kernel.
+3. After a write or fsync failed, what the file holds is not known: every call raises
+   `PoisonedError` until the journal is opened again, which looks.
+4. Rotation: seal, fsync of the file, rename, fsync of the directory, and only then the next live
+   file, itself durable before a record goes in. So at most the live file has a torn tail.
+5. Lock order: `_append_lock`, then `_sync_lock`. An fsync holds the second only, so appends go on
+   beside it, and those that wait for one share it.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from types import TracebackType
+
+from kvstore.errors import ClosedError, LockedError, PoisonedError, UsageError
+from kvstore.journal.files import OS_FILES, Files, Lock, Output, storage_errors, write_all
+from kvstore.journal.names import COMPACTING_NAME, JOURNAL, LOCK_NAME, FileName, list_directory
+from kvstore.journal.records import (
+    KIND_JOURNAL,
+    Opening,
+    encode,
+    encode_opening,
+    encode_seal,
+    require_payload,
+)
+from kvstore.journal.recovery import Apply, Recovery, replay
+from kvstore.journal.snapshot import SnapshotInfo, remove_superseded, write_snapshot
+from kvstore.journal.sync import IntervalSync, Sync
+from kvstore.limits import (
+    JOURNAL_COMPACT_BYTES,
+    JOURNAL_FILE_BYTES,
+    JOURNAL_FILE_RECORDS,
+    JOURNAL_READ_BYTES,
+)
+
+Records = Iterable[tuple[int, bytes]]
+_ALWAYS = Sync.always()
+
+
+class Journal:
+    """An open journal. Made by `Journal.open`; safe to use from several threads."""
+
+    def __init__(
+        self,
+        files: Files,
+        directory: str,
+        lock: Lock,
+        *,
+        recovery: Recovery,
+        identity: int,
+        content: str,
+        sync: Sync,
+        file_bytes: int,
+        file_records: int,
+    ) -> None:
+        self._files = files
+        self._directory = directory
+        self._lock = lock
+        self._content = content
+        self._policy = sync
+        self._file_bytes = file_bytes
+        self._file_records = file_records
+        before = recovery.incarnation or identity << 32
+        self._incarnation = before + 1
+        self._next = recovery.last + 1
+        self._durable = recovery.last
+        self._append_lock = threading.RLock()
+        self._sync_lock = threading.Lock()
+        self._failed: str | None = None
+        self._closed = False
+        self._live_records = 0
+        self._live_bytes = 0
+        self.recovery = recovery
+        """What opening found: torn tail, records replayed, names left alone."""
+        with storage_errors(directory):
+            self._live, self._output = self._continue(recovery)
+        self._interval = (
+            IntervalSync(sync.seconds_max, self.sync, name="kvstore-journal-sync")
+            if sync.seconds_max
+            else None
+        )
+
+    @classmethod
+    def open(
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        apply: Apply | None = None,
+        restore: Apply | None = None,
+        snapshot: Callable[[], Records] | None = None,
+        content: str = "",
+        sync: Sync = _ALWAYS,
+        file_bytes: int = JOURNAL_FILE_BYTES,
+        file_records: int = JOURNAL_FILE_RECORDS,
+        compact_bytes: int = JOURNAL_COMPACT_BYTES,
+        files: Files = OS_FILES,
+        identity: int | None = None,
+    ) -> Journal:
+        """Open or create the journal in the directory `path` for writing, replaying what it holds.
+
+        `restore` is called with each record of the newest snapshot, then `apply` with each record
+        behind it; without them the journal must hold none. If `snapshot` is given and the
+        journal behind the newest snapshot has grown beyond `compact_bytes` and beyond the
+        snapshot itself, the state it yields as (type, payload) becomes a new snapshot.
+        `content` names what the records mean; it is written down and checked. A live file is
+        closed at `file_bytes` or `file_records`.
+
+        Raises `LockedError` if another writer has it, `JournalDamagedError` if it is damaged (a
+        torn tail of the live file is no damage: it is cut, see `recovery.torn`), and
+        `NotAStoreError`, `FormatVersionError` or `UsageError` if it is not what was asked for.
+        """
+        directory = os.path.abspath(os.fspath(path))
+        _check_options(content, file_bytes, file_records)
+        with storage_errors(directory):
+            files.make_directory(directory)
+            lock = files.lock(os.path.join(directory, LOCK_NAME))
+        try:
+            with storage_errors(directory):
+                recovery = replay(files, directory, restore=restore, apply=apply, content=content)
+            journal = cls(
+                files,
+                directory,
+                lock,
+                recovery=recovery,
+                identity=secrets.randbits(32) if identity is None else identity,
+                content=content,
+                sync=sync,
+                file_bytes=file_bytes,
+                file_records=file_records,
+            )
+        except BaseException:
+            lock.close()
+            raise
+        try:
+            journal._tidy(snapshot, compact_bytes)
+        except BaseException:
+            journal._release()
+            raise
+        return journal
+
+    # -- writing ------------------------------------------------------------------------------
+
+    def append(self, payload: bytes, type: int = 0) -> int:  # noqa: A002 - the field's word
+        """Write one record and return its ordinal; durable as the sync policy says.
+
+        Raises `UsageError` (nothing was written), `StorageError` or `PoisonedError`.
+        """
+        require_payload(payload, type)
+        with self._append_lock:
+            self._require_room()
+            ordinal = self._next
+            self._write(encode(self._incarnation, ordinal, type, payload), records=1)
+        self._synced_by_policy(ordinal)
+        return ordinal
+
+    def append_many(self, payloads: Iterable[bytes], type: int = 0) -> range:  # noqa: A002
+        """Write records together, with one sync, and return their ordinals.
+
+        Not atomic: a crash may keep the first of them. What must stay together is one record.
+        """
+        checked = [require_payload(payload, type) for payload in payloads]
+        if not checked:
+            return range(self._next, self._next)
+        with self._append_lock:
+            first = self._next
+            pieces: list[bytes] = []
+            size = 0
+            self._require_room()
+            incarnation, ordinal = self._incarnation, first
+            for payload in checked:
+                pieces.append(encode(incarnation, ordinal, type, payload))
+                ordinal += 1
+                size += len(pieces[-1])
+                if size >= JOURNAL_READ_BYTES:
+                    self._write(b"".join(pieces), records=len(pieces))
+                    self._require_room()
+                    pieces, size = [], 0
+            if pieces:
+                self._write(b"".join(pieces), records=len(pieces))
+        self._synced_by_policy(ordinal - 1)
+        return range(first, ordinal)
+
+    def sync(self, upto: int | None = None) -> int:
+        """Return once everything appended so far, or up to ordinal `upto`, survives the machine.
+
+        Callers that come while an fsync runs share the next one. Returns `durable`.
+        """
+        with self._sync_lock:
+            self._require_usable()
+            last = self._next - 1
+            if self._durable < (last if upto is None else min(upto, last)):
+                with self._poisoning():
+                    self._output.sync()
+                self._durable = last
+            return self._durable
+
+    def snapshot(self, records: Records) -> SnapshotInfo:
+        """Write the state as of the last append, and drop the files it makes unnecessary.
+
+        `records` must be that state as (type, payload); appends wait meanwhile. Raises
+        `LockedError` while another process compacts: nothing has changed then.
+        """
+        with self._append_lock:
+            self._require_usable()
+            if self._live_records:
+                self._rotate()
+            info = write_snapshot(
+                self._files,
+                self._directory,
+                records,
+                ordinal=self._next - 1,
+                incarnation=self._incarnation,
+                content=self._content,
+            )
+            remove_superseded(self._files, self._directory)
+            return info
+
+    def close(self) -> None:
+        """Sync and let go of the journal. The live file goes on at the next open."""
+        self._end(seal=False)
+
+    def finalize(self) -> None:
+        """Close, with the live file sealed under its final name: nothing is left half open."""
+        self._end(seal=True)
+
+    # -- looking ------------------------------------------------------------------------------
+
+    @property
+    def path(self) -> str:
+        """The directory."""
+        return self._directory
+
+    @property
+    def last(self) -> int:
+        """The ordinal of the last record, 0 if there is none."""
+        return self._next - 1
+
+    @property
+    def durable(self) -> int:
+        """The last ordinal known to survive the machine."""
+        return self._durable
+
+    @property
+    def incarnation(self) -> int:
+        """What this writer's records carry: the journal's identity, and how often it was opened."""
+        return self._incarnation
+
+    def __enter__(self) -> Journal:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    # -- opening ------------------------------------------------------------------------------
+
+    def _continue(self, recovery: Recovery) -> tuple[FileName, Output]:
+        """Make the live file end with its last whole record, durably, or begin a new one."""
+        live = recovery.live
+        if live is None or not live.opened:
+            if live is not None and live.name.number != self._next:
+                self._files.remove(live.name.path(self._directory))
+            return self._create_live()
+        path = live.name.path(self._directory)
+        if recovery.torn is not None:
+            self._files.truncate(path, live.bytes)
+        output = self._files.append(path)
+        output.sync()  # what replay found may never have been synced, and counts from now on
+        if live.sealed:
+            output.close()
+            self._finish_file(live.name)
+            return self._create_live()
+        self._live_records, self._live_bytes = live.records, live.bytes
+        return live.name, output
+
+    def _create_live(self) -> tuple[FileName, Output]:
+        name = FileName(self._next, JOURNAL, False)
+        opening = encode_opening(
+            self._incarnation, self._next, Opening(KIND_JOURNAL, self._content)
+        )
+        output = self._files.create(name.path(self._directory))
+        write_all(output, opening)
+        output.sync()
+        self._files.sync_directory(self._directory)
+        self._live_records, self._live_bytes = 0, len(opening)
+        return name, output
+
+    def _tidy(self, snapshot: Callable[[], Records] | None, compact_bytes: int) -> None:
+        """Drop what crashes and compactions left over; write a snapshot if replay was long."""
+        try:
+            compacting = self._files.lock(os.path.join(self._directory, COMPACTING_NAME))
+        except LockedError:
+            return  # a compaction runs beside us: the unfinished snapshot is its own
+        try:
+            with storage_errors(self._directory):
+                for file in list_directory(self._files, self._directory).unfinished:
+                    self._files.remove(file.path(self._directory))
+        finally:
+            compacting.close()
+        found = self.recovery
+        grown = found.journal_bytes >= max(compact_bytes, found.snapshot_bytes)
+        if snapshot is not None and found.records and grown:
+            self.snapshot(snapshot())
+        else:
+            remove_superseded(self._files, self._directory)
+
+    # -- acting -------------------------------------------------------------------------------
+
+    def _write(self, data: bytes, *, records: int) -> None:
+        with self._poisoning():
+            write_all(self._output, data)
+        self._next += records
+        self._live_records += records
+        self._live_bytes += len(data)
+
+    def _synced_by_policy(self, ordinal: int) -> None:
+        if self._interval is not None:
+            self._interval.notify()
+        elif 0 < self._policy.records_max <= ordinal - self._durable:
+            self.sync(ordinal)
+
+    def _require_room(self) -> None:
+        self._require_usable()
+        full = self._live_bytes >= self._file_bytes or self._live_records >= self._file_records
+        if full and self._live_records:
+            self._rotate()
+            remove_superseded(self._files, self._directory)
+
+    def _rotate(self) -> None:
+        with self._sync_lock, self._poisoning():
+            self._seal()
+            self._live, self._output = self._create_live()
+
+    def _seal(self) -> None:
+        seal = encode_seal(self._incarnation, self._next, records=self._live_records)
+        write_all(self._output, seal)
+        self._output.sync()
+        self._durable = self._next - 1
+        self._output.close()
+        self._finish_file(self._live)
+
+    def _finish_file(self, name: FileName) -> None:
+        final = name.finished().path(self._directory)
+        self._files.rename(name.path(self._directory), final)
+        self._files.sync_directory(self._directory)
+
+    def _end(self, *, seal: bool) -> None:
+        if self._interval is not None:
+            self._interval.stop()
+        with self._append_lock:
+            if self._closed:
+                return
+            try:
+                if self._failed is None:
+                    with self._sync_lock, self._poisoning():
+                        if seal and self._live_records:
+                            self._seal()
+                        else:
+                            self._output.sync()
+                            self._durable = self._next - 1
+            finally:
+                self._release()
+
+    def _release(self) -> None:
+        if self._interval is not None:
+            self._interval.stop()
+        self._closed = True
+        self._output.close()
+        self._lock.close()
+
+    # -- failing ------------------------------------------------------------------------------
+
+    @contextmanager
+    def _poisoning(self) -> Iterator[None]:
+        """After any failure in here the file's contents are unknown: refuse everything."""
+        try:
+            with storage_errors(self._directory):
+                yield
+        except BaseException as error:
+            self._failed = str(error) or type(error).__name__
+            raise
+
+    def _require_usable(self) -> None:
+        if self._closed:
+            raise ClosedError(f"the journal in {self._directory}")
+        if self._failed is not None:
+            raise PoisonedError(f"the journal in {self._directory}", self._failed)
+
+
+def _check_options(content: str, file_bytes: int, file_records: int) -> None:
+    if not content.isascii():
+        raise UsageError(f"content {content!r} is not ASCII")
+    if file_bytes < 1 or file_records < 1:
+        raise UsageError("file_bytes and file_records must be positive")

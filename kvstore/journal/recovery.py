@@ -1,0 +1,219 @@
+"""From the files of a journal back to a state: newest snapshot, then every record behind it.
+
+Replay is permissive where a writer is strict: it checks that records are whole, in order and of
+this journal, but no limit and no clock: what was once accepted is replayed as it was recorded.
+It takes no lock and changes no file.
+
+Invariants
+1. `restore` gets every record of the newest complete snapshot, then `apply` every journal record
+   above it, in order of ordinal, each once.
+2. Only the tail of the live file may be torn; it is reported and left for the writer to cut.
+3. Anything else that is missing or damaged raises before a record behind it is applied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Protocol
+
+from kvstore.errors import JournalDamagedError, NotAStoreError, UsageError
+from kvstore.journal.files import Files
+from kvstore.journal.names import FileName, Listing, list_directory, open_file
+from kvstore.journal.records import KIND_SNAPSHOT, Record
+from kvstore.journal.scan import Damage, FileScan, TornTail
+
+Apply = Callable[[Record], object]
+
+
+class Fold(Protocol):
+    """A state that is the sum of its records: what replay builds and a snapshot writes down."""
+
+    def restore(self, record: Record) -> object:
+        """Take in one record of a snapshot. Its ordinal counts within the snapshot."""
+        ...
+
+    def apply(self, record: Record) -> object:
+        """Take in the journal's next record."""
+        ...
+
+    def records(self) -> Iterator[tuple[int, bytes]]:
+        """The state as records for `restore`: (type, payload)."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Live:
+    """The live file as it was found: `bytes` of it are good, and hold `records`.
+
+    `opened` is False where not even its opening record is whole; `sealed` is True where a crash
+    came between the seal and the new name.
+    """
+
+    name: FileName
+    records: int
+    bytes: int
+    opened: bool
+    sealed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Recovery:
+    """What replay found: `last` is the last ordinal, 0 for an empty journal."""
+
+    last: int
+    incarnation: int
+    content: str | None
+    snapshot: int | None
+    snapshot_records: int
+    records: int
+    repeated: int
+    journal_bytes: int
+    snapshot_bytes: int
+    torn: TornTail | None
+    ignored: tuple[str, ...]
+    live: Live | None
+
+
+def replay(
+    files: Files,
+    directory: str,
+    *,
+    restore: Apply | None,
+    apply: Apply | None,
+    content: str | None = None,
+    include_live: bool = True,
+) -> Recovery:
+    """Replay the journal in `directory`. Costs one pass over its newest files.
+
+    Raises `JournalDamagedError` (a `CorruptionError`), `NotAStoreError` if the journal holds other
+    `content`, `UsageError` if there are records and no function was given for them, and
+    `RetryableError` if a file was superseded while it was read.
+    """
+    return _Replay(files, directory, content).run(restore, apply, include_live=include_live)
+
+
+class _Replay:
+    def __init__(self, files: Files, directory: str, content: str | None) -> None:
+        self._files = files
+        self._directory = directory
+        self._content = content
+        self._incarnation = 0
+        self._least = 0  # what records still to come must carry at least
+        self._last = 0
+        self._records = 0
+        self._repeated = 0
+        self._bytes = 0
+        self._torn: TornTail | None = None
+        self._live: Live | None = None
+
+    def run(self, restore: Apply | None, apply: Apply | None, *, include_live: bool) -> Recovery:
+        listing = list_directory(self._files, self._directory)
+        snapshot_records = self._load_snapshot(listing, restore)
+        snapshot_bytes, self._bytes = self._bytes, 0
+        covered = self._last
+        for file in listing.needed():
+            if file.final or include_live:
+                self._play(file, apply, covered=covered)
+        return Recovery(
+            last=self._last,
+            incarnation=self._incarnation,
+            content=self._content,
+            snapshot=listing.snapshot.number if listing.snapshot else None,
+            snapshot_records=snapshot_records,
+            records=self._records,
+            repeated=self._repeated,
+            journal_bytes=self._bytes,
+            snapshot_bytes=snapshot_bytes,
+            torn=self._torn,
+            ignored=listing.ignored,
+            live=self._live,
+        )
+
+    def _load_snapshot(self, listing: Listing, restore: Apply | None) -> int:
+        file = listing.snapshot
+        if file is None:
+            return 0
+        path = file.path(self._directory)
+        if restore is None:
+            raise UsageError(f"{path} holds a state to be restored", "pass restore=")
+        with closing(open_file(self._files, self._directory, file)) as stream:
+            scan = FileScan(stream, path=path, first=1, kind=KIND_SNAPSHOT)
+            for batch in strict(scan):
+                self._check_content(scan)
+                for record in batch:
+                    restore(record)
+        self._check_content(scan)
+        self._last = file.number
+        self._incarnation = scan.incarnation
+        # A snapshot may be by a later writer than the records behind it: same identity suffices.
+        self._least = scan.incarnation >> 32 << 32
+        self._bytes = scan.size
+        return scan.records
+
+    def _play(self, file: FileName, apply: Apply | None, *, covered: int) -> None:
+        path = file.path(self._directory)
+        self._check_order(file, path, covered=covered)
+        with closing(open_file(self._files, self._directory, file)) as stream:
+            scan = FileScan(
+                stream, path=path, first=file.number, incarnation=self._least, live=not file.final
+            )
+            for batch in strict(scan):
+                self._check_content(scan)
+                self._apply(batch, apply, covered=covered, path=path)
+        self._check_content(scan)
+        self._last = max(self._last, scan.expected - 1)
+        self._least = scan.incarnation
+        self._incarnation = max(self._incarnation, scan.incarnation)
+        self._repeated += scan.repeated
+        self._bytes += scan.size
+        if not file.final:
+            self._torn = scan.torn
+            good = scan.torn.offset if scan.torn else scan.size
+            self._live = Live(file, scan.records, good, scan.opening is not None, scan.sealed)
+
+    def _check_order(self, file: FileName, path: str, *, covered: int) -> None:
+        expected = self._last + 1
+        if file.number > expected:
+            raise JournalDamagedError(
+                path, offset=0, first=expected, last=file.number - 1, problem="ordinals are missing"
+            )
+        if covered < file.number < expected:
+            raise JournalDamagedError(
+                path,
+                offset=0,
+                first=file.number,
+                last=expected - 1,
+                problem="the file before it has the same ordinals",
+            )
+
+    def _apply(self, batch: list[Record], apply: Apply | None, *, covered: int, path: str) -> None:
+        if batch[0].ordinal <= covered:
+            batch = [record for record in batch if record.ordinal > covered]
+        if batch and apply is None:
+            raise UsageError(f"{path} holds records to be replayed", "pass apply=")
+        assert apply is not None or not batch
+        self._records += len(batch)
+        for record in batch:
+            apply(record)  # type: ignore[misc]
+
+    def _check_content(self, scan: FileScan) -> None:
+        if scan.opening is None:
+            return  # a live file that a crash left empty
+        found = scan.opening.content
+        if self._content is not None and found != self._content:
+            raise NotAStoreError(
+                self._directory,
+                f"its journal holds {found!r}, not {self._content!r}",
+                f"open it as {found!r}, or give another directory",
+            )
+        self._content = found
+
+
+def strict(scan: FileScan) -> Iterator[list[Record]]:
+    """The batches of a scan; raises at the first damage."""
+    for item in scan:
+        if isinstance(item, Damage):
+            raise item.error()
+        yield item

@@ -1,0 +1,182 @@
+"""Salvage: what can still be read of a damaged journal, copied into a new one.
+
+The damaged files are only read. The copy is a journal of its own, with a new identity; what did
+not make it is reported by file, offset and ordinal.
+
+keep="prefix"   up to the first lost record: a state the journal once had. The default.
+keep="all"      every readable record, renumbered where some are lost: a state it never had,
+                for records that stand on their own.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from kvstore.errors import UsageError
+from kvstore.journal.files import OS_FILES, Files
+from kvstore.journal.inspection import FileReport, inspect, scan_of
+from kvstore.journal.journal import Journal
+from kvstore.journal.names import JOURNAL, SNAPSHOT, open_file
+from kvstore.journal.records import Record
+from kvstore.journal.scan import Damage, TornTail
+from kvstore.journal.snapshot import write_snapshot
+from kvstore.journal.sync import Sync
+
+Keep = Literal["prefix", "all"]
+
+
+@dataclass(frozen=True, slots=True)
+class SalvageReport:
+    """What a salvage found and did.
+
+    `snapshot` is the ordinal the copied snapshot covers, `records` the journal records copied
+    behind it, `last` the source's last ordinal among all that. `dropped` records were readable
+    but stood behind a loss. `losses` name what could not be read.
+    """
+
+    source: str
+    destination: str
+    snapshot: int | None
+    snapshot_records: int
+    records: int
+    last: int
+    dropped: int
+    losses: tuple[Damage, ...]
+    torn: TornTail | None
+
+
+def salvage(
+    source: str | os.PathLike[str],
+    destination: str | os.PathLike[str],
+    *,
+    keep: Keep = "prefix",
+    files: Files = OS_FILES,
+) -> SalvageReport:
+    """Copy what can be read of the journal in `source` into a new one in `destination`.
+
+    Takes no lock on the source: close its writer first. Raises `UsageError` if `destination`
+    holds anything, `FormatVersionError` if a newer release wrote the source.
+    """
+    if keep not in ("prefix", "all"):
+        raise UsageError(f"keep={keep!r} is neither 'prefix' nor 'all'")
+    target = os.path.abspath(os.fspath(destination))
+    files.make_directory(target)
+    if files.names(target):
+        raise UsageError(f"{target} is not empty", "salvage into a new directory")
+    return _Salvage(files, os.path.abspath(os.fspath(source)), target, keep).run()
+
+
+class _Salvage:
+    def __init__(self, files: Files, source: str, target: str, keep: Keep) -> None:
+        self._files = files
+        self._source = source
+        self._target = target
+        self._keep = keep
+        self._found = inspect(source, files=files)
+        self._losses: list[Damage] = []
+        self._last = 0
+        self._records = 0
+        self._dropped = 0
+
+    def run(self) -> SalvageReport:
+        snapshot = self._copy_snapshot()
+        with Journal.open(
+            self._target,
+            restore=lambda record: None,
+            content=self._found.content or "",
+            sync=Sync.never(),
+            files=self._files,
+        ) as journal:
+            for record in self._surviving():
+                journal.append(record.payload, record.type)
+                self._records += 1
+            snapshot_records = journal.recovery.snapshot_records
+        return SalvageReport(
+            self._source,
+            self._target,
+            snapshot=snapshot,
+            snapshot_records=snapshot_records,
+            records=self._records,
+            last=self._last,
+            dropped=self._dropped,
+            losses=tuple(self._losses),
+            torn=next((file.torn for file in self._found.files if file.torn), None),
+        )
+
+    def _copy_snapshot(self) -> int | None:
+        """Copy the newest sound snapshot; with keep="all", else what is left of the newest."""
+        snapshots = [
+            file
+            for file in reversed(self._found.files)
+            if file.name.base == SNAPSHOT and file.name.final
+        ]
+        for file in snapshots:
+            self._losses.extend(file.damages)
+        chosen = next((file for file in snapshots if not file.damages), None)
+        if chosen is None and self._keep == "all" and snapshots:
+            chosen = snapshots[0]
+        if chosen is None:
+            return None
+        write_snapshot(
+            self._files,
+            self._target,
+            ((record.type, record.payload) for record in self._readable(chosen)),
+            ordinal=chosen.name.number,
+            incarnation=chosen.incarnation,
+            content=self._found.content or "",
+        )
+        self._last = chosen.name.number
+        return chosen.name.number
+
+    def _surviving(self) -> Iterator[Record]:
+        journals = [file for file in self._found.files if file.name.base == JOURNAL]
+        lost = False
+        for file in journals:
+            for item in self._items(file):
+                if isinstance(item, Damage):
+                    lost = self._lose(item) or lost
+                elif item.ordinal <= self._last:
+                    continue  # under the snapshot
+                else:
+                    if item.ordinal > self._last + 1 and not lost:
+                        lost = self._lose(self._gap(file, item))
+                    if lost and self._keep == "prefix":
+                        self._dropped += 1
+                        continue
+                    self._last = item.ordinal
+                    yield item
+
+    def _gap(self, file: FileReport, record: Record) -> Damage:
+        path = file.name.path(self._source)
+        return Damage(path, 0, 0, self._last + 1, record.ordinal - 1, "ordinals are missing")
+
+    def _lose(self, damage: Damage) -> bool:
+        """Note a damage; says whether records the copy needed went with it."""
+        self._losses.append(damage)
+        return damage.last is None or damage.last >= max(damage.first, self._last + 1)
+
+    def _items(self, file: FileReport) -> Iterator[Record | Damage]:
+        """Records and damages of one file; damage at its end is bounded by the next file."""
+        following = [
+            other.name.number
+            for other in self._found.files
+            if other.name.base == JOURNAL and other.name > file.name
+        ]
+        with closing(open_file(self._files, self._source, file.name)) as stream:
+            for item in scan_of(stream, self._source, file.name):
+                if not isinstance(item, Damage):
+                    yield from item
+                elif item.last is None and following:
+                    yield replace(item, last=min(following) - 1)
+                else:
+                    yield item
+
+    def _readable(self, file: FileReport) -> Iterator[Record]:
+        with closing(open_file(self._files, self._source, file.name)) as stream:
+            for item in scan_of(stream, self._source, file.name):
+                if not isinstance(item, Damage):
+                    yield from item

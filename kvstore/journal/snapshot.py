@@ -1,0 +1,102 @@
+"""Writing a snapshot: a state as a file of records, complete under its final name or not there.
+
+    snapshot file := | opening (kind 1) | records from ordinal 1 | seal |
+
+Invariants
+1. The final name appears by rename, after the file's fsync and before the directory's.
+2. An unfinished file of a crash is overwritten from its start, never continued.
+3. One process writes a snapshot at a time (the lock `COMPACTING`); the journal's writer goes on.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from kvstore.journal.files import Files, Output, storage_errors, write_all
+from kvstore.journal.names import COMPACTING_NAME, SNAPSHOT, FileName, list_directory
+from kvstore.journal.records import (
+    KIND_SNAPSHOT,
+    Opening,
+    encode,
+    encode_opening,
+    encode_seal,
+    require_payload,
+)
+from kvstore.limits import JOURNAL_READ_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotInfo:
+    """A snapshot that was written: `ordinal` is the last one it covers."""
+
+    path: str
+    ordinal: int
+    records: int
+    bytes: int
+
+
+def write_snapshot(
+    files: Files,
+    directory: str,
+    records: Iterable[tuple[int, bytes]],
+    *,
+    ordinal: int,
+    incarnation: int,
+    content: str,
+) -> SnapshotInfo:
+    """Write the state up to `ordinal` as (type, payload) records; it is durable on return.
+
+    Raises `LockedError` while another snapshot is being written.
+    """
+    lock = files.lock(os.path.join(directory, COMPACTING_NAME))
+    try:
+        unfinished = FileName(ordinal, SNAPSHOT, False)
+        path = unfinished.path(directory)
+        final_path = unfinished.finished().path(directory)
+        with storage_errors(path):
+            output = files.create(path)
+            try:
+                count, size = _write(output, records, incarnation=incarnation, content=content)
+                output.sync()
+            finally:
+                output.close()
+            files.rename(path, final_path)
+            files.sync_directory(directory)
+        return SnapshotInfo(final_path, ordinal, count, size)
+    finally:
+        lock.close()
+
+
+def remove_superseded(files: Files, directory: str) -> tuple[str, ...]:
+    """Remove what the newest snapshot covers, and say which files that were.
+
+    For the holder of the writer's lock: readers hold none, and are told when a file has gone.
+    A crash in between leaves files that every reader passes over.
+    """
+    with storage_errors(directory):
+        superseded = list_directory(files, directory).superseded()
+        for file in superseded:
+            files.remove(file.path(directory))
+        if superseded:
+            files.sync_directory(directory)
+    return tuple(map(str, superseded))
+
+
+def _write(
+    output: Output, records: Iterable[tuple[int, bytes]], *, incarnation: int, content: str
+) -> tuple[int, int]:
+    pieces = [encode_opening(incarnation, 1, Opening(KIND_SNAPSHOT, content))]
+    size = pending = len(pieces[0])
+    ordinal = 0
+    for ordinal, (kind, payload) in enumerate(records, 1):
+        pieces.append(encode(incarnation, ordinal, kind, require_payload(payload, kind)))
+        size += len(pieces[-1])
+        pending += len(pieces[-1])
+        if pending >= JOURNAL_READ_BYTES:
+            write_all(output, b"".join(pieces))
+            pieces, pending = [], 0
+    pieces.append(encode_seal(incarnation, ordinal + 1, records=ordinal))
+    write_all(output, b"".join(pieces))
+    return ordinal, size + len(pieces[-1])

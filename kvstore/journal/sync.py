@@ -1,0 +1,81 @@
+"""When a journal calls fsync: the choice between a slow append and a lost one.
+
+What was appended survives the process in any case, since it is handed to the operating system;
+the policy decides what survives the machine.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from kvstore.errors import KVStoreError, UsageError
+
+
+@dataclass(frozen=True, slots=True)
+class Sync:
+    """`records_max` unsynced records at most, or `seconds_max` until they are; 0 is no bound.
+
+    Use the four constructors. Every policy syncs when a file is rotated or the journal closed.
+    """
+
+    records_max: int
+    seconds_max: float
+
+    def __post_init__(self) -> None:
+        if self.records_max < 0 or self.seconds_max < 0:
+            raise UsageError(f"{self} has a negative bound")
+
+    @classmethod
+    def always(cls) -> Sync:
+        """Before an append returns. Appends that wait together share one fsync."""
+        return cls(1, 0)
+
+    @classmethod
+    def every(cls, records: int) -> Sync:
+        """By the append that makes it `records` unsynced ones."""
+        return cls(records, 0)
+
+    @classmethod
+    def interval(cls, seconds: float) -> Sync:
+        """At most `seconds` after an append, by a thread of the journal's own."""
+        return cls(0, seconds)
+
+    @classmethod
+    def never(cls) -> Sync:
+        """When the operating system likes."""
+        return cls(0, 0)
+
+
+class IntervalSync:
+    """A thread that syncs `seconds` after it was notified, and rests while nothing is written."""
+
+    def __init__(self, seconds: float, sync: Callable[[], object], *, name: str) -> None:
+        self._seconds = seconds
+        self._sync = sync
+        self._written = threading.Event()
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def notify(self) -> None:
+        """Something was written."""
+        self._written.set()
+
+    def stop(self) -> None:
+        """End the thread; what is unsynced stays so."""
+        self._stopped.set()
+        self._written.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while True:
+            self._written.wait()
+            if self._stopped.wait(self._seconds):
+                return
+            self._written.clear()
+            try:
+                self._sync()
+            except KVStoreError:
+                return  # the journal is poisoned now: its next caller is told

@@ -1,0 +1,128 @@
+"""Readers: forward, in reverse, from the middle, over files, beside a writer, from a pipe."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any, BinaryIO, cast
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvstore.errors import RetryableError, UsageError
+from kvstore.journal import Journal, Sync, read, read_part
+from kvstore.journal import reader as reader_module
+from kvstore.journal import scan as scan_module
+from kvstore.journal.reader import raw_records_reversed
+from kvstore.journal.scan import RawRecords
+from kvstore.journal.stuffing import PAIR
+from tests.journal.disk import Disk
+from tests.journal.folds import PATH, live_file, open_journal
+
+
+class Trickle(io.BytesIO):
+    """A stream that gives one to three bytes at a time, as a pipe may."""
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        return super().read(1 + self.tell() % 3)
+
+
+def written(count: int = 20, **options: Any) -> Disk:
+    disk = Disk()
+    with open_journal(disk, sync=Sync.never(), **options) as journal:
+        for number in range(1, count + 1):
+            journal.append(b"item %d" % number)
+    return disk
+
+
+@pytest.mark.parametrize("least", [1, 2, 7, 8, 20, 21])
+def test_reading_begins_at_an_ordinal_in_whatever_file(least: int) -> None:
+    disk = written(file_records=7)
+    forward = list(read(PATH, from_ordinal=least, files=disk))
+    assert [record.ordinal for record in forward] == list(range(least, 21))
+    assert list(read(PATH, from_ordinal=least, reverse=True, files=disk)) == forward[::-1]
+
+
+def test_records_under_a_snapshot_are_gone_for_readers_and_they_are_told() -> None:
+    disk = written(5, file_records=2)
+    with open_journal(disk) as journal:
+        journal.snapshot([])
+        journal.append(b"six")
+    with pytest.raises(UsageError, match="begins at ordinal 6"):
+        list(read(PATH, from_ordinal=3, files=disk))
+    assert [record.payload for record in read(PATH, files=disk)] == [b"six"]
+
+
+def test_parts_of_a_file_give_each_record_once_wherever_it_is_cut() -> None:
+    disk = written(8)
+    path = live_file(disk)
+    data = disk.inodes[path].live
+    whole = list(read_part(path, start=0, stop=len(data), files=disk))
+    assert len(whole) == 8
+    for cut in range(len(data) + 1):
+        first = list(read_part(path, start=0, stop=cut, files=disk))
+        assert first + list(read_part(path, start=cut, stop=len(data), files=disk)) == whole
+
+
+def test_a_reader_beside_the_writer_stops_at_the_record_being_written() -> None:
+    disk = written(3)
+    path = live_file(disk)
+    disk.inodes[path].live = disk.inodes[path].live[:-2]
+    assert [record.ordinal for record in read(PATH, files=disk)] == [1, 2]
+    assert [record.ordinal for record in read(PATH, reverse=True, files=disk)] == [2, 1]
+
+
+def test_a_reader_goes_on_with_a_file_that_was_renamed_after_listing(tmp_path: Path) -> None:
+    with Journal.open(tmp_path, file_records=2) as journal:
+        journal.append_many([b"one", b"two"])
+        records = read(tmp_path)
+        assert next(records).payload == b"one"
+        listed = read(tmp_path, reverse=True)
+        journal.append(b"three")
+        assert [record.payload for record in records] == [b"two"]
+        assert len(list(listed)) == 3
+
+
+def test_a_reader_overtaken_by_a_snapshot_is_told_to_read_again() -> None:
+    disk = written(6, file_records=2)
+    records = read(PATH, files=disk)
+    next(records)
+    with open_journal(disk) as journal:
+        journal.snapshot([])
+    with pytest.raises(RetryableError, match="superseded"):
+        list(records)
+
+
+@given(
+    st.lists(st.sampled_from([b"a", b"bc", b"", b"\xfe", b"\xfd", b"x" * 9]), max_size=30),
+    st.integers(1, 7),
+)
+def test_cutting_at_pairs_does_not_depend_on_the_pieces(parts: list[bytes], size: int) -> None:
+    data = PAIR.join(parts)
+    lead, *expected = data.split(PAIR)
+    offsets, at = [], len(lead)
+    for raw in expected:
+        offsets.append(at)
+        at += 2 + len(raw)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(scan_module, "JOURNAL_READ_BYTES", size)
+        patch.setattr(reader_module, "JOURNAL_READ_BYTES", size)
+        raws = RawRecords(cast(BinaryIO, io.BytesIO(data)))
+        got: list[tuple[int, bytes]] = []
+        for at, batch in raws:
+            for raw in batch:
+                got.append((at, raw))
+                at += 2 + len(raw)
+        assert raws.lead == lead
+        assert raws.end == len(data)
+        assert got == list(zip(offsets, expected, strict=True))
+        backward = list(raw_records_reversed(cast(BinaryIO, io.BytesIO(data))))
+        assert backward == got[::-1]
+
+
+def test_a_short_read_is_not_the_end() -> None:
+    disk = written(5)
+    data = disk.inodes[live_file(disk)].live
+    raws = [raw for _, batch in RawRecords(cast(BinaryIO, Trickle(data))) for raw in batch]
+    assert raws == data.split(PAIR)[1:]
