@@ -19,14 +19,23 @@ from typing import TYPE_CHECKING, TypeVar, overload
 from kvstore.arrow import DEFAULT_BATCH_ROWS, row_batches
 from kvstore.batch import Batch
 from kvstore.changes import Change, ChangeIndex, ChangeReader, Order, Revisions
+from kvstore.changes.changeset import Changeset
+from kvstore.changes.changesets import Changesets
+from kvstore.changes.epoch import Epoch
+from kvstore.changes.event import Event, Expand, Images, require_expand, require_images
+from kvstore.changes.expand import EventReader, Wanted
+from kvstore.changes.feed import Feed, Position, Share
+from kvstore.changes.feeds import Feeds
+from kvstore.changes.generation import Generation, require_stream_count
 from kvstore.clears import Clears
 from kvstore.commit import Committer, Durability
+from kvstore.engine import Batch as EngineBatch
 from kvstore.engine import Engine
 from kvstore.errors import ClosedError, UsageError
 from kvstore.gc import Clearing, Collector, GcPolicy, GcReport, GcWorker
 from kvstore.holds import Hold, HoldRecord, Holds
 from kvstore.imports import ImportRecord, Imports
-from kvstore.limits import TRANSACT_ATTEMPTS
+from kvstore.limits import FEED_BATCH_BYTES, FEED_BATCH_ROWS, QUIESCENCE_WAIT_S, TRANSACT_ATTEMPTS
 from kvstore.meta import FORMAT, INDEX_FLOOR, Meta
 from kvstore.mvcc import Version, Versions, WriteSet
 from kvstore.snapshot import Snapshot
@@ -74,6 +83,7 @@ class Store:
         self._imports = Imports(versions, index)
         self._changes = ChangeReader(versions, index, self._imports.spans_of)
         self._holds = Holds(self._meta, committer)
+        self._changesets = Changesets(self._meta, committer)
         self._clears = Clears(self._meta)
         committer.raise_floor(self._clears.newest)
         self._collector = Collector(
@@ -94,6 +104,15 @@ class Store:
             versions, index, committer, holds=self._holds, imports=self._imports
         )
         self._index_floor = self._meta.timestamp(INDEX_FLOOR)
+        self._events = EventReader(versions, index, self._changes)
+        self._feeds = Feeds(
+            self._events,
+            index,
+            committer,
+            self._holds,
+            index_floor=self._index_floor,
+            is_live=self._require_live,
+        )
         self._closed = False
 
     # -- frontiers --------------------------------------------------------------------------
@@ -293,7 +312,10 @@ class Store:
     ) -> pa.RecordBatchReader:
         """The rows of `scan` as Arrow record batches: columns `key` and `value`, both binary."""
         span = Span.of(start, end, prefix)
-        chunks = self._read(as_of, span, partial(self._versions.scan, span))
+        if batch_rows < 1:
+            raise UsageError(f"batch_rows={batch_rows}", "pass at least 1")
+        scan = partial(self._versions.scan_columns, span, chunk=batch_rows)
+        chunks = self._read(as_of, span, scan)
         return row_batches(chunks, batch_rows)
 
     def history(self, key: bytes) -> list[Version]:
@@ -390,6 +412,126 @@ class Store:
                 span,
                 at,
             )
+
+    # -- change capture ---------------------------------------------------------------------
+
+    def changeset(self) -> Changeset:
+        """A group of changes that is not atomic: `with store.changeset() as cs: ...`.
+
+        Commits made inside the block, in this context, carry `cs.id`; blocks nest. A commit
+        outside any block is a changeset of its own. What was committed stays, however the
+        block is left.
+        """
+        self._live()
+        return self._changesets.new()
+
+    def epochs(self, since: TimeLike = 0) -> Iterator[Epoch]:
+        """Sealed stretches of changesets with their event counts, closed above `since`."""
+        self._live()
+        return self._changesets.epochs(to_timestamp(since, name="since"))
+
+    def force_quiescence(
+        self, after: timedelta | None = None, *, timeout: float = QUIESCENCE_WAIT_S
+    ) -> Timestamp:
+        """A time at which no changeset is half done; all changes until then are complete.
+
+        Where the last such time is no longer ago than `after`, that. Else new changesets wait
+        until the open ones have ended (bare commits go on). Raises `BusyError` if they have not
+        after `timeout` seconds, `UsageError` inside a changeset.
+        """
+        self._live()
+        return self._changesets.force_quiescence(after, timeout)
+
+    def events(
+        self,
+        since: TimeLike,
+        upto: TimeLike | None = None,
+        *,
+        span: Span | None = None,
+        images: Images = "delta",
+        expand: Expand = "imports",
+    ) -> Iterator[Event]:
+        """Changes in `(since, upto]` in time order, with their place, changeset and images.
+
+        `images`: `"none"` (keys only), `"delta"` (what was put), `"pre"`, `"post"` or `"pre+post"`
+        (with the key's value before and after: exact, a look-up each). `expand`: imports and
+        reverts as their keys (`"imports"`), range deletes too (`"all"`), or all whole (`"none"`).
+        Raises `HistoryGoneError` where history or the change index begins above `since`.
+        """
+        wanted = Wanted(span or Span(), require_images(images), require_expand(expand))
+        low, high = to_timestamp(since, name="since"), self._at(upto)
+        if low > high and upto is not None:
+            raise UsageError(f"since {low} is above upto {high}", "swap them")
+        needed = min(low, high)
+        self._require_kept(wanted.span, needed)
+        self._feeds.require_indexed(needed)
+        return self._pinned(
+            wanted.span, needed, lambda: self._events.events(wanted, since=low, upto=high)
+        )
+
+    def feed(
+        self,
+        name: str,
+        start: TimeLike | Position | None = None,
+        streams: tuple[int, int] | None = None,
+        images: Images = "delta",
+        expand: Expand = "imports",
+        *,
+        span: Span | None = None,
+        max_age: timedelta | None = None,
+        batch_rows: int = FEED_BATCH_ROWS,
+        batch_bytes: int = FEED_BATCH_BYTES,
+    ) -> Feed:
+        """Every durable change once, in order, to the consumer called `name`.
+
+        `start` begins the feed: changes after that time (0: all; `"now"`: from here on), or after a
+        `Position` that the consumer has stored. None goes on where it last acked. `streams=(i, n)`
+        makes this worker i of n that share the feed; it gets whole streams. `images` and
+        `expand` are those of `events`. The feed holds history until it acks or is dropped; one
+        that falls behind further than `max_age` is lost when GC wants the space.
+
+        Opening a feed fences its former consumer. Raises `UsageError` for an unknown feed without
+        `start` and for more workers than streams, `HistoryGoneError` below `since`.
+        """
+        wanted = Wanted(span or Span(), require_images(images), require_expand(expand))
+        if batch_rows < 1 or batch_bytes < 1:
+            raise UsageError(f"batches of {batch_rows} rows, {batch_bytes} bytes", "allow some")
+        self._require_live()
+        return self._feeds.open(
+            name,
+            start,
+            Share() if streams is None else Share(*streams),
+            wanted,
+            max_age=max_age,
+            rows_max=batch_rows,
+            bytes_max=batch_bytes,
+        )
+
+    def drop_feed(self, name: str) -> None:
+        """Give up a feed, its position and its claim on history; `UsageError` if unknown."""
+        self._require_live()
+        self._feeds.drop(name)
+
+    def reshard(self, streams: int) -> Generation:
+        """Split the change index over `streams` streams from now on. One synced record.
+
+        Consumers read the old streams to their end, then the new ones: nothing twice.
+        """
+        require_stream_count(streams)
+        generations = self._changes.generations
+        opened: list[Generation] = []
+
+        def stage(batch: EngineBatch, opened_at: Timestamp) -> Callable[[], None]:
+            opened.append(generations.stage_next(batch, opened_at, count=streams))
+            return lambda: generations.publish(opened[0])
+
+        self._live().announce(stage)
+        return opened[0]
+
+    def generations(self) -> list[Generation]:
+        """Which streams took which keys, and from when to when; the last one is open."""
+        self._live()
+        return list(self._changes.generations.all())
 
     # -- imports ----------------------------------------------------------------------------
 
@@ -565,6 +707,9 @@ class Store:
         if self._closed:
             raise ClosedError(f"the store at {self.path}")
         return self._committer
+
+    def _require_live(self) -> None:
+        self._live().require_healthy()
 
     def _at(self, as_of: TimeLike | None) -> int:
         committer = self._live()

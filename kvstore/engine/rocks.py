@@ -284,7 +284,7 @@ def _is_blank(path: Path) -> bool:
 
 def _opened(path: Path, cache: rocks.Cache, access: rocks.AccessType) -> rocks.Rdict:
     """Open the database; cut a torn log, and refuse a damaged one."""
-    families = {family: _family_options(family, cache) for family in FAMILIES}
+    families = {family: family_options(family, cache) for family in FAMILIES}
     options = _database_options(cache)
     try:
         with _translated(str(path)):
@@ -307,7 +307,7 @@ def salvage(path: Path) -> None:
     cache = rocks.Cache(BLOCK_CACHE_BYTES)
     options = _database_options(cache)
     options.set_wal_recovery_mode(rocks.DBRecoveryMode.point_in_time())
-    families = {family: _family_options(family, cache) for family in FAMILIES}
+    families = {family: family_options(family, cache) for family in FAMILIES}
     with _translated(str(path)):
         rocks.Rdict(str(path), options, families).close()
 
@@ -320,7 +320,7 @@ _FIGURES = {
 
 
 def _database_options(cache: rocks.Cache) -> rocks.Options:
-    options = _family_options(META, cache)
+    options = family_options(META, cache)
     options.create_if_missing(True)
     options.create_missing_column_families(True)
     options.set_max_background_jobs(2)
@@ -330,7 +330,7 @@ def _database_options(cache: rocks.Cache) -> rocks.Options:
     return options
 
 
-def _family_options(family: str, cache: rocks.Cache) -> rocks.Options:
+def family_options(family: str, cache: rocks.Cache) -> rocks.Options:
     options = rocks.Options(raw_mode=True)
     table = rocks.BlockBasedOptions()
     table.set_block_cache(cache)
