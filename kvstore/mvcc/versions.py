@@ -111,13 +111,20 @@ class Versions:
         return live_columns(self._cursor(span), read, chunk=chunk)
 
     def diff(
-        self, span: Span, *, since: int, upto: int = TIMESTAMP_MAX, latest: bool = False
+        self,
+        span: Span,
+        *,
+        since: int,
+        upto: int = TIMESTAMP_MAX,
+        latest: bool = False,
+        reverse: bool = False,
     ) -> Iterator[Difference]:
         """What happened in `(since, upto]`: see `kvstore.mvcc.diff`. One pass over the span."""
         fragments, stamps = self.view
         return differences(
-            self._cursor(span),
+            self._cursor(span, reverse=reverse),
             span,
+            reverse=reverse,
             since=since,
             upto=upto,
             latest=latest,
