@@ -118,7 +118,7 @@ class Collection:
                     since=store.since,
                     remedy="the chain is broken: begin a new collection; this one stays restorable",
                 ) from error
-            since = max(_since(batches), 0) if batches else store.since
+            since = max(_since(batches), 0) if batches else store.whole_since
             batch = self._chain.append(
                 _window(store, since=lower - 1 if batches else None, upto=upper - 1),
                 lower=lower,

@@ -123,6 +123,11 @@ class Store:
         return self._committer.since
 
     @property
+    def whole_since(self) -> Timestamp:
+        """The oldest time at which all of the store is readable: `since`, or the newest clear."""
+        return Timestamp(max(self._committer.since, self._clears.newest))
+
+    @property
     def upper(self) -> Timestamp:
         """The first time that is not complete: no later commit takes a time below it."""
         return self._committer.upper
