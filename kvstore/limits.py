@@ -130,6 +130,9 @@ REVERT_ROWS_MAX = 1_000_000
 
 REVERT_ATTEMPTS = 5
 """Times `revert_range` starts over because others wrote into its span."""
+
+VERIFY_PROBLEMS_MAX = 1000
+"""Problems a verification lists: enough to see what happened, little enough to read."""
 # -- shards (backup/shard) -------------------------------------------------------------------
 
 PART_BYTES_MAX = 64 << 20

@@ -51,6 +51,7 @@ from kvstore.txn import (
     revert_range,
     transact,
 )
+from kvstore.verify import VerifyReport, verify
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -87,6 +88,7 @@ class Store:
         self._engine = engine
         self._versions = versions
         self._committer = committer
+        self._index = index
         self._meta = Meta(engine)
         self._imports = Imports(versions, index)
         self._changes = ChangeReader(versions, index, self._imports.spans_of)
@@ -129,6 +131,11 @@ class Store:
     def since(self) -> Timestamp:
         """The oldest readable time."""
         return self._committer.since
+
+    @property
+    def whole_since(self) -> Timestamp:
+        """The oldest time at which all of the store is readable: `since`, or the newest clear."""
+        return Timestamp(max(self._committer.since, self._clears.newest))
 
     @property
     def upper(self) -> Timestamp:
@@ -655,6 +662,42 @@ class Store:
             policy, lambda p: self.gc(keep=p.keep, compact=p.compact), after_run=after_run
         )
         return self._gc_worker
+
+    def verify(self) -> VerifyReport:
+        """Walk the whole store and list all that breaks an invariant. Bounded memory.
+
+        Commits go on meanwhile, GC waits. Costs one pass over everything, and a look-up per
+        change in the index.
+        """
+        self._live()
+        with self._collector.paused():
+            return verify(
+                self._versions,
+                self._index,
+                self._committer,
+                holds=self._holds,
+                imports=self._imports,
+                clears=self._clears,
+            )
+
+    def stats(self) -> dict[str, int]:
+        """Counts and sizes, by name: frontiers, what is held in memory, estimates of the engine
+        (`<family>_bytes`, `<family>_memtable_bytes`, `<family>_entries`). Costs microseconds."""
+        committer = self._live()
+        imports, holds = self._imports.all(), self._holds.all()
+        return {
+            "since": int(committer.since),
+            "upper": int(committer.upper),
+            "durable": int(committer.durable),
+            "range_fragments": len(self._versions.view.fragments),
+            "imports": len(imports),
+            "imports_adding": sum(record.added is None for record in imports),
+            "holds": len(holds),
+            "holds_lost": sum(hold.lost for hold in holds),
+            "clears": len(self._clears.all()),
+            "gc_runs": 0 if self._gc_worker is None else self._gc_worker.runs,
+            **self._engine.stats(),
+        }
 
     def checkpoint(self, path: str | Path) -> Timestamp:
         """Make `path` (which must not exist) an independent copy as of now, sharing files.

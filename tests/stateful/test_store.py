@@ -277,6 +277,7 @@ def _key_order(row: Row) -> tuple[bytes, bool, int]:
 def check_whole(store: Store, model: Model) -> None:
     """Every key's history, and the property that rules them all over every window of marks."""
     store._versions.view.fragments._check()
+    assert store.verify().problems == ()
     for key in KEYS:
         found = [(version.timestamp, version.value) for version in store.history(key)]
         assert found == [event[:2] for event in model.events(key)]
