@@ -85,7 +85,7 @@ class History:
 
 @settings(max_examples=60)
 @given(
-    st.lists(step, max_size=25),
+    st.lists(step, min_size=10, max_size=40),
     st.sampled_from(["imports", "all"]),
     st.integers(1, 4),
 )
@@ -125,8 +125,8 @@ def in_order(events: list[Event]) -> list[Event]:
     return sorted(plain, key=lambda event: (event.timestamp, event.sequence))
 
 
-@settings(max_examples=30)
-@given(st.lists(step, max_size=20), st.integers(2, 4))
+@settings(max_examples=25)
+@given(st.lists(step, min_size=10, max_size=30), st.integers(2, 4))
 def test_workers_of_a_feed_share_each_change_exactly_once(
     steps: list[tuple[object, ...]], workers: int
 ) -> None:
