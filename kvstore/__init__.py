@@ -23,6 +23,7 @@ from kvstore.snapshot import Snapshot
 from kvstore.span import Span
 from kvstore.store import Store
 from kvstore.timestamp import Timestamp
+from kvstore.txn import Transaction
 
 __all__ = [
     "Batch",
@@ -48,6 +49,7 @@ __all__ = [
     "Span",
     "Store",
     "Timestamp",
+    "Transaction",
     "Version",
     "open",
 ]

@@ -38,6 +38,7 @@ from kvstore.limits import GROUP_COMMIT_WAIT_S_MAX
 from kvstore.meta import SINCE, UPPER, Meta
 from kvstore.mvcc.versions import Versions
 from kvstore.mvcc.write import WriteSet, stage
+from kvstore.recent import RecentCommits
 from kvstore.timestamp import Timestamp
 
 Durability: TypeAlias = Literal["sync", "group", "async"]
@@ -73,6 +74,7 @@ class Committer:
         self._durability = require_durability(durability)
         self._where = where
         self.lock = threading.RLock()
+        self.recent = RecentCommits()
         self.since = Timestamp(since)
         self.floor = since
         """Reads at or above it are whole; one below it asks `since` and the clears."""
@@ -105,7 +107,12 @@ class Committer:
         def stage_writes(batch: Batch, timestamp: Timestamp) -> Callable[[], None]:
             stage(writes, timestamp, batch, self._engine.families)
             self._index.stage(writes, timestamp, batch)
-            return lambda: self._versions.publish_ranges(writes.tombstones(timestamp))
+
+            def publish() -> None:
+                self._versions.publish_ranges(writes.tombstones(timestamp))
+                self.recent.add(timestamp, writes.points.keys(), writes.ranges)
+
+            return publish
 
         return self.commit_staged(stage_writes, durability=durability, check=check)
 
@@ -129,9 +136,7 @@ class Committer:
             publish = stage_entries(batch, timestamp)
             if capture.is_due:
                 capture.stage(batch)
-            self._guarded(lambda: self._engine.write(batch))
-            publish()
-            self.upper = Timestamp(timestamp + 1)
+            self._show(batch, publish, Timestamp(timestamp + 1))
             capture.finish_commit(index.changeset[1], index.staged, self.upper)
             if self._watchers:
                 self.wake()
@@ -307,6 +312,17 @@ class Committer:
                 if leading:
                     self._syncing = False
                 self._synced.notify_all()
+
+    def _show(self, batch: Batch, publish: Callable[[], None], upper: Timestamp) -> None:
+        """Write a commit and show it to readers. Interrupted between the two, readers would never
+        learn of its range tombstones: then the committer is poisoned too."""
+        try:
+            self._guarded(lambda: self._engine.write(batch))
+            publish()
+            self.upper = upper
+        except BaseException as error:
+            self._poison = self._poison or f"interrupted: {type(error).__name__}"
+            raise
 
     def _guarded(self, action: Callable[[], None]) -> None:
         try:

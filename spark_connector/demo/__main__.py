@@ -160,11 +160,13 @@ def _restore_and_compare(
 
 
 def _require_equal(store: kvstore.Store, restored: kvstore.Store, at: Timestamp) -> int:
+    """Compare everything both stores know up to `at`; returns the number of versions."""
     count = 0
-    pairs = zip_longest(store.versions(since=None, upto=at), restored.versions(since=None, upto=at))
-    for count, (ours, theirs) in enumerate(pairs, start=1):
+    live, back = (kept.versions(since=None, upto=at) for kept in (store, restored))
+    for ours, theirs in zip_longest(live, back):
         if ours != theirs:
             raise AssertionError(f"restored store differs as of {at}: {ours} against {theirs}")
+        count += 1
     return count
 
 
