@@ -128,7 +128,7 @@ class ChangeReader:
     # -- from the index ---------------------------------------------------------------------
 
     def _expanded(self, span: Span, *, since: int, upto: int) -> Iterator[Change]:
-        for timestamp, _, row, _, _, _ in self._index.rows(since=since, upto=upto):
+        for timestamp, _, row, _, _ in self._index.rows(since=since, upto=upto):
             at = Timestamp(timestamp)
             if row.op in (OP_PUT, OP_DELETE, OP_PUT_LARGE):
                 if row.key in span:

@@ -113,8 +113,6 @@ def test_range_deletes_go_to_the_control_stream_and_keys_to_theirs(tmp_path: Pat
         # Within the commit the order in which the changes were made comes back.
         assert [row.sequence for row in rows] == list(range(51))
         assert [row.row.key for row in rows[1:]] == [b"k%d" % number for number in range(50)]
-        last = {row.stream: row for row in rows}
-        assert all(row.is_last == (last[row.stream] is row) for row in rows)
         assert [change.op for change in store.changes(0, order="time")][:2] == [
             "delete_range",
             "put",
