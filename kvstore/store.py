@@ -25,9 +25,10 @@ from kvstore.changes.columns import ColumnReader, record_batch_reader
 from kvstore.changes.epoch import Epoch
 from kvstore.changes.event import Event, Expand, Images, require_expand, require_images
 from kvstore.changes.expand import EventReader, Wanted
-from kvstore.changes.feed import Feed, Position, Share
+from kvstore.changes.feed import Feed, FeedBatch, Position, Share
 from kvstore.changes.feeds import Feeds
 from kvstore.changes.generation import Generation, require_stream_count
+from kvstore.changes.quiescent import QuiescentReader
 from kvstore.clears import Clears
 from kvstore.commit import Committer, Durability
 from kvstore.engine import Batch as EngineBatch
@@ -523,6 +524,39 @@ class Store:
             bytes_max=batch_bytes,
         )
 
+    def follow(
+        self,
+        since: TimeLike,
+        *,
+        span: Span | None = None,
+        images: Images = "delta",
+        expand: Expand = "imports",
+        heartbeat: float | None = None,
+    ) -> Iterator[FeedBatch]:
+        """Batches of durable changes after `since`, and then as they come: a feed without a name.
+
+        History is kept for it while it is being read. Raises as `events`.
+        """
+        wanted, low, _ = self._events_wanted(since, None, span, images, expand)
+        return self._feeds.follow(low, wanted, heartbeat=heartbeat)
+
+    def quiescent_points(self, since: TimeLike = 0) -> QuiescentReader:
+        """The times after `since` at which no changeset was half done, with the changes between.
+
+        What lies between is checked: `EventsMissingError` where the epochs show a gap, or count
+        other events than are there.
+        """
+        start = to_timestamp(since, name="since")
+        self._require_kept(Span(), start)
+        return QuiescentReader(
+            self._changes.index,
+            self._live(),
+            self.epochs,
+            lambda low, high: self.changes(low, high, revisions="latest"),
+            since=start,
+            index_floor=self._index_floor,
+        )
+
     def drop_feed(self, name: str) -> None:
         """Give up a feed, its position and its claim on history; `UsageError` if unknown."""
         self._require_live()
@@ -534,7 +568,7 @@ class Store:
         Consumers read the old streams to their end, then the new ones: nothing twice.
         """
         require_stream_count(streams)
-        generations = self._changes.generations
+        generations = self._changes.index.generations
         opened: list[Generation] = []
 
         def stage(batch: EngineBatch, opened_at: Timestamp) -> Callable[[], None]:
@@ -547,7 +581,7 @@ class Store:
     def generations(self) -> list[Generation]:
         """Which streams took which keys, and from when to when; the last one is open."""
         self._live()
-        return list(self._changes.generations.all())
+        return list(self._changes.index.generations.all())
 
     # -- imports ----------------------------------------------------------------------------
 

@@ -182,14 +182,15 @@ class ChangeIndex:
                 yield from heapq.merge(*parts, key=itemgetter(0, 1))
 
     def headers(self, *, since: int, upto: int) -> Iterator[tuple[int, int, tuple[int, int]]]:
-        """Timestamp, row count and changeset of each entry in `(since, upto]`.
+        """Timestamp, row count and changeset of each entry in `(since, upto]`, oldest first.
 
-        In time order within a stream. The rows stay packed: 0.5 us per entry.
+        The rows stay packed: 0.5 us per entry.
         """
         for found, low, high in self.generations.windows(since=since, upto=upto):
-            for stream in found.every_stream():
-                for timestamp, chunk, value in self._stored(stream, since=low, upto=high):
-                    yield timestamp, *peek(value, where=_where(timestamp, chunk))
+            streams = found.every_stream()
+            parts = [self._stored(stream, since=low, upto=high) for stream in streams]
+            for timestamp, chunk, value in heapq.merge(*parts, key=itemgetter(0)):
+                yield timestamp, *peek(value, where=_where(timestamp, chunk))
 
     def stage_trim(self, upto: int, batch: Batch) -> None:
         """Add the removal of all entries at or below `upto`, and of what described only them.
