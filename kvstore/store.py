@@ -21,12 +21,14 @@ from kvstore.batch import Batch
 from kvstore.changes import Change, ChangeIndex, ChangeReader, Order, Revisions
 from kvstore.changes.changeset import Changeset
 from kvstore.changes.changesets import Changesets
+from kvstore.changes.columns import ColumnReader, record_batch_reader
 from kvstore.changes.epoch import Epoch
 from kvstore.changes.event import Event, Expand, Images, require_expand, require_images
 from kvstore.changes.expand import EventReader, Wanted
-from kvstore.changes.feed import Feed, Position, Share
+from kvstore.changes.feed import Feed, FeedBatch, Position, Share
 from kvstore.changes.feeds import Feeds
 from kvstore.changes.generation import Generation, require_stream_count
+from kvstore.changes.quiescent import QuiescentReader
 from kvstore.clears import Clears
 from kvstore.commit import Committer, Durability
 from kvstore.engine import Batch as EngineBatch
@@ -115,6 +117,7 @@ class Store:
         )
         self._index_floor = self._meta.timestamp(INDEX_FLOOR)
         self._events = EventReader(versions, index, self._changes)
+        self._columns = ColumnReader(versions, index, self._events)
         self._feeds = Feeds(
             self._events,
             index,
@@ -495,16 +498,32 @@ class Store:
         reverts as their keys (`"imports"`), range deletes too (`"all"`), or all whole (`"none"`).
         Raises `HistoryGoneError` where history or the change index begins above `since`.
         """
-        wanted = Wanted(span or Span(), require_images(images), require_expand(expand))
-        low, high = to_timestamp(since, name="since"), self._at(upto)
-        if low > high and upto is not None:
-            raise UsageError(f"since {low} is above upto {high}", "swap them")
-        needed = min(low, high)
-        self._require_kept(wanted.span, needed)
-        self._feeds.require_indexed(needed)
+        wanted, low, high = self._events_wanted(since, upto, span, images, expand)
         return self._pinned(
-            wanted.span, needed, lambda: self._events.events(wanted, since=low, upto=high)
+            wanted.span,
+            min(low, high),
+            lambda: self._events.events(wanted, since=low, upto=high),
         )
+
+    def changes_batches(
+        self,
+        since: TimeLike,
+        upto: TimeLike | None = None,
+        *,
+        span: Span | None = None,
+        images: Images = "delta",
+        expand: Expand = "imports",
+    ) -> pa.RecordBatchReader:
+        """The events of `(since, upto]` as Arrow record batches, without a row touched.
+
+        The schema is `kvstore.changes.columns.CHANGES_SCHEMA`. Time order; within a commit that is
+        spread over streams, stream after stream: sort by `seq` for the order made.
+        """
+        wanted, low, high = self._events_wanted(since, upto, span, images, expand)
+        found = self._pinned(
+            wanted.span, min(low, high), lambda: self._columns.batches(wanted, since=low, upto=high)
+        )
+        return record_batch_reader(found)
 
     def feed(
         self,
@@ -544,6 +563,39 @@ class Store:
             bytes_max=batch_bytes,
         )
 
+    def follow(
+        self,
+        since: TimeLike,
+        *,
+        span: Span | None = None,
+        images: Images = "delta",
+        expand: Expand = "imports",
+        heartbeat: float | None = None,
+    ) -> Iterator[FeedBatch]:
+        """Batches of durable changes after `since`, and then as they come: a feed without a name.
+
+        History is kept for it while it is being read. Raises as `events`.
+        """
+        wanted, low, _ = self._events_wanted(since, None, span, images, expand)
+        return self._feeds.follow(low, wanted, heartbeat=heartbeat)
+
+    def quiescent_points(self, since: TimeLike = 0) -> QuiescentReader:
+        """The times after `since` at which no changeset was half done, with the changes between.
+
+        What lies between is checked: `EventsMissingError` where the epochs show a gap, or count
+        other events than are there.
+        """
+        start = to_timestamp(since, name="since")
+        self._require_kept(Span(), start)
+        return QuiescentReader(
+            self._changes.index,
+            self._live(),
+            self.epochs,
+            lambda low, high: self.changes(low, high, revisions="latest"),
+            since=start,
+            index_floor=self._index_floor,
+        )
+
     def drop_feed(self, name: str) -> None:
         """Give up a feed, its position and its claim on history; `UsageError` if unknown."""
         self._require_live()
@@ -555,7 +607,7 @@ class Store:
         Consumers read the old streams to their end, then the new ones: nothing twice.
         """
         require_stream_count(streams)
-        generations = self._changes.generations
+        generations = self._changes.index.generations
         opened: list[Generation] = []
 
         def stage(batch: EngineBatch, opened_at: Timestamp) -> Callable[[], None]:
@@ -568,7 +620,7 @@ class Store:
     def generations(self) -> list[Generation]:
         """Which streams took which keys, and from when to when; the last one is open."""
         self._live()
-        return list(self._changes.generations.all())
+        return list(self._changes.index.generations.all())
 
     # -- imports ----------------------------------------------------------------------------
 
@@ -744,6 +796,23 @@ class Store:
         if self._closed:
             raise ClosedError(f"the store at {self.path}")
         return self._committer
+
+    def _events_wanted(
+        self,
+        since: TimeLike,
+        upto: TimeLike | None,
+        span: Span | None,
+        images: Images,
+        expand: Expand,
+    ) -> tuple[Wanted, int, int]:
+        """What `events` was asked for, checked, and its window."""
+        wanted = Wanted(span or Span(), require_images(images), require_expand(expand))
+        low, high = to_timestamp(since, name="since"), self._at(upto)
+        if low > high and upto is not None:
+            raise UsageError(f"since {low} is above upto {high}", "swap them")
+        self._require_kept(wanted.span, min(low, high))
+        self._feeds.require_indexed(min(low, high))
+        return wanted, low, high
 
     def _require_live(self) -> None:
         self._live().require_healthy()

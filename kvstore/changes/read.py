@@ -46,9 +46,8 @@ class ChangeReader:
 
     def __init__(self, versions: Versions, index: ChangeIndex, import_spans: ImportSpans) -> None:
         self._versions = versions
-        self._index = index
+        self.index = index
         self._import_spans = import_spans
-        self.generations = index.generations
 
     def changes(
         self,
@@ -134,7 +133,7 @@ class ChangeReader:
     # -- from the index ---------------------------------------------------------------------
 
     def _expanded(self, span: Span, *, since: int, upto: int) -> Iterator[Change]:
-        for timestamp, _, row, _, _, _ in self._index.rows(since=since, upto=upto):
+        for timestamp, _, row, _, _ in self.index.rows(since=since, upto=upto):
             at = Timestamp(timestamp)
             if row.op in (OP_PUT, OP_DELETE, OP_PUT_LARGE):
                 if row.key in span:
