@@ -285,11 +285,18 @@ def _columns(writes: WriteSet, inline: int) -> Iterator[tuple[bytes, list[bytes]
 
     Hot: a commit of small puts, the common one, is taken as the columns it is.
     """
-    if not writes.ranges and writes.size < CHANGE_CHUNK_BYTES:
-        values = list(writes.points.values())
-        if None not in values and max(map(len, values)) <= inline:
-            yield bytes([OP_PUT]) * len(values), list(writes.points), values
-            return
+    keys = list(writes.points)
+    values = [value for value in writes.points.values() if value is not None]
+    sizes = list(map(len, values))
+    if (
+        not writes.ranges
+        and len(values) == len(keys)
+        and max(sizes, default=0) <= inline
+        and sum(sizes) + sum(map(len, keys)) < CHANGE_CHUNK_BYTES
+    ):
+        if keys:
+            yield bytes([OP_PUT]) * len(keys), keys, values
+        return
     yield from _columns_each(writes, inline)
 
 
