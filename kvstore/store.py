@@ -287,9 +287,7 @@ class Store:
         for key in keys:
             require_key(key)
 
-        def read(at: int) -> list[bytes | None]:
-            return [self._versions.get(key, at) for key in keys]
-
+        read = partial(self._versions.get_many, keys)
         at = self._at(as_of)
         values = read(at)
         if at < self._committer.floor:
@@ -404,7 +402,7 @@ class Store:
         if since is None:
             columns, tombstones = self._versions.export(since=0, upto=high)
             # The pass shows the entries of this moment: what GC and clears take later stays in it.
-            return Export(self._committer.floor, None, columns, tombstones)
+            return Export(self.whole_since, None, columns, tombstones)
         low = to_timestamp(since, name="since")
         floor = max(self._index_floor, self.since)
         few = self._changes.small_window(since=low, upto=high, index_floor=floor)
@@ -818,10 +816,12 @@ class Store:
         self._live().require_healthy()
 
     def _at(self, as_of: TimeLike | None) -> int:
-        committer = self._live()
+        committer = self._committer if not self._closed else self._live()
         committer.require_healthy()
         if as_of is None:
             return committer.upper - 1
+        if type(as_of) is Timestamp and committer.since <= as_of < committer.upper:
+            return as_of
         return committer.readable(to_timestamp(as_of, name="as_of"))
 
     def _read(self, as_of: TimeLike | None, span: Span, read: Callable[[int], T]) -> T:

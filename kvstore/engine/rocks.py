@@ -61,8 +61,9 @@ class RocksEngine:
             self.families: Mapping[str, Any] = {
                 name: self._db.get_column_family_handle(name) for name in FAMILIES
             }
-        self._written = 0
-        self._idle: list[tuple[int, Reader]] = []
+        # Readers that see all writes so far. Each write puts an empty list in its place, so that
+        # one given back late goes to a list that nobody takes from.
+        self._idle: list[Reader] = []
         self._cursors: weakref.WeakSet[RocksCursor] = weakref.WeakSet()
 
     # -- writing --------------------------------------------------------------------------
@@ -73,8 +74,7 @@ class RocksEngine:
     def write(self, batch: Batch) -> None:
         with _translated(str(self.path)):
             self._open().write(batch)  # type: ignore[arg-type]  # it came from self.batch()
-        self._written += 1
-        self._idle.clear()
+        self._idle = []
 
     def sync(self) -> None:
         with _translated(str(self.path)):
@@ -86,8 +86,7 @@ class RocksEngine:
         self._open()
         with _translated(str(self.path)):
             self._family[DATA].ingest_external_file([str(file) for file in files], options)
-        self._written += 1
-        self._idle.clear()
+        self._idle = []
 
     # -- reading --------------------------------------------------------------------------
 
@@ -110,19 +109,17 @@ class RocksEngine:
         self._cursors.add(cursor)
         return cursor
 
-    def borrow(self) -> tuple[int, Reader]:
-        written = self._written
+    def borrow(self) -> tuple[list[Reader], Reader]:
+        idle = self._idle
         try:
-            ticket, reader = self._idle.pop()
-            if ticket == written:
-                return ticket, reader
+            return idle, idle.pop()
         except IndexError:
             self._open()
-        return written, self._family[DATA].iter()
+            return idle, self._family[DATA].iter()
 
-    def give_back(self, ticket: int, reader: Reader) -> None:
-        if ticket == self._written and len(self._idle) < IDLE_READERS_MAX and self._db is not None:
-            self._idle.append((ticket, reader))
+    def give_back(self, ticket: list[Reader], reader: Reader) -> None:
+        if len(ticket) < IDLE_READERS_MAX:
+            ticket.append(reader)
 
     def check(self, reader: Reader) -> None:
         with _translated(str(self.path)):
@@ -137,7 +134,7 @@ class RocksEngine:
 
     def compact(self, family: str, start: bytes = b"", end: bytes | None = None) -> None:
         self._open()
-        self._idle.clear()
+        self._idle = []
         options = rocks.CompactOptions()
         options.set_bottommost_level_compaction(rocks.BottommostLevelCompaction.force_optimized())
         with _translated(str(self.path)):
@@ -158,7 +155,7 @@ class RocksEngine:
             return
         for cursor in list(self._cursors):
             cursor.close()
-        self._idle.clear()
+        self._idle = []
         self.families = {}
         handles = [*self._family.values(), self._db]
         self._family, self._db = {}, None
