@@ -20,7 +20,7 @@ from __future__ import annotations
 import bisect
 import os
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -324,7 +324,9 @@ def _from_text(where: str, error: Exception) -> KVStoreError:
     return StorageError(f"storage of {where} failed: {text}", "look at the disk, then reopen")
 
 
-def read_rows(files: Sequence[Path], scratch: Path) -> Iterator[tuple[list[bytes], list[bytes]]]:
+def read_rows(
+    files: Sequence[Path], scratch: Path
+) -> Generator[tuple[list[bytes], list[bytes]], None, None]:
     """Entries of sorted files that no store has taken yet, merged, in chunks.
 
     rocksdict has no reader for single SST files, so they are linked into a throw-away database
