@@ -39,6 +39,17 @@ JOURNAL_READ_BYTES = 256 << 10
 JOURNAL_COMPACT_BYTES = 16 << 20
 """Journal bytes behind the newest snapshot from which on opening writes a new one by default."""
 
+CHUNK_ENTRIES_MAX = 1024
+"""Entries of one chunk of the memory engine: the root of a million entries is then about as long as
+a chunk, so that what a write copies beside an open cursor is least."""
+
+MEMORY_BATCH_IN_PLACE_MAX = 1024
+"""Operations up to which the memory engine writes a batch in place, with readers waiting (a
+millisecond); a larger one is prepared beside them."""
+
+MEMORY_RECORD_BYTES = 1 << 20
+"""Payload of one journal record of an ingest or a snapshot of the memory engine."""
+
 BLOCK_CACHE_BYTES = 512 << 20
 """RocksDB's cache of uncompressed blocks, filled as blocks are read: 1 M rows of 116 bytes fit
 several times over, and gets run 1.6x as fast as with the 8 MiB it has by default."""

@@ -24,7 +24,7 @@ import bisect
 import os
 import re
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
@@ -375,7 +375,9 @@ def _from_text(where: str, error: Exception) -> KVStoreError:
     return StorageError(f"storage of {where} failed: {text}", "look at the disk, then reopen")
 
 
-def read_rows(files: Sequence[Path], scratch: Path) -> Iterator[tuple[list[bytes], list[bytes]]]:
+def read_rows(
+    files: Sequence[Path], scratch: Path
+) -> Generator[tuple[list[bytes], list[bytes]], None, None]:
     """Entries of sorted files that no store has taken yet, merged, in chunks.
 
     rocksdict has no reader for single SST files, so they are linked into a throw-away database
