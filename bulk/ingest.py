@@ -165,7 +165,11 @@ def _recheck(store: Store, record: ImportRecord, since: int) -> Callable[[], Non
     def check() -> None:
         changed = (
             change.key
-            for change in store.changes(since, order="time" if since else "key")
+            for change in (
+                store.changes(since, order="time")
+                if since
+                else store.changes(0, revisions="latest")  # the state: always readable
+            )
             if change.op == "put" and store.is_imported(record, change.key)
         )
         _raise_if_any(key for key in changed if store.get(key) is not None)

@@ -84,6 +84,7 @@ class Imports:
             for name, fields in self._meta.records(_PREFIX)
             for record in [_from_fields(name, fields)]
         }
+        self._aborting: set[int] = set()
         self._publish()
 
     def get(self, import_id: int) -> ImportRecord | None:
@@ -149,7 +150,11 @@ class Imports:
     ) -> Timestamp:
         """Make a linked import visible at one new timestamp, durably. Returns the stamp."""
         with committer.lock:
-            record = self._records[import_id]
+            record = self._records.get(import_id)
+            if record is None or import_id in self._aborting:
+                raise UsageError(
+                    f"import {import_id:016x} was aborted meanwhile", "ingest it again"
+                )
             if record.added is not None:
                 return record.added
             return self._transition(record, OP_IMPORT, committer, check)
@@ -159,17 +164,22 @@ class Imports:
 
         Returns whether there was one. Raises `UsageError` if it was added: revert it then.
         """
-        record = self._records.get(import_id)
-        if record is None:
-            return False
-        if record.added is not None:
-            raise UsageError(
-                f"import {import_id:016x} was added at {record.added}", "revert it instead"
-            )
-        self._remove_rows(record, committer)
         with committer.lock:
-            committer.write_meta(lambda batch: self._meta.stage_delete(batch, _name(import_id)))
-            del self._records[import_id]
+            record = self._records.get(import_id)
+            if record is None or import_id in self._aborting:
+                return False
+            if record.added is not None:
+                raise UsageError(
+                    f"import {import_id:016x} was added at {record.added}", "revert it instead"
+                )
+            self._aborting.add(import_id)
+        try:
+            self._remove_rows(record, committer)
+            with committer.lock:
+                committer.write_meta(lambda batch: self._meta.stage_delete(batch, _name(import_id)))
+                del self._records[import_id]
+        finally:
+            self._aborting.discard(import_id)
         return True
 
     def revert(self, import_id: int, committer: Committer) -> Timestamp:
@@ -244,6 +254,8 @@ class Imports:
             def publish() -> None:
                 self._records[record.import_id] = changed
                 self._publish()
+                spans = [(span.start, span.end) for span in record.spans]
+                committer.recent.add(timestamp, (), spans)
 
             return publish
 
@@ -286,13 +298,21 @@ def _name(import_id: int) -> str:
     return f"{_PREFIX}{import_id:016x}"
 
 
+def _hex(end: bytes | None) -> str | None:
+    return None if end is None else end.hex()
+
+
+def _unhex(end: str | None) -> bytes | None:
+    return None if end is None else bytes.fromhex(end)
+
+
 def _fields(record: ImportRecord) -> dict[str, Any]:
     return {
         "state": record.state,
         "digest": record.digest,
         "rows": record.rows,
         "bytes": record.size_bytes,
-        "spans": [[span.start.hex(), (span.end or b"").hex()] for span in record.spans],
+        "spans": [[span.start.hex(), _hex(span.end)] for span in record.spans],
         "prepared": record.prepared,
         "added": record.added,
         "reverted": record.reverted,
@@ -309,9 +329,7 @@ def _from_fields(import_id: str, fields: dict[str, Any]) -> ImportRecord:
         digest=fields["digest"],
         rows=fields["rows"],
         size_bytes=fields["bytes"],
-        spans=tuple(
-            Span(bytes.fromhex(start), bytes.fromhex(end) or None) for start, end in fields["spans"]
-        ),
+        spans=tuple(Span(bytes.fromhex(a), _unhex(b)) for a, b in fields["spans"]),
         prepared=prepared,
         added=added,
         reverted=reverted,

@@ -8,6 +8,8 @@
     collected                  timestamp: GC has done its work for all below or at it
     import/<id, 16 hex>        see kvstore/imports.py
     hold/<name>                see kvstore/holds.py
+    generation/<time, 16 hex>  see kvstore/changes/generation.py
+    epochs/<run, 16 hex>       see kvstore/changes/epoch.py
     clear/<timestamp, 16 hex>  see kvstore/clears.py
 
 JSON, because these are few, are read at open only, and a person with a RocksDB tool can read them.
@@ -54,6 +56,15 @@ class Meta:
             for key, value in zip(keys, values, strict=True):
                 name = key.decode()
                 yield name.removeprefix(prefix), _decode(name, value)
+
+    def last(self, prefix: str) -> tuple[str, dict[str, Any]] | None:
+        """The last record whose name begins with `prefix`, None where there is none."""
+        start = prefix.encode()
+        keys, values = self._engine.cursor(META, start, start + b"\xff", reverse=True).take(1)
+        if not keys:
+            return None
+        name = keys[0].decode()
+        return name.removeprefix(prefix), _decode(name, values[0])
 
     def timestamp(self, name: str) -> int:
         """The timestamp in a frontier's record, 0 where there is none."""

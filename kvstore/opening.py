@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from kvstore.changes import ChangeIndex
+from kvstore.changes.capture import open_domain
 from kvstore.clock import Clock, Timeline, WallClock
 from kvstore.codec.keys import encode_range_key
 from kvstore.codec.ordered import escape
@@ -74,6 +75,7 @@ def assemble(
         versions := Versions(engine),
         index,
         Timeline(clock, last=upper - 1),
+        open_domain(engine, index, clock, since=since, upper=upper),
         upper=upper,
         since=since,
         durability=durability,

@@ -7,8 +7,8 @@
     kvstore:  cli
               tasks
               opening, store, snapshot
-              txn, gc
-              commit, batch, holds, imports, clears
+              txn, gc, verify
+              commit, recent, batch, clears, holds, imports
               changes
               mvcc, meta
               engine, journal
@@ -41,8 +41,8 @@ KVSTORE_LAYERS = (
     ("engine", "journal"),
     ("mvcc", "meta"),
     ("changes",),
-    ("commit", "batch", "holds", "imports", "clears"),
-    ("txn", "gc"),
+    ("commit", "recent", "batch", "clears", "holds", "imports"),
+    ("txn", "gc", "verify"),
     ("opening", "store", "snapshot"),
     ("tasks",),
     ("cli",),

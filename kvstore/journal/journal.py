@@ -152,17 +152,20 @@ class Journal:
 
     # -- writing ------------------------------------------------------------------------------
 
-    def append(self, payload: bytes, type: int = 0) -> int:  # noqa: A002 - the field's word
+    def append(self, payload: bytes, type: int = 0, *, settle: bool = True) -> int:  # noqa: A002
         """Write one record and return its ordinal; durable as the sync policy says.
 
-        Raises `UsageError` (nothing was written), `StorageError` or `PoisonedError`.
+        With `settle=False` it returns at once, so that the caller can leave a lock of its own
+        before it calls `settle`, or leave the record to a later sync. Raises `UsageError`
+        (nothing was written), `StorageError` or `PoisonedError`.
         """
         require_payload(payload, type)
         with self._append_lock:
             self._require_room()
             ordinal = self._next
             self._write(encode(self._incarnation, ordinal, type, payload), records=1)
-        self._synced_by_policy(ordinal)
+        if settle:
+            self.settle(ordinal)
         return ordinal
 
     def append_many(self, payloads: Iterable[bytes], type: int = 0) -> range:  # noqa: A002
@@ -189,8 +192,13 @@ class Journal:
                     pieces, size = [], 0
             if pieces:
                 self._write(b"".join(pieces), records=len(pieces))
-        self._synced_by_policy(ordinal - 1)
+        self.settle(ordinal - 1)
         return range(first, ordinal)
+
+    def settle(self, ordinal: int) -> None:
+        """Sync the records up to `ordinal` if the policy asks for it."""
+        if 0 < self._policy.records_max <= ordinal - self._durable:
+            self.sync(ordinal)
 
     def sync(self, upto: int | None = None) -> int:
         """Return once everything appended so far, or up to ordinal `upto`, survives the machine.
@@ -328,12 +336,8 @@ class Journal:
         self._next += records
         self._live_records += records
         self._live_bytes += len(data)
-
-    def _synced_by_policy(self, ordinal: int) -> None:
         if self._interval is not None:
             self._interval.notify()
-        elif 0 < self._policy.records_max <= ordinal - self._durable:
-            self.sync(ordinal)
 
     def _require_room(self) -> None:
         self._require_usable()

@@ -29,9 +29,10 @@ from kvstore.codec.ordered import frame, unescape, unframe
 from kvstore.engine.api import DATA, RANGES, Cursor, Engine
 from kvstore.errors import UsageError, WriteTooOldError
 from kvstore.limits import SCAN_CHUNK
+from kvstore.mvcc.decide import Read
 from kvstore.mvcc.diff import Difference, differences, stored_keys
 from kvstore.mvcc.fragments import Fragments, RangeTombstone
-from kvstore.mvcc.scan import Chunk, live_rows
+from kvstore.mvcc.scan import Chunk, KeyColumn, live_columns, live_rows
 from kvstore.mvcc.version import Entry, Event, Stamps, Version, timeline
 from kvstore.mvcc.write import WriteSet, stage
 from kvstore.span import Span
@@ -101,10 +102,13 @@ class Versions:
 
     def scan(self, span: Span, as_of: int, *, reverse: bool = False) -> Iterator[Chunk]:
         """Chunks of live keys and values at `as_of`, ascending or descending. Bounded memory."""
-        fragments, stamps = self.view
-        cover = fragments.cover(span, as_of)
-        cursor = self._cursor(span, reverse=reverse)
-        return live_rows(cursor, as_of=as_of, stamps=stamps, cover=cover, reverse=reverse)
+        read = self._read(span, as_of)
+        return live_rows(self._cursor(span, reverse=reverse), read, reverse=reverse)
+
+    def scan_columns(self, span: Span, as_of: int, *, chunk: int) -> Iterator[KeyColumn]:
+        """As ascending `scan`, the keys as Arrow arrays; at most `chunk` rows at once."""
+        read = self._read(span, as_of)
+        return live_columns(self._cursor(span), read, chunk=chunk)
 
     def diff(
         self, span: Span, *, since: int, upto: int = TIMESTAMP_MAX, latest: bool = False
@@ -198,6 +202,10 @@ class Versions:
             self.engine.check(reader)
         self.engine.give_back(ticket, reader)
         return tails
+
+    def _read(self, span: Span, as_of: int) -> Read:
+        fragments, stamps = self.view
+        return Read.of(as_of, stamps, fragments.cover(span, as_of))
 
     def _cursor(self, span: Span, *, reverse: bool = False) -> Cursor:
         return self.engine.cursor(DATA, *span_bounds(span.start, span.end), reverse=reverse)

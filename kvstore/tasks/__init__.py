@@ -1,0 +1,24 @@
+"""A queue of tasks that survive the process, and workers that do them."""
+
+from kvstore.tasks.queue import CONTENT, Modified, QueueSize, Tasks
+from kvstore.tasks.state import TaskState
+from kvstore.tasks.task import NewTask, Task, TaskRef
+from kvstore.tasks.worker import Handler, Job, Outcome, Retry, Worker, dead_letters, revive
+
+__all__ = [
+    "Tasks",
+    "Task",
+    "NewTask",
+    "TaskRef",
+    "Modified",
+    "QueueSize",
+    "Worker",
+    "Job",
+    "Handler",
+    "Outcome",
+    "Retry",
+    "dead_letters",
+    "revive",
+    "TaskState",
+    "CONTENT",
+]

@@ -1,0 +1,312 @@
+"""A queue of tasks in memory, made durable by a journal: each task is done, once, by someone.
+
+    with Tasks.open(path) as tasks:
+        tasks.insert("imports", b"s3://...")
+        task = tasks.claim(["imports"], wait=10)
+        ...
+        tasks.modify(deletes=[task])
+
+Invariants
+1. `modify` does all of a change or none of it, and is one journal record.
+2. A claim raises the version. So of two who hold one task, only the later can commit: the
+   other's `modify` fails with a `DependencyError` that names the task.
+3. A change is durable, as the journal's policy says, before `modify` returns. Claims and
+   renewals do not wait for the disk: losing one in a crash makes its task available sooner,
+   and whatever was built on it comes later in the same log.
+4. Time comes from the clock that was passed in; recorded times are only replayed.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import TracebackType
+from typing import NamedTuple
+
+from kvstore.clock import Clock, Timeline, WallClock
+from kvstore.errors import ClosedError, UsageError
+from kvstore.journal import OS_FILES, Files, Journal, Sync
+from kvstore.limits import TASK_HOLD_S_MAX, TASK_WAIT_S_MAX
+from kvstore.tasks.records import encode
+from kvstore.tasks.state import TaskState
+from kvstore.tasks.task import NewTask, Task, Versioned, require_task
+from kvstore.timestamp import NS_PER_SECOND
+
+CONTENT = "kvstore.tasks"
+"""What a task journal says it holds."""
+
+HOLD_S = 30.0
+"""How long a claim hides its task unless told: long enough to renew, short enough to lose."""
+
+
+@dataclass(frozen=True, slots=True)
+class Modified:
+    """What a change made: the tasks as they are now, in the order given."""
+
+    inserted: tuple[Task, ...]
+    changed: tuple[Task, ...]
+
+
+class QueueSize(NamedTuple):
+    """How many tasks of a queue can be claimed now, and how many there are."""
+
+    available: int
+    total: int
+
+
+class Tasks:
+    """An open task queue. Safe to use from several threads."""
+
+    def __init__(self, state: TaskState, journal: Journal | None, clock: WallClock) -> None:
+        self._state = state
+        self._journal = journal
+        self._clock = clock
+        self._timeline = Timeline(clock, last=state.recorded_at)
+        self._changed = threading.Condition()
+        self._closed = False
+
+    @classmethod
+    def open(
+        cls,
+        path: str | os.PathLike[str] | None,
+        *,
+        clock: WallClock | None = None,
+        sync: Sync | None = None,
+        files: Files = OS_FILES,
+    ) -> Tasks:
+        """Open or create the queue whose journal is in `path`; None keeps it in memory only.
+
+        Replays the journal, and compacts it if it has grown. Raises what `Journal.open` raises.
+        """
+        state = TaskState()
+        journal = None
+        if path is not None:
+            journal = Journal.open(
+                path,
+                apply=state.apply,
+                restore=state.restore,
+                snapshot=state.records,
+                content=CONTENT,
+                sync=Sync.always() if sync is None else sync,
+                files=files,
+            )
+        return cls(state, journal, Clock() if clock is None else clock)
+
+    # -- changing -----------------------------------------------------------------------------
+
+    def insert(
+        self,
+        queue: str,
+        value: bytes = b"",
+        *,
+        available_at: int | None = None,
+        id: str | None = None,  # noqa: A002 - the field's word
+    ) -> Task:
+        """Add one task, available now unless told. Raises `DependencyError` if `id` is taken."""
+        return self.modify(inserts=[NewTask(queue, value, available_at, id)]).inserted[0]
+
+    def modify(
+        self,
+        *,
+        inserts: Sequence[NewTask] = (),
+        changes: Sequence[Task] = (),
+        deletes: Sequence[Versioned] = (),
+        depends: Iterable[Versioned] = (),
+    ) -> Modified:
+        """Make one atomic change.
+
+        `changes` are tasks as they should become, made with `dataclasses.replace` from one that
+        was read: it must still be at that version, and gets the next. `deletes` and `depends`
+        must be at their version too; new ids must be new.
+
+        Raises `DependencyError` naming every task that is not so (nothing was done: read them
+        again), `UsageError`, and what `Journal.append` raises.
+        """
+        with self._changed:
+            self._require_open()
+            recorded_at = self._timeline.next()
+            inserted = tuple(
+                self._make(new, recorded_at, number) for number, new in enumerate(inserts)
+            )
+            self._state.check(
+                inserted=[task.id for task in inserted],
+                changed=[*changes, *deletes],
+                depends=depends,
+            )
+            changed = tuple(
+                require_task(replace(task, version=task.version + 1, changed_at=recorded_at))
+                for task in changes
+            )
+            ordinal = self._commit(
+                recorded_at, (*inserted, *changed), [seen.id for seen in deletes]
+            )
+        if self._journal is not None:
+            self._journal.settle(ordinal)
+        return Modified(inserted, changed)
+
+    def claim(
+        self,
+        queues: Sequence[str],
+        *,
+        wait: float = 0.0,
+        hold: float = HOLD_S,
+        claimant: str = "",
+    ) -> Task | None:
+        """Take the task that has been available for longest, and hide it for `hold` seconds.
+
+        Waits up to `wait` seconds for one, then returns None. Costs the same however many tasks
+        are waiting. Whoever has the task renews it or commits before the hold ends; after that
+        another may claim it, and the first can no longer commit.
+        """
+        if isinstance(queues, str) or not queues:
+            raise UsageError("queues must be a sequence of names", "pass [name]")
+        hold_ns = _nanoseconds(hold, name="hold", least=1)
+        with self._changed:
+            deadline = self._clock.wall_ns() + _nanoseconds(wait, name="wait", least=0)
+            while True:
+                self._require_open()
+                now = self._clock.wall_ns()
+                task = self._state.first_available(queues, now)
+                if task is not None:
+                    return self._claimed(task, now + hold_ns, claimant)
+                if now >= deadline:
+                    return None
+                following = self._state.next_available_at(queues)
+                until = deadline if following is None else min(deadline, following)
+                self._changed.wait(min((until - now) / NS_PER_SECOND, TASK_WAIT_S_MAX))
+
+    def renew(self, task: Task, *, hold: float = HOLD_S, progress: bytes | None = None) -> Task:
+        """Keep a claimed task for `hold` seconds from now, and note how far it has come.
+
+        Returns it at its new version: use that from now on. Raises `DependencyError` if it was
+        reassigned meanwhile: stop working on it.
+        """
+        hold_ns = _nanoseconds(hold, name="hold", least=1)
+        with self._changed:
+            self._require_open()
+            self._state.check(inserted=(), changed=[task], depends=())
+            recorded_at = self._timeline.next()
+            renewed = replace(
+                task,
+                version=task.version + 1,
+                available_at=self._clock.wall_ns() + hold_ns,
+                progress=task.progress if progress is None else progress,
+                changed_at=recorded_at,
+            )
+            self._commit(recorded_at, (require_task(renewed),))
+        return renewed
+
+    def wake(self) -> None:
+        """Make waiting claims look at the clock again, after a clock of tests was moved."""
+        with self._changed:
+            self._changed.notify_all()
+
+    def compact(self) -> None:
+        """Write a snapshot of the tasks in place of the journal so far. Others wait meanwhile.
+
+        Opening does this by itself, and `kvstore journal compact` beside a running queue.
+        """
+        with self._changed:
+            self._require_open()
+            if self._journal is not None:
+                self._journal.snapshot(self._state.records())
+
+    # -- looking ------------------------------------------------------------------------------
+
+    def get(self, task_id: str) -> Task | None:
+        """The task as it is now."""
+        with self._changed:
+            return self._state.tasks.get(task_id)
+
+    def list(self, queue: str) -> list[Task]:
+        """A queue's tasks, in the order in which they become available. Costs its length."""
+        with self._changed:
+            return self._state.in_queue(queue)
+
+    def sizes(self) -> Mapping[str, QueueSize]:
+        """How many tasks each queue has. Queues without any are not named."""
+        with self._changed:
+            sizes = self._state.sizes(self._clock.wall_ns())
+        return {queue: QueueSize(*size) for queue, size in sizes.items()}
+
+    def now(self) -> int:
+        """The clock's time."""
+        return self._clock.wall_ns()
+
+    def close(self) -> None:
+        """Close the journal; waiting claims raise `ClosedError`."""
+        with self._changed:
+            if self._closed:
+                return
+            self._closed = True
+            self._changed.notify_all()
+            if self._journal is not None:
+                self._journal.close()
+
+    def __enter__(self) -> Tasks:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    # -- within the lock ----------------------------------------------------------------------
+
+    def _require_open(self) -> None:
+        if self._closed:
+            raise ClosedError("the task queue")
+
+    def _make(self, new: NewTask, recorded_at: int, number: int) -> Task:
+        now = self._clock.wall_ns()
+        return require_task(
+            Task(
+                id=f"{recorded_at:016x}{number:04x}" if new.id is None else new.id,
+                version=1,
+                queue=new.queue,
+                available_at=now if new.available_at is None else new.available_at,
+                value=new.value,
+                created_at=recorded_at,
+                changed_at=recorded_at,
+            )
+        )
+
+    def _claimed(self, task: Task, available_at: int, claimant: str) -> Task:
+        recorded_at = self._timeline.next()
+        claimed = Task(
+            id=task.id,
+            version=task.version + 1,
+            queue=task.queue,
+            available_at=available_at,
+            attempt=task.attempt + 1,
+            claimant=claimant,
+            value=task.value,
+            progress=task.progress,
+            error=task.error,
+            created_at=task.created_at,
+            changed_at=recorded_at,
+        )
+        self._commit(recorded_at, (claimed,))
+        return claimed
+
+    def _commit(self, recorded_at: int, tasks: Sequence[Task], deleted: Sequence[str] = ()) -> int:
+        """Log a checked change, then make it. Returns its ordinal."""
+        ordinal = 0
+        if self._journal is not None:
+            payload = encode(recorded_at, tasks, deleted)
+            ordinal = self._journal.append(payload, settle=False)
+        self._state.take(recorded_at, (*tasks, *deleted))
+        self._changed.notify_all()
+        return ordinal
+
+
+def _nanoseconds(seconds: float, *, name: str, least: int) -> int:
+    ns = int(min(seconds, TASK_HOLD_S_MAX) * NS_PER_SECOND)
+    if ns < least:
+        raise UsageError(f"{name}={seconds} is too short")
+    return ns

@@ -1,0 +1,132 @@
+"""Task changes as journal records: what became of each task, not the command that did it.
+
+    record  := | format u8 | recorded at u64 | entry ... |                    little-endian
+    entry   := | tag u8 | body bytes u32 | body |     tag 1: task as it is now, 2: id of one deleted
+    task    := | version u64 | available at u64 | created at u64 | changed at u64 | attempt u32 |
+               | text ... |              id, queue, claimant, error, progress, value, in this order
+    text    := | bytes u32 | data |
+
+Replay sets and deletes; it checks no version, limit or clock, so a rule that changes cannot
+change what an old journal says.
+
+Invariants
+1. One record is one atomic change.
+2. A body may end early: what is missing has its default. It may go on: a later release put
+   something there that this one does not know, and passes over.
+3. An entry whose tag is 128 or above may be passed over by who does not know it; one below may
+   not, and such a record, like one of another format, is refused.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Iterator
+
+from kvstore.errors import CorruptionError, FormatVersionError
+from kvstore.tasks.task import Task
+
+FORMAT = 1
+TAG_TASK, TAG_DELETED = 1, 2
+TAG_OPTIONAL_MIN = 128
+
+_RECORD = struct.Struct("<BQ")
+_ENTRY = struct.Struct("<BI")
+_NUMBERS = struct.Struct("<QQQQI")
+_TEXT = struct.Struct("<I")
+_TEXT_COUNT = 6
+
+WHERE = "the task journal"
+
+
+def encode(recorded_at: int, tasks: Iterable[Task], deleted: Iterable[str] = ()) -> bytes:
+    """One atomic change as a record."""
+    parts = [_RECORD.pack(FORMAT, recorded_at)]
+    for task in tasks:
+        body = _encode_task(task)
+        parts += _ENTRY.pack(TAG_TASK, len(body)), body
+    for task_id in deleted:
+        body = task_id.encode()
+        parts += _ENTRY.pack(TAG_DELETED, len(body)), body
+    return b"".join(parts)
+
+
+def decode(payload: bytes) -> tuple[int, list[Task | str]]:
+    """When it was recorded, and what became of each task: itself, or the id of one deleted.
+
+    Raises `FormatVersionError` on a later release's record, `CorruptionError` on a broken one.
+    """
+    if len(payload) < _RECORD.size:
+        raise CorruptionError(WHERE, f"a record of {len(payload)} bytes")
+    version, recorded_at = _RECORD.unpack_from(payload)
+    if version != FORMAT:
+        raise FormatVersionError(WHERE, found=version, supported=FORMAT)
+    changes: list[Task | str] = []
+    for tag, body in _entries(payload):
+        if tag == TAG_TASK:
+            changes.append(_decode_task(body))
+        elif tag == TAG_DELETED:
+            changes.append(body.decode())
+        elif tag < TAG_OPTIONAL_MIN:
+            raise FormatVersionError(WHERE, found=f"entry {tag}", supported="entries 1 and 2")
+    return recorded_at, changes
+
+
+def _entries(payload: bytes) -> Iterator[tuple[int, bytes]]:
+    at, end = _RECORD.size, len(payload)
+    while at < end:
+        if at + _ENTRY.size > end:
+            raise CorruptionError(WHERE, "a record ends within an entry")
+        tag, size = _ENTRY.unpack_from(payload, at)
+        at += _ENTRY.size
+        if at + size > end:
+            raise CorruptionError(WHERE, "a record ends within an entry")
+        yield tag, payload[at : at + size]
+        at += size
+
+
+def _encode_task(task: Task) -> bytes:
+    texts = (
+        task.id.encode(),
+        task.queue.encode(),
+        task.claimant.encode(),
+        task.error.encode(),
+        task.progress,
+        task.value,
+    )
+    parts = [
+        _NUMBERS.pack(
+            task.version, task.available_at, task.created_at, task.changed_at, task.attempt
+        )
+    ]
+    for text in texts:
+        parts += _TEXT.pack(len(text)), text
+    return b"".join(parts)
+
+
+def _decode_task(body: bytes) -> Task:
+    if len(body) < _NUMBERS.size:
+        raise CorruptionError(WHERE, f"a task of {len(body)} bytes")
+    version, available_at, created_at, changed_at, attempt = _NUMBERS.unpack_from(body)
+    texts: list[bytes] = []
+    at = _NUMBERS.size
+    while len(texts) < _TEXT_COUNT and at + _TEXT.size <= len(body):
+        (size,) = _TEXT.unpack_from(body, at)
+        at += _TEXT.size + size
+        texts.append(body[at - size : at])
+        if at > len(body):
+            raise CorruptionError(WHERE, "a task ends within a text")
+    texts += [b""] * (_TEXT_COUNT - len(texts))
+    task_id, queue, claimant, error, progress, value = texts
+    return Task(
+        id=task_id.decode(),
+        version=version,
+        queue=queue.decode(),
+        available_at=available_at,
+        attempt=attempt,
+        claimant=claimant.decode(),
+        value=value,
+        progress=progress,
+        error=error.decode(),
+        created_at=created_at,
+        changed_at=changed_at,
+    )

@@ -1,0 +1,81 @@
+"""Tasks: what is to be done, by whom it is being done, and since when.
+
+A task is available when `available_at` has come. Claiming it moves that into the future and
+raises the version, so it needs no owner to be forgotten: if the claimant dies, the time comes,
+and if it returns late, its version is gone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from kvstore.errors import UsageError
+from kvstore.limits import TASK_NAME_BYTES_MAX, TASK_VALUE_BYTES_MAX
+from kvstore.timestamp import TIMESTAMP_MAX
+
+
+class Versioned(Protocol):
+    """A task as it was seen: a `Task`, or a `TaskRef` to one."""
+
+    @property
+    def id(self) -> str:
+        """Which task."""
+        ...
+
+    @property
+    def version(self) -> int:
+        """The version that was seen."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class TaskRef:
+    """A task by id and version."""
+
+    id: str
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class NewTask:
+    """A task to be inserted; None leaves the choice to the queue: a fresh id, available now."""
+
+    queue: str
+    value: bytes = b""
+    available_at: int | None = None
+    id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One task. Times are in nanoseconds since the epoch.
+
+    `attempt` counts its claims, `claimant` is who has it, `progress` what that one noted to go on
+    from, `error` why the last attempt failed.
+    """
+
+    id: str
+    version: int
+    queue: str
+    available_at: int
+    attempt: int = 0
+    claimant: str = ""
+    value: bytes = field(default=b"", repr=False)
+    progress: bytes = field(default=b"", repr=False)
+    error: str = ""
+    created_at: int = 0
+    changed_at: int = 0
+
+
+def require_task(task: Task) -> Task:
+    """Check what a caller wants a task to become. Raises `UsageError`."""
+    for name, text in (("id", task.id), ("queue", task.queue)):
+        if not isinstance(text, str) or not 0 < len(text.encode()) <= TASK_NAME_BYTES_MAX:
+            raise UsageError(f"a task's {name} must be 1 to {TASK_NAME_BYTES_MAX} bytes of text")
+    for name, data in (("value", task.value), ("progress", task.progress)):
+        if not isinstance(data, bytes) or len(data) > TASK_VALUE_BYTES_MAX:
+            raise UsageError(f"a task's {name} must be at most {TASK_VALUE_BYTES_MAX} bytes")
+    if not 0 <= task.available_at <= TIMESTAMP_MAX:
+        raise UsageError(f"available_at {task.available_at} is outside 0..2**63 - 1")
+    return task

@@ -1,0 +1,259 @@
+"""Workers: handlers that do tasks until they are done, also when a process dies in between.
+
+    worker = Worker(tasks, {"imports": do_import})
+    with worker.running(threads=2):
+        ...
+
+    def do_import(job: Job) -> Sequence[NewTask]:
+        for part in parts_after(job.progress):      # resumes where the last attempt stopped
+            ...
+            job.save(part.name)
+        return [NewTask("verify", job.value)]       # inserted as the task is deleted
+
+Invariants
+1. A task is deleted only by whoever holds its newest version, together with the insertion of
+   what follows from it. So what follows is inserted once, however often the task was begun.
+2. While a handler runs its task is renewed. Once a renewal fails it has been reassigned, and
+   nothing the handler still does to it is recorded.
+3. A task that fails is tried again, later each time, and after `attempts_max` claims it is set
+   aside in its queue's dead letters, where it stays until it is revived.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from enum import Enum
+
+from kvstore.errors import (
+    ClosedError,
+    CorruptionError,
+    DependencyError,
+    FencedError,
+    KVStoreError,
+    UsageError,
+)
+from kvstore.tasks.queue import HOLD_S, Tasks
+from kvstore.tasks.task import NewTask, Task
+from kvstore.timestamp import NS_PER_SECOND
+
+DEAD_SUFFIX = "/dead"
+IDLE_WAIT_S = 0.5
+"""How long an idle worker's claim waits before it looks whether it shall stop."""
+
+RENEWALS_PER_HOLD = 3
+"""One renewal may come late or fail to be scheduled without losing the task."""
+
+
+@dataclass(frozen=True, slots=True)
+class Retry:
+    """How often a task is tried, and how long after a failure."""
+
+    attempts_max: int = 5
+    first_s: float = 1.0
+    factor: float = 2.0
+    longest_s: float = 300.0
+
+    def delay_ns(self, attempt: int) -> int:
+        """How long to wait after attempt number `attempt` (from 1) failed."""
+        exponent = min(max(attempt - 1, 0), 64)  # 2**64 seconds: beyond any longest_s
+        seconds = min(self.first_s * self.factor**exponent, self.longest_s)
+        return int(seconds * NS_PER_SECOND)
+
+
+class Outcome(Enum):
+    """What became of a task that a worker had claimed."""
+
+    DONE = "done"
+    RETRY = "retry"
+    DEAD = "dead"
+    LOST = "lost"
+
+
+class Job:
+    """A claimed task in a handler's hands."""
+
+    def __init__(self, tasks: Tasks, task: Task, *, hold: float) -> None:
+        self._tasks = tasks
+        self._task = task
+        self._hold = hold
+        self._lock = threading.Lock()
+        self._lost = False
+
+    @property
+    def task(self) -> Task:
+        """The task at its newest version."""
+        return self._task
+
+    @property
+    def value(self) -> bytes:
+        """What is to be done."""
+        return self._task.value
+
+    @property
+    def progress(self) -> bytes:
+        """What this or an earlier attempt saved; empty at first."""
+        return self._task.progress
+
+    @property
+    def lost(self) -> bool:
+        """Whether the task is known to have been reassigned: then stop."""
+        return self._lost
+
+    def save(self, progress: bytes) -> None:
+        """Note how far the work has come, and keep the task. Raises `FencedError` if it was lost.
+
+        Cheap, but written to the journal: once a second is plenty. A crash of the machine may
+        take back what was saved last, so redoing a step must be harmless.
+        """
+        self._renew(progress)
+
+    def renew(self) -> None:
+        """Keep the task. Raises `FencedError` if it was lost."""
+        self._renew(None)
+
+    def _renew(self, progress: bytes | None) -> None:
+        with self._lock:
+            if not self._lost:
+                try:
+                    self._task = self._tasks.renew(self._task, hold=self._hold, progress=progress)
+                except DependencyError:
+                    self._lost = True
+            if self._lost:
+                raise FencedError(f"task {self._task.id}")
+
+    def finish(self, *, inserts: Sequence[NewTask] = (), become: Task | None = None) -> bool:
+        """Delete the task, or change it, with what follows from it. False if it was lost."""
+        with self._lock:
+            if self._lost:
+                return False
+            try:
+                self._tasks.modify(
+                    inserts=inserts,
+                    changes=[] if become is None else [become],
+                    deletes=[self._task] if become is None else [],
+                )
+            except DependencyError:
+                self._lost = True
+            return not self._lost
+
+
+Handler = Callable[[Job], "Sequence[NewTask] | None"]
+
+
+class Worker:
+    """Claims tasks and hands them to the handler of their queue."""
+
+    def __init__(
+        self,
+        tasks: Tasks,
+        handlers: Mapping[str, Handler],
+        *,
+        hold: float = HOLD_S,
+        retry: Retry | None = None,
+        name: str = "worker",
+    ) -> None:
+        if not handlers:
+            raise UsageError("a worker without handlers has nothing to do")
+        self._tasks = tasks
+        self._handlers = dict(handlers)
+        self._hold = hold
+        self._retry = Retry() if retry is None else retry
+        self._name = name
+
+    def run_one(self, *, wait: float = 0.0) -> Outcome | None:
+        """Do one task; None if none came within `wait` seconds."""
+        task = self._tasks.claim(
+            list(self._handlers), wait=wait, hold=self._hold, claimant=self._name
+        )
+        if task is None:
+            return None
+        job = Job(self._tasks, task, hold=self._hold)
+        if task.attempt > self._retry.attempts_max:  # it takes its worker down each time
+            return self._set_aside(job, "its worker died at every attempt", retry=False)
+        try:
+            with _renewing(job, self._hold / RENEWALS_PER_HOLD):
+                inserts = self._handlers[task.queue](job)
+            return Outcome.DONE if job.finish(inserts=inserts or ()) else Outcome.LOST
+        except FencedError:
+            return Outcome.LOST
+        except Exception as error:  # noqa: BLE001 - a handler may raise anything
+            hopeless = isinstance(error, UsageError | CorruptionError)
+            problem = f"{type(error).__name__}: {error}"
+            return self._set_aside(job, problem, retry=not hopeless)
+
+    def run(self, stop: threading.Event) -> None:
+        """Do tasks until `stop` is set or the queue is closed. The one in hand is finished."""
+        with suppress(ClosedError):
+            while not stop.is_set():
+                self.run_one(wait=IDLE_WAIT_S)
+
+    @contextmanager
+    def running(self, *, threads: int = 1) -> Iterator[None]:
+        """Run in `threads` threads within a `with` block."""
+        stop = threading.Event()
+        running = [
+            threading.Thread(target=self.run, args=(stop,), name=f"{self._name}-{number}")
+            for number in range(threads)
+        ]
+        for thread in running:
+            thread.start()
+        try:
+            yield
+        finally:
+            stop.set()
+            for thread in running:
+                thread.join()
+
+    def _set_aside(self, job: Job, problem: str, *, retry: bool) -> Outcome:
+        """Put a failed task back for later, or among the dead letters."""
+        task, now = job.task, self._tasks.now()
+        later = retry and task.attempt < self._retry.attempts_max
+        become = replace(
+            task,
+            queue=task.queue if later else task.queue + DEAD_SUFFIX,
+            available_at=now + (self._retry.delay_ns(task.attempt) if later else 0),
+            claimant="",
+            error=problem,
+        )
+        if not job.finish(become=become):
+            return Outcome.LOST
+        return Outcome.RETRY if later else Outcome.DEAD
+
+
+def dead_letters(tasks: Tasks, queue: str) -> list[Task]:
+    """The tasks of `queue` that were given up, with the error of their last attempt."""
+    return tasks.list(queue + DEAD_SUFFIX)
+
+
+def revive(tasks: Tasks, task: Task) -> Task:
+    """Put a dead letter back into its queue, available now and as if never tried.
+
+    Keeps its progress. Raises `UsageError` if it is none, `DependencyError` if it has changed.
+    """
+    if not task.queue.endswith(DEAD_SUFFIX):
+        raise UsageError(f"task {task.id} in queue {task.queue} is not a dead letter")
+    queue = task.queue.removesuffix(DEAD_SUFFIX)
+    back = replace(task, queue=queue, available_at=tasks.now(), attempt=0)
+    return tasks.modify(changes=[back]).changed[0]
+
+
+@contextmanager
+def _renewing(job: Job, seconds: float) -> Iterator[None]:
+    """Renew a job's task every so many seconds while the handler runs."""
+    stopped = threading.Event()
+
+    def renew() -> None:
+        with suppress(KVStoreError):  # lost, or the queue is closed: finishing will tell
+            while not stopped.wait(seconds):
+                job.renew()
+
+    thread = threading.Thread(target=renew, name="kvstore-task-renewal", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        stopped.set()
+        thread.join()
