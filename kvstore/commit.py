@@ -257,6 +257,9 @@ class Committer:
         """Have readers below `timestamp` look twice. The caller holds the lock."""
         self.floor = max(self.floor, timestamp)
 
+    def require_writable(self) -> None:
+        """Raise `UsageError` where nothing may be committed: in a replica."""
+
     def require_healthy(self) -> None:
         """Raise `PoisonedError` if an earlier write failed."""
         if self._poison:

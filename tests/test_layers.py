@@ -8,7 +8,7 @@
               tasks
               opening, store, snapshot
               txn, gc, verify
-              commit, recent, batch, clears, holds, imports, readonly
+              commit, recent, batch, clears, holds, imports, readonly, replica
               changes
               mvcc, meta, splits
               engine, journal
@@ -41,7 +41,7 @@ KVSTORE_LAYERS = (
     ("engine", "journal"),
     ("mvcc", "meta", "splits"),
     ("changes",),
-    ("commit", "recent", "batch", "clears", "holds", "imports", "readonly"),
+    ("commit", "recent", "batch", "clears", "holds", "imports", "readonly", "replica"),
     ("txn", "gc", "verify"),
     ("opening", "store", "snapshot"),
     ("tasks",),
