@@ -13,8 +13,11 @@ from __future__ import annotations
 
 import errno
 import os
+import secrets
 import shutil
+import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final, Literal, TypeAlias
 
@@ -86,6 +89,20 @@ def ingest(
     stamp = store.add_import(record, check=check)
     shutil.rmtree(incoming, ignore_errors=True)
     return stamp
+
+
+@contextmanager
+def staging_beside(store: Store) -> Iterator[Path]:
+    """A new directory to stage an import for `store` in, on its file system; removed at the end."""
+    if store.path is None:
+        with tempfile.TemporaryDirectory(prefix="kvstore-staging-") as directory:
+            yield Path(directory)
+        return
+    path = store.path / INGEST_DIRECTORY / f"staging-{secrets.token_hex(8)}"
+    try:
+        yield path
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def _record(manifest: Manifest) -> ImportRecord:

@@ -158,3 +158,12 @@ ATTEMPTS_MAX = 1_000
 
 MERGE_FAN_IN = 4
 """Least batches of alike size that compaction merges: each row is rewritten O(log4 n) times."""
+
+SEALED_CHUNK_BYTES = 64 * 1024
+"""Plain bytes of one encrypted chunk: what a ranged read decrypts at least, at 28 bytes' cost."""
+
+SCRYPT_N = 1 << 15
+"""Work factor of scrypt (RFC 7914): some 100 ms and 32 MiB, once per opening of a collection."""
+
+BACKUP_ATTEMPTS = 4
+"""How often a backup takes the next window after losing a race against another script."""

@@ -14,7 +14,7 @@ from functools import partial
 from itertools import chain, islice
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, TypeVar, overload
+from typing import TYPE_CHECKING, NamedTuple, TypeVar, overload
 
 from kvstore.arrow import DEFAULT_BATCH_ROWS, row_batches
 from kvstore.batch import Batch
@@ -38,7 +38,8 @@ from kvstore.holds import Hold, HoldRecord, Holds
 from kvstore.imports import ImportRecord, Imports
 from kvstore.limits import FEED_BATCH_BYTES, FEED_BATCH_ROWS, QUIESCENCE_WAIT_S, TRANSACT_ATTEMPTS
 from kvstore.meta import FORMAT, INDEX_FLOOR, Meta
-from kvstore.mvcc import Version, Versions, WriteSet
+from kvstore.mvcc import RangeTombstone, Version, Versions, WriteSet
+from kvstore.mvcc.export import VersionColumns
 from kvstore.snapshot import Snapshot
 from kvstore.span import Span, require_key
 from kvstore.timestamp import TimeLike, Timestamp, to_timestamp
@@ -56,6 +57,15 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 T = TypeVar("T")
+
+
+class Export(NamedTuple):
+    """A window of history: `changes` where they are few, else `columns` and `tombstones`."""
+
+    whole_since: int
+    changes: Iterator[Change] | None
+    columns: Iterator[VersionColumns]
+    tombstones: list[RangeTombstone]
 
 
 class Store:
@@ -378,6 +388,28 @@ class Store:
         return self._changes.changes(
             Span(), since=0, upto=high, revisions="all", order="key", index_floor=high
         )
+
+    def export(self, *, since: TimeLike | None, upto: TimeLike) -> Export:
+        """All revisions in `(since, upto]` for a copy of this store's history, by key.
+
+        `since=None` is everything that is kept: whole from `Export.whole_since` on. A window that
+        the change index shows to be small comes as changes, others as columns, in one pass.
+        Raises `HistoryGoneError` if `since` lies below what is kept.
+        """
+        high = self._at(upto)
+        if since is None:
+            columns, tombstones = self._versions.export(since=0, upto=high)
+            # The pass shows the entries of this moment: what GC and clears take later stays in it.
+            return Export(self._committer.floor, None, columns, tombstones)
+        low = to_timestamp(since, name="since")
+        floor = max(self._index_floor, self.since)
+        few = self._changes.small_window(since=low, upto=high, index_floor=floor)
+        if few is None:
+            columns, tombstones = self._versions.export(since=low, upto=high)
+        self._require_kept(Span(), low)
+        if few is None:
+            return Export(low, None, columns, tombstones)
+        return Export(low, iter(few), iter(()), [])
 
     def snapshot(self, as_of: TimeLike | None = None) -> Snapshot:
         """Reads at one time that stays readable until the snapshot is closed."""

@@ -14,7 +14,7 @@ Invariants
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from kvstore.codec.keys import (
     FIRST_TIMED_SUFFIX,
@@ -31,12 +31,15 @@ from kvstore.errors import UsageError, WriteTooOldError
 from kvstore.limits import SCAN_CHUNK
 from kvstore.mvcc.decide import Read
 from kvstore.mvcc.diff import Difference, differences, stored_keys
+from kvstore.mvcc.export import VersionColumns, version_columns
 from kvstore.mvcc.fragments import Fragments, RangeTombstone
 from kvstore.mvcc.scan import Chunk, KeyColumn, live_columns, live_rows
 from kvstore.mvcc.version import Entry, Event, Stamps, Version, timeline
 from kvstore.mvcc.write import WriteSet, stage
 from kvstore.span import Span
 from kvstore.timestamp import TIMESTAMP_MAX, Timestamp
+
+Tombstones: TypeAlias = "list[RangeTombstone]"
 
 
 class View(NamedTuple):
@@ -124,6 +127,15 @@ class Versions:
             fragments=fragments,
             stamps=stamps,
         )
+
+    def export(self, *, since: int, upto: int) -> tuple[Iterator[VersionColumns], Tombstones]:
+        """All point versions in `(since, upto]` in columns, and the range tombstones by start."""
+        fragments, stamps = self.view
+        cursor = self._cursor(Span())
+        columns = version_columns(
+            cursor, since=since, upto=upto, stamps=stamps, fragments=fragments
+        )
+        return columns, fragments.tombstones(Span(), since=since, upto=upto)
 
     def imported_keys(self, span: Span, reference: bytes) -> Iterator[tuple[bytes, bytes | None]]:
         """Keys of `span` that an import wrote, with its values. One pass over the span."""
