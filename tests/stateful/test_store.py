@@ -348,6 +348,7 @@ def check_history(store: Store, model: Model, key: bytes) -> None:
 def check_whole(store: Store, model: Model) -> None:
     """Every key's history, and the property that rules them all over every window of marks."""
     store._versions.view.fragments._check()
+    assert store.verify().problems == ()
     for key in KEYS:
         check_history(store, model, key)
     moments = [commit.timestamp for commit in model.commits]
