@@ -276,7 +276,9 @@ def require_store_directory(path: Path, *, create: bool) -> None:
         raise NotAStoreError(str(path), "another RocksDB database", "choose another path")
 
 
-_UNBORN = re.compile(r"LOCK|LOG(\.old\.\d+)?|IDENTITY|MANIFEST-\d+|OPTIONS-\d+|\d+\.(log|dbtmp)")
+_UNBORN = re.compile(
+    r"LOCK|LOG(\.old\.\d+)?|IDENTITY|MANIFEST-\d+|OPTIONS-\d+|\d+\.(log|dbtmp)|rocksdict-config"
+)
 """What lies in a directory where RocksDB was killed before it had written `CURRENT`."""
 
 
