@@ -21,7 +21,7 @@ import bulk
 import kvstore
 from backup import Collection
 from bulk.ingest import _record
-from kvstore.errors import KeyConflictError
+from kvstore.errors import HistoryGoneError, KeyConflictError, PreconditionError
 from kvstore.store import Store
 from kvstore.timestamp import TIMESTAMP_MAX
 from tests.harness.model import Model, Row, apply, order
@@ -58,8 +58,9 @@ class StoreMachine(RuleBasedStateMachine):
         marks = [commit.timestamp for commit in self.model.commits]
         marks += [commit.reverted for commit in self.model.commits if commit.reverted]
         newest = self.store.upper - 1
-        near = {mark + step for mark in marks for step in (-1, 0)} | {0, newest}
-        return data.draw(st.sampled_from(sorted(t for t in near if 0 <= t <= newest)), "time")
+        since = self.store.since
+        near = {mark + step for mark in marks for step in (-1, 0)} | {since, newest}
+        return data.draw(st.sampled_from(sorted(t for t in near if since <= t <= newest)), "time")
 
     # -- writing ----------------------------------------------------------------------------
 
@@ -100,6 +101,59 @@ class StoreMachine(RuleBasedStateMachine):
                 raise InterruptedError
         except InterruptedError:
             assert batch.timestamp is None
+
+    @rule(key=keys, value=values, expected=values | st.none(), data=st.data())
+    def put_if(self, key: bytes, value: bytes, expected: bytes | None, data: st.DataObject) -> None:
+        now = self.model.get(key, TIMESTAMP_MAX)
+        since = data.draw(st.none() | st.just(self.time(data)))
+        unchanged = since is None or all(event[0] <= since for event in self.model.events(key))
+        if now == expected and unchanged:
+            at = self.store.put_if(key, value, expected, unchanged_since=since)
+            self.model.batch(at, [("put", key, value)])
+        else:
+            with pytest.raises(PreconditionError):
+                self.store.put_if(key, value, expected, unchanged_since=since)
+
+    @rule(writes=ops, read=bounds)
+    def transaction(self, writes: list[Any], read: Any) -> None:
+        with self.store.transaction() as txn:
+            before = self.model.state(TIMESTAMP_MAX)
+            assert list(txn.scan(*read)) == list(self.store.scan(*read))
+            for op, *args in writes:
+                getattr(txn, op)(*(arg for arg in args if arg is not None))
+            self.model.batch(TIMESTAMP_MAX, writes)
+            after = self.model.state(TIMESTAMP_MAX)
+            assert dict(txn.scan()) == after
+            assert dict(self.store.scan()) == before
+        assert txn.timestamp is not None
+        self.model.commits[-1].timestamp = txn.timestamp
+
+    @rule(bound=bounds, data=st.data())
+    def revert_range(self, bound: Any, data: st.DataObject) -> None:
+        start, end = bound
+        to = self.time(data)
+        then, now = self.model.state(to), self.model.state(TIMESTAMP_MAX)
+        differing = [
+            key
+            for key in sorted(then.keys() | now.keys())
+            if then.get(key) != now.get(key) and start <= key and (end is None or key < end)
+        ]
+        at = self.store.revert_range(start, end, to=to)
+        assert (at is None) == (not differing)
+        if at is not None:
+            rows = [("put" if key in then else "delete", key, then.get(key)) for key in differing]
+            self.model.batch(at, rows)
+
+    @rule(data=st.data(), compact=st.booleans())
+    def gc(self, data: st.DataObject, compact: bool) -> None:
+        """History below goes; everything at or above it is as it was: the later steps check."""
+        before = self.time(data)
+        since = self.store.since
+        self.store.gc(before=before, compact=compact)
+        assert since <= self.store.since <= before
+        if self.store.since:
+            with pytest.raises(HistoryGoneError):
+                self.store.scan(as_of=self.store.since - 1)
 
     # -- time and restarts ------------------------------------------------------------------
 
@@ -168,6 +222,11 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(import_id=consumes(added))
     def revert(self, import_id: int) -> None:
+        commit = next(c for c in self.model.commits if c.import_id == import_id)
+        if commit.timestamp <= self.store.since:
+            with pytest.raises(HistoryGoneError):
+                self.store.revert_import(import_id)
+            return
         at = self.store.revert_import(import_id)
         self.model.revert(at, import_id)
         assert self.store.revert_import(import_id) == at
@@ -209,8 +268,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(key=keys)
     def history(self, key: bytes) -> None:
-        found = [(version.timestamp, version.value) for version in self.store.history(key)]
-        assert found == [event[:2] for event in self.model.events(key)]
+        check_history(self.store, self.model, key)
 
     @rule(data=st.data(), bound=bounds, latest=st.booleans())
     def changes(self, data: st.DataObject, bound: Any, latest: bool) -> None:
@@ -274,16 +332,30 @@ def _key_order(row: Row) -> tuple[bytes, bool, int]:
     return row[2], row[1] != "delete_range", row[0]
 
 
+def check_history(store: Store, model: Model, key: bytes) -> None:
+    """All versions above `since`; at it, what a read there sees."""
+    since = store.since
+    found = [(version.timestamp, version.value) for version in store.history(key)]
+    expected = [event[:2] for event in model.events(key)]
+    if not since:
+        assert found == expected
+    above = [event for event in found if event[0] > since]
+    assert above == [event for event in expected if event[0] > since]
+    below = next((value for timestamp, value in found if timestamp <= since), None)
+    assert below == model.get(key, since)
+
+
 def check_whole(store: Store, model: Model) -> None:
     """Every key's history, and the property that rules them all over every window of marks."""
     store._versions.view.fragments._check()
     assert store.verify().problems == ()
     for key in KEYS:
-        found = [(version.timestamp, version.value) for version in store.history(key)]
-        assert found == [event[:2] for event in model.events(key)]
+        check_history(store, model, key)
     moments = [commit.timestamp for commit in model.commits]
     moments += [commit.reverted for commit in model.commits if commit.reverted]
-    marks = [0, *sorted(moments)][:: max(1, len(moments) // 6)]
+    marks = [store.since, *sorted(moment for moment in moments if moment > store.since)][
+        :: max(1, len(moments) // 6)
+    ]
     states = {mark: dict(store.scan(as_of=mark)) for mark in marks}
     for mark in marks:
         assert states[mark] == model.state(mark)
