@@ -7,8 +7,14 @@ store.get(b"AA1", as_of=stamp)
 
 from kvstore.batch import Batch
 from kvstore.changes import Change
+from kvstore.changes.changeset import Changeset, ChangesetId
+from kvstore.changes.epoch import Epoch
+from kvstore.changes.event import Event, Operation
+from kvstore.changes.feed import Feed, FeedBatch, Position, Share
+from kvstore.changes.generation import Generation
 from kvstore.clock import Clock, ManualClock
 from kvstore.commit import Durability
+from kvstore.gc import GcPolicy, GcReport
 from kvstore.holds import Hold
 from kvstore.imports import ImportRecord
 from kvstore.mvcc import Version
@@ -17,19 +23,33 @@ from kvstore.snapshot import Snapshot
 from kvstore.span import Span
 from kvstore.store import Store
 from kvstore.timestamp import Timestamp
+from kvstore.txn import Transaction
 
 __all__ = [
     "Batch",
     "Change",
+    "Changeset",
+    "ChangesetId",
     "Clock",
     "Durability",
+    "Epoch",
+    "Event",
+    "Feed",
+    "FeedBatch",
+    "GcPolicy",
+    "GcReport",
+    "Generation",
     "Hold",
     "ImportRecord",
     "ManualClock",
+    "Operation",
+    "Position",
+    "Share",
     "Snapshot",
     "Span",
     "Store",
     "Timestamp",
+    "Transaction",
     "Version",
     "open",
 ]

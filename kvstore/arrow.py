@@ -9,6 +9,7 @@ from typing import Final
 
 import pyarrow as pa
 
+from kvstore.errors import UsageError
 from kvstore.limits import ARROW_BYTES_MAX, ARROW_ROWS_MAX
 
 DEFAULT_BATCH_ROWS: Final = ARROW_ROWS_MAX
@@ -26,44 +27,55 @@ def binary_array(items: Sequence[bytes]) -> pa.Array:
 
 
 def row_batches(
-    chunks: Iterable[tuple[list[bytes], list[bytes]]], batch_rows: int
+    chunks: Iterable[tuple[pa.Array, list[bytes]]], batch_rows: int
 ) -> pa.RecordBatchReader:
-    """Record batches of at most `batch_rows` rows and about `ARROW_BYTES_MAX` bytes."""
+    """Record batches of at most `batch_rows` rows and about `ARROW_BYTES_MAX` bytes.
+
+    A chunk has at most `batch_rows` rows. One that is large enough becomes a batch as it is;
+    small ones, as keys with many old versions leave them, are put together.
+    """
+    if batch_rows < 1:
+        raise UsageError(f"batch_rows={batch_rows}", "pass a count of at least 1")
     return pa.RecordBatchReader.from_batches(ROWS_SCHEMA, _batches(chunks, batch_rows))
 
 
 def _batches(
-    chunks: Iterable[tuple[list[bytes], list[bytes]]], batch_rows: int
+    chunks: Iterable[tuple[pa.Array, list[bytes]]], batch_rows: int
 ) -> Iterator[pa.RecordBatch]:
-    keys: list[bytes] = []
+    waiting: list[pa.Array] = []
     values: list[bytes] = []
-    size = 0
     for chunk_keys, chunk_values in chunks:
-        keys += chunk_keys
+        if values and len(values) + len(chunk_values) > batch_rows:
+            yield from _cut(waiting, values)
+            waiting, values = [], []
+        waiting.append(chunk_keys)
         values += chunk_values
-        size += sum(map(len, chunk_keys)) + sum(map(len, chunk_values))
-        while len(keys) >= batch_rows or (keys and size >= ARROW_BYTES_MAX):
-            cut = min(batch_rows, len(keys))
-            if size >= ARROW_BYTES_MAX:
-                cut = min(cut, _rows_within(keys, values, ARROW_BYTES_MAX))
-            yield _batch(keys[:cut], values[:cut])
-            del keys[:cut], values[:cut]
-            size = sum(map(len, keys)) + sum(map(len, values))
-    if keys:
-        yield _batch(keys, values)
+        if len(values) * 2 > batch_rows:
+            yield from _cut(waiting, values)
+            waiting, values = [], []
+    if values:
+        yield from _cut(waiting, values)
 
 
-def _rows_within(keys: Sequence[bytes], values: Sequence[bytes], size_max: int) -> int:
-    """How many rows fit into `size_max` bytes; at least one."""
+def _cut(waiting: list[pa.Array], values: list[bytes]) -> Iterator[pa.RecordBatch]:
+    """One batch, or several where the values are too large for one."""
+    keys = waiting[0] if len(waiting) == 1 else pa.concat_arrays(waiting)
+    first = 0
+    for last in _cuts(values):
+        columns = [keys.slice(first, last - first), binary_array(values[first:last])]
+        yield pa.RecordBatch.from_arrays(columns, schema=ROWS_SCHEMA)
+        first = last
+
+
+def _cuts(values: list[bytes]) -> Iterator[int]:
+    """Where to cut so that no piece has more than `ARROW_BYTES_MAX` bytes, or has one row."""
+    if sum(map(len, values)) <= ARROW_BYTES_MAX:
+        yield len(values)
+        return
     size = 0
-    for count, (key, value) in enumerate(zip(keys, values, strict=True)):
-        size += len(key) + len(value)
-        if size > size_max:
-            return max(count, 1)
-    return len(keys)
-
-
-def _batch(keys: list[bytes], values: list[bytes]) -> pa.RecordBatch:
-    return pa.RecordBatch.from_arrays(
-        [binary_array(keys), binary_array(values)], schema=ROWS_SCHEMA
-    )
+    for row, value in enumerate(values):
+        if size and size + len(value) > ARROW_BYTES_MAX:
+            yield row
+            size = 0
+        size += len(value)
+    yield len(values)

@@ -18,7 +18,7 @@ from typing import Protocol
 
 from kvstore.errors import UsageError
 from kvstore.limits import CLOCK_AHEAD_NS_MAX
-from kvstore.timestamp import Timestamp
+from kvstore.timestamp import TIMESTAMP_MAX, Timestamp
 
 
 class WallClock(Protocol):
@@ -68,9 +68,13 @@ class Timeline:
         return Timestamp(max(self._clock.wall_ns(), self._last))
 
     def next(self) -> Timestamp:
-        """A timestamp above all before it."""
-        self._last = max(self._clock.wall_ns(), self._last + 1)
-        return Timestamp(self._last)
+        """A timestamp above all before it. Raises `UsageError` where the clock is past the last
+        one there is: as a key it would read as the id of an import."""
+        timestamp = Timestamp.from_ns(max(self._clock.wall_ns(), self._last + 1))
+        if timestamp == TIMESTAMP_MAX:
+            raise UsageError(f"the clock is at {int(timestamp)}, the end of time", "correct it")
+        self._last = timestamp
+        return timestamp
 
     def observe(self, timestamp: int) -> None:
         """Take in a timestamp from elsewhere: everything given from now on is above it.

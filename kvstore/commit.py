@@ -9,7 +9,8 @@ Invariants
 1. `upper` only grows; every commit's timestamp is at or above the `upper` it found.
 2. What a reader needs (range tombstones, stamps) is published before the `upper` that shows it.
 3. `durable <= upper`, and everything below `durable` was written before an fsync that returned.
-4. After a failed write or fsync nobody knows what is on disk: the committer is poisoned, and every
+4. A time that a generation begins at is announced: its record is durable before `upper` reaches it.
+5. After a failed write or fsync nobody knows what is on disk: the committer is poisoned, and every
    call raises until the store is opened again. (An fsync that fails once may succeed the next
    time without having written anything: fsyncgate, 2018.)
 """
@@ -20,7 +21,7 @@ import threading
 from collections.abc import Callable
 from typing import Literal, TypeAlias
 
-from kvstore.changes.entry import CHANGESET_NONE
+from kvstore.changes.capture import Capture
 from kvstore.changes.index import ChangeIndex
 from kvstore.clock import Timeline
 from kvstore.codec.keys import encode_suffix
@@ -37,6 +38,7 @@ from kvstore.limits import GROUP_COMMIT_WAIT_S_MAX
 from kvstore.meta import SINCE, UPPER, Meta
 from kvstore.mvcc.versions import Versions
 from kvstore.mvcc.write import WriteSet, stage
+from kvstore.recent import RecentCommits
 from kvstore.timestamp import Timestamp
 
 Durability: TypeAlias = Literal["sync", "group", "async"]
@@ -44,6 +46,8 @@ DURABILITIES = ("sync", "group", "async")
 
 Stage: TypeAlias = "Callable[[Batch, Timestamp], Callable[[], None]]"
 """Adds a commit's entries to the batch; what it returns publishes them to readers."""
+
+Stop: TypeAlias = "Callable[[], bool]"
 
 
 class Committer:
@@ -54,6 +58,7 @@ class Committer:
         versions: Versions,
         index: ChangeIndex,
         timeline: Timeline,
+        capture: Capture,
         *,
         upper: int,
         since: int,
@@ -64,16 +69,22 @@ class Committer:
         self._engine = versions.engine
         self._index = index
         self._timeline = timeline
+        self.capture = capture
         self._meta = Meta(self._engine)
         self._durability = require_durability(durability)
         self._where = where
         self.lock = threading.RLock()
+        self.recent = RecentCommits()
         self.since = Timestamp(since)
+        self.floor = since
+        """Reads at or above it are whole; one below it asks `since` and the clears."""
         self.upper = Timestamp(upper)
         self._durable = upper
         self._synced = threading.Condition()
         self._syncing = False
         self._poison = ""
+        self._published = threading.Condition()
+        self._watchers = 0
 
     @property
     def durable(self) -> Timestamp:
@@ -88,7 +99,6 @@ class Committer:
         *,
         durability: Durability | None = None,
         check: Callable[[], None] | None = None,
-        changeset: tuple[int, int] = CHANGESET_NONE,
     ) -> Timestamp:
         """Commit a write set. `check` runs under the lock, before anything is written, and may
         raise to call it off."""
@@ -96,8 +106,13 @@ class Committer:
 
         def stage_writes(batch: Batch, timestamp: Timestamp) -> Callable[[], None]:
             stage(writes, timestamp, batch, self._engine.families)
-            self._index.stage(writes, timestamp, batch, changeset=changeset)
-            return lambda: self._versions.publish_ranges(writes.tombstones(timestamp))
+            self._index.stage(writes, timestamp, batch)
+
+            def publish() -> None:
+                self._versions.publish_ranges(writes.tombstones(timestamp))
+                self.recent.add(timestamp, writes.points.keys(), writes.ranges)
+
+            return publish
 
         return self.commit_staged(stage_writes, durability=durability, check=check)
 
@@ -116,10 +131,15 @@ class Committer:
                 check()
             batch = self._engine.batch()
             timestamp = self._timeline.next()
+            index, capture = self._index, self.capture
+            index.changeset, index.staged = capture.begin_commit(), 0
             publish = stage_entries(batch, timestamp)
-            self._guarded(lambda: self._engine.write(batch))
-            publish()
-            self.upper = Timestamp(timestamp + 1)
+            if capture.is_due:
+                capture.stage(batch)
+            self._show(batch, publish, Timestamp(timestamp + 1))
+            capture.finish_commit(index.changeset[1], index.staged, self.upper)
+            if self._watchers:
+                self.wake()
             if how == "sync":
                 self._sync_upto(self.upper)
         if how == "group":
@@ -135,6 +155,29 @@ class Committer:
             self._guarded(lambda: self._engine.write(batch))
             if durable:
                 self._guarded(self._engine.sync)
+        if self._watchers:
+            self.wake()
+
+    def announce(self, stage_records: Stage) -> Timestamp:
+        """Write records that hold from a new time on, above `upper`; then move `upper` there.
+
+        Durable before it returns, and before anybody sees it: no commit before it is at or above
+        that time, every commit after it is.
+        """
+        with self.lock:
+            self.require_healthy()
+            begins_at = self._timeline.next()
+            if begins_at <= self.upper:
+                begins_at = self._timeline.next()
+            batch = self._engine.batch()
+            publish = stage_records(batch, begins_at)
+            self._meta.stage(batch, UPPER, {"timestamp": begins_at})
+            self._guarded(lambda: self._engine.write(batch))
+            self._sync_upto(self.upper)
+            publish()
+            self.upper = begins_at
+        self.wake()
+        return begins_at
 
     def close_upto_now(self) -> Timestamp:
         """Move `upper` to the present, so that the time until now is complete. Returns it.
@@ -156,13 +199,24 @@ class Committer:
     def sync(self) -> Timestamp:
         """Close the time until now, make everything below `upper` durable, and return it."""
         upper = self.close_upto_now()
+        with self.lock:
+            if self.capture.has_pending:
+                self.write_meta(self.capture.stage, durable=False)
         self._wait_durable(upper)
         return upper
 
     def finish(self) -> None:
         """Before closing: write down `upper`, and wait for the disk. Poisoned: nothing."""
-        if not self._poison:
-            self.write_meta(lambda batch: self._meta.stage(batch, UPPER, {"timestamp": self.upper}))
+
+        def stage_end(batch: Batch) -> None:
+            self._meta.stage(batch, UPPER, {"timestamp": self.upper})
+            self.capture.end(batch, self.upper)
+
+        try:
+            if not self._poison:
+                self.write_meta(stage_end)
+        finally:
+            self.wake()
 
     def observe(self, timestamp: int) -> None:
         """Keep all later commits above `timestamp`, which came from elsewhere."""
@@ -197,11 +251,42 @@ class Committer:
             assert self.since <= since < self.upper
             self.write_meta(lambda batch: self._meta.stage(batch, SINCE, {"timestamp": since}))
             self.since = Timestamp(since)
+            self.raise_floor(since)
+
+    def raise_floor(self, timestamp: int) -> None:
+        """Have readers below `timestamp` look twice. The caller holds the lock."""
+        self.floor = max(self.floor, timestamp)
 
     def require_healthy(self) -> None:
         """Raise `PoisonedError` if an earlier write failed."""
         if self._poison:
             raise PoisonedError(self._where, self._poison)
+
+    # -- following --------------------------------------------------------------------------
+
+    def wait_published(self, above: int, *, timeout: float | None, stop: Stop) -> None:
+        """Return once `upper` is above `above`, once `stop()` says so, or after `timeout` seconds.
+
+        Commits wake those that wait, as does all that changes a record (holds) or closes the
+        store: nothing is polled.
+        """
+        with self._published:
+            self._watchers += 1
+            try:
+                self._published.wait_for(lambda: self.upper > above or stop(), timeout)
+            finally:
+                self._watchers -= 1
+
+    def wake(self) -> None:
+        """Have those who wait look again."""
+        with self._published:
+            self._published.notify_all()
+
+    def make_durable(self) -> Timestamp:
+        """Wait until all that is written is durable; returns the `upper` it covers."""
+        upper = self.upper
+        self._wait_durable(upper)
+        return upper
 
     # -- durability -------------------------------------------------------------------------
 
@@ -228,14 +313,23 @@ class Committer:
                     self._syncing = False
                 self._synced.notify_all()
 
+    def _show(self, batch: Batch, publish: Callable[[], None], upper: Timestamp) -> None:
+        """Write a commit and show it to readers. Interrupted between the two, readers would never
+        learn of its range tombstones: then the committer is poisoned too."""
+        try:
+            self._guarded(lambda: self._engine.write(batch))
+            publish()
+            self.upper = upper
+        except BaseException as error:
+            self._poison = self._poison or f"interrupted: {type(error).__name__}"
+            raise
+
     def _guarded(self, action: Callable[[], None]) -> None:
         try:
             action()
-        except OutOfSpaceError as error:
-            self._poison = error.what
-            raise
         except KVStoreError as error:
-            self._poison = str(error)
+            self._poison = error.what if isinstance(error, OutOfSpaceError) else str(error)
+            self.wake()
             raise
 
 

@@ -13,13 +13,20 @@
     |   |-- PreconditionError       a conditional write found something else than expected
     |   |-- WriteTooOldError        a version at or above the given timestamp exists
     |   |-- DependencyError         tasks are not at the versions that a change depends on
+    |   |-- HistoryHeldError        a hold or reader needs the history that was to be cleared
+    |   |-- DeterminateError        a blob or consensus call surely had no effect
+    |   |-- UpperMismatchError      an append expected another upper; read it and decide anew
+    |   |-- BusyError               what had to end first did not end in time
     |   `-- LockedError             another owner has it open; wait, or stop the owner
     |-- HistoryGoneError        read at a newer time
     |-- NotYetWrittenError      wait until `upper` has passed the time
     |-- FencedError             step down: a newer owner has taken over
-    |   `-- HoldLostError           the hold was invalidated: its budget was exceeded
+    |   |-- HoldLostError           the hold was invalidated: its budget was exceeded
+    |   |-- LeaseExpiredError       a shard reader's lease ran out; what it read may be gone
+    |   `-- OpaqueMismatchError     a critical hold carries another owner's token
     |-- StorageError            the outcome is unknown: reopen and look before retrying
     |   |-- OutOfSpaceError         the disk is full
+    |   |-- IndeterminateError      a blob or consensus call may or may not have had its effect
     |   `-- PoisonedError           an earlier write failed; the handle refuses until reopened
     `-- CorruptionError         stop: bytes are not what was written
         `-- JournalDamagedError       a journal file; what can be saved, `salvage` saves
@@ -38,7 +45,7 @@ KEYS_NAMED_MAX = 5
 
 
 def printable(key: bytes) -> str:
-    """Render a key for a message: as it is where it is plain text, else as hex. O(len(key))."""
+    """Render a key for a message: text as it is, other bytes as escapes, 64 bytes at most."""
     text = repr(bytes(key[:64]))
     return text if len(key) <= 64 else f"{text}... ({len(key)} bytes)"
 
@@ -50,6 +57,16 @@ class KVStoreError(Exception):
         super().__init__(f"{what}; {remedy}" if remedy else what)
         self.what = what
         self.remedy = remedy
+
+    def __reduce__(self) -> tuple[object, ...]:
+        # Errors cross processes (Spark's workers, pools). By default they are made anew from
+        # their message alone, which fails for all that take other arguments.
+        return _restore, (type(self), self.args), self.__dict__
+
+
+def _restore(kind: type[KVStoreError], args: tuple[object, ...]) -> KVStoreError:
+    """Make the error that `__reduce__` took apart, without calling its `__init__`."""
+    return kind.__new__(kind, *args)
 
 
 # -- fix the call ---------------------------------------------------------------------------
@@ -185,6 +202,53 @@ class DependencyError(RetryableError):
         self.failures = tuple(failures)
 
 
+class HistoryHeldError(RetryableError):
+    """`holder` needs history of the span that was to be destroyed; nothing was."""
+
+    def __init__(self, span: tuple[bytes, bytes | None], *, holder: str) -> None:
+        super().__init__(
+            f"history of {_span_text(span)} is needed by {holder}",
+            "release or move it and clear again, or use delete_range, which keeps history",
+        )
+        self.span = span
+        self.holder = holder
+
+
+class DeterminateError(RetryableError):
+    """A blob or consensus call at `where` failed and surely had no effect."""
+
+    def __init__(self, where: str, cause: str) -> None:
+        super().__init__(f"{where} failed and did nothing: {cause}", "try again")
+        self.where = where
+        self.cause = cause
+
+
+class UpperMismatchError(RetryableError):
+    """An append expected the shard's upper to be `expected`; nothing was appended.
+
+    `writer_upper` is the upper this writer reached with its last append, None before its first.
+    """
+
+    def __init__(self, *, expected: int, upper: int, writer_upper: int | None = None) -> None:
+        super().__init__(
+            f"the append expects the shard's upper at {expected}, it is at {upper}",
+            "another writer was here: read the upper, rebuild the batch from there, append again",
+        )
+        self.expected = expected
+        self.upper = upper
+        self.writer_upper = writer_upper
+
+
+class BusyError(RetryableError):
+    """A wait ended before what it waited for did. Nothing was changed."""
+
+    def __init__(self, what: str, *, waited_s: float) -> None:
+        super().__init__(
+            f"{what} still open after {waited_s:g} s", "end them, or wait longer (timeout=)"
+        )
+        self.waited_s = waited_s
+
+
 class LockedError(RetryableError):
     """Another owner holds `path` open for writing."""
 
@@ -257,6 +321,28 @@ class HoldLostError(FencedError):
         self.budget_seconds = budget_seconds
 
 
+class LeaseExpiredError(FencedError):
+    """The lease of shard reader `name` ran out; parts it was reading may have been collected."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        KVStoreError.__init__(
+            self,
+            f"the lease of reader {name!r} has expired",
+            "register a new reader and start from a snapshot; renew it more often",
+        )
+        self.name = name
+
+
+class OpaqueMismatchError(FencedError):
+    """Critical hold `name` carries the token `opaque` of a newer owner, and stands at `since`."""
+
+    def __init__(self, name: str, *, opaque: bytes, since: int) -> None:
+        super().__init__(name)
+        self.opaque = opaque
+        self.since = since
+
+
 # -- outcome unknown ------------------------------------------------------------------------
 
 
@@ -270,6 +356,21 @@ class OutOfSpaceError(StorageError):
     def __init__(self, where: str) -> None:
         super().__init__(f"no space left while writing {where}", "free space, then reopen")
         self.where = where
+
+
+class IndeterminateError(StorageError):
+    """A blob or consensus call at `where` may or may not have had its effect.
+
+    Only idempotent calls may be made again without looking first.
+    """
+
+    def __init__(self, where: str, cause: str) -> None:
+        super().__init__(
+            f"whether {where} took effect is unknown: {cause}",
+            "look at the present state before trying again",
+        )
+        self.where = where
+        self.cause = cause
 
 
 class PoisonedError(StorageError):

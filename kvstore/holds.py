@@ -22,7 +22,7 @@ from datetime import timedelta
 from types import TracebackType
 
 from kvstore.commit import Committer
-from kvstore.errors import FencedError, HistoryGoneError, HoldLostError, UsageError
+from kvstore.errors import FencedError, HoldLostError, UsageError
 from kvstore.meta import Meta
 from kvstore.timestamp import NS_PER_SECOND, Timestamp
 
@@ -55,7 +55,8 @@ class Hold:
 
     def move(self, to: int) -> None:
         """Hold `to` instead, durably. Raises `FencedError` if a newer owner has taken the hold,
-        `HoldLostError` if it was invalidated, `HistoryGoneError` below `since`."""
+        `HoldLostError` if it was invalidated, `HistoryGoneError` below `since`,
+        `NotYetWrittenError` in the future."""
         self._holds.move(self.name, self.token, to)
 
     def release(self) -> None:
@@ -100,7 +101,7 @@ class Holds:
         A new hold stands at `at`, or the newest complete time. An existing one stays where it is
         unless `at` is given. Raises `HistoryGoneError` if `at` is below `since`.
         """
-        if not name or not name.isprintable():
+        if not isinstance(name, str) or not name or not name.isprintable():
             raise UsageError(f"hold name {name!r}", "pass a printable name")
         with self._committer.lock:
             known = self._records.get(name)
@@ -118,8 +119,7 @@ class Holds:
         """Compare-and-set on the token; see `Hold.move`."""
         with self._committer.lock:
             record = self.require_owned(name, token)
-            if to < self._committer.since:
-                raise HistoryGoneError(as_of=to, since=self._committer.since)
+            self._committer.readable(to)
             self._store(replace(record, timestamp=Timestamp(to)))
 
     def release(self, name: str, token: str) -> None:
@@ -154,6 +154,14 @@ class Holds:
         """The oldest time that something needs, None where nothing does."""
         held = [record.timestamp for record in self._records.values() if not record.lost]
         return min([*held, *self._pins.values()], default=None)
+
+    def holder(self) -> str | None:
+        """Who needs history, in words: the oldest hold, or a reader. None if nobody does."""
+        held = [record for record in self._records.values() if not record.lost]
+        if held:
+            oldest = min(held, key=lambda record: record.timestamp)
+            return f"hold {oldest.name!r} at {int(oldest.timestamp)}"
+        return "an open snapshot, transaction or pass over changes" if self._pins else None
 
     def invalidate_overdue(self, now: int) -> list[HoldRecord]:
         """Mark the holds that are further behind than their budget as lost; returns them."""

@@ -5,16 +5,19 @@ The rows of an import carry its id where other versions carry a timestamp. Nobod
 one record says when the import was added; that record is the commit.
 
     import/<id> := state "adding" | "added" | "reverted", digest, rows, bytes,
-                   spans [[start, end] hex], added, reverted
+                   spans [[start, end] hex], prepared, added, reverted
 
     nothing --prepare--> adding --add--> added --revert--> reverted
-                            `---abort--> nothing
+                            `---abort--> nothing              |
+                  nothing <--forget-- (no row left) ----------'
 
 Invariants
 1. The record of an import is durable before its files enter the engine: whatever a crash leaves
    can be found, added by a second try, or aborted.
 2. An id is bound to one manifest (its digest) for ever; adding it again returns the first stamp.
 3. `added` and `reverted` never change once set.
+4. A record outlives the last row that refers to it and the last change entry that names it: only
+   then GC forgets it.
 """
 
 from __future__ import annotations
@@ -51,6 +54,7 @@ class ImportRecord:
     rows: int
     size_bytes: int
     spans: tuple[Span, ...]
+    prepared: Timestamp | None = None
     added: Timestamp | None = None
     reverted: Timestamp | None = None
 
@@ -80,6 +84,7 @@ class Imports:
             for name, fields in self._meta.records(_PREFIX)
             for record in [_from_fields(name, fields)]
         }
+        self._aborting: set[int] = set()
         self._publish()
 
     def get(self, import_id: int) -> ImportRecord | None:
@@ -99,25 +104,27 @@ class Imports:
 
     # -- adding -----------------------------------------------------------------------------
 
-    def prepare(self, record: ImportRecord, committer: Committer) -> ImportRecord:
-        """Write down that an import is about to be added; returns what is known of it.
+    def find(self, record: ImportRecord) -> ImportRecord | None:
+        """What is known of the import that `record` describes, None if nothing is.
 
-        Raises `ImportRefusedError` if the id is known with another manifest.
+        Raises `ImportRefusedError` if its id is known with another manifest.
         """
-        with committer.lock:
-            known = self._records.get(record.import_id)
-            if known is not None:
-                if known.digest != record.digest:
-                    raise ImportRefusedError(
-                        f"import {record.import_id:016x}",
-                        "this id was used with another manifest",
-                        "stage it again: Import.create picks a new id",
-                    )
-                return known
-            self._write(record, committer)
-            return record
+        known = self._records.get(record.import_id)
+        if known is not None and known.digest != record.digest:
+            raise ImportRefusedError(
+                f"import {record.import_id:016x}",
+                "this id was used with another manifest",
+                "stage it again: Import.create picks a new id",
+            )
+        return known
 
-    def link(self, record: ImportRecord, files: Sequence[Path]) -> None:
+    def prepare(self, record: ImportRecord, committer: Committer) -> None:
+        """Write down, durably, that an import is about to be added. Raises as `find`."""
+        with committer.lock:
+            if self.find(record) is None:
+                self._write(replace(record, prepared=committer.now()), committer)
+
+    def link(self, files: Sequence[Path]) -> None:
         """Move the files into the engine. Nothing becomes visible. Flat in their size."""
         if files:
             self._engine.ingest(files)
@@ -127,7 +134,11 @@ class Imports:
 
         They enter it all or none, so the first row answers for all.
         """
-        stem = frame(record.spans[0].start) + record.reference if record.spans else b""
+        return bool(record.spans) and self.has_row(record, record.spans[0].start)
+
+    def has_row(self, record: ImportRecord, key: bytes) -> bool:
+        """Whether a linked import has a row for `key`. At most two look-ups."""
+        stem = frame(key) + record.reference
         return any(self._engine.get(DATA, stem + kind) is not None for kind in (VALUE, TOMBSTONE))
 
     def add(
@@ -139,7 +150,11 @@ class Imports:
     ) -> Timestamp:
         """Make a linked import visible at one new timestamp, durably. Returns the stamp."""
         with committer.lock:
-            record = self._records[import_id]
+            record = self._records.get(import_id)
+            if record is None or import_id in self._aborting:
+                raise UsageError(
+                    f"import {import_id:016x} was aborted meanwhile", "ingest it again"
+                )
             if record.added is not None:
                 return record.added
             return self._transition(record, OP_IMPORT, committer, check)
@@ -149,17 +164,22 @@ class Imports:
 
         Returns whether there was one. Raises `UsageError` if it was added: revert it then.
         """
-        record = self._records.get(import_id)
-        if record is None:
-            return False
-        if record.added is not None:
-            raise UsageError(
-                f"import {import_id:016x} was added at {record.added}", "revert it instead"
-            )
-        self._remove_rows(record, committer)
         with committer.lock:
-            committer.write_meta(lambda batch: self._meta.stage_delete(batch, _name(import_id)))
-            del self._records[import_id]
+            record = self._records.get(import_id)
+            if record is None or import_id in self._aborting:
+                return False
+            if record.added is not None:
+                raise UsageError(
+                    f"import {import_id:016x} was added at {record.added}", "revert it instead"
+                )
+            self._aborting.add(import_id)
+        try:
+            self._remove_rows(record, committer)
+            with committer.lock:
+                committer.write_meta(lambda batch: self._meta.stage_delete(batch, _name(import_id)))
+                del self._records[import_id]
+        finally:
+            self._aborting.discard(import_id)
         return True
 
     def revert(self, import_id: int, committer: Committer) -> Timestamp:
@@ -184,6 +204,35 @@ class Imports:
                 )
             return self._transition(record, OP_REVERT, committer, None)
 
+    # -- what GC asks -----------------------------------------------------------------------
+
+    def first_row(self, record: ImportRecord, start: bytes = b"") -> bytes | None:
+        """The first key at or above `start` that has a row of the import, None if none has.
+
+        Stops at the first; costs a pass over the spans up to it.
+        """
+        for span in sorted(record.spans, key=lambda span: span.start):
+            part = span.intersect(start, None)
+            if part is not None:
+                for key, _ in self._versions.imported_keys(part, record.reference):
+                    return key
+        return None
+
+    def forget(self, gone: Sequence[ImportRecord], committer: Committer) -> None:
+        """Drop the records of imports of which no row and no change entry is left."""
+        if not gone:
+            return
+
+        def stage(batch: Batch) -> None:
+            for record in gone:
+                self._meta.stage_delete(batch, _name(record.import_id))
+
+        with committer.lock:
+            committer.write_meta(stage, durable=False)
+            for record in gone:
+                del self._records[record.import_id]
+            self._publish()
+
     # -- inside -----------------------------------------------------------------------------
 
     def _transition(
@@ -205,6 +254,8 @@ class Imports:
             def publish() -> None:
                 self._records[record.import_id] = changed
                 self._publish()
+                spans = [(span.start, span.end) for span in record.spans]
+                committer.recent.add(timestamp, (), spans)
 
             return publish
 
@@ -247,26 +298,39 @@ def _name(import_id: int) -> str:
     return f"{_PREFIX}{import_id:016x}"
 
 
+def _hex(end: bytes | None) -> str | None:
+    return None if end is None else end.hex()
+
+
+def _unhex(end: str | None) -> bytes | None:
+    return None if end is None else bytes.fromhex(end)
+
+
 def _fields(record: ImportRecord) -> dict[str, Any]:
     return {
         "state": record.state,
         "digest": record.digest,
         "rows": record.rows,
         "bytes": record.size_bytes,
-        "spans": [[span.start.hex(), (span.end or b"").hex()] for span in record.spans],
+        "spans": [[span.start.hex(), _hex(span.end)] for span in record.spans],
+        "prepared": record.prepared,
         "added": record.added,
         "reverted": record.reverted,
     }
 
 
-def _from_fields(name: str, fields: dict[str, Any]) -> ImportRecord:
-    added, reverted = fields["added"], fields["reverted"]
+def _from_fields(import_id: str, fields: dict[str, Any]) -> ImportRecord:
+    prepared, added, reverted = (
+        None if fields[name] is None else Timestamp(fields[name])
+        for name in ("prepared", "added", "reverted")
+    )
     return ImportRecord(
-        import_id=int(name, 16),
+        import_id=int(import_id, 16),
         digest=fields["digest"],
         rows=fields["rows"],
         size_bytes=fields["bytes"],
-        spans=tuple(Span(bytes.fromhex(a), bytes.fromhex(b)) for a, b in fields["spans"]),
-        added=None if added is None else Timestamp(added),
-        reverted=None if reverted is None else Timestamp(reverted),
+        spans=tuple(Span(bytes.fromhex(a), _unhex(b)) for a, b in fields["spans"]),
+        prepared=prepared,
+        added=added,
+        reverted=reverted,
     )

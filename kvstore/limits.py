@@ -50,6 +50,10 @@ files it was made over until the next write."""
 SCAN_CHUNK = 4096
 """Entries taken from the engine at once: chunks of a few thousand keep the collector asleep."""
 
+SCAN_CHUNK_BYTES = 16 << 20
+"""Bytes of values taken from the engine at once, as the chunk before foretells: large values come
+in chunks of fewer."""
+
 SORTED_CHANGES_MAX = 100_000
 """Changes of a window that are sorted by key in memory (some 20 MB); beyond, a pass over the
 span is cheaper than the sort and needs no memory."""
@@ -57,6 +61,36 @@ span is cheaper than the sort and needs no memory."""
 GROUP_COMMIT_WAIT_S_MAX = 60.0
 """How long a commit waits for another thread's fsync before it looks again whether that died."""
 
+STREAMS_MAX = 1024
+"""Streams of one generation. A commit writes an entry to each stream it touches, and a reader of
+all of them holds a chunk of each."""
+
+EPOCHS_PENDING_MAX = 4096
+"""Closed epochs kept in memory until a commit takes them along: 128 KiB, and the number of commits
+whose headers an open after a crash has to read."""
+
+EPOCH_EVENTS_PENDING_MAX = 1 << 20
+"""Change events of the epochs kept in memory: bounds the bytes that the same open reads."""
+
+QUIESCENCE_WAIT_S = 600.0
+"""How long `force_quiescence` waits for open changesets before it gives up."""
+
+FEED_BATCH_ROWS = 10_000
+"""Events of one feed batch: large enough to share the price of a position, small in memory."""
+
+FEED_BATCH_BYTES = 8 << 20
+"""Keys, values and images of one feed batch: what a consumer must be able to hold."""
+
+GC_KEYS_PER_STEP = 4096
+"""Keys GC looks at between two writes: the commit lock is held for one batch of removals, and a
+stop is heard, every few milliseconds."""
+
+GC_SPANS_PER_STEP = 4096
+"""Spans GC merges before it passes over them."""
+
+STALE_IMPORT_S = 24 * 3600.0
+"""Age at which GC takes back an import that was prepared and never added, and files left in
+`ingest/`: longer than any import takes between the two."""
 TASK_VALUE_BYTES_MAX = 16 << 20
 """A task's value or progress: it is held in memory, and written again at every claim."""
 
@@ -71,3 +105,65 @@ TASK_WAIT_S_MAX = 3600.0
 
 TASK_HOLD_S_MAX = 10 * 365 * 86_400.0
 """A hold or a wait; an infinite one is this long. Keeps times far inside a timestamp."""
+
+RECENT_KEYS_MAX = 1 << 18
+"""Keys remembered of recent commits while transactions are open (some 30 MB); those whose time is
+older ask the change index."""
+
+TXN_KEYS_MAX = 1 << 16
+"""Keys a transaction remembers to have read; beyond, neighbours are joined into spans."""
+
+TXN_SPANS_MAX = 1024
+"""Spans a transaction remembers to have read; beyond, neighbours are joined."""
+
+TRANSACT_ATTEMPTS = 10
+"""Times `transact` runs a transaction. With full jitter, ten threads on one key get through."""
+
+TRANSACT_WAIT_S_MIN = 0.001
+"""Bound of the first wait after a conflict: about one durable commit."""
+
+TRANSACT_WAIT_S_MAX = 0.5
+"""Bound of the longest wait between two attempts."""
+
+REVERT_ROWS_MAX = 1_000_000
+"""Keys one `revert_range` writes: it is one atomic batch, held in memory."""
+
+REVERT_ATTEMPTS = 5
+"""Times `revert_range` starts over because others wrote into its span."""
+# -- shards (backup/shard) -------------------------------------------------------------------
+
+PART_BYTES_MAX = 64 << 20
+"""Uncompressed bytes of one Parquet part: a part is built in memory before it is put."""
+
+ROW_GROUP_ROWS_MAX = 65_536
+"""Rows of a part's row group: the unit of skipping, and of a merge's memory per source."""
+
+ROW_GROUP_BYTES_MAX = 16 << 20
+"""Uncompressed bytes of a row group, where values are large: bounds a merge's memory too."""
+
+INLINE_BYTES_MAX = 256 << 10
+"""Bytes of parts kept inside a shard's state; beyond it they must be blobs (rollups stay small)."""
+
+BOUND_BYTES_MAX = 64
+"""Bytes of a key kept as a part's bound in the state; longer keys are rounded outwards."""
+
+ROLLUP_EVERY = 64
+"""Versions between rollups: what opening a shard reads beyond the rollup is at most about this."""
+
+LEASE_NS = 15 * 60 * 1_000_000_000
+"""Default lease of a shard reader: long enough for a slow restore between two heartbeats."""
+
+ATTEMPTS_MAX = 1_000
+"""Times a shard command is tried against contention or a failing storage before it gives up."""
+
+MERGE_FAN_IN = 4
+"""Least batches of alike size that compaction merges: each row is rewritten O(log4 n) times."""
+
+SEALED_CHUNK_BYTES = 64 * 1024
+"""Plain bytes of one encrypted chunk: what a ranged read decrypts at least, at 28 bytes' cost."""
+
+SCRYPT_N = 1 << 15
+"""Work factor of scrypt (RFC 7914): some 100 ms and 32 MiB, once per opening of a collection."""
+
+BACKUP_ATTEMPTS = 4
+"""How often a backup takes the next window after losing a race against another script."""

@@ -5,7 +5,12 @@
     upper                      timestamp: no commit may take one below it
     since                      timestamp: history below it may be gone
     index-floor                timestamp: the change index is complete above it
+    collected                  timestamp: GC has done its work for all below or at it
     import/<id, 16 hex>        see kvstore/imports.py
+    hold/<name>                see kvstore/holds.py
+    generation/<time, 16 hex>  see kvstore/changes/generation.py
+    epochs/<run, 16 hex>       see kvstore/changes/epoch.py
+    clear/<timestamp, 16 hex>  see kvstore/clears.py
 
 JSON, because these are few, are read at open only, and a person with a RocksDB tool can read them.
 """
@@ -26,6 +31,7 @@ FORMAT: Final = "format"
 UPPER: Final = "upper"
 SINCE: Final = "since"
 INDEX_FLOOR: Final = "index-floor"
+COLLECTED: Final = "collected"
 
 
 class Meta:
@@ -50,6 +56,15 @@ class Meta:
             for key, value in zip(keys, values, strict=True):
                 name = key.decode()
                 yield name.removeprefix(prefix), _decode(name, value)
+
+    def last(self, prefix: str) -> tuple[str, dict[str, Any]] | None:
+        """The last record whose name begins with `prefix`, None where there is none."""
+        start = prefix.encode()
+        keys, values = self._engine.cursor(META, start, start + b"\xff", reverse=True).take(1)
+        if not keys:
+            return None
+        name = keys[0].decode()
+        return name.removeprefix(prefix), _decode(name, values[0])
 
     def timestamp(self, name: str) -> int:
         """The timestamp in a frontier's record, 0 where there is none."""

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from kvstore.errors import UsageError, printable
 from kvstore.limits import KEY_BYTES_MAX
 
+_BOUND_BYTES_MAX = KEY_BYTES_MAX + 1
+"""A bound may lie just above the longest key: the end of a span that holds only this key."""
 
-def require_key(key: object, *, name: str = "key") -> bytes:
+
+def require_key(key: object, *, name: str = "key", bytes_max: int = KEY_BYTES_MAX) -> bytes:
     """Return `key` if it can be stored; raises `UsageError` on another type or one too long."""
     if not isinstance(key, bytes):
         raise UsageError(f"{name} must be bytes, not {type(key).__name__}", "encode it first")
-    if len(key) > KEY_BYTES_MAX:
-        raise UsageError(f"{name} has {len(key)} bytes, at most {KEY_BYTES_MAX} are stored")
+    if len(key) > bytes_max:
+        raise UsageError(f"{name} has {len(key)} bytes, at most {bytes_max} are allowed")
     return key
 
 
@@ -28,10 +32,10 @@ class Span:
     end: bytes | None = None
 
     def __post_init__(self) -> None:
-        require_key(self.start, name="start")
+        require_key(self.start, name="start", bytes_max=_BOUND_BYTES_MAX)
         if self.end is None:
             return
-        require_key(self.end, name="end")
+        require_key(self.end, name="end", bytes_max=_BOUND_BYTES_MAX)
         if self.start >= self.end:
             raise UsageError(
                 f"empty span [{printable(self.start)}, {printable(self.end)})",
@@ -46,7 +50,7 @@ class Span:
     @classmethod
     def of_key(cls, key: bytes) -> Span:
         """The one key, as a span."""
-        return cls(key, key + b"\0")
+        return cls(require_key(key), key + b"\0")
 
     @classmethod
     def of(
@@ -76,3 +80,15 @@ def prefix_end(prefix: bytes) -> bytes | None:
     """The least key above all keys that begin with `prefix`; None if there is none."""
     stem = prefix.rstrip(b"\xff")
     return stem[:-1] + bytes([stem[-1] + 1]) if stem else None
+
+
+def merge_spans(spans: Iterable[Span]) -> list[Span]:
+    """The fewest spans that cover the same keys, ascending. O(n log n)."""
+    merged: list[Span] = []
+    for span in sorted(spans, key=lambda span: span.start):
+        last = merged[-1] if merged else None
+        if last is None or (last.end is not None and last.end < span.start):
+            merged.append(span)
+        elif last.end is not None and (span.end is None or span.end > last.end):
+            merged[-1] = Span(last.start, span.end)
+    return merged

@@ -7,31 +7,64 @@ on history to `holds`. It keeps no state of its own.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
+from functools import partial
 from itertools import chain, islice
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, TypeVar, overload
+from typing import TYPE_CHECKING, NamedTuple, TypeVar, overload
 
 from kvstore.arrow import DEFAULT_BATCH_ROWS, row_batches
 from kvstore.batch import Batch
 from kvstore.changes import Change, ChangeIndex, ChangeReader, Order, Revisions
+from kvstore.changes.changeset import Changeset
+from kvstore.changes.changesets import Changesets
+from kvstore.changes.epoch import Epoch
+from kvstore.changes.event import Event, Expand, Images, require_expand, require_images
+from kvstore.changes.expand import EventReader, Wanted
+from kvstore.changes.feed import Feed, Position, Share
+from kvstore.changes.feeds import Feeds
+from kvstore.changes.generation import Generation, require_stream_count
+from kvstore.clears import Clears
 from kvstore.commit import Committer, Durability
+from kvstore.engine import Batch as EngineBatch
 from kvstore.engine import Engine
 from kvstore.errors import ClosedError, UsageError
+from kvstore.gc import Clearing, Collector, GcPolicy, GcReport, GcWorker
 from kvstore.holds import Hold, HoldRecord, Holds
 from kvstore.imports import ImportRecord, Imports
-from kvstore.meta import INDEX_FLOOR, Meta
-from kvstore.mvcc import Version, Versions, WriteSet
+from kvstore.limits import FEED_BATCH_BYTES, FEED_BATCH_ROWS, QUIESCENCE_WAIT_S, TRANSACT_ATTEMPTS
+from kvstore.meta import FORMAT, INDEX_FLOOR, Meta
+from kvstore.mvcc import RangeTombstone, Version, Versions, WriteSet
+from kvstore.mvcc.export import VersionColumns
 from kvstore.snapshot import Snapshot
 from kvstore.span import Span, require_key
 from kvstore.timestamp import TimeLike, Timestamp, to_timestamp
+from kvstore.txn import (
+    UNCHECKED,
+    Conditional,
+    Transaction,
+    Transactions,
+    Unchecked,
+    revert_range,
+    transact,
+)
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 T = TypeVar("T")
+
+
+class Export(NamedTuple):
+    """A window of history: `changes` where they are few, else `columns` and `tombstones`."""
+
+    whole_since: int
+    changes: Iterator[Change] | None
+    columns: Iterator[VersionColumns]
+    tombstones: list[RangeTombstone]
 
 
 class Store:
@@ -58,7 +91,36 @@ class Store:
         self._imports = Imports(versions, index)
         self._changes = ChangeReader(versions, index, self._imports.spans_of)
         self._holds = Holds(self._meta, committer)
+        self._changesets = Changesets(self._meta, committer)
+        self._clears = Clears(self._meta)
+        committer.raise_floor(self._clears.newest)
+        self._collector = Collector(
+            versions,
+            index,
+            committer,
+            holds=self._holds,
+            imports=self._imports,
+            clears=self._clears,
+            path=path,
+        )
+        self._gc_worker: GcWorker | None = None
+        self._clearing = Clearing(
+            versions, committer, holds=self._holds, imports=self._imports, clears=self._clears
+        )
+        self._conditional = Conditional(versions, committer)
+        self._transactions = Transactions(
+            versions, index, committer, holds=self._holds, imports=self._imports
+        )
         self._index_floor = self._meta.timestamp(INDEX_FLOOR)
+        self._events = EventReader(versions, index, self._changes)
+        self._feeds = Feeds(
+            self._events,
+            index,
+            committer,
+            self._holds,
+            index_floor=self._index_floor,
+            is_live=self._require_live,
+        )
         self._closed = False
 
     # -- frontiers --------------------------------------------------------------------------
@@ -77,6 +139,13 @@ class Store:
     def durable(self) -> Timestamp:
         """Everything below it survives a crash."""
         return self._committer.durable
+
+    @property
+    def store_id(self) -> str:
+        """Random name of this store, given when it was made; a restored one gets its own."""
+        record = self._meta.read(FORMAT)
+        assert record is not None, "opening wrote it"
+        return str(record["store_id"])
 
     def now(self) -> Timestamp:
         """The time now, on this store's timeline."""
@@ -116,12 +185,69 @@ class Store:
         writes = WriteSet()
         writes.delete_range(start, end)
         committer = self._live()
-        if not idempotent:
-            return committer.commit(writes, durability=durability)
-        with committer.lock:
-            if self._is_dead(Span(start, end)):
-                return None
-            return committer.commit(writes, durability=durability)
+        if idempotent:
+            span = Span(start, end)
+            return self._conditional.delete_live_range(writes, span, durability=durability)
+        return committer.commit(writes, durability=durability)
+
+    def put_if(
+        self,
+        key: bytes,
+        value: bytes,
+        expected: bytes | Unchecked | None = UNCHECKED,
+        *,
+        unchanged_since: TimeLike | None = None,
+        durability: Durability | None = None,
+    ) -> Timestamp:
+        """Set `key` if its value is `expected` (None: if it is absent), and, where
+        `unchanged_since` is given, if nothing was written to it after that time.
+
+        Raises `PreconditionError`, with nothing written, if it is not so.
+        """
+        writes = WriteSet()
+        writes.put(key, value)
+        return self._write_if(writes, key, expected, unchanged_since, durability)
+
+    def delete_if(
+        self,
+        key: bytes,
+        expected: bytes | Unchecked | None = UNCHECKED,
+        *,
+        unchanged_since: TimeLike | None = None,
+        durability: Durability | None = None,
+    ) -> Timestamp:
+        """Delete `key` on a condition, as `put_if`."""
+        writes = WriteSet()
+        writes.delete(key)
+        return self._write_if(writes, key, expected, unchanged_since, durability)
+
+    def pop(self, key: bytes, *, durability: Durability | None = None) -> bytes | None:
+        """Delete `key` and return what it was; None, with nothing written, if it was absent."""
+        self._live()
+        return self._conditional.pop(key, durability=durability)
+
+    def transaction(self, *, durability: Durability | None = None) -> Transaction:
+        """A serialisable transaction: `with store.transaction() as txn: ...` commits at its end.
+
+        Raises `ConflictError` there, with nothing written, if others wrote what it read.
+        """
+        self._live()
+        return self._transactions.begin(durability=durability)
+
+    def transact(
+        self,
+        body: Callable[[Transaction], T],
+        *,
+        attempts: int = TRANSACT_ATTEMPTS,
+        wait: Callable[[float], None] = time.sleep,
+        durability: Durability | None = None,
+    ) -> T:
+        """Run `body` in a transaction, again after each conflict; returns its result.
+
+        `body` may run several times. Raises the last `ConflictError` after `attempts`.
+        """
+        begin = partial(self.transaction, durability=durability)
+        return transact(begin, body, attempts=attempts, wait=wait)
 
     def batch(self, *, durability: Durability | None = None) -> Batch:
         """Writes that take effect together: `with store.batch() as b: b.put(...)`."""
@@ -140,13 +266,26 @@ class Store:
         self, key: bytes, as_of: TimeLike | None = None, default: T | None = None
     ) -> bytes | T | None:
         """The value of `key`, `default` where it is absent or deleted. One seek."""
-        value = self._versions.get(require_key(key), self._at(as_of))
+        at = self._at(as_of)
+        value = self._versions.get(require_key(key), at)
+        if at < self._committer.floor:
+            value = self._read(as_of, Span.of_key(key), partial(self._versions.get, key))
         return default if value is None else value
 
     def get_many(self, keys: Sequence[bytes], as_of: TimeLike | None = None) -> list[bytes | None]:
         """The values of `keys`, in their order, all at one time; None where there is none."""
+        for key in keys:
+            require_key(key)
+
+        def read(at: int) -> list[bytes | None]:
+            return [self._versions.get(key, at) for key in keys]
+
         at = self._at(as_of)
-        return [self._versions.get(require_key(key), at) for key in keys]
+        values = read(at)
+        if at < self._committer.floor:
+            hull = Span(min(keys), max(keys) + b"\x00") if keys else Span()
+            return self._read(as_of, hull, read)
+        return values
 
     def scan(
         self,
@@ -163,10 +302,10 @@ class Store:
         `start <= key < end`, or all keys with `prefix`. Memory is bounded; the scan sees the
         same state to its end, whatever is written meanwhile.
         """
-        if limit is not None and limit < 0:
+        if limit is not None and (type(limit) is not int or limit < 0):
             raise UsageError(f"limit={limit}", "pass a count, or None for all")
         span = Span.of(start, end, prefix)
-        chunks = self._versions.scan(span, self._at(as_of), reverse=reverse)
+        chunks = self._read(as_of, span, partial(self._versions.scan, span, reverse=reverse))
         rows = chain.from_iterable(map(_pairs, chunks))
         return rows if limit is None else islice(rows, limit)
 
@@ -181,12 +320,18 @@ class Store:
     ) -> pa.RecordBatchReader:
         """The rows of `scan` as Arrow record batches: columns `key` and `value`, both binary."""
         span = Span.of(start, end, prefix)
-        return row_batches(self._versions.scan(span, self._at(as_of)), batch_rows)
+        if batch_rows < 1:
+            raise UsageError(f"batch_rows={batch_rows}", "pass at least 1")
+        scan = partial(self._versions.scan_columns, span, chunk=batch_rows)
+        chunks = self._read(as_of, span, scan)
+        return row_batches(chunks, batch_rows)
 
     def history(self, key: bytes) -> list[Version]:
         """All versions of `key` that are kept, newest first; a deletion has value None."""
-        self._live()
-        return self._versions.history(require_key(key))
+        upto = self._at(None)
+        versions = self._versions.history(require_key(key))
+        # A commit on its way may have written already what it has not yet shown.
+        return [version for version in versions if version.timestamp <= upto]
 
     def changes(
         self,
@@ -210,12 +355,55 @@ class Store:
         low, high = to_timestamp(since, name="since"), self._at(upto)
         if low > high and upto is not None:
             raise UsageError(f"since {low} is above upto {high}", "swap them")
-        if not (low == 0 and revisions == "latest"):
-            self._committer.readable(min(low, high) if upto is None else low)
-        floor = max(self._index_floor, self.since)
-        return self._changes.changes(
-            span, since=low, upto=high, revisions=revisions, order=order, index_floor=floor
+        needed = high if low == 0 and revisions == "latest" else low
+        self._require_kept(span, needed)
+        return self._pinned(
+            span,
+            needed,
+            lambda: self._changes.changes(
+                span,
+                since=low,
+                upto=high,
+                revisions=revisions,
+                order=order,
+                index_floor=max(self._index_floor, self.since),
+            ),
         )
+
+    def versions(self, *, since: TimeLike | None, upto: TimeLike) -> Iterator[Change]:
+        """All revisions in `(since, upto]` by key, for copies of this store's history.
+
+        `since=None` is everything that is kept, what lies below the store's `since` included:
+        of that, what reads at `since` or later can see is complete. One pass over the store then.
+        """
+        if since is not None:
+            return self.changes(since, upto)
+        high = self._at(upto)
+        return self._changes.changes(
+            Span(), since=0, upto=high, revisions="all", order="key", index_floor=high
+        )
+
+    def export(self, *, since: TimeLike | None, upto: TimeLike) -> Export:
+        """All revisions in `(since, upto]` for a copy of this store's history, by key.
+
+        `since=None` is everything that is kept: whole from `Export.whole_since` on. A window that
+        the change index shows to be small comes as changes, others as columns, in one pass.
+        Raises `HistoryGoneError` if `since` lies below what is kept.
+        """
+        high = self._at(upto)
+        if since is None:
+            columns, tombstones = self._versions.export(since=0, upto=high)
+            # The pass shows the entries of this moment: what GC and clears take later stays in it.
+            return Export(self._committer.floor, None, columns, tombstones)
+        low = to_timestamp(since, name="since")
+        floor = max(self._index_floor, self.since)
+        few = self._changes.small_window(since=low, upto=high, index_floor=floor)
+        if few is None:
+            columns, tombstones = self._versions.export(since=low, upto=high)
+        self._require_kept(Span(), low)
+        if few is None:
+            return Export(low, None, columns, tombstones)
+        return Export(low, iter(few), iter(()), [])
 
     def snapshot(self, as_of: TimeLike | None = None) -> Snapshot:
         """Reads at one time that stays readable until the snapshot is closed."""
@@ -224,11 +412,195 @@ class Store:
             pin = self._holds.pin(at)
         return Snapshot(self, at, lambda: self._holds.unpin(pin))
 
+    # -- clear and revert -------------------------------------------------------------------
+
+    def clear_range(self, start: bytes, end: bytes, *, compact: bool = True) -> Timestamp:
+        """Destroy the history of `start <= key < end`, physically. Returns the time from which on
+        the span reads as empty; earlier reads of it raise `HistoryGoneError`.
+
+        Raises `HistoryHeldError`, with nothing done, while a hold or an open reader needs it.
+        Costs O(bytes of the span), or the same whatever it holds with `compact=False`: then
+        the space comes back as RocksDB compacts.
+        """
+        self._live()
+        return self._clearing.clear(Span(start, end), compact=compact)
+
+    def revert_range(self, start: bytes, end: bytes | None, to: TimeLike) -> Timestamp | None:
+        """Restore `start <= key < end` as it was at `to`, by new versions: history keeps both.
+
+        One atomic commit of what differs, bounded by `REVERT_ROWS_MAX` keys; None if nothing
+        does. Costs what changed in the span since `to`. Raises `HistoryGoneError` if `to` is
+        below `since`, `ConflictError` if others keep writing into the span.
+        """
+        span, at = Span(start, end), to_timestamp(to, name="to")
+        with self.snapshot(at):
+            self._clears.require(span, at)
+            return revert_range(
+                self.transaction,
+                lambda upto: self.changes(at, upto, start, end, "latest"),
+                self._versions,
+                span,
+                at,
+            )
+
+    # -- change capture ---------------------------------------------------------------------
+
+    def changeset(self) -> Changeset:
+        """A group of changes that is not atomic: `with store.changeset() as cs: ...`.
+
+        Commits made inside the block, in this context, carry `cs.id`; blocks nest. A commit
+        outside any block is a changeset of its own. What was committed stays, however the
+        block is left.
+        """
+        self._live()
+        return self._changesets.new()
+
+    def epochs(self, since: TimeLike = 0) -> Iterator[Epoch]:
+        """Sealed stretches of changesets with their event counts, closed above `since`."""
+        self._live()
+        return self._changesets.epochs(to_timestamp(since, name="since"))
+
+    def force_quiescence(
+        self, after: timedelta | None = None, *, timeout: float = QUIESCENCE_WAIT_S
+    ) -> Timestamp:
+        """A time at which no changeset is half done; all changes until then are complete.
+
+        Where the last such time is no longer ago than `after`, that. Else new changesets wait
+        until the open ones have ended (bare commits go on). Raises `BusyError` if they have not
+        after `timeout` seconds, `UsageError` inside a changeset.
+        """
+        self._live()
+        return self._changesets.force_quiescence(after, timeout)
+
+    def events(
+        self,
+        since: TimeLike,
+        upto: TimeLike | None = None,
+        *,
+        span: Span | None = None,
+        images: Images = "delta",
+        expand: Expand = "imports",
+    ) -> Iterator[Event]:
+        """Changes in `(since, upto]` in time order, with their place, changeset and images.
+
+        `images`: `"none"` (keys only), `"delta"` (what was put), `"pre"`, `"post"` or `"pre+post"`
+        (with the key's value before and after: exact, a look-up each). `expand`: imports and
+        reverts as their keys (`"imports"`), range deletes too (`"all"`), or all whole (`"none"`).
+        Raises `HistoryGoneError` where history or the change index begins above `since`.
+        """
+        wanted = Wanted(span or Span(), require_images(images), require_expand(expand))
+        low, high = to_timestamp(since, name="since"), self._at(upto)
+        if low > high and upto is not None:
+            raise UsageError(f"since {low} is above upto {high}", "swap them")
+        needed = min(low, high)
+        self._require_kept(wanted.span, needed)
+        self._feeds.require_indexed(needed)
+        return self._pinned(
+            wanted.span, needed, lambda: self._events.events(wanted, since=low, upto=high)
+        )
+
+    def feed(
+        self,
+        name: str,
+        start: TimeLike | Position | None = None,
+        streams: tuple[int, int] | None = None,
+        images: Images = "delta",
+        expand: Expand = "imports",
+        *,
+        span: Span | None = None,
+        max_age: timedelta | None = None,
+        batch_rows: int = FEED_BATCH_ROWS,
+        batch_bytes: int = FEED_BATCH_BYTES,
+    ) -> Feed:
+        """Every durable change once, in order, to the consumer called `name`.
+
+        `start` begins the feed: changes after that time (0: all; `"now"`: from here on), or after a
+        `Position` that the consumer has stored. None goes on where it last acked. `streams=(i, n)`
+        makes this worker i of n that share the feed; it gets whole streams. `images` and
+        `expand` are those of `events`. The feed holds history until it acks or is dropped; one
+        that falls behind further than `max_age` is lost when GC wants the space.
+
+        Opening a feed fences its former consumer. Raises `UsageError` for an unknown feed without
+        `start` and for more workers than streams, `HistoryGoneError` below `since`.
+        """
+        wanted = Wanted(span or Span(), require_images(images), require_expand(expand))
+        if batch_rows < 1 or batch_bytes < 1:
+            raise UsageError(f"batches of {batch_rows} rows, {batch_bytes} bytes", "allow some")
+        self._require_live()
+        return self._feeds.open(
+            name,
+            start,
+            Share() if streams is None else Share(*streams),
+            wanted,
+            max_age=max_age,
+            rows_max=batch_rows,
+            bytes_max=batch_bytes,
+        )
+
+    def drop_feed(self, name: str) -> None:
+        """Give up a feed, its position and its claim on history; `UsageError` if unknown."""
+        self._require_live()
+        self._feeds.drop(name)
+
+    def reshard(self, streams: int) -> Generation:
+        """Split the change index over `streams` streams from now on. One synced record.
+
+        Consumers read the old streams to their end, then the new ones: nothing twice.
+        """
+        require_stream_count(streams)
+        generations = self._changes.generations
+        opened: list[Generation] = []
+
+        def stage(batch: EngineBatch, opened_at: Timestamp) -> Callable[[], None]:
+            opened.append(generations.stage_next(batch, opened_at, count=streams))
+            return lambda: generations.publish(opened[0])
+
+        self._live().announce(stage)
+        return opened[0]
+
+    def generations(self) -> list[Generation]:
+        """Which streams took which keys, and from when to when; the last one is open."""
+        self._live()
+        return list(self._changes.generations.all())
+
     # -- imports ----------------------------------------------------------------------------
 
     def imports(self) -> list[ImportRecord]:
         """The bulk loads this store knows: those being added first, then in time order."""
         return self._imports.all()
+
+    def find_import(self, record: ImportRecord) -> ImportRecord | None:
+        """What is known of an import; raises `ImportRefusedError` if its id has other contents."""
+        self._live()
+        return self._imports.find(record)
+
+    def prepare_import(self, record: ImportRecord) -> None:
+        """Write down, durably, that an import is coming. The first step of `bulk.ingest`."""
+        self._imports.prepare(record, self._live())
+
+    def link_import(self, files: Sequence[Path]) -> None:
+        """Move sorted files into the engine, all or none; nothing becomes visible."""
+        self._live()
+        self._imports.link(files)
+
+    def is_import_linked(self, record: ImportRecord) -> bool:
+        """Whether the files of an import are in the engine."""
+        self._live()
+        return self._imports.is_linked(record)
+
+    def is_imported(self, record: ImportRecord, key: bytes) -> bool:
+        """Whether an import that is linked has a row for `key`."""
+        self._live()
+        return self._imports.has_row(record, key)
+
+    def add_import(
+        self, record: ImportRecord, *, check: Callable[[], None] | None = None
+    ) -> Timestamp:
+        """Make a linked import visible at one new timestamp: the commit of `bulk.ingest`.
+
+        `check` runs under the commit lock and may raise to call it off.
+        """
+        return self._imports.add(record.import_id, self._live(), check=check)
 
     def abort_import(self, import_id: int) -> bool:
         """Forget an import that was left half added. O(entries in its spans)."""
@@ -254,6 +626,36 @@ class Store:
         """All holds, by name."""
         return self._holds.all()
 
+    def gc(
+        self,
+        before: TimeLike | None = None,
+        keep: timedelta | None = None,
+        *,
+        compact: bool = False,
+    ) -> GcReport:
+        """Give up history below `before` (or older than `keep`), and remove what it held.
+
+        Goes as far as holds and open readers allow; holds over their budget are invalidated.
+        Costs what changed since the last run. The files shrink as RocksDB compacts them, or at
+        once with `compact`, which rewrites what was touched.
+        """
+        self._live()
+        when = None if before is None else to_timestamp(before, name="before")
+        age = None if keep is None else keep.total_seconds()
+        return self._collector.run(self._collector.target(before=when, keep_s=age), compact=compact)
+
+    def start_gc(
+        self, policy: GcPolicy, *, after_run: Callable[[GcReport], None] | None = None
+    ) -> GcWorker:
+        """Collect in the background until the store is closed, or a new policy replaces this."""
+        self._live()
+        if self._gc_worker is not None:
+            self._gc_worker.stop()
+        self._gc_worker = GcWorker(
+            policy, lambda p: self.gc(keep=p.keep, compact=p.compact), after_run=after_run
+        )
+        return self._gc_worker
+
     def checkpoint(self, path: str | Path) -> Timestamp:
         """Make `path` (which must not exist) an independent copy as of now, sharing files.
 
@@ -273,11 +675,16 @@ class Store:
         if self._closed:
             return
         self._closed = True
+        self._collector.stop()
+        if self._gc_worker is not None:
+            self._gc_worker.stop()
         try:
             with self._committer.lock:
                 self._committer.finish()
         finally:
             self._engine.close()
+        if self._gc_worker is not None and self._gc_worker.error is not None:
+            raise self._gc_worker.error
 
     def __enter__(self) -> Store:
         self._live()
@@ -295,6 +702,9 @@ class Store:
             raise ClosedError(f"the store at {self.path}")
         return self._committer
 
+    def _require_live(self) -> None:
+        self._live().require_healthy()
+
     def _at(self, as_of: TimeLike | None) -> int:
         committer = self._live()
         committer.require_healthy()
@@ -302,8 +712,56 @@ class Store:
             return committer.upper - 1
         return committer.readable(to_timestamp(as_of, name="as_of"))
 
-    def _is_dead(self, span: Span) -> bool:
-        return not any(keys for keys, _ in self._versions.scan(span, self._committer.upper - 1))
+    def _read(self, as_of: TimeLike | None, span: Span, read: Callable[[int], T]) -> T:
+        """What `read` finds in `span` at `as_of`.
+
+        History may go between the choice of the time and the read: GC and clears announce
+        what they take before they take it, so looking again after the read tells whether what
+        it found was whole. A read of the newest time is made again then.
+        """
+        while True:
+            at = self._at(as_of)
+            result = read(at)
+            if at >= self._committer.floor:
+                return result
+            if as_of is not None:
+                self._require_kept(span, at)
+                return result
+            if at >= self.since and self._clears.hit(span, at) is None:
+                return result
+            with self._committer.lock:
+                pass  # The clear under way publishes its time before it lets go.
+
+    def _require_kept(self, span: Span, as_of: int) -> None:
+        """Raise unless the whole of `span` can be read as of `as_of`."""
+        self._committer.readable(as_of)
+        self._clears.require(span, as_of)
+
+    def _pinned(self, span: Span, as_of: int, open_pass: Callable[[], Iterator[T]]) -> Iterator[T]:
+        """A lazy pass that GC and clears leave alone, from its first row until it ends."""
+        pin = self._holds.pin(as_of)
+        try:
+            self._clears.require(span, as_of)
+            yield from open_pass()
+        finally:
+            self._holds.unpin(pin)
+
+    def _write_if(
+        self,
+        writes: WriteSet,
+        key: bytes,
+        expected: bytes | Unchecked | None,
+        unchanged_since: TimeLike | None,
+        durability: Durability | None,
+    ) -> Timestamp:
+        self._live()
+        since = None
+        if unchanged_since is not None:
+            since = to_timestamp(unchanged_since, name="unchanged_since")
+            self._require_kept(Span.of_key(key), since)
+        return self._conditional.write_if(
+            writes, key, expected=expected, unchanged_since=since, durability=durability
+        )
 
 
 def _pairs(chunk: tuple[list[bytes], list[bytes]]) -> Iterator[tuple[bytes, bytes]]:

@@ -18,8 +18,10 @@ TIMESTAMP_MAX = (1 << 63) - 1
 """The largest timestamp (year 2262): the sign bit stays free for Arrow and Spark longs."""
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
+_MICROSECOND = timedelta(microseconds=1)
 _ISO = re.compile(
-    r"(\d{4}-\d\d-\d\d)(?:[T ](\d\d:\d\d(?::\d\d)?)(?:[.,](\d{1,9}))?)?\s*(Z|[+-]\d\d:?\d\d)$"
+    r"(\d{4}-\d\d-\d\d)(?:[T ](\d\d:\d\d)(?::(\d\d)(?:[.,](\d{1,9}))?)?)?\s*(Z|[+-]\d\d:?\d\d)",
+    re.ASCII,
 )
 
 
@@ -38,28 +40,29 @@ class Timestamp(int):
         Raises `UsageError` on anything else, a missing zone included: a local time would
         mean another instant on another machine.
         """
-        match = _ISO.match(text.strip())
+        match = _ISO.fullmatch(text.strip())
         if match is None:
             raise UsageError(
                 f"{text!r} is not a timestamp", "write ISO-8601 with a zone: 2013-01-31T23:59:59Z"
             )
-        day, clock, fraction, zone = match.groups()
+        day, minute, second, fraction, zone = match.groups()
         try:
             moment = datetime.fromisoformat(
-                f"{day}T{clock or '00:00'}{'+00:00' if zone == 'Z' else _with_colon(zone)}"
+                f"{day}T{minute or '00:00'}:{second or '00'}{_with_colon(zone)}"
             )
         except ValueError as error:
             raise UsageError(f"{text!r} is not a timestamp: {error}") from error
-        return cls.from_ns(
-            _whole_seconds(moment) * NS_PER_SECOND + int((fraction or "").ljust(9, "0"))
-        )
+        return cls.from_ns(_microseconds(moment) * 1000 + int((fraction or "").ljust(9, "0")))
 
     @classmethod
     def from_datetime(cls, moment: datetime) -> Timestamp:
-        """Convert an aware `datetime`; raises `UsageError` on a naive one."""
-        if moment.tzinfo is None:
+        """Convert an aware `datetime`; raises `UsageError` on a naive one.
+
+        Subclasses that carry a `nanosecond` below the microsecond, as those of pandas, keep it.
+        """
+        if moment.utcoffset() is None:
             raise UsageError(f"{moment!r} has no time zone", "pass an aware datetime")
-        return cls.from_ns(_whole_seconds(moment) * NS_PER_SECOND + moment.microsecond * 1000)
+        return cls.from_ns(_microseconds(moment) * 1000 + getattr(moment, "nanosecond", 0))
 
     @classmethod
     def from_ns(cls, value: int) -> Timestamp:
@@ -90,7 +93,7 @@ TimeLike: TypeAlias = "int | datetime | str"
 
 def to_timestamp(value: TimeLike, *, name: str = "timestamp") -> Timestamp:
     """Read what a caller gave as `name`. Raises `UsageError` on other types and out of range."""
-    if isinstance(value, Timestamp):
+    if isinstance(value, Timestamp) and 0 <= value <= TIMESTAMP_MAX:
         return value
     if isinstance(value, bool):
         raise UsageError(f"{name} must be a Timestamp, an aware datetime or ISO-8601, not a bool")
@@ -105,10 +108,12 @@ def to_timestamp(value: TimeLike, *, name: str = "timestamp") -> Timestamp:
     )
 
 
-def _whole_seconds(moment: datetime) -> int:
-    delta = moment - _EPOCH
-    return delta.days * 86_400 + delta.seconds
+def _microseconds(moment: datetime) -> int:
+    """Since the epoch, exactly: an offset from UTC may have microseconds of its own."""
+    return (moment - _EPOCH) // _MICROSECOND
 
 
 def _with_colon(zone: str) -> str:
+    if zone == "Z":
+        return "+00:00"
     return zone if ":" in zone else f"{zone[:3]}:{zone[3:]}"

@@ -2,10 +2,11 @@
 
     entry  := | version u8 | codec u8 | flags u8 | 0 | count u32 | body bytes u32 |
               | domain u64 | changeset u64 | body |
-    body   := | key offsets i32[count + 1] | value offsets i32[count + 1] | keys | values
-              | ops u8[count] |
+    body   := | key offsets i32[count + 1] | value offsets i32[count + 1]
+              | sequence u32[count] where flagged | keys | values | ops u8[count] |
     codec  := 0 none | 1 lz4           body bytes counts the uncompressed body
     flags  := bit 0: last entry of its commit in this stream
+              bit 1: sequence: the place of each row in its commit, which other streams share
     op     := 1 put | 3 delete | 5 delete range: value is the end key     (ScyllaDB's CDC codes)
               16 import | 17 revert: key is the import id u64 big-endian
               65 put whose value is too large to travel: read it from the versions
@@ -16,7 +17,8 @@ changes take 0.5 ms; by key index and point reads it is 33 ms.
 
 Invariants
 1. Offsets start at 0, never fall, and end at the length of their data.
-2. Within a commit: range deletes first, then points, in the order they were made.
+2. Within a commit: range deletes first, then points, in the order they were made. Where a commit
+   is in one stream, that is its sequence: 0, 1, 2 ... over its chunks. Else the column says it.
 """
 
 from __future__ import annotations
@@ -38,7 +40,7 @@ assert sys.byteorder == "little", "entries are written as the machine's own inte
 ENTRY_VERSION: Final = 1
 _HEADER = struct.Struct("<BBBxIIQQ")
 _CODEC_NONE, _CODEC_LZ4 = 0, 1
-_LAST = 1
+_LAST, _SEQUENCED = 1, 2
 
 COMPRESS_FROM_BYTES: Final = 4096
 """Bodies below this are stored as they are: the codec's call costs more than it saves."""
@@ -73,6 +75,7 @@ class Entry:
     values: memoryview
     is_last: bool
     changeset: tuple[int, int]
+    sequence: memoryview | None = None
 
     def rows(self) -> Iterator[Row]:
         """The lines of the entry, in commit order."""
@@ -93,6 +96,7 @@ def pack(
     *,
     is_last: bool = True,
     changeset: tuple[int, int] = CHANGESET_NONE,
+    sequence: Sequence[int] | None = None,
 ) -> bytes:
     """Pack the columns of one entry. O(bytes)."""
     assert len(ops) == len(keys) == len(values)
@@ -100,6 +104,7 @@ def pack(
         (
             array("i", accumulate(map(len, keys), initial=0)).tobytes(),
             array("i", accumulate(map(len, values), initial=0)).tobytes(),
+            b"" if sequence is None else array("I", sequence).tobytes(),
             b"".join(keys),
             b"".join(values),
             ops,
@@ -108,8 +113,18 @@ def pack(
     size, codec = len(body), _CODEC_NONE
     if size >= COMPRESS_FROM_BYTES:
         body, codec = pa.compress(body, codec="lz4_raw", asbytes=True), _CODEC_LZ4
-    header = _HEADER.pack(ENTRY_VERSION, codec, _LAST if is_last else 0, len(ops), size, *changeset)
-    return header + body
+    flags = (_LAST if is_last else 0) | (0 if sequence is None else _SEQUENCED)
+    return _HEADER.pack(ENTRY_VERSION, codec, flags, len(ops), size, *changeset) + body
+
+
+def peek(packed: bytes, *, where: str) -> tuple[int, tuple[int, int]]:
+    """Row count and changeset of an entry, from its header alone. Raises as `unpack`."""
+    if len(packed) < _HEADER.size:
+        raise CorruptionError(where, f"{len(packed)} bytes are no change entry")
+    version, _, _, count, _, domain, changeset = _HEADER.unpack_from(packed)
+    if version != ENTRY_VERSION:
+        raise FormatVersionError(where, found=version, supported=ENTRY_VERSION)
+    return count, (domain, changeset)
 
 
 def unpack(packed: bytes, *, where: str) -> Entry:
@@ -127,10 +142,11 @@ def unpack(packed: bytes, *, where: str) -> Entry:
         except (pa.ArrowException, OSError) as error:
             raise CorruptionError(where, f"change entry does not decompress: {error}") from error
     offsets = 4 * (count + 1)
-    if len(body) != size or size < 2 * offsets + count:
+    keys_at = 2 * offsets + (4 * count if flags & _SEQUENCED else 0)
+    if len(body) != size or size < keys_at + count:
         raise CorruptionError(where, f"change entry has {len(body)} bytes of {size}")
     key_offsets, value_offsets = body[:offsets].cast("i"), body[offsets : 2 * offsets].cast("i")
-    keys_end = 2 * offsets + key_offsets[count]
+    keys_end = keys_at + key_offsets[count]
     values_end = keys_end + value_offsets[count]
     if values_end + count != size or key_offsets[0] or value_offsets[0]:
         raise CorruptionError(where, "offsets of the change entry do not add up")
@@ -139,8 +155,9 @@ def unpack(packed: bytes, *, where: str) -> Entry:
         ops=body[values_end:],
         key_offsets=key_offsets,
         value_offsets=value_offsets,
-        keys=body[2 * offsets : keys_end],
+        keys=body[keys_at:keys_end],
         values=body[keys_end:values_end],
         is_last=bool(flags & _LAST),
         changeset=(domain, changeset),
+        sequence=body[2 * offsets : keys_at].cast("I") if flags & _SEQUENCED else None,
     )

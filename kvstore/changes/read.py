@@ -48,6 +48,7 @@ class ChangeReader:
         self._versions = versions
         self._index = index
         self._import_spans = import_spans
+        self.generations = index.generations
 
     def changes(
         self,
@@ -77,6 +78,12 @@ class ChangeReader:
             if small is not None:
                 return iter(small)
         return self._pass(span, since, upto, latest=latest)
+
+    def small_window(self, *, since: int, upto: int, index_floor: int) -> list[Change] | None:
+        """All changes in `(since, upto]` by key, if the index has them and they are few."""
+        if since < index_floor:
+            return None
+        return self._sorted_by_key(Span(), since=since, upto=upto, latest=False)
 
     def _pass(self, span: Span, since: int, upto: int, *, latest: bool) -> Iterator[Change]:
         found = self._versions.diff(span, since=since, upto=upto, latest=latest)
@@ -127,20 +134,20 @@ class ChangeReader:
     # -- from the index ---------------------------------------------------------------------
 
     def _expanded(self, span: Span, *, since: int, upto: int) -> Iterator[Change]:
-        for timestamp, _, entry in self._index.read(since=since, upto=upto):
+        for timestamp, _, row, _, _, _ in self._index.rows(since=since, upto=upto):
             at = Timestamp(timestamp)
-            for row in entry.rows():
-                if row.op in (OP_PUT, OP_DELETE, OP_PUT_LARGE):
-                    if row.key in span:
-                        yield self._point(row, at)
-                elif row.op == OP_DELETE_RANGE:
-                    part = span.intersect(row.key, row.value)
-                    if part is not None:
-                        yield Change(at, "delete_range", part.start, part.end, None)
-                else:
-                    yield from self._import_event(row, at, span)
+            if row.op in (OP_PUT, OP_DELETE, OP_PUT_LARGE):
+                if row.key in span:
+                    yield self.point(row, at)
+            elif row.op == OP_DELETE_RANGE:
+                part = span.intersect(row.key, row.value)
+                if part is not None:
+                    yield Change(at, "delete_range", part.start, part.end, None)
+            else:
+                yield from self.import_event(row, at, span)
 
-    def _point(self, row: Row, at: Timestamp) -> Change:
+    def point(self, row: Row, at: Timestamp) -> Change:
+        """The put or delete that a row says, with its value wherever that is kept."""
         if row.op == OP_PUT:
             return Change(at, "put", row.key, None, row.value)
         if row.op == OP_DELETE:
@@ -152,7 +159,8 @@ class ChangeReader:
             )
         return Change(at, "put", row.key, None, value)
 
-    def _import_event(self, row: Row, at: Timestamp, span: Span) -> Iterator[Change]:
+    def import_event(self, row: Row, at: Timestamp, span: Span) -> Iterator[Change]:
+        """What an import or its revert did to the keys of `span`, in the order of its spans."""
         if row.op not in (OP_IMPORT, OP_REVERT):
             raise CorruptionError(f"change entry {int(at)}", f"unknown operation {row.op}")
         reference, spans = self._import_spans(row.key)

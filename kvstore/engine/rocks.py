@@ -13,14 +13,19 @@ What rocksdict 0.3.29 was seen to do, and what follows from it
   checked with a second iterator, which has a status.
 * An ingest that copies holds the interpreter lock throughout; a move takes 2 ms at any size.
 * Every failure is a bare `Exception` whose text tells what it is: `_translated` reads it.
+* `point_in_time` recovery cuts the log at the first bad byte without a word, synced records behind
+  it included; `tolerate_corrupted_tail_records` refuses, but also refuses tails that a power cut
+  leaves (zeros in the place of bytes): see `kvstore.engine.wal` for who decides.
 """
 
 from __future__ import annotations
 
 import bisect
 import os
+import re
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -28,9 +33,11 @@ from typing import Any
 import rocksdict as rocks
 
 from kvstore.engine.api import CHANGES, DATA, FAMILIES, META, Batch, Reader
+from kvstore.engine.wal import find_damage
 from kvstore.errors import (
     ClosedError,
     CorruptionError,
+    FormatVersionError,
     KVStoreError,
     LockedError,
     NotAStoreError,
@@ -48,13 +55,8 @@ class RocksEngine:
         require_store_directory(path, create=create and not read_only)
         access = rocks.AccessType.read_only(False) if read_only else rocks.AccessType.read_write()
         cache = rocks.Cache(BLOCK_CACHE_BYTES)
+        self._db: rocks.Rdict | None = _opened(path, cache, access)
         with _translated(str(path)):
-            self._db: rocks.Rdict | None = rocks.Rdict(
-                str(path),
-                _database_options(cache),
-                {family: _family_options(family, cache) for family in FAMILIES},
-                access,
-            )
             self._family = {name: self._db.get_column_family(name) for name in FAMILIES}
             self.families: Mapping[str, Any] = {
                 name: self._db.get_column_family_handle(name) for name in FAMILIES
@@ -158,12 +160,13 @@ class RocksEngine:
             cursor.close()
         self._idle.clear()
         self.families = {}
-        for family in self._family.values():
-            family.close()
-        self._family = {}
-        database, self._db = self._db, None
-        with _translated(str(self.path)):
-            database.close()
+        handles = [*self._family.values(), self._db]
+        self._family, self._db = {}, None
+        for handle in handles:
+            # Closing flushes memtables, which a full disk refuses. Nothing is lost by that: what
+            # they hold is in the log. The handle lets go of the database, and its lock, anyway.
+            with suppress(Exception):
+                handle.close()
 
     def _open(self) -> rocks.Rdict:
         if self._db is None:
@@ -197,6 +200,9 @@ class RocksCursor:
     def take(self, count: int) -> tuple[list[bytes], list[bytes]]:
         if self._source is None:
             raise ClosedError(f"a scan of {self._where}")
+        if self._reverse and self._last == self._end is not None:
+            # The first entry of a descending pass may be the end itself, which is cut.
+            count += 1
         keys: list[bytes] = []
         values: list[bytes] = []
         add_key, add_value = keys.append, values.append
@@ -246,18 +252,66 @@ class RocksCursor:
 
 def require_store_directory(path: Path, *, create: bool) -> None:
     """Raise `NotAStoreError` unless `path` holds a store or, if `create`, may become one."""
-    if not path.exists() or (path.is_dir() and not any(path.iterdir())):
-        if not create:
-            raise NotAStoreError(str(path), "nothing is there", "check the path")
-        return
-    if not path.is_dir():
+    if path.exists() and not path.is_dir():
         raise NotAStoreError(str(path), "a file, not a directory", "choose another path")
     if not (path / "CURRENT").exists():
-        raise NotAStoreError(str(path), "a directory of other files", "choose an empty one")
+        present = [file.name for file in path.iterdir()] if path.exists() else []
+        if not all(map(_UNBORN.match, present)):
+            raise NotAStoreError(str(path), "a directory of other files", "choose an empty one")
+        if not create:
+            raise NotAStoreError(str(path), "no store is there", "check the path")
+        return
     with _translated(str(path)):
         found = set(rocks.Rdict.list_cf(str(path), rocks.Options(raw_mode=True)))
-    if not found <= {"default", *FAMILIES}:
+    if found > {"default", *FAMILIES}:
+        raise FormatVersionError(str(path), found=sorted(found), supported=list(FAMILIES))
+    if not found <= {"default", *FAMILIES} or (found == {"default"} and not _is_blank(path)):
         raise NotAStoreError(str(path), "another RocksDB database", "choose another path")
+
+
+_UNBORN = re.compile(r"LOCK|LOG(\.old\.\d+)?|IDENTITY|MANIFEST-\d+|OPTIONS-\d+|\d+\.(log|dbtmp)")
+"""What lies in a directory where RocksDB was killed before it had written `CURRENT`."""
+
+
+def _is_blank(path: Path) -> bool:
+    """Whether a database without our families holds nothing: a store killed while it was made."""
+    with _translated(str(path)):
+        options = rocks.Options(raw_mode=True)
+        database = rocks.Rdict(str(path), options, None, rocks.AccessType.read_only(False))
+        try:
+            return next(iter(database.items()), None) is None
+        finally:
+            database.close()
+
+
+def _opened(path: Path, cache: rocks.Cache, access: rocks.AccessType) -> rocks.Rdict:
+    """Open the database; cut a torn log, and refuse a damaged one."""
+    families = {family: family_options(family, cache) for family in FAMILIES}
+    options = _database_options(cache)
+    try:
+        with _translated(str(path)):
+            return rocks.Rdict(str(path), options, families, access)
+    except CorruptionError:
+        damage = find_damage(path)
+        if damage is not None:
+            raise CorruptionError(
+                str(damage.file),
+                f"the log is broken at byte {damage.offset}, and goes on after it",
+                "restore from a backup; `salvage` of this module keeps what precedes the damage",
+            ) from None
+    options.set_wal_recovery_mode(rocks.DBRecoveryMode.point_in_time())
+    with _translated(str(path)):
+        return rocks.Rdict(str(path), options, families, access)
+
+
+def salvage(path: Path) -> None:
+    """Cut a damaged log where the damage begins: commits from there on are lost for good."""
+    cache = rocks.Cache(BLOCK_CACHE_BYTES)
+    options = _database_options(cache)
+    options.set_wal_recovery_mode(rocks.DBRecoveryMode.point_in_time())
+    families = {family: family_options(family, cache) for family in FAMILIES}
+    with _translated(str(path)):
+        rocks.Rdict(str(path), options, families).close()
 
 
 _FIGURES = {
@@ -268,17 +322,17 @@ _FIGURES = {
 
 
 def _database_options(cache: rocks.Cache) -> rocks.Options:
-    options = _family_options(META, cache)
+    options = family_options(META, cache)
     options.create_if_missing(True)
     options.create_missing_column_families(True)
     options.set_max_background_jobs(2)
     options.set_keep_log_file_num(4)
     # A torn record at the end of the log is what a crash leaves; one before the end is damage.
-    options.set_wal_recovery_mode(rocks.DBRecoveryMode.point_in_time())
+    options.set_wal_recovery_mode(rocks.DBRecoveryMode.tolerate_corrupted_tail_records())
     return options
 
 
-def _family_options(family: str, cache: rocks.Cache) -> rocks.Options:
+def family_options(family: str, cache: rocks.Cache) -> rocks.Options:
     options = rocks.Options(raw_mode=True)
     table = rocks.BlockBasedOptions()
     table.set_block_cache(cache)
@@ -313,7 +367,7 @@ def _from_text(where: str, error: Exception) -> KVStoreError:
     text = str(error)
     if isinstance(error, rocks.DbClosedError):
         return ClosedError(where)
-    if "LOCK" in text:
+    if "lock hold by current process" in text or "While lock file" in text:
         return LockedError(
             where, "this process" if "current process" in text else "another process"
         )

@@ -182,6 +182,15 @@ class Fragments:
         start, end, timestamp = tombstone
         return self._changing(start, end, lambda stack: tuple(t for t in stack if t != timestamp))
 
+    def clearing(self, start: bytes, end: bytes) -> Fragments:
+        """This map with nothing in `[start, end)`."""
+        return self._changing(start, end, lambda stack: ())
+
+    def forgetting(self, upto: int) -> Fragments:
+        """This map without the timestamps at or below `upto`. O(fragments * depth)."""
+        stacks = [tuple(t for t in stack if t > upto) for stack in self._stacks]
+        return Fragments(*_merged(self._boundaries, stacks))
+
     def _changing(self, start: bytes, end: bytes, change: Callable[[Stack], Stack]) -> Fragments:
         assert start < end
         boundaries, stacks = self._boundaries, self._stacks

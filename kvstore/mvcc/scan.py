@@ -1,26 +1,30 @@
-"""Scans: the live keys of a span as of a time, in chunks, both ways.
+"""Scans: the live keys of a span as of a time, in chunks, both ways, as rows or as columns.
 
-Entries come from the engine in key order, the versions of one key together: references first,
-then newest first (descending passes: the other way round). Of each key the newest version at or
-below the time of the read counts, and it is live if it is a value that no newer range tombstone
-covers.
+Entries come from the engine in key order and are decided a chunk at a time (`mvcc.decide`). A scan
+starts with a small chunk, since many scans want a few rows, and takes larger ones as it goes on,
+up to a number of entries and of bytes.
 
-This loop is hot: it runs once per stored entry. It compares suffixes as bytes against a bound
-computed once, and leaves the escaped key as it is until the chunk is handed out.
+This is the hottest path of the store. On 1.2 M versions of 1 M keys of 16 bytes, in units of raw
+iteration over 1 M rows: taking the entries 1.0, deciding them 0.3, keys and values to lists 0.3,
+to Arrow arrays 0.35; entry by entry, deciding took 1.3.
 """
 
 from __future__ import annotations
 
-import bisect
-from collections.abc import Callable, Iterator
-from typing import TypeAlias
+from collections.abc import Iterator
+from itertools import compress
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
-from kvstore.codec.keys import FIRST_TIMED_SUFFIX, TAIL_BYTES, decode_suffix, encode_suffix
-from kvstore.codec.ordered import TERMINATOR, escape, unescape
+from kvstore.arrow import binary_array
+from kvstore.codec.keys import TAIL_BYTES
+from kvstore.codec.ordered import unframe
 from kvstore.engine.api import Cursor
-from kvstore.limits import SCAN_CHUNK
-from kvstore.mvcc.fragments import Cover
-from kvstore.mvcc.version import Stamps
+from kvstore.limits import SCAN_CHUNK, SCAN_CHUNK_BYTES
+from kvstore.mvcc.columns import Columns
+from kvstore.mvcc.decide import Read, decide_columns, decide_each
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 Chunk: TypeAlias = "tuple[list[bytes], list[bytes]]"
 """User keys and values of some rows, in scan order."""
@@ -28,161 +32,103 @@ Chunk: TypeAlias = "tuple[list[bytes], list[bytes]]"
 _FIRST_CHUNK = 64
 """Entries of the first chunk: a scan with a small limit should not read thousands."""
 
-_STEM_CUT = TAIL_BYTES + len(TERMINATOR)
+_COLUMNS_FROM = 192
+"""Chunks below this are decided entry by entry: columns cost 80 us before the first one."""
 
 
-def live_rows(
-    cursor: Cursor, *, as_of: int, stamps: Stamps, cover: Cover, reverse: bool = False
-) -> Iterator[Chunk]:
-    """Keys and values alive at `as_of`, chunk by chunk. Closes `cursor` when done or closed."""
-    decide = _Backward(as_of, stamps, cover) if reverse else _Forward(as_of, stamps, cover)
-    count = _FIRST_CHUNK
-    try:
-        while True:
-            keys, values = cursor.take(count)
-            chunk = decide.feed(keys, values) if keys else decide.finish()
-            if chunk[0]:
-                yield _unescaped(chunk[0]), chunk[1]
-            if not keys:
-                return
-            count = min(count * 4, SCAN_CHUNK)
-    finally:
-        cursor.close()
+class KeyColumn(NamedTuple):
+    """Rows of an ascending scan, their keys as an Arrow binary array."""
+
+    keys: pa.Array
+    values: list[bytes]
 
 
-def _unescaped(escaped: list[bytes]) -> list[bytes]:
-    return [unescape(key) for key in escaped] if b"\x00" in b"".join(escaped) else escaped
+def live_rows(cursor: Cursor, read: Read, *, reverse: bool = False) -> Iterator[Chunk]:
+    """Keys and values alive to `read`, chunk by chunk. Closes `cursor` when done or closed."""
+    taken = _Chunks(cursor, SCAN_CHUNK, reverse=reverse)
+    for keys, values in taken:
+        if len(keys) < _COLUMNS_FROM:
+            rows = _decided_each(taken, keys, values, read)
+        else:
+            column = _decided_columns(taken, keys, values, read)
+            rows = column.keys.to_pylist(), column.values
+        if reverse:
+            rows[0].reverse()
+            rows[1].reverse()
+        if rows[0]:
+            yield rows
 
 
-def _deleted_at(cover: Cover) -> Callable[[bytes], int] | None:
-    """Timestamp of the newest range tombstone over an escaped key; None where there is none.
-
-    Escaping keeps the order, and a bound is never a framed key, so escaped bounds compare
-    with escaped keys as the keys themselves do.
-    """
-    if not cover.starts:
-        return None
-    starts, newest = [escape(start) for start in cover.starts], [0, *cover.newest]
-    return lambda key: newest[bisect.bisect_right(starts, key)]
-
-
-class _Forward:
-    """Ascending: of each key, references come first, then versions from new to old."""
-
-    def __init__(self, as_of: int, stamps: Stamps, cover: Cover) -> None:
-        self._as_of = as_of
-        self._bound = encode_suffix(as_of)
-        self._stamps = stamps
-        self._deleted_at = _deleted_at(cover)
-        self._decided = b""
-        self._import: tuple[bytes, int, bytes, bytes] | None = None
-
-    def feed(self, keys: list[bytes], values: list[bytes]) -> Chunk:
-        bound, deleted_at = self._bound, self._deleted_at
-        decided, pending = self._decided, self._import
-        out: Chunk = ([], [])
-        add_key, add_value = out[0].append, out[1].append
-        for key, value in zip(keys, values, strict=True):
-            stem = key[:-TAIL_BYTES]
-            if stem == decided:
-                continue
-            tail = key[-TAIL_BYTES:]
-            if tail < bound:
-                if tail < FIRST_TIMED_SUFFIX:
-                    pending = self._take_reference(stem, tail, value, pending, out)
-                continue
-            decided = stem
-            if pending is not None:
-                row, pending = pending, None
-                imported_over = row[0] == stem and row[1] > decode_suffix(tail[:-1])
-                if imported_over or row[0] != stem:
-                    _emit(row, deleted_at, out)
-                if imported_over:
-                    continue
-            if tail[8] and (
-                deleted_at is None or deleted_at(stem[:-2]) <= decode_suffix(tail[:-1])
-            ):
-                add_key(key[:-_STEM_CUT])
-                add_value(value)
-        self._decided, self._import = decided, pending
-        return out
-
-    def finish(self) -> Chunk:
-        out: Chunk = ([], [])
-        if self._import is not None:
-            _emit(self._import, self._deleted_at, out)
-        return out
-
-    def _take_reference(
-        self,
-        stem: bytes,
-        tail: bytes,
-        value: bytes,
-        pending: tuple[bytes, int, bytes, bytes] | None,
-        out: Chunk,
-    ) -> tuple[bytes, int, bytes, bytes] | None:
-        """Remember the newest visible import row of a key until its versions have been seen."""
-        lifetime = self._stamps.get(tail[:-1])
-        if lifetime is None or not lifetime.added <= self._as_of < lifetime.reverted:
-            return pending
-        if pending is not None and pending[0] != stem:
-            _emit(pending, self._deleted_at, out)
-            pending = None
-        if pending is None or lifetime.added > pending[1]:
-            return stem, lifetime.added, tail, value
-        return pending
+def live_columns(cursor: Cursor, read: Read, *, chunk: int) -> Iterator[KeyColumn]:
+    """As ascending `live_rows`, keys in Arrow; at most `chunk` rows at once."""
+    taken = _Chunks(cursor, chunk)
+    for keys, values in taken:
+        if len(keys) < _COLUMNS_FROM:
+            rows = _decided_each(taken, keys, values, read)
+            column = KeyColumn(binary_array(rows[0]), rows[1])
+        else:
+            column = _decided_columns(taken, keys, values, read)
+        if column.values:
+            yield column
 
 
-class _Backward:
-    """Descending: of each key, versions come from old to new, then references."""
-
-    def __init__(self, as_of: int, stamps: Stamps, cover: Cover) -> None:
-        self._as_of = as_of
-        self._bound = encode_suffix(as_of)
-        self._stamps = stamps
-        self._deleted_at = _deleted_at(cover)
-        self._best: tuple[bytes, int, bytes, bytes] | None = None
-
-    def feed(self, keys: list[bytes], values: list[bytes]) -> Chunk:
-        out: Chunk = ([], [])
-        best = self._best
-        for key, value in zip(keys, values, strict=True):
-            stem, tail = key[:-TAIL_BYTES], key[-TAIL_BYTES:]
-            timestamp = self._visible_at(tail)
-            if timestamp is None:
-                continue
-            if best is not None and best[0] != stem:
-                _emit(best, self._deleted_at, out)
-                best = None
-            if best is None or timestamp > best[1]:
-                best = (stem, timestamp, tail, value)
-        self._best = best
-        return out
-
-    def finish(self) -> Chunk:
-        out: Chunk = ([], [])
-        if self._best is not None:
-            _emit(self._best, self._deleted_at, out)
-        return out
-
-    def _visible_at(self, tail: bytes) -> int | None:
-        if tail >= self._bound:
-            return decode_suffix(tail[:-1])
-        if tail >= FIRST_TIMED_SUFFIX:
-            return None
-        lifetime = self._stamps.get(tail[:-1])
-        if lifetime is None or not lifetime.added <= self._as_of < lifetime.reverted:
-            return None
-        return lifetime.added
+def _decided_each(taken: _Chunks, keys: list[bytes], values: list[bytes], read: Read) -> Chunk:
+    alive, held = decide_each(keys, read, hold_first=taken.reverse, hold=not taken.is_last)
+    taken.hold(held)
+    return [unframe(keys[at][:-TAIL_BYTES]) for at in alive], [values[at] for at in alive]
 
 
-def _emit(
-    row: tuple[bytes, int, bytes, bytes],
-    deleted_at: Callable[[bytes], int] | None,
-    out: Chunk,
-) -> None:
-    """Hand out the decided version of one key, if it is alive."""
-    stem, timestamp, tail, value = row
-    if tail[8] and (deleted_at is None or deleted_at(stem[:-2]) <= timestamp):
-        out[0].append(stem[:-2])
-        out[1].append(value)
+def _decided_columns(
+    taken: _Chunks, keys: list[bytes], values: list[bytes], read: Read
+) -> KeyColumn:
+    columns = Columns(keys)
+    alive, held = decide_columns(
+        keys, columns, read, hold_first=taken.reverse, hold=not taken.is_last
+    )
+    taken.hold(held)
+    return KeyColumn(columns.user_keys(alive), list(compress(values, alive.tobytes())))
+
+
+class _Chunks:
+    """Chunks of a cursor in ascending order within themselves, each with what the last one held."""
+
+    def __init__(self, cursor: Cursor, count_max: int, *, reverse: bool = False) -> None:
+        self._cursor = cursor
+        self._count_max = count_max
+        self._held: tuple[bytes, bytes] | None = None
+        self._keys: list[bytes] = []
+        self._values: list[bytes] = []
+        self.reverse = reverse
+        self.is_last = False
+
+    def __iter__(self) -> Iterator[Chunk]:
+        count = min(_FIRST_CHUNK, self._count_max)
+        try:
+            while not self.is_last:
+                keys, values = self._cursor.take(count)
+                self.is_last = not keys
+                count = self._next_count(values)
+                if self.reverse:
+                    keys.reverse()
+                    values.reverse()
+                if self._held is not None:
+                    at = len(keys) if self.reverse else 0
+                    keys.insert(at, self._held[0])
+                    values.insert(at, self._held[1])
+                    self._held = None
+                if keys:
+                    self._keys, self._values = keys, values
+                    yield keys, values
+        finally:
+            self._cursor.close()
+
+    def hold(self, position: int | None) -> None:
+        """Let the entry at `position` of the present chunk take part in the next one."""
+        if position is not None:
+            self._held = self._keys[position], self._values[position]
+
+    def _next_count(self, values: list[bytes]) -> int:
+        """Four times as many entries, as far as values of this size leave room for them."""
+        sample = values[:: len(values) // 16 + 1]
+        size = sum(map(len, sample)) // (len(sample) or 1) + 1
+        return max(min(len(values) * 4, self._count_max, SCAN_CHUNK_BYTES // size), 1)

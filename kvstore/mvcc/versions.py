@@ -14,7 +14,7 @@ Invariants
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from kvstore.codec.keys import (
     FIRST_TIMED_SUFFIX,
@@ -29,13 +29,17 @@ from kvstore.codec.ordered import frame, unescape, unframe
 from kvstore.engine.api import DATA, RANGES, Cursor, Engine
 from kvstore.errors import UsageError, WriteTooOldError
 from kvstore.limits import SCAN_CHUNK
+from kvstore.mvcc.decide import Read
 from kvstore.mvcc.diff import Difference, differences, stored_keys
+from kvstore.mvcc.export import VersionColumns, version_columns
 from kvstore.mvcc.fragments import Fragments, RangeTombstone
-from kvstore.mvcc.scan import Chunk, live_rows
+from kvstore.mvcc.scan import Chunk, KeyColumn, live_columns, live_rows
 from kvstore.mvcc.version import Entry, Event, Stamps, Version, timeline
 from kvstore.mvcc.write import WriteSet, stage
 from kvstore.span import Span
 from kvstore.timestamp import TIMESTAMP_MAX, Timestamp
+
+Tombstones: TypeAlias = "list[RangeTombstone]"
 
 
 class View(NamedTuple):
@@ -101,10 +105,13 @@ class Versions:
 
     def scan(self, span: Span, as_of: int, *, reverse: bool = False) -> Iterator[Chunk]:
         """Chunks of live keys and values at `as_of`, ascending or descending. Bounded memory."""
-        fragments, stamps = self.view
-        cover = fragments.cover(span, as_of)
-        cursor = self._cursor(span, reverse=reverse)
-        return live_rows(cursor, as_of=as_of, stamps=stamps, cover=cover, reverse=reverse)
+        read = self._read(span, as_of)
+        return live_rows(self._cursor(span, reverse=reverse), read, reverse=reverse)
+
+    def scan_columns(self, span: Span, as_of: int, *, chunk: int) -> Iterator[KeyColumn]:
+        """As ascending `scan`, the keys as Arrow arrays; at most `chunk` rows at once."""
+        read = self._read(span, as_of)
+        return live_columns(self._cursor(span), read, chunk=chunk)
 
     def diff(
         self, span: Span, *, since: int, upto: int = TIMESTAMP_MAX, latest: bool = False
@@ -120,6 +127,15 @@ class Versions:
             fragments=fragments,
             stamps=stamps,
         )
+
+    def export(self, *, since: int, upto: int) -> tuple[Iterator[VersionColumns], Tombstones]:
+        """All point versions in `(since, upto]` in columns, and the range tombstones by start."""
+        fragments, stamps = self.view
+        cursor = self._cursor(Span())
+        columns = version_columns(
+            cursor, since=since, upto=upto, stamps=stamps, fragments=fragments
+        )
+        return columns, fragments.tombstones(Span(), since=since, upto=upto)
 
     def imported_keys(self, span: Span, reference: bytes) -> Iterator[tuple[bytes, bytes | None]]:
         """Keys of `span` that an import wrote, with its values. One pass over the span."""
@@ -175,11 +191,33 @@ class Versions:
             fragments = fragments.adding(tombstone)
         self.view = self.view._replace(fragments=fragments)
 
+    def publish_fragments(self, fragments: Fragments) -> None:
+        """Show `fragments` instead, once the engine holds what they say."""
+        self.view = self.view._replace(fragments=fragments)
+
     def publish_stamps(self, stamps: Stamps) -> None:
         """Show imports as `stamps` has them."""
         self.view = self.view._replace(stamps=stamps)
 
     # -- inside -----------------------------------------------------------------------------
+
+    def tails(self, key: bytes) -> list[bytes]:
+        """Tails (suffix and kind) of all stored entries of `key`, in their order. O(entries)."""
+        stem = frame(key)
+        tails: list[bytes] = []
+        ticket, reader = self.engine.borrow()
+        reader.seek(stem)
+        while reader.valid() and (found := reader.key()).startswith(stem):
+            tails.append(found[-TAIL_BYTES:])
+            reader.next()
+        if not reader.valid():
+            self.engine.check(reader)
+        self.engine.give_back(ticket, reader)
+        return tails
+
+    def _read(self, span: Span, as_of: int) -> Read:
+        fragments, stamps = self.view
+        return Read.of(as_of, stamps, fragments.cover(span, as_of))
 
     def _cursor(self, span: Span, *, reverse: bool = False) -> Cursor:
         return self.engine.cursor(DATA, *span_bounds(span.start, span.end), reverse=reverse)

@@ -8,6 +8,7 @@ Invariants
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Mapping
 from typing import Any
 
@@ -61,7 +62,7 @@ class WriteSet:
         self.size += len(start) + len(span.end)
 
     def seal(self) -> None:
-        """Bring the batch into the one form it has on disk. O(ranges log ranges + points)."""
+        """Bring the batch into the one form it has on disk. O((ranges + points) log ranges)."""
         if not self.ranges:
             return
         disjoint: list[tuple[bytes, bytes]] = []
@@ -71,8 +72,10 @@ class WriteSet:
             else:
                 disjoint.append((start, end))
         self.ranges = disjoint
+        starts = [start for start, _ in disjoint]
         for key in [key for key, value in self.points.items() if value is None]:
-            if any(start <= key < end for start, end in disjoint):
+            index = bisect.bisect_right(starts, key) - 1
+            if index >= 0 and key < disjoint[index][1]:
                 del self.points[key]
 
     def tombstones(self, timestamp: int) -> list[RangeTombstone]:

@@ -1,0 +1,88 @@
+# What a developer runs. Every target sets itself up first: a machine with Python 3.10 or newer
+# and nothing else needs no more than `make demo` or `make test`.
+
+VENV  := .venv
+PY    := $(VENV)/bin/python
+READY := $(VENV)/ready
+
+# Tried in this order unless PYTHON is given; the releases that the tests run on come first.
+PYTHON     ?=
+CANDIDATES := python3 python3.13 python3.12 python3.11 python3.10 python3.14
+
+# Two workers; everything marked `spark` stays in one of them, so that there is one session.
+PYTEST := $(PY) -m pytest
+
+.PHONY: help setup test check lint types format demo bench bench-quick soak clean
+
+help:
+	@echo 'make setup        create $(VENV) and install the pinned versions into it'
+	@echo 'make test         run the tests'
+	@echo 'make check        lint, formatting, types'
+	@echo 'make format       format, and fix what the linter can'
+	@echo 'make demo         the whole path on real data, under four minutes'
+	@echo 'make bench        the benchmarks; bench-quick: the same, small'
+	@echo 'make soak         the long random tests'
+	@echo 'make clean        remove what these made'
+
+setup: $(READY)
+
+# A new top-level package must be installed as well: the editable install lists them by name.
+$(READY): pyproject.toml constraints.txt $(wildcard */__init__.py)
+	@set -e; \
+	if ! $(PY) -m pip --version >/dev/null 2>&1; then \
+	  python=; \
+	  for wanted in '(3, 11) <= v < (3, 14)' 'v >= (3, 10)'; do \
+	    for name in $(if $(PYTHON),$(PYTHON),$(CANDIDATES)); do \
+	      if [ -z "$$python" ] && "$$name" -c "import sys; v = sys.version_info; sys.exit(not $$wanted)" >/dev/null 2>&1; \
+	      then python="$$name"; fi; \
+	    done; \
+	  done; \
+	  if [ -z "$$python" ]; then \
+	    echo 'setup: no Python 3.10 or newer found (tried: $(if $(PYTHON),$(PYTHON),$(CANDIDATES)));' >&2; \
+	    echo 'setup: install one, or name it: make setup PYTHON=/path/to/python3' >&2; exit 1; \
+	  fi; \
+	  if ! "$$python" -c 'import ensurepip, venv' >/dev/null 2>&1; then \
+	    echo "setup: $$python cannot create environments: its venv or ensurepip module is missing;" >&2; \
+	    echo 'setup: install it (Debian and Ubuntu: apt-get install python3-venv), then run this again' >&2; exit 1; \
+	  fi; \
+	  rm -rf $(VENV); \
+	  "$$python" -m venv $(VENV); \
+	fi; \
+	echo "setup: installing into $(VENV) ($$($(PY) --version)); minutes the first time"; \
+	$(PY) -m pip install -q --disable-pip-version-check -c constraints.txt pip setuptools; \
+	PYTHONWARNINGS=ignore $(PY) -m pip install -q --disable-pip-version-check --no-build-isolation \
+	  -c constraints.txt -e '.[spark,dev]'; \
+	touch $(READY)
+
+test: $(READY)
+	$(PYTEST) -n 2 --dist loadgroup
+
+check: lint types
+
+lint: $(READY)
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+
+types: $(READY)
+	$(PY) -m mypy
+
+format: $(READY)
+	$(PY) -m ruff format .
+	$(PY) -m ruff check --fix .
+
+demo: $(READY)
+	$(PY) -m spark_connector.demo
+
+bench: $(READY)
+	$(PY) -m benchmarks
+
+bench-quick: $(READY)
+	$(PY) -m benchmarks --quick
+
+soak: $(READY)
+	$(PYTEST) -m soak --hypothesis-profile soak
+
+clean:
+	rm -rf $(VENV) build dist demo-out benchmarks/out spark-warehouse *.egg-info \
+	  .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

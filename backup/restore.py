@@ -1,0 +1,104 @@
+"""Restoring: from sorted versions to a store, in bounded memory.
+
+Versions carry their timestamps in their keys, and the rows come sorted as the keys of `data` are:
+so they are written to SSTs as they come, and RocksDB takes the files as they are.
+
+A new store is built beside its place and appears there by a rename, whole. What goes into a live
+store is staged as an import, and gets its timestamp when it is added.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import pyarrow as pa
+
+import bulk
+from backup.rows import data_entries, range_rows
+from bulk.ingest import staging_beside
+from bulk.sst import SstFile
+from bulk.staging import fsync_directory
+from kvstore.errors import UsageError
+from kvstore.mvcc import RangeTombstone
+from kvstore.opening import found
+from kvstore.store import Store
+from kvstore.timestamp import Timestamp
+
+_BUILDING = ".restoring-"
+
+BYTES_PER_FILE = 256 << 20
+"""Bytes of one SST: what RocksDB likes to open and compact."""
+
+
+def restore_store(path: Path, batches: Iterable[pa.RecordBatch], *, since: int, as_of: int) -> None:
+    """Build a store at `path` from sorted versions at or below `as_of`, whole from `since` on.
+
+    Raises `UsageError` if something is at `path`.
+    """
+    if path.exists():
+        raise UsageError(f"{path} exists", "restore to a path that does not")
+    _remove_abandoned(path)
+    building = path.with_name(f".{path.name}{_BUILDING}{secrets.token_hex(4)}")
+    building.mkdir(parents=True)
+    try:
+        place = building / "store"
+        with found(place, since=since, newest=as_of) as founding:
+            tombstones: list[RangeTombstone] = []
+            for file in _files(building, batches, tombstones):
+                founding.add([file], tombstones)
+                tombstones.clear()
+            founding.add([], tombstones)
+        os.rename(place, path)
+        fsync_directory(path.parent)
+    finally:
+        shutil.rmtree(building, ignore_errors=True)
+
+
+def restore_into_store(store: Store, batches: Iterable[pa.RecordBatch]) -> Timestamp:
+    """Add sorted live rows to a store as one import; returns its stamp."""
+    with staging_beside(store) as directory:
+        staged = bulk.Import.create(directory)
+        writer = staged.writer()
+        for batch in batches:
+            writer.write(batch.select(["key", "value"]))
+            if writer.size_bytes >= BYTES_PER_FILE:
+                writer.finish()
+                writer = staged.writer()
+        writer.finish()
+        staged.seal()
+        return bulk.ingest(store, directory, move=True)
+
+
+def _files(
+    directory: Path, batches: Iterable[pa.RecordBatch], tombstones: list[RangeTombstone]
+) -> Iterator[Path]:
+    """Write the point versions as SSTs, one after the other; range tombstones are collected."""
+    file: SstFile | None = None
+    path = directory
+    count = 0
+    for batch in batches:
+        tombstones.extend(RangeTombstone(*row) for row in range_rows(batch))
+        keys, values = data_entries(batch)
+        if not keys:
+            continue
+        if file is None:
+            path, count = directory / f"{count:06d}.sst", count + 1
+            file = SstFile(path)
+        file.add(keys, values)
+        if file.size_bytes >= BYTES_PER_FILE:
+            file.finish()
+            file = None
+            yield path
+    if file is not None:
+        file.finish()
+        yield path
+
+
+def _remove_abandoned(path: Path) -> None:
+    """Remove what earlier restores to this place left when they were killed."""
+    for left in path.parent.glob(f".{path.name}{_BUILDING}*"):
+        shutil.rmtree(left, ignore_errors=True)

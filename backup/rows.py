@@ -1,0 +1,94 @@
+"""Between changes, the rows of a shard of versions, and entries of the `data` family.
+
+The rows are those of `backup.shard.VERSIONS_SCHEMA`, sorted by key, then newest first; at one
+key and time the range tombstone first. Imports and reverts do not occur among them: they come
+expanded to the versions they made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from backup.shard import OP_DELETE, OP_DELETE_RANGE, OP_PUT, VERSIONS_SCHEMA
+from kvstore.changes import Change
+from kvstore.codec.keys import TOMBSTONE, U64_MAX, VALUE
+from kvstore.codec.ordered import TERMINATOR
+from kvstore.limits import ARROW_BYTES_MAX, ARROW_ROWS_MAX
+
+_OP_CODE = {"delete": OP_DELETE, "put": OP_PUT, "delete_range": OP_DELETE_RANGE}
+
+
+def row_batches(changes: Iterable[Change]) -> Iterator[pa.RecordBatch]:
+    """Record batches of changes that come by key, bounded in rows and bytes."""
+    rows: list[Change] = []
+    size = 0
+    for change in _newest_first(changes):
+        rows.append(change)
+        size += len(change.key) + len(change.value or b"")
+        if len(rows) >= ARROW_ROWS_MAX or size >= ARROW_BYTES_MAX:
+            yield _batch(rows)
+            rows, size = [], 0
+    if rows:
+        yield _batch(rows)
+
+
+def data_entries(batch: pa.RecordBatch) -> tuple[list[bytes], list[bytes]]:
+    """Keys and values for the `data` family of the puts and deletes in a batch."""
+    points = batch.filter(pc.not_equal(batch.column("op"), OP_DELETE_RANGE))
+    suffixes = _suffixes(points.column("timestamp"))
+    kinds = pc.if_else(
+        pc.equal(points.column("op"), OP_PUT),
+        pa.scalar(VALUE, pa.binary()),
+        pa.scalar(TOMBSTONE, pa.binary()),
+    )
+    escaped = pc.replace_substring(points.column("key"), b"\x00", b"\x00\xff")
+    terminator = pa.scalar(TERMINATOR, pa.binary())
+    keys = pc.binary_join_element_wise(escaped, terminator, suffixes, kinds, b"")
+    values = pc.fill_null(points.column("value"), pa.scalar(b"", pa.binary()))
+    return keys.to_pylist(), values.to_pylist()
+
+
+def range_rows(batch: pa.RecordBatch) -> list[tuple[bytes, bytes, int]]:
+    """Start, end and timestamp of the range tombstones in a batch."""
+    ranges = batch.filter(pc.equal(batch.column("op"), OP_DELETE_RANGE))
+    columns = (ranges.column(name).to_pylist() for name in ("key", "end_key", "timestamp"))
+    return list(zip(*columns, strict=True))
+
+
+def _newest_first(changes: Iterable[Change]) -> Iterator[Change]:
+    """Turn each key's changes, which come oldest first, around."""
+    group: list[Change] = []
+    for change in changes:
+        if group and group[0].key != change.key:
+            yield from sorted(group, key=_row_order)
+            group = []
+        group.append(change)
+    yield from sorted(group, key=_row_order)
+
+
+def _row_order(change: Change) -> tuple[int, bool]:
+    return -change.timestamp, change.op != "delete_range"
+
+
+def _batch(rows: list[Change]) -> pa.RecordBatch:
+    timestamps, ops, keys, ends, values = zip(*rows, strict=True)
+    return pa.RecordBatch.from_arrays(
+        [
+            pa.array(keys, pa.binary()),
+            pa.array(timestamps, pa.int64()),
+            pa.array([_OP_CODE[op] for op in ops], pa.uint8()),
+            pa.array(values, pa.binary()),
+            pa.array(ends, pa.binary()),
+        ],
+        schema=VERSIONS_SCHEMA,
+    )
+
+
+def _suffixes(timestamps: pa.Array) -> pa.Array:
+    """The 8-byte suffixes of timestamps, as one buffer."""
+    numbers = U64_MAX - timestamps.to_numpy(zero_copy_only=False).astype("uint64")
+    data = pa.py_buffer(numbers.astype(">u8").tobytes())
+    return pa.Array.from_buffers(pa.binary(8), len(timestamps), [None, data]).cast(pa.binary())

@@ -1,0 +1,71 @@
+"""Shards: durable collections of updates over time, on any storage. See `shard.py`."""
+
+from backup.shard.batch import (
+    BatchDesc,
+    concat_batches,
+    delete_batch,
+    part_names,
+    read_batches,
+    write_batch,
+)
+from backup.shard.blob import Blob, BlobInfo, FileBlob, MemoryBlob
+from backup.shard.consensus import Cas, Consensus, MemoryConsensus, Versioned
+from backup.shard.file_consensus import FileConsensus
+from backup.shard.frontier import EMPTY
+from backup.shard.read import ListenBatch, Snapshot, Split
+from backup.shard.rules import (
+    DIFFS,
+    DIFFS_SCHEMA,
+    OP_DELETE,
+    OP_DELETE_RANGE,
+    OP_PUT,
+    VERSIONS,
+    VERSIONS_SCHEMA,
+    AsOf,
+    Compact,
+    Rule,
+    Window,
+)
+from backup.shard.shard import Critical, Listen, Reader, Shard, Writer
+from backup.shard.state import Batch, Part, State
+
+__all__ = [
+    "Shard",
+    "Writer",
+    "Reader",
+    "Listen",
+    "Critical",
+    "Snapshot",
+    "Split",
+    "ListenBatch",
+    "BatchDesc",
+    "write_batch",
+    "read_batches",
+    "concat_batches",
+    "delete_batch",
+    "part_names",
+    "Batch",
+    "Part",
+    "State",
+    "EMPTY",
+    "Rule",
+    "VERSIONS",
+    "VERSIONS_SCHEMA",
+    "DIFFS",
+    "DIFFS_SCHEMA",
+    "OP_DELETE",
+    "OP_PUT",
+    "OP_DELETE_RANGE",
+    "AsOf",
+    "Compact",
+    "Window",
+    "Blob",
+    "BlobInfo",
+    "MemoryBlob",
+    "FileBlob",
+    "Consensus",
+    "MemoryConsensus",
+    "FileConsensus",
+    "Cas",
+    "Versioned",
+]

@@ -1,0 +1,254 @@
+"""Batches as rows: written as a stream of sorted record batches, read back merged.
+
+Writing checks what everything else relies on (order, times within the bounds, no version twice)
+and cuts the stream into parts and row groups, so memory is one part's compressed bytes. Reading
+merges any number of batches in bounded memory, and skips parts and row groups by their bounds.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from itertools import chain
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from backup.shard.blob import Blob
+from backup.shard.frontier import require_frontier
+from backup.shard.merge import merge_sorted
+from backup.shard.part import PartBuilder, read_part, touches
+from backup.shard.rules import OP_DELETE_RANGE, AsOf, Rule, View, Window, column_numpy
+from backup.shard.state import Batch, Part
+from kvstore.clock import Clock, WallClock
+from kvstore.errors import DeterminateError, IndeterminateError, KeyOrderError, UsageError
+from kvstore.limits import PART_BYTES_MAX, ROW_GROUP_BYTES_MAX, ROW_GROUP_ROWS_MAX
+from kvstore.span import Span
+
+_PUT_ATTEMPTS = 5
+_MERGE_ROWS_MAX = 1 << 19
+"""Rows buffered by a merge over all its sources together."""
+_SOURCE_ROWS_MIN = 512
+"""Rows a source buffers at least: below it the cost of a batch outweighs its rows."""
+
+
+@dataclass(frozen=True, slots=True)
+class BatchDesc:
+    """What a batch is: all updates of `[lower, upper)`, and what the caller says of it."""
+
+    lower: int
+    upper: int
+    since: int = 0
+    meta: Mapping[str, str] = field(default_factory=dict)
+
+
+def part_names(shard: str, clock: WallClock | None = None) -> Callable[[], str]:
+    """Names never used before, with their time of making: `<shard>/part/<ns>-<random>.parquet`."""
+    time = clock or Clock()
+    return lambda: f"{shard}/part/{time.wall_ns():020}-{secrets.token_hex(8)}.parquet"
+
+
+def write_batch(
+    blob: Blob,
+    desc: BatchDesc,
+    batches: Iterable[pa.RecordBatch],
+    *,
+    rule: Rule,
+    names: Callable[[], str],
+    inline_bytes_max: int = 0,
+) -> Batch:
+    """Upload sorted `batches` as the parts of a new batch, to be appended to a shard.
+
+    Nothing refers to the parts until then; `delete_batch` takes them back. Needs no shard, so
+    any process may do it. A part of at most `inline_bytes_max` bytes travels in the batch itself.
+    Raises `KeyOrderError` if rows are out of order or twice, `UsageError` on a wrong schema or a
+    time outside the bounds: nothing is left behind then.
+    """
+    require_frontier(desc.lower, name="lower")
+    require_frontier(desc.upper, name="upper")
+    parts: list[Part] = []
+    try:
+        for builder in _build_parts(_checked(batches, desc, rule), rule):
+            part, data = builder.finish(names())
+            if part.size <= inline_bytes_max:
+                parts.append(replace(part, inline=data))
+            else:
+                put_retrying(blob, part.name, data)
+                parts.append(part)
+    except Exception:
+        delete_batch(blob, Batch(desc.lower, desc.upper, parts=tuple(parts)))
+        raise
+    meta = tuple(sorted(desc.meta.items()))
+    return Batch(desc.lower, desc.upper, desc.since, tuple(parts), meta)
+
+
+def concat_batches(batches: Sequence[Batch]) -> Batch:
+    """One batch of what several writers wrote for the same bounds, in any order of keys.
+
+    Raises `UsageError` if the bounds differ.
+    """
+    if len({(batch.lower, batch.upper, batch.since) for batch in batches}) != 1:
+        raise UsageError("batches of different bounds cannot become one")
+    parts: list[Part] = []
+    runs = 0
+    for batch in batches:
+        parts += [replace(part, run=part.run + runs) for part in batch.parts]
+        runs += 1 + max((part.run for part in batch.parts), default=-1)
+    return replace(batches[0], parts=tuple(parts))
+
+
+def delete_batch(blob: Blob, batch: Batch) -> None:
+    """Take back the parts of a batch that surely no shard names."""
+    for name in batch.names():
+        # An orphan costs space until a scrub; the caller's own error matters more.
+        with suppress(DeterminateError, IndeterminateError):
+            blob.delete(name)
+
+
+def read_batches(
+    blob: Blob, batches: Iterable[Batch], *, rule: Rule, view: View, span: Span | None = None
+) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of `view` over all `batches`, merged, in order, only those in `span`.
+
+    Record batches are of any size above zero; a key is never cut in two. Memory is bounded by
+    `_MERGE_ROWS_MAX`, however much is read. Raises `MissingPartError`, `CorruptionError`.
+    """
+    span = span or Span()
+    runs = [run for batch in batches for run in _runs(batch, view, span)]
+    rows = max(_SOURCE_ROWS_MIN, min(ROW_GROUP_ROWS_MAX, _MERGE_ROWS_MAX // max(len(runs), 1)))
+    sources = [
+        chain.from_iterable(read_part(blob, part, rule, span=span, batch_rows=rows) for part in run)
+        for run in runs
+    ]
+    fold = rule.fold(view)
+    for window in merge_sorted(sources, rule):
+        folded = fold(window)
+        if folded.num_rows:
+            yield folded
+
+
+def put_retrying(blob: Blob, name: str, data: bytes) -> None:
+    """Put under a unique name, again after a failure: the same bytes do no harm twice."""
+    for _ in range(_PUT_ATTEMPTS - 1):
+        with suppress(DeterminateError, IndeterminateError):
+            blob.put(name, data)
+            return
+    blob.put(name, data)
+
+
+def _runs(batch: Batch, view: View, span: Span) -> Iterator[list[Part]]:
+    """The sorted runs of a batch, without the parts that hold nothing of the view."""
+    runs: dict[int, list[Part]] = {}
+    for part in batch.parts:
+        if touches(part, span) and _in_time(part, view):
+            runs.setdefault(part.run, []).append(part)
+    yield from runs.values()
+
+
+def _in_time(part: Part, view: View) -> bool:
+    match view:
+        case AsOf(as_of):
+            return part.time_min <= as_of
+        case Window(since, upto):
+            return part.time_min <= upto and part.time_max > since
+        case _:
+            return True
+
+
+def _build_parts(batches: Iterable[pa.RecordBatch], rule: Rule) -> Iterator[PartBuilder]:
+    builder = PartBuilder(rule)
+    for group in _row_groups(batches):
+        builder.add_row_group(group)
+        if builder.nbytes >= PART_BYTES_MAX:
+            yield builder
+            builder = PartBuilder(rule)
+    if builder.rows:
+        yield builder
+
+
+def _row_groups(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Regroup into row groups: full ones, except the last, and where values are large."""
+    held: list[pa.RecordBatch] = []
+    for batch in chain.from_iterable(_small_slices(batch) for batch in batches):
+        rows = sum(piece.num_rows for piece in held) + batch.num_rows
+        size = sum(piece.nbytes for piece in held) + batch.nbytes
+        if held and (rows > ROW_GROUP_ROWS_MAX or size > ROW_GROUP_BYTES_MAX):
+            yield _joined(held)
+            held = []
+        held.append(batch)
+    if held:
+        yield _joined(held)
+
+
+def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
+    return batches[0] if len(batches) == 1 else pa.concat_batches(batches)
+
+
+def _small_slices(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    """Cut a batch that is too large for one row group; most pass as they are."""
+    pieces = max(-(-batch.num_rows // ROW_GROUP_ROWS_MAX), -(-batch.nbytes // ROW_GROUP_BYTES_MAX))
+    step = -(-batch.num_rows // max(pieces, 1))
+    for start in range(0, batch.num_rows, max(step, 1)):
+        yield batch.slice(start, step)
+
+
+# -- checks ----------------------------------------------------------------------------------
+
+
+def _checked(
+    batches: Iterable[pa.RecordBatch], desc: BatchDesc, rule: Rule
+) -> Iterator[pa.RecordBatch]:
+    """Pass on non-empty batches that keep the rules of this module. O(rows) in Arrow."""
+    previous: pa.RecordBatch | None = None
+    for batch in batches:
+        if not batch.num_rows:
+            continue
+        if not batch.schema.equals(rule.schema):
+            raise UsageError(
+                f"a batch of {rule.name} has the schema {batch.schema.to_string()}",
+                f"give it the columns {rule.schema.to_string()}",
+            )
+        _require_times(batch, desc, rule)
+        if previous is not None:
+            _require_order(pa.concat_batches([previous, batch.slice(0, 1)]), rule)
+        _require_order(batch, rule)
+        previous = batch.slice(batch.num_rows - 1)
+        yield batch
+
+
+def _require_times(batch: pa.RecordBatch, desc: BatchDesc, rule: Rule) -> None:
+    times = column_numpy(batch, rule.time_column)
+    low, high = int(times.min()), int(times.max())
+    # Advanced to since, the times of compacted diffs may lie beyond the bounds.
+    upper = max(desc.upper, desc.since + 1) if rule.name == "diffs" else desc.upper
+    if low < desc.lower or high >= upper:
+        raise UsageError(
+            f"times {low} to {high} are outside the batch's bounds [{desc.lower}, {desc.upper})"
+        )
+
+
+def _require_order(batch: pa.RecordBatch, rule: Rule) -> None:
+    rows = batch.num_rows - 1
+    undecided = np.ones(rows, dtype=np.bool_)
+    for name, way in rule.order:
+        before, after = batch.column(name).slice(0, rows), batch.column(name).slice(1)
+        if name == "op":  # key and time are equal: only beside a range row may another stand
+            twice = undecided & (column_numpy(batch, "op")[:-1] != OP_DELETE_RANGE)
+            if twice.any():
+                raise _order_error(batch, int(np.flatnonzero(twice)[0]), "key")
+        wrong = pc.greater(before, after) if way == "ascending" else pc.less(before, after)
+        bad = np.flatnonzero(undecided & wrong.to_numpy(zero_copy_only=False))
+        if len(bad):
+            raise _order_error(batch, int(bad[0]), name)
+        undecided &= pc.equal(before, after).to_numpy(zero_copy_only=False)
+        if not undecided.any():
+            return
+
+
+def _order_error(batch: pa.RecordBatch, row: int, column: str) -> KeyOrderError:
+    keys = batch.column("key")
+    where = "write_batch" if column == "key" else f"write_batch, {column}s of one key"
+    return KeyOrderError(where, previous=keys[row].as_py(), key=keys[row + 1].as_py())

@@ -1,0 +1,290 @@
+"""Blob: named byte strings on any storage, each written once.
+
+A shard keeps parts and rollups here. Implementations: `MemoryBlob`, `FileBlob` (local files,
+crash-safe), `object_store.ObjectBlob` (S3, GCS, Azure) and `faults.FaultyBlob` around any.
+
+Rules of every implementation (tests/shard/contracts.py holds them to it)
+1. A name is written once. `put` is atomic: a reader sees nothing or all of it. Putting the same
+   bytes again succeeds (a retry), other bytes raise `UsageError` and change nothing.
+2. When `put` or `delete` returns, its effect survives a crash.
+3. `list` gives every name with the prefix once, ascending; names put or deleted meanwhile may
+   or may not appear.
+4. Errors: `UsageError` (never done), `DeterminateError` (surely not done: retry freely),
+   `IndeterminateError` (unknown: all calls here are idempotent, so retry as well).
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import secrets
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple, Protocol, TypeVar
+
+from kvstore.errors import DeterminateError, IndeterminateError, OutOfSpaceError, UsageError
+
+NAME_CHARS_MAX = 255
+_SEGMENT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._=-]*")
+_TEMPORARY = ".tmp-"
+_READ_ATTEMPTS = 5
+
+_T = TypeVar("_T")
+
+
+class BlobInfo(NamedTuple):
+    """One listed blob."""
+
+    name: str
+    size: int
+
+
+class Blob(Protocol):
+    """The contract; see the module's rules."""
+
+    def put(self, name: str, data: bytes) -> None:
+        """Write `data` under a new name, durably."""
+        ...
+
+    def get(self, name: str) -> bytes | None:
+        """All bytes of `name`; None where there is no such blob."""
+        ...
+
+    def get_range(self, name: str, *, start: int, length: int) -> bytes | None:
+        """The bytes `[start, start + length)`, fewer at the end; None where there is no blob."""
+        ...
+
+    def size(self, name: str) -> int | None:
+        """How many bytes `name` has; None where there is no such blob."""
+        ...
+
+    def delete(self, name: str) -> int | None:
+        """Remove `name`; its size (0 for an empty one), or None if there was none.
+
+        A storage that does not report it answers the size it saw just before.
+        """
+        ...
+
+    def list(self, prefix: str = "") -> Iterator[BlobInfo]:
+        """Every blob whose name begins with `prefix`, ascending."""
+        ...
+
+    def restore(self, name: str) -> None:
+        """Succeed if `name` exists afterwards; raises `DeterminateError` if it cannot be had.
+
+        Storages that keep deleted versions may bring one back; the others only look.
+        """
+        ...
+
+
+def require_name(name: str) -> str:
+    """Return `name` if every storage can hold it: segments of plain characters between slashes.
+
+    Raises `UsageError` otherwise, so that a name can never climb out of its folder.
+    """
+    if len(name) > NAME_CHARS_MAX or not all(_SEGMENT.fullmatch(s) for s in name.split("/")):
+        raise UsageError(
+            f"{name!r} is not a blob name", "use letters, digits, . _ = - between slashes"
+        )
+    return name
+
+
+def name_taken(name: str) -> UsageError:
+    """The error of putting other bytes under a name in use."""
+    return UsageError(
+        f"blob {name} exists with other bytes", "names are written once: take a new one"
+    )
+
+
+class MemoryBlob:
+    """Blobs in a dict. Shared by all handles on it; the reference for the others."""
+
+    def __init__(self) -> None:
+        self._blobs: dict[str, bytes] = {}
+
+    def put(self, name: str, data: bytes) -> None:
+        """See `Blob.put`. Atomic under the interpreter's lock."""
+        if self._blobs.setdefault(require_name(name), bytes(data)) != data:
+            raise name_taken(name)
+
+    def get(self, name: str) -> bytes | None:
+        """See `Blob.get`."""
+        return self._blobs.get(name)
+
+    def get_range(self, name: str, *, start: int, length: int) -> bytes | None:
+        """See `Blob.get_range`."""
+        data = self._blobs.get(name)
+        return None if data is None else data[start : start + length]
+
+    def size(self, name: str) -> int | None:
+        """See `Blob.size`."""
+        data = self._blobs.get(name)
+        return None if data is None else len(data)
+
+    def delete(self, name: str) -> int | None:
+        """See `Blob.delete`."""
+        data = self._blobs.pop(name, None)
+        return None if data is None else len(data)
+
+    def list(self, prefix: str = "") -> Iterator[BlobInfo]:
+        """See `Blob.list`."""
+        for name, data in sorted(self._blobs.items()):
+            if name.startswith(prefix):
+                yield BlobInfo(name, len(data))
+
+    def restore(self, name: str) -> None:
+        """See `Blob.restore`: deleted bytes are not kept."""
+        restore_existing(self, name)
+
+
+class FileBlob:
+    """Blobs as files under `root`; any number of processes may use one folder.
+
+    A put writes `.tmp-*` beside the target, fsyncs it, links it to its name (which fails where
+    the name is taken, unlike a rename) and fsyncs the folder. A crash leaves at most a `.tmp-*`
+    file, which no call lists and `sweep` removes.
+    """
+
+    def __init__(self, root: str | os.PathLike[str]) -> None:
+        self.root = Path(root)
+        self._made: set[Path] = set()
+
+    def put(self, name: str, data: bytes) -> None:
+        """See `Blob.put`. Costs one write and two fsyncs (file, folder)."""
+        path = self._path(name)
+        try:
+            self._make_folder(path.parent)
+        except OSError as error:
+            raise DeterminateError(f"put of {path}", str(error)) from error
+        try:
+            temporary = path.with_name(f"{_TEMPORARY}{secrets.token_hex(8)}")
+            try:
+                _write_synced(temporary, data)
+                os.link(temporary, path)
+            finally:
+                temporary.unlink(missing_ok=True)
+            sync_folder(path.parent)
+        except FileExistsError:
+            if self.get(name) != data:
+                raise name_taken(name) from None
+            sync_folder(path.parent)  # an earlier put may have failed before its own
+        except OSError as error:
+            raise translate_os_error(f"put of {path}", error) from error
+
+    def get(self, name: str) -> bytes | None:
+        """See `Blob.get`."""
+        try:
+            return self._path(name).read_bytes()
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise DeterminateError(f"get of {name}", str(error)) from error
+
+    def get_range(self, name: str, *, start: int, length: int) -> bytes | None:
+        """See `Blob.get_range`."""
+        try:
+            with self._path(name).open("rb", buffering=0) as file:
+                return os.pread(file.fileno(), length, start)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise DeterminateError(f"get of {name}", str(error)) from error
+
+    def size(self, name: str) -> int | None:
+        """See `Blob.size`."""
+        try:
+            return self._path(name).stat().st_size
+        except FileNotFoundError:
+            return None
+
+    def delete(self, name: str) -> int | None:
+        """See `Blob.delete`."""
+        path = self._path(name)
+        try:
+            size = path.stat().st_size
+            path.unlink()
+            sync_folder(path.parent)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise translate_os_error(f"delete of {path}", error) from error
+        return size
+
+    def list(self, prefix: str = "") -> Iterator[BlobInfo]:
+        """See `Blob.list`. Walks the folder the prefix lies in."""
+        folder = self.root / prefix.rpartition("/")[0]
+        found = [path for path in folder.rglob("*") if not path.name.startswith(_TEMPORARY)]
+        for path in sorted(found, key=lambda path: path.relative_to(self.root).as_posix()):
+            name = path.relative_to(self.root).as_posix()
+            try:
+                if name.startswith(prefix) and path.is_file():
+                    yield BlobInfo(name, path.stat().st_size)
+            except FileNotFoundError:
+                continue  # deleted since the walk
+
+    def restore(self, name: str) -> None:
+        """See `Blob.restore`: deleted files are not kept."""
+        restore_existing(self, name)
+
+    def sweep(self, *, before_ns: int) -> int:
+        """Remove what crashed puts left that was last written before `before_ns`; how many."""
+        swept = 0
+        for path in self.root.rglob(f"{_TEMPORARY}*"):
+            if path.stat().st_mtime_ns < before_ns:
+                path.unlink(missing_ok=True)
+                swept += 1
+        return swept
+
+    def _path(self, name: str) -> Path:
+        return self.root / require_name(name)
+
+    def _make_folder(self, folder: Path) -> None:
+        """Create `folder` durably: every new level's entry is synced in the level above."""
+        if folder in self._made:
+            return
+        if not folder.is_dir():
+            if folder != folder.parent:
+                self._make_folder(folder.parent)
+            folder.mkdir(exist_ok=True)
+            sync_folder(folder.parent)
+        self._made.add(folder)
+
+
+def reading(call: Callable[[], _T]) -> _T:
+    """Make a call that changes nothing, again after a failure, a few times."""
+    for _ in range(_READ_ATTEMPTS - 1):
+        with suppress(DeterminateError, IndeterminateError):
+            return call()
+    return call()
+
+
+def restore_existing(blob: Blob, name: str) -> None:
+    """What `restore` is on a storage that keeps nothing deleted: succeed iff it exists."""
+    if blob.size(name) is None:
+        raise DeterminateError(f"restore of {name}", "it was deleted, and nothing deleted is kept")
+
+
+def sync_folder(folder: Path) -> None:
+    """Make the entries of `folder` durable."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def translate_os_error(where: str, error: OSError) -> OutOfSpaceError | IndeterminateError:
+    """A failed write of the operating system: a full disk, or an unknown outcome."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return OutOfSpaceError(where)
+    return IndeterminateError(where, str(error))
+
+
+def _write_synced(path: Path, data: bytes) -> None:
+    with path.open("xb", buffering=0) as file:
+        view = memoryview(data)
+        while view:
+            view = view[file.write(view) :]
+        os.fsync(file.fileno())

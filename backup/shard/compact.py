@@ -1,0 +1,77 @@
+"""Compaction: the batches of a slot become one, without what no reader at or after since sees.
+
+Order of steps
+1. The slot is in the state (`tiers` planned it, or a caller asked), so a crash loses no work.
+2. The merged rows are streamed into new parts.
+3. One command puts the output in place, if the very inputs it was made from are still there.
+4. The inputs stay in blob until `gc` finds that no version and no reader needs them.
+
+A crash or a lost race after 2 leaves parts that nothing names: they are taken back when that is
+sure, otherwise `scrub` lists them. An output whose fate is unknown is never deleted here.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from backup.shard.batch import BatchDesc, delete_batch, part_names, read_batches, write_batch
+from backup.shard.commands import ApplyMerge, MergeOutcome, RequestMerge
+from backup.shard.log import StateLog
+from backup.shard.machine import part_names as names_of
+from backup.shard.part import MissingPartError
+from backup.shard.rules import RULES, Compact
+from backup.shard.state import Batch
+from backup.shard.tiers import Slot
+from kvstore.timestamp import TIMESTAMP_MAX
+
+
+def request(log: StateLog, *, lower: int = 0, upper: int | None = None) -> Slot | None:
+    """Make a slot of `[lower, upper)` (default: everything); None if there is nothing to gain."""
+    state = log.refresh()
+    wanted = RequestMerge(lower, state.upper if upper is None else upper)
+    slot: Slot | None = log.apply(wanted).outcome.slot
+    return slot
+
+
+def merge_slot(log: StateLog, slot: Slot) -> MergeOutcome:
+    """Merge the batches of `slot` and put the result in place. Streams: memory is bounded."""
+    state = log.refresh()
+    lower, upper = slot
+    inputs = tuple(b for b in state.batches if lower <= b.lower and b.upper <= upper)
+    if not inputs or (inputs[0].lower, inputs[-1].upper) != slot:
+        return MergeOutcome.NO_MATCH
+    since = min(state.since, TIMESTAMP_MAX)
+    try:
+        output = _merged(log, inputs, since)
+    except MissingPartError:
+        if inputs_in_place(log.refresh().batches, inputs):
+            raise
+        return MergeOutcome.NO_MATCH  # merged by another and collected, while we read
+    outcome: Any
+    outcome, _, unsure = log.apply(ApplyMerge(output, names_of(inputs)))
+    if not outcome.applied and not unsure:
+        delete_batch(log.blob, output)
+    assert isinstance(outcome, MergeOutcome)
+    return outcome
+
+
+def merge_pending(log: StateLog) -> list[MergeOutcome]:
+    """Merge every slot in the state, the ones of crashed processes too."""
+    outcomes = []
+    for slot in log.refresh().slots:
+        outcome = merge_slot(log, slot)
+        outcomes.append(outcome)
+    return outcomes
+
+
+def inputs_in_place(batches: tuple[Batch, ...], inputs: tuple[Batch, ...]) -> bool:
+    """True if all `inputs` are still batches of the shard."""
+    return set(inputs) <= set(batches)
+
+
+def _merged(log: StateLog, inputs: tuple[Batch, ...], since: int) -> Batch:
+    rule = RULES[log.state.rule]
+    lower, upper = inputs[0].lower, inputs[-1].upper
+    rows = read_batches(log.blob, inputs, rule=rule, view=Compact(lower, since))
+    desc = BatchDesc(lower, upper, since)
+    return write_batch(log.blob, desc, rows, rule=rule, names=part_names(log.shard, log.clock))

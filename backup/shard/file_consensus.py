@@ -1,0 +1,189 @@
+"""Consensus on local files: one journal for each key, shared by any number of processes.
+
+    <root>/<key>/   a journal (kvstore.journal), content "kvstore.consensus/1"
+    record          := | seqno u64, big-endian | data |
+    snapshot        the versions that a truncation kept, as such records
+
+A compare-and-set opens the journal for writing, which only one process can, replays what is
+there, appends one record, fsyncs and lets go. Readers replay without a lock, so they may miss the
+newest version but never see half of one.
+
+Invariants
+1. A version that was committed is in the journal and fsynced before the lock is released.
+2. What a crashed process had written whole, though not acknowledged, the next one finds, fsyncs
+   and counts: that is the indeterminate outcome its caller would have heard of.
+3. Costs are of the live versions only: truncation, which collection drives, keeps them few.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+from backup.shard.consensus import (
+    Cas,
+    Versioned,
+    require_cas,
+    require_consensus_key,
+    require_truncation,
+)
+from kvstore.errors import (
+    CorruptionError,
+    DeterminateError,
+    IndeterminateError,
+    LockedError,
+    OutOfSpaceError,
+    RetryableError,
+    StorageError,
+)
+from kvstore.journal import OS_FILES, Journal, Record, replay
+
+_CONTENT = "kvstore.consensus/1"
+_SEQNO = struct.Struct(">Q")
+_LOCK_WAIT_S_MAX = 30.0
+"""How long to wait for the other processes' turns: each takes a few milliseconds."""
+_LOCK_PAUSE_S_MAX = 0.005
+_READ_ATTEMPTS = 100
+"""How often a truncation may overtake a reader before it gives up."""
+
+_Signature = tuple[tuple[str, int, int], ...]
+
+
+class _Cached(NamedTuple):
+    signature: _Signature
+    versions: list[Versioned]
+
+
+class FileConsensus:
+    """Consensus below the folder `root`. Safe to share between threads and processes."""
+
+    def __init__(self, root: str | os.PathLike[str]) -> None:
+        self.root = Path(root)
+        self._cache: dict[str, _Cached] = {}
+
+    def head(self, key: str) -> Versioned | None:
+        """See `Consensus.head`. Costs a directory listing, and a replay if something changed."""
+        versions = self._versions(key)
+        return versions[-1] if versions else None
+
+    def compare_and_set(self, key: str, *, expected: int | None, new: Versioned) -> Cas:
+        """See `Consensus.compare_and_set`. Costs a replay of the live versions and an fsync."""
+        require_cas(key, expected=expected, new=new)
+        if expected is not None and not self._folder(key).is_dir():
+            return Cas.MISMATCH
+        where = f"compare-and-set of {key} v{new.seqno}"
+        with self._writing(key, where) as (journal, versions):
+            if (versions[-1].seqno if versions else None) != expected:
+                return Cas.MISMATCH
+            journal.append(_SEQNO.pack(new.seqno) + new.data)
+        return Cas.COMMITTED
+
+    def scan(self, key: str, *, start: int, limit: int) -> list[Versioned]:
+        """See `Consensus.scan`. Costs as `head`."""
+        return [v for v in self._versions(key) if v.seqno >= start][:limit]
+
+    def truncate(self, key: str, seqno: int) -> int | None:
+        """See `Consensus.truncate`. Writes what is kept as the journal's new snapshot."""
+        versions = self._versions(key)
+        require_truncation(key, seqno, versions[-1] if versions else None)
+        with self._writing(key, f"truncation of {key}") as (journal, found):
+            kept = [version for version in found if version.seqno >= seqno]
+            if len(kept) < len(found):
+                journal.snapshot((0, _SEQNO.pack(v.seqno) + v.data) for v in kept)
+            return len(found) - len(kept)
+
+    def list_keys(self) -> list[str]:
+        """See `Consensus.list_keys`. Looks into every key."""
+        if not self.root.is_dir():
+            return []
+        names = sorted(path.name for path in self.root.iterdir() if path.is_dir())
+        return [name for name in names if self._versions(name)]
+
+    def _folder(self, key: str) -> Path:
+        return self.root / require_consensus_key(key)
+
+    def _versions(self, key: str) -> list[Versioned]:
+        """Every live version, ascending, without a lock."""
+        folder = self._folder(key)
+        for _ in range(_READ_ATTEMPTS):
+            try:
+                signature = _signature(folder)
+            except FileNotFoundError:
+                return []
+            try:
+                cached = self._cache.get(key)
+                if cached is not None and cached.signature == signature:
+                    return cached.versions
+                versions = _replayed(folder)
+            except RetryableError:
+                continue  # a truncation replaced the files while we read
+            except CorruptionError:
+                if _signature(folder) == signature:
+                    raise
+                continue  # a writer cut a torn tail off while we read
+            except StorageError as error:
+                raise DeterminateError(f"read of {folder}", str(error)) from error
+            self._cache[key] = _Cached(signature, versions)
+            return versions
+        raise DeterminateError(f"read of {folder}", "truncations kept overtaking it")
+
+    @contextmanager
+    def _writing(self, key: str, where: str) -> Iterator[tuple[Journal, list[Versioned]]]:
+        """Hold the journal of `key`, alone among all processes, with what is in it."""
+        versions: list[Versioned] = []
+        journal = self._opened(key, where, versions)
+        try:
+            with journal:
+                yield journal, versions
+        except OutOfSpaceError:
+            raise
+        except StorageError as error:
+            raise IndeterminateError(where, str(error)) from error
+
+    def _opened(self, key: str, where: str, versions: list[Versioned]) -> Journal:
+        def take(record: Record) -> None:
+            versions.append(_decode(record))
+
+        deadline = time.monotonic() + _LOCK_WAIT_S_MAX
+        pause = 0.0002
+        folder = self._folder(key)
+        while True:
+            versions.clear()
+            try:
+                return Journal.open(folder, restore=take, apply=take, content=_CONTENT)
+            except LockedError as error:
+                if time.monotonic() > deadline:
+                    raise DeterminateError(where, str(error)) from error
+            except StorageError as error:
+                raise DeterminateError(where, str(error)) from error
+            time.sleep(pause)
+            pause = min(pause * 2, _LOCK_PAUSE_S_MAX)
+
+
+def _replayed(folder: Path) -> list[Versioned]:
+    versions: list[Versioned] = []
+
+    def take(record: Record) -> None:
+        versions.append(_decode(record))
+
+    replay(OS_FILES, os.fspath(folder), restore=take, apply=take, content=_CONTENT)
+    return versions
+
+
+def _decode(record: Record) -> Versioned:
+    return Versioned(_SEQNO.unpack_from(record.payload)[0], bytes(record.payload[_SEQNO.size :]))
+
+
+def _signature(folder: Path) -> _Signature:
+    """What changes with every write: names, sizes and times of the files."""
+    found = []
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            status = entry.stat()
+            found.append((entry.name, status.st_size, status.st_mtime_ns))
+    return tuple(sorted(found))

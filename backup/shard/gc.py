@@ -1,0 +1,64 @@
+"""Garbage collection: delete the blobs and versions that nobody can reach any more.
+
+A part lives as long as a version that names it is live, and a version is live until a rollup at
+or above it takes over and no leased reader holds it. So collecting means: move the earliest live
+version up to a rollup, and delete what only the versions before it named.
+
+    versions   e ........ r ........ head          e: earliest live; r: the rollup chosen
+    delete     named in [e, r), not at r           parts and rollups alike
+
+Order of steps; a crash between any two leaves a state from which the next run goes on
+1. Delete the blobs. Names are never used again, so what is not named at r is not named later.
+2. Truncate consensus below r.
+3. Take the rollups below r out of the state. (Their blobs go in a later run, when the versions
+   that name them are gone.)
+
+Requests may be stale, repeated or overtaken: then nothing happens.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+
+from backup.shard.commands import RemoveRollups, RequestGc
+from backup.shard.log import StateLog
+
+
+@dataclass(frozen=True, slots=True)
+class Collected:
+    """What one run did."""
+
+    blobs: tuple[str, ...] = ()
+    versions: int = 0
+    rollups: int = 0
+
+
+def collect_if_due(log: StateLog) -> Collected:
+    """Collect if enough has piled up and no one else was told to."""
+    target = log.apply(RequestGc()).outcome.seqno
+    return Collected() if target is None else collect(log, to=target)
+
+
+def collect(log: StateLog, *, to: int | None = None) -> Collected:
+    """Collect up to the newest rollup at or below version `to` (default: all that can go)."""
+    state = log.refresh()
+    # Only grows, so a state that is a little old merely collects a little less.
+    target = state.seqno_since if to is None else min(to, state.seqno_since)
+    rollup = max((seqno for seqno in state.rollups if seqno <= target), default=None)
+    if rollup is None:
+        return Collected()
+    states = log.live_states()
+    earliest = states[0].seqno
+    if earliest > rollup or states[-1].seqno < rollup:
+        return Collected()
+    kept = set(next(s for s in states if s.seqno == rollup).blobs())
+    before = {name for s in states if s.seqno < rollup for name in s.blobs()}
+    blobs = tuple(sorted(before - kept))
+    for name in blobs:
+        log.retrying(partial(log.blob.delete, name))
+    if earliest < rollup:
+        log.retrying(lambda: log.consensus.truncate(log.shard, rollup))
+    older = tuple((seqno, name) for seqno, name in state.rollups.items() if seqno < rollup)
+    removed = log.apply(RemoveRollups(older)).outcome.seqnos if older else ()
+    return Collected(blobs, rollup - earliest, len(removed))

@@ -1,0 +1,268 @@
+"""The state log: a shard's state made to last, and the loop that carries out commands.
+
+Every version is a diff in consensus; now and then one is written whole to blob (a *rollup*). A
+state is the newest rollup and the diffs after it.
+
+    <shard>/rollup/v<seqno, 20 digits>-<random>   in blob
+    key <shard>, version <seqno>                  in consensus
+
+Invariants
+1. The earliest live version always has a rollup; the head's diff names the newest one.
+2. A rollup is in blob before a state names it.
+3. The state held here never goes back, whatever a stale head says.
+
+Retry rules (`apply`): contention and *determinate* failures are tried again; *indeterminate* ones
+too, where doing the command twice does no more than once, which is so for all but a
+compare-and-append. That one is recognised by its token, and where even the token cannot tell, the
+caller hears `IndeterminateError`.
+"""
+
+from __future__ import annotations
+
+import secrets
+import socket
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any, NamedTuple
+
+from backup.shard import codec, commands, machine
+from backup.shard.blob import Blob
+from backup.shard.consensus import Cas, Consensus, Versioned, require_consensus_key
+from backup.shard.state import State
+from kvstore.clock import WallClock
+from kvstore.errors import CorruptionError, DeterminateError, IndeterminateError, UsageError
+from kvstore.limits import ATTEMPTS_MAX, ROLLUP_EVERY
+
+_SCAN_LIMIT = 1024
+
+
+class Applied(NamedTuple):
+    """What a command came to. `unsure`: an attempt on the way had an unknown outcome."""
+
+    outcome: Any
+    state: State
+    unsure: bool
+
+
+class StateLog:
+    """One handle's view of a shard. Not for several threads at once; make one handle each."""
+
+    def __init__(
+        self,
+        blob: Blob,
+        consensus: Consensus,
+        shard: str,
+        *,
+        clock: WallClock,
+        pause: Callable[[int], None],
+    ) -> None:
+        """`pause(attempt)` is called before each retry: it sleeps, or in tests does not."""
+        self.blob = blob
+        self.consensus = consensus
+        self.shard = require_consensus_key(shard)
+        self.clock = clock
+        self._pause = pause
+        self._hostname = socket.gethostname()
+        self._state: State | None = None
+
+    @property
+    def state(self) -> State:
+        """The newest state this handle has seen; `open` or `create` comes first."""
+        assert self._state is not None
+        return self._state
+
+    def open(self, *, rule: str, create: bool) -> State:
+        """Load the shard, creating it if it is missing and `create` says so.
+
+        Raises `UsageError` if it is missing, or is of another rule.
+        """
+        for attempt in range(ATTEMPTS_MAX):
+            if attempt:
+                self._pause(attempt)
+            try:
+                self._state = self._load()
+                if self._state is None and create:
+                    self._state = self._create(rule)
+            except (DeterminateError, IndeterminateError):
+                if attempt + 1 == ATTEMPTS_MAX:
+                    raise
+                continue
+            if self._state is not None or not create:
+                break
+        if self._state is None:
+            raise UsageError(f"shard {self.shard} does not exist", "create it, or check the name")
+        if self._state.rule != rule:
+            raise UsageError(f"shard {self.shard} merges by {self._state.rule!r}, not {rule!r}")
+        return self._state
+
+    def refresh(self) -> State:
+        """Catch up with consensus. Costs a scan of what is new; a full load after a truncation."""
+        self._retrying(self._catch_up)
+        return self.state
+
+    def apply(self, command: commands.Command) -> Applied:
+        """Carry out `command`; see the module for what is retried.
+
+        Raises `IndeterminateError` for a compare-and-append whose fate cannot be told.
+        """
+        unsure = False
+        for attempt in range(ATTEMPTS_MAX):
+            if attempt:
+                self._pause(attempt)
+            before = self.state
+            after, outcome = machine.apply(before, command)
+            try:
+                if after is before:
+                    if self.refresh().seqno == before.seqno:
+                        return Applied(outcome, before, unsure)
+                    continue  # decided on an old state: decide again
+                if self._commit(before, after):
+                    self._rollup_if_due()
+                    return Applied(outcome, self.state, unsure)
+                self.refresh()
+            except DeterminateError:
+                if attempt + 1 == ATTEMPTS_MAX:
+                    raise
+            except IndeterminateError:
+                unsure = True
+                if attempt + 1 == ATTEMPTS_MAX:
+                    raise
+        raise DeterminateError(f"command on shard {self.shard}", f"{ATTEMPTS_MAX} lost races")
+
+    def write_rollup(self) -> None:
+        """Write the current state whole, and name it in the state."""
+        state = self.state
+        if state.is_tombstone and state.rollup[0] >= state.tombstone_seqno:
+            return  # the last one there will be
+        name = f"{self.shard}/rollup/v{state.seqno:020}-{secrets.token_hex(6)}"
+        self.retrying(lambda: self.blob.put(name, codec.encode_state(state)))
+        outcome, _, unsure = self.apply(commands.AddRollup(state.seqno, name))
+        if not outcome.added and not unsure:
+            self.retrying(lambda: self.blob.delete(name))
+
+    def retrying(self, call: Callable[[], Any]) -> Any:
+        """Make an idempotent storage call again until it works, or the attempts are used up."""
+        return self._retrying(call)
+
+    def live_states(self) -> list[State]:
+        """Every version from the earliest live one on, ascending. Costs a scan of all."""
+        for attempt in range(ATTEMPTS_MAX):
+            if attempt:
+                self._pause(attempt)
+                self.refresh()
+            versions: list[Versioned] = self.retrying(lambda: self._scan(0))
+            name = self.state.rollups.get(versions[0].seqno)
+            rollup = None if name is None else self.retrying(partial(self._read_rollup, name))
+            if rollup is None:
+                continue  # collected since the scan, or the scan was stale
+            states: list[State] = [rollup]
+            for version in versions[1:]:
+                states.append(self._step(states[-1], version))
+            return states
+        where = f"shard {self.shard}"
+        raise CorruptionError(where, "its earliest version has no rollup", "restore the blob")
+
+    # -- how ---------------------------------------------------------------------------------
+
+    def _create(self, rule: str) -> State | None:
+        """The first version and its rollup; None if another handle was faster."""
+        name = f"{self.shard}/rollup/v{1:020}-{secrets.token_hex(6)}"
+        state = self._stamped(State(self.shard, rule, seqno=1, rollups={1: name}))
+        self.blob.put(name, codec.encode_state(state))
+        data = codec.encode_diff(None, state)
+        cas = self.consensus.compare_and_set(self.shard, expected=None, new=Versioned(1, data))
+        return state if cas is Cas.COMMITTED else None
+
+    def _commit(self, before: State, after: State) -> bool:
+        assert after.seqno == before.seqno + 1
+        after = self._stamped(after)
+        new = Versioned(after.seqno, codec.encode_diff(before, after))
+        cas = self.consensus.compare_and_set(self.shard, expected=before.seqno, new=new)
+        if cas is Cas.COMMITTED:
+            self._state = after
+        return cas is Cas.COMMITTED
+
+    def _stamped(self, state: State) -> State:
+        walltime_ns = max(self.clock.wall_ns(), state.walltime_ns)
+        return replace(state, walltime_ns=walltime_ns, hostname=self._hostname)
+
+    def _rollup_if_due(self) -> None:
+        """Failing to write one costs nothing but a longer scan; the next commit tries again."""
+        state = self.state
+        if state.seqno - state.rollup[0] < ROLLUP_EVERY or state.is_tombstone:
+            return
+        name = f"{self.shard}/rollup/v{state.seqno:020}-{secrets.token_hex(6)}"
+        try:
+            self.blob.put(name, codec.encode_state(state))
+            after, _ = machine.apply(state, commands.AddRollup(state.seqno, name))
+            if not self._commit(state, after):
+                self.blob.delete(name)  # surely named by no version
+        except (DeterminateError, IndeterminateError):
+            return
+
+    def _catch_up(self) -> None:
+        if self._state is None:
+            self._state = self._load()
+            return
+        versions = self._scan(self._state.seqno + 1)
+        if versions and versions[0].seqno == self._state.seqno + 1:
+            for version in versions:
+                self._state = self._step(self._state, version)
+        elif versions:  # the versions in between were truncated
+            loaded = self._load()
+            if loaded is not None and loaded.seqno > self._state.seqno:
+                self._state = loaded
+
+    def _load(self) -> State | None:
+        """The state at the head, from the rollup it names; None if there is no shard."""
+        for attempt in range(ATTEMPTS_MAX):
+            if attempt:
+                self._pause(attempt)
+            head = self.consensus.head(self.shard)
+            if head is None:
+                return None
+            where = self._where(head.seqno)
+            diff = codec.decode_diff(head.data, where=where)
+            state = self._read_rollup(diff.rollup[1])
+            if state is None:
+                continue  # a stale head named a rollup that was collected: look again
+            if state.seqno < head.seqno:
+                versions = self._scan(state.seqno + 1)
+                if not versions or versions[0].seqno != state.seqno + 1:
+                    continue  # collected between the two reads
+                for version in versions:
+                    state = self._step(state, version)
+            return state
+        raise CorruptionError(f"shard {self.shard}", "the rollup its head names is missing")
+
+    def _scan(self, start: int) -> list[Versioned]:
+        found: list[Versioned] = []
+        while True:
+            page = self.consensus.scan(self.shard, start=start, limit=_SCAN_LIMIT)
+            found.extend(page)
+            if len(page) < _SCAN_LIMIT:
+                return found
+            start = page[-1].seqno + 1
+
+    def _step(self, state: State, version: Versioned) -> State:
+        where = self._where(version.seqno)
+        return codec.apply_diff(state, codec.decode_diff(version.data, where=where), where=where)
+
+    def _read_rollup(self, name: str) -> State | None:
+        data = self.blob.get(name)
+        return None if data is None else codec.decode_state(data, where=f"blob {name}")
+
+    def _where(self, seqno: int) -> str:
+        return f"shard {self.shard} v{seqno}"
+
+    def _retrying(self, call: Callable[[], Any]) -> Any:
+        for attempt in range(ATTEMPTS_MAX):
+            if attempt:
+                self._pause(attempt)
+            try:
+                return call()
+            except (DeterminateError, IndeterminateError):
+                if attempt + 1 == ATTEMPTS_MAX:
+                    raise
+        raise AssertionError("unreachable")

@@ -1,0 +1,317 @@
+"""Blob and consensus on an object store: S3, GCS, Azure, or a folder, through obstore.
+
+`put(mode="create")` writes an object only where none of that name exists. That is the
+write-once rule of blobs, and all the compare-and-set that consensus needs.
+
+Objects of consensus, below `<prefix>/<key>/`
+    v<index, 20 digits>      the index-th version of the key: indexes are dense, from 1
+    floor<index, 20 digits>  empty: versions below this index are truncated, whatever is listed
+Bytes of a version object
+    seqno  u64, big-endian
+    nonce  16 random bytes of the one call that wrote it
+    data   the rest
+
+Invariants
+1. Setting the version after index i creates index i + 1, which only one can do.
+2. The floor is written before anything below it is deleted. So a writer that slept so long that
+   its index was truncated away, and then created it again, finds a floor above its index. It
+   cannot tell that from a fast reader's truncation after its own commit: it answers
+   `IndeterminateError`, and what it created is ignored, because
+3. the head is never deleted: the highest index is always the true head, and what lies below the
+   floor is never a version.
+4. A client library may repeat a put whose reply was lost, and then hear that the object exists.
+   The nonce tells that this was our own put, so a commit is never taken for a mismatch.
+"""
+
+from __future__ import annotations
+
+import secrets
+import struct
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+import obstore
+import obstore.store
+from obstore.exceptions import AlreadyExistsError, BaseError
+from obstore.store import ObjectStore
+
+from backup.shard.blob import BlobInfo, name_taken, require_name, restore_existing
+from backup.shard.consensus import (
+    Cas,
+    Versioned,
+    require_cas,
+    require_consensus_key,
+    require_truncation,
+)
+from kvstore.errors import CorruptionError, DeterminateError, IndeterminateError, UsageError
+
+_HEADER = struct.Struct(">Q16s")
+_INDEX_DIGITS = 20
+_PARALLEL_GETS = 8
+"""Small objects fetched at a time by a scan: latency, not bandwidth, is what a scan waits for."""
+
+_T = TypeVar("_T")
+
+
+class ObjectBlob:
+    """Blobs as objects below `prefix` of an obstore `store`."""
+
+    def __init__(self, store: ObjectStore, prefix: str = "") -> None:
+        self._store = store
+        self._prefix = _with_slash(prefix)
+
+    def put(self, name: str, data: bytes) -> None:
+        """See `Blob.put`."""
+        path = self._prefix + require_name(name)
+        if not _create(self._store, path, data) and self.get(name) != data:
+            raise name_taken(name)
+
+    def get(self, name: str) -> bytes | None:
+        """See `Blob.get`."""
+        return _get(self._store, self._prefix + name)
+
+    def get_range(self, name: str, *, start: int, length: int) -> bytes | None:
+        """See `Blob.get_range`. Asks for the size first: stores refuse ranges past the end."""
+        size = self.size(name)
+        if size is None:
+            return None
+        end = min(start + length, size)
+        if start >= end:
+            return b""
+        path = self._prefix + name
+        return _read(
+            path, lambda: bytes(obstore.get_range(self._store, path, start=start, end=end))
+        )
+
+    def size(self, name: str) -> int | None:
+        """See `Blob.size`."""
+        path = self._prefix + name
+        return _read(path, lambda: int(obstore.head(self._store, path)["size"]))
+
+    def delete(self, name: str) -> int | None:
+        """See `Blob.delete`. Two deletes at once may both report the size."""
+        size = self.size(name)
+        if size is not None:
+            _delete(self._store, self._prefix + name)
+        return size
+
+    def list(self, prefix: str = "") -> Iterator[BlobInfo]:
+        """See `Blob.list`. Lists the folder the prefix lies in; O(its objects) memory."""
+        folder, _, _ = (self._prefix + prefix).rpartition("/")
+        found = _list(self._store, folder)
+        for path, size in found:
+            name = path.removeprefix(self._prefix)
+            if path.startswith(self._prefix) and name.startswith(prefix):
+                yield BlobInfo(name, size)
+
+    def restore(self, name: str) -> None:
+        """See `Blob.restore`. Buckets with versioning are restored with their own tools."""
+        restore_existing(self, name)
+
+
+class ObjectConsensus:
+    """Consensus as objects below `prefix` of an obstore `store`."""
+
+    def __init__(self, store: ObjectStore, prefix: str = "consensus") -> None:
+        self._store = store
+        self._prefix = _with_slash(prefix)
+        self._seqnos: dict[tuple[str, int], int] = {}  # versions never change: safe to keep
+
+    def head(self, key: str) -> Versioned | None:
+        """See `Consensus.head`. Costs one list and one get."""
+        found = self._head(key)
+        return None if found is None else found[1]
+
+    def compare_and_set(self, key: str, *, expected: int | None, new: Versioned) -> Cas:
+        """See `Consensus.compare_and_set`. Costs one list, one get, one put and one list."""
+        require_cas(key, expected=expected, new=new)
+        found = self._head(key)
+        index, head = (0, None) if found is None else found
+        if (None if head is None else head.seqno) != expected:
+            return Cas.MISMATCH
+        path = self._version_path(key, index + 1)
+        header = _HEADER.pack(new.seqno, secrets.token_bytes(16))
+        if not _create(self._store, path, header + new.data):
+            existing = _get(self._store, path)
+            if existing is None or not existing.startswith(header):
+                return Cas.MISMATCH
+        if self._floor(key) > index + 1:
+            raise IndeterminateError(f"compare-and-set of {path}", "it was truncated meanwhile")
+        return Cas.COMMITTED
+
+    def scan(self, key: str, *, start: int, limit: int) -> list[Versioned]:
+        """See `Consensus.scan`. Costs a list, O(log n) gets to find the start, and the gets."""
+        while True:
+            indexes = self._live(key)
+            first = self._first_at_or_above(key, indexes, start)
+            if first is None:
+                continue
+            wanted = indexes[first : first + limit]
+            with ThreadPoolExecutor(_PARALLEL_GETS) as pool:
+                found = list(pool.map(lambda index: self._version(key, index), wanted))
+            versions = [version for version in found if version is not None]
+            if len(versions) == len(found):
+                return versions
+            # A truncation overtook the gets: list again, with its floor.
+
+    def truncate(self, key: str, seqno: int) -> int | None:
+        """See `Consensus.truncate`. Costs a list, the floor's put, and a delete per version."""
+        head = self.head(key)
+        require_truncation(key, seqno, head)
+        indexes = self._live(key)
+        first = self._first_at_or_above(key, indexes, seqno)
+        if not first:
+            return 0
+        floor = indexes[first]
+        _create(self._store, f"{self._prefix}{key}/floor{floor:0{_INDEX_DIGITS}}", b"")
+        for path, _ in _list(self._store, self._prefix + key):
+            _, index = _parse(path)
+            if index < floor:
+                _delete(self._store, path)
+                self._seqnos.pop((key, index), None)
+        return first
+
+    def list_keys(self) -> list[str]:
+        """See `Consensus.list_keys`. Costs one list with a delimiter."""
+        path = self._prefix.rstrip("/")
+        listed = _call(
+            f"list of {path}", lambda: obstore.list_with_delimiter(self._store, path or None)
+        )
+        return sorted(prefix.rstrip("/").rpartition("/")[2] for prefix in listed["common_prefixes"])
+
+    def _head(self, key: str) -> tuple[int, Versioned] | None:
+        """The highest index and its version. Invariant 3 says why no floor is needed."""
+        while True:
+            versions = [i for kind, i in self._listed(key) if kind == "v"]
+            if not versions:
+                return None
+            version = self._version(key, max(versions))
+            if version is not None:
+                return max(versions), version
+
+    def _live(self, key: str) -> list[int]:
+        """The indexes at or above the floor, ascending."""
+        listed = self._listed(key)
+        floor = max((i for kind, i in listed if kind == "floor"), default=0)
+        return sorted(i for kind, i in listed if kind == "v" and i >= floor)
+
+    def _floor(self, key: str) -> int:
+        return max((i for kind, i in self._listed(key) if kind == "floor"), default=0)
+
+    def _listed(self, key: str) -> list[tuple[str, int]]:
+        found = _list(self._store, self._prefix + require_consensus_key(key))
+        return [_parse(path) for path, _ in found]
+
+    def _version_path(self, key: str, index: int) -> str:
+        return f"{self._prefix}{key}/v{index:0{_INDEX_DIGITS}}"
+
+    def _version(self, key: str, index: int) -> Versioned | None:
+        path = self._version_path(key, index)
+        data = _get(self._store, path)
+        if data is None:
+            return None
+        if len(data) < _HEADER.size:
+            raise CorruptionError(path, f"{len(data)} bytes are too few for a version")
+        version = Versioned(_HEADER.unpack_from(data)[0], data[_HEADER.size :])
+        self._seqnos[key, index] = version.seqno
+        return version
+
+    def _first_at_or_above(self, key: str, indexes: list[int], seqno: int) -> int | None:
+        """Where in `indexes` the versions at or above `seqno` begin; None if one vanished."""
+        low, high = 0, len(indexes)
+        while low < high:
+            middle = (low + high) // 2
+            index = indexes[middle]
+            found = self._seqnos.get((key, index))
+            if found is None:
+                version = self._version(key, index)
+                if version is None:
+                    return None
+                found = version.seqno
+            if found < seqno:
+                low = middle + 1
+            else:
+                high = middle
+        return low
+
+
+def _with_slash(prefix: str) -> str:
+    return prefix.strip("/") + "/" if prefix.strip("/") else ""
+
+
+def _parse(path: str) -> tuple[str, int]:
+    name = path.rpartition("/")[2]
+    kind = name.rstrip("0123456789")
+    if kind not in ("v", "floor") or len(name) != len(kind) + _INDEX_DIGITS:
+        raise CorruptionError(path, "it is not a version of this consensus", "move it elsewhere")
+    return kind, int(name[len(kind) :])
+
+
+def _create(store: ObjectStore, path: str, data: bytes) -> bool:
+    """Write a new object; False where one of that name exists."""
+    try:
+        # One request: a multipart upload would give up the create condition.
+        obstore.put(store, path, data, mode="create", use_multipart=False)
+    except AlreadyExistsError:
+        return False
+    except (BaseError, OSError) as error:
+        raise IndeterminateError(f"put of {path}", _first_line(error)) from error
+    return True
+
+
+def _get(store: ObjectStore, path: str) -> bytes | None:
+    return _read(path, lambda: bytes(obstore.get(store, path).bytes()))
+
+
+def _read(path: str, call: Callable[[], _T]) -> _T | None:
+    try:
+        return call()
+    except FileNotFoundError:
+        return None
+    except (BaseError, OSError) as error:
+        raise DeterminateError(f"read of {path}", _first_line(error)) from error
+
+
+def _call(where: str, call: Callable[[], _T]) -> _T:
+    try:
+        return call()
+    except (BaseError, OSError) as error:
+        raise DeterminateError(where, _first_line(error)) from error
+
+
+def _delete(store: ObjectStore, path: str) -> None:
+    try:
+        obstore.delete(store, path)
+    except FileNotFoundError:
+        return
+    except (BaseError, OSError) as error:
+        raise IndeterminateError(f"delete of {path}", _first_line(error)) from error
+
+
+def _list(store: ObjectStore, folder: str) -> list[tuple[str, int]]:
+    """Path and size of every object below `folder`, ascending."""
+    return _call(
+        f"list of {folder}",
+        lambda: sorted(
+            (meta["path"], meta["size"])
+            for chunk in obstore.list(store, folder or None)
+            for meta in chunk
+        ),
+    )
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0]
+
+
+def object_place(url: str, options: dict[str, str]) -> tuple[ObjectBlob, ObjectConsensus]:
+    """Blob and consensus below an object store's URL; credentials come from the environment.
+
+    `options` are obstore's own, such as `endpoint`, `region` or `allow_http`.
+    """
+    try:
+        store = obstore.store.from_url(url, **options)  # type: ignore[call-overload]
+    except (BaseError, ValueError) as error:
+        raise UsageError(f"{url} cannot be opened: {_first_line(error)}") from error
+    return ObjectBlob(store, "blob"), ObjectConsensus(store)

@@ -1,0 +1,298 @@
+"""Parts: sorted Parquet files that anything can read, and this project can read in pieces.
+
+File
+    columns    as the rule's schema says, sorted by its order (recorded as sorting columns)
+    row group  up to `ROW_GROUP_ROWS_MAX` rows, with min/max statistics of key, time and op
+    pages      zstd, each with a checksum
+    metadata   kvstore.part = "1" (format version), kvstore.rule = name of the rule
+
+Invariants
+1. A part is written once, under a name that is never used again, so retrying its upload is safe.
+2. Bounds (`key_min`, `key_max`, times) hold for every row; they may be wider, never narrower.
+   A reader skips parts and row groups by them, so too narrow a bound would be a wrong answer.
+3. What is read is checked: a small part by its checksum, a large one page by page.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from backup.shard.blob import Blob, reading
+from backup.shard.rules import OP_DELETE_RANGE, Rule, column_numpy, keep, lower_bound
+from backup.shard.state import Part
+from kvstore.errors import CorruptionError, FormatVersionError
+from kvstore.limits import BOUND_BYTES_MAX, ROW_GROUP_BYTES_MAX
+from kvstore.span import Span, prefix_end
+
+PART_FORMAT = b"1"
+_FORMAT_KEY = b"kvstore.part"
+_RULE_KEY = b"kvstore.rule"
+_WHOLE_BYTES_MAX = 1 << 20
+"""Parts up to this size are fetched in one piece; of larger ones only what is asked for."""
+
+
+def checksum(data: bytes) -> str:
+    """What a part's bytes are checked against: BLAKE2b, 128 bits, in hex."""
+    return hashlib.blake2b(data, digest_size=16).hexdigest()
+
+
+class PartBuilder:
+    """Collects sorted batches into the bytes of one part. Memory: the compressed part."""
+
+    def __init__(self, rule: Rule) -> None:
+        self._rule = rule
+        self._sink = pa.BufferOutputStream()
+        metadata = {_FORMAT_KEY: PART_FORMAT, _RULE_KEY: rule.name.encode()}
+        schema = rule.schema.with_metadata(metadata)
+        order = [
+            pq.SortingColumn(schema.get_field_index(name), descending=way == "descending")
+            for name, way in rule.order
+        ]
+        numbers = [f.name for f in schema if not pa.types.is_binary(f.type)]
+        self._writer = pq.ParquetWriter(
+            self._sink,
+            schema,
+            compression="zstd",
+            compression_level=1,
+            use_dictionary=numbers,
+            write_statistics=["key", *numbers],
+            write_page_checksum=True,
+            sorting_columns=order,
+        )
+        self._key_min: bytes | None = None
+        self._key_last = b""
+        self._reach: bytes | None = None
+        self._times: list[int] = []
+        self._ranges = 0
+        self._diff_sum: int | None = 0 if rule.name == "diffs" else None
+        self.rows = 0
+        self.nbytes = 0
+
+    def add_row_group(self, batch: pa.RecordBatch) -> None:
+        """Append `batch`, not empty, which follows what was added before."""
+        keys = batch.column("key")
+        if self._key_min is None:
+            self._key_min = keys[0].as_py()
+        self._key_last = keys[-1].as_py()
+        times = column_numpy(batch, self._rule.time_column)
+        self._times += [int(times.min()), int(times.max())]
+        if "op" in batch.schema.names:
+            self._note_ranges(batch)
+        if self._diff_sum is not None:
+            self._diff_sum += sum(column_numpy(batch, "diff").tolist())
+        self._writer.write_batch(batch, row_group_size=batch.num_rows)
+        self.rows += batch.num_rows
+        self.nbytes += batch.nbytes
+
+    def _note_ranges(self, batch: pa.RecordBatch) -> None:
+        rows = np.flatnonzero(column_numpy(batch, "op") == OP_DELETE_RANGE)
+        if len(rows):
+            self._ranges += len(rows)
+            reach = pc.max(batch.column("end_key").take(pa.array(rows))).as_py()
+            self._reach = reach if self._reach is None else max(reach, self._reach)
+
+    def finish(self, name: str) -> tuple[Part, bytes]:
+        """The part's entry and its bytes, to be put under `name`."""
+        assert self._key_min is not None
+        self._writer.close()
+        data = self._sink.getvalue().to_pybytes()
+        part = Part(
+            name=name,
+            rows=self.rows,
+            size=len(data),
+            checksum=checksum(data),
+            key_min=self._key_min[:BOUND_BYTES_MAX],
+            key_max=_rounded_up(max(self._key_last, self._reach or b"")),
+            time_min=min(self._times),
+            time_max=max(self._times),
+            ranges=self._ranges,
+            diff_sum=self._diff_sum,
+        )
+        return part, data
+
+
+def read_part(
+    blob: Blob, part: Part, rule: Rule, *, span: Span, batch_rows: int
+) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of `part` in `span`, range tombstones cut to it, in order.
+
+    Memory is O(batch_rows). Raises `MissingPartError` if its blob is gone, `CorruptionError` if
+    it is not what was written.
+    """
+    if not touches(part, span):
+        return
+    file = open_part(blob, part, rule)
+    groups = [
+        i for i in range(file.num_row_groups) if _group_touches(file.metadata.row_group(i), span)
+    ]
+    if not groups:
+        return
+    batch_rows = min(batch_rows, *(_rows_within_bounds(file.metadata.row_group(i)) for i in groups))
+    try:
+        for batch in file.iter_batches(batch_size=batch_rows, row_groups=groups):
+            wanted = _from(batch, part.drop_below, rule)
+            if span != _EVERYTHING:
+                wanted = _within(wanted, span, rule)
+            if wanted.num_rows:
+                yield wanted
+    except (pa.ArrowException, OSError) as error:
+        raise _damaged(part, error) from error
+
+
+_EVERYTHING = Span()
+
+
+class MissingPartError(CorruptionError):
+    """A part's blob is gone. A reader whose lease has expired expects it; nobody else does."""
+
+
+def part_bytes(blob: Blob, part: Part) -> bytes:
+    """All bytes of a part, checked. Raises `MissingPartError` or `CorruptionError`."""
+    data = part.inline if part.inline is not None else reading(lambda: blob.get(part.name))
+    if data is None:
+        raise MissingPartError(f"part {part.name}", "its blob is gone")
+    if len(data) != part.size or checksum(data) != part.checksum:
+        raise CorruptionError(f"part {part.name}", f"its {len(data)} bytes fail the checksum")
+    return data
+
+
+def touches(part: Part, span: Span) -> bool:
+    """True unless the bounds say that no row of `part` concerns `span`."""
+    below_end = span.end is None or part.key_min < span.end
+    return below_end and (part.key_max is None or part.key_max >= span.start)
+
+
+def open_part(blob: Blob, part: Part, rule: Rule) -> pq.ParquetFile:
+    """Open for reading in pieces; raises as `read_part` does."""
+    source: Any
+    if part.inline is not None or part.size <= _WHOLE_BYTES_MAX:
+        source = pa.BufferReader(part_bytes(blob, part))
+    else:
+        source = pa.PythonFile(_BlobFile(blob, part), mode="r")
+    try:
+        file = pq.ParquetFile(source, page_checksum_verification=True)
+    except (pa.ArrowException, OSError) as error:
+        raise _damaged(part, error) from error
+    metadata = file.schema_arrow.metadata or {}
+    if metadata.get(_FORMAT_KEY) != PART_FORMAT:
+        found, supported = metadata.get(_FORMAT_KEY), PART_FORMAT
+        raise FormatVersionError(f"part {part.name}", found=found, supported=supported)
+    if metadata.get(_RULE_KEY) != rule.name.encode():
+        raise CorruptionError(f"part {part.name}", f"its rule is {metadata.get(_RULE_KEY)!r}")
+    return file
+
+
+class _BlobFile(io.RawIOBase):
+    """A blob as a seekable file, fetched range by range."""
+
+    def __init__(self, blob: Blob, part: Part) -> None:
+        self._blob = blob
+        self._part = part
+        self._at = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._part.size}[whence]
+        self._at = base + offset
+        return self._at
+
+    def tell(self) -> int:
+        return self._at
+
+    def read(self, size: int = -1) -> bytes:
+        length = self._part.size - self._at if size < 0 else size
+        name, at = self._part.name, self._at
+        data = reading(lambda: self._blob.get_range(name, start=at, length=length))
+        if data is None:
+            raise MissingPartError(f"part {name}", "its blob is gone")
+        self._at += len(data)
+        return data
+
+
+def _damaged(part: Part, error: Exception) -> CorruptionError:
+    return CorruptionError(f"part {part.name}", str(error).partition("\n")[0])
+
+
+def _rounded_up(key: bytes) -> bytes | None:
+    """A short key at or above `key`; None where there is none."""
+    return key if len(key) <= BOUND_BYTES_MAX else prefix_end(key[:BOUND_BYTES_MAX])
+
+
+def _group_touches(group: pq.RowGroupMetaData, span: Span) -> bool:
+    """True unless the row group's statistics say that none of its rows concerns `span`."""
+    columns = {group.column(i).path_in_schema: group.column(i) for i in range(group.num_columns)}
+    keys = columns["key"].statistics
+    if keys is None or not keys.has_min_max:
+        return True
+    if span.end is not None and keys.min >= span.end:
+        return False
+    if keys.max >= span.start:
+        return True
+    ops = columns["op"].statistics if "op" in columns else None
+    # A range row stands at its start, and may reach into the span from before it.
+    return "op" in columns and (ops is None or not ops.has_min_max or ops.max >= OP_DELETE_RANGE)
+
+
+def _rows_within_bounds(group: pq.RowGroupMetaData) -> int:
+    """Rows of this group that stay below its byte bound even if they came from several groups."""
+    width = max(int(group.total_byte_size) // int(group.num_rows), 1)
+    return max(ROW_GROUP_BYTES_MAX // width, 1)
+
+
+def _from(batch: pa.RecordBatch, drop_below: int, rule: Rule) -> pa.RecordBatch:
+    if not drop_below:
+        return batch
+    return keep(batch, column_numpy(batch, rule.time_column) >= drop_below)
+
+
+def _within(batch: pa.RecordBatch, span: Span, rule: Rule) -> pa.RecordBatch:
+    """The rows whose key lies in `span`, and range rows cut to it, still in order."""
+    keys = batch.column("key")
+    low = lower_bound(keys, span.start)
+    high = len(keys) if span.end is None else lower_bound(keys, span.end)
+    inside = batch.slice(low, max(high - low, 0))
+    if "op" not in batch.schema.names:
+        return inside
+    before = _reaching_in(batch.slice(0, low), span)
+    if not _has_ranges(inside) and before is None:
+        return inside
+    pieces = [piece for piece in (before, inside) if piece is not None]
+    return _cut_ends(pa.concat_batches(pieces), span, rule)
+
+
+def _has_ranges(batch: pa.RecordBatch) -> bool:
+    return bool((column_numpy(batch, "op") == OP_DELETE_RANGE).any())
+
+
+def _reaching_in(batch: pa.RecordBatch, span: Span) -> pa.RecordBatch | None:
+    """Range rows that start before the span and end inside or after it, moved to its start."""
+    ranges = keep(batch, column_numpy(batch, "op") == OP_DELETE_RANGE)
+    reach = pc.greater(ranges.column("end_key"), pa.scalar(span.start, pa.binary()))
+    ranges = ranges.filter(reach)
+    if ranges.num_rows == 0:
+        return None
+    starts = pa.array([span.start] * ranges.num_rows, pa.binary())
+    return ranges.set_column(0, batch.schema.field(0), starts)
+
+
+def _cut_ends(batch: pa.RecordBatch, span: Span, rule: Rule) -> pa.RecordBatch:
+    if span.end is not None:
+        ends = batch.column("end_key")
+        limit = pa.scalar(span.end, pa.binary())
+        cut = pc.if_else(pc.greater(ends, limit), limit, ends)
+        place = batch.schema.get_field_index("end_key")
+        batch = batch.set_column(place, batch.schema.field(place), cut)
+    return batch.take(pc.sort_indices(batch, sort_keys=rule.order))

@@ -1,0 +1,183 @@
+"""Reading a shard: snapshots at a time, splits of them for other processes, and listening.
+
+A snapshot is a list of batches and a time. Its parts stay readable while the reader it came from
+holds its version, so it is used inside `with` and released. When the lease was lost, a missing
+part is reported as `LeaseExpiredError`, not as damage.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from types import TracebackType
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+
+from backup.shard import codec
+from backup.shard.batch import read_batches
+from backup.shard.blob import Blob
+from backup.shard.part import MissingPartError, open_part
+from backup.shard.rules import RULES, AsOf, View, Window
+from backup.shard.state import Batch
+from kvstore.span import Span
+from kvstore.timestamp import TIMESTAMP_MAX
+
+_SPLIT_FORMAT = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """A piece of a snapshot: the rows of `span` at `as_of`. Travels as JSON to other processes.
+
+    Readable while the reader that made the snapshot holds it, by whoever has the blob.
+    """
+
+    rule: str
+    as_of: int
+    span: Span
+    batches: tuple[Batch, ...]
+
+    def read(self, blob: Blob, view: View | None = None) -> Iterator[pa.RecordBatch]:
+        """Yield the split's rows in order: the state at `as_of`, or another `view` of them."""
+        view = view or AsOf(self.as_of)
+        rule = RULES[self.rule]
+        return read_batches(blob, self.batches, rule=rule, view=view, span=self.span)
+
+    def to_json(self) -> str:
+        """Write it down; `from_json` reads it back."""
+        end = None if self.span.end is None else self.span.end.hex()
+        body = {
+            "format": _SPLIT_FORMAT,
+            "rule": self.rule,
+            "as_of": self.as_of,
+            "span": [self.span.start.hex(), end],
+            "batches": [codec.encode_batch(batch) for batch in self.batches],
+        }
+        return json.dumps(body, separators=(",", ":"))
+
+    @classmethod
+    def from_json(cls, text: str) -> Split:
+        """The split of `to_json`."""
+        body: dict[str, Any] = json.loads(text)
+        assert body["format"] == _SPLIT_FORMAT, body["format"]
+        start, end = body["span"]
+        span = Span(bytes.fromhex(start), None if end is None else bytes.fromhex(end))
+        batches = tuple(codec.decode_batch(batch) for batch in body["batches"])
+        return cls(body["rule"], body["as_of"], span, batches)
+
+
+class Snapshot:
+    """The shard at `as_of`, readable any number of times until it is closed."""
+
+    def __init__(
+        self,
+        blob: Blob,
+        *,
+        rule: str,
+        as_of: int,
+        batches: tuple[Batch, ...],
+        explain: Callable[[MissingPartError], Exception],
+        release: Callable[[], None],
+    ) -> None:
+        self.as_of = as_of
+        self.rule = rule
+        self.batches = batches
+        self._blob = blob
+        self._explain = explain
+        self._release = release
+
+    def __enter__(self) -> Snapshot:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let the reader go on without this snapshot. Closing twice does nothing more."""
+        self._release()
+
+    def read(self, span: Span | None = None) -> Iterator[pa.RecordBatch]:
+        """Yield the state at `as_of` in order, in bounded memory.
+
+        Raises `LeaseExpiredError` if the lease was lost and parts are gone.
+        """
+        return self.view(AsOf(self.as_of), span)
+
+    def view(self, view: View, span: Span | None = None) -> Iterator[pa.RecordBatch]:
+        """Yield another view of the same batches, such as `Window(-1, as_of)`: all versions."""
+        rule = RULES[self.rule]
+        rows = read_batches(self._blob, self.batches, rule=rule, view=view, span=span)
+        return explained(rows, self._explain)
+
+    def splits(self, count: int, span: Span | None = None) -> list[Split]:
+        """Cut it by key into at most `count` pieces of about equal rows, in order.
+
+        Costs a look at the footers of the largest parts where the parts alone are too few.
+        """
+        span = span or Span()
+        cuts = _cuts(self._fences(count, span), count)
+        bounds = [span.start, *(cut for cut in cuts if cut > span.start and cut in span), span.end]
+        return [
+            Split(self.rule, self.as_of, Span(low or b"", high), self.batches)
+            for low, high in pairwise(bounds)
+        ]
+
+    def _fences(self, count: int, span: Span) -> list[tuple[bytes, int]]:
+        """Keys where parts or their row groups begin, each with the rows that follow it."""
+        parts = [part for batch in self.batches for part in batch.parts]
+        share = sum(part.rows for part in parts) // max(count, 1)
+        fences: list[tuple[bytes, int]] = []
+        for part in parts:
+            if part.rows <= share:
+                fences.append((part.key_min, part.rows))
+                continue
+            metadata = open_part(self._blob, part, RULES[self.rule]).metadata
+            for group in (metadata.row_group(i) for i in range(metadata.num_row_groups)):
+                statistics = group.column(0).statistics
+                known = statistics is not None and statistics.has_min_max
+                fences.append((statistics.min if known else part.key_min, group.num_rows))
+        return sorted(fence for fence in fences if fence[0] in span)
+
+
+def _cuts(fences: list[tuple[bytes, int]], count: int) -> list[bytes]:
+    """At most `count - 1` of the fences, ascending, that part the rows about equally."""
+    total = sum(rows for _, rows in fences)
+    cuts: list[bytes] = []
+    passed = 0
+    for key, rows in fences:
+        due = passed * count >= total * (len(cuts) + 1)
+        if due and len(cuts) < count - 1 and (not cuts or key > cuts[-1]):
+            cuts.append(key)
+        passed += rows
+    return cuts
+
+
+def explained(
+    rows: Iterator[pa.RecordBatch], explain: Callable[[MissingPartError], Exception]
+) -> Iterator[pa.RecordBatch]:
+    """Pass rows on; a missing part becomes what `explain` makes of it."""
+    try:
+        yield from rows
+    except MissingPartError as error:
+        raise explain(error) from error
+
+
+class ListenBatch(NamedTuple):
+    """What was written in `[lower, upper)`; `rows` may be read once, before the next poll."""
+
+    lower: int
+    upper: int
+    rows: Iterator[pa.RecordBatch]
+
+
+def listen_window(batch: Batch, frontier: int) -> Window:
+    """What a listener at `frontier` has not seen of `batch`, which compaction may have merged."""
+    return Window(frontier - 1, min(batch.upper - 1, TIMESTAMP_MAX))

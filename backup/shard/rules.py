@@ -1,0 +1,302 @@
+"""Merge rules: what the rows of a shard mean, and which of them a reader no longer needs.
+
+    versions  (key, timestamp, op, value, end_key)  MVCC versions and range tombstones
+    diffs     (key, value, time, diff)              a multiset: rows counted up and down
+
+A rule gets *windows*: record batches sorted as it says, in which no key is cut in two, one after
+the other in key order. A `Fold` turns each window into the rows of one *view*:
+
+    Compact(lower, since)   what replaces the batches from `lower` on for all readers >= since
+    AsOf(as_of)             the state at `as_of`
+    Window(since, upto)     what changed in (since, upto]; since = -1 is from the beginning
+
+Invariants
+1. For every as_of >= since, AsOf(as_of) of the compacted rows is AsOf(as_of) of the rows.
+2. For every window with s >= since, likewise (for `diffs`: with times advanced to since).
+3. A fold gives no more rows than it gets. Cost: O(rows) in Arrow and numpy, none by row; each
+   range tombstone costs two binary searches in each window it covers.
+"""
+
+from __future__ import annotations
+
+import bisect
+from dataclasses import dataclass
+from typing import Final, NamedTuple, Protocol, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+Bools: TypeAlias = npt.NDArray[np.bool_]
+Longs: TypeAlias = npt.NDArray[np.int64]
+
+OP_DELETE: Final = 0
+OP_PUT: Final = 1
+OP_DELETE_RANGE: Final = 2
+
+VERSIONS_SCHEMA: Final = pa.schema(
+    [
+        pa.field("key", pa.binary(), nullable=False),
+        pa.field("timestamp", pa.int64(), nullable=False),
+        pa.field("op", pa.uint8(), nullable=False),
+        pa.field("value", pa.binary()),
+        pa.field("end_key", pa.binary()),
+    ]
+)
+"""MVCC rows. `op`: 0 delete, 1 put (`value` set), 2 delete_range of [key, end_key).
+
+Sorted by key, timestamp descending, op descending: a range row stands at its start key.
+"""
+
+DIFFS_SCHEMA: Final = pa.schema(
+    [
+        pa.field("key", pa.binary(), nullable=False),
+        pa.field("value", pa.binary(), nullable=False),
+        pa.field("time", pa.int64(), nullable=False),
+        pa.field("diff", pa.int64(), nullable=False),
+    ]
+)
+"""Counted rows. Sorted by key, value, time; the diffs of equal ones add up, zero is absence."""
+
+
+@dataclass(frozen=True, slots=True)
+class Compact:
+    """The view that compaction writes. `lower`: where the merged batches begin."""
+
+    lower: int
+    since: int
+
+
+@dataclass(frozen=True, slots=True)
+class AsOf:
+    """The view of the state at a time."""
+
+    as_of: int
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """The view of what changed in (since, upto]."""
+
+    since: int
+    upto: int
+
+
+View: TypeAlias = "Compact | AsOf | Window"
+
+
+class Fold(Protocol):
+    """Turns sorted windows into the rows of a view. Called once for each, in key order."""
+
+    def __call__(self, window: pa.RecordBatch) -> pa.RecordBatch:
+        """The rows of the view that lie in this window."""
+        ...
+
+
+class Rule(Protocol):
+    """What the shard knows of its rows."""
+
+    @property
+    def name(self) -> str:
+        """As the state names it."""
+        ...
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The columns; the first is the key."""
+        ...
+
+    @property
+    def time_column(self) -> str:
+        """The column that holds the time."""
+        ...
+
+    @property
+    def order(self) -> list[tuple[str, str]]:
+        """Column and "ascending" or "descending", most significant first."""
+        ...
+
+    def fold(self, view: View) -> Fold:
+        """A new fold for one pass over the shard."""
+        ...
+
+
+# -- versions --------------------------------------------------------------------------------
+
+
+class Range(NamedTuple):
+    """One range tombstone."""
+
+    start: bytes
+    end: bytes
+    timestamp: int
+
+
+class VersionsRule:
+    """MVCC: the newest version at or below a time counts, unless a newer range covers it."""
+
+    name = "versions"
+    schema = VERSIONS_SCHEMA
+    time_column = "timestamp"
+    order = [("key", "ascending"), ("timestamp", "descending"), ("op", "descending")]  # noqa: RUF012
+
+    def fold(self, view: View) -> Fold:
+        """See `Rule.fold`."""
+        if isinstance(view, Window):
+            return _TimeFilter("timestamp", view)
+        return _VersionsFold(view)
+
+
+class _TimeFilter:
+    """All rows of a window of time, as they are."""
+
+    def __init__(self, column: str, view: Window) -> None:
+        self._column = column
+        self._view = view
+
+    def __call__(self, window: pa.RecordBatch) -> pa.RecordBatch:
+        times = column_numpy(window, self._column)
+        return keep(window, (times > self._view.since) & (times <= self._view.upto))
+
+
+class _VersionsFold:
+    """State at a time, and compaction: both turn on the newest version at or below a time.
+
+    Keeps the range tombstones that reach beyond the window: memory is O(those).
+    """
+
+    def __init__(self, view: Compact | AsOf) -> None:
+        self._at = view.since if isinstance(view, Compact) else view.as_of
+        self._compact = view if isinstance(view, Compact) else None
+        self._ranges: list[Range] = []
+
+    def __call__(self, window: pa.RecordBatch) -> pa.RecordBatch:
+        times = column_numpy(window, "timestamp")
+        ops = column_numpy(window, "op")
+        keys = window.column("key")
+        reached = times <= self._at
+        points = ops != OP_DELETE_RANGE
+        if not points.all():
+            self._collect(window, np.flatnonzero(reached & ~points))
+        newest = _first_of_each_key(keys, reached & points)
+        if self._ranges:
+            newest &= ~(self._cover(keys) > times)
+            self._forget_below(keys[-1].as_py())
+        compact = self._compact
+        if compact is None:
+            return keep(window, newest & (ops == OP_PUT))
+        # Nothing older lies below the first batch: what is deleted there needs no tombstone.
+        if compact.lower == 0:
+            return keep(window, (newest & (ops == OP_PUT)) | ~reached)
+        return keep(window, newest | ~reached | ~points)
+
+    def _collect(self, window: pa.RecordBatch, rows: Longs) -> None:
+        found = window.select(["key", "end_key", "timestamp"]).take(pa.array(rows))
+        self._ranges.extend(
+            map(Range._make, zip(*(column.to_pylist() for column in found.columns), strict=True))
+        )
+
+    def _cover(self, keys: pa.Array) -> Longs:
+        """For each key the newest range tombstone over it, -1 for none."""
+        cover = np.full(len(keys), -1, dtype=np.int64)
+        for start, end, timestamp in self._ranges:
+            low, high = lower_bound(keys, start), lower_bound(keys, end)
+            np.maximum(cover[low:high], timestamp, out=cover[low:high])
+        return cover
+
+    def _forget_below(self, key: bytes) -> None:
+        self._ranges = [r for r in self._ranges if r.end > key]
+
+
+# -- diffs -----------------------------------------------------------------------------------
+
+
+class DiffsRule:
+    """A multiset: what counts is the sum of the diffs of equal rows up to a time."""
+
+    name = "diffs"
+    schema = DIFFS_SCHEMA
+    time_column = "time"
+    order = [("key", "ascending"), ("value", "ascending"), ("time", "ascending")]  # noqa: RUF012
+
+    def fold(self, view: View) -> Fold:
+        """See `Rule.fold`."""
+        return _DiffsFold(view)
+
+
+class _DiffsFold:
+    """Advances times, then adds up the diffs of rows that have become equal."""
+
+    def __init__(self, view: View) -> None:
+        self._view = view
+
+    def __call__(self, window: pa.RecordBatch) -> pa.RecordBatch:
+        times = column_numpy(window, "time")
+        match self._view:
+            case Window(since, upto):
+                window = keep(window, (times > since) & (times <= upto))
+                return _consolidate(window, column_numpy(window, "time"))
+            case AsOf(as_of):
+                window = keep(window, times <= as_of)
+                return _consolidate(window, np.full(window.num_rows, as_of, dtype=np.int64))
+            case Compact(_, since):
+                return _consolidate(window, np.maximum(times, since))
+
+
+def _consolidate(window: pa.RecordBatch, times: Longs) -> pa.RecordBatch:
+    """Sum the diffs of rows with one key, value and time; drop what adds up to zero."""
+    if window.num_rows == 0:
+        return window
+    same = _same_as_previous(window.column("key")) & _same_as_previous(window.column("value"))
+    same[1:] &= times[1:] == times[:-1]
+    starts = np.flatnonzero(~same)
+    sums = np.add.reduceat(column_numpy(window, "diff"), starts)
+    rows = starts[sums != 0]
+    keys, values = (window.column(name).take(pa.array(rows)) for name in ("key", "value"))
+    columns = [keys, values, pa.array(times[rows]), pa.array(sums[sums != 0])]
+    return pa.RecordBatch.from_arrays(columns, schema=DIFFS_SCHEMA)
+
+
+# -- columns ---------------------------------------------------------------------------------
+
+
+def column_numpy(batch: pa.RecordBatch, name: str) -> Longs:
+    """A null-free number column without copying it."""
+    column: Longs = batch.column(name).to_numpy(zero_copy_only=True)
+    return column
+
+
+def keep(batch: pa.RecordBatch, mask: Bools) -> pa.RecordBatch:
+    """The rows where `mask` is true; the batch itself, uncopied, where all are."""
+    if mask.all():
+        return batch
+    return batch.filter(pa.array(mask))
+
+
+def lower_bound(keys: pa.Array, key: bytes) -> int:
+    """How many of the sorted `keys` are below `key`. O(log n)."""
+    return bisect.bisect_left(range(len(keys)), key, key=lambda i: keys[i].as_py())
+
+
+def _first_of_each_key(keys: pa.Array, chosen: Bools) -> Bools:
+    """Of the `chosen` rows, mark the first of each key. Rows of a key are adjacent."""
+    if chosen.all():
+        return ~_same_as_previous(keys)
+    rows = np.flatnonzero(chosen)
+    marked = np.zeros(len(keys), dtype=np.bool_)
+    marked[rows[~_same_as_previous(keys.take(pa.array(rows)))]] = True
+    return marked
+
+
+def _same_as_previous(values: pa.Array) -> Bools:
+    same = np.zeros(len(values), dtype=np.bool_)
+    if len(values) > 1:
+        equal = pc.equal(values.slice(1), values.slice(0, len(values) - 1))
+        same[1:] = equal.to_numpy(zero_copy_only=False)
+    return same
+
+
+VERSIONS: Final = VersionsRule()
+DIFFS: Final = DiffsRule()
+RULES: Final[dict[str, Rule]] = {"versions": VERSIONS, "diffs": DIFFS}

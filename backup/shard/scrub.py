@@ -1,0 +1,74 @@
+"""Scrub: compare what a shard names with what its storage holds.
+
+*Missing* blobs are named by a live version and are not there: damage. *Altered* ones fail their
+checksum. *Orphans* are there and named by no live version: parts of crashed or running uploads,
+and of merges that came too late. They are harmless, and only the caller knows how long an upload
+may run, so they are deleted only when asked to and made before a given time.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+
+from backup.shard.blob import Blob, reading
+from backup.shard.log import StateLog
+from backup.shard.part import part_bytes
+from backup.shard.state import Part
+from kvstore.errors import CorruptionError
+
+
+@dataclass(frozen=True, slots=True)
+class ScrubReport:
+    """What a scrub found; `deleted` orphans are listed among `orphans` too."""
+
+    missing: tuple[str, ...]
+    altered: tuple[str, ...]
+    orphans: tuple[str, ...]
+    deleted: tuple[str, ...]
+
+    @property
+    def is_sound(self) -> bool:
+        """True if everything named is there and whole."""
+        return not self.missing and not self.altered
+
+
+def scrub(
+    log: StateLog, *, checksums: bool = False, delete_orphans_before_ns: int | None = None
+) -> ScrubReport:
+    """Look at every blob of the shard; read them all if `checksums`.
+
+    The listing is taken first: what is uploaded and named while the scrub runs is no orphan.
+    """
+    listed = {info.name for info in reading(lambda: list(log.blob.list(f"{log.shard}/")))}
+    states = log.live_states()
+    named = {name for state in states for name in state.blobs()}
+    gone = sorted(name for name in named - listed if reading(partial(log.blob.size, name)) is None)
+    newest = {part.name: part for batch in log.state.batches for part in batch.parts}
+    missing = tuple(name for name in gone if name in newest or name in log.state.rollups.values())
+    altered = []
+    if checksums:
+        for name, part in newest.items():
+            if name not in missing and _is_altered(log.blob, part):
+                altered.append(name)
+    orphans = tuple(sorted(listed - named))
+    deleted = []
+    if delete_orphans_before_ns is not None:
+        deleted = [name for name in orphans if _made_ns(name) < delete_orphans_before_ns]
+        for name in deleted:
+            log.retrying(partial(log.blob.delete, name))
+    return ScrubReport(missing, tuple(altered), orphans, tuple(deleted))
+
+
+def _is_altered(blob: Blob, part: Part) -> bool:
+    try:
+        part_bytes(blob, part)
+    except CorruptionError:
+        return True
+    return False
+
+
+def _made_ns(name: str) -> int:
+    """When a part was made, from its name; rollups and foreign files: never, so they are kept."""
+    stem = name.rpartition("/")[2].partition("-")[0]
+    return int(stem) if "/part/" in name and stem.isdigit() else 1 << 63

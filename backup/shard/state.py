@@ -1,0 +1,193 @@
+"""State: everything a shard knows about itself, as one immutable value.
+
+The machine (`machine.py`) makes the next state from this one and a command; `codec.py` writes it
+down. It holds no data but names the parts that do.
+
+Invariants (`State.check` walks them)
+1. `batches` are adjacent: they cover `[0, upper)` without gap or overlap, ascending.
+2. No batch was compacted further than `since`; no merge slot has an edge inside a batch.
+3. `since` is never above what a reader or critical hold asked to keep, unless that one came later.
+4. Every rollup named is at or below `seqno`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from backup.shard.frontier import EMPTY
+
+STATE_VERSION = 1
+"""The machine that wrote a state; a state never goes back to an older one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One sorted Parquet file of a batch: a blob, or bytes kept in the state (`inline`).
+
+    `key_min` and `key_max` bound every key it touches, ends of range tombstones included, both
+    inclusive and rounded outwards (`key_max` None: unbounded). Parts of one `run` follow each
+    other in order; parts of different runs may interleave. Rows before `drop_below` do not count.
+    `diff_sum` is the sum of the diff column, None where the rule has none or rows do not count.
+    """
+
+    name: str
+    rows: int
+    size: int
+    checksum: str
+    key_min: bytes
+    key_max: bytes | None
+    time_min: int
+    time_max: int
+    run: int = 0
+    ranges: int = 0
+    diff_sum: int | None = None
+    drop_below: int = 0
+    inline: bytes | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """The updates of `[lower, upper)`, with times advanced to `since` where compacted.
+
+    `meta` is the caller's: a few short strings that travel with the batch until it is merged.
+    """
+
+    lower: int
+    upper: int
+    since: int = 0
+    parts: tuple[Part, ...] = ()
+    meta: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def rows(self) -> int:
+        """Rows in the parts: exact, or an upper bound where some no longer count."""
+        return sum(part.rows for part in self.parts)
+
+    @property
+    def size(self) -> int:
+        """Bytes of the parts as stored."""
+        return sum(part.size for part in self.parts)
+
+    @property
+    def diff_sum(self) -> int | None:
+        """The sum of all diffs; None where a part does not know its own."""
+        sums = [part.diff_sum for part in self.parts]
+        return None if None in sums else sum(s for s in sums if s is not None)
+
+    def names(self) -> frozenset[str]:
+        """The blobs it needs."""
+        return frozenset(part.name for part in self.parts if part.inline is None)
+
+
+@dataclass(frozen=True, slots=True)
+class LeasedReader:
+    """A reader that is forgotten when it stops renewing. `seqno` holds back collection of blobs."""
+
+    seqno: int
+    since: int
+    heartbeat_ns: int
+    lease_ns: int
+
+    def lapsed(self, now_ns: int) -> bool:
+        """True once the lease has run out."""
+        return self.heartbeat_ns + self.lease_ns < now_ns
+
+
+@dataclass(frozen=True, slots=True)
+class CriticalHold:
+    """A hold that never expires; only who knows its `opaque` token may move it."""
+
+    since: int
+    opaque: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class WriterState:
+    """What the shard remembers of a writer: its last append, to recognise a retry."""
+
+    token: str
+    upper: int
+    heartbeat_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One column of a registered schema: its name, Arrow type as text, and nullability."""
+
+    name: str
+    type: str
+    nullable: bool
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """One version of a shard. Mappings are never changed in place."""
+
+    shard: str
+    rule: str
+    seqno: int = 0
+    version: int = STATE_VERSION
+    walltime_ns: int = 0
+    hostname: str = ""
+    last_gc: int = 0
+    tombstone_seqno: int = 0
+    since: int = 0
+    upper: int = 0
+    batches: tuple[Batch, ...] = ()
+    slots: tuple[tuple[int, int], ...] = ()
+    rollups: Mapping[int, str] = field(default_factory=dict)
+    leased: Mapping[str, LeasedReader] = field(default_factory=dict)
+    critical: Mapping[str, CriticalHold] = field(default_factory=dict)
+    writers: Mapping[str, WriterState] = field(default_factory=dict)
+    schemas: Mapping[int, tuple[Column, ...]] = field(default_factory=dict)
+
+    def next(self, **changes: Any) -> State:
+        """The following version, with `changes` made."""
+        return replace(self, seqno=self.seqno + 1, **changes)
+
+    @property
+    def seqno_since(self) -> int:
+        """The oldest version a leased reader may still need; the current one if there is none.
+
+        It only grows: a new reader holds the version it was registered in.
+        """
+        return min((reader.seqno for reader in self.leased.values()), default=self.seqno)
+
+    @property
+    def rollup(self) -> tuple[int, str]:
+        """The newest rollup: its version and blob name."""
+        seqno = max(self.rollups)
+        return seqno, self.rollups[seqno]
+
+    @property
+    def is_tombstone(self) -> bool:
+        """True once the shard is finished and everything in it has been let go."""
+        return self.tombstone_seqno > 0
+
+    def inline_bytes(self) -> int:
+        """Bytes of parts kept in the state itself."""
+        return sum(len(p.inline) for b in self.batches for p in b.parts if p.inline is not None)
+
+    def blobs(self) -> Iterator[str]:
+        """Every blob this version needs: parts and rollups."""
+        for batch in self.batches:
+            yield from batch.names()
+        yield from self.rollups.values()
+
+    def check(self) -> None:
+        """Assert the module's invariants. O(batches)."""
+        edge = 0
+        edges = {0}
+        for batch in self.batches:
+            assert batch.lower == edge < batch.upper, (self.shard, batch.lower, edge)
+            assert batch.since <= self.since, (self.shard, batch.since, self.since)
+            edge = batch.upper
+            edges.add(edge)
+        assert edge == self.upper, (edge, self.upper)
+        for low, high in self.slots:
+            assert {low, high} <= edges, (low, high)
+            assert low < high, (low, high)
+        assert 0 <= self.since <= EMPTY
+        assert all(seqno <= self.seqno for seqno in self.rollups)

@@ -1,0 +1,75 @@
+"""Which adjacent batches to merge, so that reads stay short and each row is rewritten seldom.
+
+Size-tiered: going back from the newest batch, an older one joins the run while it is no larger
+than all newer ones of the run together. Runs of `MERGE_FAN_IN` or more are merged. So a row is
+rewritten O(log n) times, and O(log n) batches remain.
+
+A merge that was asked for and is not done yet is a *slot*: its bounds are in the state, so any
+process can do it if the one that asked has died. For further planning a slot counts as one batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from backup.shard.state import Batch
+from kvstore.limits import MERGE_FAN_IN
+
+Slot = tuple[int, int]
+
+_EMPTY_BATCH_BYTES = 1024
+"""What a batch costs even if it is empty: its entry in the state, and a look at it."""
+
+
+def plan_merge(batches: Sequence[Batch], slots: Iterable[Slot]) -> Slot | None:
+    """The run ending at the newest batch that should become one; None if it is too short. O(n)."""
+    units = _units(batches, slots)
+    if not units:
+        return None
+    (low, high), total = units[-1]
+    count = 1
+    for (lower, _), size in reversed(units[:-1]):
+        if size > total:
+            break
+        low, total, count = lower, total + size, count + 1
+    return (low, high) if count >= MERGE_FAN_IN else None
+
+
+def add_slot(slots: Iterable[Slot], new: Slot) -> tuple[Slot, ...]:
+    """`slots` and `new`, which swallows those inside it. A slot that already covers it stays."""
+    kept = [slot for slot in slots if not _covers(new, slot)]
+    if any(_covers(slot, new) for slot in kept):
+        return tuple(kept)
+    return tuple(sorted([*kept, new]))
+
+
+def covering(slots: Iterable[Slot], inner: Slot) -> Slot | None:
+    """The slot that `inner` lies in."""
+    return next((slot for slot in slots if _covers(slot, inner)), None)
+
+
+def overlapping(slots: Iterable[Slot], new: Slot) -> Slot:
+    """`new`, widened to whole slots where it cuts one: slots never overlap in part."""
+    low, high = new
+    for slot_low, slot_high in slots:
+        if slot_low < high and low < slot_high:
+            low, high = min(low, slot_low), max(high, slot_high)
+    return low, high
+
+
+def _covers(outer: Slot, inner: Slot) -> bool:
+    return outer[0] <= inner[0] and inner[1] <= outer[1]
+
+
+def _units(batches: Sequence[Batch], slots: Iterable[Slot]) -> list[tuple[Slot, int]]:
+    """Batches outside slots, and slots, ascending, each with its size."""
+    pending = sorted(slots)
+    units: list[tuple[Slot, int]] = []
+    for batch in batches:
+        size = batch.size + _EMPTY_BATCH_BYTES
+        slot = covering(pending, (batch.lower, batch.upper))
+        if slot is not None and units and units[-1][0] == slot:
+            units[-1] = (slot, units[-1][1] + size)
+        else:
+            units.append((slot or (batch.lower, batch.upper), size))
+    return units

@@ -1,0 +1,166 @@
+"""The store itself: with its defaults, and in the states that its promises speak of."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import kvstore
+from benchmarks.subject import Subject, Work, tree_bytes
+
+_FILL_ROWS = 10_000
+
+
+class Ours(Subject):
+    """A store that was filled by commits."""
+
+    name = "kvstore"
+    tombstones = 0
+    """Range tombstones written before the rows: each read has to look at them, none hides a row."""
+
+    def __init__(self, directory: Path, data) -> None:
+        super().__init__(directory, data)
+        self.store: kvstore.Store | None = None
+
+    def now(self) -> kvstore.Timestamp:
+        return kvstore.Timestamp(self.store.sync() - 1)
+
+    # -- writing --------------------------------------------------------------------------
+
+    def fill(self) -> Work:
+        def work() -> int:
+            self.close()
+            self.store = kvstore.open(self.fresh("db"))
+            keys, values = self.data.keys, self.data.values
+            for start, end in self._deleted_before():
+                self.store.delete_range(start, end, durability="async")
+            for at in range(0, len(keys), _FILL_ROWS):
+                with self.store.batch(durability="async") as batch:
+                    for key, value in zip(
+                        keys[at : at + _FILL_ROWS], values[at : at + _FILL_ROWS], strict=True
+                    ):
+                        batch.put(key, value)
+            self.store.sync()
+            return len(keys)
+
+        return work
+
+    def _deleted_before(self) -> list[tuple[bytes, bytes]]:
+        if self.tombstones <= 1:
+            return [(b"", b"\xff" * 17)] * self.tombstones
+        keys, step = self.data.keys, self.data.rows // self.tombstones
+        return [(keys[at], keys[at + step - 1]) for at in range(0, step * self.tombstones, step)]
+
+    def settle(self) -> Work:
+        def work() -> int:
+            for family in ("data", "changes", "meta", "ranges"):
+                self.store._engine.compact(family)
+            return 1
+
+        return work
+
+    def commit(self, rows: int, count: int, step: int) -> Work:
+        sets = [self.data.updates(rows, step * 1000 + number) for number in range(count)]
+
+        def work() -> int:
+            for keys, values in sets:
+                with self.store.batch(durability="sync") as batch:
+                    put = batch.put
+                    for key, value in zip(keys, values, strict=True):
+                        put(key, value)
+            return rows * count
+
+        return work
+
+    def commit_threads(self, rows: int, count: int, threads: int, step: int) -> Work:
+        sets = [self.data.updates(rows, step * 1000 + number) for number in range(count)]
+
+        def writer(number: int) -> None:
+            for keys, values in sets[number::threads]:
+                with self.store.batch(durability="group") as batch:
+                    put = batch.put
+                    for key, value in zip(keys, values, strict=True):
+                        put(key, value)
+
+        def work() -> int:
+            crew = [threading.Thread(target=writer, args=(n,)) for n in range(threads)]
+            for thread in crew:
+                thread.start()
+            for thread in crew:
+                thread.join()
+            return rows * count
+
+        return work
+
+    def delete_range(self, rows: int, step: int) -> Work:
+        start, end = self.data.middle(rows)
+
+        def work() -> int:
+            self.store.delete_range(start, end, durability="sync")
+            return 1
+
+        return work
+
+    # -- reading --------------------------------------------------------------------------
+
+    def get(self, count: int, step: int, as_of: str | None = None) -> Work:
+        wanted = self.data.lookups(count, step)
+        at = None if as_of is None else self.marks[as_of]
+
+        def work() -> int:
+            get = self.store.get
+            found = 0
+            for key in wanted:
+                if get(key, at) is not None:
+                    found += 1
+            return found
+
+        return work
+
+    def get_many(self, count: int, step: int, as_of: str | None = None) -> Work:
+        wanted = sorted(self.data.lookups(count, step))
+        at = None if as_of is None else self.marks[as_of]
+        return lambda: sum(v is not None for v in self.store.get_many(wanted, at))
+
+    def scan(self, as_of: str | None = None) -> Work:
+        at = None if as_of is None else self.marks[as_of]
+
+        def work() -> int:
+            count = 0
+            for _key, _value in self.store.scan(as_of=at):
+                count += 1
+            return count
+
+        return work
+
+    def scan_arrow(self, as_of: str | None = None) -> Work:
+        at = None if as_of is None else self.marks[as_of]
+        return lambda: sum(b.num_rows for b in self.store.scan_batches(as_of=at))
+
+    def changes(self, since: str) -> Work:
+        return lambda: sum(1 for _ in self.store.changes(self.marks[since], order="time"))
+
+    def changes_by_key(self, since: str) -> Work:
+        return lambda: sum(1 for _ in self.store.changes(self.marks[since]))
+
+    def disk(self) -> Work:
+        return lambda: tree_bytes(self.directory / "db")
+
+    def close(self) -> None:
+        if self.store is not None:
+            self.store.close()
+            self.store = None
+
+
+class OneTombstone(Ours):
+    """Beside one range tombstone over everything, older than the rows."""
+
+    name = "kvstore, 1 range tombstone"
+    tombstones = 1
+
+
+class HundredTombstones(Ours):
+    """Beside 100 range tombstones that tile the key space, older than the rows."""
+
+    name = "kvstore, 100 range tombstones"
+    tombstones = 100

@@ -1,0 +1,215 @@
+"""The yardstick: rocksdict as it is, with the store's own options and the store's durability.
+
+It keeps one value a key: no history, no change log, no range tombstones that can be read as of.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+import rocksdict as rocks
+
+from benchmarks.subject import Subject, Work, tree_bytes
+from kvstore.engine.rocks import family_options
+from kvstore.limits import BLOCK_CACHE_BYTES
+
+_FILL_ROWS = 10_000
+
+
+class Raw(Subject):
+    """Plain keys in one RocksDB database."""
+
+    name = "raw"
+
+    def __init__(self, directory: Path, data) -> None:
+        super().__init__(directory, data)
+        self.db: rocks.Rdict | None = None
+
+    def now(self) -> object:
+        return None
+
+    # -- writing --------------------------------------------------------------------------
+
+    def fill(self) -> Work:
+        def work() -> int:
+            self.close()
+            self.db = _opened(self.fresh("db"))
+            keys, values = self.data.keys, self.data.values
+            for at in range(0, len(keys), _FILL_ROWS):
+                self._write(keys[at : at + _FILL_ROWS], values[at : at + _FILL_ROWS])
+            self.db.flush_wal(True)
+            return len(keys)
+
+        return work
+
+    def settle(self) -> Work:
+        def work() -> int:
+            self.db.flush()
+            options = rocks.CompactOptions()
+            options.set_bottommost_level_compaction(rocks.BottommostLevelCompaction.force())
+            self.db.compact_range(None, None, options)
+            return 1
+
+        return work
+
+    def bulk_load(self) -> Work:
+        keys, values = self.data.keys, self.data.values
+        target = self.fresh("bulk")
+        scratch = self.fresh("bulk-sst")
+        scratch.mkdir()
+
+        def work() -> int:
+            file = scratch / "rows.sst"
+            _write_sorted(file, keys, values)
+            db = _opened(target)
+            _ingest(db, [file])
+            db.close()
+            return len(keys)
+
+        return work
+
+    def ingest(self, megabytes: int) -> Work:
+        """Add one prebuilt file of that size by move."""
+        keys, values = _incompressible(megabytes)
+        file = self.fresh("ingest-sst") / "rows.sst"
+        file.parent.mkdir()
+        _write_sorted(file, keys, values)
+        del keys, values
+        db = _opened(self.fresh("ingest"))
+
+        def work() -> int:
+            _ingest(db, [file])
+            return 1
+
+        return work
+
+    def commit(self, rows: int, count: int, step: int) -> Work:
+        sets = [self.data.updates(rows, step * 1000 + number) for number in range(count)]
+
+        def work() -> int:
+            for keys, values in sets:
+                self._write(keys, values)
+                self.db.flush_wal(True)
+            return rows * count
+
+        return work
+
+    def put_synced(self, step: int) -> Work:
+        """One durable put: what a delete of any range should cost."""
+        (key,), (value,) = self.data.updates(1, step)
+
+        def work() -> int:
+            self._write([key], [value])
+            self.db.flush_wal(True)
+            return 1
+
+        return work
+
+    # -- reading --------------------------------------------------------------------------
+
+    def get(self, count: int, step: int) -> Work:
+        wanted = self.data.lookups(count, step)
+
+        def work() -> int:
+            get = self.db.get
+            found = 0
+            for key in wanted:
+                if get(key) is not None:
+                    found += 1
+            return found
+
+        return work
+
+    def scan(self) -> Work:
+        def work() -> int:
+            count = 0
+            for _key, _value in self.db.items():
+                count += 1
+            return count
+
+        return work
+
+    def scan_rows(self, count: int) -> Work:
+        """As many rows as a window has changes: the least that any log of them could cost."""
+        start, end = self.data.middle(count)
+
+        def work() -> int:
+            options = rocks.ReadOptions()
+            options.set_iterate_upper_bound(end)
+            return len(list(self.db.items(from_key=start, read_opt=options)))
+
+        return work
+
+    def backup(self, step: int) -> Work:
+        """What RocksDB offers: a checkpoint, of which the files not yet copied are copied."""
+        target = self.directory / "backup"
+        target.mkdir(exist_ok=True)
+        checkpoint = self.fresh(f"checkpoint-{step}")
+
+        def work() -> int:
+            rocks.Checkpoint(self.db).create_checkpoint(str(checkpoint))
+            for file in checkpoint.iterdir():
+                copied = target / file.name
+                if file.suffix != ".sst" or not copied.exists():
+                    shutil.copyfile(file, copied)
+                    _fsync(copied)
+            _fsync(target)
+            return 1
+
+        return work
+
+    def disk(self) -> Work:
+        return lambda: tree_bytes(self.directory / "db")
+
+    def close(self) -> None:
+        if self.db is not None:
+            self.db.close()
+            self.db = None
+
+    def _write(self, keys: Sequence[bytes], values: Sequence[bytes]) -> None:
+        batch = rocks.WriteBatch(raw_mode=True)
+        put = batch.put
+        for key, value in zip(keys, values, strict=True):
+            put(key, value)
+        self.db.write(batch)
+
+
+def _opened(path: Path) -> rocks.Rdict:
+    options = family_options("data", rocks.Cache(BLOCK_CACHE_BYTES))
+    options.create_if_missing(True)
+    options.set_max_background_jobs(2)
+    return rocks.Rdict(str(path), options)
+
+
+def _write_sorted(file: Path, keys: Sequence[bytes], values: Sequence[bytes]) -> None:
+    writer = rocks.SstFileWriter(family_options("data", rocks.Cache(8 << 20)))
+    writer.open(str(file))
+    for key, value in zip(keys, values, strict=True):
+        writer[key] = value
+    writer.finish()
+
+
+def _ingest(db: rocks.Rdict, files: Sequence[Path]) -> None:
+    options = rocks.IngestExternalFileOptions()
+    options.set_move_files(True)
+    db.ingest_external_file([str(file) for file in files], options)
+
+
+def _incompressible(megabytes: int) -> tuple[list[bytes], list[bytes]]:
+    value = os.urandom(1 << 20)
+    rows = megabytes * 64
+    return (
+        [row.to_bytes(16, "big") for row in range(rows)],
+        [value[row % 64 * 16_384 :][:16_368] for row in range(rows)],
+    )
+
+
+def _fsync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

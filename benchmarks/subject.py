@@ -1,0 +1,184 @@
+"""One subject of the comparison in a process of its own, driven one operation at a time.
+
+A process each keeps native libraries apart, makes peak memory a fact about one subject, and lets
+the driver interleave: only one of them runs at any moment.
+
+An operation is a method that prepares the work and returns it as a callable; only the callable is
+timed. It returns how many items it handled, so that a subject that did less than it was asked
+for is found out. A subject that cannot do something has no such method.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import multiprocessing
+import os
+import shutil
+import time
+import traceback
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from benchmarks.data import Data
+
+Work = Callable[[], int]
+"""Prepared work: does it, returns how many items it handled."""
+
+_CALL_SECONDS_MAX = 240.0
+
+
+class Subject:
+    """What every subject has: its directory, the data, and marks: its times or versions by name."""
+
+    name = "?"
+    durability = "fsync"
+    """What a commit of this subject waits for; `"none"` marks one that never syncs."""
+    slow_commits = False
+    """Commits take so long that fewer are made: figures are per row."""
+
+    def __init__(self, directory: Path, data: Data) -> None:
+        self.directory = directory
+        self.data = data
+        self.marks: dict[str, Any] = {}
+
+    def fresh(self, name: str) -> Path:
+        """An empty place below the directory; what was there is removed."""
+        target = self.directory / name
+        if target.is_dir():
+            shutil.rmtree(target)
+        elif target.exists():
+            target.unlink()
+        return target
+
+    def now(self) -> Any:
+        """What a later as-of read names to see the present state."""
+        raise NotImplementedError
+
+    def mark(self, name: str) -> Work:
+        """Remember the present under `name`."""
+
+        def work() -> int:
+            self.marks[name] = self.now()
+            return 1
+
+        return work
+
+    def close(self) -> None:
+        """Let go of everything."""
+
+
+class Result(NamedTuple):
+    """What came of one operation. `problem` says why there is no figure."""
+
+    seconds: float = 0.0
+    items: int = 0
+    peak_bytes: int = 0
+    problem: str = ""
+
+
+class Process:
+    """A subject's process, as the driver holds it."""
+
+    def __init__(self, where: str, directory: Path, rows: int) -> None:
+        self.where = where
+        context = multiprocessing.get_context("spawn")
+        self._pipe, far = context.Pipe()
+        self._process = context.Process(target=_serve, args=(where, directory, rows, far))
+        self._process.start()
+        far.close()
+        self.broken = ""
+        hello = self._receive()
+        if isinstance(hello, str):
+            self.broken = hello
+            self.facts: dict[str, Any] = {}
+        else:
+            self.facts = hello
+
+    def call(self, operation: str, **arguments: Any) -> Result:
+        """Run one operation and wait for it."""
+        if self.broken:
+            return Result(problem=self.broken)
+        self._pipe.send((operation, arguments))
+        answer = self._receive()
+        return answer if isinstance(answer, Result) else Result(problem=str(answer))
+
+    def close(self) -> None:
+        """End the process."""
+        if self._process.is_alive():
+            if not self.broken:
+                self._pipe.send(None)
+            self._process.join(30)
+        if self._process.is_alive():
+            self._process.kill()
+            self._process.join()
+
+    def _receive(self) -> Any:
+        try:
+            if self._pipe.poll(_CALL_SECONDS_MAX):
+                return self._pipe.recv()
+            self.broken = f"took longer than {_CALL_SECONDS_MAX:g} s"
+            self._process.kill()
+        except (EOFError, OSError):
+            self.broken = "its process died"
+        return self.broken
+
+
+def _serve(where: str, directory: Path, rows: int, pipe: Connection) -> None:
+    module, name = where.split(":")
+    try:
+        kind = getattr(importlib.import_module(module), name)
+        directory.mkdir(parents=True, exist_ok=True)
+        subject = kind(directory, Data(rows))
+    except ImportError as error:
+        pipe.send(f"missing: {error}")
+        return
+    facts = {"durability": kind.durability, "slow_commits": kind.slow_commits}
+    pipe.send({**facts, "version": getattr(kind, "version", "")})
+    while (request := pipe.recv()) is not None:
+        operation, arguments = request
+        method = getattr(subject, operation, None)
+        pipe.send(_timed(method, arguments) if method else Result(problem="not there"))
+    subject.close()
+
+
+def _timed(method: Callable[..., Work], arguments: dict[str, Any]) -> Result:
+    try:
+        work = method(**arguments)
+        gc.collect()
+        _reset_peak()
+        before = time.perf_counter()
+        items = work()
+        return Result(time.perf_counter() - before, items, _peak_bytes())
+    except Exception as error:  # noqa: BLE001  # whatever a peer raises is its result
+        lines = traceback.format_exception_only(error)
+        return Result(problem=lines[-1].strip()[:300])
+
+
+def _reset_peak() -> None:
+    with contextlib.suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")
+
+
+def _peak_bytes() -> int:
+    """Peak resident bytes since the reset, files in the page cache that are mapped included."""
+    try:
+        for line in Path("/proc/self/status").read_text().splitlines():
+            if line.startswith("VmHWM"):
+                return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    return 0
+
+
+def tree_bytes(path: Path) -> int:
+    """Bytes allocated to the files below `path`."""
+    total = 0
+    for folder, _, names in os.walk(path):
+        for name in names:
+            with contextlib.suppress(FileNotFoundError):
+                total += os.stat(os.path.join(folder, name)).st_blocks * 512
+    return total

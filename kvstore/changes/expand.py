@@ -1,0 +1,123 @@
+"""From rows of the change index to events: images, and imports and ranges as keys.
+
+Images are reads of the versions just before and at the time of the change. Versions do not change,
+so an image is exact whoever writes meanwhile, and costs one look-up where it is asked for.
+
+Range deletes, imports and reverts stand in the index whole. Expanded, an import becomes its keys
+(a pass over its spans), a revert what each of them became, and a range delete the keys that were
+alive just before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from kvstore.changes.change import Change
+from kvstore.changes.changeset import ChangesetId
+from kvstore.changes.entry import OP_DELETE_RANGE, OP_IMPORT, OP_REVERT
+from kvstore.changes.event import Event, Expand, Images, Operation
+from kvstore.changes.index import ChangeIndex, PlacedRow, Select
+from kvstore.changes.read import ChangeReader
+from kvstore.mvcc.versions import Versions
+from kvstore.span import Span
+from kvstore.timestamp import Timestamp
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What a reader of events asks for. `select=None` is every stream."""
+
+    span: Span
+    images: Images = "delta"
+    expand: Expand = "imports"
+    select: Select | None = None
+
+
+class EventReader:
+    """Reads events from an index and the versions beside it."""
+
+    def __init__(self, versions: Versions, index: ChangeIndex, changes: ChangeReader) -> None:
+        self._versions = versions
+        self._index = index
+        self._changes = changes
+
+    def events(self, wanted: Wanted, *, since: int, upto: int) -> Iterator[Event]:
+        """Events in `(since, upto]`, in time order, a commit's in the order they were made.
+
+        The caller sees to it that history from `since` on is kept, and that the index is whole.
+        """
+        rows = self._index.rows(since=since, upto=upto, select=wanted.select)
+        return _marked(event for row in rows for event in self._of_row(row, wanted))
+
+    def _of_row(self, placed: PlacedRow, wanted: Wanted) -> Iterator[Event]:
+        at, op = Timestamp(placed.timestamp), placed.row.op
+        span = wanted.span
+        if op == OP_DELETE_RANGE:
+            part = span.intersect(placed.row.key, placed.row.value)
+            if part is None:
+                return
+            if wanted.expand == "all":
+                for keys, _ in self._versions.scan(part, at - 1):
+                    for key in keys:
+                        yield self._of_change(placed, Change(at, "delete", key, None, None), wanted)
+            else:
+                yield _event(placed, Operation.RANGE_DELETE, part.start, part.end)
+        elif op in (OP_IMPORT, OP_REVERT):
+            if wanted.expand == "none":
+                yield _event(placed, Operation(op), placed.row.key, None)
+            else:
+                expanded = self._changes.import_event(placed.row, at, span)
+                for number, change in enumerate(expanded):
+                    yield self._of_change(placed._replace(sequence=number), change, wanted)
+        elif placed.row.key in span:
+            yield self._of_change(placed, self._changes.point(placed.row, at), wanted)
+
+    def _of_change(self, placed: PlacedRow, change: Change, wanted: Wanted) -> Event:
+        images, key, at = wanted.images, change.key, change.timestamp
+        op = Operation.UPDATE if change.op == "put" else Operation.ROW_DELETE
+        value = None if images == "none" else change.value
+        pre = self._versions.get(key, at - 1) if images.startswith("pre") else None
+        post = change.value
+        if images.endswith("post"):
+            # What was put is the state. A key that died in a range delete may have been put again.
+            post = post if change.op == "put" else self._versions.get(key, at)
+        else:
+            post = None
+        return _event(placed, op, key, None, value, pre, post)
+
+
+def _event(
+    placed: PlacedRow,
+    op: Operation,
+    key: bytes,
+    end_key: bytes | None,
+    value: bytes | None = None,
+    pre: bytes | None = None,
+    post: bytes | None = None,
+) -> Event:
+    return Event(
+        Timestamp(placed.timestamp),
+        placed.sequence,
+        op,
+        key,
+        end_key,
+        value,
+        pre,
+        post,
+        ChangesetId(*placed.changeset),
+        placed.stream,
+        end_of_batch=False,
+    )
+
+
+def _marked(events: Iterable[Event]) -> Iterator[Event]:
+    """The events, the last one of each commit marked. Holds one back."""
+    held: Event | None = None
+    for event in events:
+        if held is not None:
+            ends = event.timestamp != held.timestamp
+            yield held._replace(end_of_batch=True) if ends else held
+        held = event
+    if held is not None:
+        yield held._replace(end_of_batch=True)

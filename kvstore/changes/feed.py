@@ -1,0 +1,242 @@
+"""Feeds: every durable change once, in order, to a consumer that may stop and come back.
+
+A feed reads windows of the change index that end at the durable frontier, so it never hands out a
+change that a crash can take back. Catching up and following are the same loop: where the frontier
+has not moved, it waits for the next commit. Its position is a hold, which keeps the history it
+still needs and fences an older consumer of the same name.
+
+    hold feed/<name>                       a feed with one consumer
+    hold feed/<name>/<worker>of<workers>   a feed whose streams several workers share
+
+Invariants
+1. A batch's position says what was delivered with it: all changes at or below `timestamp`, and the
+   first `taken` events of the commit after. Reading again from there gives what follows, the
+   same on every run: a consumer that stores it with its output takes each change exactly once.
+2. `ack` moves the hold; a consumer that only acks gets some changes again after a crash, none
+   never. The hold is never above what was delivered.
+3. A batch is handed out only while the hold is owned and was not lost: what a fenced or overdue
+   consumer would read may be gone.
+4. Memory is one batch and a chunk of the index per stream.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+from types import TracebackType
+from typing import NamedTuple
+
+from kvstore.changes.event import Event
+from kvstore.changes.expand import EventReader, Wanted
+from kvstore.changes.generation import Generation
+from kvstore.commit import Committer
+from kvstore.errors import ClosedError, CorruptionError, HistoryGoneError, UsageError
+from kvstore.holds import Hold
+from kvstore.limits import FEED_BATCH_BYTES, FEED_BATCH_ROWS
+from kvstore.timestamp import Timestamp
+
+
+class Position(NamedTuple):
+    """What was delivered: all at or below `timestamp`, and `taken` events of the next commit."""
+
+    timestamp: Timestamp
+    taken: int = 0
+
+
+class Share(NamedTuple):
+    """A worker's part of a feed: the streams whose number modulo `workers` is `worker`.
+
+    Worker 0 has the control stream. The shares of a generation are disjoint and complete,
+    however many streams it has.
+    """
+
+    worker: int = 0
+    workers: int = 1
+
+    def select(self, found: Generation) -> list[bytes]:
+        """The streams of a generation that this worker reads."""
+        mine = list(found.streams[self.worker :: self.workers])
+        if found.is_split and self.worker == 0:
+            mine.insert(0, found.control)
+        return mine
+
+
+@dataclass(frozen=True, slots=True)
+class FeedBatch:
+    """Events, and the position after them. No event: only time has passed."""
+
+    events: list[Event]
+    position: Position
+
+    @property
+    def resolved(self) -> Timestamp:
+        """All changes at or below this time have been delivered, and are durable."""
+        return self.position.timestamp
+
+
+class Tail:
+    """The loop of a feed: windows up to the durable frontier, cut into batches."""
+
+    def __init__(
+        self,
+        events: EventReader,
+        committer: Committer,
+        wanted: Wanted,
+        position: Position,
+        *,
+        guard: Callable[[], None],
+        rows_max: int = FEED_BATCH_ROWS,
+        bytes_max: int = FEED_BATCH_BYTES,
+    ) -> None:
+        """`guard` is called before a batch is handed out, and raises to stop it."""
+        self._events = events
+        self._committer = committer
+        self._wanted = wanted
+        self.position = position
+        self._guard = guard
+        self._rows_max = rows_max
+        self._bytes_max = bytes_max
+
+    def batches(self, *, follow: bool, heartbeat: float | None) -> Iterator[FeedBatch]:
+        """Batches until now, or for ever with `follow`.
+
+        Following, an idle store gives an empty batch every `heartbeat` seconds, if that is set.
+        """
+        committer = self._committer
+        self._guard()
+        committer.close_upto_now()
+        while True:
+            target = Timestamp(committer.make_durable() - 1)
+            yield from self._window(target)
+            if not follow:
+                return
+            committer.wait_published(target + 1, timeout=heartbeat, stop=self._is_stopped)
+            self._guard()
+            if committer.upper <= target + 1:
+                committer.close_upto_now()
+
+    def _is_stopped(self) -> bool:
+        try:
+            self._guard()
+        except Exception:  # noqa: BLE001  # the caller raises it again, outside the wait
+            return True
+        return False
+
+    def _window(self, target: Timestamp) -> Iterator[FeedBatch]:
+        resolved, taken = self.position
+        if target <= resolved:
+            return
+        rows: list[Event] = []
+        size = 0
+        try:
+            events = self._events.events(self._wanted, since=resolved, upto=target)
+            for event in islice(events, taken, None):
+                rows.append(event)
+                size += weight(event)
+                taken += 1
+                if event.end_of_batch:
+                    resolved, taken = event.timestamp, 0
+                if len(rows) >= self._rows_max or size >= self._bytes_max:
+                    yield self._deliver(rows, Position(resolved, taken))
+                    rows, size = [], 0
+        except (CorruptionError, HistoryGoneError):
+            self._guard()  # a lost hold explains what is missing
+            raise
+        yield self._deliver(rows, Position(target))
+
+    def _deliver(self, rows: list[Event], position: Position) -> FeedBatch:
+        self._guard()
+        self.position = position
+        return FeedBatch(rows, position)
+
+
+def weight(event: Event) -> int:
+    """The bytes an event carries."""
+    return len(event.key) + sum(
+        len(part) for part in (event.end_key, event.value, event.pre, event.post) if part
+    )
+
+
+class Feed:
+    """A consumer's handle on a feed; `store.feed` makes it.
+
+    Iterate over it, or over `batches(follow=True)`, and `ack` what has been dealt with. Closing
+    it keeps the position; `store.drop_feed` gives it up.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        share: Share,
+        hold: Hold,
+        tail: Callable[[Callable[[], None]], Tail],
+        *,
+        is_live: Callable[[], None],
+    ) -> None:
+        self.name = name
+        self.share = share
+        self._hold = hold
+        self._is_live = is_live
+        self._closed = False
+        self._tail = tail(self._guard)
+
+    @property
+    def position(self) -> Position:
+        """What was delivered so far by this handle."""
+        return self._tail.position
+
+    @property
+    def acked(self) -> Timestamp:
+        """The time a new consumer of this name starts from. Raises as `ack`."""
+        return self._hold.timestamp
+
+    def batches(
+        self, *, follow: bool = False, heartbeat: float | None = None
+    ) -> Iterator[FeedBatch]:
+        """Batches of events from the position on, until now; with `follow`, then as they come.
+
+        The last batch of a window has `resolved` at its end. Following waits without polling; it
+        hands out an empty batch every `heartbeat` seconds in which nothing was committed, so
+        that `resolved` moves on. Raises `FencedError` once a newer consumer has the name,
+        `HoldLostError` once the budget was exceeded, `ClosedError` when the store closes.
+        """
+        if heartbeat is not None and heartbeat <= 0:
+            raise UsageError(f"heartbeat={heartbeat}", "pass seconds above 0, or None")
+        return self._tail.batches(follow=follow, heartbeat=heartbeat)
+
+    def __iter__(self) -> Iterator[FeedBatch]:
+        return self.batches()
+
+    def ack(self, upto: FeedBatch | Position) -> None:
+        """All up to this batch has been dealt with: let its history go, durably. One fsync.
+
+        Part of a commit is acked with the commit's last batch. Raises `UsageError` above what
+        was delivered, `FencedError` and `HoldLostError` as `batches`.
+        """
+        position = upto.position if isinstance(upto, FeedBatch) else upto
+        if position > self.position:
+            raise UsageError(f"{position} was not delivered yet", "ack what was delivered")
+        self._guard()
+        if position.timestamp > self._hold.timestamp:
+            self._hold.move(position.timestamp)
+
+    def close(self) -> None:
+        """Stop; the position stays. Repeatable."""
+        self._closed = True
+
+    def __enter__(self) -> Feed:
+        self._guard()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _guard(self) -> None:
+        """Raise unless this handle may read on."""
+        if self._closed:
+            raise ClosedError(f"feed {self.name!r}")
+        self._is_live()
+        _ = self._hold.timestamp  # raises where it is not ours any more

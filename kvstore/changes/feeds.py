@@ -1,0 +1,181 @@
+"""Opening, sharing and dropping feeds: which holds a name stands for.
+
+A feed is known by its holds. Workers that share one have a hold each; all of them are taken when
+the first worker comes, so that history waits for the others. A feed that is opened with another
+number of workers is taken over: each new worker starts at the least position of the old ones,
+which are fenced. What lies between the positions is then delivered again, never left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import timedelta
+
+from kvstore.changes.expand import EventReader, Wanted
+from kvstore.changes.feed import Feed, Position, Share, Tail
+from kvstore.changes.index import ChangeIndex
+from kvstore.commit import Committer
+from kvstore.errors import HistoryGoneError, HoldLostError, UsageError
+from kvstore.holds import Hold, HoldRecord, Holds
+from kvstore.limits import STREAMS_MAX
+from kvstore.timestamp import NS_PER_SECOND, TimeLike, Timestamp, to_timestamp
+
+_PREFIX = "feed/"
+NOW = "now"
+
+
+class Feeds:
+    """The feeds of one open store."""
+
+    def __init__(
+        self,
+        events: EventReader,
+        index: ChangeIndex,
+        committer: Committer,
+        holds: Holds,
+        *,
+        index_floor: int,
+        is_live: Callable[[], None],
+    ) -> None:
+        self._events = events
+        self._index = index
+        self._committer = committer
+        self._holds = holds
+        self._index_floor = index_floor
+        self._is_live = is_live
+
+    def open(
+        self,
+        name: str,
+        start: TimeLike | Position | None,
+        share: Share,
+        wanted: Wanted,
+        *,
+        max_age: timedelta | None,
+        rows_max: int,
+        bytes_max: int,
+    ) -> Feed:
+        """See `Store.feed`."""
+        require_name(name)
+        self._require_share(share)
+        with self._committer.lock:
+            position = self._start(name, start, share)
+            self.require_indexed(position.timestamp)
+            hold = self._take(name, share, position, max_age=max_age, reset=start is not None)
+        if share.workers > 1:
+            wanted = replace(wanted, select=share.select)
+
+        def tail(guard: Callable[[], None]) -> Tail:
+            return Tail(
+                self._events,
+                self._committer,
+                wanted,
+                position,
+                guard=guard,
+                rows_max=rows_max,
+                bytes_max=bytes_max,
+            )
+
+        return Feed(name, share, hold, tail, is_live=self._is_live)
+
+    def drop(self, name: str) -> None:
+        """Give up a feed: its position and its claim on history. Its consumers are fenced."""
+        with self._committer.lock:
+            known = self._known(name)
+            if not known:
+                raise UsageError(f"no feed {name!r}", "see store.holds() for those there are")
+            for hold_name in known:
+                self._holds.drop(hold_name)
+
+    # -- inside -----------------------------------------------------------------------------
+
+    def _known(self, name: str) -> dict[str, HoldRecord]:
+        """The holds of a feed, by name, whatever the number of its workers."""
+        whole = _PREFIX + name
+        return {
+            record.name: record
+            for record in self._holds.all()
+            if record.name == whole or record.name.startswith(whole + "/")
+        }
+
+    def _start(self, name: str, start: TimeLike | Position | None, share: Share) -> Position:
+        if isinstance(start, Position):
+            at = Timestamp(self._committer.readable(to_timestamp(start.timestamp, name="start")))
+            return Position(at, start.taken)
+        if start == NOW:
+            return Position(Timestamp(self._committer.close_upto_now() - 1))
+        if start is not None:
+            return Position(Timestamp(self._committer.readable(to_timestamp(start, name="start"))))
+        known = self._known(name)
+        if not known:
+            raise UsageError(
+                f"no feed {name!r}", 'pass start= to begin one: a time, 0 for all, or "now"'
+            )
+        mine = known.get(hold_name(name, share))
+        for record in known.values() if mine is None else [mine]:
+            if record.lost:
+                budget = (record.max_age_ns or 0) / NS_PER_SECOND
+                raise HoldLostError(record.name, held=record.timestamp, budget_seconds=budget)
+        return Position(min(each.timestamp for each in ([mine] if mine else known.values())))
+
+    def _take(
+        self,
+        name: str,
+        share: Share,
+        position: Position,
+        *,
+        max_age: timedelta | None,
+        reset: bool,
+    ) -> Hold:
+        """The hold of this worker, those of its fellows where there are none, no others."""
+        known = self._known(name)
+        layout = [hold_name(name, Share(n, share.workers)) for n in range(share.workers)]
+        mine = layout[share.worker]
+        at = position.timestamp if reset or mine not in known else None
+        if max_age is None and mine in known and known[mine].max_age_ns is not None:
+            max_age = timedelta(microseconds=(known[mine].max_age_ns or 0) / 1000)
+        for fellow in layout:
+            if fellow != mine and fellow not in known:
+                self._holds.take(fellow, at=position.timestamp, max_age=max_age)
+        taken = self._holds.take(mine, at=at, max_age=max_age)
+        for former in known:
+            if former not in layout:
+                self._holds.drop(former)
+        return taken
+
+    def _require_share(self, share: Share) -> None:
+        if not 1 <= share.workers <= STREAMS_MAX or not 0 <= share.worker < share.workers:
+            raise UsageError(
+                f"worker {share.worker} of {share.workers}", "workers count from 0, below workers"
+            )
+        streams = len(self._index.generations.current.streams)
+        if share.workers > streams:
+            raise UsageError(
+                f"{share.workers} workers for {streams} stream{'s' if streams > 1 else ''}",
+                f"use at most {streams}, or store.reshard(streams={share.workers}) first",
+            )
+
+    def require_indexed(self, since: int) -> None:
+        """Raise `HistoryGoneError` unless the change index is whole above `since`."""
+        if since < self._index_floor:
+            raise HistoryGoneError(
+                as_of=since,
+                since=self._index_floor,
+                remedy="the store was restored then, and feeds begin there: "
+                "take a scan at that time first",
+            )
+
+
+def hold_name(name: str, share: Share) -> str:
+    """The name of the hold of one worker of a feed."""
+    if share.workers == 1:
+        return _PREFIX + name
+    return f"{_PREFIX}{name}/{share.worker}of{share.workers}"
+
+
+def require_name(name: object) -> str:
+    """Raise `UsageError` unless a feed can have that name."""
+    if not isinstance(name, str) or not name or not name.isprintable() or "/" in name:
+        raise UsageError(f"feed name {name!r}", "pass a printable name without a slash")
+    return name

@@ -1,0 +1,182 @@
+"""Generations: which streams took which tokens, and from when to when.
+
+    generation/<opened at, 16 hex> := streams [id hex], in the order of their tokens
+
+Each stream of n > 1 takes the tokens above its predecessor's and up to its own, so the tokens of
+a generation split the ring. A generation operates from the time it was opened until the next one
+opens: `opened_at <= t < closed_at`.
+
+Invariants
+1. A generation is durable before the first commit that uses it, and opens above `upper`: no
+   commit ever falls on the wrong side, and no writer has to be turned away.
+2. The generations of a store follow each other without a gap; the last one is open.
+3. Which generation a change is in depends on its timestamp alone.
+
+Source: ScyllaDB's CDC generations.
+"""
+
+from __future__ import annotations
+
+import bisect
+import secrets
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+from kvstore.changes.stream import (
+    CONTROL_STREAM,
+    RANDOM_BITS,
+    TOKEN_MAX,
+    StreamFields,
+    decode_stream,
+    encode_stream,
+    token_of,
+)
+from kvstore.engine.api import Batch
+from kvstore.errors import UsageError
+from kvstore.limits import STREAMS_MAX
+from kvstore.meta import Meta
+from kvstore.timestamp import TIMESTAMP_MAX, Timestamp
+
+PREFIX: Final = "generation/"
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """A set of streams and the time it is in force: `opened_at <= t < closed_at`.
+
+    `streams` are those that take keys. `control` takes the rest; it is the same one where there is
+    only one. `closed_at` is None while the generation is open.
+    """
+
+    opened_at: Timestamp
+    closed_at: Timestamp | None
+    streams: tuple[bytes, ...]
+    control: bytes = CONTROL_STREAM
+    _tokens: tuple[int, ...] = field(default=(), repr=False, compare=False)
+
+    @property
+    def is_split(self) -> bool:
+        """Whether keys are spread over streams of their own."""
+        return len(self.streams) > 1
+
+    @property
+    def last(self) -> int:
+        """The last timestamp in it."""
+        return TIMESTAMP_MAX if self.closed_at is None else self.closed_at - 1
+
+    def stream_of(self, key: bytes) -> bytes:
+        """The stream that takes the changes of `key`."""
+        return self.streams[self.index_of(key)] if self.is_split else self.control
+
+    def index_of(self, key: bytes) -> int:
+        """The position of a key's stream among `streams`; a split generation only."""
+        return bisect.bisect_left(self._tokens, token_of(key))
+
+    def token_range(self, stream: bytes) -> tuple[int, int]:
+        """The tokens of a stream, `(above, upto]`; the whole ring where there is only one."""
+        if not self.is_split:
+            return -1, TOKEN_MAX
+        index = self.streams.index(stream)
+        return self._tokens[index - 1] if index else -1, self._tokens[index]
+
+    def every_stream(self) -> tuple[bytes, ...]:
+        """All streams that may hold entries, the control stream first."""
+        return (self.control, *self.streams) if self.is_split else self.streams
+
+
+def new_streams(count: int, random_bits: int) -> tuple[bytes, ...]:
+    """Ids of `count` streams that split the ring evenly; the control stream where it is one."""
+    if count == 1:
+        return (CONTROL_STREAM,)
+    return tuple(
+        encode_stream(StreamFields((index + 1) * (TOKEN_MAX + 1) // count - 1, random_bits, index))
+        for index in range(count)
+    )
+
+
+def generation(opened_at: int, streams: Sequence[bytes]) -> Generation:
+    """An open generation of the given streams."""
+    tokens = tuple(decode_stream(stream).token for stream in streams)
+    return Generation(Timestamp(opened_at), None, tuple(streams), _tokens=tokens)
+
+
+class Generations:
+    """The generations of one store. Readers take `all()` and keep it: it is replaced, not changed.
+
+    Writes run under the commit lock.
+    """
+
+    def __init__(self, meta: Meta) -> None:
+        self._meta = meta
+        found = [
+            generation(int(name, 16), [bytes.fromhex(stream) for stream in fields["streams"]])
+            for name, fields in meta.records(PREFIX)
+        ]
+        self._all = _closed(found or [generation(0, (CONTROL_STREAM,))])
+
+    def all(self) -> tuple[Generation, ...]:
+        """All generations that are kept, oldest first."""
+        return self._all
+
+    @property
+    def current(self) -> Generation:
+        """The open one."""
+        return self._all[-1]
+
+    def at(self, timestamp: int) -> Generation:
+        """The generation in force at `timestamp`: the newest in nearly all calls."""
+        for found in reversed(self._all):
+            if timestamp >= found.opened_at:
+                return found
+        return self._all[0]
+
+    def windows(self, *, since: int, upto: int) -> Iterator[tuple[Generation, int, int]]:
+        """Each generation that meets `(since, upto]` with its share `(low, high]` of it."""
+        for number, found in enumerate(self._all):
+            low = since if number == 0 else max(since, found.opened_at - 1)
+            high = min(upto, found.last)
+            if low < high:
+                yield found, low, high
+
+    def stage_next(self, batch: Batch, opened_at: int, *, count: int) -> Generation:
+        """Add the record of a generation of `count` streams to an engine batch."""
+        require_stream_count(count)
+        opened = generation(opened_at, new_streams(count, secrets.randbits(RANDOM_BITS)))
+        if self.current.opened_at == 0:
+            # The generation that every store begins with is written once it has a successor.
+            self._meta.stage(batch, _name(0), _fields(self.current))
+        self._meta.stage(batch, _name(opened_at), _fields(opened))
+        return opened
+
+    def publish(self, opened: Generation) -> None:
+        """Show a generation whose record is durable; the one before it closes there."""
+        self._all = _closed([*self._all, opened])
+
+    def stage_trim(self, batch: Batch, since: int) -> None:
+        """Add the removal of the generations that ended at or below `since`, and drop them."""
+        for found in self._all:
+            if found.last <= since:
+                self._meta.stage_delete(batch, _name(found.opened_at))
+        self._all = tuple(found for found in self._all if found.last > since)
+
+
+def require_stream_count(count: object) -> int:
+    """Raise `UsageError` unless `count` is a number of streams."""
+    if not isinstance(count, int) or isinstance(count, bool) or not 1 <= count <= STREAMS_MAX:
+        raise UsageError(f"streams={count!r}", f"pass a number from 1 to {STREAMS_MAX}")
+    return count
+
+
+def _closed(found: Sequence[Generation]) -> tuple[Generation, ...]:
+    """The generations, each closed where the next one opens."""
+    ends = [*(later.opened_at for later in found[1:]), None]
+    return tuple(replace(each, closed_at=end) for each, end in zip(found, ends, strict=True))
+
+
+def _name(opened_at: int) -> str:
+    return f"{PREFIX}{opened_at:016x}"
+
+
+def _fields(found: Generation) -> dict[str, Any]:
+    return {"streams": [stream.hex() for stream in found.streams]}

@@ -1,0 +1,66 @@
+"""Streams: parts of the change index that consumers read in parallel.
+
+    stream id := | token u64 | random 38 bits | position 22 bits | version 4 bits |    big-endian
+
+A key's token is a 64-bit hash of it; the generation in force says which stream takes which
+tokens. Ids sort by token, so a stream and its neighbours lie together. The random bits keep the
+streams of two generations apart.
+
+Invariants
+1. The token of a key never changes: it is part of the format.
+2. `CONTROL_STREAM` is in every generation. Where there is no other it takes everything, and no key
+   is hashed; else range deletes, imports and reverts, which concern many tokens.
+
+Source: ScyllaDB's CDC stream ids.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Final, NamedTuple
+
+from kvstore.errors import CorruptionError
+
+TOKEN_MAX: Final = (1 << 64) - 1
+RANDOM_BITS: Final = 38
+POSITION_BITS: Final = 22
+VERSION_BITS: Final = 4
+STREAM_VERSION: Final = 1
+STREAM_ID_BYTES: Final = 16
+
+
+class StreamFields(NamedTuple):
+    """What a stream id says."""
+
+    token: int
+    random: int
+    position: int
+
+
+def encode_stream(fields: StreamFields) -> bytes:
+    """The 16 bytes of a stream id."""
+    token, random, position = fields
+    assert token <= TOKEN_MAX
+    assert random < 1 << RANDOM_BITS
+    assert position < 1 << POSITION_BITS
+    packed = ((token << RANDOM_BITS | random) << POSITION_BITS | position) << VERSION_BITS
+    return (packed | STREAM_VERSION).to_bytes(STREAM_ID_BYTES, "big")
+
+
+def decode_stream(stream: bytes) -> StreamFields:
+    """The fields of a stream id. Raises `CorruptionError` on other bytes."""
+    packed = int.from_bytes(stream, "big")
+    if len(stream) != STREAM_ID_BYTES or packed & (1 << VERSION_BITS) - 1 != STREAM_VERSION:
+        raise CorruptionError(f"stream id {stream.hex()}", "not a stream id of version 1")
+    packed >>= VERSION_BITS
+    position = packed & (1 << POSITION_BITS) - 1
+    packed >>= POSITION_BITS
+    return StreamFields(packed >> RANDOM_BITS, packed & (1 << RANDOM_BITS) - 1, position)
+
+
+CONTROL_STREAM: Final = encode_stream(StreamFields(0, 0, 0))
+
+
+def token_of(key: bytes) -> int:
+    """The token of a key: the first 64 bits of its BLAKE2b hash. 1 us."""
+    return int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "big")

@@ -1,0 +1,102 @@
+"""Clears: spans whose history was destroyed, and the readers who must hear of it.
+
+A clear removes all that a span holds, versions and tombstones, physically. To readers from its
+time on the span is empty; to those before it the truth is gone, so they get `HistoryGoneError`,
+never the emptiness that is there now.
+
+    clear/<timestamp, 16 hex> := start hex, end hex, timestamp
+
+Invariants
+1. A clear is announced to this process's readers before the first byte goes: a reader that asks
+   after it has read learns of every clear that could have touched what it read.
+2. Its record is in the batch that destroys, so that after a crash there are both or neither.
+3. A record goes when `since` has reached its time: then `since` refuses all it would refuse.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from kvstore.engine.api import Batch
+from kvstore.errors import HistoryGoneError
+from kvstore.meta import Meta
+from kvstore.span import Span
+from kvstore.timestamp import Timestamp
+
+_PREFIX = "clear/"
+
+
+class Clear(NamedTuple):
+    """The history of `span` below `timestamp` was destroyed."""
+
+    span: Span
+    timestamp: Timestamp
+
+
+class Clears:
+    """The clears of one store that `since` has not caught up with."""
+
+    def __init__(self, meta: Meta) -> None:
+        self._meta = meta
+        self._clears = tuple(
+            Clear(
+                Span(bytes.fromhex(fields["start"]), bytes.fromhex(fields["end"])),
+                Timestamp(fields["timestamp"]),
+            )
+            for _, fields in meta.records(_PREFIX)
+        )
+
+    @property
+    def newest(self) -> int:
+        """Reads at or above it need not ask. 0 where nothing was cleared."""
+        return max((clear.timestamp for clear in self._clears), default=0)
+
+    def all(self) -> tuple[Clear, ...]:
+        """The clears, oldest first."""
+        return self._clears
+
+    def hit(self, span: Span, as_of: int) -> Clear | None:
+        """The newest clear that destroyed something of `span` as it was at `as_of`. O(clears)."""
+        for clear in reversed(self._clears):
+            if as_of < clear.timestamp and clear.span.intersect(span.start, span.end) is not None:
+                return clear
+        return None
+
+    def require(self, span: Span, as_of: int) -> None:
+        """Raise `HistoryGoneError`, naming the cleared span, where `hit` finds one."""
+        clear = self.hit(span, as_of)
+        if clear is not None:
+            raise HistoryGoneError(
+                as_of=as_of,
+                since=clear.timestamp,
+                span=(clear.span.start, clear.span.end),
+                remedy=f"it was cleared then: read at {int(clear.timestamp)} or later, or read "
+                "around the span; a backup or feed starts over from a full read",
+            )
+
+    def announce(self, clear: Clear) -> None:
+        """Let readers know, before anything is destroyed."""
+        self._clears = (*self._clears, clear)
+
+    def stage(self, clear: Clear, batch: Batch) -> None:
+        """Add the record to the batch that destroys."""
+        fields = {
+            "start": clear.span.start.hex(),
+            "end": (clear.span.end or b"").hex(),
+            "timestamp": clear.timestamp,
+        }
+        self._meta.stage(batch, _name(clear), fields)
+
+    def stage_forget(self, upto: int, batch: Batch) -> None:
+        """Add the removal of all records at or below `upto`, which `since` has reached."""
+        for clear in self._clears:
+            if clear.timestamp <= upto:
+                self._meta.stage_delete(batch, _name(clear))
+
+    def forget(self, upto: int) -> None:
+        """Drop what `stage_forget` removed."""
+        self._clears = tuple(clear for clear in self._clears if clear.timestamp > upto)
+
+
+def _name(clear: Clear) -> str:
+    return f"{_PREFIX}{clear.timestamp:016x}"

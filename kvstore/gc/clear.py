@@ -1,0 +1,129 @@
+"""Destroying the history of a span: all its versions and tombstones, physically, at once.
+
+A delete keeps history, a clear destroys it: the way to get rid of data now, whatever its size. What
+it costs is one range delete in the engine and a compaction of the span.
+
+Invariants
+1. Readers are told before the first byte goes (see `kvstore/clears.py`).
+2. One engine batch holds the removal, the cut range tombstones, the record and the new `upper`: a
+   crash leaves all of it or nothing.
+3. Refused while anything needs the history: holds, open readers, an import being added there.
+
+The change entries of the span stay until GC has passed the time of the clear: windows beside the
+span need them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from kvstore.clears import Clear, Clears
+from kvstore.codec.keys import encode_range_key, span_bounds
+from kvstore.codec.ordered import escape
+from kvstore.commit import Committer
+from kvstore.engine.api import DATA, RANGES, Batch
+from kvstore.errors import HistoryHeldError, UsageError
+from kvstore.holds import Holds
+from kvstore.imports import Imports
+from kvstore.meta import UPPER, Meta
+from kvstore.mvcc import RangeTombstone, Versions
+from kvstore.mvcc.versions import stored_tombstones
+from kvstore.span import Span
+from kvstore.timestamp import Timestamp
+
+
+class Clearing:
+    """Clears spans of one store."""
+
+    def __init__(
+        self,
+        versions: Versions,
+        committer: Committer,
+        *,
+        holds: Holds,
+        imports: Imports,
+        clears: Clears,
+    ) -> None:
+        self._versions = versions
+        self._engine = versions.engine
+        self._committer = committer
+        self._holds = holds
+        self._imports = imports
+        self._clears = clears
+        self._meta = Meta(versions.engine)
+
+    def clear(self, span: Span, *, compact: bool = True) -> Timestamp:
+        """Destroy the history of `span`; returns the time from which on it reads as empty.
+
+        Raises `HistoryHeldError`, with nothing done, while something needs that history. With
+        `compact` the space comes back before it returns: O(bytes of the span).
+        """
+        if span.end is None:
+            raise UsageError("clear_range needs an end", "pass the least key that is to be kept")
+        committer = self._committer
+        with committer.lock:
+            self._holds.invalidate_overdue(committer.close_upto_now() - 1)
+            self._require_unneeded(span)
+            timestamp = committer.commit_staged(
+                lambda batch, at: self._stage(span, batch, at), durability="sync"
+            )
+        if compact:
+            self._engine.compact(DATA, *span_bounds(span.start, span.end))
+        return timestamp
+
+    def _require_unneeded(self, span: Span) -> None:
+        holder = self._holds.holder()
+        if holder is not None:
+            raise HistoryHeldError((span.start, span.end), holder=holder)
+        for record in self._imports.all():
+            meets = any(part.intersect(span.start, span.end) for part in record.spans)
+            if record.added is None and meets:
+                raise HistoryHeldError(
+                    (span.start, span.end), holder=f"import {record.import_id:016x}, being added"
+                )
+
+    def _stage(self, span: Span, batch: Batch, timestamp: Timestamp) -> Callable[[], None]:
+        begin, end = span_bounds(span.start, span.end)
+        assert span.end is not None
+        assert end is not None
+        clear = Clear(span, timestamp)
+        self._clears.announce(clear)
+        self._committer.raise_floor(timestamp)
+        batch.delete_range(begin, end, self._engine.families[DATA])
+        self._stage_cut(span, batch)
+        self._clears.stage(clear, batch)
+        self._meta.stage(batch, UPPER, {"timestamp": timestamp + 1})
+        bounds = (span.start, span.end)
+
+        def publish() -> None:
+            fragments = self._versions.view.fragments
+            if fragments:
+                self._versions.publish_fragments(fragments.clearing(*bounds))
+            self._committer.recent.add(timestamp, (), [bounds])
+
+        return publish
+
+    def _stage_cut(self, span: Span, batch: Batch) -> None:
+        """Cut the stored range tombstones at the bounds of `span`. One pass over all of them."""
+        ranges = self._engine.families[RANGES]
+        pieces: dict[bytes, bytes] = {}
+        beside: dict[bytes, bytes] = {}
+        for tombstone in stored_tombstones(self._engine):
+            key = encode_range_key(tombstone.start, tombstone.timestamp)
+            if span.intersect(tombstone.start, tombstone.end) is None:
+                beside[key] = tombstone.end
+                continue
+            batch.delete(key, ranges)
+            for start, end in _outside(tombstone, span):
+                piece = encode_range_key(start, tombstone.timestamp)
+                pieces[piece] = max(end, pieces.get(piece, b""))
+        for piece, end in pieces.items():
+            batch.put(piece, escape(max(end, beside.get(piece, b""))), ranges)
+
+
+def _outside(tombstone: RangeTombstone, span: Span) -> Iterator[tuple[bytes, bytes]]:
+    assert span.end is not None
+    if tombstone.start < span.start:
+        yield tombstone.start, span.start
+    if span.end < tombstone.end:
+        yield span.end, tombstone.end

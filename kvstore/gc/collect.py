@@ -1,0 +1,364 @@
+"""Giving up history below a time, and taking back what then nobody can read.
+
+    since       the new frontier, durably; from here on nobody asks for what lies below
+    versions    garbage of each key changed since the last run, oldest first
+    ranges      range tombstones at or below since: nothing is left under them
+    index       change entries at or below since; and that this run is done
+    imports     records of imports of which neither a row nor a change entry is left
+
+The work is found in the change index: a version can only become garbage where something newer
+was written, so the keys changed in (last run, since] are all there is to look at; a range
+tombstone or an import is looked at through a pass over its span. A run costs what changed.
+
+Invariants
+1. The order above is the order of persistence (batches survive in order), so a crash leaves junk
+   that nobody can read. Range tombstones before versions would bring deleted keys back.
+2. `collected` says up to where all is done; a run that was cut off is made good by the next,
+   which starts from there.
+3. One run at a time. Commits go on meanwhile: what is garbage at `since` stays garbage.
+
+Source: the order of persistence is CockroachDB's (its MVCC GC queue).
+"""
+
+from __future__ import annotations
+
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from kvstore.changes.entry import OP_DELETE_RANGE, OP_IMPORT, OP_REVERT
+from kvstore.changes.index import ChangeIndex
+from kvstore.clears import Clears
+from kvstore.codec.keys import (
+    SUFFIX_BYTES,
+    decode_suffix,
+    span_bounds,
+)
+from kvstore.codec.ordered import frame
+from kvstore.commit import Committer
+from kvstore.engine.api import CHANGES, DATA, RANGES, Batch
+from kvstore.errors import ClosedError, UsageError
+from kvstore.gc.rules import garbage
+from kvstore.holds import HoldRecord, Holds
+from kvstore.imports import ImportRecord, Imports
+from kvstore.limits import GC_KEYS_PER_STEP, GC_SPANS_PER_STEP, SCAN_CHUNK, STALE_IMPORT_S
+from kvstore.meta import COLLECTED, INDEX_FLOOR, Meta
+from kvstore.mvcc import Versions
+from kvstore.mvcc.diff import stored_keys
+from kvstore.span import Span, merge_spans
+from kvstore.timestamp import NS_PER_SECOND, Timestamp
+
+INGEST_DIRECTORY: Final = "ingest"
+"""Where `bulk.ingest` brings files before RocksDB takes them; what a crash leaves stays there."""
+
+
+@dataclass(frozen=True, slots=True)
+class GcReport:
+    """What one run did. Counts are entries removed."""
+
+    since: Timestamp
+    """History is kept from here on."""
+    previous: Timestamp
+    """Where it was kept from before the run."""
+    versions: int
+    range_tombstones: int
+    change_entries: int
+    imports: int
+    """Records of imports forgotten, and stale ones taken back."""
+    lost_holds: tuple[HoldRecord, ...]
+    """Holds over their budget, invalidated by this run."""
+    held_back: bool
+    """Whether a hold or an open reader kept more history than was asked for."""
+    seconds: float
+
+
+@dataclass(slots=True)
+class _Tally:
+    versions: int = 0
+    ranges: int = 0
+    entries: int = 0
+    imports: int = 0
+    first: bytes = b""
+    last: bytes = b""
+    """Between these lie the entries that were removed."""
+
+
+class Collector:
+    """Collects one store. `at_step` is called with a name between steps (tests crash there)."""
+
+    def __init__(
+        self,
+        versions: Versions,
+        index: ChangeIndex,
+        committer: Committer,
+        *,
+        holds: Holds,
+        imports: Imports,
+        clears: Clears,
+        path: Path | None,
+    ) -> None:
+        self._versions = versions
+        self._engine = versions.engine
+        self._index = index
+        self._committer = committer
+        self._holds = holds
+        self._imports = imports
+        self._clears = clears
+        self._path = path
+        self._meta = Meta(versions.engine)
+        self._running = threading.Lock()
+        self._stopped = False
+        self._first_rows: dict[int, bytes] = {}
+        self.keys_per_step = GC_KEYS_PER_STEP
+        self.at_step: Callable[[str], None] = lambda name: None
+
+    def run(
+        self, target: int, *, compact: bool = False, stale_s: float = STALE_IMPORT_S
+    ) -> GcReport:
+        """Move `since` to `target`, or as far as holds allow, and remove what lies below.
+
+        Costs what changed since the last run; with `compact` also a rewrite of the spans it
+        touched, which gives the space back at once. Waits for a run that is under way.
+        """
+        started = time.perf_counter()
+        with self._running:
+            previous = self._committer.since
+            lost, held_back = self._advance(target)
+            since = self._committer.since
+            tally = _Tally()
+            collected = self._meta.timestamp(COLLECTED)
+            if collected < since:
+                self.at_step("since")
+                self._remove_versions(collected, since, tally)
+                self._remove_ranges(since, tally)
+                self._trim(since)
+                self._forget_imports(since, tally)
+            self._take_back(stale_s, tally)
+            if compact:
+                self._compact(tally)
+        return GcReport(
+            since=since,
+            previous=previous,
+            versions=tally.versions,
+            range_tombstones=tally.ranges,
+            change_entries=tally.entries,
+            imports=tally.imports,
+            lost_holds=lost,
+            held_back=held_back,
+            seconds=time.perf_counter() - started,
+        )
+
+    def target(self, *, before: int | None, keep_s: float | None) -> int:
+        """The time that `before`, or an age, asks for."""
+        if (before is None) == (keep_s is None):
+            raise UsageError("gc takes either before or keep", "pass one of them")
+        if before is not None:
+            return before
+        assert keep_s is not None
+        if keep_s < 0:
+            raise UsageError(f"keep is negative: {keep_s:g} s", "pass the age to keep")
+        return max(0, self._committer.now() - int(keep_s * NS_PER_SECOND))
+
+    def stop(self) -> None:
+        """Have a run that is under way end at its next step (with `ClosedError`); wait for it."""
+        self._stopped = True
+        with self._running:
+            pass
+
+    # -- since ------------------------------------------------------------------------------
+
+    def _advance(self, target: int) -> tuple[tuple[HoldRecord, ...], bool]:
+        committer = self._committer
+        with committer.lock:
+            self._require_running()
+            newest = committer.close_upto_now() - 1
+            lost = tuple(self._holds.invalidate_overdue(newest))
+            least = self._holds.least()
+            allowed = newest if least is None else min(newest, least)
+            if min(target, allowed) > committer.since:
+                committer.move_since(min(target, allowed))
+            return lost, least is not None and target > least
+
+    # -- versions ---------------------------------------------------------------------------
+
+    def _remove_versions(self, collected: int, since: int, tally: _Tally) -> None:
+        if collected < self._meta.timestamp(INDEX_FLOOR):
+            # The index of a restored store begins at the time it was restored at.
+            self._sweep([Span()], since, tally)
+            return
+        keys: set[bytes] = set()
+        spans: list[Span] = []
+        for found in self._changed(collected, since, tally):
+            if isinstance(found, Span):
+                spans.append(found)
+            else:
+                keys.add(found)
+            if len(keys) >= self.keys_per_step:
+                self._remove(self._garbage_of(sorted(keys), since), tally)
+                keys.clear()
+            if len(spans) >= GC_SPANS_PER_STEP:
+                self._sweep(spans, since, tally)
+                spans.clear()
+        self._remove(self._garbage_of(sorted(keys), since), tally)
+        self._sweep(spans, since, tally)
+
+    def _changed(self, collected: int, since: int, tally: _Tally) -> Iterator[bytes | Span]:
+        """Keys and spans that changed in `(collected, since]`."""
+        for commit in self._index.read(since=collected, upto=since):
+            tally.entries += 1
+            for row in commit.entry.rows():
+                if row.op == OP_DELETE_RANGE:
+                    yield Span(row.key, row.value)
+                elif row.op in (OP_IMPORT, OP_REVERT):
+                    yield from self._imports.spans_of(row.key)[1]
+                else:
+                    yield row.key
+
+    def _garbage_of(self, keys: Iterable[bytes], since: int) -> Iterator[bytes]:
+        for key in keys:
+            fragments, stamps = self._versions.view
+            stack = fragments.stack(key) if fragments else ()
+            doomed = garbage(self._versions.tails(key), stamps, stack, since=since)
+            if doomed:
+                stem = frame(key)
+                yield from [stem + tail for tail in doomed]
+
+    def _sweep(self, spans: list[Span], since: int, tally: _Tally) -> None:
+        """Remove the garbage of whole spans. One pass over each."""
+        for span in merge_spans(spans):
+            self._remove(self._garbage_in(span, since), tally)
+
+    def _garbage_in(self, span: Span, since: int) -> Iterator[bytes]:
+        fragments, stamps = self._versions.view
+        cursor = self._engine.cursor(DATA, *span_bounds(span.start, span.end))
+        for key, entries in stored_keys(cursor):
+            stack = fragments.stack(key) if fragments else ()
+            doomed = garbage([tail for tail, _ in entries], stamps, stack, since=since)
+            if doomed:
+                stem = frame(key)
+                yield from [stem + tail for tail in doomed]
+
+    def _remove(self, doomed: Iterable[bytes], tally: _Tally) -> None:
+        waiting: list[bytes] = []
+        for key in doomed:
+            waiting.append(key)
+            if len(waiting) >= self.keys_per_step:
+                self._delete(waiting, tally)
+                waiting = []
+        if waiting:
+            self._delete(waiting, tally)
+
+    def _delete(self, entries: list[bytes], tally: _Tally) -> None:
+        def stage(batch: Batch) -> None:
+            data = self._engine.families[DATA]
+            for entry in entries:
+                batch.delete(entry, data)
+
+        self._require_running()
+        self._committer.write_meta(stage, durable=False)
+        tally.versions += len(entries)
+        low, high = min(entries), max(entries)
+        tally.first = min(tally.first or low, low)
+        tally.last = max(tally.last, high)
+        self.at_step("versions")
+
+    # -- range tombstones -------------------------------------------------------------------
+
+    def _remove_ranges(self, since: int, tally: _Tally) -> None:
+        """Remove the range tombstones at or below `since`. One pass over all that are stored."""
+        committer, versions = self._committer, self._versions
+        with committer.lock:
+            self._require_running()
+            if not versions.view.fragments.tombstones(Span(), since=0, upto=since):
+                return
+            doomed = [
+                key for key in self._stored_ranges() if decode_suffix(key[-SUFFIX_BYTES:]) <= since
+            ]
+
+            def stage(batch: Batch) -> None:
+                for key in doomed:
+                    batch.delete(key, self._engine.families[RANGES])
+
+            committer.write_meta(stage, durable=False)
+            versions.publish_fragments(versions.view.fragments.forgetting(since))
+        tally.ranges += len(doomed)
+        self.at_step("ranges")
+
+    def _stored_ranges(self) -> Iterator[bytes]:
+        cursor = self._engine.cursor(RANGES)
+        while True:
+            keys, _ = cursor.take(SCAN_CHUNK)
+            if not keys:
+                return
+            yield from keys
+
+    # -- index, clears, imports -------------------------------------------------------------
+
+    def _trim(self, since: int) -> None:
+        def stage(batch: Batch) -> None:
+            self._index.stage_trim(since, batch)
+            self._clears.stage_forget(since, batch)
+            self._meta.stage(batch, COLLECTED, {"timestamp": since})
+
+        with self._committer.lock:
+            self._require_running()
+            self._committer.write_meta(stage, durable=False)
+            self._clears.forget(since)
+        self.at_step("index")
+
+    def _forget_imports(self, since: int, tally: _Tally) -> None:
+        """Forget imports that are history: no rows, no change entries.
+
+        Where the first row was found is remembered, so that the searches of all runs together
+        pass over an import's spans once.
+        """
+        gone: list[ImportRecord] = []
+        for record in self._imports.all():
+            settled = record.added if record.reverted is None else record.reverted
+            if settled is None or settled > since:
+                continue
+            start = self._first_rows.get(record.import_id, b"")
+            first = self._imports.first_row(record, start)
+            if first is None:
+                gone.append(record)
+                self._first_rows.pop(record.import_id, None)
+            else:
+                self._first_rows[record.import_id] = first
+        self._imports.forget(gone, self._committer)
+        tally.imports += len(gone)
+        self.at_step("imports")
+
+    def _take_back(self, stale_s: float, tally: _Tally) -> None:
+        """Abort imports prepared long ago and never added, and remove files left in `ingest/`."""
+        oldest = self._committer.now() - int(stale_s * NS_PER_SECOND)
+        for record in self._imports.all():
+            stale = record.prepared is not None and record.prepared < oldest
+            if record.added is None and stale:
+                self._require_running()
+                self._imports.abort(record.import_id, self._committer)
+                tally.imports += 1
+        if self._path is None or not (self._path / INGEST_DIRECTORY).is_dir():
+            return
+        waiting = {f"{record.import_id:016x}" for record in self._imports.all() if not record.added}
+        for left in (self._path / INGEST_DIRECTORY).iterdir():
+            if left.name not in waiting and left.stat().st_mtime_ns < oldest:
+                shutil.rmtree(left, ignore_errors=True)
+
+    # -- space ------------------------------------------------------------------------------
+
+    def _compact(self, tally: _Tally) -> None:
+        """Rewrite what was touched, so that the files shrink now and not some day."""
+        if tally.versions:
+            self._engine.compact(DATA, tally.first, tally.last + b"\x00")
+        if tally.ranges:
+            self._engine.compact(RANGES)
+        if tally.entries:
+            self._engine.compact(CHANGES)
+
+    def _require_running(self) -> None:
+        if self._stopped:
+            raise ClosedError(f"the store at {self._path}")

@@ -1,0 +1,86 @@
+"""GC in the background: a thread that a store owns, running at an interval and stopped by close.
+
+It waits on a condition, never sleeps: closing the store wakes and ends it at once, a run under way
+at its next step. A run that fails ends the thread; the error is kept, shown by `stats`, and raised
+when the store is closed, for nobody else would see it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+
+from kvstore.errors import ClosedError, KVStoreError, UsageError
+from kvstore.gc.collect import GcReport
+
+
+@dataclass(frozen=True, slots=True)
+class GcPolicy:
+    """How much history a store keeps, and how often it looks for what is older."""
+
+    keep: timedelta
+    every: timedelta = timedelta(minutes=10)
+    compact: bool = False
+    """Rewrite touched spans after each run: space comes back at once, at the cost of the I/O."""
+
+    def __post_init__(self) -> None:
+        if self.keep < timedelta(0) or self.every <= timedelta(0):
+            raise UsageError(f"{self}", "keep must not be negative, every must be positive")
+
+
+class GcWorker:
+    """The thread. `run` does one collection; `after_run` hears of it."""
+
+    def __init__(
+        self,
+        policy: GcPolicy,
+        run: Callable[[GcPolicy], GcReport],
+        *,
+        after_run: Callable[[GcReport], None] | None = None,
+    ) -> None:
+        self.policy = policy
+        self.error: KVStoreError | None = None
+        self.runs = 0
+        self._run = run
+        self._after_run = after_run
+        self._woken = threading.Condition()
+        self._stopping = False
+        self._due = False
+        self._thread = threading.Thread(target=self._work, name="kvstore-gc", daemon=True)
+        self._thread.start()
+
+    def wake(self) -> None:
+        """Run now rather than when the interval is over."""
+        with self._woken:
+            self._due = True
+            self._woken.notify_all()
+
+    def stop(self) -> None:
+        """End the thread and wait for it. Repeatable."""
+        with self._woken:
+            self._stopping = True
+            self._woken.notify_all()
+        self._thread.join()
+
+    def _work(self) -> None:
+        while True:
+            with self._woken:
+                self._woken.wait_for(self._is_due, self.policy.every.total_seconds())
+                if self._stopping:
+                    return
+                self._due = False
+            try:
+                report = self._run(self.policy)
+            except ClosedError:
+                return
+            except KVStoreError as error:
+                self.error = error
+                return
+            self.runs += 1
+            if self._after_run is not None:
+                self._after_run(report)
+
+    def _is_due(self) -> bool:
+        return self._stopping or self._due

@@ -1,0 +1,46 @@
+"""Running a transaction again until it gets through, with a bound.
+
+Waits grow by doubling and are drawn at random below their bound ("full jitter"), so that
+those who collided once do not collide again in step.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TypeVar
+
+from kvstore.errors import ConflictError, UsageError
+from kvstore.limits import TRANSACT_ATTEMPTS, TRANSACT_WAIT_S_MAX, TRANSACT_WAIT_S_MIN
+from kvstore.txn.transaction import Transaction
+
+T = TypeVar("T")
+
+
+def transact(
+    begin: Callable[[], Transaction],
+    body: Callable[[Transaction], T],
+    *,
+    attempts: int = TRANSACT_ATTEMPTS,
+    wait: Callable[[float], None] = time.sleep,
+    draw: Callable[[], float] = random.random,
+) -> T:
+    """Run `body` in a transaction and commit it, again after each conflict; returns its result.
+
+    `body` may run several times, so it should touch nothing but the transaction. `wait` is
+    given seconds; `draw` numbers in 0..1. Raises the last `ConflictError` after `attempts`.
+    """
+    if attempts < 1:
+        raise UsageError(f"attempts={attempts}", "pass at least 1")
+    for attempt in range(attempts - 1):
+        with suppress(ConflictError):
+            return _once(begin, body)
+        wait(draw() * min(TRANSACT_WAIT_S_MAX, TRANSACT_WAIT_S_MIN * 2**attempt))
+    return _once(begin, body)
+
+
+def _once(begin: Callable[[], Transaction], body: Callable[[Transaction], T]) -> T:
+    with begin() as transaction:
+        return body(transaction)

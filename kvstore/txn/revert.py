@@ -1,0 +1,75 @@
+"""The versioned undo of a span: new versions that restore the state at an earlier time.
+
+Nothing is taken back: history keeps what was undone, and readers of history see one commit more.
+What changed since then is found through the change index, so the cost follows the changes, not the
+span. It is one commit, hence bounded: at most `REVERT_ROWS_MAX` keys and `BATCH_BYTES_MAX` bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+
+from kvstore.changes import Change
+from kvstore.errors import ConflictError, UsageError
+from kvstore.limits import REVERT_ATTEMPTS, REVERT_ROWS_MAX
+from kvstore.mvcc import Versions
+from kvstore.span import Span
+from kvstore.timestamp import Timestamp
+from kvstore.txn.transaction import Transaction
+
+
+def revert_range(
+    begin: Callable[[], Transaction],
+    changed: Callable[[int], Iterator[Change]],
+    versions: Versions,
+    span: Span,
+    to: int,
+) -> Timestamp | None:
+    """Restore `span` as it was at `to`, at one new timestamp; None if it is as it was.
+
+    `changed(upto)` gives the latest changes of the span in `(to, upto]`. Done again if others
+    write into the span meanwhile; raises `ConflictError` if they do not stop.
+    """
+
+    def once() -> Timestamp | None:
+        with begin() as transaction:
+            if to < transaction.read_at:
+                transaction.require_unchanged(span)
+                _restore(transaction, changed(transaction.read_at), versions, to)
+        return transaction.timestamp
+
+    for _ in range(REVERT_ATTEMPTS - 1):
+        with suppress(ConflictError):
+            return once()
+    return once()
+
+
+def _restore(
+    transaction: Transaction, changes: Iterator[Change], versions: Versions, to: int
+) -> None:
+    rows = 0
+    for key in _candidates(changes, versions, to):
+        old, new = versions.get(key, to), versions.get(key, transaction.read_at)
+        if old == new:
+            continue
+        if old is None:
+            transaction.delete(key)
+        else:
+            transaction.put(key, old)
+        rows += 1
+        if rows > REVERT_ROWS_MAX:
+            raise UsageError(
+                f"more than {REVERT_ROWS_MAX} keys changed since {to}",
+                "revert smaller spans, one after the other",
+            )
+
+
+def _candidates(changes: Iterator[Change], versions: Versions, to: int) -> Iterator[bytes]:
+    """Keys that may differ from what they were: those written, and those under range deletes."""
+    for change in changes:
+        if change.op != "delete_range":
+            yield change.key
+            continue
+        for keys, _ in versions.scan(Span(change.key, change.end_key), to):
+            yield from keys

@@ -1,0 +1,313 @@
+"""Transactions: optimistic and serialisable.
+
+A transaction reads at one time and keeps its writes to itself. At commit, under the commit lock,
+everything it read is compared with everything written since: keys with keys, keys with spans.
+If something was, none of it is written (`ConflictError`). If nothing was, all its reads are as true
+at the commit's time as they were at its own: it might as well have run in that instant.
+
+Invariants
+1. Transactions that wrote are equivalent to running one after the other in the order of
+   their timestamps; one that only read, to running right after the commit it read at.
+2. A span that was scanned counts as read up to where the scan came, with the keys that were not
+   there: phantoms conflict.
+3. One that only read never fails. Its time stays readable while it is open.
+4. Writes that did not read (blind writes) never conflict.
+
+Source: backward validation after Kung and Robinson, "On Optimistic Methods for Concurrency
+Control" (1981).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import chain, islice
+from types import TracebackType
+from typing import TypeVar, overload
+
+from kvstore.changes.entry import OP_DELETE_RANGE, OP_IMPORT, OP_REVERT
+from kvstore.changes.index import ChangeIndex
+from kvstore.commit import Committer, Durability
+from kvstore.errors import ClosedError, ConflictError, UsageError
+from kvstore.holds import Holds
+from kvstore.imports import Imports
+from kvstore.limits import BATCH_BYTES_MAX
+from kvstore.mvcc import Fragments, RangeTombstone, Versions, WriteSet
+from kvstore.recent import Touched
+from kvstore.span import Span, require_key
+from kvstore.timestamp import Timestamp
+from kvstore.txn.reads import ReadSet
+
+T = TypeVar("T")
+
+
+class Transactions:
+    """Begins and ends the transactions of one store."""
+
+    def __init__(
+        self,
+        versions: Versions,
+        index: ChangeIndex,
+        committer: Committer,
+        *,
+        holds: Holds,
+        imports: Imports,
+    ) -> None:
+        self.versions = versions
+        self._index = index
+        self._committer = committer
+        self._holds = holds
+        self._imports = imports
+
+    def begin(self, *, durability: Durability | None = None) -> Transaction:
+        """A transaction at the newest complete time."""
+        committer = self._committer
+        with committer.lock:
+            committer.require_healthy()
+            read_at = Timestamp(committer.upper - 1)
+            pin = self._holds.pin(read_at)
+            committer.recent.watch(read_at)
+
+        def end() -> None:
+            with committer.lock:
+                committer.recent.unwatch()
+                self._holds.unpin(pin)
+
+        return Transaction(self, read_at, durability=durability, end=end)
+
+    def commit(
+        self, writes: WriteSet, reads: ReadSet, read_at: int, *, durability: Durability | None
+    ) -> Timestamp:
+        """Commit `writes` if nothing in `reads` was written since `read_at`."""
+
+        def check() -> None:
+            for commit in self._since(read_at):
+                where = reads.touched(commit.keys, commit.spans)
+                if where is not None:
+                    raise ConflictError(read_at=read_at, written_at=commit.timestamp, where=where)
+
+        return self._committer.commit(writes, durability=durability, check=check)
+
+    def _since(self, read_at: int) -> Iterator[Touched]:
+        remembered = self._committer.recent.since(read_at)
+        return self._indexed(read_at) if remembered is None else remembered
+
+    def _indexed(self, read_at: int) -> Iterator[Touched]:
+        """What the change index has above `read_at`, chunk by chunk. Costs what changed."""
+        for commit in self._index.read(since=read_at, upto=self._committer.upper - 1):
+            keys: list[bytes] = []
+            spans: list[tuple[bytes, bytes | None]] = []
+            for row in commit.entry.rows():
+                if row.op == OP_DELETE_RANGE:
+                    spans.append((row.key, row.value))
+                elif row.op in (OP_IMPORT, OP_REVERT):
+                    _, parts = self._imports.spans_of(row.key)
+                    spans.extend((part.start, part.end) for part in parts)
+                else:
+                    keys.append(row.key)
+            yield Touched(commit.timestamp, keys, spans)
+
+
+class Transaction:
+    """Reads at one time, and writes that only it sees until they are committed together.
+
+    Leaving the `with` block commits; an exception drops the writes. `timestamp` is set once
+    committed; None for one that only read. One thread at a time.
+    """
+
+    def __init__(
+        self,
+        owner: Transactions,
+        read_at: Timestamp,
+        *,
+        durability: Durability | None,
+        end: Callable[[], None],
+    ) -> None:
+        self._owner = owner
+        self._durability = durability
+        self._end: Callable[[], None] | None = end
+        self._writes = WriteSet()
+        self._deleted = Fragments()
+        self._reads = ReadSet()
+        self._passes: list[_Pass] = []
+        self.read_at = read_at
+        self.timestamp: Timestamp | None = None
+
+    # -- reading ----------------------------------------------------------------------------
+
+    @overload
+    def get(self, key: bytes) -> bytes | None: ...
+    @overload
+    def get(self, key: bytes, default: T) -> bytes | T: ...
+    def get(self, key: bytes, default: T | None = None) -> bytes | T | None:
+        """The value of `key`, own writes included; `default` where there is none."""
+        self._require_open()
+        require_key(key)
+        points = self._writes.points
+        if key in points:
+            value = points[key]
+        elif self._deleted and self._deleted.stack(key):
+            value = None
+        else:
+            self._reads.add_key(key)
+            value = self._owner.versions.get(key, self.read_at)
+        return default if value is None else value
+
+    def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
+        """The values of `keys`, in their order; None where there is none."""
+        return [self.get(key) for key in keys]
+
+    def scan(
+        self,
+        start: bytes | None = None,
+        end: bytes | None = None,
+        prefix: bytes | None = None,
+        *,
+        reverse: bool = False,
+        limit: int | None = None,
+    ) -> Iterator[tuple[bytes, bytes]]:
+        """Live keys and values of a span, with the own writes made so far. As `Store.scan`.
+
+        Counts as having read the span as far as the rows were taken.
+        """
+        self._require_open()
+        if limit is not None and limit < 0:
+            raise UsageError(f"limit={limit}", "pass a count, or None for all")
+        scanned = _Pass(Span.of(start, end, prefix), reverse=reverse)
+        self._passes.append(scanned)
+        chunks = self._owner.versions.scan(scanned.span, self.read_at, reverse=reverse)
+        stored = chain.from_iterable(zip(*chunk, strict=True) for chunk in chunks)
+        rows = scanned.follow(self._with_own(stored, scanned.span, reverse=reverse))
+        return rows if limit is None else islice(rows, limit)
+
+    # -- writing ----------------------------------------------------------------------------
+
+    def put(self, key: bytes, value: bytes) -> None:
+        """Set `key` to `value`. The last write to a key wins."""
+        self._require_open().put(key, value)
+
+    def delete(self, key: bytes) -> None:
+        """Delete `key`, whether or not it is there."""
+        self._require_open().delete(key)
+
+    def delete_range(self, start: bytes, end: bytes) -> None:
+        """Delete `start <= key < end`, own writes so far included."""
+        self._require_open().delete_range(start, end)
+        self._deleted = self._deleted.adding(RangeTombstone(start, end, 1))
+
+    # -- ending -----------------------------------------------------------------------------
+
+    def commit(self) -> Timestamp | None:
+        """Write everything at one timestamp, which it returns; None if there is nothing to write.
+
+        Raises `ConflictError`, with nothing written, if something that was read has been
+        written since: run the transaction again.
+        """
+        writes = self._require_open()
+        try:
+            if writes:
+                for scanned in self._passes:
+                    scanned.note(self._reads)
+                self.timestamp = self._owner.commit(
+                    writes, self._reads, self.read_at, durability=self._durability
+                )
+            return self.timestamp
+        finally:
+            self.rollback()
+
+    def rollback(self) -> None:
+        """Drop the writes and end. Repeatable; after `commit` it does nothing."""
+        if self._end is not None:
+            end, self._end = self._end, None
+            self._passes.clear()
+            end()
+
+    def require_unchanged(self, span: Span) -> None:
+        """Have the commit fail if anything in `span` is written by others before it."""
+        self._require_open()
+        self._reads.add_span(span)
+
+    def __enter__(self) -> Transaction:
+        self._require_open()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
+    ) -> None:
+        if error is None and self._end is not None:
+            self.commit()
+        else:
+            self.rollback()
+
+    # -- inside -----------------------------------------------------------------------------
+
+    def _with_own(
+        self, stored: Iterator[tuple[bytes, bytes]], span: Span, *, reverse: bool
+    ) -> Iterator[tuple[bytes, bytes]]:
+        """Stored rows with the own writes of this moment laid over them."""
+        points = {key: value for key, value in self._writes.points.items() if key in span}
+        deleted = self._deleted
+        if not points and not deleted:
+            return stored
+        kept = (
+            row
+            for row in stored
+            if row[0] not in points and not (deleted and deleted.stack(row[0]))
+        )
+        own = ((key, points[key]) for key in sorted(points, reverse=reverse))
+        return _merged(kept, own, reverse=reverse)
+
+    def _require_open(self) -> WriteSet:
+        if self._end is None:
+            raise ClosedError("the transaction")
+        if self._writes.size > BATCH_BYTES_MAX:
+            raise UsageError(
+                f"the transaction holds {self._writes.size} bytes, at most {BATCH_BYTES_MAX} fit",
+                "commit smaller ones, or import the data (bulk.Import)",
+            )
+        return self._writes
+
+
+class _Pass:
+    """How far a scan came: that is what it read."""
+
+    __slots__ = ("_ended", "_reached", "_reverse", "span")
+
+    def __init__(self, span: Span, *, reverse: bool) -> None:
+        self.span = span
+        self._reverse = reverse
+        self._reached: bytes | None = None
+        self._ended = False
+
+    def follow(self, rows: Iterator[tuple[bytes, bytes]]) -> Iterator[tuple[bytes, bytes]]:
+        for row in rows:
+            self._reached = row[0]
+            yield row
+        self._ended = True
+
+    def note(self, reads: ReadSet) -> None:
+        if self._ended:
+            reads.add_span(self.span)
+        elif self._reached is not None and self._reverse:
+            reads.add_span(Span(self._reached, self.span.end))
+        elif self._reached is not None:
+            reads.add_span(Span(self.span.start, self._reached + b"\x00"))
+
+
+def _merged(
+    stored: Iterator[tuple[bytes, bytes]],
+    own: Iterator[tuple[bytes, bytes | None]],
+    *,
+    reverse: bool,
+) -> Iterator[tuple[bytes, bytes]]:
+    """Two passes of distinct keys as one; own deletions (value None) are left out."""
+    waiting = next(own, None)
+    for row in stored:
+        while waiting is not None and (waiting[0] < row[0]) is not reverse:
+            if waiting[1] is not None:
+                yield waiting[0], waiting[1]
+            waiting = next(own, None)
+        yield row
+    while waiting is not None:
+        if waiting[1] is not None:
+            yield waiting[0], waiting[1]
+        waiting = next(own, None)

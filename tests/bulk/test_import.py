@@ -1,0 +1,361 @@
+"""Bulk loads: what may be staged, what is refused, and when it becomes visible."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+import bulk
+import kvstore
+from bulk.staging import MANIFEST_NAME
+from kvstore.errors import (
+    ClosedError,
+    FormatVersionError,
+    ImportRefusedError,
+    KeyConflictError,
+    KeyOrderError,
+    UsageError,
+)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[kvstore.Store]:
+    with kvstore.open(tmp_path / "store", durability="async") as opened:
+        yield opened
+
+
+def stage(staging: Path, rows: dict[bytes, bytes], *, import_id: int | None = None) -> bulk.Import:
+    staged = bulk.Import.create(staging, import_id=import_id)
+    with staged.writer() as writer:
+        for key in sorted(rows):
+            writer.put(key, rows[key])
+    staged.seal()
+    return staged
+
+
+def binary(*items: bytes | None) -> pa.Array:
+    return pa.array(items, pa.binary())
+
+
+def test_rows_become_visible_at_the_time_they_are_added(
+    store: kvstore.Store, tmp_path: Path
+) -> None:
+    stage(tmp_path / "staged", {b"a": b"import", b"b": b"import"})
+    between = store.put(b"a", b"written after building, before adding")
+    stamp = bulk.ingest(store, tmp_path / "staged")
+    after = store.put(b"b", b"after")
+    assert between < stamp < after
+    assert store.get(b"a", as_of=between) == b"written after building, before adding"
+    assert store.get(b"b", as_of=between) is None
+    assert store.get(b"a") == b"import"
+    assert store.get(b"b", as_of=stamp) == b"import"
+    assert store.get(b"b") == b"after"
+    changes = list(store.changes(between, stamp))
+    assert [(change.key, change.timestamp) for change in changes] == [(b"a", stamp), (b"b", stamp)]
+
+
+def test_many_parts_become_visible_together(store: kvstore.Store, tmp_path: Path) -> None:
+    staged = bulk.Import.create(tmp_path / "staged")
+    for part in range(5):
+        with staged.writer() as writer:
+            for row in range(100):
+                writer.put(b"%d/%03d" % (part, row), b"v")
+    staged.seal()
+    before = store.sync() - 1
+    stamp = bulk.ingest(store, tmp_path / "staged")
+    assert len(list(store.scan(as_of=before))) == 0
+    assert len(list(store.scan(as_of=stamp))) == 500
+
+
+def test_adding_twice_returns_the_first_stamp_even_without_the_files(
+    store: kvstore.Store, tmp_path: Path
+) -> None:
+    stage(tmp_path / "staged", {b"a": b"1"})
+    stamp = bulk.ingest(store, tmp_path / "staged", move=True)
+    store.put(b"a", b"2")
+    assert bulk.ingest(store, tmp_path / "staged") == stamp
+    assert store.get(b"a") == b"2"
+
+
+def test_one_staged_import_can_be_added_to_two_stores(tmp_path: Path) -> None:
+    stage(tmp_path / "staged", {b"a": b"1"})
+    for name in ("one", "two"):
+        with kvstore.open(tmp_path / name) as store:
+            bulk.ingest(store, tmp_path / "staged")
+            assert store.get(b"a") == b"1"
+
+
+def test_an_id_used_with_another_manifest_is_refused(store: kvstore.Store, tmp_path: Path) -> None:
+    stage(tmp_path / "one", {b"a": b"1"}, import_id=7)
+    stage(tmp_path / "two", {b"a": b"2"}, import_id=7)
+    bulk.ingest(store, tmp_path / "one")
+    with pytest.raises(ImportRefusedError, match="another manifest"):
+        bulk.ingest(store, tmp_path / "two")
+    assert store.get(b"a") == b"1"
+
+
+def test_an_import_without_rows_gets_a_stamp(store: kvstore.Store, tmp_path: Path) -> None:
+    bulk.Import.create(tmp_path / "staged").seal()
+    stamp = bulk.ingest(store, tmp_path / "staged")
+    assert list(store.changes(0, stamp)) == []
+
+
+def test_tombstone_rows_delete(store: kvstore.Store, tmp_path: Path) -> None:
+    store.put(b"a", b"old")
+    store.put(b"b", b"old")
+    staged = bulk.Import.create(tmp_path / "staged")
+    with staged.writer() as writer:
+        ops = pa.array(["delete", "put"])
+        values = binary(None, b"new")
+        writer.write(pa.record_batch({"key": binary(b"a", b"b"), "value": values, "op": ops}))
+        writer.delete(b"c")
+    staged.seal()
+    stamp = bulk.ingest(store, tmp_path / "staged")
+    assert list(store.scan()) == [(b"b", b"new")]
+    assert [c.op for c in store.changes(stamp - 1)] == ["delete", "put", "delete"]
+
+
+def test_keys_of_any_bytes_survive(store: kvstore.Store, tmp_path: Path) -> None:
+    keys = [
+        b"",
+        b"\x00",
+        b"\x00\x00",
+        b"\x00\x01",
+        b"\x00\xff",
+        b"a",
+        b"a\x00",
+        b"\xff",
+        b"\xff" * 9,
+    ]
+    rows = {key: bytes([index]) for index, key in enumerate(keys)}
+    stage(tmp_path / "staged", rows)
+    bulk.ingest(store, tmp_path / "staged")
+    assert dict(store.scan()) == rows
+    assert list(store.scan(reverse=True)) == sorted(rows.items(), reverse=True)
+    assert all(store.get(key) == value for key, value in rows.items())
+
+
+# -- on_conflict ----------------------------------------------------------------------------
+
+
+def test_on_conflict_error_names_the_live_keys_and_adds_nothing(
+    store: kvstore.Store, tmp_path: Path
+) -> None:
+    store.put(b"b", b"live")
+    store.put(b"c", b"dead")
+    store.delete(b"c")
+    stage(tmp_path / "staged", {b"a": b"1", b"b": b"1", b"c": b"1"})
+    with pytest.raises(KeyConflictError) as caught:
+        bulk.ingest(store, tmp_path / "staged", on_conflict="error")
+    assert caught.value.keys == (b"b",)
+    assert list(store.scan()) == [(b"b", b"live")]
+    assert store.imports() == []
+    store.delete(b"b")
+    bulk.ingest(store, tmp_path / "staged", on_conflict="error")
+    assert len(list(store.scan())) == 3
+
+
+def test_a_key_written_between_check_and_commit_is_a_conflict(
+    store: kvstore.Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage(tmp_path / "staged", {b"a": b"1", b"b": b"1"})
+    prepare = store.prepare_import
+
+    def write_first(record: kvstore.ImportRecord) -> None:
+        store.put(b"b", b"sneaked in")
+        prepare(record)
+
+    monkeypatch.setattr(store, "prepare_import", write_first)
+    with pytest.raises(KeyConflictError) as caught:
+        bulk.ingest(store, tmp_path / "staged", on_conflict="error")
+    assert caught.value.keys == (b"b",)
+    assert list(store.scan()) == [(b"b", b"sneaked in")]
+
+
+# -- abort ----------------------------------------------------------------------------------
+
+
+def test_an_import_left_half_added_is_invisible_and_can_be_aborted_or_added(
+    store: kvstore.Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    staged = stage(tmp_path / "staged", {b"a": b"1"})
+
+    def fail(*_: object, **__: object) -> None:
+        raise RuntimeError("killed here")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(store, "add_import", fail)
+        with pytest.raises(RuntimeError):
+            bulk.ingest(store, tmp_path / "staged")
+    assert store.get(b"a") is None
+    assert [record.state for record in store.imports()] == ["adding"]
+    assert store.abort_import(staged.import_id)
+    assert store.imports() == []
+    assert not store.abort_import(staged.import_id)
+    bulk.ingest(store, tmp_path / "staged")
+    assert store.get(b"a") == b"1"
+    with pytest.raises(UsageError, match="revert"):
+        store.abort_import(staged.import_id)
+
+
+# -- what is refused before anything is touched -----------------------------------------------
+
+
+def part_of(staging: Path) -> Path:
+    return next(staging.glob("part-*.sst"))
+
+
+def truncate(staging: Path) -> None:
+    part = part_of(staging)
+    os.truncate(part, part.stat().st_size - 1)
+
+
+def flip_a_bit(staging: Path) -> None:
+    content = bytearray(part_of(staging).read_bytes())
+    content[len(content) // 2] ^= 1
+    part_of(staging).write_bytes(content)
+
+
+def take_another_imports_file(staging: Path) -> None:
+    stage(staging.parent / "other", {b"a": b"1", b"b": b"2"})
+    shutil.copy(part_of(staging.parent / "other"), part_of(staging))
+
+
+def edit_the_manifest(staging: Path) -> None:
+    path = staging / MANIFEST_NAME
+    fields = json.loads(path.read_text())
+    fields["parts"][0]["rows"] += 1
+    path.write_text(json.dumps(fields))
+
+
+def garble_the_manifest(staging: Path) -> None:
+    (staging / MANIFEST_NAME).write_text("{")
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda staging: part_of(staging).unlink(),
+        truncate,
+        flip_a_bit,
+        take_another_imports_file,
+        edit_the_manifest,
+        garble_the_manifest,
+        lambda staging: (staging / MANIFEST_NAME).unlink(),
+    ],
+    ids=["missing", "truncated", "altered", "foreign", "edited", "garbled", "unsealed"],
+)
+def test_a_damaged_staging_directory_is_refused_whole(
+    store: kvstore.Store, tmp_path: Path, damage: object
+) -> None:
+    stage(tmp_path / "staged", {b"a": b"1", b"b": b"2"})
+    assert callable(damage)
+    damage(tmp_path / "staged")
+    with pytest.raises(ImportRefusedError) as caught:
+        bulk.ingest(store, tmp_path / "staged")
+    assert str(tmp_path / "staged") in str(caught.value)
+    assert list(store.scan()) == []
+    assert store.imports() == []
+
+
+def test_damage_that_keeps_the_file_times_is_found_when_asked_to_be_thorough(
+    store: kvstore.Store, tmp_path: Path
+) -> None:
+    stage(tmp_path / "staged", {b"a": b"1"})
+    part = part_of(tmp_path / "staged")
+    times = part.stat()
+    with part.open("r+b") as file:
+        file.seek(10)
+        file.write(b"\xff")
+    os.utime(part, ns=(times.st_atime_ns, times.st_mtime_ns))
+    with pytest.raises(ImportRefusedError):
+        bulk.ingest(store, tmp_path / "staged", thorough=True)
+
+
+def test_a_copied_staging_directory_is_taken_by_its_checksums(
+    store: kvstore.Store, tmp_path: Path
+) -> None:
+    stage(tmp_path / "staged", {b"a": b"1"})
+    shutil.copytree(tmp_path / "staged", tmp_path / "copy", copy_function=shutil.copyfile)
+    bulk.ingest(store, tmp_path / "copy")
+    assert store.get(b"a") == b"1"
+
+
+def test_a_manifest_of_a_newer_release_is_refused(store: kvstore.Store, tmp_path: Path) -> None:
+    stage(tmp_path / "staged", {b"a": b"1"})
+    path = tmp_path / "staged" / MANIFEST_NAME
+    path.write_text(path.read_text().replace('"format": 1', '"format": 2'))
+    with pytest.raises(FormatVersionError):
+        bulk.ingest(store, tmp_path / "staged")
+
+
+# -- writing parts ----------------------------------------------------------------------------
+
+
+def test_keys_out_of_order_are_refused_by_name(tmp_path: Path) -> None:
+    staged = bulk.Import.create(tmp_path / "staged")
+    writer = staged.writer()
+    writer.put(b"b", b"")
+    with pytest.raises(KeyOrderError) as caught:
+        writer.write(pa.record_batch({"key": binary(b"c", b"a"), "value": binary(b"", b"")}))
+    assert (caught.value.previous, caught.value.key) == (b"c", b"a")
+    with pytest.raises(KeyOrderError, match="twice"):
+        staged.writer().write(
+            pa.record_batch({"key": binary(b"a", b"a"), "value": binary(b"", b"")})
+        )
+
+
+def test_parts_that_share_a_key_are_refused_at_sealing(tmp_path: Path) -> None:
+    staged = bulk.Import.create(tmp_path / "staged")
+    for keys in ((b"a", b"c"), (b"b", b"d")):
+        with staged.writer() as writer:
+            for key in keys:
+                writer.put(key, b"")
+    with pytest.raises(KeyOrderError):
+        staged.seal()
+    assert not (tmp_path / "staged" / MANIFEST_NAME).exists()
+
+
+@pytest.mark.parametrize(
+    "batch",
+    [
+        pa.record_batch({"key": pa.array(["a"]), "value": binary(b"")}),
+        pa.record_batch({"key": binary(b"a"), "value": pa.array([1])}),
+        pa.record_batch({"key": binary(None), "value": binary(b"")}),
+        pa.record_batch({"key": binary(b"a"), "value": binary(None)}),
+        pa.record_batch({"key": binary(b"a")}),
+        pa.record_batch({"key": binary(b"a"), "value": binary(b""), "op": pa.array(["upsert"])}),
+    ],
+    ids=["text key", "number value", "null key", "null value", "no value", "unknown op"],
+)
+def test_batches_of_another_shape_are_refused(tmp_path: Path, batch: pa.RecordBatch) -> None:
+    with pytest.raises(UsageError), bulk.Import.create(tmp_path / "staged").writer() as writer:
+        writer.write(batch)
+    assert list((tmp_path / "staged").iterdir()) == []
+
+
+def test_a_sealed_or_foreign_directory_cannot_be_staged_into(tmp_path: Path) -> None:
+    staged = stage(tmp_path / "staged", {b"a": b"1"})
+    with pytest.raises(UsageError):
+        bulk.Import.create(tmp_path / "staged")
+    with pytest.raises(UsageError, match="sealed"):
+        staged.seal()
+    with pytest.raises(UsageError):
+        bulk.Import.create(tmp_path / "other", import_id=0)
+
+
+def test_sealing_with_an_open_writer_and_writing_after_finish_are_refused(tmp_path: Path) -> None:
+    staged = bulk.Import.create(tmp_path / "staged")
+    writer = staged.writer()
+    writer.put(b"a", b"")
+    with pytest.raises(UsageError, match="open"):
+        staged.seal()
+    writer.finish()
+    with pytest.raises(ClosedError):
+        writer.put(b"b", b"")

@@ -1,0 +1,291 @@
+"""Streams and generations: where a change goes, and that resharding loses and repeats nothing."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections import Counter
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import kvstore
+from kvstore import Change, ManualClock, Store
+from kvstore.changes.generation import Generation, generation, new_streams
+from kvstore.changes.index import PlacedRow
+from kvstore.changes.stream import (
+    CONTROL_STREAM,
+    TOKEN_MAX,
+    StreamFields,
+    decode_stream,
+    encode_stream,
+    token_of,
+)
+from kvstore.errors import CorruptionError, UsageError
+from kvstore.limits import STREAMS_MAX
+
+
+def placed(store: Store, since: int = 0) -> list[PlacedRow]:
+    return list(store._changes._index.rows(since=since, upto=store.upper - 1))
+
+
+# -- ids ------------------------------------------------------------------------------------
+
+
+def test_stream_id_bytes_are_golden() -> None:
+    fields = StreamFields(token=0x0123456789ABCDEF, random=0x2AAAAAAAAA, position=0x3ABCDE)
+    assert encode_stream(fields).hex() == "0123456789abcdefaaaaaaaaababcde1"
+    assert bytes(15) + b"\x01" == CONTROL_STREAM
+
+
+@given(st.integers(0, TOKEN_MAX), st.integers(0, (1 << 38) - 1), st.integers(0, (1 << 22) - 1))
+def test_stream_id_keeps_its_fields(token: int, random: int, position: int) -> None:
+    fields = StreamFields(token, random, position)
+    assert decode_stream(encode_stream(fields)) == fields
+
+
+@given(st.integers(0, TOKEN_MAX), st.integers(0, TOKEN_MAX))
+def test_stream_ids_sort_by_token(one: int, other: int) -> None:
+    a, b = encode_stream(StreamFields(one, 9, 9)), encode_stream(StreamFields(other, 0, 0))
+    assert one == other or (a < b) == (one < other)
+
+
+def test_other_bytes_are_no_stream_id() -> None:
+    for broken in (b"", bytes(16), bytes(15) + b"\x02", bytes(17)):
+        with pytest.raises(CorruptionError):
+            decode_stream(broken)
+
+
+def test_tokens_are_part_of_the_format() -> None:
+    assert [f"{token_of(key):016x}" for key in (b"", b"a", b"AA1/2013-01-01")] == [
+        "e4a6a0577479b2b4",
+        "40f89e395b66422f",
+        "f4af23df47e2ac92",
+    ]
+
+
+@given(st.integers(1, 64), st.binary(max_size=20))
+def test_token_ranges_split_the_ring_and_hold_their_keys(count: int, key: bytes) -> None:
+    found = generation(5, new_streams(count, 77))
+    ranges = [found.token_range(stream) for stream in found.streams]
+    assert ranges[0][0] == -1
+    assert ranges[-1][1] == TOKEN_MAX
+    assert all(a[1] == b[0] for a, b in pairwise(ranges))
+    above, upto = found.token_range(found.stream_of(key))
+    assert above < token_of(key) <= upto
+    assert len(set(found.every_stream())) == (count + 1 if count > 1 else 1)
+
+
+# -- resharding -----------------------------------------------------------------------------
+
+
+def test_one_stream_takes_everything_and_hashes_no_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_: bytes) -> int:
+        raise AssertionError("a key was hashed")
+
+    monkeypatch.setattr("kvstore.changes.generation.token_of", refuse)
+    with kvstore.open(tmp_path / "s", durability="async") as store:
+        store.put(b"a", b"1")
+        store.delete_range(b"a", b"c")
+        assert {row.stream for row in placed(store)} == {CONTROL_STREAM}
+        assert [(g.opened_at, g.closed_at) for g in store.generations()] == [(0, None)]
+
+
+def test_range_deletes_go_to_the_control_stream_and_keys_to_theirs(tmp_path: Path) -> None:
+    with kvstore.open(tmp_path / "s", durability="async") as store:
+        opened = store.reshard(streams=4)
+        with store.batch() as batch:
+            batch.delete_range(b"k", b"l")
+            for number in range(50):
+                batch.put(b"k%d" % number, b"1")
+        rows = placed(store)
+        assert rows[0].stream == opened.control
+        assert {row.stream for row in rows[1:]} == set(opened.streams)
+        assert all(row.stream == opened.stream_of(row.row.key) for row in rows[1:])
+        # Within the commit the order in which the changes were made comes back.
+        assert [row.sequence for row in rows] == list(range(51))
+        assert [row.row.key for row in rows[1:]] == [b"k%d" % number for number in range(50)]
+        last = {row.stream: row for row in rows}
+        assert all(row.is_last == (last[row.stream] is row) for row in rows)
+        assert [change.op for change in store.changes(0, order="time")][:2] == [
+            "delete_range",
+            "put",
+        ]
+
+
+def test_a_generation_opens_above_upper_and_closes_where_the_next_opens(tmp_path: Path) -> None:
+    clock = ManualClock()
+    with kvstore.open(tmp_path / "s", durability="async", clock=clock) as store:
+        before = store.put(b"a", b"1")
+        upper = store.upper
+        opened = store.reshard(streams=3)
+        after = store.put(b"a", b"2")
+        assert before < upper < opened.opened_at <= after
+        again = store.reshard(streams=1)
+        first, second, third = store.generations()
+        assert (first.closed_at, second.closed_at) == (second.opened_at, third.opened_at)
+        assert third.closed_at is None
+        assert again.streams == (CONTROL_STREAM,)
+        found = store.generations()
+    with kvstore.open(tmp_path / "s", durability="async", clock=clock) as store:
+        assert store.generations() == found
+        assert store.put(b"a", b"3") >= found[-1].opened_at
+
+
+def test_bad_stream_counts_are_refused(tmp_path: Path) -> None:
+    with kvstore.open(tmp_path / "s") as store:
+        for count in (0, -1, STREAMS_MAX + 1, "2", True):
+            with pytest.raises(UsageError):
+                store.reshard(streams=count)  # type: ignore[arg-type]
+        assert len(store.generations()) == 1
+
+
+def test_opening_takes_the_newest_commit_of_all_streams(tmp_path: Path) -> None:
+    """A clock set back must not bring a commit below what another stream holds."""
+    clock = ManualClock(10**12)
+    store = kvstore.open(tmp_path / "s", durability="sync", clock=clock)
+    store.reshard(streams=8)
+    newest = max(store.put(b"k%d" % number, b"1") for number in range(20))
+    assert store._changes._index.last() == newest
+    store._engine.close()  # as a crash would: no closing records
+    clock.set(5)
+    with kvstore.open(tmp_path / "s", clock=clock) as store:
+        assert store.upper == newest + 1
+        assert store.put(b"again", b"1") > newest
+
+
+def test_trimming_drops_generations_that_ended_and_keeps_the_open_one(tmp_path: Path) -> None:
+    with kvstore.open(tmp_path / "s", durability="async") as store:
+        store.put(b"a", b"1")
+        store.reshard(streams=2)
+        middle = store.put(b"b", b"1")
+        store.reshard(streams=3)
+        last = store.put(b"c", b"1")
+        index = store._changes._index
+        store._committer.write_meta(lambda batch: index.stage_trim(middle, batch))
+        assert [len(g.streams) for g in store.generations()] == [2, 3]
+        assert [row.timestamp for row in placed(store, middle)] == [last]
+        store._committer.write_meta(lambda batch: index.stage_trim(last, batch))
+        assert [len(g.streams) for g in store.generations()] == [3]
+    with kvstore.open(tmp_path / "s", durability="async") as store:
+        assert [len(g.streams) for g in store.generations()] == [3]
+        store.put(b"d", b"1")
+        assert [change.key for change in store.changes(last, order="time")] == [b"d"]
+
+
+def consume(
+    store: Store, found: Generation, stream: bytes, upto: int
+) -> list[tuple[int, int, bytes]]:
+    rows = store._changes._index.rows(
+        since=found.opened_at - 1 if found.opened_at else 0,
+        upto=min(upto, found.last),
+        select=lambda _: [stream],
+    )
+    return [(row.timestamp, row.sequence, row.row.key) for row in rows]
+
+
+def test_consumers_of_streams_see_each_change_once_and_in_order(tmp_path: Path) -> None:
+    """Four writers, nine reshards meanwhile; then each stream of each generation is read."""
+    with kvstore.open(tmp_path / "s", durability="async") as store:
+        written: list[tuple[int, bytes]] = []
+
+        def write(worker: int) -> None:
+            for number in range(60):
+                with store.batch() as batch:
+                    keys = [b"%d/%d/%d" % (worker, number, part) for part in range(3)]
+                    for key in keys:
+                        batch.put(key, b"1")
+                assert batch.timestamp is not None
+                written.extend((batch.timestamp, key) for key in keys)
+
+        writers = [threading.Thread(target=write, args=(worker,)) for worker in range(4)]
+        for writer in writers:
+            writer.start()
+        for count in (2, 5, 1, 3, 8, 1, 1, 4, 2):
+            store.reshard(streams=count)
+        for writer in writers:
+            writer.join()
+        upto = store.upper - 1
+        seen: Counter[tuple[int, bytes]] = Counter()
+        for found in store.generations():
+            for stream in found.every_stream():
+                rows = consume(store, found, stream, upto)
+                assert rows == sorted(rows)
+                seen.update((timestamp, key) for timestamp, _, key in rows)
+        assert seen == Counter(written)
+        by_time = [(change.timestamp, change.key) for change in store.changes(0, order="time")]
+        assert sorted(by_time) == sorted(written)
+        assert [t for t, _ in by_time] == sorted(t for t, _ in written)
+
+
+def test_order_time_is_the_same_whatever_the_streams(tmp_path: Path) -> None:
+    def history(name: str, reshards: dict[int, int]) -> list[Change]:
+        with kvstore.open(tmp_path / name, durability="async", clock=ManualClock()) as store:
+            stamps = {}
+            for number in range(12):
+                if number in reshards:
+                    store.reshard(streams=reshards[number])
+                with store.batch() as batch:
+                    batch.put(b"x%d" % number, b"0")
+                    batch.delete_range(b"k%d" % number, b"k%dz" % number)
+                    for part in range(6):
+                        batch.put(b"k%d/%d" % (number, 5 - part), b"v" * part * 400)
+                    batch.delete(b"y")
+                stamps[batch.timestamp] = number
+            return [
+                change._replace(timestamp=stamps[change.timestamp])  # type: ignore[arg-type]
+                for change in store.changes(0, order="time")
+            ]
+
+    plain = history("plain", {})
+    assert history("split", {0: 3}) == plain
+    assert history("mixed", {2: 5, 4: 1, 6: 2, 9: 16}) == plain
+
+
+CHILD = """
+import sys, threading, kvstore
+store = kvstore.open(sys.argv[1], durability="sync")
+def write():
+    number = 0
+    while True:
+        key = b"k%d" % number
+        stamp = store.put(key, b"1")
+        print(int(stamp), number, flush=True)
+        number += 1
+threading.Thread(target=write, daemon=True).start()
+while True:
+    for count in (2, 3, 1, 7):
+        store.reshard(streams=count)
+"""
+
+
+def test_a_crash_while_resharding_loses_no_acknowledged_change(tmp_path: Path) -> None:
+    acknowledged: list[tuple[int, bytes]] = []
+    for _ in range(2):
+        child = subprocess.Popen(
+            [sys.executable, "-c", CHILD, str(tmp_path / "s")], stdout=subprocess.PIPE, text=True
+        )
+        assert child.stdout is not None
+        for _ in range(15):
+            stamp, number = child.stdout.readline().split()
+            acknowledged.append((int(stamp), b"k%s" % number.encode()))
+        os.kill(child.pid, signal.SIGKILL)
+        child.communicate()
+        with kvstore.open(tmp_path / "s", durability="async") as store:
+            seen = Counter((c.timestamp, c.key) for c in store.changes(0, order="time"))
+            assert max(seen.values()) == 1
+            assert set(acknowledged) <= set(seen)
+            by_stream: Counter[tuple[int, bytes]] = Counter()
+            for found in store.generations():
+                for stream in found.every_stream():
+                    rows = consume(store, found, stream, store.upper - 1)
+                    by_stream.update((timestamp, key) for timestamp, _, key in rows)
+            assert by_stream == seen

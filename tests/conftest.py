@@ -1,0 +1,53 @@
+"""What every test may ask for: one local Spark session, and the depth of random tests.
+
+Hypothesis draws new examples on every run and prints how to repeat a failure. `ci` is what
+`make test` runs, `soak` what `make soak` does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+settings.register_profile(
+    "ci",
+    max_examples=60,
+    stateful_step_count=30,
+    deadline=None,  # two cores shared with a JVM: a time limit would test the machine
+    print_blob=True,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+settings.register_profile(
+    "soak", settings.get_profile("ci"), max_examples=3000, stateful_step_count=100
+)
+settings.load_profile("ci")
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Keep all that needs Spark in one worker, so that a run starts one session."""
+    if "spark" in getattr(item, "fixturenames", ()):
+        item.add_marker(pytest.mark.spark)
+    if item.get_closest_marker("spark"):
+        item.add_marker(pytest.mark.xdist_group("spark"))
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    """The run's one Spark session. What a test sets in its `conf` it must set back."""
+    from spark_connector import session
+
+    started = session(
+        "tests",
+        cores=2,
+        memory="1g",
+        # Fast to start rather than fast in the long run; one GC thread.
+        **{"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"},
+    )
+    yield started
+    started.stop()

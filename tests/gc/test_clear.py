@@ -1,0 +1,255 @@
+"""Clearing a span: it reads as empty from then on, and nobody is told a lie about before."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import kvstore
+from kvstore import ManualClock, Span, Store
+from kvstore.engine.api import DATA
+from kvstore.errors import HistoryGoneError, HistoryHeldError, UsageError
+from kvstore.mvcc import Fragments
+from kvstore.mvcc.versions import stored_tombstones
+
+KEYS = [bytes([letter]) for letter in b"abcdef"]
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    with kvstore.open(tmp_path / "db", durability="async", clock=ManualClock()) as opened:
+        yield opened
+
+
+def fill(store: Store) -> int:
+    for key in KEYS:
+        last = store.put(key, b"v")
+    return last
+
+
+def test_cleared_span_reads_as_empty_and_the_rest_as_before(store: Store) -> None:
+    before = fill(store)
+    cleared = store.clear_range(b"b", b"e")
+    assert [key for key, _ in store.scan()] == [b"a", b"e", b"f"]
+    assert store.get(b"c") is None
+    assert store.history(b"c") == []
+    assert store.get(b"a", as_of=before) == b"v"
+    assert list(store.scan(b"e", as_of=before)) == [(b"e", b"v"), (b"f", b"v")]
+    assert list(store.changes(cleared)) == []
+    store.put(b"c", b"again")
+    assert [change.key for change in store.changes(cleared)] == [b"c"]
+
+
+def test_reads_and_windows_that_start_before_a_clear_are_refused_with_span_and_remedy(
+    store: Store,
+) -> None:
+    before = fill(store)
+    cleared = store.clear_range(b"b", b"e")
+    for read in (
+        lambda: store.get(b"c", before),
+        lambda: store.get_many([b"a", b"c"], before),
+        lambda: store.scan(as_of=before),
+        lambda: store.scan(b"d", b"z", as_of=before, reverse=True),
+        lambda: store.scan_batches(as_of=before),
+        lambda: store.changes(before),
+        lambda: store.changes(0, before, revisions="latest"),
+        lambda: store.revert_range(b"a", b"c", to=before),
+    ):
+        with pytest.raises(HistoryGoneError, match=r"\[b'b', b'e'\).*read at") as caught:
+            read()
+        assert caught.value.span == (b"b", b"e")
+        assert caught.value.since == cleared
+    assert list(store.changes(before, start=b"e")) == []
+
+
+def test_clear_is_refused_while_a_hold_or_reader_needs_the_history(store: Store) -> None:
+    fill(store)
+    hold = store.hold("nightly backup")
+    with pytest.raises(HistoryHeldError, match="nightly backup"):
+        store.clear_range(b"b", b"e")
+    hold.release()
+    with store.snapshot(), pytest.raises(HistoryHeldError, match="snapshot"):
+        store.clear_range(b"b", b"e")
+    with store.transaction() as txn:
+        txn.get(b"a")
+        with pytest.raises(HistoryHeldError):
+            store.clear_range(b"b", b"e")
+    assert store.get(b"c") == b"v"
+    record = kvstore.ImportRecord(7, "digest", 1, 1, (Span(b"c", b"d"),))
+    store.prepare_import(record)
+    with pytest.raises(HistoryHeldError, match="being added"):
+        store.clear_range(b"b", b"e")
+    assert store.clear_range(b"e", b"f")
+    store.abort_import(7)
+    assert store.clear_range(b"b", b"e")
+
+
+def test_clear_needs_an_end_and_a_span_that_is_not_empty(store: Store) -> None:
+    for end in (None, b"a"):
+        with pytest.raises(UsageError):
+            store.clear_range(b"a", end)  # type: ignore[arg-type]
+
+
+def test_range_tombstones_are_cut_exactly_on_disk_and_in_memory(tmp_path: Path) -> None:
+    with kvstore.open(tmp_path / "db", clock=ManualClock()) as store:
+        wide = store.delete_range(b"a", b"z")
+        left = store.delete_range(b"a", b"d")
+        right = store.delete_range(b"d", b"z")
+        store.clear_range(b"c", b"f")
+        fragments = store._versions.view.fragments
+        assert list(fragments.pieces(Span())) == [
+            (b"a", b"c", (left, wide)),
+            (b"f", b"z", (right, wide)),
+        ]
+    with kvstore.open(tmp_path / "db", clock=ManualClock()) as store:
+        assert store._versions.view.fragments == fragments
+
+
+def test_space_of_a_cleared_span_comes_back(store: Store) -> None:
+    with store.batch() as batch:
+        for number in range(2000):
+            batch.put(b"%05d" % number, os.urandom(1000))
+    store._engine.compact(DATA)
+    before = store._engine.stats()["data_bytes"]
+    store.clear_range(b"0", b"1")
+    assert store._engine.stats()["data_bytes"] < before / 10
+
+
+def test_record_of_a_clear_goes_when_since_has_passed_it(store: Store) -> None:
+    before = fill(store)
+    cleared = store.clear_range(b"b", b"e")
+    store.gc(before=before)
+    assert store._clears.all()
+    store.gc(before=cleared)
+    assert store._clears.all() == ()
+    with pytest.raises(HistoryGoneError) as caught:
+        store.get(b"c", before)
+    assert caught.value.since == cleared
+
+
+def test_time_of_a_clear_is_never_taken_again_after_a_reopen(tmp_path: Path) -> None:
+    clock = ManualClock(1_000)
+    store = kvstore.open(tmp_path / "db", clock=clock)
+    fill(store)
+    cleared = store.clear_range(b"b", b"e")
+    store._engine.close()
+    with kvstore.open(tmp_path / "db", clock=ManualClock(1)) as store:
+        assert store.upper > cleared
+        assert store.put(b"c", b"v") > cleared
+        with pytest.raises(HistoryGoneError):
+            store.get(b"c", cleared - 1)
+
+
+def test_readers_that_race_with_clears_and_gc_are_refused_or_right_never_wrong(
+    store: Store,
+) -> None:
+    """A clear writes `a` and `b` anew each time, in one batch: readers see both or neither."""
+    store.put(b"a", b"0")
+    store.put(b"b", b"0")
+    stopping, wrong = threading.Event(), []
+
+    def read() -> None:
+        while not stopping.is_set():
+            at = store.upper - 1
+            try:
+                one, other = store.get_many([b"a", b"b"], as_of=at)
+                rows = dict(store.scan(as_of=at))
+            except HistoryGoneError:
+                continue
+            if one != other or rows.get(b"a") != one or rows.get(b"b") != one:
+                wrong.append((at, one, other, rows))
+
+    readers = [threading.Thread(target=read) for _ in range(2)]
+    for reader in readers:
+        reader.start()
+    for round_ in range(150):
+        with store.batch() as batch:
+            batch.put(b"a", b"%d" % round_)
+            batch.put(b"b", b"%d" % round_)
+        if round_ % 3:
+            store.gc(before=store.upper - 1)
+        else:
+            store.clear_range(b"a", b"c", compact=False)
+    stopping.set()
+    for reader in readers:
+        reader.join()
+    assert wrong == []
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 5), st.integers(1, 6), st.booleans()), max_size=10),
+    st.integers(0, 5),
+    st.integers(1, 6),
+)
+def test_cut_on_disk_equals_cut_in_memory(
+    tmp_path_factory: pytest.TempPathFactory,
+    ranges: list[tuple[int, int, bool]],
+    start: int,
+    length: int,
+) -> None:
+    path = tmp_path_factory.mktemp("clear") / "db"
+    with kvstore.open(path, durability="async", clock=ManualClock()) as store:
+        for low, width, twice in ranges:
+            with store.batch() as batch:
+                batch.delete_range(bytes([low]), bytes([low + width]))
+                if twice:
+                    batch.delete_range(bytes([low + 7]), bytes([low + 8]))
+        store.clear_range(bytes([start]), bytes([start + length]), compact=False)
+        fragments = store._versions.view.fragments
+        fragments._check()
+        assert Fragments.of(stored_tombstones(store._engine)) == fragments
+        assert not list(fragments.pieces(Span(bytes([start]), bytes([start + length]))))
+
+
+CRASH = textwrap.dedent(
+    """
+    import os, signal, sys
+    import kvstore
+    from kvstore import ManualClock
+
+    path, when = sys.argv[1:]
+    store = kvstore.open(path, durability="async", clock=ManualClock(1))
+    engine = store._engine
+    write, sync = engine.write, engine.sync
+
+    def die(*_):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    if when == "before":
+        store._clearing._clears.stage = die
+    else:
+        engine.sync = die
+    store.clear_range(b"b", b"e")
+    """
+)
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_crash_in_a_clear_leaves_all_of_it_or_nothing(tmp_path: Path, when: str) -> None:
+    path = tmp_path / "db"
+    with kvstore.open(path, clock=ManualClock(1)) as store:
+        before = fill(store)
+        store.delete_range(b"c", b"f")
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    child = subprocess.run(
+        [sys.executable, "-c", CRASH, str(path), when], env=environment, check=False
+    )
+    assert child.returncode == -9
+    with kvstore.open(path, clock=ManualClock(1)) as store:
+        if store._clears.all():
+            with pytest.raises(HistoryGoneError):
+                store.get(b"b", before)
+            assert list(store.scan()) == [(b"a", b"v"), (b"f", b"v")]
+        else:
+            assert when == "before"
+            assert store.get(b"c", before) == b"v"
+            assert list(store.scan()) == [(b"a", b"v"), (b"b", b"v"), (b"f", b"v")]

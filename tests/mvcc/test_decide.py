@@ -1,0 +1,150 @@
+"""A scan decided in columns gives what it gives entry by entry: what each key's history says."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import pairwise
+from operator import itemgetter
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvstore.arrow import row_batches
+from kvstore.codec.keys import TOMBSTONE, VALUE, encode_reference, encode_suffix
+from kvstore.codec.ordered import frame
+from kvstore.mvcc import scan as scan_module
+from kvstore.mvcc.columns import Columns
+from kvstore.mvcc.decide import Read, decide_columns, decide_each
+from kvstore.mvcc.fragments import Fragments, RangeTombstone
+from kvstore.mvcc.scan import live_columns, live_rows
+from kvstore.mvcc.version import Lifetime, newest_at, timeline
+from kvstore.span import Span
+
+Entries = list[tuple[bytes, bytes]]
+
+IMPORTS = {1: Lifetime(3), 2: Lifetime(5, 8), 7: Lifetime(9, 11), (1 << 63) - 1: Lifetime(12)}
+"""Ids of imports; any other id was never added."""
+STAMPS = {encode_reference(number): lifetime for number, lifetime in IMPORTS.items()}
+TAKEN = {time for life in IMPORTS.values() for time in life}
+
+# Few letters, zero bytes and the escape's own bytes among them, so that keys repeat, extend one
+# another, and agree in their last or first eight bytes.
+letters = st.sampled_from([b"\x00", b"\x01", b"\xff", b"a", b"a" * 8, b"\x00" * 8])
+keys = st.lists(letters, max_size=4).map(b"".join)
+times = st.integers(1, 14).filter(lambda time: time not in TAKEN)
+suffixes = st.one_of(
+    times.map(encode_suffix),
+    st.sampled_from([*IMPORTS, 4, 9_999]).map(encode_reference),
+)
+stored = st.lists(
+    st.tuples(keys, suffixes, st.sampled_from([VALUE, VALUE, TOMBSTONE])),
+    unique_by=itemgetter(0, 1),
+    max_size=60,
+)
+ranges = st.lists(
+    st.tuples(keys, keys, times).filter(lambda drawn: drawn[0] < drawn[1]), max_size=4
+)
+reads = st.integers(0, 14)
+
+
+class ListCursor:
+    """The contract of a cursor over a list."""
+
+    def __init__(self, entries: Entries) -> None:
+        self._entries = entries
+        self.closed = False
+
+    def take(self, count: int) -> tuple[list[bytes], list[bytes]]:
+        taken, self._entries = self._entries[:count], self._entries[count:]
+        return [key for key, _ in taken], [value for _, value in taken]
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def entries_of(drawn: list[tuple[bytes, bytes, bytes]]) -> Entries:
+    return sorted(
+        (frame(key) + suffix + kind, b"" if kind == TOMBSTONE else key + suffix)
+        for key, suffix, kind in drawn
+    )
+
+
+def by_history(
+    drawn: list[tuple[bytes, bytes, bytes]], fragments: Fragments, as_of: int
+) -> list[tuple[bytes, bytes]]:
+    """The live rows, from `timeline`, the one rule for what a key was."""
+    rows = []
+    for key in sorted({key for key, _, _ in drawn}):
+        mine = sorted(
+            (suffix + kind, key + suffix) for other, suffix, kind in drawn if other == key
+        )
+        newest = newest_at(timeline(mine, STAMPS, fragments.stack(key)), as_of)
+        if newest is not None and newest[1] is not None:
+            rows.append((key, newest[1]))
+    return rows
+
+
+@given(stored, ranges, reads, st.booleans(), st.booleans())
+def test_columns_decide_as_entry_by_entry(
+    drawn: Any, deleted: Any, as_of: int, hold_first: bool, hold: bool
+) -> None:
+    chunk = [key for key, _ in entries_of(drawn)]
+    if not chunk:
+        return
+    fragments = Fragments.of(RangeTombstone(*parts) for parts in deleted)
+    read = Read.of(as_of, STAMPS, fragments.cover(Span(), as_of))
+    each = decide_each(chunk, read, hold_first=hold_first, hold=hold)
+    at_once = decide_columns(chunk, Columns(chunk), read, hold_first=hold_first, hold=hold)
+    assert at_once.alive.nonzero()[0].tolist() == list(each.alive)
+    assert at_once.held == each.held
+
+
+@given(stored)
+def test_repeats_are_neighbours_with_one_user_key(drawn: Any) -> None:
+    chunk = [key for key, _ in entries_of(drawn)]
+    if chunk:
+        stems = [key[:-9] for key in chunk]
+        expected = [False, *(a == b for a, b in pairwise(stems))]
+        assert Columns(chunk).repeats.tolist() == expected
+
+
+@pytest.mark.parametrize("columns_from", [1, 1_000], ids=["columns", "entry by entry"])
+@given(stored, ranges, reads, st.booleans(), st.integers(1, 9))
+def test_scan_is_what_the_history_of_each_key_says(
+    columns_from: int, drawn: Any, deleted: Any, as_of: int, reverse: bool, chunk: int
+) -> None:
+    fragments = Fragments.of(RangeTombstone(*parts) for parts in deleted)
+    read = Read.of(as_of, STAMPS, fragments.cover(Span(), as_of))
+    entries = entries_of(drawn)
+    expected = by_history(drawn, fragments, as_of)
+    with patched(_COLUMNS_FROM=columns_from, _FIRST_CHUNK=chunk, SCAN_CHUNK=chunk):
+        cursor = ListCursor(entries[::-1] if reverse else entries)
+        chunks = list(live_rows(cursor, read, reverse=reverse))
+        rows = [row for pair in chunks for row in zip(*pair, strict=True)]
+        assert rows == (expected[::-1] if reverse else expected)
+        assert cursor.closed
+        columns = live_columns(ListCursor(entries), read, chunk=chunk)
+        batches = list(row_batches(columns, chunk))
+    table = [row for batch in batches for row in zip(*map(list, batch.columns), strict=True)]
+    assert [(key.as_py(), value.as_py()) for key, value in table] == expected
+    assert all(0 < batch.num_rows <= chunk for batch in batches)
+
+
+def test_chunks_of_large_values_hold_few_of_them() -> None:
+    megabyte = bytes(1 << 20)
+    entries = [(frame(b"%04d" % row) + encode_suffix(1) + VALUE, megabyte) for row in range(200)]
+    read = Read.of(1, {}, Fragments().cover(Span(), 1))
+    sizes = [len(values) for _, values in live_rows(ListCursor(entries), read)]
+    assert sum(sizes) == 200
+    assert max(sizes[1:]) <= 17
+
+
+@contextmanager
+def patched(**values: int) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as monkey:
+        for name, value in values.items():
+            monkey.setattr(scan_module, name, value)
+        yield

@@ -1,0 +1,345 @@
+"""Writing and reading batches: what is checked, what is skipped, and who else can read a part."""
+
+from __future__ import annotations
+
+import io
+import random
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import duckdb
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from backup.shard import batch as batch_module
+from backup.shard.batch import BatchDesc, delete_batch, part_names, read_batches, write_batch
+from backup.shard.blob import FileBlob, MemoryBlob
+from backup.shard.faults import FaultRates, FaultyBlob, Weather
+from backup.shard.part import MissingPartError, checksum, open_part, read_part
+from backup.shard.rules import DIFFS, VERSIONS, AsOf, Window
+from backup.shard.state import Batch, Part
+from kvstore.clock import ManualClock
+from kvstore.errors import CorruptionError, FormatVersionError, KeyOrderError, UsageError
+from kvstore.limits import BOUND_BYTES_MAX, ROW_GROUP_ROWS_MAX
+from kvstore.span import Span
+from tests.shard.rows import (
+    Diff,
+    Row,
+    delete,
+    delete_range,
+    diffs,
+    put,
+    rows_of,
+    state_of,
+    versions,
+)
+
+GOLDEN = Path(__file__).parent / "golden" / "part-v1.parquet"
+GOLDEN_ROWS = [
+    put(b"a", 9, b"newest"),
+    delete(b"a", 5),
+    delete_range(b"b", b"m", 7),
+    put(b"b", 7, b"kept"),
+    put(b"z\x00\xff", 1, b""),
+]
+
+
+class CountingBlob(MemoryBlob):
+    """Counts what is fetched."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fetched: list[str] = []
+        self.bytes = 0
+
+    def get(self, name: str) -> bytes | None:
+        self.fetched.append(name)
+        return super().get(name)
+
+    def get_range(self, name: str, *, start: int, length: int) -> bytes | None:
+        self.bytes += length
+        return super().get_range(name, start=start, length=length)
+
+
+def write(
+    blob: MemoryBlob | FileBlob,
+    rows: list[Row],
+    *,
+    lower: int = 0,
+    upper: int = 100,
+    size: int = 1000,
+) -> Batch:
+    desc = BatchDesc(lower, upper)
+    return write_batch(blob, desc, versions(rows, size=size), rule=VERSIONS, names=part_names("s"))
+
+
+def numbered(count: int) -> list[Row]:
+    return [put(f"{i:08}".encode(), 1, b"v" * 100) for i in range(count)]
+
+
+def noise(count: int) -> list[bytes]:
+    """Values that do not compress."""
+    data = random.Random(1).randbytes(count * 32)
+    return [data[i : i + 32] for i in range(0, len(data), 32)]
+
+
+# -- what is checked -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [put(b"b", 1), put(b"a", 1)],
+        [put(b"a", 1), put(b"a", 2)],
+        [put(b"a", 2), delete_range(b"a", b"c", 2)],
+        [put(b"a", 1), put(b"a", 1)],
+        [put(b"a", 1), delete(b"a", 1)],
+    ],
+)
+@pytest.mark.parametrize("together", [True, False])
+def test_rows_out_of_order_or_twice_are_refused_and_leave_nothing(
+    rows: list[Row], together: bool
+) -> None:
+    blob = MemoryBlob()
+    single = [versions([row])[0] for row in rows]
+    batches = [pa.concat_batches(single)] if together else single
+    with pytest.raises(KeyOrderError):
+        write_batch(blob, BatchDesc(0, 9), batches, rule=VERSIONS, names=part_names("s"))
+    assert list(blob.list()) == []
+
+
+def test_range_tombstones_of_several_ends_may_share_start_and_time() -> None:
+    rows = [delete_range(b"a", b"c", 2), delete_range(b"a", b"d", 2)]
+    assert write(MemoryBlob(), rows).rows == 2
+
+
+@pytest.mark.parametrize("timestamp", [4, 10])
+def test_times_outside_the_bounds_are_refused(timestamp: int) -> None:
+    with pytest.raises(UsageError, match="outside"):
+        write(MemoryBlob(), [put(b"a", timestamp)], lower=5, upper=10)
+
+
+def test_another_schema_is_refused() -> None:
+    rows = diffs([Diff(b"a", b"v", 1, 1)])
+    with pytest.raises(UsageError, match="schema"):
+        write_batch(MemoryBlob(), BatchDesc(0, 9), rows, rule=VERSIONS, names=part_names("s"))
+
+
+def test_diffs_must_be_sorted_by_value_too() -> None:
+    rows = [diffs([Diff(b"a", b"w", 1, 1)])[0], diffs([Diff(b"a", b"v", 1, 1)])[0]]
+    with pytest.raises(KeyOrderError):
+        write_batch(MemoryBlob(), BatchDesc(0, 9), rows, rule=DIFFS, names=part_names("s"))
+
+
+def test_no_rows_make_a_batch_without_parts() -> None:
+    assert write(MemoryBlob(), []).parts == ()
+
+
+def test_a_failing_source_leaves_no_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batch_module, "PART_BYTES_MAX", 1)
+    blob = MemoryBlob()
+
+    def failing() -> Iterator[pa.RecordBatch]:
+        for start in range(0, 200_000, 50_000):
+            yield versions(numbered(200_000)[start : start + 50_000])[0]
+        raise RuntimeError("the store went away")
+
+    with pytest.raises(RuntimeError):
+        write_batch(blob, BatchDesc(0, 9), failing(), rule=VERSIONS, names=part_names("s"))
+    assert list(blob.list()) == []
+
+
+# -- parts -----------------------------------------------------------------------------------
+
+
+def test_a_large_batch_is_cut_into_parts_and_row_groups_in_order(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(batch_module, "PART_BYTES_MAX", 10 << 20)
+    blob = MemoryBlob()
+    rows = numbered(ROW_GROUP_ROWS_MAX * 3)
+    batch = write(blob, rows, size=10_000)
+    assert len(batch.parts) > 1
+    assert [p.key_min for p in batch.parts] == sorted(p.key_min for p in batch.parts)
+    groups = open_part(blob, batch.parts[0], VERSIONS).metadata
+    assert groups.num_row_groups > 1
+    assert max(groups.row_group(i).num_rows for i in range(groups.num_row_groups)) <= (
+        ROW_GROUP_ROWS_MAX
+    )
+    found = read_batches(blob, [batch], rule=VERSIONS, view=AsOf(5))
+    assert sum(b.num_rows for b in found) == len(rows)
+
+
+def test_large_values_make_small_row_groups() -> None:
+    blob = MemoryBlob()
+    rows = [put(f"{i:03}".encode(), 1, bytes([i]) * (1 << 20)) for i in range(40)]
+    batch = write(blob, rows, size=7)
+    groups = open_part(blob, batch.parts[0], VERSIONS).metadata
+    assert groups.num_row_groups >= 3
+    largest = max(b.nbytes for b in read_batches(blob, [batch], rule=VERSIONS, view=AsOf(5)))
+    assert largest < 40 << 20
+
+
+def test_part_bounds_are_rounded_outwards_and_cover_range_ends() -> None:
+    long = b"k" * 200
+    batch = write(MemoryBlob(), [put(long, 1), delete_range(long + b"x", b"z" * 300, 2)])
+    (part,) = batch.parts
+    assert part.key_min == long[:BOUND_BYTES_MAX]
+    assert part.key_max is not None
+    assert part.key_max >= b"z" * 300
+    assert len(part.key_max) <= BOUND_BYTES_MAX
+    assert write(MemoryBlob(), [put(b"\xff" * 100, 1)]).parts[0].key_max is None
+    assert (part.ranges, part.time_min, part.time_max) == (1, 1, 2)
+
+
+def test_a_span_fetches_only_the_parts_it_touches() -> None:
+    blob = CountingBlob()
+    batches = [write(blob, [put(f"{p}{i}".encode(), 1) for i in range(5)]) for p in "abc"]
+    found = read_batches(blob, batches, rule=VERSIONS, view=AsOf(5), span=Span(b"b", b"c"))
+    assert list(state_of(found)) == [b"b0", b"b1", b"b2", b"b3", b"b4"]
+    assert blob.fetched == [batches[1].parts[0].name]
+
+
+def test_a_time_fetches_only_the_parts_that_reach_into_it() -> None:
+    blob = CountingBlob()
+    old = write(blob, [put(b"a", 1)], lower=0, upper=5)
+    new = write(blob, [put(b"a", 7)], lower=5, upper=9)
+    assert rows_of(read_batches(blob, [old, new], rule=VERSIONS, view=Window(4, 8))) == [
+        put(b"a", 7)
+    ]
+    assert blob.fetched == [new.parts[0].name]
+    list(read_batches(blob, [old, new], rule=VERSIONS, view=AsOf(3)))
+    assert blob.fetched[1:] == [old.parts[0].name]
+
+
+def test_of_a_large_part_a_span_fetches_only_some_row_groups() -> None:
+    blob = CountingBlob()
+    names = part_names("s")
+    values = noise(ROW_GROUP_ROWS_MAX * 3)
+    rows = [put(f"{i:08}".encode(), 1, value) for i, value in enumerate(values)]
+    batch = write_batch(
+        blob, BatchDesc(0, 9), versions(rows, size=60_000), rule=VERSIONS, names=names
+    )
+    (part,) = batch.parts
+    assert part.size > 1 << 20
+    span = Span(b"00000010", b"00000020")
+    found = read_batches(blob, [batch], rule=VERSIONS, view=AsOf(5), span=span)
+    assert len(state_of(found)) == 10
+    assert blob.fetched == []
+    assert 0 < blob.bytes < part.size // 2
+
+
+def test_rows_before_drop_below_do_not_count() -> None:
+    blob = MemoryBlob()
+    batch = write(blob, [put(b"a", 3), put(b"b", 6)])
+    (part,) = batch.parts
+    cut = replace(batch, parts=(replace(part, drop_below=5),))
+    assert rows_of(read_batches(blob, [cut], rule=VERSIONS, view=Window(-1, 9))) == [put(b"b", 6)]
+
+
+def test_names_are_never_twice_the_same_and_carry_their_time() -> None:
+    clock = ManualClock(wall_ns=1_700_000_000_000_000_000)
+    names = part_names("s", clock)
+    made = {names() for _ in range(100)}
+    assert len(made) == 100
+    assert all(name.startswith("s/part/01700000000000000000-") for name in made)
+
+
+def test_an_upload_goes_through_faults_and_stays_one_part() -> None:
+    blob = MemoryBlob()
+    rates = FaultRates(refused=0.2, lost_reply=0.2, torn=0.1, delayed=0.0)
+    faulty = FaultyBlob(blob, Weather(3, rates))
+    batch = write_batch(
+        faulty, BatchDesc(0, 9), versions(numbered(10)), rule=VERSIONS, names=part_names("s")
+    )
+    assert [info.name for info in blob.list()] == [p.name for p in batch.parts]
+
+
+def test_deleting_a_batch_takes_its_parts_back() -> None:
+    blob = MemoryBlob()
+    batch = write(blob, numbered(3))
+    delete_batch(blob, batch)
+    delete_batch(blob, batch)
+    assert list(blob.list()) == []
+
+
+# -- damage ----------------------------------------------------------------------------------
+
+
+def damaged(change: bytes | None, part: Part, blob: MemoryBlob) -> MemoryBlob:
+    other = MemoryBlob()
+    if change is not None:
+        other.put(part.name, change)
+    return other
+
+
+def test_a_missing_an_altered_and_a_cut_part_are_told_apart() -> None:
+    blob = MemoryBlob()
+    batch = write(blob, numbered(100))
+    (part,) = batch.parts
+    data = blob.get(part.name)
+    assert data is not None
+    flipped = bytearray(data)
+    flipped[len(data) // 2] ^= 1
+    with pytest.raises(MissingPartError):
+        read_all(damaged(None, part, blob), batch)
+    for change in (bytes(flipped), data[:-1], data + b"x"):
+        with pytest.raises(CorruptionError, match="checksum"):
+            read_all(damaged(change, part, blob), batch)
+
+
+def test_a_flipped_bit_in_a_page_of_a_large_part_is_noticed() -> None:
+    blob = MemoryBlob()
+    values = noise(60_000)
+    batch = write(blob, [put(f"{i:08}".encode(), 1, v) for i, v in enumerate(values)], size=60_000)
+    (part,) = batch.parts
+    assert part.size > 1 << 20
+    data = bytearray(blob.get(part.name) or b"")
+    data[len(data) // 2] ^= 1
+    with pytest.raises(CorruptionError):
+        read_all(damaged(bytes(data), part, blob), batch)
+    with pytest.raises(MissingPartError):
+        read_all(damaged(None, part, blob), batch)
+
+
+def read_all(blob: MemoryBlob, batch: Batch) -> None:
+    for _ in read_batches(blob, [batch], rule=VERSIONS, view=AsOf(5)):
+        pass
+
+
+def test_a_foreign_parquet_file_and_a_newer_format_are_refused() -> None:
+    for metadata, error in (
+        (None, FormatVersionError),
+        ({"kvstore.part": "2"}, FormatVersionError),
+    ):
+        sink = io.BytesIO()
+        table = pa.Table.from_batches(versions([put(b"a", 1)])).replace_schema_metadata(metadata)
+        pq.write_table(table, sink)
+        data = sink.getvalue()
+        part = Part("x", 1, len(data), checksum(data), b"a", b"a", 1, 1, inline=data)
+        with pytest.raises(error):
+            list(read_part(MemoryBlob(), part, VERSIONS, span=Span(), batch_rows=10))
+
+
+# -- others read it too ----------------------------------------------------------------------
+
+
+def test_the_golden_part_of_this_format_still_reads() -> None:
+    data = GOLDEN.read_bytes()
+    part = Part("g", 5, len(data), checksum(data), b"", None, 0, 9, ranges=1, inline=data)
+    batch = Batch(0, 10, parts=(part,))
+    found = rows_of(read_batches(MemoryBlob(), [batch], rule=VERSIONS, view=Window(-1, 99)))
+    assert found == GOLDEN_ROWS
+
+
+def test_duckdb_and_pandas_read_a_part_without_this_project(tmp_path: Path) -> None:
+    blob = FileBlob(tmp_path)
+    batch = write(blob, GOLDEN_ROWS)
+    path = tmp_path / batch.parts[0].name
+    query = f"select key, timestamp, op, value, end_key from '{path}'"
+    assert [Row(*row) for row in duckdb.sql(query).fetchall()] == GOLDEN_ROWS
+    frame = pq.read_table(path).to_pandas()
+    assert list(frame["key"]) == [row.key for row in GOLDEN_ROWS]
+    assert list(frame["timestamp"]) == [row.timestamp for row in GOLDEN_ROWS]

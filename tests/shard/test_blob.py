@@ -1,0 +1,63 @@
+"""Each blob implementation against the contract, and what is peculiar to local files."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from obstore.store import LocalStore, MemoryStore, ObjectStore
+
+from backup.shard.blob import Blob, FileBlob, MemoryBlob
+from backup.shard.object_store import ObjectBlob
+from kvstore.errors import DeterminateError
+from tests.shard.contracts import BlobContract
+
+
+class TestMemoryBlob(BlobContract):
+    @pytest.fixture
+    def blob(self) -> Blob:
+        return MemoryBlob()
+
+
+class TestFileBlob(BlobContract):
+    @pytest.fixture
+    def blob(self, tmp_path: Path) -> Blob:
+        return FileBlob(tmp_path / "new" / "folder")
+
+    def test_a_second_handle_sees_what_the_first_put(self, tmp_path: Path) -> None:
+        FileBlob(tmp_path).put("a/b", b"x")
+        assert FileBlob(tmp_path).get("a/b") == b"x"
+
+    def test_a_crashed_put_is_never_listed_and_is_swept(self, tmp_path: Path) -> None:
+        blob = FileBlob(tmp_path)
+        blob.put("a/whole", b"x")
+        (tmp_path / "a" / ".tmp-0123").write_bytes(b"half")
+        assert [info.name for info in blob.list()] == ["a/whole"]
+        assert blob.sweep(before_ns=0) == 0
+        assert blob.sweep(before_ns=1 << 62) == 1
+        assert os.listdir(tmp_path / "a") == ["whole"]
+
+    def test_a_folder_that_cannot_be_written_is_a_determinate_error(self, tmp_path: Path) -> None:
+        (tmp_path / "file").write_bytes(b"")
+        with pytest.raises(DeterminateError):
+            FileBlob(tmp_path / "file").put("a", b"x")
+
+
+class TestObjectBlobInMemory(BlobContract):
+    @pytest.fixture
+    def blob(self) -> Blob:
+        return ObjectBlob(MemoryStore(), "some/prefix")
+
+
+class TestObjectBlobOnFiles(BlobContract):
+    @pytest.fixture
+    def blob(self, tmp_path: Path) -> Blob:
+        return ObjectBlob(LocalStore(tmp_path))
+
+
+class TestObjectBlobOnS3(BlobContract):
+    @pytest.fixture
+    def blob(self, s3_bucket: Callable[[], ObjectStore]) -> Blob:
+        return ObjectBlob(s3_bucket(), "prefix")

@@ -1,0 +1,158 @@
+"""The bytes of states and steps: round trips, golden files, and what is refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from backup.shard import codec, machine
+from backup.shard import commands as c
+from backup.shard.frontier import EMPTY
+from backup.shard.state import (
+    STATE_VERSION,
+    Batch,
+    Column,
+    CriticalHold,
+    LeasedReader,
+    Part,
+    State,
+    WriterState,
+)
+from kvstore.errors import CorruptionError, FormatVersionError
+
+GOLDEN = Path(__file__).parent / "golden"
+
+PART = Part(
+    name="orders/part/00000001700000000000-0123456789abcdef.parquet",
+    rows=3,
+    size=1234,
+    checksum="00112233445566778899aabbccddeeff",
+    key_min=b"a\x00\xff",
+    key_max=None,
+    time_min=5,
+    time_max=8,
+    run=1,
+    ranges=2,
+    drop_below=6,
+)
+INLINE = Part("orders/inline", 1, 4, "ff", b"", b"z", 9, 9, diff_sum=-7, inline=b"PAR1")
+
+FIRST = State("orders", "versions", seqno=1, rollups={1: "orders/rollup/v1-a"})
+FULL = State(
+    shard="orders",
+    rule="versions",
+    seqno=77,
+    walltime_ns=1_700_000_000_000_000_000,
+    hostname="host-1",
+    last_gc=64,
+    since=4,
+    upper=EMPTY,
+    batches=(
+        Batch(0, 5, 4),
+        Batch(5, 9, 0, (PART,), (("kind", "full"), ("note", "é"))),
+        Batch(9, EMPTY, 0, (INLINE,)),
+    ),
+    slots=((0, 9),),
+    rollups={1: "orders/rollup/v1-a", 64: "orders/rollup/v64-b"},
+    leased={"r-1": LeasedReader(70, 4, 1_700_000_000, 900)},
+    critical={"backup": CriticalHold(4, b"\x00owner-1")},
+    writers={"w-1": WriterState("token", 9, 1_700_000_001)},
+    schemas={0: (Column("key", "binary", nullable=False),)},
+)
+
+
+def test_a_state_and_its_bytes_are_golden() -> None:
+    golden = (GOLDEN / "rollup-v1.bin").read_bytes()
+    assert codec.encode_state(FULL) == golden
+    assert codec.decode_state(golden, where="golden") == FULL
+
+
+def test_a_step_and_its_bytes_are_golden() -> None:
+    golden = (GOLDEN / "diff-v1.bin").read_bytes()
+    assert codec.encode_diff(FIRST, FULL) == golden
+    diff = codec.decode_diff(golden, where="golden")
+    assert diff.rollup == (64, "orders/rollup/v64-b")
+    assert codec.apply_diff(FIRST, diff, where="golden") == FULL
+
+
+def test_the_first_step_starts_from_nothing() -> None:
+    diff = codec.decode_diff(codec.encode_diff(None, FIRST), where="first")
+    assert (diff.previous, diff.seqno, diff.rollup) == (0, 1, (1, "orders/rollup/v1-a"))
+
+
+writers = st.sampled_from(["w1", "w2"])
+commands = st.one_of(
+    st.builds(lambda n, w: ("append", n, w), st.integers(0, 5), writers),
+    st.builds(c.RegisterLeasedReader, st.sampled_from("ab"), st.integers(0, 9), st.just(100)),
+    st.builds(
+        c.DowngradeSince, st.sampled_from("ab"), st.integers(0, 30), st.none(), st.integers(0, 9)
+    ),
+    st.builds(c.ExpireLeasedReader, st.sampled_from("ab")),
+    st.builds(c.RegisterCritical, st.just("h")),
+    st.builds(c.ExpireWriter, writers),
+    st.builds(c.RequestMerge, st.just(0), st.integers(1, 30)),
+    st.builds(c.AddRollup, st.just(1), st.sampled_from(["x", "y"])),
+)
+
+
+@settings(deadline=None, max_examples=80)
+@given(st.lists(commands, max_size=30))
+def test_the_steps_of_any_history_lead_to_its_states(history: list[object]) -> None:
+    before = replayed = FIRST
+    for number, wanted in enumerate(history):
+        if isinstance(wanted, tuple):
+            _, length, writer = wanted
+            part = replace(PART, name=f"p{number}")
+            batch = Batch(before.upper, before.upper + length, parts=(part,) if length else ())
+            wanted = c.CompareAndAppend(batch, writer, f"t{number}", 5)
+        after, _ = machine.apply(before, wanted)  # type: ignore[arg-type]
+        if after is before:
+            continue
+        after.check()
+        step = codec.decode_diff(codec.encode_diff(before, after), where="step")
+        replayed = codec.apply_diff(replayed, step, where="step")
+        assert replayed == after
+        assert codec.decode_state(codec.encode_state(after), where="state") == after
+        before = after
+
+
+def test_a_newer_format_is_refused_by_name() -> None:
+    data = bytearray(codec.encode_state(FULL))
+    data[5] = 9
+    with pytest.raises(FormatVersionError, match="blob x"):
+        codec.decode_state(bytes(data), where="blob x")
+
+
+def test_a_state_of_a_newer_machine_is_refused() -> None:
+    newer = replace(FULL, version=STATE_VERSION + 1)
+    with pytest.raises(FormatVersionError):
+        codec.decode_state(codec.encode_state(newer), where="x")
+
+
+def test_every_flipped_byte_and_every_cut_is_noticed() -> None:
+    data = codec.encode_state(FULL)
+    for at in range(0, len(data), 7):
+        flipped = bytearray(data)
+        flipped[at] ^= 0x40
+        with pytest.raises((CorruptionError, FormatVersionError)):
+            codec.decode_state(bytes(flipped), where="x")
+    for size in (0, 5, 9, 10, len(data) - 1):
+        with pytest.raises(CorruptionError):
+            codec.decode_state(data[:size], where="x")
+
+
+def test_a_rollup_is_no_step_and_a_step_no_rollup() -> None:
+    with pytest.raises(CorruptionError):
+        codec.decode_diff(codec.encode_state(FULL), where="x")
+    with pytest.raises(CorruptionError):
+        codec.decode_state(codec.encode_diff(FIRST, FULL), where="x")
+
+
+def test_a_step_from_another_version_does_not_fit() -> None:
+    diff = codec.decode_diff(codec.encode_diff(FIRST, FULL), where="x")
+    with pytest.raises(CorruptionError, match="starts at v1"):
+        codec.apply_diff(replace(FIRST, seqno=2), diff, where="x")

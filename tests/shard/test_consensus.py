@@ -1,0 +1,150 @@
+"""Each consensus implementation against the contract, and what is peculiar to object stores."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import obstore
+import pytest
+from obstore.store import LocalStore, MemoryStore, ObjectStore
+
+from backup.shard.consensus import Cas, Consensus, MemoryConsensus, Versioned
+from backup.shard.file_consensus import FileConsensus
+from backup.shard.object_store import ObjectConsensus
+from kvstore.errors import CorruptionError, IndeterminateError
+from tests.shard.contracts import KEY, ConsensusContract, cas, fill, seqnos
+
+
+class TestMemoryConsensus(ConsensusContract):
+    @pytest.fixture
+    def consensus(self) -> Consensus:
+        return MemoryConsensus()
+
+
+class TestObjectConsensusInMemory(ConsensusContract):
+    @pytest.fixture
+    def consensus(self) -> Consensus:
+        return ObjectConsensus(MemoryStore(), "p")
+
+
+class TestObjectConsensusOnFiles(ConsensusContract):
+    @pytest.fixture
+    def consensus(self, tmp_path: Path) -> Consensus:
+        return ObjectConsensus(LocalStore(tmp_path))
+
+
+class TestObjectConsensusOnS3(ConsensusContract):
+    @pytest.fixture
+    def consensus(self, s3_bucket: Callable[[], ObjectStore]) -> Consensus:
+        return ObjectConsensus(s3_bucket(), "p")
+
+
+def test_a_server_without_conditional_puts_would_be_noticed(
+    s3_bucket: Callable[[], ObjectStore],
+) -> None:
+    """The whole protocol rests on If-None-Match: the server of these tests honours it."""
+    store = s3_bucket()
+    obstore.put(store, "once", b"1", mode="create")
+    with pytest.raises(obstore.exceptions.AlreadyExistsError):
+        obstore.put(store, "once", b"2", mode="create")
+    assert bytes(obstore.get(store, "once").bytes()) == b"1"
+
+
+class _SleepyConsensus(ObjectConsensus):
+    """Stops between reading the head and creating the next version, as a paused process would."""
+
+    def __init__(self, store: ObjectStore, while_asleep: Callable[[], None]) -> None:
+        super().__init__(store, "p")
+        self._while_asleep = while_asleep
+
+    def _head(self, key: str) -> tuple[int, Versioned] | None:
+        found = super()._head(key)
+        self._while_asleep()
+        return found
+
+
+def test_a_writer_that_slept_through_a_truncation_cannot_fork_the_log() -> None:
+    store = MemoryStore()
+    awake = ObjectConsensus(store, "p")
+    fill(awake, 1, 2)
+
+    def others_go_on() -> None:
+        for seqno in (3, 4, 5):
+            assert cas(awake, seqno - 1, seqno) is Cas.COMMITTED
+        awake.truncate(KEY, 5)
+
+    asleep = _SleepyConsensus(store, others_go_on)
+    with pytest.raises(IndeterminateError):
+        asleep.compare_and_set(KEY, expected=2, new=Versioned(3, b"fork"))
+    assert seqnos(awake) == [5]
+    assert seqnos(ObjectConsensus(store, "p")) == [5]
+    assert cas(awake, 5, 6) is Cas.COMMITTED
+    awake.truncate(KEY, 6)
+    left = [meta["path"] for chunk in obstore.list(store) for meta in chunk]
+    assert [path for path in left if "/v" in path] == ["p/s-1/v00000000000000000006"]
+
+
+def test_a_put_repeated_by_the_client_library_is_known_as_our_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    consensus = ObjectConsensus(MemoryStore())
+    put = obstore.put
+
+    def put_twice(*args: object, **kwargs: object) -> object:
+        put(*args, **kwargs)  # type: ignore[arg-type]
+        return put(*args, **kwargs)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(obstore, "put", put_twice)
+    assert cas(consensus, None, 1) is Cas.COMMITTED
+    assert cas(consensus, None, 1) is Cas.MISMATCH
+
+
+def test_a_foreign_object_among_the_versions_is_reported() -> None:
+    store = MemoryStore()
+    obstore.put(store, f"consensus/{KEY}/README", b"hello")
+    with pytest.raises(CorruptionError, match="README"):
+        ObjectConsensus(store).head(KEY)
+
+
+class TestFileConsensus(ConsensusContract):
+    @pytest.fixture
+    def consensus(self, tmp_path: Path) -> Consensus:
+        return FileConsensus(tmp_path / "not" / "yet")
+
+
+def test_a_second_handle_sees_new_heads_and_truncations(tmp_path: Path) -> None:
+    writer, reader = FileConsensus(tmp_path), FileConsensus(tmp_path)
+    assert reader.head(KEY) is None
+    fill(writer, 1, 2)
+    assert seqnos(reader) == [1, 2]
+    assert cas(reader, 2, 3) is Cas.COMMITTED
+    assert seqnos(writer) == [1, 2, 3]
+    writer.truncate(KEY, 3)
+    assert seqnos(reader) == [3]
+    assert cas(reader, 3, 4) is Cas.COMMITTED
+    assert seqnos(writer) == [3, 4]
+
+
+def test_a_version_whose_write_was_cut_off_does_not_count(tmp_path: Path) -> None:
+    consensus = FileConsensus(tmp_path)
+    fill(consensus, 1, 2)
+    (live,) = [p for p in (tmp_path / KEY).iterdir() if p.name.endswith("-journal")]
+    os.truncate(live, live.stat().st_size - 1)
+    assert seqnos(FileConsensus(tmp_path)) == [1]
+    assert cas(FileConsensus(tmp_path), 1, 7) is Cas.COMMITTED
+    assert seqnos(consensus) == [1, 7]
+
+
+def test_a_damaged_version_is_corruption_not_an_older_head(tmp_path: Path) -> None:
+    consensus = FileConsensus(tmp_path)
+    fill(consensus, 1, 2, 3)
+    (live,) = [p for p in (tmp_path / KEY).iterdir() if p.name.endswith("-journal")]
+    data = bytearray(live.read_bytes())
+    data[len(data) // 2] ^= 1
+    live.write_bytes(data)
+    with pytest.raises(CorruptionError):
+        FileConsensus(tmp_path).head(KEY)
+    with pytest.raises(CorruptionError):
+        cas(FileConsensus(tmp_path), 3, 4)

@@ -1,0 +1,267 @@
+"""Merging and the rules against a model that follows the definition row by row."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from backup.shard.batch import BatchDesc, concat_batches, part_names, read_batches, write_batch
+from backup.shard.blob import MemoryBlob
+from backup.shard.merge import key_words, merge_sorted
+from backup.shard.rules import DIFFS, VERSIONS, AsOf, Compact, Rule, View, Window
+from backup.shard.state import Batch
+from kvstore.span import Span
+from tests.shard.rows import (
+    Diff,
+    Row,
+    delete,
+    delete_range,
+    diffs,
+    diffs_of,
+    in_order,
+    model_multiset,
+    model_state,
+    put,
+    rows_of,
+    state_of,
+    versions,
+)
+
+KEYS = [
+    b"",
+    b"a",
+    b"a\0",
+    b"ab",
+    b"abcdefghij",
+    b"abcdefghik",
+    b"b",
+    b"prefix/1",
+    b"prefix/2",
+    b"\xff",
+]
+UPPER = 20
+
+keys = st.sampled_from(KEYS)
+times = st.integers(0, UPPER - 1)
+
+
+@st.composite
+def histories(draw: st.DrawFn) -> list[Row]:
+    """Any versions and range tombstones; of a key, one point version at each time."""
+    points = draw(st.dictionaries(st.tuples(keys, times), st.booleans(), max_size=40))
+    rows = [
+        put(k, t, f"{t}".encode()) if alive else delete(k, t) for (k, t), alive in points.items()
+    ]
+    spans = st.tuples(keys, keys, times).filter(lambda span: span[0] < span[1])
+    rows += [delete_range(*span) for span in draw(st.sets(spans, max_size=4))]
+    return rows
+
+
+class Store:
+    """Batches of a history cut at times, in one memory blob."""
+
+    def __init__(self, rule: Rule) -> None:
+        self.blob = MemoryBlob()
+        self.rule = rule
+        self.names = part_names("s")
+
+    def batch(self, lower: int, upper: int, batches: list[pa.RecordBatch], since: int = 0) -> Batch:
+        desc = BatchDesc(lower, upper, since)
+        return write_batch(self.blob, desc, batches, rule=self.rule, names=self.names)
+
+    def cut(self, rows: list[Row], edges: list[int], *, size: int = 3) -> list[Batch]:
+        bounds = [0, *sorted(set(edges) - {0, UPPER}), UPPER]
+        return [
+            self.batch(
+                low, high, versions([r for r in rows if low <= r.timestamp < high], size=size)
+            )
+            for low, high in itertools.pairwise(bounds)
+        ]
+
+    def read(
+        self, batches: list[Batch], view: View, span: Span | None = None
+    ) -> list[pa.RecordBatch]:
+        return list(read_batches(self.blob, batches, rule=self.rule, view=view, span=span))
+
+    def compacted(self, batches: list[Batch], since: int) -> Batch:
+        lower, upper = batches[0].lower, batches[-1].upper
+        return self.batch(lower, upper, self.read(batches, Compact(lower, since)), since)
+
+
+edges = st.lists(times, max_size=4)
+
+
+@settings(deadline=None, max_examples=150)
+@given(histories(), edges, times)
+def test_the_state_of_merged_batches_is_the_models(
+    rows: list[Row], cuts: list[int], at: int
+) -> None:
+    store = Store(VERSIONS)
+    batches = store.cut(rows, cuts)
+    assert state_of(store.read(batches, AsOf(at))) == model_state(rows, at)
+
+
+@settings(deadline=None, max_examples=100)
+@given(histories(), edges, times, times)
+def test_a_window_gives_every_version_in_it_once_in_order(
+    rows: list[Row], cuts: list[int], since: int, upto: int
+) -> None:
+    store = Store(VERSIONS)
+    found = rows_of(store.read(store.cut(rows, cuts), Window(since, upto)))
+    wanted = in_order(row for row in rows if since < row.timestamp <= upto)
+    assert sorted(found) == sorted(wanted)
+    assert [r[:3] for r in found] == [r[:3] for r in wanted]
+
+
+@settings(deadline=None, max_examples=150)
+@given(histories(), edges, times, st.data())
+@example([put(b"a", 1), delete_range(b"", b"b", 5), put(b"a", 3)], [3], 6, None)
+def test_compaction_changes_no_reader_at_or_after_since(
+    rows: list[Row], cuts: list[int], since: int, data: st.DataObject | None
+) -> None:
+    store = Store(VERSIONS)
+    batches = store.cut(rows, cuts)
+    first = 0 if data is None else data.draw(st.integers(0, len(batches) - 1))
+    last = len(batches) if data is None else data.draw(st.integers(first + 1, len(batches)))
+    output = store.compacted(batches[first:last], since)
+    assert output.rows <= sum(batch.rows for batch in batches[first:last])
+    after = [*batches[:first], output, *batches[last:]]
+    for as_of in range(since, UPPER):
+        assert state_of(store.read(after, AsOf(as_of))) == model_state(rows, as_of)
+    changed = sorted(rows_of(store.read(after, Window(since, UPPER))))
+    assert changed == sorted(row for row in rows if row.timestamp > since)
+
+
+@settings(deadline=None, max_examples=60)
+@given(histories(), edges, times)
+def test_a_full_compaction_keeps_only_what_can_be_seen(
+    rows: list[Row], cuts: list[int], since: int
+) -> None:
+    store = Store(VERSIONS)
+    found = rows_of(store.read([store.compacted(store.cut(rows, cuts), since)], Window(-1, UPPER)))
+    old = [row for row in found if row.timestamp <= since]
+    assert {row.key: row.value for row in old} == model_state(rows, since)
+    assert len(old) == len(model_state(rows, since))
+
+
+@settings(deadline=None, max_examples=100)
+@given(histories(), edges, times, keys, st.none() | keys)
+def test_a_span_reads_what_lies_in_it_range_tombstones_cut_to_it(
+    rows: list[Row], cuts: list[int], at: int, start: bytes, end: bytes | None
+) -> None:
+    if end is not None and start >= end:
+        return
+    span = Span(start, end)
+    store = Store(VERSIONS)
+    batches = store.cut(rows, cuts)
+    wanted = {k: v for k, v in model_state(rows, at).items() if k in span}
+    assert state_of(store.read(batches, AsOf(at), span)) == wanted
+    history = rows_of(store.read(batches, Window(-1, at), span))
+    assert all(row.key in span for row in history)
+    assert model_state(history, at) == wanted
+    assert all(end is None or (row.end_key or b"") <= end for row in history)
+
+
+def test_at_equal_times_the_version_wins_over_the_range() -> None:
+    store = Store(VERSIONS)
+    batches = [store.batch(0, UPPER, versions([put(b"a", 5), delete_range(b"a", b"b", 5)]))]
+    assert state_of(store.read(batches, AsOf(5))) == {b"a": b"v"}
+    compacted = store.compacted(batches, 7)
+    assert rows_of(store.read([compacted], Window(-1, 9))) == [put(b"a", 5)]
+
+
+def test_above_the_first_batch_tombstones_survive_compaction() -> None:
+    store = Store(VERSIONS)
+    base = store.batch(0, 5, versions([put(b"a", 1), put(b"b", 1)]))
+    later = store.batch(5, UPPER, versions([delete(b"a", 6), delete_range(b"b", b"c", 7)]))
+    compacted = store.compacted([later], 9)
+    assert compacted.rows == 2
+    assert state_of(store.read([base, compacted], AsOf(9))) == {}
+
+
+def test_a_range_tombstone_reaches_over_many_windows() -> None:
+    store = Store(VERSIONS)
+    numbered = [f"{i:05}".encode() for i in range(5000)]
+    base = store.batch(0, 5, versions([put(k, 1) for k in numbered], size=100))
+    cut = store.batch(5, 9, versions([delete_range(b"00010", b"04990", 6), put(b"02000", 7)]))
+    left = state_of(store.read([base, cut], AsOf(8)))
+    assert list(left) == [*numbered[:10], b"02000", *numbered[4990:]]
+
+
+counted = st.lists(
+    st.builds(Diff, keys, st.sampled_from([b"", b"x", b"y"]), times, st.integers(-2, 2)),
+    max_size=40,
+)
+
+
+@settings(deadline=None, max_examples=150)
+@given(counted, edges, times, times)
+def test_diffs_add_up_and_compaction_keeps_the_sums(
+    rows: list[Diff], cuts: list[int], since: int, at: int
+) -> None:
+    store = Store(DIFFS)
+    bounds = [0, *sorted(set(cuts) - {0}), UPPER]
+    batches = [
+        store.batch(low, high, diffs([r for r in rows if low <= r.time < high], size=4))
+        for low, high in itertools.pairwise(bounds)
+    ]
+    found = diffs_of(store.read(batches, AsOf(at)))
+    assert {(r.key, r.value): r.diff for r in found} == model_multiset(rows, at)
+    assert all(r.time == at for r in found)
+    output = store.compacted(batches, since)
+    assert output.diff_sum == sum(r.diff for r in rows)
+    for as_of in range(since, UPPER):
+        again = diffs_of(store.read([output], AsOf(as_of)))
+        assert {(r.key, r.value): r.diff for r in again} == model_multiset(rows, as_of)
+
+
+# -- merging ---------------------------------------------------------------------------------
+
+
+@settings(deadline=None, max_examples=200)
+@given(st.lists(st.binary(max_size=12), min_size=1), st.integers(0, 14))
+def test_key_words_never_order_against_the_keys(found: list[bytes], skip: int) -> None:
+    prefix = b"p" * skip
+    array = pa.array(sorted(prefix + key for key in found), pa.binary())
+    words = key_words(array, skip=skip)
+    assert (words[1:] >= words[:-1]).all()
+    sliced = key_words(array.slice(1), skip=skip)
+    assert np.array_equal(sliced, words[1:])
+
+
+def test_windows_hold_whole_keys_and_all_rows_in_order() -> None:
+    rng = random.Random(7)
+    rows = [put(f"k{rng.randrange(300):03}".encode(), t) for t in range(2000)]
+    sources = [versions(rows[i::5], size=rng.randrange(1, 60)) for i in range(5)]
+    windows = list(merge_sorted([iter(source) for source in sources], VERSIONS))
+    assert rows_of(windows) == in_order(rows)
+    ends = [(w.column(0)[0].as_py(), w.column(0)[-1].as_py()) for w in windows]
+    assert all(before[1] < after[0] for before, after in itertools.pairwise(ends))
+    assert len(windows) > 5
+
+
+def test_one_key_with_more_versions_than_a_batch_stays_in_one_window() -> None:
+    rows = [put(b"hot", t) for t in range(1000)] + [put(b"z", 1)]
+    sources = [versions(rows[i::3], size=10) for i in range(3)]
+    windows = list(merge_sorted([iter(source) for source in sources], VERSIONS))
+    assert rows_of(windows) == in_order(rows)
+    assert windows[0].num_rows == 1000
+
+
+def test_runs_of_several_writers_read_as_one_batch() -> None:
+    store = Store(VERSIONS)
+    even = store.batch(0, 5, versions([put(b"a", 1), put(b"c", 1)]))
+    odd = store.batch(0, 5, versions([put(b"b", 1), put(b"d", 1)]))
+    both = concat_batches([even, odd])
+    assert list(state_of(store.read([both], AsOf(4)))) == [b"a", b"b", b"c", b"d"]
+
+
+@pytest.mark.parametrize("rule", [VERSIONS, DIFFS])
+def test_no_batches_read_as_nothing(rule: Rule) -> None:
+    assert list(read_batches(MemoryBlob(), [], rule=rule, view=AsOf(5))) == []

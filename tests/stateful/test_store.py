@@ -1,0 +1,299 @@
+"""Random histories of a whole store, against the model.
+
+Everything a user can do goes on in random order, with a clock that is set forward and back, and
+with restarts in between; every answer must be the model's. At the end of each history the property
+that rules them all is checked: the state at s plus the changes in (s, e] is the state at e.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, multiple, rule
+
+import bulk
+import kvstore
+from backup import Collection
+from bulk.ingest import _record
+from kvstore.errors import KeyConflictError
+from kvstore.store import Store
+from kvstore.timestamp import TIMESTAMP_MAX
+from tests.harness.model import Model, Row, apply, order
+from tests.harness.strategies import KEYS, bounds, keys, ops, rows, spans, values
+
+START_NS = 1_000_000
+
+
+class StoreMachine(RuleBasedStateMachine):
+    staged = Bundle("staged")
+    added = Bundle("added")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.place = Path(tempfile.mkdtemp(prefix="kvstore-"))
+        self.clock = kvstore.ManualClock(START_NS)
+        self.model = Model()
+        self.names = iter(range(1 << 30))
+        self.open()
+        self.collection = Collection(self.place / "backups")
+
+    def open(self) -> None:
+        self.store = kvstore.open(self.place / "store", durability="async", clock=self.clock)
+
+    def teardown(self) -> None:
+        try:
+            check_whole(self.store, self.model)
+        finally:
+            self.store.close()
+            shutil.rmtree(self.place)
+
+    def time(self, data: st.DataObject) -> int:
+        """A readable time near something that happened."""
+        marks = [commit.timestamp for commit in self.model.commits]
+        marks += [commit.reverted for commit in self.model.commits if commit.reverted]
+        newest = self.store.upper - 1
+        near = {mark + step for mark in marks for step in (-1, 0)} | {0, newest}
+        return data.draw(st.sampled_from(sorted(t for t in near if 0 <= t <= newest)), "time")
+
+    # -- writing ----------------------------------------------------------------------------
+
+    @rule(key=keys, value=values, durability=st.sampled_from(["sync", "group", "async"]))
+    def put(self, key: bytes, value: bytes, durability: Any) -> None:
+        before = self.store.upper
+        at = self.store.put(key, value, durability=durability)
+        assert before <= at < self.store.upper
+        self.model.batch(at, [("put", key, value)])
+
+    @rule(key=keys)
+    def delete(self, key: bytes) -> None:
+        self.model.batch(self.store.delete(key), [("delete", key, None)])
+
+    @rule(span=spans, idempotent=st.booleans())
+    def delete_range(self, span: list[bytes], idempotent: bool) -> None:
+        start, end = span
+        at = self.store.delete_range(start, end, idempotent=idempotent)
+        alive = any(start <= key < end for key in self.model.state(TIMESTAMP_MAX))
+        assert (at is not None) == (alive or not idempotent)
+        if at is not None:
+            self.model.batch(at, [("delete_range", start, end)])
+
+    @rule(writes=ops)
+    def batch(self, writes: list[Any]) -> None:
+        with self.store.batch() as batch:
+            for op, *args in writes:
+                getattr(batch, op)(*(arg for arg in args if arg is not None))
+        assert batch.timestamp is not None
+        self.model.batch(batch.timestamp, writes)
+
+    @rule(writes=ops)
+    def dropped_batch(self, writes: list[Any]) -> None:
+        try:
+            with self.store.batch() as batch:
+                for op, *args in writes:
+                    getattr(batch, op)(*(arg for arg in args if arg is not None))
+                raise InterruptedError
+        except InterruptedError:
+            assert batch.timestamp is None
+
+    # -- time and restarts ------------------------------------------------------------------
+
+    @rule(ns=st.sampled_from([-500, -1, 1, 2, 100, 1000]))
+    def turn_clock(self, ns: int) -> None:
+        self.clock.advance(ns)
+
+    @rule()
+    def read_the_present(self) -> None:
+        """Reading at the clock's time completes it: no later commit may land at or below."""
+        now = self.store.now()
+        self.check_state(now)
+        assert self.store.upper > now
+
+    @rule()
+    def reopen(self) -> None:
+        upper = self.store.upper
+        self.store.close()
+        self.open()
+        assert self.store.upper >= upper
+
+    # -- imports ----------------------------------------------------------------------------
+
+    @rule(target=staged, content=rows, cut=keys)
+    def stage_import(self, content: dict[bytes, bytes | None], cut: bytes) -> Any:
+        staging = self.place / f"staged-{next(self.names)}"
+        made = bulk.Import.create(staging)
+        for part in ([k for k in content if k < cut], [k for k in content if k >= cut]):
+            with made.writer() as writer:
+                for key in sorted(part):
+                    value = content[key]
+                    writer.delete(key) if value is None else writer.put(key, value)
+        made.seal()
+        return made, content
+
+    @rule(
+        target=added,
+        source=consumes(staged),
+        move=st.booleans(),
+        on_conflict=st.sampled_from(["overwrite", "error"]),
+    )
+    def ingest(self, source: Any, move: bool, on_conflict: Any) -> Any:
+        made, content = source
+        alive = self.model.state(TIMESTAMP_MAX)
+        in_the_way = {key for key in content if content[key] is not None} & alive.keys()
+        if on_conflict == "error" and in_the_way:
+            with pytest.raises(KeyConflictError) as refused:
+                bulk.ingest(self.store, made.staging, on_conflict=on_conflict, move=move)
+            assert set(refused.value.keys) <= in_the_way
+            return multiple()
+        at = bulk.ingest(self.store, made.staging, on_conflict=on_conflict, move=move)
+        self.model.add(at, made.import_id, content)
+        assert bulk.ingest(self.store, made.staging) == at
+        return made.import_id
+
+    @rule(source=consumes(staged))
+    def abort(self, source: Any) -> None:
+        """An import that was left linked but not added is gone without a trace."""
+        made, _ = source
+        record = _record(bulk.read_manifest(made.staging))
+        self.store.prepare_import(record)
+        self.store.link_import(sorted(made.staging.glob("part-*.sst")))
+        assert self.store.is_import_linked(record)
+        assert self.store.abort_import(made.import_id)
+        assert not self.store.is_import_linked(record)
+
+    @rule(import_id=consumes(added))
+    def revert(self, import_id: int) -> None:
+        at = self.store.revert_import(import_id)
+        self.model.revert(at, import_id)
+        assert self.store.revert_import(import_id) == at
+
+    # -- reading ----------------------------------------------------------------------------
+
+    @rule(data=st.data())
+    def get(self, data: st.DataObject) -> None:
+        as_of = self.time(data)
+        expected = [self.model.get(key, as_of) for key in KEYS]
+        assert self.store.get_many(KEYS, as_of) == expected
+        assert [self.store.get(key, as_of) for key in KEYS] == expected
+        newest = [self.model.get(key, TIMESTAMP_MAX) for key in KEYS]
+        assert [self.store.get(key) for key in KEYS] == newest
+
+    @rule(data=st.data(), bound=bounds, reverse=st.booleans(), limit=st.none() | st.integers(0, 4))
+    def scan(self, data: st.DataObject, bound: Any, reverse: bool, limit: int | None) -> None:
+        as_of = self.time(data)
+        start, end = bound
+        found = self.store.scan(start, end, as_of=as_of, reverse=reverse, limit=limit)
+        state = sorted(self.model.state(as_of).items(), reverse=reverse)
+        inside = [row for row in state if start <= row[0] and (end is None or row[0] < end)]
+        assert list(found) == inside[:limit]
+
+    @rule(data=st.data(), prefix=keys, reverse=st.booleans())
+    def scan_prefix(self, data: st.DataObject, prefix: bytes, reverse: bool) -> None:
+        as_of = self.time(data)
+        found = list(self.store.scan(prefix=prefix, as_of=as_of, reverse=reverse))
+        state = sorted(self.model.state(as_of).items(), reverse=reverse)
+        assert found == [row for row in state if row[0].startswith(prefix)]
+
+    @rule(data=st.data(), bound=bounds, batch_rows=st.integers(1, 5))
+    def scan_batches(self, data: st.DataObject, bound: Any, batch_rows: int) -> None:
+        as_of = self.time(data)
+        batches = list(self.store.scan_batches(*bound, as_of=as_of, batch_rows=batch_rows))
+        assert all(0 < batch.num_rows <= batch_rows for batch in batches)
+        found = [tuple(row.values()) for batch in batches for row in batch.to_pylist()]
+        assert found == list(self.store.scan(*bound, as_of=as_of))
+
+    @rule(key=keys)
+    def history(self, key: bytes) -> None:
+        found = [(version.timestamp, version.value) for version in self.store.history(key)]
+        assert found == [event[:2] for event in self.model.events(key)]
+
+    @rule(data=st.data(), bound=bounds, latest=st.booleans())
+    def changes(self, data: st.DataObject, bound: Any, latest: bool) -> None:
+        since, upto = sorted((self.time(data), self.time(data)))
+        check_changes(self.store, self.model, since, upto, bound, latest=latest)
+
+    @rule(data=st.data(), writes=ops)
+    def snapshot_is_not_moved_by_writes(self, data: st.DataObject, writes: list[Any]) -> None:
+        as_of = self.time(data)
+        expected = self.model.state(as_of)
+        with self.store.snapshot(as_of) as snapshot:
+            running = snapshot.scan()
+            self.batch(writes)
+            assert dict(running) == expected
+            assert dict(snapshot.scan()) == expected
+
+    def check_state(self, as_of: int) -> None:
+        assert dict(self.store.scan(as_of=as_of)) == self.model.state(as_of)
+
+    # -- backups ----------------------------------------------------------------------------
+
+    @rule()
+    def backup(self) -> None:
+        lower = self.collection.upper
+        info = self.collection.backup(self.store)
+        assert (info.lower, info.upper) == (lower, self.store.upper)
+
+    @rule(data=st.data(), history=st.booleans())
+    def restore(self, data: st.DataObject, history: bool) -> None:
+        if not self.collection.upper:
+            return
+        as_of = min(self.time(data), self.collection.upper - 1)
+        path = self.place / f"restored-{next(self.names)}"
+        assert self.collection.restore(path, as_of=as_of, history=history) == as_of
+        with kvstore.open(path, durability="async", clock=self.clock) as restored:
+            assert dict(restored.scan(as_of=as_of)) == self.model.state(as_of)
+            if history:
+                check_whole(restored, self.model.upto(as_of))
+        shutil.rmtree(path)
+
+    @initialize()
+    def begin(self) -> None:
+        assert list(self.store.scan()) == []
+
+
+def check_changes(
+    store: Store, model: Model, since: int, upto: int, bound: Any, *, latest: bool
+) -> None:
+    """Both orders of a window are the model's, whichever way they are read."""
+    start, end = bound
+    revisions: Any = "latest" if latest else "all"
+    expected = model.changes(since, upto, start, end, latest=latest)
+    by_time = list(store.changes(since, upto, start, end, revisions, "time"))
+    by_key = list(store.changes(since, upto, start, end, revisions, "key"))
+    assert sorted(by_time, key=order) == expected
+    assert [order(row)[:2] for row in by_time] == [order(row)[:2] for row in expected]
+    assert by_key == sorted(expected, key=_key_order)
+
+
+def _key_order(row: Row) -> tuple[bytes, bool, int]:
+    return row[2], row[1] != "delete_range", row[0]
+
+
+def check_whole(store: Store, model: Model) -> None:
+    """Every key's history, and the property that rules them all over every window of marks."""
+    store._versions.view.fragments._check()
+    for key in KEYS:
+        found = [(version.timestamp, version.value) for version in store.history(key)]
+        assert found == [event[:2] for event in model.events(key)]
+    moments = [commit.timestamp for commit in model.commits]
+    moments += [commit.reverted for commit in model.commits if commit.reverted]
+    marks = [0, *sorted(moments)][:: max(1, len(moments) // 6)]
+    states = {mark: dict(store.scan(as_of=mark)) for mark in marks}
+    for mark in marks:
+        assert states[mark] == model.state(mark)
+    for since in marks:
+        for upto in marks:
+            if since < upto:
+                rows = [tuple(row) for row in store.changes(since, upto)]
+                assert apply(states[since], rows) == states[upto]
+                latest = [tuple(row) for row in store.changes(since, upto, revisions="latest")]
+                assert apply(states[since], latest) == states[upto]
+
+
+TestStore = StoreMachine.TestCase
+TestStore.settings = settings(max_examples=settings().max_examples // 3)  # each has ~30 steps

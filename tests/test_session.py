@@ -1,0 +1,99 @@
+"""The local session: its settings, its workers, and what it does to one that runs already."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pytest
+
+from kvstore.errors import UsageError
+from spark_connector import session
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+PARTITIONS = "spark.sql.shuffle.partitions"
+PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
+
+
+def _name_the_span(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    import kvstore.span
+
+    for batch in batches:
+        names = [repr(kvstore.span.Span.of_prefix(b"%d" % n)) for n in batch["id"].to_pylist()]
+        yield pa.RecordBatch.from_pydict({"span": names})
+
+
+def test_workers_find_our_packages_and_the_callers_module(spark: SparkSession) -> None:
+    rows = spark.range(2).mapInArrow(_name_the_span, "span string").collect()
+    assert sorted(row.span for row in rows) == [
+        "Span(start=b'0', end=b'1')",
+        "Span(start=b'1', end=b'2')",
+    ]
+
+
+def test_times_are_utc_whatever_the_machine_says(spark: SparkSession) -> None:
+    assert spark.sql("SELECT string(timestamp_seconds(0)) AS t").collect()[0].t == (
+        "1970-01-01 00:00:00"
+    )
+
+
+def test_files_of_spark_stay_out_of_the_callers_folder(spark: SparkSession) -> None:
+    before = set(os.listdir())
+    spark.range(3).write.saveAsTable("three")
+    try:
+        warehouse = spark.conf.get("spark.sql.warehouse.dir")
+        assert warehouse is not None
+        assert (Path(warehouse.removeprefix("file:")) / "three").is_dir()
+        assert set(os.listdir()) == before
+    finally:
+        spark.sql("DROP TABLE three")
+
+
+def test_running_session_is_returned_in_every_thread(spark: SparkSession) -> None:
+    assert session("another name") is spark
+    found = []
+    thread = threading.Thread(target=lambda: found.append(session()))
+    thread.start()
+    thread.join()
+    assert found[0].sparkContext is spark.sparkContext
+
+
+def test_running_session_takes_settings_that_can_change(spark: SparkSession) -> None:
+    before = spark.conf.get(PARTITIONS)
+    try:
+        spark.conf.set(PUSHDOWN, "false")
+        session(**{PARTITIONS: 7})
+        assert spark.conf.get(PARTITIONS) == "7"
+        assert spark.conf.get(PUSHDOWN) == "true"  # readers that push filters fail without
+        assert session(**{PUSHDOWN: False}).conf.get(PUSHDOWN) == "false"
+    finally:
+        spark.conf.set(PARTITIONS, str(before))
+        spark.conf.set(PUSHDOWN, "true")
+
+
+def test_setting_of_the_jvm_is_refused_by_a_running_session_and_nothing_changes(
+    spark: SparkSession,
+) -> None:
+    before = spark.conf.get(PARTITIONS)
+    with pytest.raises(UsageError, match=r"spark\.driver\.memory is '1g'"):
+        session(**{PARTITIONS: 9, "spark.driver.memory": "9g"})
+    assert spark.conf.get(PARTITIONS) == before
+    assert session(**{"spark.driver.memory": "1g"}) is spark  # as it is: nothing to refuse
+
+
+@pytest.mark.usefixtures("spark")
+def test_name_that_is_no_setting_is_refused() -> None:
+    with pytest.raises(UsageError, match="'shuffle_partitions' is no Spark setting"):
+        session(shuffle_partitions=4)
+
+
+@pytest.mark.usefixtures("spark")
+def test_environment_of_the_caller_is_left_as_it_was() -> None:
+    assert "SPARK_LOCAL_IP" not in os.environ
+    assert "PYSPARK_PYTHON" not in os.environ

@@ -1,0 +1,456 @@
+"""Transactions: the anomalies of the literature, own writes, bounds, and threads at once.
+
+The anomalies are those of Berenson and others, "A Critique of ANSI SQL Isolation Levels"
+(1995), and of Cerone and others for long fork. Write skew and phantoms pass under plain snapshot
+isolation; `snapshot_isolated` shows that these histories are the ones that do.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import bulk
+import kvstore
+from kvstore import ManualClock, Span, Store, recent
+from kvstore.errors import ClosedError, ConflictError, UsageError
+from kvstore.txn import ReadSet
+from tests.txn.serialization import Record, cycle, edges
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    with kvstore.open(tmp_path / "db", durability="async", clock=ManualClock()) as opened:
+        yield opened
+
+
+def snapshot_isolated(store: Store, read_at: int, written: set[bytes]) -> bool:
+    """Whether plain snapshot isolation would let a transaction commit: it looks at writes only."""
+    return not any(change.key in written for change in store.changes(read_at))
+
+
+# -- anomalies ------------------------------------------------------------------------------
+
+
+def test_dirty_write_is_impossible(store: Store) -> None:
+    first, second = store.transaction(), store.transaction()
+    first.put(b"x", b"1")
+    second.put(b"x", b"2")
+    second.put(b"y", b"2")
+    first.put(b"y", b"1")
+    first.commit()
+    second.commit()
+    assert dict(store.scan()) == {b"x": b"2", b"y": b"2"}
+
+
+def test_dirty_read_is_impossible(store: Store) -> None:
+    with store.transaction() as writer, store.transaction() as reader:
+        writer.put(b"x", b"1")
+        assert reader.get(b"x") is None
+        assert store.get(b"x") is None
+
+
+def test_lost_update_conflicts(store: Store) -> None:
+    store.put(b"n", b"1")
+    first, second = store.transaction(), store.transaction()
+    for txn in (first, second):
+        txn.put(b"n", (txn.get(b"n") or b"") + b"1")
+    first.commit()
+    with pytest.raises(ConflictError) as caught:
+        second.commit()
+    assert caught.value.read_at == second.read_at
+    assert caught.value.written_at == first.timestamp
+    assert store.get(b"n") == b"11"
+
+
+def test_read_skew_is_impossible(store: Store) -> None:
+    with store.batch() as batch:
+        batch.put(b"x", b"1")
+        batch.put(b"y", b"1")
+    with store.transaction() as reader:
+        assert reader.get(b"x") == b"1"
+        with store.transaction() as writer:
+            writer.put(b"x", b"2")
+            writer.put(b"y", b"2")
+        assert reader.get(b"y") == b"1"
+        assert list(reader.scan()) == [(b"x", b"1"), (b"y", b"1")]
+
+
+def test_write_skew_conflicts_where_snapshot_isolation_would_not(store: Store) -> None:
+    store.put(b"alice", b"on call")
+    store.put(b"bob", b"on call")
+    first, second = store.transaction(), store.transaction()
+    for txn, leaving in ((first, b"alice"), (second, b"bob")):
+        assert [txn.get(b"alice"), txn.get(b"bob")] == [b"on call", b"on call"]
+        txn.put(leaving, b"off")
+    first.commit()
+    assert snapshot_isolated(store, second.read_at, {b"bob"})
+    with pytest.raises(ConflictError):
+        second.commit()
+    assert store.get(b"bob") == b"on call"
+
+
+def test_phantom_conflicts_where_snapshot_isolation_would_not(store: Store) -> None:
+    first, second = store.transaction(), store.transaction()
+    for txn, mine in ((first, b"shift/1"), (second, b"shift/2")):
+        assert list(txn.scan(prefix=b"shift/")) == []
+        txn.put(mine, b"taken")
+    first.commit()
+    assert snapshot_isolated(store, second.read_at, {b"shift/2"})
+    with pytest.raises(ConflictError, match="shift/1"):
+        second.commit()
+
+
+def test_phantom_of_a_key_read_as_absent_conflicts(store: Store) -> None:
+    first, second = store.transaction(), store.transaction()
+    for txn in (first, second):
+        assert txn.get(b"name") is None
+        txn.put(b"name", b"mine")
+    first.commit()
+    with pytest.raises(ConflictError):
+        second.commit()
+
+
+def test_long_fork_is_impossible(store: Store) -> None:
+    """Two readers never see two independent writes in opposite orders."""
+    store.put(b"x", b"0")
+    store.put(b"y", b"0")
+    with store.transaction() as one, store.transaction() as other:
+        one.put(b"x", b"1")
+        other.put(b"y", b"1")
+        one.commit()
+        reader = store.transaction()
+        other.commit()
+        later = store.transaction()
+    seen = [(t.get(b"x"), t.get(b"y")) for t in (reader, later)]
+    assert seen == [(b"1", b"0"), (b"1", b"1")]
+    reader.commit()
+    later.commit()
+
+
+def test_read_only_anomaly_is_impossible(store: Store) -> None:
+    """Fekete and others (2004): a reader makes an otherwise serialisable history not so."""
+    store.put(b"checking", b"0")
+    store.put(b"saving", b"0")
+    withdrawal = store.transaction()
+    assert (withdrawal.get(b"checking"), withdrawal.get(b"saving")) == (b"0", b"0")
+    with store.transaction() as deposit:
+        deposit.get(b"saving")
+        deposit.put(b"saving", b"20")
+    with store.transaction() as report:
+        assert (report.get(b"checking"), report.get(b"saving")) == (b"0", b"20")
+    withdrawal.put(b"checking", b"-11")
+    with pytest.raises(ConflictError):
+        withdrawal.commit()
+
+
+# -- what conflicts and what does not -------------------------------------------------------
+
+
+def test_read_only_transaction_never_fails(store: Store) -> None:
+    store.put(b"x", b"1")
+    with store.transaction() as reader:
+        assert reader.get(b"x") == b"1"
+        store.put(b"x", b"2")
+        store.delete_range(b"a", b"z")
+        store.gc(before=store.now())
+        assert list(reader.scan()) == [(b"x", b"1")]
+    assert reader.timestamp is None
+
+
+def test_blind_writes_do_not_conflict(store: Store) -> None:
+    with store.transaction() as txn:
+        txn.put(b"x", b"mine")
+        store.put(b"x", b"theirs")
+    assert store.get(b"x") == b"mine"
+
+
+def test_range_delete_import_and_revert_conflict_by_their_spans(
+    store: Store, tmp_path: Path
+) -> None:
+    staged = bulk.Import.create(tmp_path / "in")
+    with staged.writer() as writer:
+        writer.put(b"k", b"row")
+        writer.put(b"m", b"row")
+    staged.seal()
+    for change in (
+        lambda: store.delete_range(b"j", b"n"),
+        lambda: bulk.ingest(store, tmp_path / "in"),
+        lambda: store.revert_import(staged.import_id),
+    ):
+        key_reader, span_reader, bystander = (store.transaction() for _ in range(3))
+        key_reader.get(b"k")
+        list(span_reader.scan(b"kk", b"l"))
+        bystander.get(b"z")
+        change()
+        for txn in (key_reader, span_reader, bystander):
+            txn.put(b"out", b"")
+        for txn in (key_reader, span_reader):
+            with pytest.raises(ConflictError):
+                txn.commit()
+        bystander.commit()
+
+
+def test_scan_counts_as_read_only_as_far_as_it_came(store: Store) -> None:
+    for key in (b"a", b"b", b"c", b"d"):
+        store.put(key, b"v")
+    forward, backward, limited, unread = (store.transaction() for _ in range(4))
+    assert next(forward.scan())[0] == b"a"
+    assert next(backward.scan(reverse=True))[0] == b"d"
+    assert [key for key, _ in limited.scan(limit=2)] == [b"a", b"b"]
+    unread.scan()
+    store.put(b"bb", b"phantom")
+    for txn in (forward, backward, limited, unread):
+        txn.put(b"bz", b"")
+        txn.commit()
+
+
+def test_conflict_is_found_in_the_change_index_when_memory_has_forgotten(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recent, "RECENT_KEYS_MAX", 3)
+    store.put(b"span", b"v")
+    outcomes = []
+    for change in (
+        lambda: store.put(b"x", b"v"),
+        lambda: store.delete_range(b"w", b"y"),
+        lambda: store.put(b"other", b"v"),
+    ):
+        by_key, by_span = store.transaction(), store.transaction()
+        by_key.get(b"x")
+        list(by_span.scan(b"w", b"xx"))
+        change()
+        for number in range(10):
+            store.put(b"noise%d" % number, b"v")
+        assert store._committer.recent.since(by_key.read_at) is None
+        for txn in (by_key, by_span):
+            txn.put(b"out", b"")
+            try:
+                outcomes.append(txn.commit() is not None)
+            except ConflictError:
+                outcomes.append(False)
+    assert outcomes == [False, False, False, False, True, True]
+
+
+def test_table_of_recent_commits_is_empty_while_no_transaction_is_open(store: Store) -> None:
+    table = store._committer.recent
+    store.put(b"x", b"v")
+    assert not table._commits
+    with store.transaction():
+        store.put(b"x", b"v")
+        assert len(table._commits) == 1
+    assert not table._commits
+
+
+# -- own writes -----------------------------------------------------------------------------
+
+
+def test_own_writes_are_visible_to_itself_only(store: Store) -> None:
+    store.put(b"a", b"1")
+    store.put(b"b", b"1")
+    with store.transaction() as txn:
+        txn.put(b"c", b"2")
+        txn.delete(b"a")
+        assert (txn.get(b"a"), txn.get(b"c")) == (None, b"2")
+        assert list(txn.scan()) == [(b"b", b"1"), (b"c", b"2")]
+        txn.delete_range(b"a", b"d")
+        txn.put(b"b", b"3")
+        assert txn.get_many([b"a", b"b", b"c"]) == [None, b"3", None]
+        assert list(txn.scan(reverse=True)) == [(b"b", b"3")]
+        assert dict(store.scan()) == {b"a": b"1", b"b": b"1"}
+    assert dict(store.scan()) == {b"b": b"3"}
+    assert txn.timestamp == store.upper - 1
+
+
+def test_exception_drops_the_writes_and_ended_transaction_refuses(store: Store) -> None:
+    txn = store.transaction()
+
+    def body() -> None:
+        with txn:
+            txn.put(b"a", b"1")
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        body()
+    assert store.get(b"a") is None
+    for call in (lambda: txn.get(b"a"), lambda: txn.put(b"a", b""), txn.scan, txn.commit):
+        with pytest.raises(ClosedError):
+            call()
+    txn.rollback()
+
+
+def test_open_transaction_pins_its_time_and_lets_go_at_the_end(store: Store) -> None:
+    store.put(b"x", b"1")
+    txn = store.transaction()
+    store.put(b"x", b"2")
+    store.gc(before=store.now())
+    assert store.since == txn.read_at
+    txn.rollback()
+    store.gc(before=store.now())
+    assert store.since > txn.read_at
+
+
+OWN = st.one_of(
+    st.tuples(st.just("put"), st.integers(0, 7), st.binary(max_size=1)),
+    st.tuples(st.just("delete"), st.integers(0, 7)),
+    st.tuples(st.just("delete_range"), st.integers(0, 6), st.integers(1, 4)),
+)
+
+
+@given(st.lists(OWN, max_size=8), st.lists(OWN, max_size=10), st.booleans())
+def test_scan_with_own_writes_equals_the_scan_after_the_commit(
+    tmp_path_factory: pytest.TempPathFactory,
+    before: list[tuple],  # type: ignore[type-arg]
+    own: list[tuple],  # type: ignore[type-arg]
+    reverse: bool,
+) -> None:
+    path = tmp_path_factory.mktemp("own") / "db"
+    with kvstore.open(path, durability="async", clock=ManualClock()) as store:
+
+        def write(target: object, ops: list[tuple]) -> None:  # type: ignore[type-arg]
+            for name, key, *rest in ops:
+                last = (bytes([key + rest[0]]),) if name == "delete_range" else tuple(rest)
+                getattr(target, name)(bytes([key]), *last)
+
+        write(store, before)
+        txn = store.transaction()
+        write(txn, own)
+        keys = [bytes([key]) for key in range(8)]
+        seen = list(txn.scan(b"\x01", b"\x07", reverse=reverse))
+        points = txn.get_many(keys)
+        txn.commit()
+        assert list(store.scan(b"\x01", b"\x07", reverse=reverse)) == seen
+        assert store.get_many(keys) == points
+
+
+# -- reads remembered within bounds ---------------------------------------------------------
+
+
+@given(
+    st.lists(st.one_of(st.integers(0, 30), st.tuples(st.integers(0, 30), st.integers(1, 5)))),
+    st.integers(0, 30),
+    st.integers(1, 4),
+)
+def test_bounded_read_set_misses_no_conflict(
+    reads: list[int | tuple[int, int]], at: int, width: int
+) -> None:
+    bounded = ReadSet(keys_max=3, spans_max=4)
+    covered = set()
+    for read in reads:
+        if isinstance(read, int):
+            bounded.add_key(bytes([read]))
+            covered.add(read)
+        else:
+            bounded.add_span(Span(bytes([read[0]]), bytes([sum(read)])))
+            covered.update(range(read[0], sum(read)))
+        assert len(tuple(bounded.spans())) <= 4
+    if at in covered:
+        assert bounded.touched([bytes([at])], [])
+    if covered.intersection(range(at, at + width)):
+        assert bounded.touched([], [(bytes([at]), bytes([at + width]))])
+    assert not bounded.touched([b"\xf0"], [(b"\xf0", None)])
+
+
+# -- transact -------------------------------------------------------------------------------
+
+
+def test_transact_retries_with_growing_bounded_waits(store: Store) -> None:
+    waits: list[float] = []
+
+    def body(txn: kvstore.Transaction) -> str:
+        txn.get(b"x")
+        txn.put(b"x", b"mine")
+        if len(waits) < 3:
+            store.put(b"x", b"theirs")
+        return "done"
+
+    assert store.transact(body, wait=waits.append) == "done"
+    assert store.get(b"x") == b"mine"
+    assert len(waits) == 3
+    assert all(0 <= waited <= 0.5 for waited in waits)
+
+
+def test_transact_gives_up_after_its_attempts(store: Store) -> None:
+    runs = []
+
+    def body(txn: kvstore.Transaction) -> None:
+        runs.append(txn.get(b"x"))
+        txn.put(b"y", b"")
+        store.put(b"x", b"theirs")
+
+    with pytest.raises(ConflictError):
+        store.transact(body, attempts=3, wait=lambda seconds: None)
+    assert len(runs) == 3
+    with pytest.raises(UsageError):
+        store.transact(body, attempts=0)
+
+
+# -- threads at once ------------------------------------------------------------------------
+
+
+def test_checker_finds_write_skew_and_lost_update() -> None:
+    skew = [
+        Record("t1", {b"x": 0, b"y": 0}, {b"x"}, 5),
+        Record("t2", {b"x": 0, b"y": 0}, {b"y"}, 6),
+    ]
+    assert cycle(edges(skew))
+    lost = [Record("t1", {b"x": 0}, {b"x"}, 5), Record("t2", {b"x": 0}, {b"x"}, 6)]
+    assert cycle(edges(lost))
+    serial = [Record("t1", {b"x": 0}, {b"x"}, 5), Record("t2", {b"x": 5}, {b"x"}, 6)]
+    assert cycle(edges(serial)) is None
+
+
+@pytest.mark.parametrize("memory", [1 << 18, 4])
+def test_recorded_histories_of_threads_are_serialisable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, memory: int
+) -> None:
+    """Each value is its author's mark, so that a read tells whose write it saw."""
+    monkeypatch.setattr(recent, "RECENT_KEYS_MAX", memory)
+    keys = [b"k%d" % number for number in range(6)]
+    history: list[Record] = []
+    conflicts: list[ConflictError] = []
+    with kvstore.open(tmp_path / "db", durability="async") as store:
+
+        def run(worker: int) -> None:
+            draw = random.Random(worker)
+            for number in range(60):
+                name = f"{worker}.{number}"
+                record, seen = Record(name), {}
+                txn = store.transaction()
+                if draw.random() < 0.4:
+                    low, high = sorted(draw.sample(range(7), 2))
+                    span = keys[low:high]
+                    rows = dict(txn.scan(keys[low], b"k%d" % high))
+                    seen.update({key: rows.get(key) for key in span})
+                else:
+                    seen.update({key: txn.get(key) for key in draw.sample(keys, 2)})
+                for key in draw.sample(keys, draw.randint(0, 2)):
+                    txn.put(key, name.encode())
+                    record.writes.add(key)
+                try:
+                    record.timestamp = txn.commit()
+                except ConflictError as error:
+                    conflicts.append(error)
+                    continue
+                record.reads = dict.fromkeys(seen, -1)
+                observed.append((record, seen))
+                history.append(record)
+
+        observed: list[tuple[Record, dict[bytes, bytes | None]]] = []
+        threads = [threading.Thread(target=run, args=(worker,)) for worker in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        written_at = {record.name.encode(): record.timestamp or 0 for record in history}
+        for record, seen in observed:
+            for key, value in seen.items():
+                record.reads[key] = 0 if value is None else written_at[value]
+    assert cycle(edges(history)) is None
+    assert len(history) + len(conflicts) == 240
