@@ -28,7 +28,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import NamedTuple, cast
 from zlib import crc32
 
 from kvstore.errors import FormatVersionError, UsageError
@@ -191,9 +191,10 @@ def require_payload(payload: object, kind: int) -> bytes:
 def require_payloads(payloads: Iterable[object], kind: int) -> list[bytes]:
     """`require_payload` for many, in two passes of C where all is well."""
     checked = list(payloads)
-    plain = set(map(type, checked)) <= {bytes} and 0 <= kind < TYPE_RESERVED
-    if plain and max(map(len, checked), default=0) <= JOURNAL_RECORD_BYTES_MAX:  # type: ignore[arg-type]
-        return checked  # type: ignore[return-value]
+    if set(map(type, checked)) <= {bytes} and 0 <= kind < TYPE_RESERVED:
+        plain = cast(list[bytes], checked)
+        if max(map(len, plain), default=0) <= JOURNAL_RECORD_BYTES_MAX:
+            return plain
     return [require_payload(payload, kind) for payload in checked]
 
 
