@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 DATA: Final = "data"
 RANGES: Final = "ranges"
@@ -60,12 +60,12 @@ class Reader(Protocol):
         """Raise if the last move failed: a position that is not valid may be a damaged one."""
         ...
 
-    def key(self) -> bytes:
-        """The key here."""
+    def key(self) -> bytes | None:
+        """The key here, None at a position that is not valid."""
         ...
 
     def value(self) -> bytes:
-        """The value here."""
+        """The value here, at a valid position."""
         ...
 
 
@@ -83,6 +83,14 @@ class Cursor(Protocol):
     def close(self) -> None:
         """Let go of what the pass holds (files, memory). Repeatable."""
         ...
+
+
+class FileSpan(NamedTuple):
+    """One sorted file: its first and last engine key (of whatever family) and its bytes."""
+
+    first: bytes
+    last: bytes
+    size_bytes: int
 
 
 class Engine(Protocol):
@@ -113,14 +121,14 @@ class Engine(Protocol):
         """A pass over `start <= key < end`, ascending, or descending if `reverse`."""
         ...
 
-    def borrow(self) -> tuple[int, Reader]:
+    def borrow(self) -> tuple[Any, Reader]:
         """A reader of `data` that sees all writes so far, and a ticket to give it back with.
 
         Readers are kept for the next caller: positioning one costs less than making one.
         """
         ...
 
-    def give_back(self, ticket: int, reader: Reader) -> None:
+    def give_back(self, ticket: Any, reader: Reader) -> None:
         """Return what `borrow` gave."""
         ...
 
@@ -141,6 +149,10 @@ class Engine(Protocol):
 
     def compact(self, family: str, start: bytes = b"", end: bytes | None = None) -> None:
         """Give back the space of what was deleted in the span. Costs O(bytes of the span)."""
+        ...
+
+    def files(self) -> Sequence[FileSpan]:
+        """What lies where on disk, roughly: hints for cutting the key space. May be empty."""
         ...
 
     def stats(self) -> Mapping[str, int]:

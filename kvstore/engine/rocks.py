@@ -24,14 +24,15 @@ import bisect
 import os
 import re
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import rocksdict as rocks
 
-from kvstore.engine.api import CHANGES, DATA, FAMILIES, META, Batch, Reader
+from kvstore.engine.api import CHANGES, DATA, FAMILIES, META, Batch, FileSpan, Reader
 from kvstore.engine.wal import find_damage
 from kvstore.errors import (
     ClosedError,
@@ -43,7 +44,7 @@ from kvstore.errors import (
     OutOfSpaceError,
     StorageError,
 )
-from kvstore.limits import BLOCK_CACHE_BYTES, IDLE_READERS_MAX
+from kvstore.limits import BLOCK_CACHE_BYTES, IDLE_READERS_MAX, PASSING_CACHE_BYTES
 
 
 class RocksEngine:
@@ -53,15 +54,16 @@ class RocksEngine:
         self.path = path
         require_store_directory(path, create=create and not read_only)
         access = rocks.AccessType.read_only(False) if read_only else rocks.AccessType.read_write()
-        cache = rocks.Cache(BLOCK_CACHE_BYTES)
+        cache = rocks.Cache(PASSING_CACHE_BYTES if read_only else BLOCK_CACHE_BYTES)
         self._db: rocks.Rdict | None = _opened(path, cache, access)
         with _translated(str(path)):
             self._family = {name: self._db.get_column_family(name) for name in FAMILIES}
             self.families: Mapping[str, Any] = {
                 name: self._db.get_column_family_handle(name) for name in FAMILIES
             }
-        self._written = 0
-        self._idle: list[tuple[int, Reader]] = []
+        # Readers that see all writes so far. Each write puts an empty list in its place, so that
+        # one given back late goes to a list that nobody takes from.
+        self._idle: list[Reader] = []
         self._cursors: weakref.WeakSet[RocksCursor] = weakref.WeakSet()
 
     # -- writing --------------------------------------------------------------------------
@@ -72,8 +74,7 @@ class RocksEngine:
     def write(self, batch: Batch) -> None:
         with _translated(str(self.path)):
             self._open().write(batch)  # type: ignore[arg-type]  # it came from self.batch()
-        self._written += 1
-        self._idle.clear()
+        self._idle = []
 
     def sync(self) -> None:
         with _translated(str(self.path)):
@@ -85,8 +86,7 @@ class RocksEngine:
         self._open()
         with _translated(str(self.path)):
             self._family[DATA].ingest_external_file([str(file) for file in files], options)
-        self._written += 1
-        self._idle.clear()
+        self._idle = []
 
     # -- reading --------------------------------------------------------------------------
 
@@ -109,19 +109,17 @@ class RocksEngine:
         self._cursors.add(cursor)
         return cursor
 
-    def borrow(self) -> tuple[int, Reader]:
-        written = self._written
+    def borrow(self) -> tuple[list[Reader], Reader]:
+        idle = self._idle
         try:
-            ticket, reader = self._idle.pop()
-            if ticket == written:
-                return ticket, reader
+            return idle, idle.pop()
         except IndexError:
             self._open()
-        return written, self._family[DATA].iter()
+            return idle, self._family[DATA].iter()
 
-    def give_back(self, ticket: int, reader: Reader) -> None:
-        if ticket == self._written and len(self._idle) < IDLE_READERS_MAX and self._db is not None:
-            self._idle.append((ticket, reader))
+    def give_back(self, ticket: list[Reader], reader: Reader) -> None:
+        if len(ticket) < IDLE_READERS_MAX:
+            ticket.append(reader)
 
     def check(self, reader: Reader) -> None:
         with _translated(str(self.path)):
@@ -136,12 +134,22 @@ class RocksEngine:
 
     def compact(self, family: str, start: bytes = b"", end: bytes | None = None) -> None:
         self._open()
-        self._idle.clear()
+        self._idle = []
         options = rocks.CompactOptions()
         options.set_bottommost_level_compaction(rocks.BottommostLevelCompaction.force_optimized())
         with _translated(str(self.path)):
             self._family[family].flush()
             self._family[family].compact_range(start or None, end, options)
+
+    def files(self) -> list[FileSpan]:
+        """The sorted files and the keys they lie between, of all families."""
+        with _translated(str(self.path)):
+            found = self._open().live_files()
+        return [
+            FileSpan(bytes(file["start_key"]), bytes(file["end_key"]), int(file["size"]))
+            for file in found
+            if file["start_key"] is not None
+        ]
 
     def stats(self) -> Mapping[str, int]:
         self._open()
@@ -157,14 +165,15 @@ class RocksEngine:
             return
         for cursor in list(self._cursors):
             cursor.close()
-        self._idle.clear()
+        self._idle = []
         self.families = {}
-        for family in self._family.values():
-            family.close()
-        self._family = {}
-        database, self._db = self._db, None
-        with _translated(str(self.path)):
-            database.close()
+        handles = [*self._family.values(), self._db]
+        self._family, self._db = {}, None
+        for handle in handles:
+            # Closing flushes memtables, which a full disk refuses. Nothing is lost by that: what
+            # they hold is in the log. The handle lets go of the database, and its lock, anyway.
+            with suppress(Exception):
+                handle.close()
 
     def _open(self) -> rocks.Rdict:
         if self._db is None:
@@ -376,7 +385,9 @@ def _from_text(where: str, error: Exception) -> KVStoreError:
     return StorageError(f"storage of {where} failed: {text}", "look at the disk, then reopen")
 
 
-def read_rows(files: Sequence[Path], scratch: Path) -> Iterator[tuple[list[bytes], list[bytes]]]:
+def read_rows(
+    files: Sequence[Path], scratch: Path
+) -> Generator[tuple[list[bytes], list[bytes]], None, None]:
     """Entries of sorted files that no store has taken yet, merged, in chunks.
 
     rocksdict has no reader for single SST files, so they are linked into a throw-away database

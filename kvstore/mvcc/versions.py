@@ -13,16 +13,14 @@ Invariants
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple, TypeAlias
 
 from kvstore.codec.keys import (
-    FIRST_TIMED_SUFFIX,
     SUFFIX_BYTES,
     TAIL_BYTES,
     VALUE,
     decode_suffix,
-    encode_suffix,
     span_bounds,
 )
 from kvstore.codec.ordered import frame, unescape, unframe
@@ -31,12 +29,16 @@ from kvstore.errors import UsageError, WriteTooOldError
 from kvstore.limits import SCAN_CHUNK
 from kvstore.mvcc.decide import Read
 from kvstore.mvcc.diff import Difference, differences, stored_keys
+from kvstore.mvcc.export import VersionColumns, version_columns
 from kvstore.mvcc.fragments import Fragments, RangeTombstone
+from kvstore.mvcc.lookup import Bound, value_at, values_at
 from kvstore.mvcc.scan import Chunk, KeyColumn, live_columns, live_rows
 from kvstore.mvcc.version import Entry, Event, Stamps, Version, newest_at, timeline
 from kvstore.mvcc.write import WriteSet, stage
 from kvstore.span import Span
 from kvstore.timestamp import TIMESTAMP_MAX, Timestamp
+
+Tombstones: TypeAlias = "list[RangeTombstone]"
 
 
 _REBUILD_FROM = 64
@@ -56,44 +58,35 @@ class Versions:
     def __init__(self, engine: Engine, *, stamps: Stamps | None = None) -> None:
         self.engine = engine
         self.view = View(Fragments.of(stored_tombstones(engine)), stamps or {})
+        self._bound = Bound.of(0)
 
     # -- reading ----------------------------------------------------------------------------
 
     def get(self, key: bytes, as_of: int) -> bytes | None:
         """The value of `key` at `as_of`, None where it is absent or deleted. One seek."""
         fragments, stamps = self.view
-        stem = frame(key)
-        bound = encode_suffix(as_of)
-        newest, value = -1, None
+        bound = self._bound
+        if bound.as_of != as_of:
+            self._bound = bound = Bound.of(as_of)
+        ticket, reader = self.engine.borrow()
+        value = value_at(reader, self.engine.check, key, bound, fragments, stamps)
+        self.engine.give_back(ticket, reader)
+        return value
+
+    def get_many(self, keys: Sequence[bytes], as_of: int) -> list[bytes | None]:
+        """The values of `keys`, in their order. They are sought in key order, which takes two
+        thirds of the time of seeking them in no order."""
+        fragments, stamps = self.view
+        ordered = sorted(keys)
         engine = self.engine
         ticket, reader = engine.borrow()
-        # Without imports nothing sorts before the versions: go straight to the one wanted.
-        reader.seek(stem if stamps else stem + bound)
-        while reader.valid():
-            found = reader.key()
-            if not found.startswith(stem):
-                break
-            tail = found[-TAIL_BYTES:]
-            if tail >= bound:
-                timestamp = decode_suffix(tail[:-1])
-                if timestamp > newest:
-                    newest = timestamp
-                    value = reader.value() if tail[-1:] == VALUE else None
-                break
-            if tail >= FIRST_TIMED_SUFFIX:
-                reader.seek(stem + bound)
-                continue
-            lifetime = stamps.get(tail[:-1])
-            if lifetime is not None and newest < lifetime.added <= as_of < lifetime.reverted:
-                newest = lifetime.added
-                value = reader.value() if tail[-1:] == VALUE else None
-            reader.next()
-        else:
-            engine.check(reader)
+        bound = Bound.of(as_of)
+        values = values_at(reader, engine.check, ordered, bound, fragments, stamps)
         engine.give_back(ticket, reader)
-        if value is not None and fragments and fragments.newest(key, as_of) > newest:
-            return None
-        return value
+        if ordered == keys:
+            return values
+        by_key = dict(zip(ordered, values, strict=True))
+        return [by_key[key] for key in keys]
 
     def history(self, key: bytes) -> list[Version]:
         """All versions of `key`, newest first, range tombstones over it included."""
@@ -154,6 +147,15 @@ class Versions:
             fragments=fragments,
             stamps=stamps,
         )
+
+    def export(self, *, since: int, upto: int) -> tuple[Iterator[VersionColumns], Tombstones]:
+        """All point versions in `(since, upto]` in columns, and the range tombstones by start."""
+        fragments, stamps = self.view
+        cursor = self._cursor(Span())
+        columns = version_columns(
+            cursor, since=since, upto=upto, stamps=stamps, fragments=fragments
+        )
+        return columns, fragments.tombstones(Span(), since=since, upto=upto)
 
     def imported_keys(self, span: Span, reference: bytes) -> Iterator[tuple[bytes, bytes | None]]:
         """Keys of `span` that an import wrote, with its values. One pass over the span."""
@@ -222,17 +224,7 @@ class Versions:
 
     def tails(self, key: bytes) -> list[bytes]:
         """Tails (suffix and kind) of all stored entries of `key`, in their order. O(entries)."""
-        stem = frame(key)
-        tails: list[bytes] = []
-        ticket, reader = self.engine.borrow()
-        reader.seek(stem)
-        while reader.valid() and (found := reader.key()).startswith(stem):
-            tails.append(found[-TAIL_BYTES:])
-            reader.next()
-        if not reader.valid():
-            self.engine.check(reader)
-        self.engine.give_back(ticket, reader)
-        return tails
+        return [tail for tail, _ in self._entries(key)]
 
     def _read(self, span: Span, as_of: int) -> Read:
         fragments, stamps = self.view
@@ -246,10 +238,10 @@ class Versions:
         entries: list[Entry] = []
         ticket, reader = self.engine.borrow()
         reader.seek(stem)
-        while reader.valid() and (found := reader.key()).startswith(stem):
+        while (found := reader.key()) is not None and found.startswith(stem):
             entries.append((found[-TAIL_BYTES:], reader.value()))
             reader.next()
-        if not reader.valid():
+        if found is None:
             self.engine.check(reader)
         self.engine.give_back(ticket, reader)
         return entries

@@ -1,8 +1,8 @@
 """Random histories of a whole store, against the model.
 
 Everything a user can do goes on in random order, with a clock that is set forward and back, and
-with restarts in between; every answer must be the model's. At the end of each history the property that
-rules them all is checked: the state at s plus the changes in (s, e] is the state at e.
+with restarts in between; every answer must be the model's. At the end of each history the property
+that rules them all is checked: the state at s plus the changes in (s, e] is the state at e.
 """
 
 from __future__ import annotations
