@@ -338,8 +338,8 @@ class MemoryReader:
     def status(self) -> None:
         self._engine.require_open()
 
-    def key(self) -> bytes:
-        return self._keys[self._index]
+    def key(self) -> bytes | None:
+        return self._keys[self._index] if self._index < len(self._keys) else None
 
     def value(self) -> bytes:
         return self.edition.chunks[self._at].values[self._index]
