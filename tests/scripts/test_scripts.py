@@ -8,6 +8,7 @@ import pytest
 
 import kvstore
 from kvstore.engine import Engine
+from kvstore.engine.memory import MemoryEngine
 from kvstore.engine.rocks import RocksEngine
 from tests.harness.scripts import Script
 
@@ -18,7 +19,11 @@ def open_rocks(path: Path) -> Engine:
     return RocksEngine(path)
 
 
-ENGINES = {"rocksdb": open_rocks}
+def open_memory(path: Path) -> Engine:
+    return MemoryEngine(path)
+
+
+ENGINES = {"rocksdb": open_rocks, "memory": open_memory}
 """How to open each engine on its own; `kvstore.open` knows them by the same names."""
 
 
