@@ -7,8 +7,8 @@
     kvstore:  cli
               tasks
               opening, store, snapshot
-              txn, gc, verify
-              commit, recent, batch, clears, holds, imports
+              txn, gc, verify, feeds
+              commit, recent, batch, clears, holds, imports, changesets
               changes
               mvcc, meta
               engine, journal
@@ -41,8 +41,8 @@ KVSTORE_LAYERS = (
     ("engine", "journal"),
     ("mvcc", "meta"),
     ("changes",),
-    ("commit", "recent", "batch", "clears", "holds", "imports"),
-    ("txn", "gc", "verify"),
+    ("commit", "recent", "batch", "clears", "holds", "imports", "changesets"),
+    ("txn", "gc", "verify", "feeds"),
     ("opening", "store", "snapshot"),
     ("tasks",),
     ("cli",),

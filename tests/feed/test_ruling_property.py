@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 import kvstore
 from kvstore import Store
 from kvstore.changes.event import Event
-from kvstore.changes.feed import FeedBatch, Share
 from kvstore.errors import HistoryGoneError, UsageError
+from kvstore.feeds.feed import FeedBatch, Share
 from tests.feed.replica import Replica, add_import, replay
 
 KEYS = [b"%d" % number for number in range(8)] + [b"", b"\x00", b"1\x00", b"\xff"]
