@@ -8,9 +8,9 @@
               tasks
               opening, store, snapshot
               txn, gc, verify, feeds
-              commit, recent, batch, clears, holds, imports, changesets
+              commit, recent, batch, clears, holds, imports, readonly, changesets
               changes
-              mvcc, meta
+              mvcc, meta, splits
               engine, journal
               codec, arrow
               clock, span, timestamp, errors, limits
@@ -39,9 +39,9 @@ KVSTORE_LAYERS = (
     ("clock", "span", "timestamp", "errors", "limits"),
     ("codec", "arrow"),
     ("engine", "journal"),
-    ("mvcc", "meta"),
+    ("mvcc", "meta", "splits"),
     ("changes",),
-    ("commit", "recent", "batch", "clears", "holds", "imports", "changesets"),
+    ("commit", "recent", "batch", "clears", "holds", "imports", "readonly", "changesets"),
     ("txn", "gc", "verify", "feeds"),
     ("opening", "store", "snapshot"),
     ("tasks",),
