@@ -138,10 +138,13 @@ class Ours(Subject):
         return lambda: sum(b.num_rows for b in self.store.scan_batches(as_of=at))
 
     def changes(self, since: str) -> Work:
-        return lambda: sum(1 for _ in self.store.changes(self.marks[since], order="time"))
+        return lambda: len(list(self.store.changes(self.marks[since], order="time")))
 
     def changes_by_key(self, since: str) -> Work:
-        return lambda: sum(1 for _ in self.store.changes(self.marks[since]))
+        return lambda: len(list(self.store.changes(self.marks[since])))
+
+    def changes_arrow(self, since: str) -> Work:
+        return lambda: sum(b.num_rows for b in self.store.changes_batches(self.marks[since]))
 
     def disk(self) -> Work:
         return lambda: tree_bytes(self.directory / "db")

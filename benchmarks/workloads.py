@@ -137,7 +137,7 @@ def reading(size: Size) -> list[Workload]:
         )
 
     rows = {"items": size.rows}
-    found = {"items": size.lookups}
+    found = {"items": size.lookups, "slow_arguments": {"count": 100}}
     changed = {"items": size.update_rows, "repeats": 5, "grows": True}
     return [
         against_raw("get", get, get, 0.95, **found),
