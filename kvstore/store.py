@@ -14,19 +14,21 @@ from functools import partial
 from itertools import chain, islice
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, TypeVar, overload
+from typing import TYPE_CHECKING, NamedTuple, TypeVar, overload
 
 from kvstore.arrow import DEFAULT_BATCH_ROWS, row_batches
 from kvstore.batch import Batch
 from kvstore.changes import Change, ChangeIndex, ChangeReader, Order, Revisions
 from kvstore.changes.changeset import Changeset
 from kvstore.changes.changesets import Changesets
+from kvstore.changes.columns import ColumnReader, record_batch_reader
 from kvstore.changes.epoch import Epoch
 from kvstore.changes.event import Event, Expand, Images, require_expand, require_images
 from kvstore.changes.expand import EventReader, Wanted
-from kvstore.changes.feed import Feed, Position, Share
+from kvstore.changes.feed import Feed, FeedBatch, Position, Share
 from kvstore.changes.feeds import Feeds
 from kvstore.changes.generation import Generation, require_stream_count
+from kvstore.changes.quiescent import QuiescentReader
 from kvstore.clears import Clears
 from kvstore.commit import Committer, Durability
 from kvstore.engine import Batch as EngineBatch
@@ -37,9 +39,11 @@ from kvstore.holds import Hold, HoldRecord, Holds
 from kvstore.imports import ImportRecord, Imports
 from kvstore.limits import FEED_BATCH_BYTES, FEED_BATCH_ROWS, QUIESCENCE_WAIT_S, TRANSACT_ATTEMPTS
 from kvstore.meta import FORMAT, INDEX_FLOOR, Meta
-from kvstore.mvcc import Version, Versions, WriteSet
+from kvstore.mvcc import RangeTombstone, Version, Versions, WriteSet
+from kvstore.mvcc.export import VersionColumns
 from kvstore.snapshot import Snapshot
 from kvstore.span import Span, require_key
+from kvstore.splits import split_span
 from kvstore.timestamp import TimeLike, Timestamp, to_timestamp
 from kvstore.txn import (
     UNCHECKED,
@@ -50,11 +54,21 @@ from kvstore.txn import (
     revert_range,
     transact,
 )
+from kvstore.verify import VerifyReport, verify
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 T = TypeVar("T")
+
+
+class Export(NamedTuple):
+    """A window of history: `changes` where they are few, else `columns` and `tombstones`."""
+
+    whole_since: int
+    changes: Iterator[Change] | None
+    columns: Iterator[VersionColumns]
+    tombstones: list[RangeTombstone]
 
 
 class Store:
@@ -77,6 +91,7 @@ class Store:
         self._engine = engine
         self._versions = versions
         self._committer = committer
+        self._index = index
         self._meta = Meta(engine)
         self._imports = Imports(versions, index)
         self._changes = ChangeReader(versions, index, self._imports.spans_of)
@@ -103,6 +118,7 @@ class Store:
         )
         self._index_floor = self._meta.timestamp(INDEX_FLOOR)
         self._events = EventReader(versions, index, self._changes)
+        self._columns = ColumnReader(versions, index, self._events)
         self._feeds = Feeds(
             self._events,
             index,
@@ -119,6 +135,11 @@ class Store:
     def since(self) -> Timestamp:
         """The oldest readable time."""
         return self._committer.since
+
+    @property
+    def whole_since(self) -> Timestamp:
+        """The oldest time at which all of the store is readable: `since`, or the newest clear."""
+        return Timestamp(max(self._committer.since, self._clears.newest))
 
     @property
     def upper(self) -> Timestamp:
@@ -371,6 +392,53 @@ class Store:
             Span(), since=0, upto=high, revisions="all", order="key", index_floor=high
         )
 
+    def export(self, *, since: TimeLike | None, upto: TimeLike) -> Export:
+        """All revisions in `(since, upto]` for a copy of this store's history, by key.
+
+        `since=None` is everything that is kept: whole from `Export.whole_since` on. A window that
+        the change index shows to be small comes as changes, others as columns, in one pass.
+        Raises `HistoryGoneError` if `since` lies below what is kept.
+        """
+        high = self._at(upto)
+        if since is None:
+            columns, tombstones = self._versions.export(since=0, upto=high)
+            # The pass shows the entries of this moment: what GC and clears take later stays in it.
+            return Export(self.whole_since, None, columns, tombstones)
+        low = to_timestamp(since, name="since")
+        floor = max(self._index_floor, self.since)
+        few = self._changes.small_window(since=low, upto=high, index_floor=floor)
+        if few is None:
+            columns, tombstones = self._versions.export(since=low, upto=high)
+        self._require_kept(Span(), low)
+        if few is None:
+            return Export(low, None, columns, tombstones)
+        return Export(low, iter(few), iter(()), [])
+
+    def range_deletes(
+        self, since: TimeLike, upto: TimeLike, span: Span, revisions: Revisions = "all"
+    ) -> list[Change]:
+        """The range deletes that `changes` gives for `span`, each whole. Reads no row.
+
+        For those who read the rest piece by piece: `changes` of a piece cuts them to it.
+        """
+        low, high = to_timestamp(since, name="since"), self._at(upto)
+        found = self._versions.view.fragments.tombstones(
+            span, since=low, upto=high, latest=revisions == "latest"
+        )
+        if low == 0 and revisions == "latest":
+            return []
+        return [Change(Timestamp(t), "delete_range", start, end, None) for start, end, t in found]
+
+    def splits(self, count: int, span: Span | None = None) -> list[Span]:
+        """Cut `span` (default: all keys) into at most `count` pieces of about equal size.
+
+        From the bounds of the files alone; what is not on file yet does not count.
+        """
+        if count < 1:
+            raise UsageError(f"count={count}", "ask for at least one piece")
+        self._live()
+        return split_span(span or Span(), self._engine.files(), count)
+
     def snapshot(self, as_of: TimeLike | None = None) -> Snapshot:
         """Reads at one time that stays readable until the snapshot is closed."""
         with self._live().lock:
@@ -454,16 +522,32 @@ class Store:
         reverts as their keys (`"imports"`), range deletes too (`"all"`), or all whole (`"none"`).
         Raises `HistoryGoneError` where history or the change index begins above `since`.
         """
-        wanted = Wanted(span or Span(), require_images(images), require_expand(expand))
-        low, high = to_timestamp(since, name="since"), self._at(upto)
-        if low > high and upto is not None:
-            raise UsageError(f"since {low} is above upto {high}", "swap them")
-        needed = min(low, high)
-        self._require_kept(wanted.span, needed)
-        self._feeds.require_indexed(needed)
+        wanted, low, high = self._events_wanted(since, upto, span, images, expand)
         return self._pinned(
-            wanted.span, needed, lambda: self._events.events(wanted, since=low, upto=high)
+            wanted.span,
+            min(low, high),
+            lambda: self._events.events(wanted, since=low, upto=high),
         )
+
+    def changes_batches(
+        self,
+        since: TimeLike,
+        upto: TimeLike | None = None,
+        *,
+        span: Span | None = None,
+        images: Images = "delta",
+        expand: Expand = "imports",
+    ) -> pa.RecordBatchReader:
+        """The events of `(since, upto]` as Arrow record batches, without a row touched.
+
+        The schema is `kvstore.changes.columns.CHANGES_SCHEMA`. Time order; within a commit that is
+        spread over streams, stream after stream: sort by `seq` for the order made.
+        """
+        wanted, low, high = self._events_wanted(since, upto, span, images, expand)
+        found = self._pinned(
+            wanted.span, min(low, high), lambda: self._columns.batches(wanted, since=low, upto=high)
+        )
+        return record_batch_reader(found)
 
     def feed(
         self,
@@ -503,6 +587,39 @@ class Store:
             bytes_max=batch_bytes,
         )
 
+    def follow(
+        self,
+        since: TimeLike,
+        *,
+        span: Span | None = None,
+        images: Images = "delta",
+        expand: Expand = "imports",
+        heartbeat: float | None = None,
+    ) -> Iterator[FeedBatch]:
+        """Batches of durable changes after `since`, and then as they come: a feed without a name.
+
+        History is kept for it while it is being read. Raises as `events`.
+        """
+        wanted, low, _ = self._events_wanted(since, None, span, images, expand)
+        return self._feeds.follow(low, wanted, heartbeat=heartbeat)
+
+    def quiescent_points(self, since: TimeLike = 0) -> QuiescentReader:
+        """The times after `since` at which no changeset was half done, with the changes between.
+
+        What lies between is checked: `EventsMissingError` where the epochs show a gap, or count
+        other events than are there.
+        """
+        start = to_timestamp(since, name="since")
+        self._require_kept(Span(), start)
+        return QuiescentReader(
+            self._changes.index,
+            self._live(),
+            self.epochs,
+            lambda low, high: self.changes(low, high, revisions="latest"),
+            since=start,
+            index_floor=self._index_floor,
+        )
+
     def drop_feed(self, name: str) -> None:
         """Give up a feed, its position and its claim on history; `UsageError` if unknown."""
         self._require_live()
@@ -514,7 +631,7 @@ class Store:
         Consumers read the old streams to their end, then the new ones: nothing twice.
         """
         require_stream_count(streams)
-        generations = self._changes.generations
+        generations = self._changes.index.generations
         opened: list[Generation] = []
 
         def stage(batch: EngineBatch, opened_at: Timestamp) -> Callable[[], None]:
@@ -527,7 +644,7 @@ class Store:
     def generations(self) -> list[Generation]:
         """Which streams took which keys, and from when to when; the last one is open."""
         self._live()
-        return list(self._changes.generations.all())
+        return list(self._changes.index.generations.all())
 
     # -- imports ----------------------------------------------------------------------------
 
@@ -622,6 +739,42 @@ class Store:
         )
         return self._gc_worker
 
+    def verify(self) -> VerifyReport:
+        """Walk the whole store and list all that breaks an invariant. Bounded memory.
+
+        Commits go on meanwhile, GC waits. Costs one pass over everything, and a look-up per
+        change in the index.
+        """
+        self._live()
+        with self._collector.paused():
+            return verify(
+                self._versions,
+                self._index,
+                self._committer,
+                holds=self._holds,
+                imports=self._imports,
+                clears=self._clears,
+            )
+
+    def stats(self) -> dict[str, int]:
+        """Counts and sizes, by name: frontiers, what is held in memory, estimates of the engine
+        (`<family>_bytes`, `<family>_memtable_bytes`, `<family>_entries`). Costs microseconds."""
+        committer = self._live()
+        imports, holds = self._imports.all(), self._holds.all()
+        return {
+            "since": int(committer.since),
+            "upper": int(committer.upper),
+            "durable": int(committer.durable),
+            "range_fragments": len(self._versions.view.fragments),
+            "imports": len(imports),
+            "imports_adding": sum(record.added is None for record in imports),
+            "holds": len(holds),
+            "holds_lost": sum(hold.lost for hold in holds),
+            "clears": len(self._clears.all()),
+            "gc_runs": 0 if self._gc_worker is None else self._gc_worker.runs,
+            **self._engine.stats(),
+        }
+
     def checkpoint(self, path: str | Path) -> Timestamp:
         """Make `path` (which must not exist) an independent copy as of now, sharing files.
 
@@ -667,6 +820,23 @@ class Store:
         if self._closed:
             raise ClosedError(f"the store at {self.path}")
         return self._committer
+
+    def _events_wanted(
+        self,
+        since: TimeLike,
+        upto: TimeLike | None,
+        span: Span | None,
+        images: Images,
+        expand: Expand,
+    ) -> tuple[Wanted, int, int]:
+        """What `events` was asked for, checked, and its window."""
+        wanted = Wanted(span or Span(), require_images(images), require_expand(expand))
+        low, high = to_timestamp(since, name="since"), self._at(upto)
+        if low > high and upto is not None:
+            raise UsageError(f"since {low} is above upto {high}", "swap them")
+        self._require_kept(wanted.span, min(low, high))
+        self._feeds.require_indexed(min(low, high))
+        return wanted, low, high
 
     def _require_live(self) -> None:
         self._live().require_healthy()

@@ -28,6 +28,7 @@ from backup.shard.rules import (
 )
 from backup.shard.shard import Critical, Listen, Reader, Shard, Writer
 from backup.shard.state import Batch, Part, State
+from backup.shard.storage import Storage, open_storage
 
 __all__ = [
     "Shard",
@@ -59,6 +60,8 @@ __all__ = [
     "AsOf",
     "Compact",
     "Window",
+    "open_storage",
+    "Storage",
     "Blob",
     "BlobInfo",
     "MemoryBlob",

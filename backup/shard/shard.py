@@ -187,8 +187,7 @@ class Shard:
 
     def gc(self) -> gc.Collected:
         """Delete all that no version and no reader needs any more."""
-        if self.refresh().rollup[0] < self.state.seqno_since:
-            self.log.write_rollup()
+        gc.prepare(self.log)
         return gc.collect(self.log)
 
     def maintain(self) -> None:

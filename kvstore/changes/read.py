@@ -51,9 +51,8 @@ class ChangeReader:
 
     def __init__(self, versions: Versions, index: ChangeIndex, import_spans: ImportSpans) -> None:
         self._versions = versions
-        self._index = index
+        self.index = index
         self._import_spans = import_spans
-        self.generations = index.generations
 
     def changes(
         self,
@@ -83,6 +82,12 @@ class ChangeReader:
             if small is not None:
                 return iter(small)
         return self._pass(span, since, upto, latest=latest)
+
+    def small_window(self, *, since: int, upto: int, index_floor: int) -> list[Change] | None:
+        """All changes in `(since, upto]` by key, if the index has them and they are few."""
+        if since < index_floor:
+            return None
+        return self._sorted_by_key(Span(), since=since, upto=upto, latest=False)
 
     def _pass(self, span: Span, since: int, upto: int, *, latest: bool) -> Iterator[Change]:
         found = self._versions.diff(span, since=since, upto=upto, latest=latest)
@@ -134,12 +139,12 @@ class ChangeReader:
     # -- from the index ---------------------------------------------------------------------
 
     def _expanded(self, span: Span, *, since: int, upto: int) -> Iterator[Change]:
-        for found, low, high in self.generations.windows(since=since, upto=upto):
+        for found, low, high in self.index.generations.windows(since=since, upto=upto):
             if found.is_split:
-                for timestamp, _, row, *_ in self._index.rows(since=low, upto=high):
+                for timestamp, _, row, *_ in self.index.rows(since=low, upto=high):
                     yield from self._of_row(row, Timestamp(timestamp), span)
             else:
-                for commit in self._index.read(since=low, upto=high):
+                for commit in self.index.read(since=low, upto=high):
                     yield from self._of_entry(commit.entry, Timestamp(commit.timestamp), span)
 
     def _of_entry(self, entry: Entry, at: Timestamp, span: Span) -> Iterator[Change]:

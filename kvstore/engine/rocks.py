@@ -24,14 +24,15 @@ import bisect
 import os
 import re
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import rocksdict as rocks
 
-from kvstore.engine.api import CHANGES, DATA, FAMILIES, META, Batch, Reader
+from kvstore.engine.api import CHANGES, DATA, FAMILIES, META, Batch, FileSpan, Reader
 from kvstore.engine.wal import find_damage
 from kvstore.errors import (
     ClosedError,
@@ -43,7 +44,7 @@ from kvstore.errors import (
     OutOfSpaceError,
     StorageError,
 )
-from kvstore.limits import BLOCK_CACHE_BYTES, IDLE_READERS_MAX
+from kvstore.limits import BLOCK_CACHE_BYTES, IDLE_READERS_MAX, PASSING_CACHE_BYTES
 
 
 class RocksEngine:
@@ -53,7 +54,7 @@ class RocksEngine:
         self.path = path
         require_store_directory(path, create=create and not read_only)
         access = rocks.AccessType.read_only(False) if read_only else rocks.AccessType.read_write()
-        cache = rocks.Cache(BLOCK_CACHE_BYTES)
+        cache = rocks.Cache(PASSING_CACHE_BYTES if read_only else BLOCK_CACHE_BYTES)
         self._db: rocks.Rdict | None = _opened(path, cache, access)
         with _translated(str(path)):
             self._family = {name: self._db.get_column_family(name) for name in FAMILIES}
@@ -140,6 +141,16 @@ class RocksEngine:
             self._family[family].flush()
             self._family[family].compact_range(start or None, end, options)
 
+    def files(self) -> list[FileSpan]:
+        """The sorted files and the keys they lie between, of all families."""
+        with _translated(str(self.path)):
+            found = self._open().live_files()
+        return [
+            FileSpan(bytes(file["start_key"]), bytes(file["end_key"]), int(file["size"]))
+            for file in found
+            if file["start_key"] is not None
+        ]
+
     def stats(self) -> Mapping[str, int]:
         self._open()
         figures = {}
@@ -156,12 +167,13 @@ class RocksEngine:
             cursor.close()
         self._idle = []
         self.families = {}
-        for family in self._family.values():
-            family.close()
-        self._family = {}
-        database, self._db = self._db, None
-        with _translated(str(self.path)):
-            database.close()
+        handles = [*self._family.values(), self._db]
+        self._family, self._db = {}, None
+        for handle in handles:
+            # Closing flushes memtables, which a full disk refuses. Nothing is lost by that: what
+            # they hold is in the log. The handle lets go of the database, and its lock, anyway.
+            with suppress(Exception):
+                handle.close()
 
     def _open(self) -> rocks.Rdict:
         if self._db is None:
@@ -373,7 +385,9 @@ def _from_text(where: str, error: Exception) -> KVStoreError:
     return StorageError(f"storage of {where} failed: {text}", "look at the disk, then reopen")
 
 
-def read_rows(files: Sequence[Path], scratch: Path) -> Iterator[tuple[list[bytes], list[bytes]]]:
+def read_rows(
+    files: Sequence[Path], scratch: Path
+) -> Generator[tuple[list[bytes], list[bytes]], None, None]:
     """Entries of sorted files that no store has taken yet, merged, in chunks.
 
     rocksdict has no reader for single SST files, so they are linked into a throw-away database

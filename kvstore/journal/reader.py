@@ -142,9 +142,9 @@ def read_part(
     name = os.fspath(path)
     with closing(files.read(name)) as stream:
         stream.seek(start)
-        for batch_at, raws in RawRecords(stream, start=start):
-            offset = batch_at
-            for raw in raws:
+        for run_at, data in RawRecords(stream, start=start):
+            offset = run_at
+            for raw in data.split(PAIR)[1:]:
                 if offset >= stop:
                     return
                 try:

@@ -27,11 +27,21 @@ Invariants
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterable
 from typing import NamedTuple
 from zlib import crc32
 
 from kvstore.errors import FormatVersionError, UsageError
-from kvstore.journal.stuffing import BLOCKS, FIRST_MAX, PAIR, StuffingError, stuff, unstuff
+from kvstore.journal.stuffing import (
+    FIRST_MAX,
+    LATER_MAX,
+    PAIR,
+    RADIX,
+    StuffingError,
+    search_pair,
+    stuff,
+    unstuff,
+)
 from kvstore.limits import JOURNAL_RECORD_BYTES_MAX
 
 FORMAT_VERSION = 1
@@ -46,12 +56,20 @@ _HEAD = struct.Struct("<QQBI")
 _PREFIX = struct.Struct("<IIQQBI")
 assert _PREFIX.size == _CHECKS.size + _HEAD.size
 HEAD_AT = _CHECKS.size
+HEAD_BYTES = _HEAD.size
 PAYLOAD_AT = _PREFIX.size
 _OPEN = struct.Struct("<HB")
 _SEAL = struct.Struct("<Q")
+PAYLOAD_IN_FIRST = FIRST_MAX - PAYLOAD_AT
 _ONE_BLOCK = tuple(PAIR + bytes((size,)) for size in range(FIRST_MAX + 1))
+_TWO_BLOCKS = _ONE_BLOCK[FIRST_MAX]
 
 unpack_prefix = _PREFIX.unpack_from
+
+FRAME = struct.Struct("<HBIIQQBI")
+"""Pair, size of the first block, and the fields before the payload, for reading in one step."""
+
+FRAME_PAIR = int.from_bytes(PAIR, "little")
 
 
 class Record(NamedTuple):
@@ -75,13 +93,54 @@ class RecordError(ValueError):
 
 
 def encode(incarnation: int, ordinal: int, kind: int, payload: bytes) -> bytes:
-    """A record as it stands in a file, with its pair in front."""
+    """A record as it stands in a file, with its pair in front. Hot: see `encode_many`."""
     head = _HEAD.pack(incarnation, ordinal, kind, len(payload))
     check = crc32(head)
-    body = b"%b%b%b" % (_CHECKS.pack(check, crc32(payload, check)), head, payload)
-    if len(body) <= FIRST_MAX and PAIR not in body:
-        return _ONE_BLOCK[len(body)] + body
-    return stuff(body, BLOCKS)
+    body = _CHECKS.pack(check, crc32(payload, check)) + head + payload
+    size = len(body)
+    if size <= FIRST_MAX and (0xFE not in body or search_pair(body) is None):
+        return _ONE_BLOCK[size] + body
+    return frame(body)
+
+
+def frame(body: bytes) -> bytes:
+    """Frame one body: `stuff`, faster where two blocks without the pair are enough."""
+    size = len(body)
+    if FIRST_MAX < size <= FIRST_MAX + LATER_MAX:
+        at = body.find(b"\xfe")
+        if at < 0 or search_pair(body, at) is None:
+            high, low = divmod(size - FIRST_MAX, RADIX)
+            digits = (high << 8 | low).to_bytes(2, "little")
+            return _TWO_BLOCKS + body[:FIRST_MAX] + digits + body[FIRST_MAX:]
+    return stuff(body)
+
+
+def encode_many(incarnation: int, ordinal: int, kind: int, payloads: Iterable[bytes]) -> bytes:
+    """Records from `ordinal` on as they stand in a file, each with its pair in front.
+
+    The hot loop of appending: what fits one or two blocks is not put through `stuff`, which
+    takes three times as long.
+    """
+    frames: list[bytes] = []
+    add, pack_head, pack_checks, search, one_block = (
+        frames.append,
+        _HEAD.pack,
+        _CHECKS.pack,
+        search_pair,
+        _ONE_BLOCK,
+    )
+    for payload in payloads:
+        head = pack_head(incarnation, ordinal, kind, len(payload))
+        check = crc32(head)
+        body = pack_checks(check, crc32(payload, check)) + head + payload
+        size = len(body)
+        if size <= FIRST_MAX and (0xFE not in body or search(body) is None):
+            add(one_block[size])
+            add(body)
+        else:
+            add(frame(body))
+        ordinal += 1
+    return b"".join(frames)
 
 
 def decode(raw: bytes) -> tuple[Record, int]:
@@ -130,6 +189,15 @@ def require_payload(payload: object, kind: int) -> bytes:
     if not 0 <= kind < TYPE_RESERVED:
         raise UsageError(f"record type {kind} is outside 0..{TYPE_RESERVED - 1}")
     return payload
+
+
+def require_payloads(payloads: Iterable[object], kind: int) -> list[bytes]:
+    """`require_payload` for many, in two passes of C where all is well."""
+    checked = list(payloads)
+    plain = set(map(type, checked)) <= {bytes} and 0 <= kind < TYPE_RESERVED
+    if plain and max(map(len, checked), default=0) <= JOURNAL_RECORD_BYTES_MAX:  # type: ignore[arg-type]
+        return checked  # type: ignore[return-value]
+    return [require_payload(payload, kind) for payload in checked]
 
 
 # -- opening and sealing records --------------------------------------------------------------

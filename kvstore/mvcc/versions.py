@@ -14,7 +14,7 @@ Invariants
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from kvstore.codec.keys import (
     SUFFIX_BYTES,
@@ -29,13 +29,20 @@ from kvstore.errors import UsageError, WriteTooOldError
 from kvstore.limits import SCAN_CHUNK
 from kvstore.mvcc.decide import Read
 from kvstore.mvcc.diff import Difference, differences, stored_keys
+from kvstore.mvcc.export import VersionColumns, version_columns
 from kvstore.mvcc.fragments import Fragments, RangeTombstone
 from kvstore.mvcc.lookup import Bound, value_at, values_at
 from kvstore.mvcc.scan import Chunk, KeyColumn, live_columns, live_rows
-from kvstore.mvcc.version import Entry, Event, Stamps, Version, timeline
+from kvstore.mvcc.version import Entry, Event, Stamps, Version, newest_at, timeline
 from kvstore.mvcc.write import WriteSet, stage
 from kvstore.span import Span
 from kvstore.timestamp import TIMESTAMP_MAX, Timestamp
+
+Tombstones: TypeAlias = "list[RangeTombstone]"
+
+
+_REBUILD_FROM = 64
+"""Range tombstones of one commit from which on building the map anew beats as many copies."""
 
 
 class View(NamedTuple):
@@ -85,6 +92,25 @@ class Versions:
         """All versions of `key`, newest first, range tombstones over it included."""
         return [Version(key, Timestamp(t), value) for t, value in self.events(key)]
 
+    def version_at(self, key: bytes, as_of: int) -> Version | None:
+        """The newest version of `key` at or below `as_of`, deletions included; None if there is
+        none. Under a range tombstone it is that, even where the key was never written."""
+        event = newest_at(self.events(key), as_of)
+        return None if event is None else Version(key, Timestamp(event[0]), event[1])
+
+    def versions_at(self, span: Span, as_of: int) -> Iterator[Version]:
+        """As `version_at`, of each key of `span` that was written at or below `as_of`. One pass.
+
+        Keys that nothing but range tombstones speaks of do not occur: they are a continuum.
+        """
+        fragments, stamps = self.view
+        for key, entries in stored_keys(self._cursor(span)):
+            if newest_at(timeline(entries, stamps, ()), as_of) is None:
+                continue
+            event = newest_at(timeline(entries, stamps, fragments.stack(key)), as_of)
+            assert event is not None
+            yield Version(key, Timestamp(event[0]), event[1])
+
     def events(self, key: bytes) -> list[Event]:
         """The history of `key` without the key. O(versions)."""
         fragments, stamps = self.view
@@ -101,19 +127,35 @@ class Versions:
         return live_columns(self._cursor(span), read, chunk=chunk)
 
     def diff(
-        self, span: Span, *, since: int, upto: int = TIMESTAMP_MAX, latest: bool = False
+        self,
+        span: Span,
+        *,
+        since: int,
+        upto: int = TIMESTAMP_MAX,
+        latest: bool = False,
+        reverse: bool = False,
     ) -> Iterator[Difference]:
         """What happened in `(since, upto]`: see `kvstore.mvcc.diff`. One pass over the span."""
         fragments, stamps = self.view
         return differences(
-            self._cursor(span),
+            self._cursor(span, reverse=reverse),
             span,
+            reverse=reverse,
             since=since,
             upto=upto,
             latest=latest,
             fragments=fragments,
             stamps=stamps,
         )
+
+    def export(self, *, since: int, upto: int) -> tuple[Iterator[VersionColumns], Tombstones]:
+        """All point versions in `(since, upto]` in columns, and the range tombstones by start."""
+        fragments, stamps = self.view
+        cursor = self._cursor(Span())
+        columns = version_columns(
+            cursor, since=since, upto=upto, stamps=stamps, fragments=fragments
+        )
+        return columns, fragments.tombstones(Span(), since=since, upto=upto)
 
     def imported_keys(self, span: Span, reference: bytes) -> Iterator[tuple[bytes, bytes | None]]:
         """Keys of `span` that an import wrote, with its values. One pass over the span."""
@@ -151,10 +193,7 @@ class Versions:
         if not 0 < at <= TIMESTAMP_MAX:
             raise UsageError(f"cannot write at timestamp {at}", "timestamps start at 1")
         writes.seal()
-        for start, end in writes.ranges:
-            self._require_newest_below(Span(start, end), at)
-        for key in writes.points:
-            self._require_newest(key, at)
+        self._require_newest(writes, at)
         batch = self.engine.batch()
         stage(writes, at, batch, self.engine.families)
         self.engine.write(batch)
@@ -165,9 +204,13 @@ class Versions:
         if not tombstones:
             return
         fragments = self.view.fragments
+        if len(tombstones) > _REBUILD_FROM:
+            known = fragments.tombstones(Span(), since=0, upto=TIMESTAMP_MAX)
+            self.publish_fragments(Fragments.of([*known, *tombstones]))
+            return
         for tombstone in tombstones:
             fragments = fragments.adding(tombstone)
-        self.view = self.view._replace(fragments=fragments)
+        self.publish_fragments(fragments)
 
     def publish_fragments(self, fragments: Fragments) -> None:
         """Show `fragments` instead, once the engine holds what they say."""
@@ -203,24 +246,31 @@ class Versions:
         self.engine.give_back(ticket, reader)
         return entries
 
-    def _require_newest(self, key: bytes, at: int) -> None:
-        events = self.events(key)
-        if events and events[0][0] >= at:
-            raise WriteTooOldError(key, timestamp=at, least=events[0][0] + 1)
+    def _require_newest(self, writes: WriteSet, at: int) -> None:
+        """Raise if anything the writes touch, dead or alive, lies at or above `at`.
 
-    def _require_newest_below(self, span: Span, at: int) -> None:
-        """Raise if anything in `span`, dead or alive, lies at or above `at`."""
-        fragments, stamps = self.view
-        too_new = fragments.tombstones(span, since=at - 1, upto=TIMESTAMP_MAX)
-        offenders = [(tombstone.start, tombstone.timestamp) for tombstone in too_new]
-        for key, entries in stored_keys(self._cursor(span)):
-            newest = timeline(entries, stamps, ())[:1]
+        The error names the least key in the way, and a time above all that is.
+        """
+        offenders: list[tuple[bytes, int]] = []
+        for start, end in writes.ranges:
+            offenders.extend(self._newer_in(Span(start, end), at))
+        for key in writes.points:
+            newest = self.events(key)[:1]
             if newest and newest[0][0] >= at:
                 offenders.append((key, newest[0][0]))
         if offenders:
             first = min(key for key, _ in offenders)
             least = max(timestamp for _, timestamp in offenders) + 1
             raise WriteTooOldError(first, timestamp=at, least=least)
+
+    def _newer_in(self, span: Span, at: int) -> Iterator[tuple[bytes, int]]:
+        fragments, stamps = self.view
+        for tombstone in fragments.tombstones(span, since=at - 1, upto=TIMESTAMP_MAX):
+            yield tombstone.start, tombstone.timestamp
+        for key, entries in stored_keys(self._cursor(span)):
+            newest = timeline(entries, stamps, ())[:1]
+            if newest and newest[0][0] >= at:
+                yield key, newest[0][0]
 
 
 def stored_tombstones(engine: Engine) -> Iterator[RangeTombstone]:

@@ -27,7 +27,7 @@ U63 = (1 << 63) - 1
 def check(store: Store) -> list[Epoch]:
     """Assert that the epochs are contiguous and that each counts what the index holds."""
     epochs = list(store.epochs())
-    headers = list(store._changes._index.headers(since=0, upto=store.upper - 1))
+    headers = list(store._changes.index.headers(since=0, upto=store.upper - 1))
     counted = 0
     for domain, of_domain in groupby(epochs, key=lambda epoch: epoch.domain):
         found = list(of_domain)
@@ -198,7 +198,7 @@ def test_trimming_drops_the_runs_below_since(
     with kvstore.open(tmp_path / "s", durability="async") as store:
         stamps = [store.put(b"k%d" % number, b"1") for number in range(10)]
         store.sync()
-        index = store._changes._index
+        index = store._changes.index
         store._committer.write_meta(lambda batch: index.stage_trim(stamps[5], batch))
         assert all(epoch.closed_at > stamps[4] for epoch in store.epochs())
         assert store.put(b"z", b"1") > stamps[-1]

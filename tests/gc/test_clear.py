@@ -206,6 +206,7 @@ def test_cut_on_disk_equals_cut_in_memory(
         store.clear_range(bytes([start]), bytes([start + length]), compact=False)
         fragments = store._versions.view.fragments
         fragments._check()
+        assert store.verify().problems == ()
         assert Fragments.of(stored_tombstones(store._engine)) == fragments
         assert not list(fragments.pieces(Span(bytes([start]), bytes([start + length]))))
 
@@ -253,3 +254,4 @@ def test_crash_in_a_clear_leaves_all_of_it_or_nothing(tmp_path: Path, when: str)
             assert when == "before"
             assert store.get(b"c", before) == b"v"
             assert list(store.scan()) == [(b"a", b"v"), (b"b", b"v"), (b"f", b"v")]
+        assert store.verify().problems == ()

@@ -1,6 +1,6 @@
 """A store as a list of commits: slow, plain, and right by inspection.
 
-What a key is at t is answered by one rule: the newest commit at or below t that says something about
+What a key is at t is answered by one rule: the newest commit at or below t that says something of
 the key, leaving out imports that had been reverted by then. All else is asked of that rule.
 """
 
@@ -92,7 +92,7 @@ class Model:
         events = [said for commit in self.commits if (said := commit.say(key))]
         for commit in self.commits:
             if commit.reverted and self.showing(key, commit.reverted - 1)[0] is commit:
-                events.append((commit.reverted, self.get(key, commit.reverted), False))
+                events += [(commit.reverted, self.get(key, commit.reverted), False)]
         return sorted(events, key=lambda event: -event[0])
 
     def changes(

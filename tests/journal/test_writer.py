@@ -274,7 +274,8 @@ def test_replay_gives_back_what_no_append_would_take_today() -> None:
         journal.append(b"x" * 1000)
     limits = pytest.MonkeyPatch()
     with limits.context() as patch:
-        patch.setattr("kvstore.journal.records.JOURNAL_RECORD_BYTES_MAX", 10)
+        for module in ("records", "journal"):
+            patch.setattr(f"kvstore.journal.{module}.JOURNAL_RECORD_BYTES_MAX", 10)
         with open_journal(disk) as journal, pytest.raises(UsageError):
             journal.append(b"x" * 1000)
         got.extend(read(PATH, files=disk))

@@ -239,7 +239,7 @@ def test_windows_hold_whole_keys_and_all_rows_in_order() -> None:
     rng = random.Random(7)
     rows = [put(f"k{rng.randrange(300):03}".encode(), t) for t in range(2000)]
     sources = [versions(rows[i::5], size=rng.randrange(1, 60)) for i in range(5)]
-    windows = list(merge_sorted([iter(source) for source in sources], VERSIONS))
+    windows = [w.whole() for w in merge_sorted([iter(source) for source in sources], VERSIONS)]
     assert rows_of(windows) == in_order(rows)
     ends = [(w.column(0)[0].as_py(), w.column(0)[-1].as_py()) for w in windows]
     assert all(before[1] < after[0] for before, after in itertools.pairwise(ends))
@@ -249,7 +249,7 @@ def test_windows_hold_whole_keys_and_all_rows_in_order() -> None:
 def test_one_key_with_more_versions_than_a_batch_stays_in_one_window() -> None:
     rows = [put(b"hot", t) for t in range(1000)] + [put(b"z", 1)]
     sources = [versions(rows[i::3], size=10) for i in range(3)]
-    windows = list(merge_sorted([iter(source) for source in sources], VERSIONS))
+    windows = [w.whole() for w in merge_sorted([iter(source) for source in sources], VERSIONS)]
     assert rows_of(windows) == in_order(rows)
     assert windows[0].num_rows == 1000
 

@@ -1,8 +1,8 @@
 """Random histories of a whole store, against the model.
 
 Everything a user can do goes on in random order, with a clock that is set forward and back, and
-with restarts in between; every answer must be the model's. At the end of each history the property that
-rules them all is checked: the state at s plus the changes in (s, e] is the state at e.
+with restarts in between; every answer must be the model's. At the end of each history the property
+that rules them all is checked: the state at s plus the changes in (s, e] is the state at e.
 """
 
 from __future__ import annotations
@@ -277,6 +277,7 @@ def _key_order(row: Row) -> tuple[bytes, bool, int]:
 def check_whole(store: Store, model: Model) -> None:
     """Every key's history, and the property that rules them all over every window of marks."""
     store._versions.view.fragments._check()
+    assert store.verify().problems == ()
     for key in KEYS:
         found = [(version.timestamp, version.value) for version in store.history(key)]
         assert found == [event[:2] for event in model.events(key)]

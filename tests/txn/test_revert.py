@@ -152,6 +152,7 @@ def test_reverted_span_is_as_it_was_and_the_rest_as_it_is(
             else:
                 replayed.pop(change.key, None)
         assert replayed == expected
+        assert store.verify().problems == ()
 
 
 # -- imports --------------------------------------------------------------------------------

@@ -448,6 +448,7 @@ def test_recorded_histories_of_threads_are_serialisable(
             thread.start()
         for thread in threads:
             thread.join()
+        assert store.verify().problems == ()
         written_at = {record.name.encode(): record.timestamp or 0 for record in history}
         for record, seen in observed:
             for key, value in seen.items():
