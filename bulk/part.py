@@ -25,6 +25,7 @@ from bulk.sst import OutOfOrder, SstFile
 from kvstore.codec.keys import TOMBSTONE, VALUE, encode_reference
 from kvstore.codec.ordered import TERMINATOR, frame
 from kvstore.errors import ClosedError, KeyOrderError, UsageError
+from kvstore.limits import KEY_BYTES_MAX
 from kvstore.span import require_key
 
 PART_PREFIX: Final = "part-"
@@ -142,6 +143,9 @@ def _columns(batch: pa.RecordBatch, reference: bytes) -> tuple[pa.Array, pa.Arra
     value_tail = TERMINATOR + reference + VALUE
     if keys.null_count:
         raise UsageError("column key has nulls", "every row needs a key")
+    longest = pc.max(pc.binary_length(keys)).as_py() or 0
+    if longest > KEY_BYTES_MAX:
+        raise UsageError(f"a key has {longest} bytes, at most {KEY_BYTES_MAX} are allowed")
     if "op" not in names:
         if values.null_count:
             raise UsageError("column value has nulls", "to delete, pass a column op")

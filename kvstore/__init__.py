@@ -18,7 +18,10 @@ from kvstore.gc import GcPolicy, GcReport
 from kvstore.holds import Hold
 from kvstore.imports import ImportRecord
 from kvstore.mvcc import Version
-from kvstore.opening import open  # noqa: A004  # kvstore.open is the public name
+from kvstore.opening import (
+    open,  # noqa: A004  # kvstore.open is the public name
+    open_read_only,
+)
 from kvstore.snapshot import Snapshot
 from kvstore.span import Span
 from kvstore.store import Store
@@ -52,4 +55,5 @@ __all__ = [
     "Transaction",
     "Version",
     "open",
+    "open_read_only",
 ]

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from kvstore.changes import ChangeIndex
-from kvstore.changes.capture import open_domain
+from kvstore.changes.capture import open_domain, passive_domain
 from kvstore.clock import Clock, Timeline, WallClock
 from kvstore.codec.keys import encode_range_key
 from kvstore.codec.ordered import escape
@@ -22,6 +22,7 @@ from kvstore.errors import FormatVersionError, NotAStoreError, UsageError
 from kvstore.gc import GcPolicy
 from kvstore.meta import FORMAT, INDEX_FLOOR, SINCE, UPPER, Meta
 from kvstore.mvcc import RangeTombstone, Versions
+from kvstore.readonly import ReadOnlyCommitter
 from kvstore.store import Store
 
 FORMAT_VERSION: Final = 1
@@ -88,8 +89,31 @@ def _open_engine(path: Path | None, engine: str, *, create: bool) -> Engine:
     return RocksEngine(path, create=create)
 
 
+def open_read_only(path: str | os.PathLike[str]) -> Store:
+    """Open the store at `path` to be read: a checkpoint, or one that nobody has open to write.
+
+    Any number of processes may; nothing is written, and every write raises `UsageError`. Its
+    `upper` stands still. A process that opens it to write meanwhile may remove files that are
+    being read (which raises): checkpoint a store that is in use. Raises and costs as `open`.
+    """
+    directory = Path(path)
+    opened = RocksEngine(directory, read_only=True)
+    try:
+        if Meta(opened).read(FORMAT) is None:
+            raise NotAStoreError(str(path), "no format record", "open it with kvstore.open once")
+        return assemble(directory, opened, durability="async", clock=Clock(), read_only=True)
+    except BaseException:
+        opened.close()
+        raise
+
+
 def assemble(
-    path: Path | None, engine: Engine, *, durability: Durability, clock: WallClock
+    path: Path | None,
+    engine: Engine,
+    *,
+    durability: Durability,
+    clock: WallClock,
+    read_only: bool = False,
 ) -> Store:
     """A store over an open engine."""
     meta = Meta(engine)
@@ -97,11 +121,13 @@ def assemble(
     index = ChangeIndex(engine)
     since = meta.timestamp(SINCE)
     upper = max(meta.timestamp(UPPER), index.last() + 1, since + 1)
-    committer = Committer(
+    kind = ReadOnlyCommitter if read_only else Committer
+    domain = passive_domain if read_only else open_domain
+    committer = kind(
         versions := Versions(engine),
         index,
         Timeline(clock, last=upper - 1),
-        open_domain(engine, index, clock, since=since, upper=upper),
+        domain(engine, index, clock, since=since, upper=upper),
         upper=upper,
         since=since,
         durability=durability,

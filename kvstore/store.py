@@ -43,6 +43,7 @@ from kvstore.mvcc import RangeTombstone, Version, Versions, WriteSet
 from kvstore.mvcc.export import VersionColumns
 from kvstore.snapshot import Snapshot
 from kvstore.span import Span, require_key
+from kvstore.splits import split_span
 from kvstore.timestamp import TimeLike, Timestamp, to_timestamp
 from kvstore.txn import (
     UNCHECKED,
@@ -412,6 +413,31 @@ class Store:
         if few is None:
             return Export(low, None, columns, tombstones)
         return Export(low, iter(few), iter(()), [])
+
+    def range_deletes(
+        self, since: TimeLike, upto: TimeLike, span: Span, revisions: Revisions = "all"
+    ) -> list[Change]:
+        """The range deletes that `changes` gives for `span`, each whole. Reads no row.
+
+        For those who read the rest piece by piece: `changes` of a piece cuts them to it.
+        """
+        low, high = to_timestamp(since, name="since"), self._at(upto)
+        found = self._versions.view.fragments.tombstones(
+            span, since=low, upto=high, latest=revisions == "latest"
+        )
+        if low == 0 and revisions == "latest":
+            return []
+        return [Change(Timestamp(t), "delete_range", start, end, None) for start, end, t in found]
+
+    def splits(self, count: int, span: Span | None = None) -> list[Span]:
+        """Cut `span` (default: all keys) into at most `count` pieces of about equal size.
+
+        From the bounds of the files alone; what is not on file yet does not count.
+        """
+        if count < 1:
+            raise UsageError(f"count={count}", "ask for at least one piece")
+        self._live()
+        return split_span(span or Span(), self._engine.files(), count)
 
     def snapshot(self, as_of: TimeLike | None = None) -> Snapshot:
         """Reads at one time that stays readable until the snapshot is closed."""

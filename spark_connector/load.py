@@ -84,7 +84,12 @@ def bulk_import(
     stage_import(
         df, directory, key, value, partitions=partitions, duplicates=duplicates, order_by=order_by
     )
-    stamp = bulk.ingest(store, directory, on_conflict=on_conflict, move=True)
+    try:
+        stamp = bulk.ingest(store, directory, on_conflict=on_conflict, move=True)
+    except UsageError:
+        if staging is None:  # nobody knows of it, so nobody would add it later
+            shutil.rmtree(directory, ignore_errors=True)
+        raise
     shutil.rmtree(directory, ignore_errors=True)
     return stamp
 
@@ -103,8 +108,9 @@ def stage_import(
 
     `key` and `value` are columns or expressions; strings are taken as their UTF-8 bytes, other
     types are refused. A key that occurs twice is an error, or with `duplicates="last"` the row
-    with the greatest `order_by` is taken. `partitions` is the number of files; by default one
-    per `BYTES_PER_PARTITION` of input, at least Spark's parallelism. Needs no store.
+    with the greatest `order_by` is taken, among equals the greatest value. `partitions` is the
+    number of files; by default one per `BYTES_PER_PARTITION` of input, at least Spark's
+    parallelism. Needs no store.
 
     Raises `UsageError` on bad columns, duplicates and null keys or values; `staging` is gone then.
     """
@@ -117,7 +123,9 @@ def stage_import(
     directory = Path(staging)
     staged = bulk.Import.create(directory)
     build = _builder(directory.resolve(), staged.import_id, drop_repeats=duplicates == "last")
-    order = [F.col(_KEY), *([F.col(_ORDER).desc()] if order_by is not None else [])]
+    # Among rows of equal order the value decides: arrival differs from run to run.
+    last_first = [F.col(_ORDER).desc(), F.col(_VALUE).desc()] if order_by is not None else []
+    order = [F.col(_KEY), *last_first]
     # The count is always passed: without one, adaptive execution merges all into one partition.
     parted = rows.repartitionByRange(partitions or _partition_count(df), _KEY)
     try:

@@ -8,9 +8,9 @@
               tasks
               opening, store, snapshot
               txn, gc, verify
-              commit, recent, batch, clears, holds, imports
+              commit, recent, batch, clears, holds, imports, readonly
               changes
-              mvcc, meta
+              mvcc, meta, splits
               engine, journal
               codec, arrow
               clock, span, timestamp, errors, limits
@@ -39,9 +39,9 @@ KVSTORE_LAYERS = (
     ("clock", "span", "timestamp", "errors", "limits"),
     ("codec", "arrow"),
     ("engine", "journal"),
-    ("mvcc", "meta"),
+    ("mvcc", "meta", "splits"),
     ("changes",),
-    ("commit", "recent", "batch", "clears", "holds", "imports"),
+    ("commit", "recent", "batch", "clears", "holds", "imports", "readonly"),
     ("txn", "gc", "verify"),
     ("opening", "store", "snapshot"),
     ("tasks",),

@@ -243,3 +243,12 @@ def open_domain(
     )
     index.trims.append(capture.stage_trim)
     return capture
+
+
+def passive_domain(
+    engine: Engine, index: ChangeIndex, clock: WallClock, *, since: int, upper: int
+) -> Capture:
+    """What `open_domain` gives, for a store that nobody writes: no domain is ended or begun."""
+    meta = Meta(engine)
+    run, _, _ = last_run(meta)
+    return Capture(meta, Serials(clock), domain=DOMAIN_MAX, run=run, quiet=upper)

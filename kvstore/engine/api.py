@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 DATA: Final = "data"
 RANGES: Final = "ranges"
@@ -85,6 +85,14 @@ class Cursor(Protocol):
         ...
 
 
+class FileSpan(NamedTuple):
+    """One sorted file: its first and last engine key (of whatever family) and its bytes."""
+
+    first: bytes
+    last: bytes
+    size_bytes: int
+
+
 class Engine(Protocol):
     """Ordered families of bytes, written in atomic batches. One process owns it."""
 
@@ -141,6 +149,10 @@ class Engine(Protocol):
 
     def compact(self, family: str, start: bytes = b"", end: bytes | None = None) -> None:
         """Give back the space of what was deleted in the span. Costs O(bytes of the span)."""
+        ...
+
+    def files(self) -> Sequence[FileSpan]:
+        """What lies where on disk, roughly: hints for cutting the key space. May be empty."""
         ...
 
     def stats(self) -> Mapping[str, int]:

@@ -32,7 +32,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any, Final
 
-from kvstore.engine.api import DATA, FAMILIES, Batch, Reader
+from kvstore.engine.api import DATA, FAMILIES, Batch, FileSpan, Reader
 from kvstore.engine.editions import Chunk, Edition
 from kvstore.engine.rocks import read_rows
 from kvstore.engine.state import (
@@ -195,6 +195,10 @@ class MemoryEngine:
             if self._journal is not None and self._journal.last > self._compacted:
                 self._journal.snapshot(self._state.records())
                 self._compacted = self._journal.last
+
+    def files(self) -> list[FileSpan]:
+        """None: all is in memory."""
+        return []
 
     def stats(self) -> Mapping[str, int]:
         with self._lock:

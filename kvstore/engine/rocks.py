@@ -32,7 +32,7 @@ from typing import Any
 
 import rocksdict as rocks
 
-from kvstore.engine.api import CHANGES, DATA, FAMILIES, META, Batch, Reader
+from kvstore.engine.api import CHANGES, DATA, FAMILIES, META, Batch, FileSpan, Reader
 from kvstore.engine.wal import find_damage
 from kvstore.errors import (
     ClosedError,
@@ -44,7 +44,7 @@ from kvstore.errors import (
     OutOfSpaceError,
     StorageError,
 )
-from kvstore.limits import BLOCK_CACHE_BYTES, IDLE_READERS_MAX
+from kvstore.limits import BLOCK_CACHE_BYTES, IDLE_READERS_MAX, PASSING_CACHE_BYTES
 
 
 class RocksEngine:
@@ -54,7 +54,7 @@ class RocksEngine:
         self.path = path
         require_store_directory(path, create=create and not read_only)
         access = rocks.AccessType.read_only(False) if read_only else rocks.AccessType.read_write()
-        cache = rocks.Cache(BLOCK_CACHE_BYTES)
+        cache = rocks.Cache(PASSING_CACHE_BYTES if read_only else BLOCK_CACHE_BYTES)
         self._db: rocks.Rdict | None = _opened(path, cache, access)
         with _translated(str(path)):
             self._family = {name: self._db.get_column_family(name) for name in FAMILIES}
@@ -140,6 +140,16 @@ class RocksEngine:
         with _translated(str(self.path)):
             self._family[family].flush()
             self._family[family].compact_range(start or None, end, options)
+
+    def files(self) -> list[FileSpan]:
+        """The sorted files and the keys they lie between, of all families."""
+        with _translated(str(self.path)):
+            found = self._open().live_files()
+        return [
+            FileSpan(bytes(file["start_key"]), bytes(file["end_key"]), int(file["size"]))
+            for file in found
+            if file["start_key"] is not None
+        ]
 
     def stats(self) -> Mapping[str, int]:
         self._open()

@@ -1,0 +1,1 @@
+"""Spark as a way in and out: loads, reads, changes, streams."""

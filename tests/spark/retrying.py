@@ -1,0 +1,88 @@
+"""A session whose tasks get three attempts, and whose workers are killed: run in its own process.
+
+`python -m tests.spark.retrying DIRECTORY` loads rows while workers die at three points (before
+the sort, half way through a part, after a part was finished but before it was reported) and prints
+what came of it as JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from pyspark import TaskContext
+
+import kvstore
+from spark_connector import load, session
+
+ROWS = 6000
+
+
+def main(directory: Path) -> None:
+    spark = session("retries", memory="512m", **{"spark.master": "local[2,3]"})
+    built: Any = load._builder
+
+    def dying_builder(*args: Any, **named: Any) -> Any:
+        build = built(*args, **named)
+
+        def attempt(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            context = TaskContext.get()
+            assert context is not None
+            number, partition = context.attemptNumber(), context.partitionId()
+            if number == 0 and partition % 2 == 0:
+                batches = _dies_after_one(batches)
+            results = list(build(batches))
+            if number == 1 or (number == 0 and partition % 2 == 1):
+                os._exit(1)  # the part is whole and on disk; nobody hears of it
+            yield from results
+
+        return attempt
+
+    load._builder = dying_builder
+    df = spark.sql(
+        f"SELECT CAST(lpad(CAST(id AS STRING), 6, '0') AS BINARY) AS key, "
+        f"CAST(CAST(id AS STRING) AS BINARY) AS value FROM range(0, {ROWS}, 1, 3)"
+    ).mapInArrow(_dies_at_first, "key binary, value binary")
+    staging = directory / "staging"
+    with kvstore.open(directory / "store") as store:
+        manifest = load.stage_import(df, staging, "key", "value", partitions=3)
+        orphans = len(list(staging.glob("part-*.sst*"))) - len(manifest.parts)
+        stamp = load.bulk.ingest(store, staging)
+        rows = [key.decode() for key, _ in store.scan()]
+        changes = list(store.changes(0, order="time"))
+        print(
+            json.dumps(
+                {
+                    "rows": rows == [f"{n:06d}" for n in range(ROWS)],
+                    "changes": len(changes),
+                    "stamps": {change.timestamp for change in changes} == {stamp},
+                    "manifest_rows": manifest.rows,
+                    "orphans": orphans,
+                }
+            )
+        )
+    spark.stop()
+
+
+def _dies_at_first(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    context = TaskContext.get()
+    assert context is not None
+    for batch in batches:
+        if context.attemptNumber() == 0 and context.partitionId() == 1:
+            os._exit(1)
+        yield batch
+
+
+def _dies_after_one(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    for batch in batches:
+        yield batch.slice(0, batch.num_rows // 2)
+        os._exit(1)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,259 @@
+"""Loading DataFrames: exactly the rows of the frame, once, at one timestamp, or nothing at all."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pytest
+
+import bulk
+import kvstore
+from kvstore import Store
+from kvstore.errors import KeyConflictError, KeyOrderError, UsageError
+from kvstore.limits import KEY_BYTES_MAX
+from spark_connector import bulk_import, stage_import
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+ROWS = "key binary, value binary"
+
+
+def frame(spark: SparkSession, rows: dict[bytes, bytes], *, partitions: int = 3) -> DataFrame:
+    table = pa.table(
+        {
+            "key": pa.array(list(rows), pa.binary()),
+            "value": pa.array(list(rows.values()), pa.binary()),
+        }
+    )
+    return spark.createDataFrame(table).repartition(partitions)
+
+
+def random_rows(seed: int, count: int) -> dict[bytes, bytes]:
+    """Keys over few bytes (so that many are prefixes of others) and over all bytes."""
+    pick = random.Random(seed)
+    few = [b"\x00", b"\x01", b"\x7f", b"\x80", b"\xff"]
+    rows = {b"": b"the empty key", b"\x00": b"", b"\x00\x00": b"\x00\xff"}
+    while len(rows) < count:
+        if pick.random() < 0.5:
+            key = b"".join(pick.choices(few, k=pick.randrange(7)))
+        else:
+            key = pick.randbytes(pick.randrange(1, 40))
+        rows[key] = pick.randbytes(pick.randrange(60))
+    return rows
+
+
+def test_random_keys_of_all_bytes_come_back_in_order_at_one_timestamp(
+    spark: SparkSession, store: Store
+) -> None:
+    rows = random_rows(1, 5000)
+    before = store.put(b"before", b"1")
+    stamp = bulk_import(frame(spark, rows), store, "key", "value", partitions=5)
+    assert store.upper == stamp + 1
+    assert list(store.scan(as_of=before)) == [(b"before", b"1")]
+    assert list(store.scan()) == sorted({b"before": b"1", **rows}.items())
+    assert {v.timestamp for v in store.changes(before)} == {stamp}
+    assert not any((store.path / "ingest").iterdir())  # type: ignore[operator]
+
+
+def test_parts_are_disjoint_ascending_and_hold_all_rows(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    rows = random_rows(2, 2000)
+    manifest = stage_import(frame(spark, rows), tmp_path / "s", "key", "value", partitions=4)
+    assert manifest.rows == len(rows)
+    assert len(manifest.parts) == 4
+    for before, after in zip(manifest.parts, manifest.parts[1:], strict=False):
+        assert before.largest < after.smallest
+
+
+def test_hot_key_goes_to_one_part_and_last_takes_its_greatest_order(
+    spark: SparkSession, store: Store
+) -> None:
+    df = spark.sql(
+        "SELECT IF(id % 2 = 0, X'686f74', CAST(CAST(id AS STRING) AS BINARY)) AS key, "
+        "CAST(CAST(id AS STRING) AS BINARY) AS value, id AS version FROM range(0, 9000, 1, 5)"
+    )
+    bulk_import(df, store, "key", "value", partitions=4, duplicates="last", order_by="version")
+    assert store.get(b"hot") == b"8998"
+    assert sum(1 for _ in store.scan()) == 4501
+
+
+def test_among_equal_orders_the_greatest_value_is_taken(spark: SparkSession, store: Store) -> None:
+    df = spark.sql(
+        "SELECT X'6b' AS key, CAST(lpad(CAST(id AS STRING), 4, '0') AS BINARY) AS value "
+        "FROM range(0, 3000, 1, 6)"
+    )
+    bulk_import(df, store, "key", "value", duplicates="last", order_by=df.key)
+    assert list(store.scan()) == [(b"k", b"2999")]
+
+
+def test_empty_frame_adds_an_import_without_rows(spark: SparkSession, store: Store) -> None:
+    stamp = bulk_import(spark.createDataFrame([], ROWS), store, "key", "value")
+    assert store.upper == stamp + 1
+    assert list(store.scan()) == []
+
+
+def test_more_partitions_than_rows_leave_no_empty_files(
+    spark: SparkSession, store: Store, tmp_path: Path
+) -> None:
+    rows = {b"a": b"1", b"b": b"2", b"c": b"3"}
+    manifest = stage_import(frame(spark, rows), tmp_path / "s", "key", "value", partitions=16)
+    assert 1 <= len(manifest.parts) <= 3
+    bulk.ingest(store, tmp_path / "s")
+    assert dict(store.scan()) == rows
+
+
+def test_longest_keys_and_a_value_of_64_mib(spark: SparkSession, store: Store) -> None:
+    keys = [b"k" * KEY_BYTES_MAX, b"k" * (KEY_BYTES_MAX - 1), b"\x00" * KEY_BYTES_MAX]
+    small = frame(spark, dict.fromkeys(keys, b"v"))
+    # Of a column, lest Spark computes it while planning and prints it into its plans.
+    large = spark.sql(
+        "SELECT X'6c' AS key, CAST(repeat('x', CAST(67108864 + id AS INT)) AS BINARY) AS value "
+        "FROM range(1)"
+    )
+    bulk_import(small.union(large), store, "key", "value", partitions=2)
+    assert [key for key, _ in store.scan()] == sorted([*keys, b"l"])
+    assert store.get(b"l") == b"x" * (64 << 20)
+
+
+def test_key_too_long_is_refused_and_nothing_is_added(spark: SparkSession, store: Store) -> None:
+    with pytest.raises(UsageError, match="a key has 65537 bytes"):
+        bulk_import(frame(spark, {b"k" * (KEY_BYTES_MAX + 1): b""}), store, "key", "value")
+    assert store.imports() == []
+
+
+def test_strings_and_expressions_are_keys_and_values(spark: SparkSession, store: Store) -> None:
+    from pyspark.sql import functions as F  # noqa: N812
+
+    df = spark.createDataFrame([("b", 2), ("ä", 3), ("a", 1)], "name string, n int")
+    bulk_import(df, store, key="name", value=F.concat(F.lit("n="), F.col("n").cast("string")))
+    assert list(store.scan()) == [(b"a", b"n=1"), (b"b", b"n=2"), ("ä".encode(), b"n=3")]
+
+
+@pytest.mark.parametrize(
+    ("select", "found"),
+    [
+        ("id AS key, X'00' AS value", "key key is bigint, not binary or string"),
+        ("X'00' AS key, current_date() AS value", "value value is date, not binary or string"),
+        ("X'00' AS key, CAST(null AS BINARY) AS value", "column value has nulls"),
+        ("CAST(null AS STRING) AS key, X'00' AS value", "column key has nulls"),
+    ],
+)
+def test_wrong_types_and_nulls_are_refused_and_leave_nothing(
+    spark: SparkSession, store: Store, tmp_path: Path, select: str, found: str
+) -> None:
+    df = spark.sql(f"SELECT {select} FROM range(1)")
+    with pytest.raises(UsageError, match=found):
+        bulk_import(df, store, "key", "value", staging=tmp_path / "s")
+    assert not (tmp_path / "s").exists()
+    assert store.imports() == []
+
+
+def test_key_that_comes_twice_is_named_and_nothing_is_added(
+    spark: SparkSession, store: Store
+) -> None:
+    df = frame(spark, {b"a": b"1", b"b": b"2"}).union(frame(spark, {b"b": b"3"}))
+    with pytest.raises(KeyOrderError, match="came twice") as caught:
+        bulk_import(df, store, "key", "value")
+    assert caught.value.key == b"b"
+    assert store.imports() == []
+    assert not any((store.path / "ingest").iterdir())  # type: ignore[operator]
+
+
+def test_last_without_an_order_and_an_order_without_last_are_refused(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    df = frame(spark, {b"a": b"1"})
+    with pytest.raises(UsageError, match="order_by=None"):
+        stage_import(df, tmp_path / "s", "key", "value", duplicates="last")
+    with pytest.raises(UsageError, match="duplicates='error'"):
+        stage_import(df, tmp_path / "s", "key", "value", order_by="value")
+
+
+def test_live_key_in_the_way_refuses_the_import_and_leaves_no_files(
+    spark: SparkSession, store: Store
+) -> None:
+    store.put(b"b", b"live")
+    df = frame(spark, {b"a": b"1", b"b": b"2"})
+    with pytest.raises(KeyConflictError) as caught:
+        bulk_import(df, store, "key", "value", on_conflict="error")
+    assert caught.value.keys == (b"b",)
+    assert dict(store.scan()) == {b"b": b"live"}
+    assert not any((store.path / "ingest").iterdir())  # type: ignore[operator]
+    bulk_import(df, store, "key", "value")
+    assert store.get(b"b") == b"2"
+
+
+def test_directory_in_use_is_refused_and_left_as_it_is(
+    spark: SparkSession, store: Store, tmp_path: Path
+) -> None:
+    (tmp_path / "mine").write_text("")
+    with pytest.raises(UsageError, match="is not empty"):
+        bulk_import(frame(spark, {b"a": b""}), store, "key", "value", staging=tmp_path)
+    assert (tmp_path / "mine").exists()
+
+
+def test_orphans_of_other_attempts_are_never_added(
+    spark: SparkSession, store: Store, tmp_path: Path
+) -> None:
+    rows = random_rows(3, 500)
+    staging = tmp_path / "s"
+    manifest = stage_import(frame(spark, rows), staging, "key", "value", partitions=2)
+    for number, part in enumerate(manifest.parts):  # a speculative twin finished its file too
+        shutil.copy(staging / part.name, staging / f"part-{number:032x}.sst")
+    with bulk.PartWriter(staging, manifest.import_id) as twin:
+        twin.put(b"of a twin", b"never seen")
+    (staging / "part-dead.sst.tmp").write_bytes(b"half")
+    bulk.ingest(store, staging)
+    assert dict(store.scan()) == rows
+
+
+def _failing(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    for batch in batches:
+        if b"bad" in batch["key"].to_pylist():
+            raise RuntimeError("this row cannot be computed")
+        yield batch
+
+
+def _dying(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    for batch in batches:
+        if b"bad" in batch["key"].to_pylist():
+            os._exit(3)
+        yield batch
+
+
+@pytest.mark.parametrize("end", [_failing, _dying])
+def test_failed_job_leaves_neither_rows_nor_files(
+    spark: SparkSession, store: Store, end: object
+) -> None:
+    df = frame(spark, {**random_rows(4, 300), b"bad": b""})
+    with pytest.raises(Exception, match=r"cannot be computed|crashed"):
+        bulk_import(df.mapInArrow(end, ROWS), store, "key", "value")  # type: ignore[arg-type]
+    assert store.imports() == []
+    assert not any((store.path / "ingest").iterdir())  # type: ignore[operator]
+
+
+def test_same_staged_import_added_twice_keeps_its_first_stamp(
+    spark: SparkSession, store: Store, tmp_path: Path
+) -> None:
+    stage_import(frame(spark, {b"a": b"1"}), tmp_path / "s", "key", "value")
+    first = bulk.ingest(store, tmp_path / "s")
+    store.put(b"a", b"2")
+    assert bulk.ingest(store, tmp_path / "s") == first
+    assert store.get(b"a") == b"2"
+
+
+def test_import_survives_a_restart_of_the_store(spark: SparkSession, tmp_path: Path) -> None:
+    rows = random_rows(5, 300)
+    with kvstore.open(tmp_path / "db") as store:
+        stamp = bulk_import(frame(spark, rows), store, "key", "value")
+    with kvstore.open(tmp_path / "db") as store:
+        assert dict(store.scan(as_of=stamp)) == rows
+        assert list(store.scan(as_of=stamp - 1)) == []

@@ -1,0 +1,32 @@
+"""Workers that die are started again, and the import holds each row once all the same."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.spark
+def test_killed_workers_and_finished_but_lost_attempts_never_change_the_import(
+    tmp_path: Path,
+) -> None:
+    """In a process of its own: attempts are counted by the master, and a JVM has one."""
+    ended = subprocess.run(
+        [sys.executable, "-m", "tests.spark.retrying", str(tmp_path)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr[-4000:]
+    outcome = json.loads(ended.stdout.splitlines()[-1])
+    orphans = outcome.pop("orphans")
+    assert orphans >= 3  # whole parts of attempts that nobody heard of, and a half one
+    assert outcome == {"rows": True, "changes": 6000, "stamps": True, "manifest_rows": 6000}

@@ -1,0 +1,108 @@
+"""Stores opened to be read: any number of them, and none changes anything."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import kvstore
+from kvstore import Span
+from kvstore.errors import NotAStoreError, NotYetWrittenError, UsageError
+from kvstore.splits import FileSpan, split_span
+
+
+def contents(path: Path) -> dict[str, bytes]:
+    """The store's own files; RocksDB's diary (LOG) is written by whoever opens it."""
+    return {
+        file.name: file.read_bytes() for file in path.iterdir() if not file.name.startswith("LOG")
+    }
+
+
+def test_checkpoint_of_a_store_in_use_is_read_by_several_at_once_and_stays_as_it_is(
+    tmp_path: Path,
+) -> None:
+    with kvstore.open(tmp_path / "store") as store:
+        first = store.put(b"a", b"1")
+        store.put(b"a", b"2")
+        store.delete_range(b"b", b"c")
+        upto = store.checkpoint(tmp_path / "copy")
+        store.put(b"a", b"3")
+        expected = list(store.changes(0, upto))
+    before = contents(tmp_path / "copy")
+    with (
+        kvstore.open_read_only(tmp_path / "copy") as one,
+        kvstore.open_read_only(tmp_path / "copy") as two,
+    ):
+        assert one.get(b"a") == two.get(b"a") == b"2"
+        assert one.get(b"a", as_of=first) == b"1"
+        assert list(one.changes(0)) == expected
+        assert one.upper == upto + 1
+        with pytest.raises(NotYetWrittenError):
+            one.get(b"a", as_of=upto + 1)
+    assert contents(tmp_path / "copy") == before
+
+
+def test_every_write_is_refused_and_reads_go_on(tmp_path: Path) -> None:
+    with kvstore.open(tmp_path / "store") as store:
+        store.put(b"a", b"1")
+    with kvstore.open_read_only(tmp_path / "store") as store:
+        for write in (
+            lambda: store.put(b"a", b"2"),
+            lambda: store.delete(b"a"),
+            lambda: store.delete_range(b"a", b"b"),
+            lambda: store.hold("mine"),
+            lambda: store.gc(before=store.upper - 1),
+            lambda: store.clear_range(b"a", b"b"),
+            lambda: store.reshard(streams=2),
+        ):
+            with pytest.raises(UsageError, match="opened to be read only"):
+                write()
+        assert store.get(b"a") == b"1"
+
+
+def test_what_is_no_store_is_not_made_one(tmp_path: Path) -> None:
+    with pytest.raises(NotAStoreError):
+        kvstore.open_read_only(tmp_path / "nothing")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(NotAStoreError):
+        kvstore.open_read_only(tmp_path / "empty")
+    assert list((tmp_path / "empty").iterdir()) == []
+
+
+def _file(first: bytes, last: bytes, size: int) -> FileSpan:
+    tail = b"\x00\x01" + b"\xff" * 8 + b"\x01"
+    return FileSpan(first.replace(b"\0", b"\0\xff") + tail, last.replace(b"\0", b"\0\xff") + tail, size)
+
+
+@given(
+    st.lists(st.tuples(st.binary(max_size=6), st.binary(max_size=6), st.integers(0, 1 << 30))),
+    st.integers(1, 9),
+    st.binary(max_size=3),
+)
+def test_splits_cover_the_span_once_and_ascend(
+    files: list[tuple[bytes, bytes, int]], count: int, start: bytes
+) -> None:
+    span = Span(start, start + b"\xff\xff\xff\xff")
+    pieces = split_span(span, [_file(min(a, b), max(a, b), n) for a, b, n in files], count)
+    assert 1 <= len(pieces) <= count
+    assert pieces[0].start == span.start
+    assert pieces[-1].end == span.end
+    assert all(a.end == b.start for a, b in zip(pieces, pieces[1:], strict=False))
+
+
+def test_splits_of_evenly_spread_keys_are_even(tmp_path: Path) -> None:
+    pick = random.Random(7)
+    with kvstore.open(tmp_path / "store", durability="async") as store:
+        with store.batch() as batch:
+            for _ in range(20_000):
+                batch.put(pick.randbytes(16), b"v" * 20)
+        store.checkpoint(tmp_path / "copy")
+    with kvstore.open_read_only(tmp_path / "copy") as store:
+        sizes = [sum(1 for _ in store.scan(p.start, p.end)) for p in store.splits(4)]
+    assert sum(sizes) == 20_000
+    assert len(sizes) == 4
+    assert max(sizes) < 1.5 * min(sizes)
