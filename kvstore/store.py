@@ -20,21 +20,19 @@ from kvstore.arrow import DEFAULT_BATCH_ROWS, row_batches
 from kvstore.batch import Batch
 from kvstore.changes import Change, ChangeIndex, ChangeReader, Order, Revisions
 from kvstore.changes.changeset import Changeset
-from kvstore.changes.changesets import Changesets
 from kvstore.changes.columns import ColumnReader, record_batch_reader
 from kvstore.changes.epoch import Epoch
 from kvstore.changes.event import Event, Expand, Images, require_expand, require_images
 from kvstore.changes.expand import EventReader, Wanted
-from kvstore.changes.feed import Feed, FeedBatch, Position, Share
-from kvstore.changes.feeds import Feeds
 from kvstore.changes.generation import Generation, require_stream_count
-from kvstore.changes.quiescent import QuiescentReader
 from kvstore.changes.read import require_choices
+from kvstore.changesets import Changesets
 from kvstore.clears import Clears
 from kvstore.commit import Committer, Durability, require_durability
 from kvstore.engine import Batch as EngineBatch
 from kvstore.engine import Engine
 from kvstore.errors import ClosedError, UsageError
+from kvstore.feeds import Feed, FeedBatch, Feeds, Position, QuiescentReader, Share
 from kvstore.gc import Clearing, Collector, GcPolicy, GcReport, GcWorker
 from kvstore.holds import Hold, HoldRecord, Holds
 from kvstore.imports import ImportRecord, Imports

@@ -7,8 +7,8 @@
     kvstore:  cli
               tasks
               opening, store, snapshot
-              txn, gc, verify
-              commit, recent, batch, clears, holds, imports, readonly
+              txn, gc, verify, feeds
+              commit, recent, batch, clears, holds, imports, readonly, changesets
               changes
               mvcc, meta, splits
               engine, journal
@@ -41,8 +41,8 @@ KVSTORE_LAYERS = (
     ("engine", "journal"),
     ("mvcc", "meta", "splits"),
     ("changes",),
-    ("commit", "recent", "batch", "clears", "holds", "imports", "readonly"),
-    ("txn", "gc", "verify"),
+    ("commit", "recent", "batch", "clears", "holds", "imports", "readonly", "changesets"),
+    ("txn", "gc", "verify", "feeds"),
     ("opening", "store", "snapshot"),
     ("tasks",),
     ("cli",),

@@ -75,7 +75,9 @@ def test_what_is_no_store_is_not_made_one(tmp_path: Path) -> None:
 
 def _file(first: bytes, last: bytes, size: int) -> FileSpan:
     tail = b"\x00\x01" + b"\xff" * 8 + b"\x01"
-    return FileSpan(first.replace(b"\0", b"\0\xff") + tail, last.replace(b"\0", b"\0\xff") + tail, size)
+    return FileSpan(
+        first.replace(b"\0", b"\0\xff") + tail, last.replace(b"\0", b"\0\xff") + tail, size
+    )
 
 
 @given(

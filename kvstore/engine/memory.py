@@ -25,6 +25,7 @@ import os
 import secrets
 import shutil
 import threading
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from itertools import count
@@ -85,7 +86,7 @@ class MemoryEngine:
         self._lock = threading.Lock()
         self._ingest_ids = count(1)
         self._poison = ""
-        self._closed = False
+        self.is_closed = False
         self._compacted = 0
         self._journal: Journal | None = None
         if path is not None:
@@ -146,10 +147,10 @@ class MemoryEngine:
         edition = self._hold(FAMILY_NUMBERS[family])
         return MemoryCursor(self, edition, start, end, reverse=reverse)
 
-    def borrow(self) -> tuple[int, MemoryReader]:
-        return 0, MemoryReader(self, self._hold(_DATA))
+    def borrow(self) -> tuple[None, MemoryReader]:
+        return None, MemoryReader(self, self._hold(_DATA))
 
-    def give_back(self, ticket: int, reader: Reader) -> None:
+    def give_back(self, ticket: Any, reader: Reader) -> None:
         assert isinstance(reader, MemoryReader), "it came from self.borrow()"
         self.release(reader.edition)
 
@@ -163,7 +164,7 @@ class MemoryEngine:
 
     def require_open(self) -> None:
         """Raise `ClosedError` once the engine is closed."""
-        if self._closed:
+        if self.is_closed:
             raise ClosedError(self._where)
 
     # -- upkeep ---------------------------------------------------------------------------
@@ -212,9 +213,9 @@ class MemoryEngine:
 
     def close(self) -> None:
         with self._writing:
-            if self._closed:
+            if self.is_closed:
                 return
-            self._closed = True
+            self.is_closed = True
             with self._lock:
                 self._state = State()
             if self._journal is not None:
@@ -297,13 +298,13 @@ class MemoryEngine:
 
     def _drop(self, ingest_id: int) -> None:
         with self._writing:
-            if self._closed or self._poison or ingest_id not in self._state.ingests:
+            if self.is_closed or self._poison or ingest_id not in self._state.ingests:
                 return
             del self._state.ingests[ingest_id]
             self._append(DROPPED, encode_ingest(ingest_id), then=lambda: None)
 
     def _require_usable(self) -> None:
-        if self._closed:
+        if self.is_closed:
             raise ClosedError(self._where)
         if self._poison:
             raise PoisonedError(self._where, self._poison)
@@ -322,9 +323,15 @@ class MemoryReader:
         self._keys: list[bytes] = []
 
     def seek(self, key: bytes) -> None:
-        self._engine.require_open()
-        self._at, self._index = self.edition.position(key)
-        self._settle()
+        if self._engine.is_closed:
+            self._engine.require_open()
+        # Hot: one of these per look-up. `Edition.position`, without its call and its pair.
+        edition = self.edition
+        self._at = at = bisect_right(edition.firsts, key) - 1
+        self._keys = keys = edition.chunks[at].keys
+        self._index = index = bisect_left(keys, key)
+        if index >= len(keys):
+            self._settle()
 
     def next(self) -> None:
         self._engine.require_open()
@@ -339,7 +346,8 @@ class MemoryReader:
         self._engine.require_open()
 
     def key(self) -> bytes | None:
-        return self._keys[self._index] if self._index < len(self._keys) else None
+        keys, index = self._keys, self._index
+        return keys[index] if index < len(keys) else None
 
     def value(self) -> bytes:
         return self.edition.chunks[self._at].values[self._index]

@@ -85,10 +85,12 @@ def check_feed(store: Store) -> None:
     assert apply({}, rows) == state
 
 
+@pytest.mark.usefixtures("each_engine")
 @rounds(200)
 def test_acknowledged_commits_stand_and_batches_are_whole(
     spawn: Any, tmp_path: Path, count: int
 ) -> None:
+    kvstore.open(tmp_path / "store").close()
     rng = random.Random()
     for place in places(tmp_path, count):
         said = run_and_kill(spawn, children.commits, place, rng)
@@ -116,8 +118,10 @@ def check_batches(found: dict[bytes, bytes]) -> None:
     assert len(set(replaced)) <= 1
 
 
+@pytest.mark.usefixtures("each_engine")
 @rounds(200)
 def test_imports_are_whole_or_not_there_and_go_on(spawn: Any, tmp_path: Path, count: int) -> None:
+    kvstore.open(tmp_path / "store").close()
     rng = random.Random()
     for place in places(tmp_path, count):
         said = run_and_kill(spawn, children.imports, place, rng)
@@ -146,10 +150,12 @@ def rows_of(store: Store, name: bytes, as_of: int | None = None) -> list[tuple[b
     return list(store.scan(prefix=b"import/%s/" % name, as_of=as_of))
 
 
+@pytest.mark.usefixtures("each_engine")
 @rounds(100)
 def test_finished_backups_verify_and_the_chain_goes_on(
     spawn: Any, tmp_path: Path, count: int
 ) -> None:
+    kvstore.open(tmp_path / "store").close()
     rng = random.Random()
     collection = Collection(tmp_path / "backups")
     for number in range(count):
@@ -197,5 +203,5 @@ def test_a_store_killed_at_birth_opens(spawn: Any, tmp_path: Path, count: int) -
     rng = random.Random()
     for _ in range(count):
         said = run_and_kill(spawn, children.births, tmp_path, rng)
-        with kvstore.open(said[-1][1]) as store:
+        with kvstore.open(said[-1][1], "rocksdb") as store:
             assert dict(store.scan()) in ({}, {b"k": b"v"})

@@ -26,6 +26,8 @@ from kvstore.engine.api import CHANGES, DATA, RANGES
 from kvstore.errors import HistoryGoneError, HoldLostError, UsageError
 from kvstore.gc.rules import garbage
 
+pytestmark = pytest.mark.usefixtures("each_engine")
+
 KEYS = [bytes([letter]) for letter in b"abcdef"]
 
 
@@ -355,7 +357,9 @@ CRASH = textwrap.dedent(
     from kvstore import ManualClock
 
     path, step, nth = sys.argv[1], sys.argv[2], int(sys.argv[3])
-    store = kvstore.open(path, durability="async", clock=ManualClock(1))
+    store = kvstore.open(
+        path, engine=os.environ["EACH_ENGINE"], durability="async", clock=ManualClock(1)
+    )
     seen = []
 
     def die(name):

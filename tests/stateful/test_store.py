@@ -40,6 +40,7 @@ START_NS = 1_000_000
 class StoreMachine(RuleBasedStateMachine):
     staged = Bundle("staged")
     added = Bundle("added")
+    engine = "rocksdb"
 
     def __init__(self) -> None:
         super().__init__()
@@ -51,7 +52,9 @@ class StoreMachine(RuleBasedStateMachine):
         self.collection = Collection(self.place / "backups")
 
     def open(self) -> None:
-        self.store = kvstore.open(self.place / "store", durability="async", clock=self.clock)
+        self.store = kvstore.open(
+            self.place / "store", self.engine, durability="async", clock=self.clock
+        )
 
     def teardown(self) -> None:
         try:
@@ -395,3 +398,11 @@ def check_whole(store: Store, model: Model) -> None:
 
 TestStore = StoreMachine.TestCase
 TestStore.settings = settings(max_examples=settings().max_examples // 3)  # each has ~30 steps
+
+
+class MemoryStoreMachine(StoreMachine):
+    engine = "memory"
+
+
+TestMemoryStore = MemoryStoreMachine.TestCase
+TestMemoryStore.settings = TestStore.settings

@@ -21,6 +21,8 @@ from kvstore import ManualClock, Store
 from kvstore.errors import HistoryGoneError, UsageError
 from kvstore.txn import revert
 
+pytestmark = pytest.mark.usefixtures("each_engine")
+
 KEYS = [bytes([letter]) for letter in b"abcdef"]
 NUMBERS = itertools.count()
 
