@@ -260,6 +260,10 @@ class Committer:
         """Have readers below `timestamp` look twice. The caller holds the lock."""
         self.floor = max(self.floor, timestamp)
 
+    def require_writable(self) -> None:
+        """Raise `UsageError` if the store was opened to be read only, else as `require_healthy`."""
+        self.require_healthy()
+
     def require_healthy(self) -> None:
         """Raise `PoisonedError` if an earlier write failed, `ClosedError` after `finish`."""
         if self._is_finished:
