@@ -70,12 +70,13 @@ class ReplicaCommitter(Committer):
 
     # -- what a replica refuses -------------------------------------------------------------
 
-    def require_writable(self) -> None:
+    def require_commits(self) -> None:
         if self._source is not None:
             raise UsageError(
                 f"{self._where} is a replica of store {self._source}",
                 "write to its source, or promote it",
             )
+        super().require_commits()
 
     def commit_staged(
         self,
@@ -84,11 +85,11 @@ class ReplicaCommitter(Committer):
         durability: Durability | None = None,
         check: Callable[[], None] | None = None,
     ) -> Timestamp:
-        self.require_writable()
+        self.require_commits()
         return super().commit_staged(stage_entries, durability=durability, check=check)
 
     def announce(self, stage_records: Stage) -> Timestamp:
-        self.require_writable()
+        self.require_commits()
         return super().announce(stage_records)
 
     def close_upto_now(self) -> Timestamp:

@@ -225,6 +225,23 @@ def test_the_source_keeps_what_its_replica_lacks_within_its_budget(
         backup.replicate(store, standby)
 
 
+@pytest.mark.parametrize("rows_max", [1 << 17, 5], ids=["commits", "files"])
+def test_a_replica_collects_its_own_garbage(
+    store: kvstore.Store, standby: Path, monkeypatch: pytest.MonkeyPatch, rows_max: int
+) -> None:
+    monkeypatch.setattr(replication, "REPLICA_WINDOW_ROWS", rows_max)
+    pick = random.Random(10)
+    backup.replicate(store, standby)
+    with kvstore.open(standby) as replica:
+        for _ in range(3):
+            change(store, pick, 60)
+            backup.replicate(store, replica)
+            replica.gc(before=replica.upper - 1)
+            assert replica.since == replica.upper - 1
+            assert list(replica.scan()) == list(store.scan(as_of=replica.since))
+            assert replica.verify().problems == ()
+
+
 def test_applied_windows_must_follow_each_other(store: kvstore.Store, standby: Path) -> None:
     backup.replicate(store, standby)
     with kvstore.open(standby) as opened:
