@@ -248,7 +248,7 @@ def test_gc_takes_one_of_before_and_keep(store: Store) -> None:
 
 
 def test_gc_of_a_store_that_is_read_only_is_refused_and_removes_no_file(tmp_path: Path) -> None:
-    with kvstore.open(tmp_path / "db") as store:
+    with kvstore.open(tmp_path / "db", engine="rocksdb") as store:
         store.put(b"k", b"v")
     left = tmp_path / "db" / "ingest" / "00000000000000aa"
     left.mkdir(parents=True)
