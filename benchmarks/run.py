@@ -10,6 +10,7 @@ import argparse
 import json
 import os
 import platform
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -203,6 +204,7 @@ def _line(figure: Figure, rows: int) -> dict[str, Any]:
         "rows": rows,
         "median": figure.median,
         "ratios": figure.ratios,
+        "cpu_ratios": figure.cpu_ratios,
         "per_second": figure.per_second,
         "peak_bytes": figure.peak_bytes,
         "problem": figure.problem,
@@ -214,7 +216,10 @@ def _text(line: dict[str, Any]) -> str:
     if line["median"] is None:
         return f"{head} - {line['problem']}"
     ratios = line["ratios"]
-    return f"{head} {line['median']:8.3f}  ({min(ratios):.3f} .. {max(ratios):.3f})"
+    spread = f"({min(ratios):.3f} .. {max(ratios):.3f})"
+    return (
+        f"{head} {line['median']:8.3f}  {spread}  cpu {statistics.median(line['cpu_ratios']):.3f}"
+    )
 
 
 if __name__ == "__main__":

@@ -58,7 +58,7 @@ from kvstore.errors import (
     NotAStoreError,
     PoisonedError,
 )
-from kvstore.journal import OS_FILES, Files, Journal, Sync
+from kvstore.journal import OS_FILES, Files, Journal, Sync, replay
 from kvstore.journal.files import storage_errors
 from kvstore.journal.inspection import content_of
 from kvstore.journal.names import COMPACTING_NAME, LOCK_NAME, is_journal_file
@@ -74,6 +74,7 @@ class MemoryEngine:
         self,
         path: Path | None,
         *,
+        read_only: bool = False,
         create: bool = True,
         files: Files = OS_FILES,
         compact_bytes: int = JOURNAL_COMPACT_BYTES,
@@ -89,9 +90,11 @@ class MemoryEngine:
         self.is_closed = False
         self._compacted = 0
         self._journal: Journal | None = None
-        if path is not None:
+        if path is not None and read_only:
+            self._replay(path, files)
+        elif path is not None:
             self._journal = self._open_journal(path, create, files, compact_bytes)
-            self._state.ingests.clear()
+        self._state.ingests.clear()  # a process that died left them, or one that is at work
 
     # -- writing --------------------------------------------------------------------------
 
@@ -197,8 +200,14 @@ class MemoryEngine:
                 self._compacted = self._journal.last
 
     def files(self) -> list[FileSpan]:
-        """None: all is in memory."""
-        return []
+        with self._lock:
+            self._require_usable()
+            edition = self._state.families[_DATA]
+            return [
+                FileSpan(c.keys[0], c.keys[-1], sum(map(len, c.keys)) + sum(map(len, c.values)))
+                for c in edition.chunks
+                if c.keys
+            ]
 
     def stats(self) -> Mapping[str, int]:
         with self._lock:
@@ -240,6 +249,13 @@ class MemoryEngine:
             raise LockedError(str(path), "another handle, here or in another process") from error
         self._compacted = journal.recovery.snapshot or 0
         return journal
+
+    def _replay(self, path: Path, files: Files) -> None:
+        """Take in what the journal holds now, perhaps beside its writer: changes nothing."""
+        require_memory_directory(path, create=False, files=files)
+        directory, state = str(path.absolute()), self._state
+        with storage_errors(directory):
+            replay(files, directory, restore=state.restore, apply=state.apply, content=CONTENT)
 
     def _recovered(self) -> Iterator[tuple[int, bytes]]:
         """What was replayed, without the ingests that their process did not live to finish."""

@@ -90,10 +90,10 @@ def test_token_ranges_split_the_ring_and_hold_their_keys(count: int, key: bytes)
 def test_one_stream_takes_everything_and_hashes_no_key(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(_: bytes) -> int:
+    def refuse(_: bytes) -> bytes:
         raise AssertionError("a key was hashed")
 
-    monkeypatch.setattr("kvstore.changes.generation.token_of", refuse)
+    monkeypatch.setattr("kvstore.changes.generation.token_bytes", refuse)
     with kvstore.open(tmp_path / "s", durability="async") as store:
         store.put(b"a", b"1")
         store.delete_range(b"a", b"c")

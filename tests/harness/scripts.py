@@ -179,7 +179,7 @@ class Script:
         Collection(self.place / "backups").restore(
             path, as_of=time(as_of), history=history == "true"
         )
-        with self.open_store(path, self.clock) as restored:
+        with kvstore.open(path, clock=self.clock) as restored:
             revisions: Any = "all" if history == "true" else "latest"
             yield from listed(map(change_line, restored.changes(0, revisions=revisions)))
 
