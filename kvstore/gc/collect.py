@@ -4,7 +4,7 @@
     versions    garbage of each key changed since the last run, oldest first
     ranges      range tombstones at or below since: nothing is left under them
     index       change entries at or below since; and that this run is done
-    imports     records of imports of which neither a row nor a change entry is left
+    imports     all but the names and times of imports of which no row and no change entry is left
 
 The work is found in the change index: a version can only become garbage where something newer
 was written, so the keys changed in (last run, since] are all there is to look at; a range

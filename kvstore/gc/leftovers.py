@@ -1,8 +1,8 @@
 """What imports leave behind: records of those that are history, half added ones, their files.
 
 Invariants
-1. A record goes only when no row refers to it and no change entry names it: its time, or that of
-   its revert, lies at or below `since`, and the index has been trimmed.
+1. A record is cut down to who it was and when only once no row refers to it and no change entry
+   names it: its time, or that of its revert, lies at or below `since`, and the index is trimmed.
 2. What may still be under way stays: imports and files younger than a bound.
 """
 
@@ -31,7 +31,7 @@ class Leftovers:
         """Where a row of each import was seen last: mostly it is still there, two look-ups."""
 
     def forget_history(self, since: int) -> int:
-        """Forget imports settled at or below `since` that have no rows; returns how many.
+        """Let go of imports settled at or below `since` that have no rows; returns how many.
 
         A search for the first row starts where the last one ended: all of them together pass
         over an import's spans once.
@@ -39,7 +39,9 @@ class Leftovers:
         gone: list[ImportRecord] = []
         for record in self._imports.all():
             settled = record.added if record.reverted is None else record.reverted
-            if settled is not None and settled <= since and not self._has_rows(record):
+            if settled is None or settled > since or not record.spans:
+                continue
+            if not self._has_rows(record):
                 gone.append(record)
                 self._rows.pop(record.import_id, None)
         self._imports.forget(gone, self._committer)
@@ -68,8 +70,6 @@ class Leftovers:
                 shutil.rmtree(left, ignore_errors=True)
 
     def _has_rows(self, record: ImportRecord) -> bool:
-        if not record.spans:
-            return False
         seen = self._rows.get(record.import_id, min(span.start for span in record.spans))
         if self._imports.has_row(record, seen):
             return True

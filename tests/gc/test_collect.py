@@ -409,3 +409,14 @@ def test_crash_at_each_step_leaves_junk_at_most_and_the_next_run_resumes(
         assert len(list(store._collector._stored_ranges())) == (
             1 if store._versions.view.fragments else 0
         )
+
+
+def test_import_without_rows_is_left_alone_by_every_run(store: Store, tmp_path: Path) -> None:
+    made = bulk.Import.create(tmp_path / "empty")
+    made.seal()
+    stamp = bulk.ingest(store, tmp_path / "empty")
+    for _ in range(2):
+        store.put(b"k", b"v")
+        assert store.gc(before=store.now()).imports == 0
+    assert bulk.ingest(store, tmp_path / "empty") == stamp
+    assert store.verify().problems == ()
