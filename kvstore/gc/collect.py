@@ -127,6 +127,8 @@ class Collector:
             previous = self._committer.since
             lost, held_back = self._advance(target)
             since = self._committer.since
+            if since > previous:
+                self._committer.persist()
             tally = _Tally()
             collected = self._meta.timestamp(COLLECTED)
             if collected < since:
