@@ -3,6 +3,9 @@
 The machine's speed drifts by tens of percent within a minute, and it drifts for all: so a ratio is
 only ever taken between two runs of the same round, and the order of the subjects turns by one
 from round to round. Of the rounds the median counts; the least and the largest are kept.
+
+Beside the ratio of times stands that of processor time. It leaves out waiting, for the disk and for
+neighbours on the machine: for work that waits for nothing it is the steadier of the two.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ class Figure:
     workload: str
     subject: str
     ratios: list[float] = field(default_factory=list)
+    cpu_ratios: list[float] = field(default_factory=list)
     per_second: list[float] = field(default_factory=list)
     peak_bytes: int = 0
     problem: str = ""
@@ -49,6 +53,7 @@ def measure(
     for number in range(rounds):
         turned = line[number % len(line) :] + line[: number % len(line)]
         costs: dict[str, float] = {}
+        cpu_costs: dict[str, float] = {}
         for subject, call in turned:
             figure = figures[subject]
             if figure.problem:
@@ -58,19 +63,24 @@ def measure(
                 figure.problem = best.problem
                 continue
             costs[subject] = cost = _cost(workload, best)
+            cpu_costs[subject] = best.cpu_seconds / max(best.items, 1)
             figure.peak_bytes = max(figure.peak_bytes, best.peak_bytes)
             figure.per_second.append(1 / cost)
         for subject, cost in costs.items():
             if baseline in costs:
                 figures[subject].ratios.append(costs[baseline] / cost)
+                cpu = cpu_costs[baseline] / max(cpu_costs[subject], 1e-12)
+                figures[subject].cpu_ratios.append(cpu)
     return list(figures.values())
 
 
 def _run(workload: Workload, process: Process, call: Call, step: int) -> Result:
     """One turn of one subject; short operations are repeated and the least time counts."""
     arguments = dict(call.arguments)
-    if process.facts.get("slow_commits"):
+    items = workload.items
+    if call.operation in process.facts.get("slow", ()):
         arguments |= workload.slow_arguments
+        items = items and workload.slow_arguments.get("count", items)
     best: Result | None = None
     for repeat in range(workload.repeats):
         if call.operation in STEPPED:
@@ -78,8 +88,8 @@ def _run(workload: Workload, process: Process, call: Call, step: int) -> Result:
         result = process.call(call.operation, **arguments)
         if result.problem:
             return result
-        if workload.items is not None and result.items != workload.items:
-            return Result(problem=f"handled {result.items} items of {workload.items}")
+        if items is not None and result.items != items:
+            return Result(problem=f"handled {result.items} items of {items}")
         if best is None or result.seconds < best.seconds:
             best = result
     assert best is not None

@@ -10,6 +10,7 @@ import argparse
 import json
 import os
 import platform
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -26,6 +27,7 @@ from benchmarks.measure import Figure, measure
 from benchmarks.subject import Process
 from benchmarks.workloads import (
     HUNDRED_RANGES,
+    IMPORTED,
     ONE_RANGE,
     OURS,
     PEERS,
@@ -64,14 +66,14 @@ def main() -> None:
 
 def _parsed() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.run", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="100,000 rows, under five minutes")
+    parser.add_argument("--quick", action="store_true", help="200,000 rows, under five minutes")
     parser.add_argument("--rows", help="how many rows; several, with commas: growth rows only")
     parser.add_argument("--rounds", type=int, default=3, help="rounds of each workload, >= 3")
     parser.add_argument("--only", action="append", default=[], help="a workload, or its beginning")
     parser.add_argument("--peers", help="which peers, with commas; none: an empty string")
     parser.add_argument("--scratch", help="where the stores lie; the system's place by default")
     options = parser.parse_args()
-    rows = options.rows or ("100000" if options.quick else "1000000")
+    rows = options.rows or ("200000" if options.quick else "1000000")
     options.rows = [int(n.replace("_", "")) for n in rows.split(",")]
     options.peers = (
         [p for p in (options.peers or "").split(",") if p]
@@ -102,7 +104,9 @@ def _run(size: Size, options: argparse.Namespace, *, growth: bool) -> Iterator[F
         )
         subjects: dict[str, Process] = {}
         peers = [] if growth else [PEERS[name] for name in options.peers]
-        for where in [s for s in (RAW, OURS, ONE_RANGE, HUNDRED_RANGES) if s in needed] + peers:
+        for where in [
+            s for s in (RAW, OURS, ONE_RANGE, HUNDRED_RANGES, IMPORTED) if s in needed
+        ] + peers:
             place = scratch / where.rpartition(":")[2].lower()
             subjects[where] = process = Process(where, place, size.rows)
             stack.callback(process.close)
@@ -200,6 +204,7 @@ def _line(figure: Figure, rows: int) -> dict[str, Any]:
         "rows": rows,
         "median": figure.median,
         "ratios": figure.ratios,
+        "cpu_ratios": figure.cpu_ratios,
         "per_second": figure.per_second,
         "peak_bytes": figure.peak_bytes,
         "problem": figure.problem,
@@ -211,7 +216,10 @@ def _text(line: dict[str, Any]) -> str:
     if line["median"] is None:
         return f"{head} - {line['problem']}"
     ratios = line["ratios"]
-    return f"{head} {line['median']:8.3f}  ({min(ratios):.3f} .. {max(ratios):.3f})"
+    spread = f"({min(ratios):.3f} .. {max(ratios):.3f})"
+    return (
+        f"{head} {line['median']:8.3f}  {spread}  cpu {statistics.median(line['cpu_ratios']):.3f}"
+    )
 
 
 if __name__ == "__main__":

@@ -37,8 +37,8 @@ class Subject:
     name = "?"
     durability = "fsync"
     """What a commit of this subject waits for; `"none"` marks one that never syncs."""
-    slow_commits = False
-    """Commits take so long that fewer are made: figures are per row."""
+    slow: frozenset[str] = frozenset()
+    """Operations that take so long that fewer are made: figures are per item."""
 
     def __init__(self, directory: Path, data: Data) -> None:
         self.directory = directory
@@ -75,6 +75,7 @@ class Result(NamedTuple):
     """What came of one operation. `problem` says why there is no figure."""
 
     seconds: float = 0.0
+    cpu_seconds: float = 0.0
     items: int = 0
     peak_bytes: int = 0
     problem: str = ""
@@ -136,7 +137,7 @@ def _serve(where: str, directory: Path, rows: int, pipe: Connection) -> None:
     except ImportError as error:
         pipe.send(f"missing: {error}")
         return
-    facts = {"durability": kind.durability, "slow_commits": kind.slow_commits}
+    facts = {"durability": kind.durability, "slow": kind.slow}
     pipe.send({**facts, "version": getattr(kind, "version", "")})
     while (request := pipe.recv()) is not None:
         operation, arguments = request
@@ -150,9 +151,10 @@ def _timed(method: Callable[..., Work], arguments: dict[str, Any]) -> Result:
         work = method(**arguments)
         gc.collect()
         _reset_peak()
-        before = time.perf_counter()
+        before, cpu_before = time.perf_counter(), time.process_time()
         items = work()
-        return Result(time.perf_counter() - before, items, _peak_bytes())
+        seconds, cpu_seconds = time.perf_counter() - before, time.process_time() - cpu_before
+        return Result(seconds, cpu_seconds, items, _peak_bytes())
     except Exception as error:  # noqa: BLE001  # whatever a peer raises is its result
         lines = traceback.format_exception_only(error)
         return Result(problem=lines[-1].strip()[:300])

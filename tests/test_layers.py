@@ -191,7 +191,7 @@ def _tree(root: Path, files: dict[str, str]) -> Path:
         ("kvstore/engine/memory.py", "from ..journal import writer\nfrom . import api"),
         ("kvstore/engine/rocks.py", "import rocksdict"),
         ("bulk/ingest.py", "import kvstore"),
-        ("backup/shard/blob_object.py", "from obstore.store import S3Store"),
+        ("backup/shard/object_store.py", "from obstore.store import S3Store"),
         ("spark_connector/jobs.py", "import pyspark.sql, backup, bulk.sst"),
         ("pyspark_kvstore/__init__.py", "from spark_connector.source import Source"),
         ("kvstore/errors.py", f"{'x' * 96} = 1"),

@@ -14,6 +14,8 @@ from kvstore import Span
 from kvstore.errors import NotAStoreError, NotYetWrittenError, UsageError
 from kvstore.splits import FileSpan, split_span
 
+pytestmark = pytest.mark.usefixtures("each_engine")
+
 
 def contents(path: Path) -> dict[str, bytes]:
     """The store's own files; RocksDB's diary (LOG) is written by whoever opens it."""
@@ -75,7 +77,9 @@ def test_what_is_no_store_is_not_made_one(tmp_path: Path) -> None:
 
 def _file(first: bytes, last: bytes, size: int) -> FileSpan:
     tail = b"\x00\x01" + b"\xff" * 8 + b"\x01"
-    return FileSpan(first.replace(b"\0", b"\0\xff") + tail, last.replace(b"\0", b"\0\xff") + tail, size)
+    return FileSpan(
+        first.replace(b"\0", b"\0\xff") + tail, last.replace(b"\0", b"\0\xff") + tail, size
+    )
 
 
 @given(

@@ -17,14 +17,13 @@ _ALL = """
          WHERE version <= ? GROUP BY key)
     WHERE value IS NOT NULL
 """
-_GETS_MAX = 100
-"""Each look-up is a query over the table: some milliseconds."""
 
 
 class Duckdb(Subject):
     """One connection; rows go in and come out as Arrow."""
 
     name = "duckdb"
+    slow = frozenset({"get"})  # each is a query over the table: some milliseconds
 
     def __init__(self, directory: Path, data) -> None:
         super().__init__(directory, data)
@@ -79,7 +78,7 @@ class Duckdb(Subject):
         return work
 
     def get(self, count: int, step: int, as_of: str | None = None) -> Work:
-        wanted = self.data.lookups(count, step)[:_GETS_MAX]
+        wanted = self.data.lookups(count, step)
         version = self.version if as_of is None else self.marks[as_of]
 
         def work() -> int:

@@ -1,7 +1,7 @@
 """Versions in a plain ordered store, as its user would lay them out for keys of one length.
 
-    data := | user key 16 | 2^64 - 1 - version, u64 big-endian |   value; empty: deleted
-    log  := | version u64 | number u32 |                           user key 16, then the value
+data := | user key 16 | 2^64 - 1 - version, u64 big-endian |   value; empty: deleted
+log  := | version u64 | number u32 |                           user key 16, then the value
 """
 
 from __future__ import annotations

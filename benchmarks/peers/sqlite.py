@@ -76,9 +76,7 @@ class Sqlite(Subject):
             for keys, values in sets:
                 self.version += 1
                 version = self.version
-                self._insert(
-                    self.db, ((k, version, v) for k, v in zip(keys, values, strict=True))
-                )
+                self._insert(self.db, ((k, version, v) for k, v in zip(keys, values, strict=True)))
             return rows * count
 
         return work

@@ -51,15 +51,18 @@ class Cover(NamedTuple):
 
 
 class Fragments:
-    """An immutable map from keys to the stack of range tombstones over them."""
+    """An immutable map from keys to the stack of range tombstones over them.
 
-    __slots__ = ("_boundaries", "_stacks")
+    `stacks[i]` lies over the keys from `boundaries[i]` on. Both are for reading.
+    """
+
+    __slots__ = ("boundaries", "stacks")
 
     def __init__(
         self, boundaries: list[bytes] | None = None, stacks: list[Stack] | None = None
     ) -> None:
-        self._boundaries = boundaries if boundaries is not None else []
-        self._stacks = stacks if stacks is not None else []
+        self.boundaries = boundaries if boundaries is not None else []
+        self.stacks = stacks if stacks is not None else []
 
     @classmethod
     def of(cls, tombstones: Iterable[RangeTombstone]) -> Fragments:
@@ -85,16 +88,16 @@ class Fragments:
         return cls(*_merged(boundaries, stacks))
 
     def __bool__(self) -> bool:
-        return bool(self._boundaries)
+        return bool(self.boundaries)
 
     def __len__(self) -> int:
         """Fragments held: boundaries, in fact."""
-        return len(self._boundaries)
+        return len(self.boundaries)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Fragments):
             return NotImplemented
-        return self._boundaries == other._boundaries and self._stacks == other._stacks
+        return self.boundaries == other.boundaries and self.stacks == other.stacks
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -102,21 +105,21 @@ class Fragments:
 
     def stack(self, key: bytes) -> Stack:
         """Timestamps of all range tombstones over `key`, newest first. O(log n)."""
-        index = bisect.bisect_right(self._boundaries, key) - 1
-        return self._stacks[index] if index >= 0 else ()
+        index = bisect.bisect_right(self.boundaries, key) - 1
+        return self.stacks[index] if index >= 0 else ()
 
     def newest(self, key: bytes, as_of: int) -> int:
         """Timestamp of the newest range tombstone over `key` at or below `as_of`, else 0."""
-        index = bisect.bisect_right(self._boundaries, key)
+        index = bisect.bisect_right(self.boundaries, key)
         if index:
-            for timestamp in self._stacks[index - 1]:
+            for timestamp in self.stacks[index - 1]:
                 if timestamp <= as_of:
                     return timestamp
         return 0
 
     def pieces(self, span: Span) -> Iterator[tuple[bytes, bytes, Stack]]:
         """Non-empty fragments `(start, end, stack)` that meet `span`, cut to it, ascending."""
-        boundaries, stacks = self._boundaries, self._stacks
+        boundaries, stacks = self.boundaries, self.stacks
         first = max(bisect.bisect_right(boundaries, span.start) - 1, 0)
         for index in range(first, len(boundaries) - 1):
             start = max(boundaries[index], span.start)
@@ -190,12 +193,12 @@ class Fragments:
 
     def forgetting(self, upto: int) -> Fragments:
         """This map without the timestamps at or below `upto`. O(fragments * depth)."""
-        stacks = [tuple(t for t in stack if t > upto) for stack in self._stacks]
-        return Fragments(*_merged(self._boundaries, stacks))
+        stacks = [tuple(t for t in stack if t > upto) for stack in self.stacks]
+        return Fragments(*_merged(self.boundaries, stacks))
 
     def _changing(self, start: bytes, end: bytes, change: Callable[[Stack], Stack]) -> Fragments:
         assert start < end
-        boundaries, stacks = self._boundaries, self._stacks
+        boundaries, stacks = self.boundaries, self.stacks
         left = bisect.bisect_left(boundaries, start)
         right = bisect.bisect_left(boundaries, end)
         before = stacks[left - 1] if left else ()
@@ -217,7 +220,7 @@ class Fragments:
 
     def _check(self) -> None:
         """Assert the invariants at the top of this file."""
-        boundaries, stacks = self._boundaries, self._stacks
+        boundaries, stacks = self.boundaries, self.stacks
         assert len(boundaries) == len(stacks)
         assert all(a < b for a, b in pairwise(boundaries))
         assert all(a != b for a, b in pairwise(stacks))

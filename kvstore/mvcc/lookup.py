@@ -12,6 +12,7 @@ Invariants
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeAlias
 
@@ -61,10 +62,14 @@ def value_at(
         return None
     if not (found.startswith(escaped + TERMINATOR) and found[-1]):
         return None
-    if fragments:
-        deleted_at = fragments.newest(key, bound.as_of)
-        if deleted_at and U64_MAX - _from_bytes(found[-TAIL_BYTES:-1], "big") < deleted_at:
-            return None
+    if boundaries := fragments.boundaries:
+        # `fragments.newest`, without its call. Below the first boundary the index is -1: the last
+        # stack, which is empty.
+        stack = fragments.stacks[bisect_right(boundaries, key) - 1]
+        if stack:
+            timestamp = U64_MAX - _from_bytes(found[-TAIL_BYTES:-1], "big")
+            if stack[0] > timestamp and fragments.newest(key, bound.as_of) > timestamp:
+                return None
     return reader.value()
 
 

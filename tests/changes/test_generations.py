@@ -30,6 +30,8 @@ from kvstore.changes.stream import (
 from kvstore.errors import CorruptionError, UsageError
 from kvstore.limits import STREAMS_MAX
 
+pytestmark = pytest.mark.usefixtures("each_engine")
+
 
 def placed(store: Store, since: int = 0) -> list[PlacedRow]:
     return list(store._changes.index.rows(since=since, upto=store.upper - 1))
@@ -251,8 +253,8 @@ def test_order_time_is_the_same_whatever_the_streams(tmp_path: Path) -> None:
 
 
 CHILD = """
-import sys, threading, kvstore
-store = kvstore.open(sys.argv[1], durability="sync")
+import os, sys, threading, kvstore
+store = kvstore.open(sys.argv[1], engine=os.environ["EACH_ENGINE"], durability="sync")
 def write():
     number = 0
     while True:

@@ -13,6 +13,7 @@ import threading
 from itertools import chain
 from pathlib import Path
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -22,6 +23,8 @@ from kvstore.changes.event import Event
 from kvstore.errors import HistoryGoneError, UsageError
 from kvstore.feeds.feed import FeedBatch, Share
 from tests.feed.replica import Replica, add_import, replay
+
+pytestmark = pytest.mark.usefixtures("each_engine")
 
 KEYS = [b"%d" % number for number in range(8)] + [b"", b"\x00", b"1\x00", b"\xff"]
 keys = st.sampled_from(KEYS)
@@ -225,7 +228,7 @@ from tests.feed.replica import Replica, add_import
 from tests.feed.test_ruling_property import write_for_a_while
 
 directory, run = Path(sys.argv[1]), int(sys.argv[2])
-store = kvstore.open(directory / "store", durability="group")
+store = kvstore.open(directory / "store", engine=os.environ["EACH_ENGINE"])
 output = directory / "output.json"
 position, rows = 0, {}
 if output.exists():
