@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -95,7 +96,7 @@ def test_splits_cover_the_span_once_and_ascend(
     assert 1 <= len(pieces) <= count
     assert pieces[0].start == span.start
     assert pieces[-1].end == span.end
-    assert all(a.end == b.start for a, b in zip(pieces, pieces[1:], strict=False))
+    assert all(a.end == b.start for a, b in pairwise(pieces))
 
 
 def test_splits_of_evenly_spread_keys_are_even(tmp_path: Path) -> None:
