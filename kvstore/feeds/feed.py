@@ -63,10 +63,9 @@ class Share(NamedTuple):
         """What the `streams` argument of a feed says: None is all. Raises `UsageError`."""
         if streams is None:
             return cls()
-        is_pair = isinstance(streams, tuple) and len(streams) == 2
-        if not is_pair or not all(type(number) is int for number in streams):  # type: ignore[attr-defined]
+        if not isinstance(streams, tuple) or [type(part) for part in streams] != [int, int]:
             raise UsageError(f"streams={streams!r}", "pass (worker, workers), or None for all")
-        share = cls(*streams)  # type: ignore[misc]
+        share = cls(*streams)
         if not 1 <= share.workers <= STREAMS_MAX or not 0 <= share.worker < share.workers:
             raise UsageError(
                 f"worker {share.worker} of {share.workers}", "workers count from 0, below workers"
