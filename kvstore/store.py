@@ -584,7 +584,7 @@ class Store:
         return self._feeds.open(
             name,
             start,
-            Share() if streams is None else Share(*streams),
+            Share.of(streams),
             wanted,
             max_age=max_age,
             rows_max=batch_rows,
