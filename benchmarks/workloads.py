@@ -174,6 +174,12 @@ def ending(size: Size) -> list[Workload]:
     return [
         Workload("disk", ((RAW, Call("disk")), (OURS, Call("disk"))), Call("disk"), per="bytes"),
         Workload(
+            "disk-trimmed",
+            ((RAW, Call("disk")), (OURS, Call("disk_trimmed"))),
+            reach=0.87,
+            per="bytes",
+        ),
+        Workload(
             "delete-range",
             ((RAW, put), (OURS, delete)),
             delete,
