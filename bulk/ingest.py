@@ -68,7 +68,7 @@ def ingest(
     known = store.find_import(record)
     if known is not None and known.added is not None:
         return known.added
-    incoming = _incoming(store, manifest)
+    incoming = _incoming(store, directory, manifest)
     linked = known is not None and store.is_import_linked(record)
     if not linked:
         for part in manifest.parts:
@@ -112,10 +112,13 @@ def _record(manifest: Manifest) -> ImportRecord:
     )
 
 
-def _incoming(store: Store, manifest: Manifest) -> Path:
+def _incoming(store: Store, directory: Path, manifest: Manifest) -> Path:
+    """Where the engine takes the files from. A store without a directory only reads them: so they
+    stay where they were staged."""
+    name = f"{manifest.import_id:016x}"
     if store.path is None:
-        return Path()
-    return store.path / INGEST_DIRECTORY / f"{manifest.import_id:016x}"
+        return directory / f"{INGEST_DIRECTORY}-{name}"
+    return store.path / INGEST_DIRECTORY / name
 
 
 def _locate(directory: Path, incoming: Path, name: str) -> Path:

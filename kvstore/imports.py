@@ -64,6 +64,11 @@ class ImportRecord:
         return encode_reference(self.import_id)
 
     @property
+    def is_spent(self) -> bool:
+        """Whether GC has taken its last row: all that is kept is who it was and when."""
+        return bool(self.rows) and not self.spans
+
+    @property
     def state(self) -> str:
         """`adding`, `added` or `reverted`."""
         if self.reverted is not None:
@@ -92,8 +97,9 @@ class Imports:
         return self._records.get(import_id)
 
     def all(self) -> list[ImportRecord]:
-        """All imports: those being added first, then by the time they were added."""
-        return sorted(self._records.values(), key=lambda record: record.added or 0)
+        """All imports that have rows: those being added first, then by the time they were added."""
+        kept = (record for record in self._records.values() if not record.is_spent)
+        return sorted(kept, key=lambda record: record.added or 0)
 
     def spans_of(self, key: bytes) -> tuple[bytes, list[Span]]:
         """Suffix and spans of the import whose id the change index has as `key`."""
@@ -164,6 +170,7 @@ class Imports:
 
         Returns whether there was one. Raises `UsageError` if it was added: revert it then.
         """
+        require_import_id(import_id)
         with committer.lock:
             record = self._records.get(import_id)
             if record is None or import_id in self._aborting:
@@ -188,6 +195,7 @@ class Imports:
         Raises `UsageError` on an unknown import, `HistoryGoneError` if it was added at or below
         `since`: what was below may be gone. Reverting twice returns the first time.
         """
+        require_import_id(import_id)
         with committer.lock:
             record = self._records.get(import_id)
             if record is None or record.added is None:
@@ -219,18 +227,22 @@ class Imports:
         return None
 
     def forget(self, gone: Sequence[ImportRecord], committer: Committer) -> None:
-        """Drop the records of imports of which no row and no change entry is left."""
+        """Let go of imports of which no row and no change entry is left.
+
+        What stays of a record is who it was and when: a late retry of the job that added it
+        must get the first stamp, not add it again.
+        """
         if not gone:
             return
+        spent = [replace(record, spans=()) for record in gone]
 
         def stage(batch: Batch) -> None:
-            for record in gone:
-                self._meta.stage_delete(batch, _name(record.import_id))
+            for record in spent:
+                self._meta.stage(batch, _name(record.import_id), _fields(record))
 
         with committer.lock:
             committer.write_meta(stage, durable=False)
-            for record in gone:
-                del self._records[record.import_id]
+            self._records.update((record.import_id, record) for record in spent)
             self._publish()
 
     # -- inside -----------------------------------------------------------------------------
@@ -273,7 +285,7 @@ class Imports:
                 if record.reverted is None
                 else Lifetime(record.added, record.reverted)
                 for record in self._records.values()
-                if record.added is not None
+                if record.added is not None and not record.is_spent
             }
         )
 
@@ -292,6 +304,12 @@ class Imports:
         data = self._engine.families[DATA]
         for key in keys:
             batch.delete(key, data)
+
+
+def require_import_id(import_id: object) -> None:
+    """Raise `UsageError` on anything but an integer."""
+    if not isinstance(import_id, int):
+        raise UsageError(f"import id {import_id!r}", "ids are integers: see store.imports()")
 
 
 def _name(import_id: int) -> str:

@@ -97,7 +97,11 @@ def open_read_only(path: str | os.PathLike[str]) -> Store:
     being read (which raises): checkpoint a store that is in use. Raises and costs as `open`.
     """
     directory = Path(path)
-    opened = RocksEngine(directory, read_only=True)
+    opened: Engine
+    if engine_at(directory) == "memory":
+        opened = MemoryEngine(directory, read_only=True)
+    else:
+        opened = RocksEngine(directory, read_only=True)
     try:
         if Meta(opened).read(FORMAT) is None:
             raise NotAStoreError(str(path), "no format record", "open it with kvstore.open once")

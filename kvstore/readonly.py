@@ -37,6 +37,9 @@ class ReadOnlyCommitter(Committer):
     def announce(self, stage_records: Stage) -> Timestamp:
         self._refuse()
 
+    def require_writable(self) -> None:
+        self._refuse()
+
     def close_upto_now(self) -> Timestamp:
         return self.upper
 

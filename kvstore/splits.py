@@ -7,7 +7,6 @@ merely disjoint and complete everywhere else.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Iterator
 
 from kvstore.codec.keys import TAIL_BYTES, check_data_key
@@ -64,7 +63,8 @@ def _between(first: bytes, last: bytes, step: int, steps: int) -> bytes:
     """The key `step / steps` of the way from `first` to `last`, by their bytes."""
     if step == 0 or first >= last:
         return first
-    common = len(os.path.commonprefix([first, last]))  # noqa: RUF071  # bytes, not paths
+    pairs = enumerate(zip(first, last, strict=False))
+    common = next((at for at, (a, b) in pairs if a != b), len(first))
     low, high = (
         int.from_bytes(key[common : common + _DIGITS].ljust(_DIGITS, b"\0"), "big")
         for key in (first, last)

@@ -20,20 +20,19 @@ from kvstore.arrow import DEFAULT_BATCH_ROWS, row_batches
 from kvstore.batch import Batch
 from kvstore.changes import Change, ChangeIndex, ChangeReader, Order, Revisions
 from kvstore.changes.changeset import Changeset
-from kvstore.changes.changesets import Changesets
 from kvstore.changes.columns import ColumnReader, record_batch_reader
 from kvstore.changes.epoch import Epoch
 from kvstore.changes.event import Event, Expand, Images, require_expand, require_images
 from kvstore.changes.expand import EventReader, Wanted
-from kvstore.changes.feed import Feed, FeedBatch, Position, Share
-from kvstore.changes.feeds import Feeds
 from kvstore.changes.generation import Generation, require_stream_count
-from kvstore.changes.quiescent import QuiescentReader
+from kvstore.changes.read import require_choices
+from kvstore.changesets import Changesets
 from kvstore.clears import Clears
-from kvstore.commit import Committer, Durability
+from kvstore.commit import Committer, Durability, require_durability
 from kvstore.engine import Batch as EngineBatch
 from kvstore.engine import Engine
 from kvstore.errors import ClosedError, UsageError
+from kvstore.feeds import Feed, FeedBatch, Feeds, Position, QuiescentReader, Share
 from kvstore.gc import Clearing, Collector, GcPolicy, GcReport, GcWorker
 from kvstore.holds import Hold, HoldRecord, Holds
 from kvstore.imports import ImportRecord, Imports
@@ -243,6 +242,8 @@ class Store:
         Raises `ConflictError` there, with nothing written, if others wrote what it read.
         """
         self._live()
+        if durability is not None:
+            require_durability(durability)
         return self._transactions.begin(durability=durability)
 
     def transact(
@@ -262,8 +263,10 @@ class Store:
 
     def batch(self, *, durability: Durability | None = None) -> Batch:
         """Writes that take effect together: `with store.batch() as b: b.put(...)`."""
-        committer = self._live()
-        return Batch(lambda writes: committer.commit(writes, durability=durability))
+        self._live()
+        if durability is not None:
+            require_durability(durability)
+        return Batch(lambda writes: self._live().commit(writes, durability=durability))
 
     # -- reading ----------------------------------------------------------------------------
 
@@ -329,7 +332,7 @@ class Store:
     ) -> pa.RecordBatchReader:
         """The rows of `scan` as Arrow record batches: columns `key` and `value`, both binary."""
         span = Span.of(start, end, prefix)
-        if batch_rows < 1:
+        if type(batch_rows) is not int or batch_rows < 1:
             raise UsageError(f"batch_rows={batch_rows}", "pass at least 1")
         scan = partial(self._versions.scan_columns, span, chunk=batch_rows)
         chunks = self._read(as_of, span, scan)
@@ -361,6 +364,7 @@ class Store:
         below the store's: take a full read instead.
         """
         span = Span.of(start, end, prefix)
+        require_choices(revisions, order)
         low, high = to_timestamp(since, name="since"), self._at(upto)
         if low > high and upto is not None:
             raise UsageError(f"since {low} is above upto {high}", "swap them")
@@ -702,6 +706,7 @@ class Store:
         is invalidated when GC wants the space.
         """
         when = None if at is None else to_timestamp(at, name="at")
+        _require_age(max_age, name="max_age")
         self._live()
         return self._holds.take(name, at=when, max_age=max_age)
 
@@ -724,6 +729,7 @@ class Store:
         """
         self._live()
         when = None if before is None else to_timestamp(before, name="before")
+        _require_age(keep, name="keep")
         age = None if keep is None else keep.total_seconds()
         return self._collector.run(self._collector.target(before=when, keep_s=age), compact=compact)
 
@@ -900,6 +906,11 @@ class Store:
         return self._conditional.write_if(
             writes, key, expected=expected, unchanged_since=since, durability=durability
         )
+
+
+def _require_age(age: object, *, name: str) -> None:
+    if age is not None and not isinstance(age, timedelta):
+        raise UsageError(f"{name}={age!r}", "pass a timedelta")
 
 
 def _pairs(chunk: tuple[list[bytes], list[bytes]]) -> Iterator[tuple[bytes, bytes]]:

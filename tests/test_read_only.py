@@ -14,6 +14,8 @@ from kvstore import Span
 from kvstore.errors import NotAStoreError, NotYetWrittenError, UsageError
 from kvstore.splits import FileSpan, split_span
 
+pytestmark = pytest.mark.usefixtures("each_engine")
+
 
 def contents(path: Path) -> dict[str, bytes]:
     """The store's own files; RocksDB's diary (LOG) is written by whoever opens it."""

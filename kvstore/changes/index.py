@@ -123,19 +123,20 @@ class ChangeIndex:
         found: Generation,
         changeset: tuple[int, int],
     ) -> None:
-        """As `stage`, each key to its stream: 1 us per key for its token."""
+        """As `stage`, each key to its stream: 1.5 us per key, most of it for the token."""
         parts: dict[bytes, tuple[WriteSet, list[int]]] = {}
-        if writes.ranges:
-            control, order = parts.setdefault(found.control, (WriteSet(), []))
-            control.ranges = writes.ranges
-            order.extend(range(len(writes.ranges)))
-        for number, (key, value) in enumerate(writes.points.items(), start=len(writes.ranges)):
-            stream = found.streams[found.index_of(key)]
-            part = parts.get(stream)
-            if part is None:
-                part = parts[stream] = (WriteSet(), [])
-            part[0].points[key] = value
-            part[1].append(number)
+        ranges = len(writes.ranges)
+        if ranges:
+            control = parts[found.control] = (WriteSet(), list(range(ranges)))
+            control[0].ranges = writes.ranges
+        by_position = [parts.setdefault(stream, (WriteSet(), [])) for stream in found.streams]
+        targets = [(part.points, order.append) for part, order in by_position]
+        positions = found.positions(writes.points)
+        rows = zip(positions, writes.points.items(), strict=True)
+        for number, (position, (key, value)) in enumerate(rows, start=ranges):
+            points, note = targets[position]
+            points[key] = value
+            note(number)
         for stream, (part_writes, order) in parts.items():
             chunks = list(_columns(part_writes, self._inline))
             taken = 0

@@ -46,6 +46,14 @@ ImportSpans: TypeAlias = "Callable[[bytes], tuple[bytes, list[Span]]]"
 _BY_KEY = itemgetter(Change._fields.index("key"))
 
 
+def require_choices(revisions: str, order: str) -> None:
+    """Raise `UsageError` unless both are ones that there are."""
+    if revisions not in ("all", "latest"):
+        raise UsageError(f"revisions={revisions!r}", 'pass "all" or "latest"')
+    if order not in ("key", "time"):
+        raise UsageError(f"order={order!r}", 'pass "key" or "time"')
+
+
 class ChangeReader:
     """Reads changes from an index and the versions beside it."""
 
@@ -65,10 +73,6 @@ class ChangeReader:
         index_floor: int = 0,
     ) -> Iterator[Change]:
         """Changes in `(since, upto]`; the index is complete from `index_floor` on."""
-        if revisions not in ("all", "latest"):
-            raise UsageError(f"revisions={revisions!r}", 'pass "all" or "latest"')
-        if order not in ("key", "time"):
-            raise UsageError(f"order={order!r}", 'pass "key" or "time"')
         if since >= upto:
             return iter(())
         latest = revisions == "latest"

@@ -25,6 +25,7 @@ import os
 import secrets
 import shutil
 import threading
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from itertools import count
@@ -57,7 +58,7 @@ from kvstore.errors import (
     NotAStoreError,
     PoisonedError,
 )
-from kvstore.journal import OS_FILES, Files, Journal, Sync
+from kvstore.journal import OS_FILES, Files, Journal, Sync, replay
 from kvstore.journal.files import storage_errors
 from kvstore.journal.inspection import content_of
 from kvstore.journal.names import COMPACTING_NAME, LOCK_NAME, is_journal_file
@@ -73,6 +74,7 @@ class MemoryEngine:
         self,
         path: Path | None,
         *,
+        read_only: bool = False,
         create: bool = True,
         files: Files = OS_FILES,
         compact_bytes: int = JOURNAL_COMPACT_BYTES,
@@ -85,12 +87,14 @@ class MemoryEngine:
         self._lock = threading.Lock()
         self._ingest_ids = count(1)
         self._poison = ""
-        self._closed = False
+        self.is_closed = False
         self._compacted = 0
         self._journal: Journal | None = None
-        if path is not None:
+        if path is not None and read_only:
+            self._replay(path, files)
+        elif path is not None:
             self._journal = self._open_journal(path, create, files, compact_bytes)
-            self._state.ingests.clear()
+        self._state.ingests.clear()  # a process that died left them, or one that is at work
 
     # -- writing --------------------------------------------------------------------------
 
@@ -146,10 +150,10 @@ class MemoryEngine:
         edition = self._hold(FAMILY_NUMBERS[family])
         return MemoryCursor(self, edition, start, end, reverse=reverse)
 
-    def borrow(self) -> tuple[int, MemoryReader]:
-        return 0, MemoryReader(self, self._hold(_DATA))
+    def borrow(self) -> tuple[None, MemoryReader]:
+        return None, MemoryReader(self, self._hold(_DATA))
 
-    def give_back(self, ticket: int, reader: Reader) -> None:
+    def give_back(self, ticket: Any, reader: Reader) -> None:
         assert isinstance(reader, MemoryReader), "it came from self.borrow()"
         self.release(reader.edition)
 
@@ -163,7 +167,7 @@ class MemoryEngine:
 
     def require_open(self) -> None:
         """Raise `ClosedError` once the engine is closed."""
-        if self._closed:
+        if self.is_closed:
             raise ClosedError(self._where)
 
     # -- upkeep ---------------------------------------------------------------------------
@@ -196,8 +200,14 @@ class MemoryEngine:
                 self._compacted = self._journal.last
 
     def files(self) -> list[FileSpan]:
-        """None: all is in memory."""
-        return []
+        with self._lock:
+            self._require_usable()
+            edition = self._state.families[_DATA]
+            return [
+                FileSpan(c.keys[0], c.keys[-1], sum(map(len, c.keys)) + sum(map(len, c.values)))
+                for c in edition.chunks
+                if c.keys
+            ]
 
     def stats(self) -> Mapping[str, int]:
         with self._lock:
@@ -212,9 +222,9 @@ class MemoryEngine:
 
     def close(self) -> None:
         with self._writing:
-            if self._closed:
+            if self.is_closed:
                 return
-            self._closed = True
+            self.is_closed = True
             with self._lock:
                 self._state = State()
             if self._journal is not None:
@@ -239,6 +249,13 @@ class MemoryEngine:
             raise LockedError(str(path), "another handle, here or in another process") from error
         self._compacted = journal.recovery.snapshot or 0
         return journal
+
+    def _replay(self, path: Path, files: Files) -> None:
+        """Take in what the journal holds now, perhaps beside its writer: changes nothing."""
+        require_memory_directory(path, create=False, files=files)
+        directory, state = str(path.absolute()), self._state
+        with storage_errors(directory):
+            replay(files, directory, restore=state.restore, apply=state.apply, content=CONTENT)
 
     def _recovered(self) -> Iterator[tuple[int, bytes]]:
         """What was replayed, without the ingests that their process did not live to finish."""
@@ -297,13 +314,13 @@ class MemoryEngine:
 
     def _drop(self, ingest_id: int) -> None:
         with self._writing:
-            if self._closed or self._poison or ingest_id not in self._state.ingests:
+            if self.is_closed or self._poison or ingest_id not in self._state.ingests:
                 return
             del self._state.ingests[ingest_id]
             self._append(DROPPED, encode_ingest(ingest_id), then=lambda: None)
 
     def _require_usable(self) -> None:
-        if self._closed:
+        if self.is_closed:
             raise ClosedError(self._where)
         if self._poison:
             raise PoisonedError(self._where, self._poison)
@@ -322,9 +339,15 @@ class MemoryReader:
         self._keys: list[bytes] = []
 
     def seek(self, key: bytes) -> None:
-        self._engine.require_open()
-        self._at, self._index = self.edition.position(key)
-        self._settle()
+        if self._engine.is_closed:
+            self._engine.require_open()
+        # Hot: one of these per look-up. `Edition.position`, without its call and its pair.
+        edition = self.edition
+        self._at = at = bisect_right(edition.firsts, key) - 1
+        self._keys = keys = edition.chunks[at].keys
+        self._index = index = bisect_left(keys, key)
+        if index >= len(keys):
+            self._settle()
 
     def next(self) -> None:
         self._engine.require_open()
@@ -338,8 +361,9 @@ class MemoryReader:
     def status(self) -> None:
         self._engine.require_open()
 
-    def key(self) -> bytes:
-        return self._keys[self._index]
+    def key(self) -> bytes | None:
+        keys, index = self._keys, self._index
+        return keys[index] if index < len(keys) else None
 
     def value(self) -> bytes:
         return self.edition.chunks[self._at].values[self._index]

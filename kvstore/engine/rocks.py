@@ -263,7 +263,7 @@ def require_store_directory(path: Path, *, create: bool) -> None:
         raise NotAStoreError(str(path), "a file, not a directory", "choose another path")
     if not (path / "CURRENT").exists():
         present = [file.name for file in path.iterdir()] if path.exists() else []
-        if not all(map(_UNBORN.match, present)):
+        if not all(map(_UNBORN.fullmatch, present)):
             raise NotAStoreError(str(path), "a directory of other files", "choose an empty one")
         if not create:
             raise NotAStoreError(str(path), "no store is there", "check the path")
@@ -276,7 +276,10 @@ def require_store_directory(path: Path, *, create: bool) -> None:
         raise NotAStoreError(str(path), "another RocksDB database", "choose another path")
 
 
-_UNBORN = re.compile(r"LOCK|LOG(\.old\.\d+)?|IDENTITY|MANIFEST-\d+|OPTIONS-\d+|\d+\.(log|dbtmp)")
+_UNBORN = re.compile(
+    r"LOCK|LOG(\.old\.\d+)?|IDENTITY|rocksdict-config\.json"
+    r"|(MANIFEST-|OPTIONS-)?\d+(\.log|\.dbtmp)?"
+)
 """What lies in a directory where RocksDB was killed before it had written `CURRENT`."""
 
 

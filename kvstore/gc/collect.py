@@ -127,6 +127,7 @@ class Collector:
         """
         started = time.perf_counter()
         with self._running:
+            self._committer.require_writable()
             previous = self._committer.since
             lost, held_back = self._advance(target)
             since = self._committer.since

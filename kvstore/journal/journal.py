@@ -9,8 +9,7 @@ Invariants
 2. One writer: the file `LOCK` is held from open to close, by the kernel.
 3. After a write or fsync failed, what the file holds is not known: every call raises
    `PoisonedError` until the journal is opened again, which looks.
-4. Rotation: seal, fsync of the file, rename, fsync of the directory, and only then the next live
-   file, itself durable before a record goes in. So at most the live file has a torn tail.
+4. Rotation happens before an append, under both locks, and is synced whatever the policy.
 5. Lock order: `_append_lock`, then `_sync_lock`. An fsync holds the second only, so appends go on
    beside it, and those that wait for one share it.
 """
@@ -25,18 +24,10 @@ from contextlib import contextmanager
 from types import TracebackType
 
 from kvstore.errors import ClosedError, LockedError, PoisonedError, UsageError
-from kvstore.journal.files import OS_FILES, Files, Lock, Output, storage_errors, write_all
-from kvstore.journal.names import COMPACTING_NAME, JOURNAL, LOCK_NAME, FileName, list_directory
-from kvstore.journal.records import (
-    KIND_JOURNAL,
-    Opening,
-    encode,
-    encode_many,
-    encode_opening,
-    encode_seal,
-    require_payload,
-    require_payloads,
-)
+from kvstore.journal.files import OS_FILES, Files, Lock, storage_errors, write_all
+from kvstore.journal.live import LiveFile, continue_live, create_live, seal_live
+from kvstore.journal.names import COMPACTING_NAME, LOCK_NAME, list_directory
+from kvstore.journal.records import encode, encode_many, require_payload, require_payloads
 from kvstore.journal.recovery import Apply, Recovery, replay
 from kvstore.journal.snapshot import SnapshotInfo, remove_superseded, write_snapshot
 from kvstore.journal.sync import IntervalSync, Sync
@@ -77,7 +68,6 @@ class Journal:
         self._policy = sync
         self._bytes_max = file_bytes  # or NO_ROOM: one check in `append` finds all that is rare
         self._records_max = file_records
-        self._ordinal_end = 0  # of the live file
         before = recovery.incarnation or identity << 32
         self._incarnation = before + 1
         self._next = recovery.last + 1
@@ -86,11 +76,14 @@ class Journal:
         self._sync_lock = threading.Lock()
         self._failed: str | None = None
         self._closed = False
-        self._live_bytes = 0
         self.recovery = recovery
         """What opening found: torn tail, records replayed, names left alone."""
         with storage_errors(directory):
-            self._live, self._output = self._continue(recovery)
+            self._use(
+                continue_live(
+                    files, directory, recovery, incarnation=self._incarnation, content=content
+                )
+            )
         self._interval = (
             IntervalSync(sync.seconds_max, self.sync, name="kvstore-journal-sync")
             if sync.seconds_max
@@ -274,38 +267,9 @@ class Journal:
 
     # -- opening ------------------------------------------------------------------------------
 
-    def _continue(self, recovery: Recovery) -> tuple[FileName, Output]:
-        """Make the live file end with its last whole record, durably, or begin a new one."""
-        live = recovery.live
-        if live is None or not live.opened:
-            if live is not None and live.name.number != self._next:
-                self._files.remove(live.name.path(self._directory))
-            return self._create_live()
-        path = live.name.path(self._directory)
-        if recovery.torn is not None:
-            self._files.truncate(path, live.bytes)
-        output = self._files.append(path)
-        output.sync()  # what replay found may never have been synced, and counts from now on
-        if live.sealed:
-            output.close()
-            self._finish_file(live.name)
-            return self._create_live()
-        self._live_bytes = live.bytes
-        self._ordinal_end = live.name.number + self._records_max
-        return live.name, output
-
-    def _create_live(self) -> tuple[FileName, Output]:
-        name = FileName(self._next, JOURNAL, False)
-        opening = encode_opening(
-            self._incarnation, self._next, Opening(KIND_JOURNAL, self._content)
-        )
-        output = self._files.create(name.path(self._directory))
-        write_all(output, opening)
-        output.sync()
-        self._files.sync_directory(self._directory)
-        self._live_bytes = len(opening)
-        self._ordinal_end = self._next + self._records_max
-        return name, output
+    def _use(self, live: LiveFile) -> None:
+        self._live, self._output, self._live_bytes = live
+        self._ordinal_end = self._live.number + self._records_max
 
     def _tidy(self, snapshot: Callable[[], Records] | None, compact_bytes: int) -> None:
         """Drop what crashes and compactions left over; write a snapshot if replay was long."""
@@ -357,20 +321,26 @@ class Journal:
     def _rotate(self) -> None:
         with self._sync_lock, self._poisoning():
             self._seal()
-            self._live, self._output = self._create_live()
+            self._use(
+                create_live(
+                    self._files,
+                    self._directory,
+                    self._next,
+                    incarnation=self._incarnation,
+                    content=self._content,
+                )
+            )
 
     def _seal(self) -> None:
-        seal = encode_seal(self._incarnation, self._next, records=self._next - self._live.number)
-        write_all(self._output, seal)
-        self._output.sync()
+        seal_live(
+            self._files,
+            self._directory,
+            self._live,
+            self._output,
+            following=self._next,
+            incarnation=self._incarnation,
+        )
         self._durable = self._next - 1
-        self._output.close()
-        self._finish_file(self._live)
-
-    def _finish_file(self, name: FileName) -> None:
-        final = name.finished().path(self._directory)
-        self._files.rename(name.path(self._directory), final)
-        self._files.sync_directory(self._directory)
 
     def _end(self, *, seal: bool) -> None:
         if self._interval is not None:
@@ -392,10 +362,11 @@ class Journal:
     def _release(self) -> None:
         if self._interval is not None:
             self._interval.stop()
-        self._closed = True
-        self._bytes_max = NO_ROOM
-        self._output.close()
-        self._lock.close()
+        with self._sync_lock:  # nobody is in an fsync of the file
+            self._closed = True
+            self._bytes_max = NO_ROOM
+            self._output.close()
+            self._lock.close()
 
     # -- failing ------------------------------------------------------------------------------
 

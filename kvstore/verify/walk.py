@@ -2,8 +2,8 @@
 
     data      keys are well formed and ascend; times lie below upper; tombstones are empty; rows
               of imports have a record and lie in its spans
-    index     each commit has all its chunks; each row has its version, with the same value, and
-              each version above the floor has its row
+    index     each commit has all its chunks, each row stands in its stream and has its version,
+              with the same value, and each version above the floor has its row
     ranges    the map in memory is what is stored, and what the index says above the floor
     records   frontiers, holds, clears and imports agree with each other and with the rows
 
@@ -217,6 +217,7 @@ class _Walk:
         timestamp = commit.timestamp
         if row.op in (OP_PUT, OP_PUT_LARGE, OP_DELETE):
             self._point(row, timestamp)
+            self._place(row.key, commit)
         elif row.op == OP_DELETE_RANGE:
             self._indexed_ranges.append(RangeTombstone(row.key, row.value, timestamp))
         elif row.op in (OP_IMPORT, OP_REVERT):
@@ -235,6 +236,12 @@ class _Walk:
             self.findings.add(where, "in the change index, but not in the versions")
         elif row.op == OP_PUT and found != row.value:
             self.findings.add(where, "the change index has another value than the versions")
+
+    def _place(self, key: bytes, commit: Commit) -> None:
+        """Consumers find a key's changes in the stream that its generation gives it."""
+        if self._index.generations.at(commit.timestamp).stream_of(key) != commit.stream:
+            where = f"key {printable(key)} at {commit.timestamp}"
+            self.findings.add(where, f"in the change stream {commit.stream.hex()}, not its own")
 
     # -- both -------------------------------------------------------------------------------
 

@@ -16,6 +16,8 @@ from kvstore import ManualClock, Store
 from kvstore.changes.changeset import ChangesetId, Serials, is_after
 from kvstore.errors import ClosedError
 
+pytestmark = pytest.mark.usefixtures("each_engine")
+
 U64 = (1 << 64) - 1
 
 

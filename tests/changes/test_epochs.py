@@ -21,6 +21,8 @@ from kvstore.changes import capture
 from kvstore.changes.epoch import Epoch, pack_run, unpack_run
 from kvstore.errors import BusyError, CorruptionError, UsageError
 
+pytestmark = pytest.mark.usefixtures("each_engine")
+
 U63 = (1 << 63) - 1
 
 
@@ -155,10 +157,10 @@ def test_a_close_ends_the_domain_and_cuts_what_is_open(tmp_path: Path) -> None:
 
 
 CHILD = """
-import sys, kvstore
+import os, sys, kvstore
 from kvstore.changes import capture
 capture.EPOCHS_PENDING_MAX = int(sys.argv[2])
-store = kvstore.open(sys.argv[1], durability="async")
+store = kvstore.open(sys.argv[1], engine=os.environ["EACH_ENGINE"], durability="async")
 for number in range(25):
     store.put(b"k%d" % number, b"1")
 with store.changeset():

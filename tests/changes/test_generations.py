@@ -30,6 +30,8 @@ from kvstore.changes.stream import (
 from kvstore.errors import CorruptionError, UsageError
 from kvstore.limits import STREAMS_MAX
 
+pytestmark = pytest.mark.usefixtures("each_engine")
+
 
 def placed(store: Store, since: int = 0) -> list[PlacedRow]:
     return list(store._changes.index.rows(since=since, upto=store.upper - 1))
@@ -88,10 +90,10 @@ def test_token_ranges_split_the_ring_and_hold_their_keys(count: int, key: bytes)
 def test_one_stream_takes_everything_and_hashes_no_key(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(_: bytes) -> int:
+    def refuse(_: bytes) -> bytes:
         raise AssertionError("a key was hashed")
 
-    monkeypatch.setattr("kvstore.changes.generation.token_of", refuse)
+    monkeypatch.setattr("kvstore.changes.generation.token_bytes", refuse)
     with kvstore.open(tmp_path / "s", durability="async") as store:
         store.put(b"a", b"1")
         store.delete_range(b"a", b"c")
@@ -251,8 +253,8 @@ def test_order_time_is_the_same_whatever_the_streams(tmp_path: Path) -> None:
 
 
 CHILD = """
-import sys, threading, kvstore
-store = kvstore.open(sys.argv[1], durability="sync")
+import os, sys, threading, kvstore
+store = kvstore.open(sys.argv[1], engine=os.environ["EACH_ENGINE"], durability="sync")
 def write():
     number = 0
     while True:

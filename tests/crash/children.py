@@ -15,15 +15,21 @@ from typing import Any
 import bulk
 import kvstore
 from backup import Collection
+from kvstore.opening import engine_at
 
 ROWS_PER_IMPORT = 300
 KEYS_PER_BATCH = 5
 THREADS = 3
 
 
+def open_store(path: Path, **options: Any) -> kvstore.Store:
+    """What is there by the engine that made it."""
+    return kvstore.open(path, engine_at(path) or "rocksdb", **options)
+
+
 def commits(place: Path, acknowledged: Connection, seed: int) -> None:
     """Threads that commit in every durability: puts, batches, one range replaced again."""
-    store = kvstore.open(place / "store")
+    store = open_store(place / "store")
     lock = threading.Lock()
 
     def tell(what: tuple[Any, ...]) -> None:
@@ -58,7 +64,7 @@ def commits(place: Path, acknowledged: Connection, seed: int) -> None:
 
 def imports(place: Path, acknowledged: Connection, seed: int) -> None:
     """Imports, linked or moved, one after the other, with ordinary writes between them."""
-    store = kvstore.open(place / "store")
+    store = open_store(place / "store")
     rng = random.Random(seed)
     for number in range(1 << 30):
         name = b"%d-%d" % (seed, number)
@@ -83,7 +89,7 @@ def stage(staging: Path, name: bytes, parts: int) -> bulk.Import:
 
 def backups(place: Path, acknowledged: Connection, seed: int) -> None:
     """Writes and incremental backups."""
-    store = kvstore.open(place / "store", durability="async")
+    store = open_store(place / "store", durability="async")
     collection = Collection(place / "backups")
     for number in range(1 << 30):
         with store.batch() as batch:

@@ -91,7 +91,12 @@ class EngineContract:
 
     # -- maps ---------------------------------------------------------------------------------
 
-    @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+    @settings(
+        suppress_health_check=[
+            HealthCheck.function_scoped_fixture,
+            HealthCheck.differing_executors,  # inherited by each implementation
+        ]
+    )
     @given(written=batches, bound=bounds, take=st.integers(1, 4))
     def test_every_pass_shows_what_was_written_in_order(
         self, engine: Engine, written: list[Writes], bound: Any, take: int

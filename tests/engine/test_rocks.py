@@ -194,7 +194,14 @@ def test_a_database_with_families_of_a_newer_release_is_refused(tmp_path: Path) 
         RocksEngine(tmp_path / "db")
 
 
-@pytest.mark.parametrize("left", [["LOCK"], ["LOCK", "LOG", "IDENTITY", "MANIFEST-000001"]])
+@pytest.mark.parametrize(
+    "left",  # as kills left them
+    [
+        ["rocksdict-config.json"],
+        ["000000.dbtmp", "LOCK", "LOG", "rocksdict-config.json"],
+        ["000001.dbtmp", "IDENTITY", "LOCK", "LOG", "MANIFEST-000001", "rocksdict-config.json"],
+    ],
+)
 def test_a_store_killed_while_it_was_made_can_be_opened(tmp_path: Path, left: list[str]) -> None:
     (tmp_path / "db").mkdir()
     for name in left:
@@ -222,7 +229,9 @@ def test_only_the_lock_is_reported_as_a_lock(tmp_path: Path) -> None:
 
 def test_directories_of_other_files_and_files_are_refused(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("mine")
-    for path in (tmp_path, tmp_path / "notes.txt"):
+    (tmp_path / "locks").mkdir()
+    (tmp_path / "locks" / "LOCKSMITHS").touch()
+    for path in (tmp_path, tmp_path / "notes.txt", tmp_path / "locks"):
         with pytest.raises(NotAStoreError):
             require_store_directory(path, create=True)
     with pytest.raises(NotAStoreError):

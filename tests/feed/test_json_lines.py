@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 import kvstore
-from kvstore.changes.lines import changes_json_lines
 from kvstore.errors import ClosedError, UsageError
+from kvstore.feeds.lines import changes_json_lines
 from tests.feed.replica import add_import
 
 

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 import kvstore
 from kvstore import Epoch, Store, Timestamp
 from kvstore.changes import capture
-from kvstore.changes.quiescent import Audit
 from kvstore.codec.keys import encode_change_key
 from kvstore.engine import CHANGES
 from kvstore.errors import CorruptionError, EventsMissingError
+from kvstore.feeds.quiescent import Audit
 
 
 def epoch(begin: int, end: int, events: int, *, quiescent: bool = True, domain: int = 7) -> Epoch:

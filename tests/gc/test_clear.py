@@ -21,6 +21,8 @@ from kvstore.errors import HistoryGoneError, HistoryHeldError, UsageError
 from kvstore.mvcc import Fragments
 from kvstore.mvcc.versions import stored_tombstones
 
+pytestmark = pytest.mark.usefixtures("each_engine")
+
 KEYS = [bytes([letter]) for letter in b"abcdef"]
 
 
@@ -218,7 +220,9 @@ CRASH = textwrap.dedent(
     from kvstore import ManualClock
 
     path, when = sys.argv[1:]
-    store = kvstore.open(path, durability="async", clock=ManualClock(1))
+    store = kvstore.open(
+        path, engine=os.environ["EACH_ENGINE"], durability="async", clock=ManualClock(1)
+    )
     engine = store._engine
     write, sync = engine.write, engine.sync
 

@@ -26,6 +26,8 @@ from kvstore.engine.api import CHANGES, DATA, RANGES
 from kvstore.errors import HistoryGoneError, HoldLostError, UsageError
 from kvstore.gc.rules import garbage
 
+pytestmark = pytest.mark.usefixtures("each_engine")
+
 KEYS = [bytes([letter]) for letter in b"abcdef"]
 
 
@@ -245,6 +247,19 @@ def test_gc_takes_one_of_before_and_keep(store: Store) -> None:
             store.gc(**call)  # type: ignore[arg-type]
 
 
+def test_gc_of_a_store_that_is_read_only_is_refused_and_removes_no_file(tmp_path: Path) -> None:
+    with kvstore.open(tmp_path / "db") as store:
+        store.put(b"k", b"v")
+    left = tmp_path / "db" / "ingest" / "00000000000000aa"
+    left.mkdir(parents=True)
+    os.utime(left, ns=(0, 0))
+    with kvstore.open_read_only(tmp_path / "db") as store:
+        with pytest.raises(UsageError, match="read only"):
+            store.gc(before=0)
+        assert store.verify().ok
+    assert left.exists()
+
+
 def test_background_policy_collects_and_is_stopped_by_close(tmp_path: Path) -> None:
     policy = GcPolicy(keep=timedelta(0), every=timedelta(hours=1))
     done = threading.Event()
@@ -342,7 +357,9 @@ CRASH = textwrap.dedent(
     from kvstore import ManualClock
 
     path, step, nth = sys.argv[1], sys.argv[2], int(sys.argv[3])
-    store = kvstore.open(path, durability="async", clock=ManualClock(1))
+    store = kvstore.open(
+        path, engine=os.environ["EACH_ENGINE"], durability="async", clock=ManualClock(1)
+    )
     seen = []
 
     def die(name):

@@ -60,6 +60,15 @@ class Model:
             if commit.import_id == import_id:
                 commit.reverted = timestamp
 
+    def clear(self, start: bytes, end: bytes) -> None:
+        """Nothing is said any more of the keys in `[start, end)`. What is cut from an import is
+        gone from it, and from what its revert will say."""
+        for commit in self.commits:
+            commit.points = {k: v for k, v in commit.points.items() if not start <= k < end}
+            cut = [(a, min(b, start)) for a, b in commit.ranges]
+            cut += [(max(a, end), b) for a, b in commit.ranges]
+            commit.ranges = [(a, b) for a, b in cut if a < b]
+
     def upto(self, as_of: int) -> Model:
         """The store as if nothing had happened after `as_of`."""
         model = Model()

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -26,13 +27,14 @@ import kvstore
 from backup import Collection
 from kvstore.engine import Engine
 from kvstore.errors import KVStoreError
-from kvstore.mvcc import RangeTombstone, Versions, WriteSet
+from kvstore.mvcc import RangeTombstone, Versions, WriteSet, diff_page, row_page
 from kvstore.span import Span
 
 OpenEngine = Callable[[Path], Engine]
 OpenStore = Callable[[Path, kvstore.ManualClock], kvstore.Store]
 
 FACTS = ["key", "keys", "timestamp", "least", "as_of", "since", "upper", "name", "problem"]
+FACTS += ["expected", "found", "span", "holder", "where", "read_at", "written_at"]
 """Fields of errors that scripts show: those that do not depend on the machine."""
 
 
@@ -177,9 +179,79 @@ class Script:
         Collection(self.place / "backups").restore(
             path, as_of=time(as_of), history=history == "true"
         )
-        with self.open_store(path, self.clock) as restored:
+        with kvstore.open(path, clock=self.clock) as restored:
             revisions: Any = "all" if history == "true" else "latest"
             yield from listed(map(change_line, restored.changes(0, revisions=revisions)))
+
+    # -- a store: conditions and transactions -------------------------------------------------
+
+    def do_put_if(
+        self, key: bytes, value: bytes, expected: str = "", unchanged_since: str | None = None
+    ) -> Iterator[str]:
+        """`expected=nothing` means absent; without it only the time counts."""
+        yield f"@{self.store.put_if(key, value, **condition(expected, unchanged_since)):d}"
+
+    def do_del_if(
+        self, key: bytes, expected: str = "", unchanged_since: str | None = None
+    ) -> Iterator[str]:
+        yield f"@{self.store.delete_if(key, **condition(expected, unchanged_since)):d}"
+
+    def do_pop(self, key: bytes) -> Iterator[str]:
+        yield shown(self.store.pop(key))
+
+    def do_txn(self, name: bytes, *words: bytes) -> Iterator[str]:
+        """`txn t get k ; put k v ; scan a z ; commit`: begins the transaction t, or goes on."""
+        txn = self.kept.setdefault(text(name), None) or self.store.transaction()
+        self.kept[text(name)] = txn
+        for op, *arguments in split(words):
+            if op == "get":
+                yield shown(txn.get(*arguments))
+            elif op == "scan":
+                yield from listed(f"{text(k)} = {text(v)}" for k, v in txn.scan(*arguments))
+            elif op == "commit":
+                at = txn.commit()
+                yield "nothing to write" if at is None else f"@{at:d}"
+            else:
+                getattr(txn, VERBS[op])(*arguments)
+
+    # -- a store: history that goes -----------------------------------------------------------
+
+    def do_gc(self, before: str) -> Iterator[str]:
+        done = self.store.gc(before=int(before))
+        held = " held back" if done.held_back else ""
+        yield f"since={done.since:d} versions={done.versions} ranges={done.range_tombstones}{held}"
+        yield from (f"lost hold {hold.name}" for hold in done.lost_holds)
+
+    def do_clear(self, start: bytes, end: bytes) -> Iterator[str]:
+        yield f"@{self.store.clear_range(start, end):d}"
+
+    def do_revert_range(self, start: bytes, end: bytes, to: str) -> Iterator[str]:
+        at = self.store.revert_range(start, end, to=int(to))
+        yield "nothing to revert" if at is None else f"@{at:d}"
+
+    def do_hold(
+        self, name: bytes, at: str | None = None, max_age_ns: str | None = None
+    ) -> Iterator[str]:
+        age = None if max_age_ns is None else timedelta(microseconds=int(max_age_ns) / 1000)
+        self.kept[text(name)] = self.store.hold(text(name), at=time(at), max_age=age)
+        yield f"{text(name)} at {self.kept[text(name)].timestamp:d}"
+
+    def do_move(self, name: bytes, to: bytes) -> Iterator[str]:
+        self.kept[text(name)].move(int(to))
+        yield f"{text(name)} at {self.kept[text(name)].timestamp:d}"
+
+    def do_release(self, name: bytes) -> Iterator[str]:
+        self.kept.pop(text(name)).release()
+        return iter(())
+
+    def do_close(self, name: bytes) -> Iterator[str]:
+        self.kept.pop(text(name)).close()
+        return iter(())
+
+    def do_verify(self) -> Iterator[str]:
+        found = self.store.verify()
+        yield f"keys={found.keys} versions={found.versions} ranges={found.range_tombstones}"
+        yield from map(str, found.problems)
 
     # -- explicit timestamps ------------------------------------------------------------------
 
@@ -235,6 +307,38 @@ class Script:
             else:
                 yield f"@{found.timestamp:d} {text(found.key)} {shown(found.value)}"
 
+    def at_version(self, key: bytes, as_of: str) -> Iterator[str]:
+        """As `get`, deletions told."""
+        found = self.versions.version_at(key, int(as_of))
+        yield "(nothing)" if found is None else f"@{found.timestamp:d} {shown(found.value)}"
+
+    def at_scan_versions(self, as_of: str) -> Iterator[str]:
+        """As `scan`, deletions told."""
+        found = self.versions.versions_at(Span(), int(as_of))
+        return listed(f"@{v.timestamp:d} {text(v.key)} {shown(v.value)}" for v in found)
+
+    def at_pages(self, as_of: str, **how: str) -> Iterator[str]:
+        """A scan in pages: each with the span that is left."""
+        rest: Span | None = Span()
+        while rest is not None:
+            page = row_page(self.versions, rest, int(as_of), **limits(how))
+            rest = page.rest
+            rows = " ".join(f"{text(key)}={text(value)}" for key, value in page.rows)
+            yield f"{rows or '(nothing)'} | rest {span_text(rest)}"
+
+    def at_diff_pages(self, since: str, upto: str, **how: str) -> Iterator[str]:
+        """A difference in pages."""
+        rest: Span | None = Span()
+        while rest is not None:
+            page = diff_page(self.versions, rest, since=int(since), upto=int(upto), **limits(how))
+            rest = page.rest
+            for found in page.differences:
+                if isinstance(found, RangeTombstone):
+                    yield f"@{found.timestamp:d} [{text(found.start)}, {text(found.end)}) deleted"
+                else:
+                    yield f"@{found.timestamp:d} {text(found.key)} {shown(found.value)}"
+            yield f"| rest {span_text(rest)}"
+
     def at_ranges(self) -> Iterator[str]:
         """The fragments, with the stack over each."""
         pieces = self.versions.view.fragments.pieces(Span())
@@ -284,6 +388,26 @@ def shown(value: bytes | None) -> str:
     return "nothing" if value is None else text(value)
 
 
+def span_text(span: Span | None) -> str:
+    if span is None:
+        return "nothing"
+    return f"[{text(span.start)}, {'end' if span.end is None else text(span.end)})"
+
+
+def limits(how: dict[str, str]) -> dict[str, Any]:
+    """`rows_max=2 bytes_max=10 reverse=true` as arguments of a page."""
+    given: dict[str, Any] = {name: int(word) for name, word in how.items() if name != "reverse"}
+    return {**given, "reverse": how.get("reverse") == "true"}
+
+
+def condition(expected: str, unchanged_since: str | None) -> dict[str, Any]:
+    """The condition of a conditional write."""
+    given: dict[str, Any] = {"unchanged_since": time(unchanged_since)}
+    if expected:
+        given["expected"] = None if expected == "nothing" else raw(expected)
+    return given
+
+
 def time(word: str | None) -> int | None:
     return None if word is None else int(word)
 
@@ -325,4 +449,6 @@ def fact_text(fact: Any) -> str:
         return text(fact)
     if isinstance(fact, tuple):
         return ",".join(map(fact_text, fact))
+    if fact is None:
+        return "nothing"
     return f"{fact:d}" if isinstance(fact, int) else str(fact)

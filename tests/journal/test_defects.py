@@ -9,8 +9,8 @@ import pytest
 
 from kvstore.errors import JournalDamagedError, LockedError
 from kvstore.journal import Sync, inspect, read
+from kvstore.journal.raw import RawRecords
 from kvstore.journal.records import encode
-from kvstore.journal.scan import RawRecords
 from kvstore.limits import JOURNAL_READ_BYTES
 from tests.journal.disk import Disk
 from tests.journal.folds import PATH, Payloads, live_file, open_journal, state_of

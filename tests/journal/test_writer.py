@@ -318,3 +318,21 @@ def test_any_history_is_found_again(
     tail = [record.payload for record in read(PATH, files=disk)]
     assert tail == model.items[len(model.items) - len(tail) :]
     assert list(read(PATH, reverse=True, files=disk)) == list(read(PATH, files=disk))[::-1]
+
+
+def test_an_interrupt_in_the_middle_of_a_write_poisons_instead_of_repeating_an_ordinal() -> None:
+    disk = Disk()
+    journal = open_journal(disk)
+    journal.append(b"kept")
+
+    def interrupt(step: str) -> OSError | None:
+        raise KeyboardInterrupt
+
+    disk.fail = interrupt
+    with pytest.raises(KeyboardInterrupt):
+        journal.append(b"unknown")
+    disk.fail = lambda name: None
+    with pytest.raises(PoisonedError, match="interrupted"):
+        journal.append(b"x")
+    journal.close()
+    assert state_of(disk) == [b"kept"]

@@ -9,16 +9,17 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from kvstore.engine.api import DATA
+from kvstore.engine import DATA, Engine
+from kvstore.engine.memory import MemoryEngine
 from kvstore.engine.rocks import RocksEngine
 from kvstore.mvcc import RangeTombstone, Versions
 from tests.mvcc.test_decide import STAMPS, by_history, entries_of, keys, ranges, reads, stored
 
 
-@pytest.fixture(scope="module")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> Any:
+@pytest.fixture(scope="module", params=[RocksEngine, MemoryEngine])
+def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
     path: Path = tmp_path_factory.mktemp("lookup")
-    engine = RocksEngine(path / "db")
+    engine = request.param(path / "db")
     yield engine
     engine.close()
 
@@ -26,7 +27,7 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Any:
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(stored, ranges, reads, st.booleans(), st.lists(keys, max_size=8))
 def test_get_and_get_many_are_what_the_history_of_each_key_says(
-    engine: RocksEngine, drawn: Any, deleted: Any, as_of: int, imports: bool, absent: Any
+    engine: Engine, drawn: Any, deleted: Any, as_of: int, imports: bool, absent: Any
 ) -> None:
     if not imports:
         drawn = [entry for entry in drawn if entry[1][0] >= 0x80]
@@ -44,7 +45,7 @@ def test_get_and_get_many_are_what_the_history_of_each_key_says(
     assert versions.get_many(asked, as_of) == expected
 
 
-def test_reader_given_back_after_a_write_is_not_lent_again(engine: RocksEngine) -> None:
+def test_reader_given_back_after_a_write_is_not_lent_again(engine: Engine) -> None:
     ticket, reader = engine.borrow()
     batch = engine.batch()
     batch.put(b"z", b"new", engine.families[DATA])

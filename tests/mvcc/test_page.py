@@ -15,6 +15,8 @@ from kvstore.errors import UsageError
 from kvstore.mvcc import Difference, Fragments, RangeTombstone, diff_page, row_page
 from tests.harness.strategies import bounds, ops
 
+pytestmark = pytest.mark.usefixtures("each_engine")
+
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[Store]:

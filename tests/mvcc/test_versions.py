@@ -11,6 +11,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from kvstore.engine import Engine
+from kvstore.engine.memory import MemoryEngine
 from kvstore.engine.rocks import RocksEngine
 from kvstore.errors import UsageError, WriteTooOldError
 from kvstore.mvcc import RangeTombstone, Versions, WriteSet
@@ -22,14 +24,14 @@ from tests.harness.strategies import KEYS, bounds, keys, ops, spans
 lenient = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
-@pytest.fixture
-def engine(tmp_path: Path) -> Iterator[RocksEngine]:
-    engine = RocksEngine(tmp_path / "engine")
+@pytest.fixture(params=[RocksEngine, MemoryEngine])
+def engine(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Engine]:
+    engine = request.param(tmp_path / "engine")
     yield engine
     engine.close()
 
 
-def emptied(engine: RocksEngine) -> Versions:
+def emptied(engine: Engine) -> Versions:
     batch = engine.batch()
     for family in ("data", "ranges"):
         batch.delete_range(b"", b"\xff\xff\xff", engine.families[family])
@@ -52,7 +54,7 @@ def rows(versions: Versions, span: Span, as_of: int, *, reverse: bool = False) -
 @lenient
 @given(st.lists(ops, max_size=8), st.data())
 def test_reads_and_differences_are_the_models(
-    engine: RocksEngine, history: list[list[Any]], data: st.DataObject
+    engine: Engine, history: list[list[Any]], data: st.DataObject
 ) -> None:
     versions, model = emptied(engine), Model()
     for index, writes in enumerate(history):
@@ -83,7 +85,7 @@ def test_reads_and_differences_are_the_models(
 @lenient
 @given(st.lists(st.tuples(ops, st.integers(1, 12)), max_size=10))
 def test_a_write_is_refused_exactly_where_something_lies_at_or_above(
-    engine: RocksEngine, attempts: list[tuple[list[Any], int]]
+    engine: Engine, attempts: list[tuple[list[Any], int]]
 ) -> None:
     versions = emptied(engine)
     done: list[tuple[int, WriteSet]] = []
@@ -115,7 +117,7 @@ def overlap(old: WriteSet, new: WriteSet) -> bool:
 
 
 @pytest.mark.parametrize("write", ["put", "delete"])
-def test_an_equal_time_counts_as_newer(engine: RocksEngine, write: str) -> None:
+def test_an_equal_time_counts_as_newer(engine: Engine, write: str) -> None:
     versions = Versions(engine)
     versions.put(b"k", b"v", at=5)
     with pytest.raises(WriteTooOldError) as refused:
@@ -124,7 +126,7 @@ def test_an_equal_time_counts_as_newer(engine: RocksEngine, write: str) -> None:
     versions.put(b"k", b"w", at=refused.value.least)
 
 
-def test_a_range_refusal_names_the_first_offender_clamped_to_the_span(engine: RocksEngine) -> None:
+def test_a_range_refusal_names_the_first_offender_clamped_to_the_span(engine: Engine) -> None:
     versions = Versions(engine)
     versions.delete_range(b"a", b"f", at=5)
     versions.put(b"g", b"v", at=9)
@@ -133,7 +135,7 @@ def test_a_range_refusal_names_the_first_offender_clamped_to_the_span(engine: Ro
     assert (refused.value.key, refused.value.least) == (b"c", 10)
 
 
-def test_dead_keys_are_in_the_way_too(engine: RocksEngine) -> None:
+def test_dead_keys_are_in_the_way_too(engine: Engine) -> None:
     versions = Versions(engine)
     versions.put(b"k", b"v", at=2)
     versions.delete(b"k", at=7)
@@ -142,13 +144,13 @@ def test_dead_keys_are_in_the_way_too(engine: RocksEngine) -> None:
 
 
 @pytest.mark.parametrize("at", [0, -1, TIMESTAMP_MAX + 1])
-def test_times_outside_the_timeline_are_refused(engine: RocksEngine, at: int) -> None:
+def test_times_outside_the_timeline_are_refused(engine: Engine, at: int) -> None:
     with pytest.raises(UsageError):
         Versions(engine).put(b"k", b"v", at=at)
     assert Versions(engine).history(b"k") == []
 
 
-def test_the_last_time_there_is_can_be_written_and_read(engine: RocksEngine) -> None:
+def test_the_last_time_there_is_can_be_written_and_read(engine: Engine) -> None:
     versions = Versions(engine)
     versions.put(b"k", b"v", at=TIMESTAMP_MAX)
     versions.delete_range(b"x", b"z", at=TIMESTAMP_MAX)

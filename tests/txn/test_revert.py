@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import os
+import subprocess
+import sys
+import textwrap
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +20,8 @@ import kvstore
 from kvstore import ManualClock, Store
 from kvstore.errors import HistoryGoneError, UsageError
 from kvstore.txn import revert
+
+pytestmark = pytest.mark.usefixtures("each_engine")
 
 KEYS = [bytes([letter]) for letter in b"abcdef"]
 NUMBERS = itertools.count()
@@ -102,6 +108,59 @@ def test_revert_range_starts_over_when_others_write_into_its_span(store: Store) 
         patch.setattr(revert, "_restore", restore)
         store.revert_range(b"a", b"c", to=then)
     assert list(store.scan()) == [(b"a", b"old")]
+
+
+CRASH = textwrap.dedent(
+    """
+    import os, signal, sys
+    import kvstore
+    from kvstore import ManualClock
+
+    path, what, when = sys.argv[1:]
+    store = kvstore.open(path, durability="sync", clock=ManualClock(1))
+    engine = store._engine
+    write, sync = engine.write, engine.sync
+
+    def die(*_):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    if when == "before":
+        engine.write = die
+    elif when == "written":
+        engine.sync = die
+    else:
+        engine.sync = lambda: (sync(), die())
+    if what == "range":
+        store.revert_range(b"a", b"z", to=2)
+    else:
+        store.revert_import(store.imports()[0].import_id)
+    """
+)
+
+
+@pytest.mark.parametrize("when", ["before", "written", "synced"])
+@pytest.mark.parametrize("what", ["range", "import"])
+def test_crash_in_a_revert_leaves_all_of_it_or_nothing(
+    tmp_path: Path, what: str, when: str
+) -> None:
+    path = tmp_path / "db"
+    with kvstore.open(path, clock=ManualClock(1)) as store:
+        store.put(b"a", b"old")
+        store.put(b"b", b"old")
+        add_import(store, tmp_path / "in", [b"a", b"c"])
+        store.delete_range(b"b", b"c")
+        before = dict(store.scan())
+        upto = store.upper - 1
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    child = subprocess.run(
+        [sys.executable, "-c", CRASH, str(path), what, when], env=environment, check=False
+    )
+    assert child.returncode == -9
+    after = {b"a": b"old", b"b": b"old"} if what == "range" else {b"a": b"old"}
+    with kvstore.open(path, clock=ManualClock(1)) as store:
+        assert dict(store.scan()) == (before if when == "before" else after)
+        assert dict(store.scan(as_of=upto)) == before
+        assert store.verify().problems == ()
 
 
 OPS = st.one_of(

@@ -23,6 +23,8 @@ from kvstore.errors import ClosedError, ConflictError, UsageError
 from kvstore.txn import ReadSet
 from tests.txn.serialization import Record, cycle, edges
 
+pytestmark = pytest.mark.usefixtures("each_engine")
+
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[Store]:

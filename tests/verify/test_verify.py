@@ -211,6 +211,22 @@ def test_each_kind_of_damage_is_found_and_named(
         store.verify().require_ok()
 
 
+def test_change_in_a_stream_that_is_not_its_own_is_found(store: Store) -> None:
+    store.reshard(streams=4)
+    for number in range(8):
+        store.put(b"k%d" % number, b"v")
+    store.delete_range(b"x", b"y")
+    assert problems(store) == []
+    (found,) = [part for part in store.generations() if part.is_split]
+    at = store.put(b"odd", b"v")
+    own = found.stream_of(b"odd")
+    other = next(stream for stream in found.streams if stream != own)
+    packed = store._engine.get(CHANGES, encode_change_key(own, at))
+    write(store, CHANGES, encode_change_key(own, at), None)
+    write(store, CHANGES, encode_change_key(other, at), packed)
+    assert any("not its own" in problem for problem in problems(store))
+
+
 def test_records_that_contradict_each_other_are_found(store: Store) -> None:
     (record,) = store.imports()
     store._imports._records[record.import_id] = replace(record, reverted=Timestamp(2))

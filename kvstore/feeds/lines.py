@@ -12,18 +12,32 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from kvstore.changes.event import Event, Expand, Images, Operation
+from kvstore.feeds.feed import FeedBatch
 from kvstore.span import Span
 from kvstore.timestamp import TimeLike
 
-if TYPE_CHECKING:
-    from kvstore.store import Store
+
+class EventSource(Protocol):
+    """What lines are made of: a store."""
+
+    def events(
+        self, since: TimeLike, *, span: Span | None, images: Images, expand: Expand
+    ) -> Iterator[Event]:
+        """As `Store.events`."""
+        ...
+
+    def follow(
+        self, since: TimeLike, *, span: Span | None, images: Images, expand: Expand
+    ) -> Iterator[FeedBatch]:
+        """As `Store.follow`."""
+        ...
 
 
 def changes_json_lines(
-    store: Store,
+    store: EventSource,
     since: TimeLike,
     follow: bool = False,
     *,

@@ -133,9 +133,10 @@ class Tail:
             events = self._events.events(self._wanted, since=resolved, upto=target)
             for event in islice(events, taken, None):
                 rows.append(event)
-                size += weight(event)
+                _, _, _, key, end, value, pre, post, _, _, ends = event
+                size += len(key) + len(value or b"") + len(pre or b"") + len(post or end or b"")
                 taken += 1
-                if event.end_of_batch:
+                if ends:
                     resolved, taken = event.timestamp, 0
                 if len(rows) >= self._rows_max or size >= self._bytes_max:
                     yield self._deliver(rows, Position(resolved, taken))
@@ -149,13 +150,6 @@ class Tail:
         self._guard()
         self.position = position
         return FeedBatch(rows, position)
-
-
-def weight(event: Event) -> int:
-    """The bytes an event carries."""
-    return len(event.key) + sum(
-        len(part) for part in (event.end_key, event.value, event.pre, event.post) if part
-    )
 
 
 class Feed:

@@ -13,10 +13,10 @@ from dataclasses import replace
 from datetime import timedelta
 
 from kvstore.changes.expand import EventReader, Wanted
-from kvstore.changes.feed import Feed, FeedBatch, Position, Share, Tail
 from kvstore.changes.index import ChangeIndex
 from kvstore.commit import Committer
 from kvstore.errors import HistoryGoneError, HoldLostError, UsageError
+from kvstore.feeds.feed import Feed, FeedBatch, Position, Share, Tail
 from kvstore.holds import Hold, HoldRecord, Holds
 from kvstore.limits import STREAMS_MAX
 from kvstore.timestamp import NS_PER_SECOND, TimeLike, Timestamp, to_timestamp
