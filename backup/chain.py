@@ -96,6 +96,13 @@ class Chain(Protocol):
         """The rows of a part whose bytes are as written. Raises `CorruptionError`."""
         ...
 
+    def open(self, part: PartFile) -> pq.ParquetFile:
+        """A part to be read in pieces: whoever needs a narrow span reads no more than that.
+
+        Only its size is compared with what was written. Raises `CorruptionError`.
+        """
+        ...
+
     def check(self, part: PartFile) -> str | None:
         """What is wrong with a part's bytes, None if nothing is."""
         ...
@@ -158,13 +165,30 @@ class LocalChain:
         with pq.ParquetFile(self._parts / part.name) as file:
             yield from file.iter_batches(batch_size=ROWS_PER_GROUP)
 
+    def open(self, part: PartFile) -> pq.ParquetFile:
+        path = self._parts / part.name
+        problem = self._misfit(part)
+        if problem is not None:
+            raise CorruptionError(str(path), problem)
+        try:
+            return pq.ParquetFile(path)
+        except pa.ArrowInvalid as error:
+            raise CorruptionError(str(path), str(error)) from error
+
     def check(self, part: PartFile) -> str | None:
+        problem = self._misfit(part)
+        if problem is not None:
+            return problem
+        same = fsync_and_hash(self._parts / part.name) == part.sha256
+        return None if same else "its checksum differs"
+
+    def _misfit(self, part: PartFile) -> str | None:
         path = self._parts / part.name
         if not path.exists():
             return "the part is missing"
         if path.stat().st_size != part.size_bytes:
             return f"{path.stat().st_size} bytes, {part.size_bytes} were written"
-        return None if fsync_and_hash(path) == part.sha256 else "its checksum differs"
+        return None
 
     def _write_parts(self, versions: Iterable[pa.RecordBatch]) -> Iterator[PartFile]:
         batches = iter(versions)

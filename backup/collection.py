@@ -18,8 +18,9 @@ from typing import NamedTuple
 from urllib.parse import unquote, urlsplit
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 
-from backup.chain import Chain, LocalChain, StoredBatch
+from backup.chain import Chain, LocalChain, PartFile, StoredBatch
 from backup.restore import restore_store
 from backup.rows import row_batches, within
 from kvstore.commit import require_readable
@@ -38,6 +39,14 @@ class BackupInfo(NamedTuple):
     bytes: int
     parts: int
     seconds: float
+
+
+class Window(NamedTuple):
+    """All versions with `lower <= timestamp < upper`, in sorted parts (see backup/rows.py)."""
+
+    lower: int
+    upper: int
+    parts: tuple[PartFile, ...]
 
 
 class VerifyReport(NamedTuple):
@@ -67,6 +76,21 @@ class Collection:
     def upper(self) -> Timestamp:
         """The first instant that cannot be restored yet; 0 for an empty collection."""
         return _upper(self._chain.batches())
+
+    @property
+    def source(self) -> str | None:
+        """The `store_id` of the store that is backed up here; None for an empty collection."""
+        batches = self._chain.batches()
+        return batches[-1].source if batches else None
+
+    def windows(self) -> Sequence[Window]:
+        """What each backup holds, oldest first, for those who read parts themselves."""
+        batches = self._chain.batches()
+        return [Window(batch.lower, batch.upper, batch.parts) for batch in batches]
+
+    def open_part(self, part: PartFile) -> pq.ParquetFile:
+        """A part of a window, to be read in pieces. Raises `CorruptionError` if it is not whole."""
+        return self._chain.open(part)
 
     def list(self) -> list[BackupInfo]:
         """All backups, oldest first."""

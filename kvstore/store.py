@@ -30,7 +30,7 @@ from kvstore.changes.generation import Generation, require_stream_count
 from kvstore.clears import Clears
 from kvstore.commit import Committer, Durability
 from kvstore.engine import Batch as EngineBatch
-from kvstore.engine import Engine
+from kvstore.engine import Engine, FileSpan
 from kvstore.errors import ClosedError, UsageError
 from kvstore.gc import Clearing, Collector, GcPolicy, GcReport, GcWorker
 from kvstore.holds import Hold, HoldRecord, Holds
@@ -40,7 +40,7 @@ from kvstore.meta import FORMAT, INDEX_FLOOR, Meta
 from kvstore.mvcc import Version, Versions, WriteSet
 from kvstore.snapshot import Snapshot
 from kvstore.span import Span, require_key
-from kvstore.splits import split_span
+from kvstore.splits import split_span, user_spans
 from kvstore.timestamp import TimeLike, Timestamp, to_timestamp
 from kvstore.txn import (
     UNCHECKED,
@@ -397,7 +397,12 @@ class Store:
         if count < 1:
             raise UsageError(f"count={count}", "ask for at least one piece")
         self._live()
-        return split_span(span or Span(), self._engine.files(), count)
+        return split_span(span or Span(), self.files(), count)
+
+    def files(self) -> list[FileSpan]:
+        """The files that hold versions, by the user keys they lie between."""
+        self._live()
+        return list(user_spans(self._engine.files()))
 
     def snapshot(self, as_of: TimeLike | None = None) -> Snapshot:
         """Reads at one time that stays readable until the snapshot is closed."""

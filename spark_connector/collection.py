@@ -1,0 +1,310 @@
+"""Reading a backup collection's Parquet parts: the state at a time, or the changes of a window.
+
+A window's parts are sorted by key, newest first (backup/rows.py); a later window is newer than all
+before it. So of rows laid end to end, latest window first, a stable sort by key brings each key's
+versions together, newest first, and the first of each key is the newest: whole columns at a time.
+
+Where one window alone has rows for a span, as after a full backup, it is read row group by row
+group without a sort; else the span's rows are in memory at once, which is what splits bound.
+Statistics keep a task from opening row groups that have no row for it.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Iterator, Sequence
+from types import TracebackType
+from typing import Final, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from typing_extensions import Self
+
+from backup import Collection
+from backup.rows import OP_DELETE_RANGE, OP_PUT, range_rows
+from kvstore.changes import Change
+from kvstore.engine import FileSpan
+from kvstore.errors import UsageError
+from kvstore.mvcc import Cover, Fragments, RangeTombstone
+from kvstore.span import Span
+from kvstore.timestamp import Timestamp
+from spark_connector.origin import Frontiers
+
+_RANGE_COLUMNS: Final = ["key", "timestamp", "op", "end_key"]
+
+
+class Group(NamedTuple):
+    """One row group: where it is and what its statistics say; None is unknown."""
+
+    file: pq.ParquetFile
+    index: int
+    first: bytes | None
+    last: bytes | None
+    oldest: int
+    newest: int
+    op_min: int
+    op_max: int
+    rows: int
+    size_bytes: int
+
+    def may_hold(self, span: Span) -> bool:
+        """Whether a key of `span` can be in it."""
+        above = self.last is not None and self.last < span.start
+        below = self.first is not None and span.end is not None and self.first >= span.end
+        return not above and not below
+
+    def lies_in(self, span: Span) -> bool:
+        """Whether all its keys surely are in `span`."""
+        if self.first is None or self.last is None:
+            return False
+        return span.start <= self.first and (span.end is None or self.last < span.end)
+
+    def read(self, columns: Sequence[str]) -> pa.Table:
+        """Those columns of its rows, in one chunk each."""
+        return self.file.read_row_group(self.index, columns=list(columns)).combine_chunks()
+
+
+class CollectionOrigin:
+    """An origin over a collection."""
+
+    def __init__(self, path: str) -> None:
+        self._collection = Collection(path)
+        self._windows = self._collection.windows()
+        if not self._windows:
+            raise UsageError(f"{path} holds no backup", "run a backup first")
+        self._files: dict[str, pq.ParquetFile] = {}
+
+    def frontiers(self) -> Frontiers:
+        source = self._collection.source
+        assert source is not None, "it has a window"
+        return Frontiers(self._collection.since, self._windows[-1].upper, source)
+
+    def files(self, upto: int) -> Sequence[FileSpan]:
+        return [
+            FileSpan(group.first, group.last, group.size_bytes)
+            for groups in self._groups(since=-1, upto=upto)
+            for group in groups
+            if group.first is not None and group.last is not None
+        ]
+
+    def state(
+        self, span: Span, as_of: int, columns: Sequence[str], rows: int
+    ) -> Iterator[pa.RecordBatch]:
+        for table in self._newest(span, since=-1, upto=as_of, columns=columns, state=True):
+            yield from table.select(list(columns)).to_batches(max_chunksize=rows)
+
+    def points(
+        self, span: Span, *, since: int, upto: int, latest: bool, columns: Sequence[str], rows: int
+    ) -> Iterator[pa.RecordBatch]:
+        if latest:
+            # From the beginning of time the latest is the state, which has no deletions.
+            found = self._newest(
+                span, since=since or -1, upto=upto, columns=columns, state=since == 0
+            )
+        else:
+            found = self._all(span, since=since, upto=upto, columns=columns)
+        for table in found:
+            yield from table.select(list(columns)).to_batches(max_chunksize=rows)
+
+    def ranges(self, span: Span, *, since: int, upto: int, latest: bool) -> list[Change]:
+        if latest and since == 0:
+            return []
+        found = self._fragments(span, since=since, upto=upto).tombstones(
+            span, since=since, upto=upto, latest=latest
+        )
+        return [Change(Timestamp(t), "delete_range", start, end, None) for start, end, t in found]
+
+    def cut(self, span: Span, *, since: int, upto: int, rows: int | None, size: int | None) -> int:
+        groups = [g for groups in self._groups(since=since, upto=upto) for g in groups]
+        groups = [g for g in groups if g.may_hold(span)]
+        if size is not None:
+            total = sum(group.rows for group in groups)
+            rows = size * total // max(sum(group.size_bytes for group in groups), 1)
+        assert rows is not None
+        times = [group.read(["timestamp"])["timestamp"].to_numpy() for group in groups]
+        found = np.concatenate(times) if times else np.empty(0, np.int64)
+        commits, counts = np.unique(found[(found > since) & (found <= upto)], return_counts=True)
+        fitting = int(np.searchsorted(np.cumsum(counts), rows, side="right"))
+        return upto if fitting == len(commits) else int(commits[max(fitting - 1, 0)])
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
+    ) -> None:
+        for file in self._files.values():
+            file.close()
+
+    # -- rows -------------------------------------------------------------------------------
+
+    def _all(
+        self, span: Span, *, since: int, upto: int, columns: Sequence[str]
+    ) -> Iterator[pa.Table]:
+        needed = _with(columns, "key", "timestamp", "op")
+        for groups in self._groups(since=since, upto=upto):
+            for group in groups:
+                if group.may_hold(span):
+                    yield _points(group.read(needed), span, since=since, upto=upto)
+
+    def _newest(
+        self, span: Span, *, since: int, upto: int, columns: Sequence[str], state: bool
+    ) -> Iterator[pa.Table]:
+        """Of each key its newest version in the window, unless a range delete covers it."""
+        cover = self._fragments(span, since=since, upto=upto).cover(span, upto)
+        windows = [
+            wanted
+            for groups in self._groups(since=since, upto=upto)
+            if (wanted := [group for group in groups if group.may_hold(span)])
+        ]
+        if len(windows) == 1:
+            tables = self._of_one_window(windows[0], span, since, upto, columns, cover)
+        else:
+            tables = self._of_several(windows, span, since, upto, columns)
+        for table in tables:
+            alive = _uncovered(table, cover) if cover.starts else table
+            if state and "op" in alive.column_names:
+                alive = alive.filter(pc.equal(alive["op"], OP_PUT))
+            yield alive
+
+    def _of_one_window(
+        self,
+        groups: Sequence[Group],
+        span: Span,
+        since: int,
+        upto: int,
+        columns: Sequence[str],
+        cover: Cover,
+    ) -> Iterator[pa.Table]:
+        previous: bytes | None = None
+        for group in groups:
+            plain = (
+                group.op_min == group.op_max == OP_PUT
+                and since < group.oldest
+                and group.newest <= upto
+                and not cover.starts
+            )
+            if plain and group.lies_in(span):
+                table = group.read(_with(columns, "key"))
+            else:
+                read = group.read(_with(columns, "key", "timestamp", "op"))
+                table = _points(read, span, since=since, upto=upto)
+            if table.num_rows:
+                last = table["key"][-1].as_py()
+                yield _first_of_each_key(table, previous)
+                previous = last
+
+    def _of_several(
+        self,
+        windows: Sequence[Sequence[Group]],
+        span: Span,
+        since: int,
+        upto: int,
+        columns: Sequence[str],
+    ) -> Iterator[pa.Table]:
+        needed = _with(columns, "key", "timestamp", "op")
+        tables = [
+            _points(group.read(needed), span, since=since, upto=upto)
+            for groups in reversed(windows)
+            for group in groups
+        ]
+        if not tables:
+            return
+        table = pa.concat_tables(tables)
+        # Stable: rows of equal keys keep the order they were laid in, newest first.
+        order = pc.sort_indices(table["key"])
+        yield _first_of_each_key(table.take(order).combine_chunks(), None)
+
+    # -- what is where ----------------------------------------------------------------------
+
+    def _fragments(self, span: Span, *, since: int, upto: int) -> Fragments:
+        """The range deletes of the window that reach into `span`."""
+        found = []
+        for groups in self._groups(since=since, upto=upto):
+            for group in groups:
+                behind = group.first is not None and span.end is not None
+                if group.op_max < OP_DELETE_RANGE or (behind and group.first >= span.end):  # type: ignore[operator]
+                    continue
+                for batch in group.read(_RANGE_COLUMNS).to_batches():
+                    found += [
+                        RangeTombstone(*row)
+                        for row in range_rows(batch)
+                        if row[1] > span.start and since < row[2] <= upto
+                    ]
+        return Fragments.of(found)
+
+    def _groups(self, *, since: int, upto: int) -> Iterator[list[Group]]:
+        """The row groups of each window that meets `(since, upto]`, oldest window first."""
+        for window in self._windows:
+            if window.lower > upto or window.upper - 1 <= since:
+                continue
+            groups: list[Group] = []
+            for part in window.parts:
+                file = self._files.get(part.name)
+                if file is None:
+                    file = self._files[part.name] = self._collection.open_part(part)
+                groups += (_group(file, index) for index in range(file.num_row_groups))
+            yield [group for group in groups if group.newest > since and group.oldest <= upto]
+
+
+def _group(file: pq.ParquetFile, index: int) -> Group:
+    found = file.metadata.row_group(index)
+    columns = {
+        found.column(number).path_in_schema: found.column(number)
+        for number in range(found.num_columns)
+    }
+    keys, times, ops = (columns[name].statistics for name in ("key", "timestamp", "op"))
+    has_keys = keys is not None and keys.has_min_max
+    assert times is not None, "numbers have statistics"
+    assert ops is not None
+    return Group(
+        file=file,
+        index=index,
+        first=keys.min if has_keys else None,
+        last=keys.max if has_keys else None,
+        oldest=times.min,
+        newest=times.max,
+        op_min=ops.min,
+        op_max=ops.max,
+        rows=found.num_rows,
+        size_bytes=found.total_byte_size,
+    )
+
+
+def _with(columns: Sequence[str], *more: str) -> list[str]:
+    return [*columns, *(name for name in more if name not in columns)]
+
+
+def _points(table: pa.Table, span: Span, *, since: int, upto: int) -> pa.Table:
+    """The puts and deletes of the window and the span among stored rows."""
+    keys, times = table["key"], table["timestamp"]
+    keep = pc.and_(pc.greater(times, since), pc.less_equal(times, upto))
+    keep = pc.and_(keep, pc.not_equal(table["op"], OP_DELETE_RANGE))
+    if span.start:
+        keep = pc.and_(keep, pc.greater_equal(keys, pa.scalar(span.start, pa.binary())))
+    if span.end is not None:
+        keep = pc.and_(keep, pc.less(keys, pa.scalar(span.end, pa.binary())))
+    return table.filter(keep)
+
+
+def _first_of_each_key(table: pa.Table, previous: bytes | None) -> pa.Table:
+    """Of rows with equal keys, which lie together, the first, unless `previous` is its key."""
+    keys = table["key"].combine_chunks()
+    if isinstance(keys, pa.ChunkedArray):
+        keys = keys.chunk(0) if keys.num_chunks else pa.array([], pa.binary())
+    if not len(keys):
+        return table
+    fresh = np.ones(len(keys), dtype=bool)
+    fresh[0] = previous is None or keys[0].as_py() != previous
+    fresh[1:] = pc.not_equal(keys[1:], keys[:-1]).to_numpy(zero_copy_only=False)
+    return table if fresh.all() else table.filter(pa.array(fresh))
+
+
+def _uncovered(table: pa.Table, cover: Cover) -> pa.Table:
+    """The rows that no newer range delete covers. One binary search per row."""
+    newest = np.array([0, *cover.newest], dtype=np.int64)
+    at = [bisect.bisect_right(cover.starts, key) for key in table["key"].to_pylist()]
+    keep = newest[np.array(at, dtype=np.int64)] <= table["timestamp"].to_numpy()
+    return table.filter(pa.array(keep))
