@@ -39,7 +39,7 @@ class Group(NamedTuple):
     """One row group: where it is and what its statistics say; None is unknown."""
 
     file: pq.ParquetFile
-    index: int
+    number: int
     first: bytes | None
     last: bytes | None
     oldest: int
@@ -63,7 +63,7 @@ class Group(NamedTuple):
 
     def read(self, columns: Sequence[str]) -> pa.Table:
         """Those columns of its rows, in one chunk each."""
-        return self.file.read_row_group(self.index, columns=list(columns)).combine_chunks()
+        return self.file.read_row_group(self.number, columns=list(columns)).combine_chunks()
 
 
 class CollectionOrigin:
@@ -261,7 +261,7 @@ def _group(file: pq.ParquetFile, index: int) -> Group:
     assert ops is not None
     return Group(
         file=file,
-        index=index,
+        number=index,
         first=keys.min if has_keys else None,
         last=keys.max if has_keys else None,
         oldest=times.min,

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import Column
 from pyspark.sql import functions as F  # noqa: N812  # as every Spark program has it
-from pyspark.sql.functions import arrow_udf
+from pyspark.sql.pandas.functions import arrow_udf
 from pyspark.sql.types import BinaryType
 
 from kvstore.codec import tuples
@@ -30,7 +30,8 @@ def tuple_key(*columns: Column | str) -> Column:
     """
     if not columns:
         raise UsageError("a key of no columns", "name at least one")
-    encode: Any = arrow_udf(lambda *arrays: encode_columns(arrays), BinaryType())
+    make: Any = arrow_udf  # its overloads end at ten columns
+    encode = make(lambda *arrays: encode_columns(arrays), BinaryType())
     made: Column = encode(*(F.col(c) if isinstance(c, str) else c for c in columns))
     return made
 
@@ -99,11 +100,11 @@ def _tagged(tag: bytes, numbers: Any) -> pa.Array:
 
 
 def _is_text(kind: pa.DataType) -> bool:
-    return pa.types.is_string(kind) or pa.types.is_large_string(kind)
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
 
 
 def _is_binary(kind: pa.DataType) -> bool:
-    return pa.types.is_binary(kind) or pa.types.is_large_binary(kind)
+    return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind))
 
 
 _ENCODERS: tuple[tuple[Callable[[pa.DataType], bool], Callable[[pa.Array], pa.Array]], ...] = (

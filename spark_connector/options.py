@@ -31,6 +31,7 @@ from kvstore.timestamp import Timestamp, to_timestamp
 
 Mode: TypeAlias = Literal["state", "changes", "stream", "write"]
 
+REVISIONS: Final[tuple[Revisions, ...]] = ("all", "latest")
 PARTITIONS_MAX: Final = 10_000
 BATCH_ROWS_MAX: Final = 1 << 20
 
@@ -225,6 +226,7 @@ def _columns(given: Mapping[str, str]) -> tuple[str, ...] | None:
 
 def _revisions(given: Mapping[str, str]) -> Revisions:
     text = given.get("revisions", "all").lower()
-    if text == "all" or text == "latest":  # mypy narrows this, not `in`
-        return text
+    for known in REVISIONS:
+        if text == known:
+            return known
     raise UsageError(f"revisions={text!r}", 'pass "all" or "latest"')

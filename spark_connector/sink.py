@@ -10,7 +10,7 @@ where its rows would come in another order.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from pyspark.sql import Column, DataFrame
 
@@ -18,13 +18,14 @@ from bulk.ingest import OnConflict
 from kvstore.codec.keys import IMPORT_ID_MAX
 from kvstore.errors import UsageError
 from kvstore.store import Store
-from spark_connector.load import Duplicates, run_import
+from spark_connector.load import run_import
+from spark_connector.rows import Columns, Duplicates
 
 
 def batch_importer(
     store: Store,
     name: str,
-    key: Column | str | Sequence[Column | str],
+    key: Columns,
     value: Column | str,
     *,
     op: Column | str | None = None,

@@ -28,7 +28,7 @@ from typing import Final, TypeAlias
 from kvstore.codec.ordered import TERMINATOR, frame, unframe
 from kvstore.errors import CorruptionError, UsageError
 
-Element: TypeAlias = "None | bool | int | float | bytes | str | date | datetime"
+Element: TypeAlias = "bool | int | float | bytes | str | date | datetime | None"
 
 NULL: Final = b"\x01"
 FALSE: Final = b"\x02"

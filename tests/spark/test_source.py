@@ -206,12 +206,11 @@ def test_registered_format_pushes_filters_and_works_where_pushing_is_off(
     df = load(spark, history.collection, readChangeFeed="true", startingTimestamp="0")
     found = df.where(f"_commit_version > {int(history.first)} AND key = X'6b303030'")
     assert [bytes(row.value) for row in found.collect()] == [b"changed"]
-    nothing = load(spark, history.checkpoint, numPartitions="5").where(
-        "key > X'6b39' AND key < X'6b30'"
-    )
+    none = "key > X'6b39' AND key < X'6b30'"
+    nothing = load(spark, history.checkpoint, numPartitions="5").where(none)
     assert nothing.rdd.getNumPartitions() == 1
     unpushed = load(spark, history.checkpoint, numPartitions="5", pushdown="false")
-    assert unpushed.where("key > X'6b39' AND key < X'6b30'").rdd.getNumPartitions() == 5
+    assert unpushed.where(none).rdd.getNumPartitions() == 5
     spark.conf.set(PUSHDOWN, "false")
     try:
         assert load(spark, history.checkpoint, pushdown="false").count() == 399
@@ -235,7 +234,8 @@ def test_write_stages_an_import_that_the_owner_adds(spark: SparkSession, tmp_pat
 
 def test_unsorted_write_is_refused_and_leaves_nothing(spark: SparkSession, tmp_path: Path) -> None:
     df = spark.sql(
-        "SELECT CAST(CAST(99 - id AS STRING) AS BINARY) AS key, X'00' AS value FROM range(0, 9, 1, 1)"
+        "SELECT CAST(CAST(99 - id AS STRING) AS BINARY) AS key, X'00' AS value "
+        "FROM range(0, 9, 1, 1)"
     )
     with pytest.raises(Exception, match="sort the rows by key first"):
         df.write.format("kvstore").mode("append").save(str(tmp_path / "staging"))
