@@ -1,5 +1,6 @@
 """Backups: collections of a store's history, restored as of any instant."""
 
-from backup.collection import BackupInfo, Collection, VerifyReport
+from backup.collection import BackupInfo, Collection, CollectionInfo
+from backup.verify import VerifyReport
 
-__all__ = ["BackupInfo", "Collection", "VerifyReport"]
+__all__ = ["BackupInfo", "Collection", "CollectionInfo", "VerifyReport"]

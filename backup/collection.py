@@ -1,37 +1,66 @@
 """A backup collection: the history of one store, written down window by window.
 
-The first backup is full, `[0, t)`; each later one is the window since the one before. Windows join
-without gap or overlap, so the collection restores the store as of any instant it covers.
+The first backup is full, `[0, t)`; each later one appends the window since the one before, by
+compare-and-append to a shard, so windows join without gap or overlap and two scripts cannot
+interleave. The collection restores the store as of any instant in `[since, upper)`.
 
 The source store holds its history at the collection's upper (a hold named after the collection), so
-that the next window is whole however late it comes.
+that the next window is whole however late it comes. Where that history was lost all the same, a
+new full backup begins another chain; the old one stays readable up to where it ended.
 """
 
 from __future__ import annotations
 
-import hashlib
 import os
+import time
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import NamedTuple
-from urllib.parse import unquote, urlsplit
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from backup.chain import Chain, LocalChain, PartFile, StoredBatch
-from backup.restore import restore_store
-from backup.rows import row_batches, within
-from kvstore.commit import require_readable
-from kvstore.errors import CorruptionError, HistoryGoneError, UsageError
+from backup.chains import RETENTION, Chains, Record
+from backup.export import exported
+from backup.place import find_place
+from backup.restore import restore_into_store, restore_store
+from backup.sealed import Secret
+from backup.shard import (
+    EMPTY,
+    VERSIONS,
+    Batch,
+    BatchDesc,
+    Part,
+    Shard,
+    Snapshot,
+    Window,
+    delete_batch,
+)
+from backup.shard.part import open_part
+from backup.shard.scrub import ScrubReport
+from backup.verify import Depth, VerifyReport, verify_chains
+from kvstore.arrow import ROWS_SCHEMA
+from kvstore.clock import Clock, WallClock
+from kvstore.errors import (
+    FencedError,
+    HistoryGoneError,
+    LockedError,
+    NotYetWrittenError,
+    UpperMismatchError,
+    UsageError,
+)
+from kvstore.holds import Hold
+from kvstore.limits import BACKUP_ATTEMPTS
 from kvstore.span import Span
 from kvstore.store import Store
-from kvstore.timestamp import TimeLike, Timestamp, to_timestamp
+from kvstore.timestamp import NS_PER_SECOND, TimeLike, Timestamp, to_timestamp
 
 
 class BackupInfo(NamedTuple):
-    """One backup: all versions with `lower <= timestamp < upper`."""
+    """One backup, or several that compaction has merged: all versions in `[lower, upper)`."""
 
     lower: Timestamp
     upper: Timestamp
@@ -41,115 +70,173 @@ class BackupInfo(NamedTuple):
     seconds: float
 
 
-class Window(NamedTuple):
-    """All versions with `lower <= timestamp < upper`, in sorted parts (see backup/rows.py)."""
+class CollectionInfo(NamedTuple):
+    """A collection at a glance. `recovery_point_age_seconds`: what a disaster now would lose."""
 
-    lower: int
-    upper: int
-    parts: tuple[PartFile, ...]
-
-
-class VerifyReport(NamedTuple):
-    """What a verification read."""
-
-    backups: int
-    parts: int
+    url: str
+    source: str | None
+    since: Timestamp
+    upper: Timestamp
+    chains: int
+    batches: int
+    rows: int
     bytes: int
+    recovery_point_age_seconds: float
 
 
 class Collection:
-    """Backups of one store at `url`: a path or a `file://` URL. Made by the first backup."""
+    """Backups of one store at `url`: a path, `file://`, `s3://`, `gs://`, `az://` or `memory://`.
 
-    def __init__(self, url: str | os.PathLike[str]) -> None:
+    Nothing is written before the first backup. With a `passphrase` or a `key_file` (32 bytes, or
+    64 hex digits) all of it is encrypted, manifests included. `options` go to the object store.
+    """
+
+    def __init__(
+        self,
+        url: str | os.PathLike[str],
+        passphrase: str | None = None,
+        *,
+        key_file: str | os.PathLike[str] | None = None,
+        options: dict[str, str] | None = None,
+        clock: WallClock | None = None,
+    ) -> None:
         self.url = os.fspath(url)
-        self._root = _local_path(self.url)
-        self._chain: Chain = LocalChain(self._root)
+        secret = None
+        if passphrase is not None or key_file is not None:
+            key_path = None if key_file is None else Path(key_file)
+            secret = Secret(passphrase=passphrase, key_file=key_path)
+        self._place = find_place(self.url, secret, options=options)
+        self._clock = clock or Clock()
+        self._chains = Chains(self._place, self.url, self._clock)
 
     # -- what is there ----------------------------------------------------------------------
 
     @property
     def since(self) -> Timestamp:
-        """The oldest instant that can be restored."""
-        return _since(self._chain.batches())
+        """The oldest instant of the newest chain that can be restored; 0 for an empty one."""
+        newest = self._newest()
+        return Timestamp(0 if newest is None else newest.since)
 
     @property
     def upper(self) -> Timestamp:
         """The first instant that cannot be restored yet; 0 for an empty collection."""
-        return _upper(self._chain.batches())
+        newest = self._newest()
+        return Timestamp(0 if newest is None else newest.upper)
 
     @property
     def source(self) -> str | None:
         """The `store_id` of the store that is backed up here; None for an empty collection."""
-        batches = self._chain.batches()
-        return batches[-1].source if batches else None
+        record = self._chains.read()
+        return None if record is None else record.source
 
-    def windows(self) -> Sequence[Window]:
-        """What each backup holds, oldest first, for those who read parts themselves."""
-        batches = self._chain.batches()
-        return [Window(batch.lower, batch.upper, batch.parts) for batch in batches]
+    def batches(self) -> Sequence[Batch]:
+        """What the newest chain is made of, oldest first, for those who read parts themselves."""
+        newest = self._newest()
+        return () if newest is None else newest.refresh().batches
 
-    def open_part(self, part: PartFile) -> pq.ParquetFile:
-        """A part of a window, to be read in pieces. Raises `CorruptionError` if it is not whole."""
-        return self._chain.open(part)
+    def open_part(self, part: Part) -> pq.ParquetFile:
+        """A part of one of the `batches`, to be read in pieces, each page checked.
+
+        Raises `MissingPartError` if compaction has replaced it: look at the batches again.
+        """
+        return open_part(self._place.blob, part, VERSIONS)
 
     def list(self) -> list[BackupInfo]:
-        """All backups, oldest first."""
-        return [_info(batch) for batch in self._chain.batches()]
+        """All backups, oldest first; those that were compacted count as one."""
+        return [_info(batch) for shard in self._shards() for batch in shard.refresh().batches]
 
-    def verify(self) -> VerifyReport:
-        """Read every part and compare its checksum.
+    def show(self) -> CollectionInfo:
+        """What is there, at a glance."""
+        record = self._chains.read()
+        shards = self._shards(record)
+        batches = [batch for shard in shards for batch in shard.refresh().batches]
+        upper = shards[-1].upper if shards else 0
+        return CollectionInfo(
+            url=self.url,
+            source=None if record is None else record.source,
+            since=Timestamp(min((shard.since for shard in shards), default=0)),
+            upper=Timestamp(upper),
+            chains=len(shards),
+            batches=len(batches),
+            rows=sum(batch.rows for batch in batches),
+            bytes=sum(batch.size for batch in batches),
+            recovery_point_age_seconds=max(self._clock.wall_ns() - upper, 0) / NS_PER_SECOND,
+        )
 
-        Raises `CorruptionError` naming every part that is missing or damaged.
+    def verify(self, depth: Depth = "checksums", store: Store | None = None) -> VerifyReport:
+        """Prove that what was written is there.
+
+        `"files"`: every part exists. `"checksums"`: every part is read and its bytes compared.
+        `"contents"`: and every version equals the `store`'s, by fingerprint, over the time both
+        cover. Raises `CorruptionError` naming all that is missing or differs.
         """
-        batches = self._chain.batches()
-        parts = [part for batch in batches for part in batch.parts]
-        found = [(part.name, self._chain.check(part)) for part in parts]
-        damaged = [f"{name}: {problem}" for name, problem in found if problem is not None]
-        if damaged:
-            raise CorruptionError(
-                self.url, "; ".join(damaged), "restore instants before it, and make a new full"
-            )
-        return VerifyReport(len(batches), len(parts), sum(part.size_bytes for part in parts))
+        return verify_chains(self._shards(), self.url, depth=depth, store=store)
 
     # -- writing ----------------------------------------------------------------------------
 
-    def backup(self, store: Store, *, max_age: timedelta | None = None) -> BackupInfo:
+    def backup(
+        self,
+        store: Store,
+        *,
+        full: bool = False,
+        token: str | None = None,
+        max_age: timedelta | None = None,
+    ) -> BackupInfo:
         """Append what `store` has committed since the last backup; the first one is full.
 
-        Everything committed before the call is in it, and nothing that a crash can take back.
-        Between backups the store keeps its history, unless it falls further behind than
-        `max_age`.
+        Everything committed before the call is in it, and nothing that a crash can take back. Of
+        two scripts at once each takes a window of its own. A `token` names this backup: made
+        again after a crash, it is done once. Between backups the store keeps its history, unless
+        it falls further behind than `max_age`.
 
-        Raises `LockedError` while another backup writes here, `UsageError` if the collection is
-        another store's, `HistoryGoneError` if the store no longer has the window.
+        Raises `UsageError` if the collection is another store's, `HistoryGoneError` if the store no
+        longer has the window: then `full=True` begins another chain beside the present one.
         """
-        with self._chain.writing():
-            batches = self._chain.batches()
-            if batches and batches[-1].source != store.store_id:
-                raise UsageError(
-                    f"{self.url} holds the backups of store {batches[-1].source}",
-                    "back this store up into a collection of its own",
-                )
-            lower = _upper(batches)
-            upper = store.sync()
+        record = self._chains.begin(store.store_id)
+        if full and self._chains.shard(record.chains[-1]).upper:
+            record = self._chains.extend(record)
+        shard = self._chains.shard(record.chains[-1])
+        name = f"backup-{record.collection_id}"
+        for _ in range(BACKUP_ATTEMPTS):
+            done = _appended_before(shard, token)
+            if done is not None:
+                return _info(done)
+            hold = self._hold(store, name, shard.upper, max_age)
             try:
-                hold = store.hold(
-                    self._hold_name, at=lower - 1 if batches else None, max_age=max_age
-                )
-            except HistoryGoneError as error:
-                raise HistoryGoneError(
-                    as_of=lower - 1,
-                    since=store.since,
-                    remedy="the chain is broken: begin a new collection; this one stays restorable",
-                ) from error
-            since = max(_since(batches), 0) if batches else store.since
-            batch = self._chain.append(
-                _window(store, since=lower - 1 if batches else None, upto=upper - 1),
-                lower=lower,
-                upper=upper,
-                since=since,
-                source=store.store_id,
-            )
+                return self._append_window(shard, store, hold, token)
+            except UpperMismatchError:
+                shard.refresh()
+        raise LockedError(self.url, "other scripts that back up at the same time")
+
+    def _hold(self, store: Store, name: str, lower: int, max_age: timedelta | None) -> Hold:
+        try:
+            return store.hold(name, at=lower - 1 if lower else None, max_age=max_age)
+        except HistoryGoneError as error:
+            raise _chain_broken(lower - 1, error.since) from error
+
+    def _append_window(
+        self, shard: Shard, store: Store, hold: Hold, token: str | None
+    ) -> BackupInfo:
+        started = time.perf_counter()
+        lower, upper = shard.upper, int(store.sync())
+        if upper <= lower:
+            return BackupInfo(Timestamp(lower), Timestamp(upper), 0, 0, 0, 0.0)
+        try:
+            window = exported(store, since=lower - 1 if lower else None, upto=upper - 1)
+        except HistoryGoneError as error:
+            raise _chain_broken(lower - 1, error.since) from error
+        if not lower:
+            shard.critical(RETENTION).downgrade(min(window.whole_since, upper - 1))
+        batch = shard.write_batch(BatchDesc(lower, upper), window.rows)
+        meta = (("seconds", f"{time.perf_counter() - started:.3f}"), ("token", token or ""))
+        batch = replace(batch, meta=meta)
+        try:
+            shard.writer().compare_and_append(batch, token=token)
+        except UpperMismatchError:
+            delete_batch(shard.blob, batch)
+            raise
+        # Another script that has taken the hold meanwhile holds what it needs itself.
+        with suppress(FencedError):
             hold.move(upper - 1)
         return _info(batch)
 
@@ -161,74 +248,177 @@ class Collection:
         as_of: TimeLike | None = None,
         prefix: bytes | None = None,
         history: bool = True,
+        *,
+        start: bytes | None = None,
+        end: bytes | None = None,
     ) -> Timestamp:
         """Build a new store at `path` with the original timestamps; returns its newest instant.
 
-        As of `as_of` (default: the newest), whole or the keys with `prefix`; with
+        As of `as_of` (default: the newest), whole, or the keys of a span or with `prefix`; with
         `history=False` only what was alive then. `path` must not exist; it appears when the
-        restore is whole, so a crash leaves no half of one.
+        restore is whole, so a crash leaves no half of one. Memory is bounded.
 
         Raises `HistoryGoneError` or `NotYetWrittenError` outside the window, `CorruptionError`
-        if a part is damaged. Costs O(bytes of the batches up to `as_of`).
+        if a part is damaged.
         """
-        batches = self._chain.batches()
-        instant = self._instant(batches, as_of)
+        span = Span.of(start, end, prefix)
+        with self._snapshot(as_of) as (shard, snapshot):
+            at = snapshot.as_of
+            rows = snapshot.view(Window(-1, at), span) if history else snapshot.read(span)
+            restore_store(Path(path), rows, since=shard.since if history else at, as_of=at)
+        return Timestamp(at)
+
+    def restore_into(
+        self,
+        store: Store,
+        as_of: TimeLike | None = None,
+        prefix: bytes | None = None,
+        *,
+        start: bytes | None = None,
+        end: bytes | None = None,
+    ) -> Timestamp:
+        """Import what was alive at `as_of` into a live store, stamped when added, as one import.
+
+        Keys that the backup does not have stay as they are: delete their range first to replace
+        it. Returns the stamp. Raises as `restore`; then nothing was added.
+        """
+        span = Span.of(start, end, prefix)
+        with self._snapshot(as_of) as (_, snapshot):
+            return restore_into_store(store, snapshot.read(span))
+
+    def scan_batches(
+        self, as_of: TimeLike | None = None, prefix: bytes | None = None
+    ) -> pa.RecordBatchReader:
+        """The rows alive at `as_of` as Arrow record batches `key`, `value`, in key order.
+
+        Read without restoring: batches are merged in Arrow, in bounded memory.
+        """
         span = Span.of(prefix=prefix)
-        restore_store(
-            Path(path),
-            [self._rows(batch, span, instant) for batch in batches if batch.lower <= instant],
-            since=_since(batches),
-            as_of=instant,
-            history=history,
+
+        def rows() -> Iterator[pa.RecordBatch]:
+            with self._snapshot(as_of) as (_, snapshot):
+                for batch in snapshot.read(span):
+                    columns = [batch.column("key"), batch.column("value")]
+                    yield pa.RecordBatch.from_arrays(columns, schema=ROWS_SCHEMA)
+
+        return pa.RecordBatchReader.from_batches(ROWS_SCHEMA, rows())
+
+    # -- upkeep -----------------------------------------------------------------------------
+
+    def compact(self) -> None:
+        """Merge the batches of the newest chain into one, and free what is no longer needed.
+
+        Every instant in `[since, upper)` stays restorable. Costs reading and writing the chain.
+        """
+        newest = self._newest()
+        if newest is not None:
+            newest.compact(full=True)
+            newest.gc()
+
+    def scrub(self, *, delete_orphans_older_than: timedelta | None = None) -> ScrubReport:
+        """Name the blobs that nothing needs (left by backups that did not finish), and those
+        that are missing. Orphans older than given are deleted; leave time for running backups."""
+        before_ns = None
+        if delete_orphans_older_than is not None:
+            before_ns = self._clock.wall_ns() - _ns(delete_orphans_older_than)
+        found = [shard.scrub(delete_orphans_before_ns=before_ns) for shard in self._shards()]
+        return ScrubReport(
+            missing=tuple(name for report in found for name in report.missing),
+            altered=(),
+            orphans=tuple(name for report in found for name in report.orphans),
+            deleted=tuple(name for report in found for name in report.deleted),
         )
-        return instant
 
-    def _rows(self, batch: StoredBatch, span: Span, upto: int) -> Iterator[pa.RecordBatch]:
-        for part in batch.parts:
-            for rows in self._chain.read(part):
-                yield within(rows, span, upto)
+    def expire(self, before: TimeLike | None = None, *, keep: timedelta | None = None) -> Timestamp:
+        """Give up instants before `before`, or older than `keep`; returns the new `since`.
 
-    def _instant(self, batches: Sequence[StoredBatch], as_of: TimeLike | None) -> Timestamp:
-        if not batches:
+        Moves `since`, rewrites what it has passed and frees the space. Instants from `since` on
+        stay restorable. Raises `UsageError` unless exactly one of the two is given.
+        """
+        if (before is None) == (keep is None):
+            raise UsageError("expire takes before= or keep=", "pass one of the two")
+        record = self._chains.read()
+        if record is None:
+            return Timestamp(0)
+        shards = self._shards(record)
+        newest = shards[-1]
+        if keep is not None:
+            limit = self._clock.wall_ns() - _ns(keep)
+        else:
+            assert before is not None
+            limit = int(to_timestamp(before, name="before"))
+        self._drop_ended(record, shards[:-1], limit)
+        target = min(limit, newest.upper - 1)
+        if target > newest.since:
+            newest.critical(RETENTION).downgrade(target)
+        newest.compact(full=True)
+        newest.gc()
+        return Timestamp(newest.refresh().since)
+
+    def _drop_ended(self, record: Record, older: Sequence[Shard], limit: int) -> None:
+        """Remove chains that ended before `limit`."""
+        ended = [shard for shard in older if shard.upper <= limit]
+        if not ended:
+            return
+        self._chains.drop(record, {shard.log.shard for shard in ended})
+        for shard in ended:
+            shard.critical(RETENTION).downgrade(EMPTY)
+            shard.writer().progress(EMPTY)
+            shard.finalise()
+
+    # -- inside -----------------------------------------------------------------------------
+
+    def _shards(self, record: Record | None = None) -> Sequence[Shard]:
+        record = record or self._chains.read()
+        return [] if record is None else [self._chains.shard(name) for name in record.chains]
+
+    def _newest(self) -> Shard | None:
+        shards = self._shards()
+        return shards[-1] if shards else None
+
+    @contextmanager
+    def _snapshot(self, as_of: TimeLike | None) -> Iterator[tuple[Shard, Snapshot]]:
+        """The newest chain that covers `as_of`, held still at it."""
+        shards = [shard for shard in self._shards() if shard.upper]
+        if not shards:
             raise UsageError(f"{self.url} holds no backup", "run a backup first")
-        upper = _upper(batches)
-        instant = Timestamp(upper - 1) if as_of is None else to_timestamp(as_of, name="as_of")
-        require_readable(instant, since=_since(batches), upper=upper)
-        return instant
-
-    @property
-    def _hold_name(self) -> str:
-        place = hashlib.sha256(str(self._root.resolve()).encode()).hexdigest()[:12]
-        return f"backup-{place}"
-
-
-def _window(store: Store, *, since: int | None, upto: int) -> Iterator[pa.RecordBatch]:
-    return row_batches(store.versions(since=since, upto=upto))
+        newest = shards[-1]
+        at = newest.upper - 1 if as_of is None else int(to_timestamp(as_of, name="as_of"))
+        if at >= newest.upper:
+            raise NotYetWrittenError(as_of=at, upper=newest.upper)
+        covering = [shard for shard in shards if shard.since <= at < shard.upper]
+        if not covering:
+            raise HistoryGoneError(as_of=at, since=newest.since)
+        with covering[-1].snapshot(at) as snapshot:
+            yield covering[-1], snapshot
 
 
-def _since(batches: Sequence[StoredBatch]) -> Timestamp:
-    return Timestamp(batches[-1].since if batches else 0)
+def _ns(duration: timedelta) -> int:
+    return int(duration.total_seconds() * NS_PER_SECOND)
 
 
-def _upper(batches: Sequence[StoredBatch]) -> Timestamp:
-    return Timestamp(batches[-1].upper if batches else 0)
+def _appended_before(shard: Shard, token: str | None) -> Batch | None:
+    """The batch that an earlier call with this token appended."""
+    if token is None:
+        return None
+    return next((b for b in shard.refresh().batches if ("token", token) in b.meta), None)
 
 
-def _info(batch: StoredBatch) -> BackupInfo:
-    return BackupInfo(
-        Timestamp(batch.lower),
-        Timestamp(batch.upper),
-        sum(part.rows for part in batch.parts),
-        sum(part.size_bytes for part in batch.parts),
-        len(batch.parts),
-        batch.seconds,
+def _chain_broken(needed: int, since: int) -> HistoryGoneError:
+    return HistoryGoneError(
+        as_of=needed,
+        since=since,
+        remedy="the chain is broken: backup(store, full=True) begins another; "
+        "what is there stays restorable",
     )
 
 
-def _local_path(url: str) -> Path:
-    parts = urlsplit(url)
-    if parts.scheme == "file":
-        return Path(unquote(parts.path))
-    if "://" in url:
-        raise UsageError(f"{url}: collections live on local files", "pass a path or file://")
-    return Path(url)
+def _info(batch: Batch) -> BackupInfo:
+    return BackupInfo(
+        Timestamp(batch.lower),
+        Timestamp(batch.upper),
+        batch.rows,
+        batch.size,
+        len(batch.parts),
+        float(dict(batch.meta).get("seconds", 0.0)),
+    )

@@ -1,9 +1,10 @@
-"""Restoring: from batches of versions to a store.
+"""Restoring: from sorted versions to a store, in bounded memory.
 
-Each batch becomes sorted files of its own, which RocksDB takes as they are: versions carry their
-timestamps in their keys, so the batches need no merging, and memory is bounded by one record batch.
+Versions carry their timestamps in their keys, and the rows come sorted as the keys of `data` are:
+so they are written to SSTs as they come, and RocksDB takes the files as they are.
 
-The store is built beside its place and appears there by a rename, whole.
+A new store is built beside its place and appears there by a rename, whole. What goes into a live
+store is staged as an import, and gets its timestamp when it is added.
 """
 
 from __future__ import annotations
@@ -11,34 +12,30 @@ from __future__ import annotations
 import os
 import secrets
 import shutil
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pyarrow as pa
 
-import kvstore
-from backup.rows import data_entries, range_rows, row_batches
+import bulk
+from backup.rows import data_entries, range_rows
+from bulk.ingest import staging_beside
 from bulk.sst import SstFile
 from bulk.staging import fsync_directory
 from kvstore.errors import UsageError
 from kvstore.mvcc import RangeTombstone
 from kvstore.opening import found
+from kvstore.store import Store
+from kvstore.timestamp import Timestamp
 
 _BUILDING = ".restoring-"
 
-ROWS_PER_FILE = 2_000_000
-"""Rows of one SST: a few hundred megabytes, what RocksDB likes to open and compact."""
+BYTES_PER_FILE = 256 << 20
+"""Bytes of one SST: what RocksDB likes to open and compact."""
 
 
-def restore_store(
-    path: Path,
-    batches: Sequence[Iterable[pa.RecordBatch]],
-    *,
-    since: int,
-    as_of: int,
-    history: bool,
-) -> None:
-    """Build a store at `path` from batches of versions at or below `as_of`, oldest first.
+def restore_store(path: Path, batches: Iterable[pa.RecordBatch], *, since: int, as_of: int) -> None:
+    """Build a store at `path` from sorted versions at or below `as_of`, whole from `since` on.
 
     Raises `UsageError` if something is at `path`.
     """
@@ -49,57 +46,53 @@ def restore_store(
     building.mkdir(parents=True)
     try:
         place = building / "store"
-        _build(place, batches, since=since, as_of=as_of)
-        if not history:
-            place, whole = building / "state", place
-            _build(place, [_state(whole, as_of)], since=as_of, as_of=as_of)
+        with found(place, since=since, newest=as_of) as founding:
+            tombstones: list[RangeTombstone] = []
+            for file in _files(building, batches, tombstones):
+                founding.add([file], tombstones)
+                tombstones.clear()
+            founding.add([], tombstones)
         os.rename(place, path)
         fsync_directory(path.parent)
     finally:
         shutil.rmtree(building, ignore_errors=True)
 
 
-def _build(
-    path: Path, batches: Sequence[Iterable[pa.RecordBatch]], *, since: int, as_of: int
-) -> None:
-    files_at = path.with_suffix(".ingest")
-    with found(path, since=since, newest=as_of) as founding:
-        for number, batch in enumerate(batches):
-            tombstones: list[RangeTombstone] = []
-            files = list(_files(files_at, number, batch, tombstones))
-            founding.add(files, tombstones)
-
-
-def _state(path: Path, as_of: int) -> Iterator[pa.RecordBatch]:
-    """What is alive at `as_of` in the store at `path`, each row with its own timestamp."""
-    with kvstore.open(path, create=False) as store:
-        yield from row_batches(store.changes(0, as_of, revisions="latest"))
+def restore_into_store(store: Store, batches: Iterable[pa.RecordBatch]) -> Timestamp:
+    """Add sorted live rows to a store as one import; returns its stamp."""
+    with staging_beside(store) as directory:
+        staged = bulk.Import.create(directory)
+        writer = staged.writer()
+        for batch in batches:
+            writer.write(batch.select(["key", "value"]))
+            if writer.size_bytes >= BYTES_PER_FILE:
+                writer.finish()
+                writer = staged.writer()
+        writer.finish()
+        staged.seal()
+        return bulk.ingest(store, directory, move=True)
 
 
 def _files(
-    directory: Path,
-    number: int,
-    batches: Iterable[pa.RecordBatch],
-    tombstones: list[RangeTombstone],
+    directory: Path, batches: Iterable[pa.RecordBatch], tombstones: list[RangeTombstone]
 ) -> Iterator[Path]:
-    """Write the points of one batch as SSTs; its range tombstones are collected."""
+    """Write the point versions as SSTs, one after the other; range tombstones are collected."""
     file: SstFile | None = None
     path = directory
-    rows = count = 0
+    count = 0
     for batch in batches:
         tombstones.extend(RangeTombstone(*row) for row in range_rows(batch))
         keys, values = data_entries(batch)
         if not keys:
             continue
         if file is None:
-            path = directory / f"{number:08d}-{count:06d}.sst"
-            file, rows, count = SstFile(path), 0, count + 1
+            path, count = directory / f"{count:06d}.sst", count + 1
+            file = SstFile(path)
         file.add(keys, values)
-        rows += len(keys)
-        if rows >= ROWS_PER_FILE:
+        if file.size_bytes >= BYTES_PER_FILE:
             file.finish()
-            yield path
             file = None
+            yield path
     if file is not None:
         file.finish()
         yield path

@@ -1,45 +1,22 @@
-"""Versions as rows: what the parts of a backup hold.
+"""Between changes, the rows of a shard of versions, and entries of the `data` family.
 
-    key        binary       user key; of a range tombstone its start
-    timestamp  int64        nanoseconds since the epoch
-    op         uint8        0 delete | 1 put | 2 delete_range
-    value      binary null  of a put
-    end_key    binary null  of a delete_range
-
-    order: by key, then newest first; at one key and time the range tombstone first
-
-Invariants
-1. Imports and reverts do not occur: they are expanded to the versions they made.
-2. In one window `(since, upto]` a key has at most one row per timestamp, beside range tombstones.
+The rows are those of `backup.shard.VERSIONS_SCHEMA`, sorted by key, then newest first; at one
+key and time the range tombstone first. Imports and reverts do not occur among them: they come
+expanded to the versions they made.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from backup.shard import OP_DELETE, OP_DELETE_RANGE, OP_PUT, VERSIONS_SCHEMA
 from kvstore.changes import Change
 from kvstore.codec.keys import TOMBSTONE, U64_MAX, VALUE
 from kvstore.codec.ordered import TERMINATOR
 from kvstore.limits import ARROW_BYTES_MAX, ARROW_ROWS_MAX
-from kvstore.span import Span
-
-OP_DELETE: Final = 0
-OP_PUT: Final = 1
-OP_DELETE_RANGE: Final = 2
-
-VERSIONS_SCHEMA: Final = pa.schema(
-    [
-        pa.field("key", pa.binary(), nullable=False),
-        pa.field("timestamp", pa.int64(), nullable=False),
-        pa.field("op", pa.uint8(), nullable=False),
-        pa.field("value", pa.binary()),
-        pa.field("end_key", pa.binary()),
-    ]
-)
 
 _OP_CODE = {"delete": OP_DELETE, "put": OP_PUT, "delete_range": OP_DELETE_RANGE}
 
@@ -56,22 +33,6 @@ def row_batches(changes: Iterable[Change]) -> Iterator[pa.RecordBatch]:
             rows, size = [], 0
     if rows:
         yield _batch(rows)
-
-
-def within(batch: pa.RecordBatch, span: Span, upto: int) -> pa.RecordBatch:
-    """The rows of a batch at or below `upto` that concern `span`; ranges are cut to it."""
-    keep = pc.less_equal(batch.column("timestamp"), upto)
-    keys, ends = batch.column("key"), batch.column("end_key")
-    if span.start:
-        start = pa.scalar(span.start, pa.binary())
-        reaches = pc.fill_null(pc.greater(ends, start), False)
-        keep = pc.and_(keep, pc.or_(pc.greater_equal(keys, start), reaches))
-    if span.end is not None:
-        keep = pc.and_(keep, pc.less(keys, pa.scalar(span.end, pa.binary())))
-    kept = batch.filter(keep)
-    if span.start or span.end is not None:
-        kept = _cut(kept, span)
-    return kept
 
 
 def data_entries(batch: pa.RecordBatch) -> tuple[list[bytes], list[bytes]]:
@@ -124,17 +85,6 @@ def _batch(rows: list[Change]) -> pa.RecordBatch:
         ],
         schema=VERSIONS_SCHEMA,
     )
-
-
-def _cut(batch: pa.RecordBatch, span: Span) -> pa.RecordBatch:
-    keys, ends = batch.column("key"), batch.column("end_key")
-    start = pa.scalar(span.start, pa.binary())
-    keys = pc.if_else(pc.less(keys, start), start, keys)
-    if span.end is not None:
-        end = pa.scalar(span.end, pa.binary())
-        ends = pc.if_else(pc.fill_null(pc.greater(ends, end), False), end, ends)
-    columns = [keys, batch.column("timestamp"), batch.column("op"), batch.column("value"), ends]
-    return pa.RecordBatch.from_arrays(columns, schema=VERSIONS_SCHEMA)
 
 
 def _suffixes(timestamps: pa.Array) -> pa.Array:

@@ -69,8 +69,10 @@ def measure(
 def _run(workload: Workload, process: Process, call: Call, step: int) -> Result:
     """One turn of one subject; short operations are repeated and the least time counts."""
     arguments = dict(call.arguments)
-    if process.facts.get("slow_commits"):
+    items = workload.items
+    if call.operation in process.facts.get("slow", ()):
         arguments |= workload.slow_arguments
+        items = items and workload.slow_arguments.get("count", items)
     best: Result | None = None
     for repeat in range(workload.repeats):
         if call.operation in STEPPED:
@@ -78,8 +80,8 @@ def _run(workload: Workload, process: Process, call: Call, step: int) -> Result:
         result = process.call(call.operation, **arguments)
         if result.problem:
             return result
-        if workload.items is not None and result.items != workload.items:
-            return Result(problem=f"handled {result.items} items of {workload.items}")
+        if items is not None and result.items != items:
+            return Result(problem=f"handled {result.items} items of {items}")
         if best is None or result.seconds < best.seconds:
             best = result
     assert best is not None

@@ -5,8 +5,14 @@ from __future__ import annotations
 import threading
 from pathlib import Path
 
+import pyarrow as pa
+
+import backup
+import bulk
 import kvstore
+from benchmarks.raw import incompressible
 from benchmarks.subject import Subject, Work, tree_bytes
+from kvstore.arrow import ROWS_SCHEMA
 
 _FILL_ROWS = 10_000
 
@@ -21,6 +27,8 @@ class Ours(Subject):
     def __init__(self, directory: Path, data) -> None:
         super().__init__(directory, data)
         self.store: kvstore.Store | None = None
+        self.taking: kvstore.Store | None = None
+        self.backups = 0
 
     def now(self) -> kvstore.Timestamp:
         return kvstore.Timestamp(self.store.sync() - 1)
@@ -92,6 +100,90 @@ class Ours(Subject):
 
         return work
 
+    def bulk_load(self) -> Work:
+        columns = pa.table({"key": self.data.keys, "value": self.data.values}, schema=ROWS_SCHEMA)
+        batches = columns.to_batches(max_chunksize=16_384)
+        staging, target = self.fresh("bulk-staging"), self.fresh("bulk")
+
+        def work() -> int:
+            load = bulk.Import.create(staging)
+            with load.writer() as writer:
+                for batch in batches:
+                    writer.write(batch)
+            load.seal()
+            with kvstore.open(target) as store:
+                bulk.ingest(store, staging, move=True)
+            return self.data.rows
+
+        return work
+
+    def ingest(self, megabytes: int) -> Work:
+        """Add one sealed import of that size."""
+        staging = self.fresh("ingest-staging")
+        load = bulk.Import.create(staging)
+        with load.writer(compression="none") as writer:
+            for key, value in zip(*incompressible(megabytes), strict=True):
+                writer.put(key, value)
+        load.seal()
+        if self.taking is not None:
+            self.taking.close()
+        self.taking = kvstore.open(self.fresh("ingest"))
+
+        def work() -> int:
+            bulk.ingest(self.taking, staging, move=True)
+            return 1
+
+        return work
+
+    def transact(self, count: int, step: int) -> Work:
+        keys, values = self.data.updates(count, step)
+
+        def work() -> int:
+            for key, value in zip(keys, values, strict=True):
+                with self.store.transaction(durability="async") as txn:
+                    txn.get(key)
+                    txn.put(key, value)
+            return count
+
+        return work
+
+    def backup(self, rows: int, step: int) -> Work:
+        """An incremental backup of so many changes; the first call's full one is not timed."""
+        collection = backup.Collection(str(self.directory / "backup"))
+        if self.backups == 0:
+            collection.backup(self.store)
+        self.backups += 1
+        self.commit(rows, 1, step)()
+
+        def work() -> int:
+            return collection.backup(self.store).rows
+
+        return work
+
+    def restore(self) -> Work:
+        """The newest state of the collection, as a new store."""
+        collection = backup.Collection(str(self.directory / "backup"))
+        target = self.fresh("restored")
+
+        def work() -> int:
+            collection.restore(target, history=False)
+            return self.data.rows
+
+        return work
+
+    def gc(self, rows: int, step: int) -> Work:
+        """Remove the versions that a commit of so many updates left behind."""
+        self.store.gc(before=self.now())
+        self.commit(rows, 1, step)()
+        before = self.now()
+
+        def work() -> int:
+            report = self.store.gc(before=before)
+            assert not report.held_back
+            return report.versions
+
+        return work
+
     def delete_range(self, rows: int, step: int) -> Work:
         start, end = self.data.middle(rows)
 
@@ -138,10 +230,13 @@ class Ours(Subject):
         return lambda: sum(b.num_rows for b in self.store.scan_batches(as_of=at))
 
     def changes(self, since: str) -> Work:
-        return lambda: sum(1 for _ in self.store.changes(self.marks[since], order="time"))
+        return lambda: len(list(self.store.changes(self.marks[since], order="time")))
 
     def changes_by_key(self, since: str) -> Work:
-        return lambda: sum(1 for _ in self.store.changes(self.marks[since]))
+        return lambda: len(list(self.store.changes(self.marks[since])))
+
+    def changes_arrow(self, since: str) -> Work:
+        return lambda: sum(b.num_rows for b in self.store.changes_batches(self.marks[since]))
 
     def disk(self) -> Work:
         return lambda: tree_bytes(self.directory / "db")
@@ -164,3 +259,24 @@ class HundredTombstones(Ours):
 
     name = "kvstore, 100 range tombstones"
     tombstones = 100
+
+
+class Imported(Ours):
+    """A store whose rows came as one bulk load: each carries a stamp reference."""
+
+    name = "kvstore, imported"
+
+    def fill(self) -> Work:
+        def work() -> int:
+            self.close()
+            self.store = kvstore.open(self.fresh("db"))
+            staging = self.fresh("staging")
+            load = bulk.Import.create(staging)
+            with load.writer() as writer:
+                for key, value in zip(self.data.keys, self.data.values, strict=True):
+                    writer.put(key, value)
+            load.seal()
+            bulk.ingest(self.store, staging, move=True)
+            return self.data.rows
+
+        return work

@@ -27,6 +27,7 @@ class Raw(Subject):
     def __init__(self, directory: Path, data) -> None:
         super().__init__(directory, data)
         self.db: rocks.Rdict | None = None
+        self.taking: rocks.Rdict | None = None
 
     def now(self) -> object:
         return None
@@ -73,15 +74,17 @@ class Raw(Subject):
 
     def ingest(self, megabytes: int) -> Work:
         """Add one prebuilt file of that size by move."""
-        keys, values = _incompressible(megabytes)
+        keys, values = incompressible(megabytes)
         file = self.fresh("ingest-sst") / "rows.sst"
         file.parent.mkdir()
         _write_sorted(file, keys, values)
         del keys, values
-        db = _opened(self.fresh("ingest"))
+        if self.taking is not None:
+            self.taking.close()
+        self.taking = _opened(self.fresh("ingest"))
 
         def work() -> int:
-            _ingest(db, [file])
+            _ingest(self.taking, [file])
             return 1
 
         return work
@@ -94,6 +97,32 @@ class Raw(Subject):
                 self._write(keys, values)
                 self.db.flush_wal(True)
             return rows * count
+
+        return work
+
+    def read_and_put(self, count: int, step: int) -> Work:
+        """What a transaction that reads one key and writes it does, without being one."""
+        keys, values = self.data.updates(count, step)
+
+        def work() -> int:
+            for key, value in zip(keys, values, strict=True):
+                self.db.get(key)
+                self._write([key], [value])
+            return count
+
+        return work
+
+    def delete_many(self, rows: int, step: int) -> Work:
+        """Delete so many rows key by key, in one batch."""
+        keys, _ = self.data.updates(rows, step)
+
+        def work() -> int:
+            batch = rocks.WriteBatch(raw_mode=True)
+            for key in keys:
+                batch.delete(key)
+            self.db.write(batch)
+            self.db.flush_wal(True)
+            return rows
 
         return work
 
@@ -143,8 +172,9 @@ class Raw(Subject):
 
         return work
 
-    def backup(self, step: int) -> Work:
+    def backup(self, rows: int, step: int) -> Work:
         """What RocksDB offers: a checkpoint, of which the files not yet copied are copied."""
+        self.commit(rows, 1, step)()
         target = self.directory / "backup"
         target.mkdir(exist_ok=True)
         checkpoint = self.fresh(f"checkpoint-{step}")
@@ -157,7 +187,7 @@ class Raw(Subject):
                     shutil.copyfile(file, copied)
                     _fsync(copied)
             _fsync(target)
-            return 1
+            return rows
 
         return work
 
@@ -198,7 +228,8 @@ def _ingest(db: rocks.Rdict, files: Sequence[Path]) -> None:
     db.ingest_external_file([str(file) for file in files], options)
 
 
-def _incompressible(megabytes: int) -> tuple[list[bytes], list[bytes]]:
+def incompressible(megabytes: int) -> tuple[list[bytes], list[bytes]]:
+    """Sorted rows of 16 KiB that make so many megabytes."""
     value = os.urandom(1 << 20)
     rows = megabytes * 64
     return (

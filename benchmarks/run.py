@@ -26,6 +26,7 @@ from benchmarks.measure import Figure, measure
 from benchmarks.subject import Process
 from benchmarks.workloads import (
     HUNDRED_RANGES,
+    IMPORTED,
     ONE_RANGE,
     OURS,
     PEERS,
@@ -64,14 +65,14 @@ def main() -> None:
 
 def _parsed() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.run", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="100,000 rows, under five minutes")
+    parser.add_argument("--quick", action="store_true", help="200,000 rows, under five minutes")
     parser.add_argument("--rows", help="how many rows; several, with commas: growth rows only")
     parser.add_argument("--rounds", type=int, default=3, help="rounds of each workload, >= 3")
     parser.add_argument("--only", action="append", default=[], help="a workload, or its beginning")
     parser.add_argument("--peers", help="which peers, with commas; none: an empty string")
     parser.add_argument("--scratch", help="where the stores lie; the system's place by default")
     options = parser.parse_args()
-    rows = options.rows or ("100000" if options.quick else "1000000")
+    rows = options.rows or ("200000" if options.quick else "1000000")
     options.rows = [int(n.replace("_", "")) for n in rows.split(",")]
     options.peers = (
         [p for p in (options.peers or "").split(",") if p]
@@ -102,7 +103,9 @@ def _run(size: Size, options: argparse.Namespace, *, growth: bool) -> Iterator[F
         )
         subjects: dict[str, Process] = {}
         peers = [] if growth else [PEERS[name] for name in options.peers]
-        for where in [s for s in (RAW, OURS, ONE_RANGE, HUNDRED_RANGES) if s in needed] + peers:
+        for where in [
+            s for s in (RAW, OURS, ONE_RANGE, HUNDRED_RANGES, IMPORTED) if s in needed
+        ] + peers:
             place = scratch / where.rpartition(":")[2].lower()
             subjects[where] = process = Process(where, place, size.rows)
             stack.callback(process.close)

@@ -37,8 +37,8 @@ class Subject:
     name = "?"
     durability = "fsync"
     """What a commit of this subject waits for; `"none"` marks one that never syncs."""
-    slow_commits = False
-    """Commits take so long that fewer are made: figures are per row."""
+    slow: frozenset[str] = frozenset()
+    """Operations that take so long that fewer are made: figures are per item."""
 
     def __init__(self, directory: Path, data: Data) -> None:
         self.directory = directory
@@ -136,7 +136,7 @@ def _serve(where: str, directory: Path, rows: int, pipe: Connection) -> None:
     except ImportError as error:
         pipe.send(f"missing: {error}")
         return
-    facts = {"durability": kind.durability, "slow_commits": kind.slow_commits}
+    facts = {"durability": kind.durability, "slow": kind.slow}
     pipe.send({**facts, "version": getattr(kind, "version", "")})
     while (request := pipe.recv()) is not None:
         operation, arguments = request

@@ -13,8 +13,11 @@ from __future__ import annotations
 
 import errno
 import os
+import secrets
 import shutil
+import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final, Literal, TypeAlias
 
@@ -22,7 +25,13 @@ from bulk.staging import Manifest, fsync_directory, read_manifest, require_unalt
 from kvstore.codec.keys import TAIL_BYTES, VALUE
 from kvstore.codec.ordered import unframe
 from kvstore.engine.rocks import read_rows
-from kvstore.errors import KEYS_NAMED_MAX, KeyConflictError, UsageError
+from kvstore.errors import (
+    KEYS_NAMED_MAX,
+    KeyConflictError,
+    OutOfSpaceError,
+    StorageError,
+    UsageError,
+)
 from kvstore.imports import ImportRecord
 from kvstore.span import Span
 from kvstore.store import Store
@@ -59,7 +68,7 @@ def ingest(
     known = store.find_import(record)
     if known is not None and known.added is not None:
         return known.added
-    incoming = _incoming(store, manifest)
+    incoming = _incoming(store, directory, manifest)
     linked = known is not None and store.is_import_linked(record)
     if not linked:
         for part in manifest.parts:
@@ -82,6 +91,20 @@ def ingest(
     return stamp
 
 
+@contextmanager
+def staging_beside(store: Store) -> Iterator[Path]:
+    """A new directory to stage an import for `store` in, on its file system; removed at the end."""
+    if store.path is None:
+        with tempfile.TemporaryDirectory(prefix="kvstore-staging-") as directory:
+            yield Path(directory)
+        return
+    path = store.path / INGEST_DIRECTORY / f"staging-{secrets.token_hex(8)}"
+    try:
+        yield path
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
+
+
 def _record(manifest: Manifest) -> ImportRecord:
     spans = tuple(Span(part.smallest, part.largest + b"\x00") for part in manifest.parts)
     return ImportRecord(
@@ -89,10 +112,13 @@ def _record(manifest: Manifest) -> ImportRecord:
     )
 
 
-def _incoming(store: Store, manifest: Manifest) -> Path:
+def _incoming(store: Store, directory: Path, manifest: Manifest) -> Path:
+    """Where the engine takes the files from. A store without a directory only reads them: so they
+    stay where they were staged."""
+    name = f"{manifest.import_id:016x}"
     if store.path is None:
-        return Path()
-    return store.path / INGEST_DIRECTORY / f"{manifest.import_id:016x}"
+        return directory / f"{INGEST_DIRECTORY}-{name}"
+    return store.path / INGEST_DIRECTORY / name
 
 
 def _locate(directory: Path, incoming: Path, name: str) -> Path:
@@ -114,8 +140,8 @@ def _bring(directory: Path, incoming: Path, name: str, *, move: bool) -> Path:
         else:
             os.link(source, target)
     except OSError as error:
-        if error.errno not in (errno.EXDEV, errno.EPERM, errno.EMLINK):
-            raise
+        if error.errno not in (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP):
+            raise StorageError(f"{source} cannot be brought to {target}: {error}") from error
         _copy(source, target)
         if move:
             source.unlink()
@@ -124,9 +150,15 @@ def _bring(directory: Path, incoming: Path, name: str, *, move: bool) -> Path:
 
 
 def _copy(source: Path, target: Path) -> None:
-    shutil.copyfile(source, target)
-    with target.open("rb") as file:
-        os.fsync(file.fileno())
+    try:
+        shutil.copyfile(source, target)
+        with target.open("rb") as file:
+            os.fsync(file.fileno())
+    except OSError as error:
+        target.unlink(missing_ok=True)  # half a copy would only keep the disk full
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise OutOfSpaceError(str(target)) from error
+        raise StorageError(f"{source} cannot be copied to {target}: {error}") from error
 
 
 def _advise(path: Path) -> None:

@@ -93,6 +93,11 @@ class PartWriter:
         return Part(self._name, self._smallest, self._largest, self._rows, *written)
 
     @property
+    def size_bytes(self) -> int:
+        """Bytes written so far, about."""
+        return self._file.size_bytes
+
+    @property
     def is_closed(self) -> bool:
         """Whether it was finished or abandoned."""
         return self._closed

@@ -10,10 +10,10 @@ from kvstore.changes import Change
 from kvstore.changes.changeset import Changeset, ChangesetId
 from kvstore.changes.epoch import Epoch
 from kvstore.changes.event import Event, Operation
-from kvstore.changes.feed import Feed, FeedBatch, Position, Share
 from kvstore.changes.generation import Generation
 from kvstore.clock import Clock, ManualClock
 from kvstore.commit import Durability
+from kvstore.feeds import Feed, FeedBatch, Position, Share
 from kvstore.gc import GcPolicy, GcReport
 from kvstore.holds import Hold
 from kvstore.imports import ImportRecord

@@ -9,7 +9,6 @@ from typing import Final
 
 import pyarrow as pa
 
-from kvstore.errors import UsageError
 from kvstore.limits import ARROW_BYTES_MAX, ARROW_ROWS_MAX
 
 DEFAULT_BATCH_ROWS: Final = ARROW_ROWS_MAX
@@ -34,8 +33,7 @@ def row_batches(
     A chunk has at most `batch_rows` rows. One that is large enough becomes a batch as it is;
     small ones, as keys with many old versions leave them, are put together.
     """
-    if batch_rows < 1:
-        raise UsageError(f"batch_rows={batch_rows}", "pass a count of at least 1")
+    assert batch_rows > 0
     return pa.RecordBatchReader.from_batches(ROWS_SCHEMA, _batches(chunks, batch_rows))
 
 

@@ -24,7 +24,10 @@ class Batch:
 
     def put(self, key: bytes, value: bytes) -> None:
         """Set `key` to `value`. The last write to a key in the batch wins."""
-        self._open().put(key, value)
+        writes = self._writes
+        if writes is None or writes.size > BATCH_BYTES_MAX:
+            writes = self._open()
+        writes.put(key, value)
 
     def delete(self, key: bytes) -> None:
         """Delete `key`, whether or not it is there."""

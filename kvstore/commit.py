@@ -27,6 +27,7 @@ from kvstore.clock import Timeline
 from kvstore.codec.keys import encode_suffix
 from kvstore.engine.api import Batch
 from kvstore.errors import (
+    ClosedError,
     HistoryGoneError,
     KVStoreError,
     NotYetWrittenError,
@@ -83,6 +84,7 @@ class Committer:
         self._synced = threading.Condition()
         self._syncing = False
         self._poison = ""
+        self._is_finished = False
         self._published = threading.Condition()
         self._watchers = 0
 
@@ -216,6 +218,7 @@ class Committer:
             if not self._poison:
                 self.write_meta(stage_end)
         finally:
+            self._is_finished = True
             self.wake()
 
     def observe(self, timestamp: int) -> None:
@@ -258,7 +261,9 @@ class Committer:
         self.floor = max(self.floor, timestamp)
 
     def require_healthy(self) -> None:
-        """Raise `PoisonedError` if an earlier write failed."""
+        """Raise `PoisonedError` if an earlier write failed, `ClosedError` after `finish`."""
+        if self._is_finished:
+            raise ClosedError(f"the store at {self._where}")
         if self._poison:
             raise PoisonedError(self._where, self._poison)
 

@@ -29,6 +29,7 @@
     |   |-- IndeterminateError      a blob or consensus call may or may not have had its effect
     |   `-- PoisonedError           an earlier write failed; the handle refuses until reopened
     `-- CorruptionError         stop: bytes are not what was written
+        `-- EventsMissingError      the change index does not hold what its epochs count
         `-- JournalDamagedError       a journal file; what can be saved, `salvage` saves
 
 Each message says what happened, where, and what to do; the same facts are fields of the
@@ -426,6 +427,13 @@ class JournalDamagedError(CorruptionError):
 
 def _version_text(version: int | None) -> str:
     return "absent" if version is None else f"at version {version}"
+
+
+class EventsMissingError(CorruptionError):
+    """Changes and the epochs that count them do not agree: some are missing, or too many."""
+
+    def __init__(self, where: str, problem: str) -> None:
+        super().__init__(where, problem, "start over from a full read, and report it")
 
 
 def _span_text(span: tuple[bytes, bytes | None]) -> str:

@@ -164,6 +164,7 @@ class Imports:
 
         Returns whether there was one. Raises `UsageError` if it was added: revert it then.
         """
+        require_import_id(import_id)
         with committer.lock:
             record = self._records.get(import_id)
             if record is None or import_id in self._aborting:
@@ -188,6 +189,7 @@ class Imports:
         Raises `UsageError` on an unknown import, `HistoryGoneError` if it was added at or below
         `since`: what was below may be gone. Reverting twice returns the first time.
         """
+        require_import_id(import_id)
         with committer.lock:
             record = self._records.get(import_id)
             if record is None or record.added is None:
@@ -292,6 +294,12 @@ class Imports:
         data = self._engine.families[DATA]
         for key in keys:
             batch.delete(key, data)
+
+
+def require_import_id(import_id: object) -> None:
+    """Raise `UsageError` on anything but an integer."""
+    if not isinstance(import_id, int):
+        raise UsageError(f"import id {import_id!r}", "ids are integers: see store.imports()")
 
 
 def _name(import_id: int) -> str:

@@ -39,6 +39,17 @@ JOURNAL_READ_BYTES = 256 << 10
 JOURNAL_COMPACT_BYTES = 16 << 20
 """Journal bytes behind the newest snapshot from which on opening writes a new one by default."""
 
+CHUNK_ENTRIES_MAX = 1024
+"""Entries of one chunk of the memory engine: the root of a million entries is then about as long as
+a chunk, so that what a write copies beside an open cursor is least."""
+
+MEMORY_BATCH_IN_PLACE_MAX = 1024
+"""Operations up to which the memory engine writes a batch in place, with readers waiting (a
+millisecond); a larger one is prepared beside them."""
+
+MEMORY_RECORD_BYTES = 1 << 20
+"""Payload of one journal record of an ingest or a snapshot of the memory engine."""
+
 BLOCK_CACHE_BYTES = 512 << 20
 """RocksDB's cache of uncompressed blocks, filled as blocks are read: 1 M rows of 116 bytes fit
 several times over, and gets run 1.6x as fast as with the 8 MiB it has by default."""
@@ -133,6 +144,9 @@ REVERT_ROWS_MAX = 1_000_000
 
 REVERT_ATTEMPTS = 5
 """Times `revert_range` starts over because others wrote into its span."""
+
+VERIFY_PROBLEMS_MAX = 1000
+"""Problems a verification lists: enough to see what happened, little enough to read."""
 # -- shards (backup/shard) -------------------------------------------------------------------
 
 PART_BYTES_MAX = 64 << 20
@@ -161,3 +175,12 @@ ATTEMPTS_MAX = 1_000
 
 MERGE_FAN_IN = 4
 """Least batches of alike size that compaction merges: each row is rewritten O(log4 n) times."""
+
+SEALED_CHUNK_BYTES = 64 * 1024
+"""Plain bytes of one encrypted chunk: what a ranged read decrypts at least, at 28 bytes' cost."""
+
+SCRYPT_N = 1 << 15
+"""Work factor of scrypt (RFC 7914): some 100 ms and 32 MiB, once per opening of a collection."""
+
+BACKUP_ATTEMPTS = 4
+"""How often a backup takes the next window after losing a race against another script."""

@@ -14,30 +14,32 @@ from functools import partial
 from itertools import chain, islice
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, TypeVar, overload
+from typing import TYPE_CHECKING, NamedTuple, TypeVar, overload
 
 from kvstore.arrow import DEFAULT_BATCH_ROWS, row_batches
 from kvstore.batch import Batch
 from kvstore.changes import Change, ChangeIndex, ChangeReader, Order, Revisions
 from kvstore.changes.changeset import Changeset
-from kvstore.changes.changesets import Changesets
+from kvstore.changes.columns import ColumnReader, record_batch_reader
 from kvstore.changes.epoch import Epoch
 from kvstore.changes.event import Event, Expand, Images, require_expand, require_images
 from kvstore.changes.expand import EventReader, Wanted
-from kvstore.changes.feed import Feed, Position, Share
-from kvstore.changes.feeds import Feeds
 from kvstore.changes.generation import Generation, require_stream_count
+from kvstore.changes.read import require_choices
+from kvstore.changesets import Changesets
 from kvstore.clears import Clears
-from kvstore.commit import Committer, Durability
+from kvstore.commit import Committer, Durability, require_durability
 from kvstore.engine import Batch as EngineBatch
 from kvstore.engine import Engine, FileSpan
 from kvstore.errors import ClosedError, UsageError
+from kvstore.feeds import Feed, FeedBatch, Feeds, Position, QuiescentReader, Share
 from kvstore.gc import Clearing, Collector, GcPolicy, GcReport, GcWorker
 from kvstore.holds import Hold, HoldRecord, Holds
 from kvstore.imports import ImportRecord, Imports
 from kvstore.limits import FEED_BATCH_BYTES, FEED_BATCH_ROWS, QUIESCENCE_WAIT_S, TRANSACT_ATTEMPTS
 from kvstore.meta import FORMAT, INDEX_FLOOR, Meta
-from kvstore.mvcc import Version, Versions, WriteSet
+from kvstore.mvcc import RangeTombstone, Version, Versions, WriteSet
+from kvstore.mvcc.export import VersionColumns
 from kvstore.snapshot import Snapshot
 from kvstore.span import Span, require_key
 from kvstore.splits import split_span, user_spans
@@ -51,11 +53,21 @@ from kvstore.txn import (
     revert_range,
     transact,
 )
+from kvstore.verify import VerifyReport, verify
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 T = TypeVar("T")
+
+
+class Export(NamedTuple):
+    """A window of history: `changes` where they are few, else `columns` and `tombstones`."""
+
+    whole_since: int
+    changes: Iterator[Change] | None
+    columns: Iterator[VersionColumns]
+    tombstones: list[RangeTombstone]
 
 
 class Store:
@@ -78,6 +90,7 @@ class Store:
         self._engine = engine
         self._versions = versions
         self._committer = committer
+        self._index = index
         self._meta = Meta(engine)
         self._imports = Imports(versions, index)
         self._changes = ChangeReader(versions, index, self._imports.spans_of)
@@ -104,6 +117,7 @@ class Store:
         )
         self._index_floor = self._meta.timestamp(INDEX_FLOOR)
         self._events = EventReader(versions, index, self._changes)
+        self._columns = ColumnReader(versions, index, self._events)
         self._feeds = Feeds(
             self._events,
             index,
@@ -120,6 +134,11 @@ class Store:
     def since(self) -> Timestamp:
         """The oldest readable time."""
         return self._committer.since
+
+    @property
+    def whole_since(self) -> Timestamp:
+        """The oldest time at which all of the store is readable: `since`, or the newest clear."""
+        return Timestamp(max(self._committer.since, self._clears.newest))
 
     @property
     def upper(self) -> Timestamp:
@@ -223,6 +242,8 @@ class Store:
         Raises `ConflictError` there, with nothing written, if others wrote what it read.
         """
         self._live()
+        if durability is not None:
+            require_durability(durability)
         return self._transactions.begin(durability=durability)
 
     def transact(
@@ -242,8 +263,10 @@ class Store:
 
     def batch(self, *, durability: Durability | None = None) -> Batch:
         """Writes that take effect together: `with store.batch() as b: b.put(...)`."""
-        committer = self._live()
-        return Batch(lambda writes: committer.commit(writes, durability=durability))
+        self._live()
+        if durability is not None:
+            require_durability(durability)
+        return Batch(lambda writes: self._live().commit(writes, durability=durability))
 
     # -- reading ----------------------------------------------------------------------------
 
@@ -268,9 +291,7 @@ class Store:
         for key in keys:
             require_key(key)
 
-        def read(at: int) -> list[bytes | None]:
-            return [self._versions.get(key, at) for key in keys]
-
+        read = partial(self._versions.get_many, keys)
         at = self._at(as_of)
         values = read(at)
         if at < self._committer.floor:
@@ -311,7 +332,7 @@ class Store:
     ) -> pa.RecordBatchReader:
         """The rows of `scan` as Arrow record batches: columns `key` and `value`, both binary."""
         span = Span.of(start, end, prefix)
-        if batch_rows < 1:
+        if type(batch_rows) is not int or batch_rows < 1:
             raise UsageError(f"batch_rows={batch_rows}", "pass at least 1")
         scan = partial(self._versions.scan_columns, span, chunk=batch_rows)
         chunks = self._read(as_of, span, scan)
@@ -343,6 +364,7 @@ class Store:
         below the store's: take a full read instead.
         """
         span = Span.of(start, end, prefix)
+        require_choices(revisions, order)
         low, high = to_timestamp(since, name="since"), self._at(upto)
         if low > high and upto is not None:
             raise UsageError(f"since {low} is above upto {high}", "swap them")
@@ -373,6 +395,28 @@ class Store:
         return self._changes.changes(
             Span(), since=0, upto=high, revisions="all", order="key", index_floor=high
         )
+
+    def export(self, *, since: TimeLike | None, upto: TimeLike) -> Export:
+        """All revisions in `(since, upto]` for a copy of this store's history, by key.
+
+        `since=None` is everything that is kept: whole from `Export.whole_since` on. A window that
+        the change index shows to be small comes as changes, others as columns, in one pass.
+        Raises `HistoryGoneError` if `since` lies below what is kept.
+        """
+        high = self._at(upto)
+        if since is None:
+            columns, tombstones = self._versions.export(since=0, upto=high)
+            # The pass shows the entries of this moment: what GC and clears take later stays in it.
+            return Export(self.whole_since, None, columns, tombstones)
+        low = to_timestamp(since, name="since")
+        floor = max(self._index_floor, self.since)
+        few = self._changes.small_window(since=low, upto=high, index_floor=floor)
+        if few is None:
+            columns, tombstones = self._versions.export(since=low, upto=high)
+        self._require_kept(Span(), low)
+        if few is None:
+            return Export(low, None, columns, tombstones)
+        return Export(low, iter(few), iter(()), [])
 
     def range_deletes(
         self, since: TimeLike, upto: TimeLike, span: Span, revisions: Revisions = "all"
@@ -487,16 +531,32 @@ class Store:
         reverts as their keys (`"imports"`), range deletes too (`"all"`), or all whole (`"none"`).
         Raises `HistoryGoneError` where history or the change index begins above `since`.
         """
-        wanted = Wanted(span or Span(), require_images(images), require_expand(expand))
-        low, high = to_timestamp(since, name="since"), self._at(upto)
-        if low > high and upto is not None:
-            raise UsageError(f"since {low} is above upto {high}", "swap them")
-        needed = min(low, high)
-        self._require_kept(wanted.span, needed)
-        self._feeds.require_indexed(needed)
+        wanted, low, high = self._events_wanted(since, upto, span, images, expand)
         return self._pinned(
-            wanted.span, needed, lambda: self._events.events(wanted, since=low, upto=high)
+            wanted.span,
+            min(low, high),
+            lambda: self._events.events(wanted, since=low, upto=high),
         )
+
+    def changes_batches(
+        self,
+        since: TimeLike,
+        upto: TimeLike | None = None,
+        *,
+        span: Span | None = None,
+        images: Images = "delta",
+        expand: Expand = "imports",
+    ) -> pa.RecordBatchReader:
+        """The events of `(since, upto]` as Arrow record batches, without a row touched.
+
+        The schema is `kvstore.changes.columns.CHANGES_SCHEMA`. Time order; within a commit that is
+        spread over streams, stream after stream: sort by `seq` for the order made.
+        """
+        wanted, low, high = self._events_wanted(since, upto, span, images, expand)
+        found = self._pinned(
+            wanted.span, min(low, high), lambda: self._columns.batches(wanted, since=low, upto=high)
+        )
+        return record_batch_reader(found)
 
     def feed(
         self,
@@ -536,6 +596,39 @@ class Store:
             bytes_max=batch_bytes,
         )
 
+    def follow(
+        self,
+        since: TimeLike,
+        *,
+        span: Span | None = None,
+        images: Images = "delta",
+        expand: Expand = "imports",
+        heartbeat: float | None = None,
+    ) -> Iterator[FeedBatch]:
+        """Batches of durable changes after `since`, and then as they come: a feed without a name.
+
+        History is kept for it while it is being read. Raises as `events`.
+        """
+        wanted, low, _ = self._events_wanted(since, None, span, images, expand)
+        return self._feeds.follow(low, wanted, heartbeat=heartbeat)
+
+    def quiescent_points(self, since: TimeLike = 0) -> QuiescentReader:
+        """The times after `since` at which no changeset was half done, with the changes between.
+
+        What lies between is checked: `EventsMissingError` where the epochs show a gap, or count
+        other events than are there.
+        """
+        start = to_timestamp(since, name="since")
+        self._require_kept(Span(), start)
+        return QuiescentReader(
+            self._changes.index,
+            self._live(),
+            self.epochs,
+            lambda low, high: self.changes(low, high, revisions="latest"),
+            since=start,
+            index_floor=self._index_floor,
+        )
+
     def drop_feed(self, name: str) -> None:
         """Give up a feed, its position and its claim on history; `UsageError` if unknown."""
         self._require_live()
@@ -547,7 +640,7 @@ class Store:
         Consumers read the old streams to their end, then the new ones: nothing twice.
         """
         require_stream_count(streams)
-        generations = self._changes.generations
+        generations = self._changes.index.generations
         opened: list[Generation] = []
 
         def stage(batch: EngineBatch, opened_at: Timestamp) -> Callable[[], None]:
@@ -560,7 +653,7 @@ class Store:
     def generations(self) -> list[Generation]:
         """Which streams took which keys, and from when to when; the last one is open."""
         self._live()
-        return list(self._changes.generations.all())
+        return list(self._changes.index.generations.all())
 
     # -- imports ----------------------------------------------------------------------------
 
@@ -618,6 +711,7 @@ class Store:
         is invalidated when GC wants the space.
         """
         when = None if at is None else to_timestamp(at, name="at")
+        _require_age(max_age, name="max_age")
         self._live()
         return self._holds.take(name, at=when, max_age=max_age)
 
@@ -640,6 +734,7 @@ class Store:
         """
         self._live()
         when = None if before is None else to_timestamp(before, name="before")
+        _require_age(keep, name="keep")
         age = None if keep is None else keep.total_seconds()
         return self._collector.run(self._collector.target(before=when, keep_s=age), compact=compact)
 
@@ -654,6 +749,42 @@ class Store:
             policy, lambda p: self.gc(keep=p.keep, compact=p.compact), after_run=after_run
         )
         return self._gc_worker
+
+    def verify(self) -> VerifyReport:
+        """Walk the whole store and list all that breaks an invariant. Bounded memory.
+
+        Commits go on meanwhile, GC waits. Costs one pass over everything, and a look-up per
+        change in the index.
+        """
+        self._live()
+        with self._collector.paused():
+            return verify(
+                self._versions,
+                self._index,
+                self._committer,
+                holds=self._holds,
+                imports=self._imports,
+                clears=self._clears,
+            )
+
+    def stats(self) -> dict[str, int]:
+        """Counts and sizes, by name: frontiers, what is held in memory, estimates of the engine
+        (`<family>_bytes`, `<family>_memtable_bytes`, `<family>_entries`). Costs microseconds."""
+        committer = self._live()
+        imports, holds = self._imports.all(), self._holds.all()
+        return {
+            "since": int(committer.since),
+            "upper": int(committer.upper),
+            "durable": int(committer.durable),
+            "range_fragments": len(self._versions.view.fragments),
+            "imports": len(imports),
+            "imports_adding": sum(record.added is None for record in imports),
+            "holds": len(holds),
+            "holds_lost": sum(hold.lost for hold in holds),
+            "clears": len(self._clears.all()),
+            "gc_runs": 0 if self._gc_worker is None else self._gc_worker.runs,
+            **self._engine.stats(),
+        }
 
     def checkpoint(self, path: str | Path) -> Timestamp:
         """Make `path` (which must not exist) an independent copy as of now, sharing files.
@@ -701,14 +832,33 @@ class Store:
             raise ClosedError(f"the store at {self.path}")
         return self._committer
 
+    def _events_wanted(
+        self,
+        since: TimeLike,
+        upto: TimeLike | None,
+        span: Span | None,
+        images: Images,
+        expand: Expand,
+    ) -> tuple[Wanted, int, int]:
+        """What `events` was asked for, checked, and its window."""
+        wanted = Wanted(span or Span(), require_images(images), require_expand(expand))
+        low, high = to_timestamp(since, name="since"), self._at(upto)
+        if low > high and upto is not None:
+            raise UsageError(f"since {low} is above upto {high}", "swap them")
+        self._require_kept(wanted.span, min(low, high))
+        self._feeds.require_indexed(min(low, high))
+        return wanted, low, high
+
     def _require_live(self) -> None:
         self._live().require_healthy()
 
     def _at(self, as_of: TimeLike | None) -> int:
-        committer = self._live()
+        committer = self._committer if not self._closed else self._live()
         committer.require_healthy()
         if as_of is None:
             return committer.upper - 1
+        if type(as_of) is Timestamp and committer.since <= as_of < committer.upper:
+            return as_of
         return committer.readable(to_timestamp(as_of, name="as_of"))
 
     def _read(self, as_of: TimeLike | None, span: Span, read: Callable[[int], T]) -> T:
@@ -761,6 +911,11 @@ class Store:
         return self._conditional.write_if(
             writes, key, expected=expected, unchanged_since=since, durability=durability
         )
+
+
+def _require_age(age: object, *, name: str) -> None:
+    if age is not None and not isinstance(age, timedelta):
+        raise UsageError(f"{name}={age!r}", "pass a timedelta")
 
 
 def _pairs(chunk: tuple[list[bytes], list[bytes]]) -> Iterator[tuple[bytes, bytes]]:

@@ -8,7 +8,8 @@ from types import TracebackType
 import pyarrow as pa
 from typing_extensions import Self
 
-from backup.rows import VERSIONS_SCHEMA, row_batches
+from backup.rows import row_batches
+from backup.shard import VERSIONS_SCHEMA
 from kvstore.changes import Change
 from kvstore.engine import FileSpan
 from kvstore.opening import open_read_only

@@ -1,12 +1,15 @@
 """Reading a backup collection's Parquet parts: the state at a time, or the changes of a window.
 
-A window's parts are sorted by key, newest first (backup/rows.py); a later window is newer than all
-before it. So of rows laid end to end, latest window first, a stable sort by key brings each key's
-versions together, newest first, and the first of each key is the newest: whole columns at a time.
+The parts of a run are sorted by key, newest first (backup/rows.py). So rows of any number of
+runs, sorted by key and time, have each key's versions together, newest first, and the first of each
+key is the newest: whole columns at a time.
 
-Where one window alone has rows for a span, as after a full backup, it is read row group by row
-group without a sort; else the span's rows are in memory at once, which is what splits bound.
+Where one run alone has rows for a span, as after a full backup, it is read row group by row group
+without a sort; else the span's rows are in memory at once, which is what splits bound.
 Statistics keep a task from opening row groups that have no row for it.
+
+What is read follows from times alone: compaction may replace the batches between planning and
+reading, or between two tasks, without a difference.
 """
 
 from __future__ import annotations
@@ -23,7 +26,8 @@ import pyarrow.parquet as pq
 from typing_extensions import Self
 
 from backup import Collection
-from backup.rows import OP_DELETE_RANGE, OP_PUT, range_rows
+from backup.rows import range_rows
+from backup.shard import OP_DELETE_RANGE, OP_PUT, Part
 from kvstore.changes import Change
 from kvstore.engine import FileSpan
 from kvstore.errors import UsageError
@@ -33,6 +37,7 @@ from kvstore.timestamp import Timestamp
 from spark_connector.origin import Frontiers
 
 _RANGE_COLUMNS: Final = ["key", "timestamp", "op", "end_key"]
+_NEWEST_FIRST: Final = [("key", "ascending"), ("timestamp", "descending")]
 
 
 class Group(NamedTuple):
@@ -48,6 +53,7 @@ class Group(NamedTuple):
     op_max: int
     rows: int
     size_bytes: int
+    drop_below: int
 
     def may_hold(self, span: Span) -> bool:
         """Whether a key of `span` can be in it."""
@@ -71,15 +77,15 @@ class CollectionOrigin:
 
     def __init__(self, path: str) -> None:
         self._collection = Collection(path)
-        self._windows = self._collection.windows()
-        if not self._windows:
+        self._batches = self._collection.batches()
+        if not self._batches:
             raise UsageError(f"{path} holds no backup", "run a backup first")
         self._files: dict[str, pq.ParquetFile] = {}
 
     def frontiers(self) -> Frontiers:
         source = self._collection.source
         assert source is not None, "it has a window"
-        return Frontiers(self._collection.since, self._windows[-1].upper, source)
+        return Frontiers(self._collection.since, self._batches[-1].upper, source)
 
     def files(self, upto: int) -> Sequence[FileSpan]:
         return [
@@ -123,9 +129,11 @@ class CollectionOrigin:
             total = sum(group.rows for group in groups)
             rows = size * total // max(sum(group.size_bytes for group in groups), 1)
         assert rows is not None
-        times = [group.read(["timestamp"])["timestamp"].to_numpy() for group in groups]
-        found = np.concatenate(times) if times else np.empty(0, np.int64)
-        commits, counts = np.unique(found[(found > since) & (found <= upto)], return_counts=True)
+        # Rows of other keys in the same row groups count as well: a window may hold less.
+        times = [(group.read(["timestamp"])["timestamp"].to_numpy(), group) for group in groups]
+        kept = [t[(t > max(since, g.drop_below - 1)) & (t <= upto)] for t, g in times]
+        found = np.concatenate(kept) if kept else np.empty(0, np.int64)
+        commits, counts = np.unique(found, return_counts=True)
         fitting = int(np.searchsorted(np.cumsum(counts), rows, side="right"))
         return upto if fitting == len(commits) else int(commits[max(fitting - 1, 0)])
 
@@ -147,29 +155,29 @@ class CollectionOrigin:
         for groups in self._groups(since=since, upto=upto):
             for group in groups:
                 if group.may_hold(span):
-                    yield _points(group.read(needed), span, since=since, upto=upto)
+                    yield _points(group, needed, span, since=since, upto=upto)
 
     def _newest(
         self, span: Span, *, since: int, upto: int, columns: Sequence[str], state: bool
     ) -> Iterator[pa.Table]:
         """Of each key its newest version in the window, unless a range delete covers it."""
         cover = self._fragments(span, since=since, upto=upto).cover(span, upto)
-        windows = [
+        runs = [
             wanted
             for groups in self._groups(since=since, upto=upto)
             if (wanted := [group for group in groups if group.may_hold(span)])
         ]
-        if len(windows) == 1:
-            tables = self._of_one_window(windows[0], span, since, upto, columns, cover)
+        if len(runs) == 1:
+            tables = self._of_one_run(runs[0], span, since, upto, columns, cover)
         else:
-            tables = self._of_several(windows, span, since, upto, columns)
+            tables = self._of_several(runs, span, since, upto, columns)
         for table in tables:
             alive = _uncovered(table, cover) if cover.starts else table
             if state and "op" in alive.column_names:
                 alive = alive.filter(pc.equal(alive["op"], OP_PUT))
             yield alive
 
-    def _of_one_window(
+    def _of_one_run(
         self,
         groups: Sequence[Group],
         span: Span,
@@ -182,15 +190,15 @@ class CollectionOrigin:
         for group in groups:
             plain = (
                 group.op_min == group.op_max == OP_PUT
-                and since < group.oldest
+                and max(since, group.drop_below - 1) < group.oldest
                 and group.newest <= upto
                 and not cover.starts
             )
             if plain and group.lies_in(span):
                 table = group.read(_with(columns, "key"))
             else:
-                read = group.read(_with(columns, "key", "timestamp", "op"))
-                table = _points(read, span, since=since, upto=upto)
+                needed = _with(columns, "key", "timestamp", "op")
+                table = _points(group, needed, span, since=since, upto=upto)
             if table.num_rows:
                 last = table["key"][-1].as_py()
                 yield _first_of_each_key(table, previous)
@@ -198,7 +206,7 @@ class CollectionOrigin:
 
     def _of_several(
         self,
-        windows: Sequence[Sequence[Group]],
+        runs: Sequence[Sequence[Group]],
         span: Span,
         since: int,
         upto: int,
@@ -206,15 +214,14 @@ class CollectionOrigin:
     ) -> Iterator[pa.Table]:
         needed = _with(columns, "key", "timestamp", "op")
         tables = [
-            _points(group.read(needed), span, since=since, upto=upto)
-            for groups in reversed(windows)
+            _points(group, needed, span, since=since, upto=upto)
+            for groups in runs
             for group in groups
         ]
         if not tables:
             return
         table = pa.concat_tables(tables)
-        # Stable: rows of equal keys keep the order they were laid in, newest first.
-        order = pc.sort_indices(table["key"])
+        order = pc.sort_indices(table, _NEWEST_FIRST)
         yield _first_of_each_key(table.take(order).combine_chunks(), None)
 
     # -- what is where ----------------------------------------------------------------------
@@ -232,24 +239,28 @@ class CollectionOrigin:
                         RangeTombstone(*row)
                         for row in range_rows(batch)
                         if row[1] > span.start and since < row[2] <= upto
+                        if row[2] >= group.drop_below
                     ]
         return Fragments.of(found)
 
     def _groups(self, *, since: int, upto: int) -> Iterator[list[Group]]:
-        """The row groups of each window that meets `(since, upto]`, oldest window first."""
-        for window in self._windows:
-            if window.lower > upto or window.upper - 1 <= since:
-                continue
-            groups: list[Group] = []
-            for part in window.parts:
-                file = self._files.get(part.name)
-                if file is None:
-                    file = self._files[part.name] = self._collection.open_part(part)
-                groups += (_group(file, index) for index in range(file.num_row_groups))
-            yield [group for group in groups if group.newest > since and group.oldest <= upto]
+        """The row groups of each run that may hold rows of `(since, upto]`, oldest batch first."""
+        for batch in self._batches:
+            runs: dict[int, list[Group]] = {}
+            for part in batch.parts:
+                if part.time_max > since and part.time_min <= upto:
+                    runs.setdefault(part.run, []).extend(self._of_part(part))
+            for groups in runs.values():
+                yield [group for group in groups if group.newest > since and group.oldest <= upto]
+
+    def _of_part(self, part: Part) -> list[Group]:
+        file = self._files.get(part.name)
+        if file is None:
+            file = self._files[part.name] = self._collection.open_part(part)
+        return [_group(part, file, index) for index in range(file.num_row_groups)]
 
 
-def _group(file: pq.ParquetFile, index: int) -> Group:
+def _group(part: Part, file: pq.ParquetFile, index: int) -> Group:
     found = file.metadata.row_group(index)
     columns = {
         found.column(number).path_in_schema: found.column(number)
@@ -261,6 +272,7 @@ def _group(file: pq.ParquetFile, index: int) -> Group:
     assert ops is not None
     return Group(
         file=file,
+        drop_below=part.drop_below,
         number=index,
         first=keys.min if has_keys else None,
         last=keys.max if has_keys else None,
@@ -277,10 +289,12 @@ def _with(columns: Sequence[str], *more: str) -> list[str]:
     return [*columns, *(name for name in more if name not in columns)]
 
 
-def _points(table: pa.Table, span: Span, *, since: int, upto: int) -> pa.Table:
-    """The puts and deletes of the window and the span among stored rows."""
+def _points(group: Group, columns: Sequence[str], span: Span, *, since: int, upto: int) -> pa.Table:
+    """The puts and deletes of the window and the span in a row group."""
+    table = group.read(columns)
     keys, times = table["key"], table["timestamp"]
-    keep = pc.and_(pc.greater(times, since), pc.less_equal(times, upto))
+    after = max(since, group.drop_below - 1)
+    keep = pc.and_(pc.greater(times, after), pc.less_equal(times, upto))
     keep = pc.and_(keep, pc.not_equal(table["op"], OP_DELETE_RANGE))
     if span.start:
         keep = pc.and_(keep, pc.greater_equal(keys, pa.scalar(span.start, pa.binary())))

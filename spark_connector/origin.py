@@ -86,7 +86,7 @@ def find(path: str) -> Place:
     is nothing that can be read.
     """
     root = Path(path)
-    if (root / "batches").is_dir():
+    if "://" in path or (root / "consensus").is_dir():
         return Place(path, is_collection=True)
     if (root / "CURRENT").is_file():
         _require_nobody_writes(root)

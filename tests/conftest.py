@@ -1,4 +1,4 @@
-"""What every test may ask for: one local Spark session, and the depth of random tests.
+"""What every test may ask for: one Spark session, both engines, and the depth of random tests.
 
 Hypothesis draws new examples on every run and prints how to repeat a failure. `ci` is what
 `make test` runs, `soak` what `make soak` does.
@@ -7,10 +7,14 @@ Hypothesis draws new examples on every run and prints how to repeat a failure. `
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+import kvstore
+from kvstore.opening import ENGINES, engine_at
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -51,3 +55,23 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     )
     yield started
     started.stop()
+
+
+@pytest.fixture(params=ENGINES, scope="module")
+def each_engine(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Run a module's tests once per engine: `pytestmark = pytest.mark.usefixtures("each_engine")`.
+
+    Where nothing is yet, `kvstore.open` makes a store of that engine unless it is told which; what
+    is there is opened by the engine that made it, as restored stores are. Child processes find the
+    name in the environment, as `EACH_ENGINE`.
+    """
+    open_store = kvstore.open
+
+    def open_with(path: Any, engine: str = "", *args: Any, **options: Any) -> kvstore.Store:
+        made_by = None if path is None else engine_at(Path(path))
+        return open_store(path, engine or made_by or request.param, *args, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kvstore, "open", open_with)
+        patch.setenv("EACH_ENGINE", request.param)
+        yield request.param

@@ -7,8 +7,8 @@
     kvstore:  cli
               tasks
               opening, store, snapshot
-              txn, gc, verify
-              commit, recent, batch, clears, holds, imports, readonly
+              txn, gc, verify, feeds
+              commit, recent, batch, clears, holds, imports, readonly, changesets
               changes
               mvcc, meta, splits
               engine, journal
@@ -41,8 +41,8 @@ KVSTORE_LAYERS = (
     ("engine", "journal"),
     ("mvcc", "meta", "splits"),
     ("changes",),
-    ("commit", "recent", "batch", "clears", "holds", "imports", "readonly"),
-    ("txn", "gc", "verify"),
+    ("commit", "recent", "batch", "clears", "holds", "imports", "readonly", "changesets"),
+    ("txn", "gc", "verify", "feeds"),
     ("opening", "store", "snapshot"),
     ("tasks",),
     ("cli",),
@@ -191,7 +191,7 @@ def _tree(root: Path, files: dict[str, str]) -> Path:
         ("kvstore/engine/memory.py", "from ..journal import writer\nfrom . import api"),
         ("kvstore/engine/rocks.py", "import rocksdict"),
         ("bulk/ingest.py", "import kvstore"),
-        ("backup/shard/blob_object.py", "from obstore.store import S3Store"),
+        ("backup/shard/object_store.py", "from obstore.store import S3Store"),
         ("spark_connector/jobs.py", "import pyspark.sql, backup, bulk.sst"),
         ("pyspark_kvstore/__init__.py", "from spark_connector.source import Source"),
         ("kvstore/errors.py", f"{'x' * 96} = 1"),

@@ -10,8 +10,10 @@ from backup.shard.batch import (
 )
 from backup.shard.blob import Blob, BlobInfo, FileBlob, MemoryBlob
 from backup.shard.consensus import Cas, Consensus, MemoryConsensus, Versioned
+from backup.shard.critical import Critical
 from backup.shard.file_consensus import FileConsensus
 from backup.shard.frontier import EMPTY
+from backup.shard.leases import Listen, Reader
 from backup.shard.read import ListenBatch, Snapshot, Split
 from backup.shard.rules import (
     DIFFS,
@@ -26,8 +28,10 @@ from backup.shard.rules import (
     Rule,
     Window,
 )
-from backup.shard.shard import Critical, Listen, Reader, Shard, Writer
+from backup.shard.shard import Shard
 from backup.shard.state import Batch, Part, State
+from backup.shard.storage import Storage, open_storage
+from backup.shard.write import Writer
 
 __all__ = [
     "Shard",
@@ -59,6 +63,8 @@ __all__ = [
     "AsOf",
     "Compact",
     "Window",
+    "open_storage",
+    "Storage",
     "Blob",
     "BlobInfo",
     "MemoryBlob",

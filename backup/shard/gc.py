@@ -23,6 +23,7 @@ from functools import partial
 
 from backup.shard.commands import RemoveRollups, RequestGc
 from backup.shard.log import StateLog
+from kvstore.limits import ROLLUP_EVERY
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +39,17 @@ def collect_if_due(log: StateLog) -> Collected:
     """Collect if enough has piled up and no one else was told to."""
     target = log.apply(RequestGc()).outcome.seqno
     return Collected() if target is None else collect(log, to=target)
+
+
+def prepare(log: StateLog) -> None:
+    """Write a rollup of the newest version that may be collected up to, if that frees parts."""
+    target = log.refresh().seqno_since
+    states = [state for state in log.live_states() if state.seqno <= target]
+    if not states or states[-1].seqno in log.state.rollups:
+        return
+    parts = [{name for batch in state.batches for name in batch.names()} for state in states]
+    if set().union(*parts) - parts[-1] or len(states) > ROLLUP_EVERY:
+        log.write_rollup(states[-1])
 
 
 def collect(log: StateLog, *, to: int | None = None) -> Collected:

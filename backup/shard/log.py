@@ -107,9 +107,7 @@ class StateLog:
         Raises `IndeterminateError` for a compare-and-append whose fate cannot be told.
         """
         unsure = False
-        for attempt in range(ATTEMPTS_MAX):
-            if attempt:
-                self._pause(attempt)
+        for attempt in range(1, ATTEMPTS_MAX + 1):
             before = self.state
             after, outcome = machine.apply(before, command)
             try:
@@ -120,20 +118,22 @@ class StateLog:
                 if self._commit(before, after):
                     self._rollup_if_due()
                     return Applied(outcome, self.state, unsure)
-                self.refresh()
             except DeterminateError:
-                if attempt + 1 == ATTEMPTS_MAX:
+                if attempt == ATTEMPTS_MAX:
                     raise
             except IndeterminateError:
                 unsure = True
-                if attempt + 1 == ATTEMPTS_MAX:
+                if attempt == ATTEMPTS_MAX:
                     raise
+            # Look after the pause, not before it: what others do meanwhile would beat us again.
+            self._pause(attempt)
+            self.refresh()
         raise DeterminateError(f"command on shard {self.shard}", f"{ATTEMPTS_MAX} lost races")
 
-    def write_rollup(self) -> None:
-        """Write the current state whole, and name it in the state."""
-        state = self.state
-        if state.is_tombstone and state.rollup[0] >= state.tombstone_seqno:
+    def write_rollup(self, state: State | None = None) -> None:
+        """Write `state` (default: the newest) whole, and name the blob in the next version."""
+        state = state or self.state
+        if self.state.is_tombstone and self.state.rollup[0] >= self.state.tombstone_seqno:
             return  # the last one there will be
         name = f"{self.shard}/rollup/v{state.seqno:020}-{secrets.token_hex(6)}"
         self.retrying(lambda: self.blob.put(name, codec.encode_state(state)))

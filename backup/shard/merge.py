@@ -19,15 +19,13 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from backup.shard.rules import Rule, lower_bound
+from backup.shard.rules import Rule, Sorted, lower_bound
 
 _WORD = 8
 _Indexes: TypeAlias = npt.NDArray[np.int64]
 
 
-def merge_sorted(
-    sources: Sequence[Iterator[pa.RecordBatch]], rule: Rule
-) -> Iterator[pa.RecordBatch]:
+def merge_sorted(sources: Sequence[Iterator[pa.RecordBatch]], rule: Rule) -> Iterator[Sorted]:
     """Yield the rows of all sources, in order, in windows that hold whole keys."""
     pending = [_Source(source) for source in sources]
     while True:
@@ -41,7 +39,7 @@ def merge_sorted(
         taken = [source.take_below(bound) for source in pending]
         pieces = [piece for piece in taken if piece]
         if len(pieces) == 1:
-            yield from _whole_keys(pieces[0])
+            yield from map(Sorted, _whole_keys(pieces[0]))
         else:
             yield ordered([chunk for piece in pieces for chunk in piece], rule)
 
@@ -82,7 +80,7 @@ class _Source:
         return taken
 
 
-def ordered(chunks: Sequence[pa.RecordBatch], rule: Rule) -> pa.RecordBatch:
+def ordered(chunks: Sequence[pa.RecordBatch], rule: Rule) -> Sorted:
     """The rows of `chunks`, each sorted, in the order of the rule."""
     batch = pa.concat_batches(chunks)
     keys = batch.column(0)
@@ -95,8 +93,8 @@ def ordered(chunks: Sequence[pa.RecordBatch], rule: Rule) -> pa.RecordBatch:
     if same.any():
         order = _break_ties(batch, order, same, rule)
     if (order[1:] > order[:-1]).all():
-        return batch
-    return batch.take(pa.array(order))
+        return Sorted(batch)
+    return Sorted(batch, order)
 
 
 def _shared(low: bytes, high: bytes) -> int:
@@ -139,7 +137,7 @@ def _break_ties(
     places = np.flatnonzero(tied)
     rows = order[places]
     columns = batch.select([name for name, _ in rule.order]).take(pa.array(rows))
-    order[places] = rows[pc.sort_indices(columns, sort_keys=rule.order).to_numpy()]
+    order[places] = rows[pc.sort_indices(columns, sort_keys=list(rule.order)).to_numpy()]
     return order
 
 

@@ -29,11 +29,12 @@ import secrets
 import struct
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import obstore
+import obstore.store
 from obstore.exceptions import AlreadyExistsError, BaseError
-from obstore.store import ObjectStore
+from obstore.store import ObjectStore, from_url
 
 from backup.shard.blob import BlobInfo, name_taken, require_name, restore_existing
 from backup.shard.consensus import (
@@ -43,7 +44,7 @@ from backup.shard.consensus import (
     require_consensus_key,
     require_truncation,
 )
-from kvstore.errors import CorruptionError, DeterminateError, IndeterminateError
+from kvstore.errors import CorruptionError, DeterminateError, IndeterminateError, UsageError
 
 _HEADER = struct.Struct(">Q16s")
 _INDEX_DIGITS = 20
@@ -51,6 +52,18 @@ _PARALLEL_GETS = 8
 """Small objects fetched at a time by a scan: latency, not bandwidth, is what a scan waits for."""
 
 _T = TypeVar("_T")
+
+
+def open_object_store(url: str, **options: Any) -> tuple[ObjectBlob, ObjectConsensus]:
+    """Blob and consensus below `url`: s3://bucket/path, gs://, az://, or whatever obstore reads.
+
+    Raises `UsageError` if it does not understand the URL or an option.
+    """
+    try:
+        store = from_url(url, **options)
+    except (BaseError, ValueError, TypeError) as error:
+        raise UsageError(f"{url!r} cannot be opened: {_first_line(error)}") from error
+    return ObjectBlob(store, "blob"), ObjectConsensus(store, "consensus")
 
 
 class ObjectBlob:
@@ -302,3 +315,15 @@ def _list(store: ObjectStore, folder: str) -> list[tuple[str, int]]:
 
 def _first_line(error: Exception) -> str:
     return str(error).partition("\n")[0]
+
+
+def object_place(url: str, options: dict[str, str]) -> tuple[ObjectBlob, ObjectConsensus]:
+    """Blob and consensus below an object store's URL; credentials come from the environment.
+
+    `options` are obstore's own, such as `endpoint`, `region` or `allow_http`.
+    """
+    try:
+        store = obstore.store.from_url(url, **options)  # type: ignore[call-overload]
+    except (BaseError, ValueError) as error:
+        raise UsageError(f"{url} cannot be opened: {_first_line(error)}") from error
+    return ObjectBlob(store, "blob"), ObjectConsensus(store)

@@ -295,4 +295,4 @@ def _cut_ends(batch: pa.RecordBatch, span: Span, rule: Rule) -> pa.RecordBatch:
         cut = pc.if_else(pc.greater(ends, limit), limit, ends)
         place = batch.schema.get_field_index("end_key")
         batch = batch.set_column(place, batch.schema.field(place), cut)
-    return batch.take(pc.sort_indices(batch, sort_keys=rule.order))
+    return batch.take(pc.sort_indices(batch, sort_keys=list(rule.order)))

@@ -86,10 +86,42 @@ class Window:
 View: TypeAlias = "Compact | AsOf | Window"
 
 
+class Sorted:
+    """A window: rows and the order they are in, so that those not wanted are never moved.
+
+    Ordering first and choosing later would copy every value twice: 0.1 s per million rows.
+    """
+
+    def __init__(self, batch: pa.RecordBatch, order: Longs | None = None) -> None:
+        """`order` None: the batch is in order as it is."""
+        self._batch = batch
+        self._order = order
+
+    def column(self, name: str) -> pa.Array:
+        """One column in order. Copies it unless the batch is in order already."""
+        column = self._batch.column(name)
+        return column if self._order is None else column.take(pa.array(self._order))
+
+    def numbers(self, name: str) -> Longs:
+        """A null-free number column in order."""
+        numbers = column_numpy(self._batch, name)
+        return numbers if self._order is None else numbers[self._order]
+
+    def keep(self, mask: Bools) -> pa.RecordBatch:
+        """The rows where `mask`, which is in order, is true."""
+        if self._order is None:
+            return keep(self._batch, mask)
+        return self._batch.take(pa.array(self._order[mask]))
+
+    def whole(self) -> pa.RecordBatch:
+        """All rows in order."""
+        return self._batch if self._order is None else self._batch.take(pa.array(self._order))
+
+
 class Fold(Protocol):
     """Turns sorted windows into the rows of a view. Called once for each, in key order."""
 
-    def __call__(self, window: pa.RecordBatch) -> pa.RecordBatch:
+    def __call__(self, window: Sorted) -> pa.RecordBatch:
         """The rows of the view that lie in this window."""
         ...
 
@@ -113,7 +145,7 @@ class Rule(Protocol):
         ...
 
     @property
-    def order(self) -> list[tuple[str, str]]:
+    def order(self) -> tuple[tuple[str, str], ...]:
         """Column and "ascending" or "descending", most significant first."""
         ...
 
@@ -139,7 +171,7 @@ class VersionsRule:
     name = "versions"
     schema = VERSIONS_SCHEMA
     time_column = "timestamp"
-    order = [("key", "ascending"), ("timestamp", "descending"), ("op", "descending")]  # noqa: RUF012
+    order = (("key", "ascending"), ("timestamp", "descending"), ("op", "descending"))
 
     def fold(self, view: View) -> Fold:
         """See `Rule.fold`."""
@@ -155,9 +187,9 @@ class _TimeFilter:
         self._column = column
         self._view = view
 
-    def __call__(self, window: pa.RecordBatch) -> pa.RecordBatch:
-        times = column_numpy(window, self._column)
-        return keep(window, (times > self._view.since) & (times <= self._view.upto))
+    def __call__(self, window: Sorted) -> pa.RecordBatch:
+        times = window.numbers(self._column)
+        return window.keep((times > self._view.since) & (times <= self._view.upto))
 
 
 class _VersionsFold:
@@ -171,31 +203,30 @@ class _VersionsFold:
         self._compact = view if isinstance(view, Compact) else None
         self._ranges: list[Range] = []
 
-    def __call__(self, window: pa.RecordBatch) -> pa.RecordBatch:
-        times = column_numpy(window, "timestamp")
-        ops = column_numpy(window, "op")
+    def __call__(self, window: Sorted) -> pa.RecordBatch:
+        times = window.numbers("timestamp")
+        ops = window.numbers("op")
         keys = window.column("key")
         reached = times <= self._at
         points = ops != OP_DELETE_RANGE
         if not points.all():
-            self._collect(window, np.flatnonzero(reached & ~points))
+            self._collect(window, keys, times, np.flatnonzero(reached & ~points))
         newest = _first_of_each_key(keys, reached & points)
         if self._ranges:
             newest &= ~(self._cover(keys) > times)
             self._forget_below(keys[-1].as_py())
         compact = self._compact
         if compact is None:
-            return keep(window, newest & (ops == OP_PUT))
+            return window.keep(newest & (ops == OP_PUT))
         # Nothing older lies below the first batch: what is deleted there needs no tombstone.
         if compact.lower == 0:
-            return keep(window, (newest & (ops == OP_PUT)) | ~reached)
-        return keep(window, newest | ~reached | ~points)
+            return window.keep((newest & (ops == OP_PUT)) | ~reached)
+        return window.keep(newest | ~reached | ~points)
 
-    def _collect(self, window: pa.RecordBatch, rows: Longs) -> None:
-        found = window.select(["key", "end_key", "timestamp"]).take(pa.array(rows))
-        self._ranges.extend(
-            map(Range._make, zip(*(column.to_pylist() for column in found.columns), strict=True))
-        )
+    def _collect(self, window: Sorted, keys: pa.Array, times: Longs, rows: Longs) -> None:
+        starts = keys.take(pa.array(rows)).to_pylist()
+        ends = window.column("end_key").take(pa.array(rows)).to_pylist()
+        self._ranges.extend(map(Range, starts, ends, times[rows].tolist()))
 
     def _cover(self, keys: pa.Array) -> Longs:
         """For each key the newest range tombstone over it, -1 for none."""
@@ -218,7 +249,7 @@ class DiffsRule:
     name = "diffs"
     schema = DIFFS_SCHEMA
     time_column = "time"
-    order = [("key", "ascending"), ("value", "ascending"), ("time", "ascending")]  # noqa: RUF012
+    order = (("key", "ascending"), ("value", "ascending"), ("time", "ascending"))
 
     def fold(self, view: View) -> Fold:
         """See `Rule.fold`."""
@@ -231,17 +262,17 @@ class _DiffsFold:
     def __init__(self, view: View) -> None:
         self._view = view
 
-    def __call__(self, window: pa.RecordBatch) -> pa.RecordBatch:
-        times = column_numpy(window, "time")
+    def __call__(self, window: Sorted) -> pa.RecordBatch:
+        times = window.numbers("time")
         match self._view:
             case Window(since, upto):
-                window = keep(window, (times > since) & (times <= upto))
-                return _consolidate(window, column_numpy(window, "time"))
+                rows = window.keep((times > since) & (times <= upto))
+                return _consolidate(rows, column_numpy(rows, "time"))
             case AsOf(as_of):
-                window = keep(window, times <= as_of)
-                return _consolidate(window, np.full(window.num_rows, as_of, dtype=np.int64))
+                rows = window.keep(times <= as_of)
+                return _consolidate(rows, np.full(rows.num_rows, as_of, dtype=np.int64))
             case Compact(_, since):
-                return _consolidate(window, np.maximum(times, since))
+                return _consolidate(window.whole(), np.maximum(times, since))
 
 
 def _consolidate(window: pa.RecordBatch, times: Longs) -> pa.RecordBatch:

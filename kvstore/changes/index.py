@@ -14,7 +14,7 @@ Invariants
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from operator import itemgetter
 from typing import Any, Final, NamedTuple, TypeAlias
 
@@ -65,8 +65,6 @@ class PlacedRow(NamedTuple):
     row: Row
     stream: bytes
     changeset: tuple[int, int]
-    is_last: bool
-    """The last row of its commit in its stream."""
 
 
 class ChangeIndex:
@@ -159,13 +157,16 @@ class ChangeIndex:
 
     # -- reading ----------------------------------------------------------------------------
 
-    def read(self, *, since: int, upto: int) -> Iterator[Commit]:
+    def read(self, *, since: int, upto: int, select: Select | None = None) -> Iterator[Commit]:
         """Entries of the commits in `(since, upto]`, oldest first, a commit's stream by stream.
 
-        Costs what it yields; memory is one chunk per stream.
+        Of each generation the streams that `select` names; by default all. Costs what it yields;
+        memory is one chunk per stream.
         """
         for found, low, high in self.generations.windows(since=since, upto=upto):
-            yield from self._merged(found.every_stream(), since=low, upto=high)
+            wanted = found.every_stream() if select is None else select(found)
+            parts = [self._entries(stream, since=low, upto=high) for stream in wanted]
+            yield from parts[0] if len(parts) == 1 else heapq.merge(*parts, key=itemgetter(0))
 
     def rows(self, *, since: int, upto: int, select: Select | None = None) -> Iterator[PlacedRow]:
         """Rows of the commits in `(since, upto]`, oldest first, a commit's in the order made.
@@ -181,14 +182,15 @@ class ChangeIndex:
                 yield from heapq.merge(*parts, key=itemgetter(0, 1))
 
     def headers(self, *, since: int, upto: int) -> Iterator[tuple[int, int, tuple[int, int]]]:
-        """Timestamp, row count and changeset of each entry in `(since, upto]`.
+        """Timestamp, row count and changeset of each entry in `(since, upto]`, oldest first.
 
-        In time order within a stream. The rows stay packed: 0.5 us per entry.
+        The rows stay packed: 0.5 us per entry.
         """
         for found, low, high in self.generations.windows(since=since, upto=upto):
-            for stream in found.every_stream():
-                for timestamp, chunk, value in self._stored(stream, since=low, upto=high):
-                    yield timestamp, *peek(value, where=_where(timestamp, chunk))
+            streams = found.every_stream()
+            parts = [self._stored(stream, since=low, upto=high) for stream in streams]
+            for timestamp, chunk, value in heapq.merge(*parts, key=itemgetter(0)):
+                yield timestamp, *peek(value, where=_where(timestamp, chunk))
 
     def stage_trim(self, upto: int, batch: Batch) -> None:
         """Add the removal of all entries at or below `upto`, and of what described only them.
@@ -233,12 +235,6 @@ class ChangeIndex:
 
     # -- inside -----------------------------------------------------------------------------
 
-    def _merged(self, streams: Sequence[bytes], *, since: int, upto: int) -> Iterator[Commit]:
-        parts = [self._entries(stream, since=since, upto=upto) for stream in streams]
-        if len(parts) == 1:
-            return parts[0]
-        return heapq.merge(*parts, key=itemgetter(0))
-
     def _entries(self, stream: bytes, *, since: int, upto: int) -> Iterator[Commit]:
         for timestamp, chunk, value in self._stored(stream, since=since, upto=upto):
             entry = unpack(value, where=_where(timestamp, chunk))
@@ -246,17 +242,10 @@ class ChangeIndex:
 
     def _placed(self, stream: bytes, *, since: int, upto: int) -> Iterator[PlacedRow]:
         taken = 0
-        for timestamp, chunk, entry, _ in self._entries(stream, since=since, upto=upto):
-            taken = 0 if chunk == 0 else taken
-            numbers: Sequence[int] = range(taken, taken + entry.count)
-            if entry.sequence is not None:
-                numbers = entry.sequence.tolist()
-            taken += entry.count
-            left = entry.count
-            for number, row in zip(numbers, entry.rows(), strict=True):
-                left -= 1
-                is_last = entry.is_last and not left
-                yield PlacedRow(timestamp, number, row, stream, entry.changeset, is_last)
+        for commit in self._entries(stream, since=since, upto=upto):
+            first = 0 if commit.chunk == 0 else taken
+            taken = first + commit.entry.count
+            yield from placed(commit, first)
 
     def _stored(self, stream: bytes, *, since: int, upto: int) -> Iterator[tuple[int, int, bytes]]:
         cursor = self._engine.cursor(
@@ -276,12 +265,45 @@ class ChangeIndex:
             cursor.close()
 
 
+def placed(commit: Commit, first: int) -> Iterator[PlacedRow]:
+    """The rows of one entry; `first` rows of its commit and stream came before."""
+    timestamp, _, entry, stream = commit
+    numbers: Iterable[int] = range(first, first + entry.count)
+    if entry.sequence is not None:
+        numbers = entry.sequence.tolist()
+    changeset = entry.changeset
+    for number, row in zip(numbers, entry.rows(), strict=True):
+        yield PlacedRow(timestamp, number, row, stream, changeset)
+
+
 def _where(timestamp: int, chunk: int) -> str:
     return f"change entry {timestamp}/{chunk}"
 
 
 def _columns(writes: WriteSet, inline: int) -> Iterator[tuple[bytes, list[bytes], list[bytes]]]:
-    """Columns of a write set's entries, cut where a chunk would grow too large."""
+    """Columns of a write set's entries, cut where a chunk would grow too large.
+
+    Hot: a commit of small puts, the common one, is taken as the columns it is.
+    """
+    keys = list(writes.points)
+    values = [value for value in writes.points.values() if value is not None]
+    sizes = list(map(len, values))
+    if (
+        not writes.ranges
+        and len(values) == len(keys)
+        and max(sizes, default=0) <= inline
+        and sum(sizes) + sum(map(len, keys)) < CHANGE_CHUNK_BYTES
+    ):
+        if keys:
+            yield bytes([OP_PUT]) * len(keys), keys, values
+        return
+    yield from _columns_each(writes, inline)
+
+
+def _columns_each(
+    writes: WriteSet, inline: int
+) -> Iterator[tuple[bytes, list[bytes], list[bytes]]]:
+    """As `_columns`, row by row: any operation, any size."""
     keys = [start for start, _ in writes.ranges]
     values = [end for _, end in writes.ranges]
     ops = bytearray([OP_DELETE_RANGE]) * len(keys)

@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterator
+from itertools import chain, islice, repeat
+from operator import itemgetter
 from typing import Literal, TypeAlias
 
 from kvstore.changes.change import Change
@@ -23,6 +25,7 @@ from kvstore.changes.entry import (
     OP_PUT,
     OP_PUT_LARGE,
     OP_REVERT,
+    Entry,
     Row,
 )
 from kvstore.changes.index import ChangeIndex
@@ -40,15 +43,24 @@ Order: TypeAlias = Literal["key", "time"]
 ImportSpans: TypeAlias = "Callable[[bytes], tuple[bytes, list[Span]]]"
 """From an import's id, as the index has it, to the suffix of its rows and the spans they lie in."""
 
+_BY_KEY = itemgetter(Change._fields.index("key"))
+
+
+def require_choices(revisions: str, order: str) -> None:
+    """Raise `UsageError` unless both are ones that there are."""
+    if revisions not in ("all", "latest"):
+        raise UsageError(f"revisions={revisions!r}", 'pass "all" or "latest"')
+    if order not in ("key", "time"):
+        raise UsageError(f"order={order!r}", 'pass "key" or "time"')
+
 
 class ChangeReader:
     """Reads changes from an index and the versions beside it."""
 
     def __init__(self, versions: Versions, index: ChangeIndex, import_spans: ImportSpans) -> None:
         self._versions = versions
-        self._index = index
+        self.index = index
         self._import_spans = import_spans
-        self.generations = index.generations
 
     def changes(
         self,
@@ -61,10 +73,6 @@ class ChangeReader:
         index_floor: int = 0,
     ) -> Iterator[Change]:
         """Changes in `(since, upto]`; the index is complete from `index_floor` on."""
-        if revisions not in ("all", "latest"):
-            raise UsageError(f"revisions={revisions!r}", 'pass "all" or "latest"')
-        if order not in ("key", "time"):
-            raise UsageError(f"order={order!r}", 'pass "key" or "time"')
         if since >= upto:
             return iter(())
         latest = revisions == "latest"
@@ -78,6 +86,12 @@ class ChangeReader:
             if small is not None:
                 return iter(small)
         return self._pass(span, since, upto, latest=latest)
+
+    def small_window(self, *, since: int, upto: int, index_floor: int) -> list[Change] | None:
+        """All changes in `(since, upto]` by key, if the index has them and they are few."""
+        if since < index_floor:
+            return None
+        return self._sorted_by_key(Span(), since=since, upto=upto, latest=False)
 
     def _pass(self, span: Span, since: int, upto: int, *, latest: bool) -> Iterator[Change]:
         found = self._versions.diff(span, since=since, upto=upto, latest=latest)
@@ -98,11 +112,10 @@ class ChangeReader:
         self, span: Span, *, since: int, upto: int, latest: bool
     ) -> list[Change] | None:
         """The window sorted in memory, None where it is too large for that."""
-        found: list[Change] = []
-        for change in self._expanded(span, since=since, upto=upto):
-            found.append(change)
-            if len(found) > SORTED_CHANGES_MAX:
-                return None
+        expanded = self._expanded(span, since=since, upto=upto)
+        found = list(islice(expanded, SORTED_CHANGES_MAX + 1))
+        if len(found) > SORTED_CHANGES_MAX:
+            return None
         if latest:
             newest = {change.key: change for change in found if change.op != "delete_range"}
             fragments = self._versions.view.fragments
@@ -112,7 +125,9 @@ class ChangeReader:
                 if fragments.newest(key, upto) <= change.timestamp
             ]
             found.extend(self._ranges(span, since, upto))
-        found.sort(key=_key_order)
+        # They are in time order, and sorting keeps it where it does not matter.
+        has_ranges = "delete_range" in {change.op for change in found}
+        found.sort(key=_key_order if has_ranges else _BY_KEY)
         return found
 
     def _ranges(self, span: Span, since: int, upto: int) -> list[Change]:
@@ -128,17 +143,33 @@ class ChangeReader:
     # -- from the index ---------------------------------------------------------------------
 
     def _expanded(self, span: Span, *, since: int, upto: int) -> Iterator[Change]:
-        for timestamp, _, row, _, _, _ in self._index.rows(since=since, upto=upto):
-            at = Timestamp(timestamp)
-            if row.op in (OP_PUT, OP_DELETE, OP_PUT_LARGE):
-                if row.key in span:
-                    yield self.point(row, at)
-            elif row.op == OP_DELETE_RANGE:
-                part = span.intersect(row.key, row.value)
-                if part is not None:
-                    yield Change(at, "delete_range", part.start, part.end, None)
+        for found, low, high in self.index.generations.windows(since=since, upto=upto):
+            if found.is_split:
+                for timestamp, _, row, *_ in self.index.rows(since=low, upto=high):
+                    yield from self._of_row(row, Timestamp(timestamp), span)
             else:
-                yield from self.import_event(row, at, span)
+                for commit in self.index.read(since=low, upto=high):
+                    yield from self._of_entry(commit.entry, Timestamp(commit.timestamp), span)
+
+    def _of_entry(self, entry: Entry, at: Timestamp, span: Span) -> Iterator[Change]:
+        """Hot: small puts in no particular span, the common case, are made without a line of
+        Python each: 0.3 us a change, row by row 1.0."""
+        if span == Span() and entry.is_small_puts:
+            keys, values = entry.columns()
+            rows = zip(repeat(at), repeat("put"), keys, repeat(None), values, strict=False)
+            return map(tuple.__new__, repeat(Change), rows)  # `_make` without its Python frame
+        return chain.from_iterable(self._of_row(row, at, span) for row in entry.rows())
+
+    def _of_row(self, row: Row, at: Timestamp, span: Span) -> Iterator[Change]:
+        if row.op in (OP_PUT, OP_DELETE, OP_PUT_LARGE):
+            if row.key in span:
+                yield self.point(row, at)
+        elif row.op == OP_DELETE_RANGE:
+            part = span.intersect(row.key, row.value)
+            if part is not None:
+                yield Change(at, "delete_range", part.start, part.end, None)
+        else:
+            yield from self.import_event(row, at, span)
 
     def point(self, row: Row, at: Timestamp) -> Change:
         """The put or delete that a row says, with its value wherever that is kept."""

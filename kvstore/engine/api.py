@@ -60,12 +60,12 @@ class Reader(Protocol):
         """Raise if the last move failed: a position that is not valid may be a damaged one."""
         ...
 
-    def key(self) -> bytes:
-        """The key here."""
+    def key(self) -> bytes | None:
+        """The key here, None at a position that is not valid."""
         ...
 
     def value(self) -> bytes:
-        """The value here."""
+        """The value here, at a valid position."""
         ...
 
 
@@ -121,14 +121,14 @@ class Engine(Protocol):
         """A pass over `start <= key < end`, ascending, or descending if `reverse`."""
         ...
 
-    def borrow(self) -> tuple[int, Reader]:
+    def borrow(self) -> tuple[Any, Reader]:
         """A reader of `data` that sees all writes so far, and a ticket to give it back with.
 
         Readers are kept for the next caller: positioning one costs less than making one.
         """
         ...
 
-    def give_back(self, ticket: int, reader: Reader) -> None:
+    def give_back(self, ticket: Any, reader: Reader) -> None:
         """Return what `borrow` gave."""
         ...
 

@@ -24,7 +24,8 @@ import bisect
 import os
 import re
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -60,8 +61,9 @@ class RocksEngine:
             self.families: Mapping[str, Any] = {
                 name: self._db.get_column_family_handle(name) for name in FAMILIES
             }
-        self._written = 0
-        self._idle: list[tuple[int, Reader]] = []
+        # Readers that see all writes so far. Each write puts an empty list in its place, so that
+        # one given back late goes to a list that nobody takes from.
+        self._idle: list[Reader] = []
         self._cursors: weakref.WeakSet[RocksCursor] = weakref.WeakSet()
 
     # -- writing --------------------------------------------------------------------------
@@ -72,8 +74,7 @@ class RocksEngine:
     def write(self, batch: Batch) -> None:
         with _translated(str(self.path)):
             self._open().write(batch)  # type: ignore[arg-type]  # it came from self.batch()
-        self._written += 1
-        self._idle.clear()
+        self._idle = []
 
     def sync(self) -> None:
         with _translated(str(self.path)):
@@ -85,8 +86,7 @@ class RocksEngine:
         self._open()
         with _translated(str(self.path)):
             self._family[DATA].ingest_external_file([str(file) for file in files], options)
-        self._written += 1
-        self._idle.clear()
+        self._idle = []
 
     # -- reading --------------------------------------------------------------------------
 
@@ -109,19 +109,17 @@ class RocksEngine:
         self._cursors.add(cursor)
         return cursor
 
-    def borrow(self) -> tuple[int, Reader]:
-        written = self._written
+    def borrow(self) -> tuple[list[Reader], Reader]:
+        idle = self._idle
         try:
-            ticket, reader = self._idle.pop()
-            if ticket == written:
-                return ticket, reader
+            return idle, idle.pop()
         except IndexError:
             self._open()
-        return written, self._family[DATA].iter()
+            return idle, self._family[DATA].iter()
 
-    def give_back(self, ticket: int, reader: Reader) -> None:
-        if ticket == self._written and len(self._idle) < IDLE_READERS_MAX and self._db is not None:
-            self._idle.append((ticket, reader))
+    def give_back(self, ticket: list[Reader], reader: Reader) -> None:
+        if len(ticket) < IDLE_READERS_MAX:
+            ticket.append(reader)
 
     def check(self, reader: Reader) -> None:
         with _translated(str(self.path)):
@@ -136,7 +134,7 @@ class RocksEngine:
 
     def compact(self, family: str, start: bytes = b"", end: bytes | None = None) -> None:
         self._open()
-        self._idle.clear()
+        self._idle = []
         options = rocks.CompactOptions()
         options.set_bottommost_level_compaction(rocks.BottommostLevelCompaction.force_optimized())
         with _translated(str(self.path)):
@@ -167,14 +165,15 @@ class RocksEngine:
             return
         for cursor in list(self._cursors):
             cursor.close()
-        self._idle.clear()
+        self._idle = []
         self.families = {}
-        for family in self._family.values():
-            family.close()
-        self._family = {}
-        database, self._db = self._db, None
-        with _translated(str(self.path)):
-            database.close()
+        handles = [*self._family.values(), self._db]
+        self._family, self._db = {}, None
+        for handle in handles:
+            # Closing flushes memtables, which a full disk refuses. Nothing is lost by that: what
+            # they hold is in the log. The handle lets go of the database, and its lock, anyway.
+            with suppress(Exception):
+                handle.close()
 
     def _open(self) -> rocks.Rdict:
         if self._db is None:
@@ -264,7 +263,7 @@ def require_store_directory(path: Path, *, create: bool) -> None:
         raise NotAStoreError(str(path), "a file, not a directory", "choose another path")
     if not (path / "CURRENT").exists():
         present = [file.name for file in path.iterdir()] if path.exists() else []
-        if not all(map(_UNBORN.match, present)):
+        if not all(map(_UNBORN.fullmatch, present)):
             raise NotAStoreError(str(path), "a directory of other files", "choose an empty one")
         if not create:
             raise NotAStoreError(str(path), "no store is there", "check the path")
@@ -277,7 +276,10 @@ def require_store_directory(path: Path, *, create: bool) -> None:
         raise NotAStoreError(str(path), "another RocksDB database", "choose another path")
 
 
-_UNBORN = re.compile(r"LOCK|LOG(\.old\.\d+)?|IDENTITY|MANIFEST-\d+|OPTIONS-\d+|\d+\.(log|dbtmp)")
+_UNBORN = re.compile(
+    r"LOCK|LOG(\.old\.\d+)?|IDENTITY|rocksdict-config\.json"
+    r"|(MANIFEST-|OPTIONS-)?\d+(\.log|\.dbtmp)?"
+)
 """What lies in a directory where RocksDB was killed before it had written `CURRENT`."""
 
 
@@ -386,7 +388,9 @@ def _from_text(where: str, error: Exception) -> KVStoreError:
     return StorageError(f"storage of {where} failed: {text}", "look at the disk, then reopen")
 
 
-def read_rows(files: Sequence[Path], scratch: Path) -> Iterator[tuple[list[bytes], list[bytes]]]:
+def read_rows(
+    files: Sequence[Path], scratch: Path
+) -> Generator[tuple[list[bytes], list[bytes]], None, None]:
     """Entries of sorted files that no store has taken yet, merged, in chunks.
 
     rocksdict has no reader for single SST files, so they are linked into a throw-away database

@@ -87,13 +87,14 @@ class Clearing:
         assert span.end is not None
         assert end is not None
         clear = Clear(span, timestamp)
-        self._clears.announce(clear)
-        self._committer.raise_floor(timestamp)
         batch.delete_range(begin, end, self._engine.families[DATA])
         self._stage_cut(span, batch)
         self._clears.stage(clear, batch)
         self._meta.stage(batch, UPPER, {"timestamp": timestamp + 1})
         bounds = (span.start, span.end)
+        # All that can fail without harm has been done: the write comes next.
+        self._clears.announce(clear)
+        self._committer.raise_floor(timestamp)
 
         def publish() -> None:
             fragments = self._versions.view.fragments

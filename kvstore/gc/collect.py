@@ -26,6 +26,7 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -162,6 +163,13 @@ class Collector:
         if keep_s < 0:
             raise UsageError(f"keep is negative: {keep_s:g} s", "pass the age to keep")
         return max(0, self._committer.now() - int(keep_s * NS_PER_SECOND))
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Keep runs from starting, having waited for one that is under way."""
+        with self._running:
+            self._require_running()
+            yield
 
     def stop(self) -> None:
         """Have a run that is under way end at its next step (with `ClosedError`); wait for it."""

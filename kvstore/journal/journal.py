@@ -9,8 +9,7 @@ Invariants
 2. One writer: the file `LOCK` is held from open to close, by the kernel.
 3. After a write or fsync failed, what the file holds is not known: every call raises
    `PoisonedError` until the journal is opened again, which looks.
-4. Rotation: seal, fsync of the file, rename, fsync of the directory, and only then the next live
-   file, itself durable before a record goes in. So at most the live file has a torn tail.
+4. Rotation happens before an append, under both locks, and is synced whatever the policy.
 5. Lock order: `_append_lock`, then `_sync_lock`. An fsync holds the second only, so appends go on
    beside it, and those that wait for one share it.
 """
@@ -25,16 +24,10 @@ from contextlib import contextmanager
 from types import TracebackType
 
 from kvstore.errors import ClosedError, LockedError, PoisonedError, UsageError
-from kvstore.journal.files import OS_FILES, Files, Lock, Output, storage_errors, write_all
-from kvstore.journal.names import COMPACTING_NAME, JOURNAL, LOCK_NAME, FileName, list_directory
-from kvstore.journal.records import (
-    KIND_JOURNAL,
-    Opening,
-    encode,
-    encode_opening,
-    encode_seal,
-    require_payload,
-)
+from kvstore.journal.files import OS_FILES, Files, Lock, storage_errors, write_all
+from kvstore.journal.live import LiveFile, continue_live, create_live, seal_live
+from kvstore.journal.names import COMPACTING_NAME, LOCK_NAME, list_directory
+from kvstore.journal.records import encode, encode_many, require_payload, require_payloads
 from kvstore.journal.recovery import Apply, Recovery, replay
 from kvstore.journal.snapshot import SnapshotInfo, remove_superseded, write_snapshot
 from kvstore.journal.sync import IntervalSync, Sync
@@ -43,10 +36,13 @@ from kvstore.limits import (
     JOURNAL_FILE_BYTES,
     JOURNAL_FILE_RECORDS,
     JOURNAL_READ_BYTES,
+    JOURNAL_RECORD_BYTES_MAX,
 )
 
 Records = Iterable[tuple[int, bytes]]
 _ALWAYS = Sync.always()
+NO_ROOM = -1
+"""In place of a file's limit while it must not be appended to: closed, poisoned, in a write."""
 
 
 class Journal:
@@ -70,22 +66,24 @@ class Journal:
         self._lock = lock
         self._content = content
         self._policy = sync
-        self._file_bytes = file_bytes
-        self._file_records = file_records
+        self._bytes_max = file_bytes  # or NO_ROOM: one check in `append` finds all that is rare
+        self._records_max = file_records
         before = recovery.incarnation or identity << 32
         self._incarnation = before + 1
         self._next = recovery.last + 1
         self._durable = recovery.last
-        self._append_lock = threading.RLock()
+        self._append_lock = threading.Lock()
         self._sync_lock = threading.Lock()
         self._failed: str | None = None
         self._closed = False
-        self._live_records = 0
-        self._live_bytes = 0
         self.recovery = recovery
         """What opening found: torn tail, records replayed, names left alone."""
         with storage_errors(directory):
-            self._live, self._output = self._continue(recovery)
+            self._use(
+                continue_live(
+                    files, directory, recovery, incarnation=self._incarnation, content=content
+                )
+            )
         self._interval = (
             IntervalSync(sync.seconds_max, self.sync, name="kvstore-journal-sync")
             if sync.seconds_max
@@ -159,12 +157,14 @@ class Journal:
         before it calls `settle`, or leave the record to a later sync. Raises `UsageError`
         (nothing was written), `StorageError` or `PoisonedError`.
         """
-        require_payload(payload, type)
+        if payload.__class__ is not bytes or len(payload) > JOURNAL_RECORD_BYTES_MAX or type:
+            require_payload(payload, type)  # what is left to check is rare: skip the call
         with self._append_lock:
-            self._require_room()
+            if self._live_bytes >= self._bytes_max or self._next >= self._ordinal_end:
+                self._make_room()
             ordinal = self._next
-            self._write(encode(self._incarnation, ordinal, type, payload), records=1)
-        if settle:
+            self._write(encode(self._incarnation, ordinal, type, payload), 1)
+        if settle and self._policy.records_max:
             self.settle(ordinal)
         return ordinal
 
@@ -173,27 +173,16 @@ class Journal:
 
         Not atomic: a crash may keep the first of them. What must stay together is one record.
         """
-        checked = [require_payload(payload, type) for payload in payloads]
-        if not checked:
-            return range(self._next, self._next)
+        checked = require_payloads(payloads, type)
         with self._append_lock:
             first = self._next
-            pieces: list[bytes] = []
-            size = 0
-            self._require_room()
-            incarnation, ordinal = self._incarnation, first
-            for payload in checked:
-                pieces.append(encode(incarnation, ordinal, type, payload))
-                ordinal += 1
-                size += len(pieces[-1])
-                if size >= JOURNAL_READ_BYTES:
-                    self._write(b"".join(pieces), records=len(pieces))
-                    self._require_room()
-                    pieces, size = [], 0
-            if pieces:
-                self._write(b"".join(pieces), records=len(pieces))
-        self.settle(ordinal - 1)
-        return range(first, ordinal)
+            for chunk in _chunks(checked):
+                self._make_room()
+                self._write(encode_many(self._incarnation, self._next, type, chunk), len(chunk))
+            ordinals = range(first, self._next)
+        if checked:
+            self.settle(ordinals[-1])
+        return ordinals
 
     def settle(self, ordinal: int) -> None:
         """Sync the records up to `ordinal` if the policy asks for it."""
@@ -221,8 +210,8 @@ class Journal:
         `LockedError` while another process compacts: nothing has changed then.
         """
         with self._append_lock:
-            self._require_usable()
-            if self._live_records:
+            self._require_writable()
+            if self._next > self._live.number:
                 self._rotate()
             info = write_snapshot(
                 self._files,
@@ -278,36 +267,9 @@ class Journal:
 
     # -- opening ------------------------------------------------------------------------------
 
-    def _continue(self, recovery: Recovery) -> tuple[FileName, Output]:
-        """Make the live file end with its last whole record, durably, or begin a new one."""
-        live = recovery.live
-        if live is None or not live.opened:
-            if live is not None and live.name.number != self._next:
-                self._files.remove(live.name.path(self._directory))
-            return self._create_live()
-        path = live.name.path(self._directory)
-        if recovery.torn is not None:
-            self._files.truncate(path, live.bytes)
-        output = self._files.append(path)
-        output.sync()  # what replay found may never have been synced, and counts from now on
-        if live.sealed:
-            output.close()
-            self._finish_file(live.name)
-            return self._create_live()
-        self._live_records, self._live_bytes = live.records, live.bytes
-        return live.name, output
-
-    def _create_live(self) -> tuple[FileName, Output]:
-        name = FileName(self._next, JOURNAL, False)
-        opening = encode_opening(
-            self._incarnation, self._next, Opening(KIND_JOURNAL, self._content)
-        )
-        output = self._files.create(name.path(self._directory))
-        write_all(output, opening)
-        output.sync()
-        self._files.sync_directory(self._directory)
-        self._live_records, self._live_bytes = 0, len(opening)
-        return name, output
+    def _use(self, live: LiveFile) -> None:
+        self._live, self._output, self._live_bytes = live
+        self._ordinal_end = self._live.number + self._records_max
 
     def _tidy(self, snapshot: Callable[[], Records] | None, compact_bytes: int) -> None:
         """Drop what crashes and compactions left over; write a snapshot if replay was long."""
@@ -330,39 +292,55 @@ class Journal:
 
     # -- acting -------------------------------------------------------------------------------
 
-    def _write(self, data: bytes, *, records: int) -> None:
-        with self._poisoning():
-            write_all(self._output, data)
+    def _write(self, data: bytes, records: int) -> None:
+        """Hand bytes to the system and count them. An exception in between, whatever it is,
+        leaves no room, and the next call finds that a write was interrupted."""
+        limit, self._bytes_max = self._bytes_max, NO_ROOM
+        try:
+            written = self._output.write(data)
+        except OSError:
+            with self._poisoning():
+                raise
+        if written != len(data):
+            with self._poisoning():
+                write_all(self._output, data[written:])
         self._next += records
-        self._live_records += records
         self._live_bytes += len(data)
+        self._bytes_max = limit
         if self._interval is not None:
             self._interval.notify()
 
-    def _require_room(self) -> None:
-        self._require_usable()
-        full = self._live_bytes >= self._file_bytes or self._live_records >= self._file_records
-        if full and self._live_records:
+    def _make_room(self) -> None:
+        """Rotate if the live file is full; raise if the journal is closed or poisoned."""
+        self._require_writable()
+        full = self._live_bytes >= self._bytes_max or self._next >= self._ordinal_end
+        if full and self._next > self._live.number:
             self._rotate()
             remove_superseded(self._files, self._directory)
 
     def _rotate(self) -> None:
         with self._sync_lock, self._poisoning():
             self._seal()
-            self._live, self._output = self._create_live()
+            self._use(
+                create_live(
+                    self._files,
+                    self._directory,
+                    self._next,
+                    incarnation=self._incarnation,
+                    content=self._content,
+                )
+            )
 
     def _seal(self) -> None:
-        seal = encode_seal(self._incarnation, self._next, records=self._live_records)
-        write_all(self._output, seal)
-        self._output.sync()
+        seal_live(
+            self._files,
+            self._directory,
+            self._live,
+            self._output,
+            following=self._next,
+            incarnation=self._incarnation,
+        )
         self._durable = self._next - 1
-        self._output.close()
-        self._finish_file(self._live)
-
-    def _finish_file(self, name: FileName) -> None:
-        final = name.finished().path(self._directory)
-        self._files.rename(name.path(self._directory), final)
-        self._files.sync_directory(self._directory)
 
     def _end(self, *, seal: bool) -> None:
         if self._interval is not None:
@@ -371,9 +349,9 @@ class Journal:
             if self._closed:
                 return
             try:
-                if self._failed is None:
+                if self._failed is None and self._bytes_max != NO_ROOM:
                     with self._sync_lock, self._poisoning():
-                        if seal and self._live_records:
+                        if seal and self._next > self._live.number:
                             self._seal()
                         else:
                             self._output.sync()
@@ -384,9 +362,11 @@ class Journal:
     def _release(self) -> None:
         if self._interval is not None:
             self._interval.stop()
-        self._closed = True
-        self._output.close()
-        self._lock.close()
+        with self._sync_lock:  # nobody is in an fsync of the file
+            self._closed = True
+            self._bytes_max = NO_ROOM
+            self._output.close()
+            self._lock.close()
 
     # -- failing ------------------------------------------------------------------------------
 
@@ -397,14 +377,34 @@ class Journal:
             with storage_errors(self._directory):
                 yield
         except BaseException as error:
-            self._failed = str(error) or type(error).__name__
+            self._fail(str(error) or type(error).__name__)
             raise
+
+    def _fail(self, cause: str) -> None:
+        self._failed = self._failed or cause
+        self._bytes_max = NO_ROOM
+
+    def _require_writable(self) -> None:
+        """Under the append lock: what `_require_usable` refuses, and an interrupted write."""
+        self._require_usable()
+        if self._bytes_max == NO_ROOM:
+            self._fail("a write was interrupted")
+            self._require_usable()
 
     def _require_usable(self) -> None:
         if self._closed:
             raise ClosedError(f"the journal in {self._directory}")
         if self._failed is not None:
             raise PoisonedError(f"the journal in {self._directory}", self._failed)
+
+
+def _chunks(payloads: list[bytes]) -> Iterator[list[bytes]]:
+    """Cut a list into pieces of some JOURNAL_READ_BYTES, to be written one by one."""
+    if not payloads:
+        return
+    count = max(1, JOURNAL_READ_BYTES * len(payloads) // (sum(map(len, payloads)) + 1))
+    for at in range(0, len(payloads), count):
+        yield payloads[at : at + count]
 
 
 def _check_options(content: str, file_bytes: int, file_records: int) -> None:

@@ -89,6 +89,12 @@ class Listing:
         )
 
 
+def is_journal_file(name: str) -> bool:
+    """Whether `name` is one that only a journal gives."""
+    match = _NAME.match(name)
+    return match is not None and match[2] in (JOURNAL, SNAPSHOT)
+
+
 def parse_directory(files: Files, directory: str) -> tuple[tuple[FileName, ...], tuple[str, ...]]:
     """A directory's journal files in order of number, and names that are none.
 

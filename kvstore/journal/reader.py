@@ -14,9 +14,10 @@ from typing import BinaryIO
 from kvstore.errors import CorruptionError, UsageError
 from kvstore.journal.files import OS_FILES, Files
 from kvstore.journal.names import FileName, list_directory, open_file
+from kvstore.journal.raw import RawRecords
 from kvstore.journal.records import TYPE_RESERVED, Record, RecordError, decode
 from kvstore.journal.recovery import strict
-from kvstore.journal.scan import Damage, FileScan, RawRecords
+from kvstore.journal.scan import Damage, FileScan
 from kvstore.journal.stuffing import PAIR
 from kvstore.journal.tail import torn_at
 from kvstore.limits import JOURNAL_READ_BYTES
@@ -142,9 +143,9 @@ def read_part(
     name = os.fspath(path)
     with closing(files.read(name)) as stream:
         stream.seek(start)
-        for batch_at, raws in RawRecords(stream, start=start):
-            offset = batch_at
-            for raw in raws:
+        for run_at, data in RawRecords(stream, start=start):
+            offset = run_at
+            for raw in data.split(PAIR)[1:]:
                 if offset >= stop:
                     return
                 try:

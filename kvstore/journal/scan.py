@@ -1,14 +1,12 @@
 """Reading one journal file forward: records in batches, and what is damaged between them.
 
-The file is cut at its pairs, a piece at a time; each part is decoded on its own, so damage costs
-the records it touches and no others. A scan decides nothing: strict readers raise at the first
-`Damage`, salvage goes on.
+Each record is decoded on its own, so damage costs the records it touches and no others. A scan
+decides nothing: strict readers raise at the first `Damage`, salvage goes on.
 
 Invariants
 1. Every byte of the file belongs to a record given out, a repeated record, the opening, the
    seal, a `Damage`, or the torn tail of a live file.
 2. Records come in order of ordinal, each once; a jump is a `Damage` that names the ordinals.
-3. A short read is not the end of the file: only an empty one is.
 """
 
 from __future__ import annotations
@@ -16,13 +14,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import BinaryIO
-from zlib import crc32
 
 from kvstore.errors import JournalDamagedError
+from kvstore.journal.raw import RawRecords, decode_run
 from kvstore.journal.records import (
-    HEAD_AT,
     KIND_JOURNAL,
-    PAYLOAD_AT,
     TYPE_OPEN,
     TYPE_RESERVED,
     TYPE_SEAL,
@@ -32,11 +28,9 @@ from kvstore.journal.records import (
     decode,
     decode_opening,
     decode_seal,
-    unpack_prefix,
 )
-from kvstore.journal.stuffing import FIRST_MAX, PAIR, StuffingError, find_pair, unstuff
+from kvstore.journal.stuffing import PAIR, find_pair
 from kvstore.journal.tail import is_torn_start, torn_at
-from kvstore.limits import JOURNAL_READ_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,86 +63,6 @@ class TornTail:
     size: int
 
 
-class RawRecords:
-    """A byte stream cut at its pairs: yields (offset of the first pair, what follows each).
-
-    `lead` holds the bytes before the first pair; `end` is the stream's length once it is read.
-    Holds one piece and one record at a time.
-    """
-
-    def __init__(self, stream: BinaryIO, *, start: int = 0) -> None:
-        self._stream = stream
-        self._start = start
-        self.lead = b""
-        self.end = start
-
-    def __iter__(self) -> Iterator[tuple[int, list[bytes]]]:
-        held: list[bytes] = []
-        record_at = -1
-        while data := self._stream.read(JOURNAL_READ_BYTES):
-            data_at, self.end = self.end, self.end + len(data)
-            pair = find_pair(data)
-            if data[0] == PAIR[1] and held and held[-1][-1:] == PAIR[:1]:
-                held[-1] = held[-1][:-1]
-                pair = -1  # the pair lies across the pieces
-            elif pair < 0:
-                held.append(data)
-                continue
-            before = b"".join((*held, data[: max(pair, 0)]))
-            raws = data[pair + 2 :].split(PAIR)
-            last = raws.pop()
-            if record_at < 0:
-                self.lead = before
-                record_at = data_at + pair
-            else:
-                raws.insert(0, before)
-            if raws:
-                yield record_at, raws
-            held, record_at = [last], self.end - len(last) - len(PAIR)
-        if record_at < 0:
-            self.lead = b"".join(held)
-        else:
-            yield record_at, [b"".join(held)]
-
-
-def decode_run(
-    raws: list[bytes], at: int, *, expected: int, incarnation: int, records: list[Record]
-) -> int:
-    """Decode from `at` on while all is as expected, and say where it stopped being so.
-
-    The hot loop of replay: it knows only the ordinary case and leaves judging to `FileScan`.
-    """
-    for index in range(at, len(raws)):
-        raw = raws[index]
-        size = len(raw) - 1
-        if PAYLOAD_AT <= size <= FIRST_MAX and raw[0] == size:
-            check, checksum, found_in, ordinal, kind, length = unpack_prefix(raw, 1)
-            found = crc32(raw[1 + HEAD_AT : 1 + PAYLOAD_AT])
-            payload = raw[1 + PAYLOAD_AT :]
-        else:
-            try:
-                body = unstuff(raw)
-            except StuffingError:
-                return index
-            if len(body) < PAYLOAD_AT:
-                return index
-            check, checksum, found_in, ordinal, kind, length = unpack_prefix(body)
-            found = crc32(body[HEAD_AT:PAYLOAD_AT])
-            payload = body[PAYLOAD_AT:]
-        if (
-            ordinal != expected
-            or found_in != incarnation
-            or crc32(payload, found) != checksum
-            or found != check
-            or kind >= TYPE_RESERVED
-            or length != len(payload)
-        ):
-            return index
-        records.append(Record(ordinal, kind, payload, incarnation))
-        expected += 1
-    return len(raws)
-
-
 class FileScan:
     """One file's records: iterate for batches of `Record`s and the `Damage` between them.
 
@@ -171,7 +85,7 @@ class FileScan:
         self._live = live
         self._last: Record | None = None
         self._bad: tuple[int, str] | None = None  # where damage began that has not ended
-        self._final_raw: tuple[int, bytes] = (0, b"")
+        self._final: tuple[int, bytes] = (-1, b"")  # what was judged last, with its pair
         self._damaged = False
         self.opening: Opening | None = None
         self.expected = first
@@ -187,15 +101,15 @@ class FileScan:
         return self._raws.end
 
     def __iter__(self) -> Iterator[list[Record] | Damage]:
-        for batch_at, raws in self._raws:
-            offset, at = batch_at, 0
-            if self._raws.lead and not self._damaged and self.opening is None:
-                self._begin_damage(0, "no record begins here")
-            while at < len(raws):
+        for offset, data in self._raws:
+            if offset == len(self._raws.lead) > 0:
+                self._pass_over(0, self._raws.lead)
+            at = 0
+            while at < len(data):
                 if self.opening and not self.sealed and self._bad is None:
                     records: list[Record] = []
-                    stop = decode_run(
-                        raws,
+                    at = decode_run(
+                        data,
                         at,
                         expected=self.expected,
                         incarnation=self.incarnation,
@@ -204,15 +118,26 @@ class FileScan:
                     if records:
                         self._take(records)
                         yield records
-                    offset += sum(map(len, raws[at:stop])) + len(PAIR) * (stop - at)
-                    at = stop
-                    if at == len(raws):
+                    if at == len(data):
                         break
-                yield from self._judge(raws[at], offset)
-                self._final_raw = (offset, raws[at])
-                offset += len(PAIR) + len(raws[at])
-                at += 1
+                following = find_pair(data, at + 1)
+                raw = data[at:] if following < 0 else data[at:following]
+                yield from self._judge_or_pass_over(offset + at, raw)
+                at += len(raw)
+        if self._raws.end == len(self._raws.lead) > 0:
+            self._pass_over(0, self._raws.lead)
         yield from self._finish()
+
+    def _judge_or_pass_over(self, offset: int, raw: bytes) -> Iterator[list[Record] | Damage]:
+        self._final = (offset, raw)
+        if raw.startswith(PAIR):
+            yield from self._judge(raw[len(PAIR) :], offset)
+        else:
+            self._begin_damage(offset, "no record begins here")
+
+    def _pass_over(self, offset: int, raw: bytes) -> None:
+        self._final = (offset, raw)
+        self._begin_damage(offset, "no record begins here")
 
     def _take(self, records: list[Record]) -> None:
         self._last = records[-1]
@@ -283,23 +208,25 @@ class FileScan:
 
     def _finish(self) -> Iterator[list[Record] | Damage]:
         end = self._raws.end
-        if self._bad is None and self._raws.lead and not self._damaged and not self.opening:
-            if self._live and is_torn_start(self._raws.lead):
-                self.torn = TornTail(self._path, 0, end)
-                return
-            self._begin_damage(0, "no record begins here")
-        offset, raw = self._final_raw
-        if self._live and self._bad is not None and self._bad[0] == offset and not self._raws.lead:
-            cut = torn_at(raw)
-            if cut is not None:
+        offset, raw = self._final
+        if self._live and self._bad is not None and self._bad[0] == offset:
+            good = _good_bytes(raw)
+            if good is not None:
                 self._bad, self._damaged = None, False
-                if cut:
-                    yield from self._judge(raw[:cut], offset)
+                if good:
+                    yield from self._judge(raw[len(PAIR) : good], offset)
                 if self._bad is None:
-                    cut_at = offset + len(PAIR) + cut if cut else offset
-                    self.torn = TornTail(self._path, cut_at, end - cut_at)
+                    self.torn = TornTail(self._path, offset + good, end - offset - good)
                     return
         if self._bad is None and not self._live and not self.sealed:
             self._begin_damage(end, "the file ends without its seal")
         if self._bad is not None:
             yield self._end_damage(end=end, last=None)
+
+
+def _good_bytes(raw: bytes) -> int | None:
+    """How much of a file's last bytes is a whole record before a torn tail; None if damaged."""
+    if not raw.startswith(PAIR):
+        return 0 if is_torn_start(raw) else None
+    whole = torn_at(raw[len(PAIR) :])
+    return len(PAIR) + whole if whole else whole

@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 PAIR = b"\xfe\xfd"
-_PAIR_PATTERN = re.compile(PAIR)
+search_pair = re.compile(PAIR).search
 RADIX = 0xFD
 """Digits run from 0 to 252, so that no digit can be a byte of the pair."""
 
@@ -83,7 +83,7 @@ def find_pair(data: bytes, at: int = 0) -> int:
     pattern runs at 2.5 GB/s where `bytes.find` of two bytes runs at 1.1.
     """
     at = data.find(b"\xfe", at)
-    match = _PAIR_PATTERN.search(data, at) if at >= 0 else None
+    match = search_pair(data, at) if at >= 0 else None
     return -1 if match is None else match.start()
 
 

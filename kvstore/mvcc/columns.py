@@ -77,8 +77,10 @@ class Columns:
             longer = stems[same] > at + _WORD
             if not longer.any():
                 break
-            equal = words[starts[same] + at] == words[starts[same - 1] + at]
-            same = same[equal | ~longer]
+            looked = same[longer]
+            equal = np.ones(same.size, np.bool_)
+            equal[longer] = words[starts[looked] + at] == words[starts[looked - 1] + at]
+            same = same[equal]
             at += _WORD
         repeats = np.zeros(len(stems), np.bool_)
         repeats[same] = True

@@ -124,9 +124,18 @@ def _visible_times(columns: Columns, read: Read) -> Numbers:
     times = np.where(times <= read.as_of, times, _INVISIBLE)
     references: Bools = columns.times < 0
     if references.any():
-        ids, which = np.unique(~columns.times[references], return_inverse=True)
-        tails = [int(import_id).to_bytes(8, "big") + b"\0" for import_id in ids]
-        times[references] = np.array([read.time_of(tail) for tail in tails], np.int64)[which]
+        times[references] = _import_times(~columns.times[references], read)
+    return times
+
+
+def _import_times(ids: Numbers, read: Read) -> Numbers:
+    """When the rows of these imports became visible. Mostly all are of one: not sorted then."""
+    which: Numbers | int = 0
+    known = ids[:1]
+    if (ids != ids[0]).any():
+        known, which = np.unique(ids, return_inverse=True)
+    tails = [int(import_id).to_bytes(8, "big") + b"\0" for import_id in known]
+    times: Numbers = np.array([read.time_of(tail) for tail in tails], np.int64)[which]
     return times
 
 

@@ -9,12 +9,13 @@ way to read large windows, and the yardstick for the change index, which must gi
   deletes them.
 * Latest from the beginning of time (`since=0`) is the state: live values, no tombstones.
 
-A range tombstone comes at its start key, before that key's own versions, cut to the span.
+A range tombstone comes at its start key, before that key's own versions, cut to the span. A
+descending pass brings it at its end key instead; each key's versions come oldest first both ways.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TypeAlias
 
 from kvstore.codec.keys import TAIL_BYTES
@@ -29,8 +30,11 @@ from kvstore.timestamp import Timestamp
 Difference: TypeAlias = "Version | RangeTombstone"
 
 
-def stored_keys(cursor: Cursor) -> Iterator[tuple[bytes, list[Entry]]]:
-    """Each user key of a forward pass over `data` with all its stored entries, in their order."""
+def stored_keys(cursor: Cursor, *, reverse: bool = False) -> Iterator[tuple[bytes, list[Entry]]]:
+    """Each user key of a pass over `data` with all its stored entries, in ascending order.
+
+    `reverse` says that the pass descends: then the keys do too.
+    """
     current = b""
     entries: list[Entry] = []
     try:
@@ -42,11 +46,11 @@ def stored_keys(cursor: Cursor) -> Iterator[tuple[bytes, list[Entry]]]:
                 stem = key[:-TAIL_BYTES]
                 if stem != current:
                     if entries:
-                        yield unframe(current), entries
+                        yield unframe(current), entries[::-1] if reverse else entries
                     current, entries = stem, []
                 entries.append((key[-TAIL_BYTES:], value))
         if entries:
-            yield unframe(current), entries
+            yield unframe(current), entries[::-1] if reverse else entries
     finally:
         cursor.close()
 
@@ -60,24 +64,28 @@ def differences(
     latest: bool,
     fragments: Fragments,
     stamps: Stamps,
+    reverse: bool = False,
 ) -> Iterator[Difference]:
-    """What happened in `(since, upto]`, in key order. `cursor` passes forward over `span`."""
+    """What happened in `(since, upto]`, in key order. `cursor` passes over `span`."""
     state = latest and since == 0
     ranges = [] if state else fragments.tombstones(span, since=since, upto=upto, latest=latest)
-    versions = _versions(
-        cursor, since=since, upto=upto, latest=latest, fragments=fragments, stamps=stamps
+    versions = (
+        Version(key, Timestamp(timestamp), value)
+        for key, events, stack in _histories(cursor, fragments, stamps, reverse=reverse)
+        for timestamp, value in choose(events, stack, since=since, upto=upto, latest=latest)
     )
-    return _merged(ranges, versions)
+    if reverse:
+        ranges.sort(key=lambda tombstone: tombstone.end, reverse=True)
+        return _merged(ranges, versions, lambda tombstone, key: tombstone.end > key)
+    return _merged(ranges, versions, lambda tombstone, key: tombstone.start <= key)
 
 
-def _versions(
-    cursor: Cursor, *, since: int, upto: int, latest: bool, fragments: Fragments, stamps: Stamps
-) -> Iterator[Version]:
-    for key, entries in stored_keys(cursor):
+def _histories(
+    cursor: Cursor, fragments: Fragments, stamps: Stamps, *, reverse: bool
+) -> Iterator[tuple[bytes, list[Event], tuple[int, ...]]]:
+    for key, entries in stored_keys(cursor, reverse=reverse):
         stack = fragments.stack(key) if fragments else ()
-        events = timeline(entries, stamps, stack)
-        for timestamp, value in choose(events, stack, since=since, upto=upto, latest=latest):
-            yield Version(key, Timestamp(timestamp), value)
+        yield key, timeline(entries, stamps, stack), stack
 
 
 def choose(
@@ -99,11 +107,15 @@ def choose(
     ]
 
 
-def _merged(ranges: list[RangeTombstone], versions: Iterable[Version]) -> Iterator[Difference]:
+def _merged(
+    ranges: list[RangeTombstone],
+    versions: Iterable[Version],
+    comes_before: Callable[[RangeTombstone, bytes], bool],
+) -> Iterator[Difference]:
     waiting = iter(ranges)
     tombstone = next(waiting, None)
     for version in versions:
-        while tombstone is not None and tombstone.start <= version.key:
+        while tombstone is not None and comes_before(tombstone, version.key):
             yield tombstone
             tombstone = next(waiting, None)
         yield version

@@ -107,9 +107,11 @@ class Fragments:
 
     def newest(self, key: bytes, as_of: int) -> int:
         """Timestamp of the newest range tombstone over `key` at or below `as_of`, else 0."""
-        for timestamp in self.stack(key):
-            if timestamp <= as_of:
-                return timestamp
+        index = bisect.bisect_right(self._boundaries, key)
+        if index:
+            for timestamp in self._stacks[index - 1]:
+                if timestamp <= as_of:
+                    return timestamp
         return 0
 
     def pieces(self, span: Span) -> Iterator[tuple[bytes, bytes, Stack]]:

@@ -13,16 +13,14 @@ Invariants
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple, TypeAlias
 
 from kvstore.codec.keys import (
-    FIRST_TIMED_SUFFIX,
     SUFFIX_BYTES,
     TAIL_BYTES,
     VALUE,
     decode_suffix,
-    encode_suffix,
     span_bounds,
 )
 from kvstore.codec.ordered import frame, unescape, unframe
@@ -31,12 +29,20 @@ from kvstore.errors import UsageError, WriteTooOldError
 from kvstore.limits import SCAN_CHUNK
 from kvstore.mvcc.decide import Read
 from kvstore.mvcc.diff import Difference, differences, stored_keys
+from kvstore.mvcc.export import VersionColumns, version_columns
 from kvstore.mvcc.fragments import Fragments, RangeTombstone
+from kvstore.mvcc.lookup import Bound, value_at, values_at
 from kvstore.mvcc.scan import Chunk, KeyColumn, live_columns, live_rows
-from kvstore.mvcc.version import Entry, Event, Stamps, Version, timeline
+from kvstore.mvcc.version import Entry, Event, Stamps, Version, newest_at, timeline
 from kvstore.mvcc.write import WriteSet, stage
 from kvstore.span import Span
 from kvstore.timestamp import TIMESTAMP_MAX, Timestamp
+
+Tombstones: TypeAlias = "list[RangeTombstone]"
+
+
+_REBUILD_FROM = 64
+"""Range tombstones of one commit from which on building the map anew beats as many copies."""
 
 
 class View(NamedTuple):
@@ -52,48 +58,58 @@ class Versions:
     def __init__(self, engine: Engine, *, stamps: Stamps | None = None) -> None:
         self.engine = engine
         self.view = View(Fragments.of(stored_tombstones(engine)), stamps or {})
+        self._bound = Bound.of(0)
 
     # -- reading ----------------------------------------------------------------------------
 
     def get(self, key: bytes, as_of: int) -> bytes | None:
         """The value of `key` at `as_of`, None where it is absent or deleted. One seek."""
         fragments, stamps = self.view
-        stem = frame(key)
-        bound = encode_suffix(as_of)
-        newest, value = -1, None
+        bound = self._bound
+        if bound.as_of != as_of:
+            self._bound = bound = Bound.of(as_of)
+        ticket, reader = self.engine.borrow()
+        value = value_at(reader, self.engine.check, key, bound, fragments, stamps)
+        self.engine.give_back(ticket, reader)
+        return value
+
+    def get_many(self, keys: Sequence[bytes], as_of: int) -> list[bytes | None]:
+        """The values of `keys`, in their order. They are sought in key order, which takes two
+        thirds of the time of seeking them in no order."""
+        fragments, stamps = self.view
+        ordered = sorted(keys)
         engine = self.engine
         ticket, reader = engine.borrow()
-        # Without imports nothing sorts before the versions: go straight to the one wanted.
-        reader.seek(stem if stamps else stem + bound)
-        while reader.valid():
-            found = reader.key()
-            if not found.startswith(stem):
-                break
-            tail = found[-TAIL_BYTES:]
-            if tail >= bound:
-                timestamp = decode_suffix(tail[:-1])
-                if timestamp > newest:
-                    newest = timestamp
-                    value = reader.value() if tail[-1:] == VALUE else None
-                break
-            if tail >= FIRST_TIMED_SUFFIX:
-                reader.seek(stem + bound)
-                continue
-            lifetime = stamps.get(tail[:-1])
-            if lifetime is not None and newest < lifetime.added <= as_of < lifetime.reverted:
-                newest = lifetime.added
-                value = reader.value() if tail[-1:] == VALUE else None
-            reader.next()
-        else:
-            engine.check(reader)
+        bound = Bound.of(as_of)
+        values = values_at(reader, engine.check, ordered, bound, fragments, stamps)
         engine.give_back(ticket, reader)
-        if value is not None and fragments and fragments.newest(key, as_of) > newest:
-            return None
-        return value
+        if ordered == keys:
+            return values
+        by_key = dict(zip(ordered, values, strict=True))
+        return [by_key[key] for key in keys]
 
     def history(self, key: bytes) -> list[Version]:
         """All versions of `key`, newest first, range tombstones over it included."""
         return [Version(key, Timestamp(t), value) for t, value in self.events(key)]
+
+    def version_at(self, key: bytes, as_of: int) -> Version | None:
+        """The newest version of `key` at or below `as_of`, deletions included; None if there is
+        none. Under a range tombstone it is that, even where the key was never written."""
+        event = newest_at(self.events(key), as_of)
+        return None if event is None else Version(key, Timestamp(event[0]), event[1])
+
+    def versions_at(self, span: Span, as_of: int) -> Iterator[Version]:
+        """As `version_at`, of each key of `span` that was written at or below `as_of`. One pass.
+
+        Keys that nothing but range tombstones speaks of do not occur: they are a continuum.
+        """
+        fragments, stamps = self.view
+        for key, entries in stored_keys(self._cursor(span)):
+            if newest_at(timeline(entries, stamps, ()), as_of) is None:
+                continue
+            event = newest_at(timeline(entries, stamps, fragments.stack(key)), as_of)
+            assert event is not None
+            yield Version(key, Timestamp(event[0]), event[1])
 
     def events(self, key: bytes) -> list[Event]:
         """The history of `key` without the key. O(versions)."""
@@ -111,19 +127,35 @@ class Versions:
         return live_columns(self._cursor(span), read, chunk=chunk)
 
     def diff(
-        self, span: Span, *, since: int, upto: int = TIMESTAMP_MAX, latest: bool = False
+        self,
+        span: Span,
+        *,
+        since: int,
+        upto: int = TIMESTAMP_MAX,
+        latest: bool = False,
+        reverse: bool = False,
     ) -> Iterator[Difference]:
         """What happened in `(since, upto]`: see `kvstore.mvcc.diff`. One pass over the span."""
         fragments, stamps = self.view
         return differences(
-            self._cursor(span),
+            self._cursor(span, reverse=reverse),
             span,
+            reverse=reverse,
             since=since,
             upto=upto,
             latest=latest,
             fragments=fragments,
             stamps=stamps,
         )
+
+    def export(self, *, since: int, upto: int) -> tuple[Iterator[VersionColumns], Tombstones]:
+        """All point versions in `(since, upto]` in columns, and the range tombstones by start."""
+        fragments, stamps = self.view
+        cursor = self._cursor(Span())
+        columns = version_columns(
+            cursor, since=since, upto=upto, stamps=stamps, fragments=fragments
+        )
+        return columns, fragments.tombstones(Span(), since=since, upto=upto)
 
     def imported_keys(self, span: Span, reference: bytes) -> Iterator[tuple[bytes, bytes | None]]:
         """Keys of `span` that an import wrote, with its values. One pass over the span."""
@@ -161,10 +193,7 @@ class Versions:
         if not 0 < at <= TIMESTAMP_MAX:
             raise UsageError(f"cannot write at timestamp {at}", "timestamps start at 1")
         writes.seal()
-        for start, end in writes.ranges:
-            self._require_newest_below(Span(start, end), at)
-        for key in writes.points:
-            self._require_newest(key, at)
+        self._require_newest(writes, at)
         batch = self.engine.batch()
         stage(writes, at, batch, self.engine.families)
         self.engine.write(batch)
@@ -175,9 +204,13 @@ class Versions:
         if not tombstones:
             return
         fragments = self.view.fragments
+        if len(tombstones) > _REBUILD_FROM:
+            known = fragments.tombstones(Span(), since=0, upto=TIMESTAMP_MAX)
+            self.publish_fragments(Fragments.of([*known, *tombstones]))
+            return
         for tombstone in tombstones:
             fragments = fragments.adding(tombstone)
-        self.view = self.view._replace(fragments=fragments)
+        self.publish_fragments(fragments)
 
     def publish_fragments(self, fragments: Fragments) -> None:
         """Show `fragments` instead, once the engine holds what they say."""
@@ -191,17 +224,7 @@ class Versions:
 
     def tails(self, key: bytes) -> list[bytes]:
         """Tails (suffix and kind) of all stored entries of `key`, in their order. O(entries)."""
-        stem = frame(key)
-        tails: list[bytes] = []
-        ticket, reader = self.engine.borrow()
-        reader.seek(stem)
-        while reader.valid() and (found := reader.key()).startswith(stem):
-            tails.append(found[-TAIL_BYTES:])
-            reader.next()
-        if not reader.valid():
-            self.engine.check(reader)
-        self.engine.give_back(ticket, reader)
-        return tails
+        return [tail for tail, _ in self._entries(key)]
 
     def _read(self, span: Span, as_of: int) -> Read:
         fragments, stamps = self.view
@@ -215,32 +238,39 @@ class Versions:
         entries: list[Entry] = []
         ticket, reader = self.engine.borrow()
         reader.seek(stem)
-        while reader.valid() and (found := reader.key()).startswith(stem):
+        while (found := reader.key()) is not None and found.startswith(stem):
             entries.append((found[-TAIL_BYTES:], reader.value()))
             reader.next()
-        if not reader.valid():
+        if found is None:
             self.engine.check(reader)
         self.engine.give_back(ticket, reader)
         return entries
 
-    def _require_newest(self, key: bytes, at: int) -> None:
-        events = self.events(key)
-        if events and events[0][0] >= at:
-            raise WriteTooOldError(key, timestamp=at, least=events[0][0] + 1)
+    def _require_newest(self, writes: WriteSet, at: int) -> None:
+        """Raise if anything the writes touch, dead or alive, lies at or above `at`.
 
-    def _require_newest_below(self, span: Span, at: int) -> None:
-        """Raise if anything in `span`, dead or alive, lies at or above `at`."""
-        fragments, stamps = self.view
-        too_new = fragments.tombstones(span, since=at - 1, upto=TIMESTAMP_MAX)
-        offenders = [(tombstone.start, tombstone.timestamp) for tombstone in too_new]
-        for key, entries in stored_keys(self._cursor(span)):
-            newest = timeline(entries, stamps, ())[:1]
+        The error names the least key in the way, and a time above all that is.
+        """
+        offenders: list[tuple[bytes, int]] = []
+        for start, end in writes.ranges:
+            offenders.extend(self._newer_in(Span(start, end), at))
+        for key in writes.points:
+            newest = self.events(key)[:1]
             if newest and newest[0][0] >= at:
                 offenders.append((key, newest[0][0]))
         if offenders:
             first = min(key for key, _ in offenders)
             least = max(timestamp for _, timestamp in offenders) + 1
             raise WriteTooOldError(first, timestamp=at, least=least)
+
+    def _newer_in(self, span: Span, at: int) -> Iterator[tuple[bytes, int]]:
+        fragments, stamps = self.view
+        for tombstone in fragments.tombstones(span, since=at - 1, upto=TIMESTAMP_MAX):
+            yield tombstone.start, tombstone.timestamp
+        for key, entries in stored_keys(self._cursor(span)):
+            newest = timeline(entries, stamps, ())[:1]
+            if newest and newest[0][0] >= at:
+                yield key, newest[0][0]
 
 
 def stored_tombstones(engine: Engine) -> Iterator[RangeTombstone]:

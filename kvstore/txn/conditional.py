@@ -52,6 +52,7 @@ class Conditional:
     ) -> Timestamp:
         """Commit `writes` if `key` has the value `expected` (None: is absent), and no version
         newer than `unchanged_since`. Raises `PreconditionError`. One look-up each."""
+        _require_expected(expected)
         if expected is UNCHECKED and unchanged_since is None:
             raise UsageError(
                 "a conditional write without a condition", "pass expected or unchanged_since"
@@ -126,3 +127,11 @@ class Conditional:
                 expected=f"nothing written since {since}",
                 found=f"a version at {int(newest[0][0])}",
             )
+
+
+def _require_expected(expected: object) -> None:
+    """A text would never equal what is stored, and the caller would try for ever."""
+    if expected is not None and not isinstance(expected, (bytes, Unchecked)):
+        raise UsageError(
+            f"expected must be bytes or None, not {type(expected).__name__}", "encode it first"
+        )

@@ -23,6 +23,8 @@ from kvstore.errors import (
     UsageError,
 )
 
+pytestmark = pytest.mark.usefixtures("each_engine")
+
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[kvstore.Store]:

@@ -16,12 +16,14 @@ from kvstore import ManualClock, Store
 from kvstore.changes.changeset import ChangesetId, Serials, is_after
 from kvstore.errors import ClosedError
 
+pytestmark = pytest.mark.usefixtures("each_engine")
+
 U64 = (1 << 64) - 1
 
 
 def tags(store: Store) -> list[tuple[int, int]]:
     """Changeset of each row of the change index, in time order."""
-    rows = store._changes._index.rows(since=0, upto=store.upper - 1)
+    rows = store._changes.index.rows(since=0, upto=store.upper - 1)
     return [row.changeset for row in rows]
 
 

@@ -21,13 +21,15 @@ from kvstore.changes import capture
 from kvstore.changes.epoch import Epoch, pack_run, unpack_run
 from kvstore.errors import BusyError, CorruptionError, UsageError
 
+pytestmark = pytest.mark.usefixtures("each_engine")
+
 U63 = (1 << 63) - 1
 
 
 def check(store: Store) -> list[Epoch]:
     """Assert that the epochs are contiguous and that each counts what the index holds."""
     epochs = list(store.epochs())
-    headers = list(store._changes._index.headers(since=0, upto=store.upper - 1))
+    headers = list(store._changes.index.headers(since=0, upto=store.upper - 1))
     counted = 0
     for domain, of_domain in groupby(epochs, key=lambda epoch: epoch.domain):
         found = list(of_domain)
@@ -155,10 +157,10 @@ def test_a_close_ends_the_domain_and_cuts_what_is_open(tmp_path: Path) -> None:
 
 
 CHILD = """
-import sys, kvstore
+import os, sys, kvstore
 from kvstore.changes import capture
 capture.EPOCHS_PENDING_MAX = int(sys.argv[2])
-store = kvstore.open(sys.argv[1], durability="async")
+store = kvstore.open(sys.argv[1], engine=os.environ["EACH_ENGINE"], durability="async")
 for number in range(25):
     store.put(b"k%d" % number, b"1")
 with store.changeset():
@@ -198,7 +200,7 @@ def test_trimming_drops_the_runs_below_since(
     with kvstore.open(tmp_path / "s", durability="async") as store:
         stamps = [store.put(b"k%d" % number, b"1") for number in range(10)]
         store.sync()
-        index = store._changes._index
+        index = store._changes.index
         store._committer.write_meta(lambda batch: index.stage_trim(stamps[5], batch))
         assert all(epoch.closed_at > stamps[4] for epoch in store.epochs())
         assert store.put(b"z", b"1") > stamps[-1]

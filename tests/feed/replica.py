@@ -8,7 +8,7 @@ from pathlib import Path
 import bulk
 from kvstore import Store, Timestamp
 from kvstore.changes.event import Event, Operation
-from kvstore.changes.feed import FeedBatch, Position
+from kvstore.feeds.feed import FeedBatch, Position
 
 
 class Replica:

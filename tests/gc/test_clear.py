@@ -21,6 +21,8 @@ from kvstore.errors import HistoryGoneError, HistoryHeldError, UsageError
 from kvstore.mvcc import Fragments
 from kvstore.mvcc.versions import stored_tombstones
 
+pytestmark = pytest.mark.usefixtures("each_engine")
+
 KEYS = [bytes([letter]) for letter in b"abcdef"]
 
 
@@ -206,6 +208,7 @@ def test_cut_on_disk_equals_cut_in_memory(
         store.clear_range(bytes([start]), bytes([start + length]), compact=False)
         fragments = store._versions.view.fragments
         fragments._check()
+        assert store.verify().problems == ()
         assert Fragments.of(stored_tombstones(store._engine)) == fragments
         assert not list(fragments.pieces(Span(bytes([start]), bytes([start + length]))))
 
@@ -217,7 +220,9 @@ CRASH = textwrap.dedent(
     from kvstore import ManualClock
 
     path, when = sys.argv[1:]
-    store = kvstore.open(path, durability="async", clock=ManualClock(1))
+    store = kvstore.open(
+        path, engine=os.environ["EACH_ENGINE"], durability="async", clock=ManualClock(1)
+    )
     engine = store._engine
     write, sync = engine.write, engine.sync
 
@@ -253,3 +258,4 @@ def test_crash_in_a_clear_leaves_all_of_it_or_nothing(tmp_path: Path, when: str)
             assert when == "before"
             assert store.get(b"c", before) == b"v"
             assert list(store.scan()) == [(b"a", b"v"), (b"b", b"v"), (b"f", b"v")]
+        assert store.verify().problems == ()

@@ -1,6 +1,6 @@
 """A store as a list of commits: slow, plain, and right by inspection.
 
-What a key is at t is answered by one rule: the newest commit at or below t that says something about
+What a key is at t is answered by one rule: the newest commit at or below t that says something of
 the key, leaving out imports that had been reverted by then. All else is asked of that rule.
 """
 
@@ -60,6 +60,15 @@ class Model:
             if commit.import_id == import_id:
                 commit.reverted = timestamp
 
+    def clear(self, start: bytes, end: bytes) -> None:
+        """Nothing is said any more of the keys in `[start, end)`. What is cut from an import is
+        gone from it, and from what its revert will say."""
+        for commit in self.commits:
+            commit.points = {k: v for k, v in commit.points.items() if not start <= k < end}
+            cut = [(a, min(b, start)) for a, b in commit.ranges]
+            cut += [(max(a, end), b) for a, b in commit.ranges]
+            commit.ranges = [(a, b) for a, b in cut if a < b]
+
     def upto(self, as_of: int) -> Model:
         """The store as if nothing had happened after `as_of`."""
         model = Model()
@@ -92,7 +101,7 @@ class Model:
         events = [said for commit in self.commits if (said := commit.say(key))]
         for commit in self.commits:
             if commit.reverted and self.showing(key, commit.reverted - 1)[0] is commit:
-                events.append((commit.reverted, self.get(key, commit.reverted), False))
+                events += [(commit.reverted, self.get(key, commit.reverted), False)]
         return sorted(events, key=lambda event: -event[0])
 
     def changes(

@@ -274,7 +274,8 @@ def test_replay_gives_back_what_no_append_would_take_today() -> None:
         journal.append(b"x" * 1000)
     limits = pytest.MonkeyPatch()
     with limits.context() as patch:
-        patch.setattr("kvstore.journal.records.JOURNAL_RECORD_BYTES_MAX", 10)
+        for module in ("records", "journal"):
+            patch.setattr(f"kvstore.journal.{module}.JOURNAL_RECORD_BYTES_MAX", 10)
         with open_journal(disk) as journal, pytest.raises(UsageError):
             journal.append(b"x" * 1000)
         got.extend(read(PATH, files=disk))
@@ -317,3 +318,21 @@ def test_any_history_is_found_again(
     tail = [record.payload for record in read(PATH, files=disk)]
     assert tail == model.items[len(model.items) - len(tail) :]
     assert list(read(PATH, reverse=True, files=disk)) == list(read(PATH, files=disk))[::-1]
+
+
+def test_an_interrupt_in_the_middle_of_a_write_poisons_instead_of_repeating_an_ordinal() -> None:
+    disk = Disk()
+    journal = open_journal(disk)
+    journal.append(b"kept")
+
+    def interrupt(step: str) -> OSError | None:
+        raise KeyboardInterrupt
+
+    disk.fail = interrupt
+    with pytest.raises(KeyboardInterrupt):
+        journal.append(b"unknown")
+    disk.fail = lambda name: None
+    with pytest.raises(PoisonedError, match="interrupted"):
+        journal.append(b"x")
+    journal.close()
+    assert state_of(disk) == [b"kept"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from collections.abc import Iterator
 
 import numpy as np
 import pyarrow as pa
@@ -239,17 +240,36 @@ def test_windows_hold_whole_keys_and_all_rows_in_order() -> None:
     rng = random.Random(7)
     rows = [put(f"k{rng.randrange(300):03}".encode(), t) for t in range(2000)]
     sources = [versions(rows[i::5], size=rng.randrange(1, 60)) for i in range(5)]
-    windows = list(merge_sorted([iter(source) for source in sources], VERSIONS))
+    windows = [w.whole() for w in merge_sorted([iter(source) for source in sources], VERSIONS)]
     assert rows_of(windows) == in_order(rows)
     ends = [(w.column(0)[0].as_py(), w.column(0)[-1].as_py()) for w in windows]
     assert all(before[1] < after[0] for before, after in itertools.pairwise(ends))
     assert len(windows) > 5
 
 
+def test_a_merge_buffers_a_few_batches_of_each_source_however_long_they_are() -> None:
+    pulled = 0
+
+    def counted(batches: list[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        nonlocal pulled
+        for batch in batches:
+            pulled += batch.num_rows
+            yield batch
+
+    rows = [put(f"{i * 7919 % 20_000:05}".encode(), i) for i in range(20_000)]
+    sources = [counted(versions(rows[i::10], size=50)) for i in range(10)]
+    passed = most = 0
+    for window in merge_sorted(sources, VERSIONS):
+        most = max(most, pulled - passed)
+        passed += window.whole().num_rows
+    assert passed == 20_000
+    assert most <= 10 * 2 * 50
+
+
 def test_one_key_with_more_versions_than_a_batch_stays_in_one_window() -> None:
     rows = [put(b"hot", t) for t in range(1000)] + [put(b"z", 1)]
     sources = [versions(rows[i::3], size=10) for i in range(3)]
-    windows = list(merge_sorted([iter(source) for source in sources], VERSIONS))
+    windows = [w.whole() for w in merge_sorted([iter(source) for source in sources], VERSIONS)]
     assert rows_of(windows) == in_order(rows)
     assert windows[0].num_rows == 1000
 

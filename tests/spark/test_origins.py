@@ -55,6 +55,8 @@ def write_history(store: Store, directory: Path, pick: random.Random, steps: int
             store.revert_import(imports.pop())
         else:
             collection.backup(store)
+            if pick.random() < 0.3:
+                collection.compact()
     collection.backup(store)
     store.checkpoint(directory / "checkpoint")
 

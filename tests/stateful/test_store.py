@@ -1,8 +1,8 @@
 """Random histories of a whole store, against the model.
 
 Everything a user can do goes on in random order, with a clock that is set forward and back, and
-with restarts in between; every answer must be the model's. At the end of each history the property that
-rules them all is checked: the state at s plus the changes in (s, e] is the state at e.
+with restarts in between; every answer must be the model's. At the end of each history the property
+that rules them all is checked: the state at s plus the changes in (s, e] is the state at e.
 """
 
 from __future__ import annotations
@@ -21,7 +21,14 @@ import bulk
 import kvstore
 from backup import Collection
 from bulk.ingest import _record
-from kvstore.errors import KeyConflictError
+from kvstore.errors import (
+    ConflictError,
+    HistoryGoneError,
+    HistoryHeldError,
+    KeyConflictError,
+    PreconditionError,
+    UsageError,
+)
 from kvstore.store import Store
 from kvstore.timestamp import TIMESTAMP_MAX
 from tests.harness.model import Model, Row, apply, order
@@ -33,6 +40,7 @@ START_NS = 1_000_000
 class StoreMachine(RuleBasedStateMachine):
     staged = Bundle("staged")
     added = Bundle("added")
+    engine = "rocksdb"
 
     def __init__(self) -> None:
         super().__init__()
@@ -44,7 +52,9 @@ class StoreMachine(RuleBasedStateMachine):
         self.collection = Collection(self.place / "backups")
 
     def open(self) -> None:
-        self.store = kvstore.open(self.place / "store", durability="async", clock=self.clock)
+        self.store = kvstore.open(
+            self.place / "store", self.engine, durability="async", clock=self.clock
+        )
 
     def teardown(self) -> None:
         try:
@@ -57,9 +67,9 @@ class StoreMachine(RuleBasedStateMachine):
         """A readable time near something that happened."""
         marks = [commit.timestamp for commit in self.model.commits]
         marks += [commit.reverted for commit in self.model.commits if commit.reverted]
-        newest = self.store.upper - 1
-        near = {mark + step for mark in marks for step in (-1, 0)} | {0, newest}
-        return data.draw(st.sampled_from(sorted(t for t in near if 0 <= t <= newest)), "time")
+        oldest, newest = self.store.whole_since, self.store.upper - 1
+        near = {mark + step for mark in marks for step in (-1, 0)} | {oldest, newest}
+        return data.draw(st.sampled_from(sorted(t for t in near if oldest <= t <= newest)), "time")
 
     # -- writing ----------------------------------------------------------------------------
 
@@ -100,6 +110,39 @@ class StoreMachine(RuleBasedStateMachine):
                 raise InterruptedError
         except InterruptedError:
             assert batch.timestamp is None
+
+    @rule(key=keys, value=values, expected=values | st.none())
+    def put_if(self, key: bytes, value: bytes, expected: bytes | None) -> None:
+        if self.model.get(key, TIMESTAMP_MAX) == expected:
+            at = self.store.put_if(key, value, expected=expected)
+            self.model.batch(at, [("put", key, value)])
+        else:
+            with pytest.raises(PreconditionError):
+                self.store.put_if(key, value, expected=expected)
+
+    @rule(key=keys)
+    def pop(self, key: bytes) -> None:
+        there = self.model.get(key, TIMESTAMP_MAX)
+        assert self.store.pop(key) == there
+        if there is not None:
+            self.model.batch(self.store.upper - 1, [("delete", key, None)])
+
+    @rule(reads=st.sets(keys), bound=bounds, writes=ops, between=keys)
+    def transaction(self, reads: set[bytes], bound: Any, writes: list[Any], between: bytes) -> None:
+        """Another commit comes in between: it conflicts if, and only if, its key was read."""
+        state, (start, end) = self.model.state(TIMESTAMP_MAX), bound
+        scanned = {key for key in KEYS if start <= key and (end is None or key < end)}
+        txn = self.store.transaction()
+        assert {key: txn.get(key) for key in reads} == {key: state.get(key) for key in reads}
+        assert dict(txn.scan(*bound)) == {key: state[key] for key in scanned & state.keys()}
+        for op, *args in writes:
+            getattr(txn, op)(*(arg for arg in args if arg is not None))
+        self.put(between, b"between", "async")
+        if between in reads | scanned:
+            with pytest.raises(ConflictError):
+                txn.commit()
+        else:
+            self.model.batch(txn.commit() or 0, writes)
 
     # -- time and restarts ------------------------------------------------------------------
 
@@ -168,9 +211,56 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(import_id=consumes(added))
     def revert(self, import_id: int) -> None:
+        (commit,) = (c for c in self.model.commits if c.import_id == import_id)
+        if commit.timestamp <= self.store.since:
+            with pytest.raises((HistoryGoneError, UsageError)):
+                self.store.revert_import(import_id)
+            return
         at = self.store.revert_import(import_id)
         self.model.revert(at, import_id)
         assert self.store.revert_import(import_id) == at
+
+    # -- history that goes, and comes back --------------------------------------------------
+
+    @rule(data=st.data())
+    def collect(self, data: st.DataObject) -> None:
+        before = self.time(data)
+        report = self.store.gc(before=before)
+        held = min((hold.timestamp for hold in self.store.holds()), default=before)
+        assert self.store.since == max(report.previous, min(before, held))
+        for too_old in {self.store.since - 1} - {-1}:
+            with pytest.raises(HistoryGoneError):
+                self.store.get(b"", too_old)
+
+    @rule(data=st.data())
+    def collect_under_a_snapshot(self, data: st.DataObject) -> None:
+        as_of = self.time(data)
+        with self.store.snapshot(as_of) as snapshot:
+            self.store.gc(before=self.store.upper - 1)
+            assert dict(snapshot.scan()) == self.model.state(as_of)
+
+    @rule(span=spans)
+    def clear(self, span: list[bytes]) -> None:
+        if self.store.holds():
+            with pytest.raises(HistoryHeldError):
+                self.store.clear_range(*span)
+        else:
+            self.model.clear(*span)
+            self.store.clear_range(*span, compact=False)
+
+    @rule(data=st.data(), bound=bounds)
+    def revert_range(self, data: st.DataObject, bound: Any) -> None:
+        then, now = self.model.state(to := self.time(data)), self.model.state(TIMESTAMP_MAX)
+        start, end = bound
+        at = self.store.revert_range(start, end, to=to)
+        undone: list[Any] = [
+            ("delete", key, None) if key not in then else ("put", key, then[key])
+            for key in sorted(then.keys() | now.keys())
+            if start <= key and (end is None or key < end) and then.get(key) != now.get(key)
+        ]
+        assert (at is None) == (not undone)
+        if at is not None:
+            self.model.batch(at, undone)
 
     # -- reading ----------------------------------------------------------------------------
 
@@ -209,8 +299,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(key=keys)
     def history(self, key: bytes) -> None:
-        found = [(version.timestamp, version.value) for version in self.store.history(key)]
-        assert found == [event[:2] for event in self.model.events(key)]
+        check_history(self.store, self.model, key)
 
     @rule(data=st.data(), bound=bounds, latest=st.booleans())
     def changes(self, data: st.DataObject, bound: Any, latest: bool) -> None:
@@ -242,7 +331,8 @@ class StoreMachine(RuleBasedStateMachine):
     def restore(self, data: st.DataObject, history: bool) -> None:
         if not self.collection.upper:
             return
-        as_of = min(self.time(data), self.collection.upper - 1)
+        newest = self.collection.upper - 1
+        as_of = max(self.collection.since, min(self.time(data), newest))
         path = self.place / f"restored-{next(self.names)}"
         assert self.collection.restore(path, as_of=as_of, history=history) == as_of
         with kvstore.open(path, durability="async", clock=self.clock) as restored:
@@ -274,15 +364,26 @@ def _key_order(row: Row) -> tuple[bytes, bool, int]:
     return row[2], row[1] != "delete_range", row[0]
 
 
+def check_history(store: Store, model: Model, key: bytes) -> None:
+    """What is kept of a key's history is the model's; below `since` only some of it is."""
+    since = store.whole_since
+    found = [(version.timestamp, version.value) for version in store.history(key)]
+    kept = [event[:2] for event in model.events(key)]
+    assert [event for event in found if event[0] > since] == [e for e in kept if e[0] > since]
+    assert set(found) <= set(kept)
+
+
 def check_whole(store: Store, model: Model) -> None:
     """Every key's history, and the property that rules them all over every window of marks."""
     store._versions.view.fragments._check()
+    assert store.verify().problems == ()
     for key in KEYS:
-        found = [(version.timestamp, version.value) for version in store.history(key)]
-        assert found == [event[:2] for event in model.events(key)]
+        check_history(store, model, key)
     moments = [commit.timestamp for commit in model.commits]
     moments += [commit.reverted for commit in model.commits if commit.reverted]
-    marks = [0, *sorted(moments)][:: max(1, len(moments) // 6)]
+    since = store.whole_since
+    moments = sorted(moment for moment in moments if moment > since)
+    marks = [since, *moments][:: max(1, len(moments) // 6)]
     states = {mark: dict(store.scan(as_of=mark)) for mark in marks}
     for mark in marks:
         assert states[mark] == model.state(mark)
@@ -297,3 +398,11 @@ def check_whole(store: Store, model: Model) -> None:
 
 TestStore = StoreMachine.TestCase
 TestStore.settings = settings(max_examples=settings().max_examples // 3)  # each has ~30 steps
+
+
+class MemoryStoreMachine(StoreMachine):
+    engine = "memory"
+
+
+TestMemoryStore = MemoryStoreMachine.TestCase
+TestMemoryStore.settings = TestStore.settings

@@ -12,6 +12,8 @@ import kvstore
 from kvstore import ManualClock, Store
 from kvstore.errors import HistoryGoneError, PreconditionError, UsageError
 
+pytestmark = pytest.mark.usefixtures("each_engine")
+
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[Store]:

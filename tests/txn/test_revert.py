@@ -17,6 +17,8 @@ from kvstore import ManualClock, Store
 from kvstore.errors import HistoryGoneError, UsageError
 from kvstore.txn import revert
 
+pytestmark = pytest.mark.usefixtures("each_engine")
+
 KEYS = [bytes([letter]) for letter in b"abcdef"]
 NUMBERS = itertools.count()
 
@@ -152,6 +154,7 @@ def test_reverted_span_is_as_it_was_and_the_rest_as_it_is(
             else:
                 replayed.pop(change.key, None)
         assert replayed == expected
+        assert store.verify().problems == ()
 
 
 # -- imports --------------------------------------------------------------------------------

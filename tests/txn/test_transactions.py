@@ -23,6 +23,8 @@ from kvstore.errors import ClosedError, ConflictError, UsageError
 from kvstore.txn import ReadSet
 from tests.txn.serialization import Record, cycle, edges
 
+pytestmark = pytest.mark.usefixtures("each_engine")
+
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[Store]:
@@ -448,6 +450,7 @@ def test_recorded_histories_of_threads_are_serialisable(
             thread.start()
         for thread in threads:
             thread.join()
+        assert store.verify().problems == ()
         written_at = {record.name.encode(): record.timestamp or 0 for record in history}
         for record, seen in observed:
             for key, value in seen.items():

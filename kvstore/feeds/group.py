@@ -8,15 +8,15 @@ which are fenced. What lies between the positions is then delivered again, never
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import timedelta
 
 from kvstore.changes.expand import EventReader, Wanted
-from kvstore.changes.feed import Feed, Position, Share, Tail
 from kvstore.changes.index import ChangeIndex
 from kvstore.commit import Committer
 from kvstore.errors import HistoryGoneError, HoldLostError, UsageError
+from kvstore.feeds.feed import Feed, FeedBatch, Position, Share, Tail
 from kvstore.holds import Hold, HoldRecord, Holds
 from kvstore.limits import STREAMS_MAX
 from kvstore.timestamp import NS_PER_SECOND, TimeLike, Timestamp, to_timestamp
@@ -78,6 +78,19 @@ class Feeds:
             )
 
         return Feed(name, share, hold, tail, is_live=self._is_live)
+
+    def follow(self, since: int, wanted: Wanted, *, heartbeat: float | None) -> Iterator[FeedBatch]:
+        """As a feed that nobody remembers: history is kept by a pin, which ends with the pass."""
+        pin = self._holds.pin(since)
+        position = Position(Timestamp(since))
+        tail = Tail(self._events, self._committer, wanted, position, guard=self._is_live)
+        try:
+            for batch in tail.batches(follow=True, heartbeat=heartbeat):
+                yield batch
+                former, pin = pin, self._holds.pin(batch.resolved)
+                self._holds.unpin(former)
+        finally:
+            self._holds.unpin(pin)
 
     def drop(self, name: str) -> None:
         """Give up a feed: its position and its claim on history. Its consumers are fenced."""

@@ -1,0 +1,114 @@
+"""The chains of a collection: which shards hold its windows, oldest first.
+
+    consensus key "collection" := {"format": 1, "id", "source", "chains": [shard names]}
+
+Most collections have one chain. Where the source lost the history that the next window needs, a new
+full backup begins another; the old one stays readable up to where it ended. The record changes
+by compare-and-set, so two scripts that begin a collection, or a chain, at once agree on one.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+from dataclasses import dataclass, replace
+from typing import Final
+
+from backup.place import Place
+from backup.shard import Cas, Shard, Versioned
+from kvstore.clock import WallClock
+from kvstore.errors import CorruptionError, FormatVersionError, LockedError, UsageError
+
+COLLECTION_FORMAT: Final = 1
+RETENTION: Final = "retention"
+"""The critical hold that keeps a chain's since where `expire` put it."""
+
+_KEY = "collection"
+_ATTEMPTS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """What the collection knows of itself."""
+
+    seqno: int
+    collection_id: str
+    source: str
+    chains: tuple[str, ...]
+
+
+class Chains:
+    """The record, and the shards it names."""
+
+    def __init__(self, place: Place, where: str, clock: WallClock) -> None:
+        self._place = place
+        self._where = where
+        self._clock = clock
+
+    def read(self) -> Record | None:
+        """The newest record; None where no backup was ever made."""
+        head = self._place.consensus.head(_KEY)
+        if head is None:
+            return None
+        try:
+            fields = json.loads(head.data)
+            version = fields["format"]
+        except (ValueError, KeyError, TypeError) as error:
+            raise CorruptionError(f"{self._where}: record of the collection", str(error)) from error
+        if version != COLLECTION_FORMAT:
+            raise FormatVersionError(self._where, found=version, supported=COLLECTION_FORMAT)
+        return Record(head.seqno, fields["id"], fields["source"], tuple(fields["chains"]))
+
+    def begin(self, source: str) -> Record:
+        """The record, made with one chain if there is none yet.
+
+        Raises `UsageError` if the collection belongs to another store.
+        """
+        for _ in range(_ATTEMPTS):
+            record = self.read()
+            if record is not None:
+                if record.source != source:
+                    raise UsageError(
+                        f"{self._where} holds the backups of store {record.source}",
+                        "back this store up into a collection of its own",
+                    )
+                return record
+            self._write(Record(0, secrets.token_hex(6), source, (_new_name(),)), expected=None)
+        raise LockedError(self._where, "scripts that keep changing it")
+
+    def extend(self, record: Record) -> Record:
+        """Begin another chain after those of `record`. Raises `LockedError` if one just was."""
+        longer = replace(record, chains=(*record.chains, _new_name()))
+        return self._replace(record, longer)
+
+    def drop(self, record: Record, names: set[str]) -> Record:
+        """Forget chains whose whole window has expired."""
+        kept = tuple(name for name in record.chains if name not in names)
+        return self._replace(record, replace(record, chains=kept))
+
+    def shard(self, name: str) -> Shard:
+        """A handle on a chain, made if its first backup has not been yet."""
+        return Shard.open(self._place.blob, self._place.consensus, name, clock=self._clock)
+
+    def _replace(self, old: Record, new: Record) -> Record:
+        changed = replace(new, seqno=old.seqno + 1)
+        if not self._write(changed, expected=old.seqno):
+            raise LockedError(self._where, "another script, which has just changed it")
+        return changed
+
+    def _write(self, record: Record, *, expected: int | None) -> bool:
+        fields = {
+            "format": COLLECTION_FORMAT,
+            "id": record.collection_id,
+            "source": record.source,
+            "chains": record.chains,
+        }
+        data = json.dumps(fields, sort_keys=True).encode()
+        outcome = self._place.consensus.compare_and_set(
+            _KEY, expected=expected, new=Versioned(record.seqno, data)
+        )
+        return outcome is Cas.COMMITTED
+
+
+def _new_name() -> str:
+    return f"chain-{secrets.token_hex(6)}"

@@ -1,0 +1,105 @@
+"""From a store to rows: the versions of a window as record batches, as a shard wants them sorted.
+
+Small windows come from the change index and are sorted; large ones, full backups among them, are
+one pass over the store in columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from backup.rows import row_batches
+from backup.shard import OP_DELETE, OP_DELETE_RANGE, OP_PUT, VERSIONS_SCHEMA
+from kvstore.arrow import binary_array
+from kvstore.limits import ARROW_BYTES_MAX
+from kvstore.mvcc import RangeTombstone
+from kvstore.mvcc.export import VersionColumns
+from kvstore.store import Store
+
+_ORDER = [("key", "ascending"), ("timestamp", "descending"), ("op", "descending")]
+
+
+class Exported(NamedTuple):
+    """The sorted rows of a window, and the time from which on they are whole."""
+
+    whole_since: int
+    rows: Iterator[pa.RecordBatch]
+
+
+def exported(store: Store, *, since: int | None, upto: int) -> Exported:
+    """Every version in `(since, upto]`; `since=None` is all that is kept.
+
+    Raises `HistoryGoneError` if the store no longer has the window.
+    """
+    found = store.export(since=since, upto=upto)
+    if found.changes is not None:
+        return Exported(found.whole_since, row_batches(found.changes))
+    rows = _with_ranges(_point_batches(found.columns), found.tombstones)
+    return Exported(found.whole_since, rows)
+
+
+def _point_batches(columns: Iterator[VersionColumns]) -> Iterator[pa.RecordBatch]:
+    for found in columns:
+        size = sum(map(len, found.values))
+        pieces = size // ARROW_BYTES_MAX + 1
+        step = -(-len(found.values) // pieces)
+        for start in range(0, len(found.values), step):
+            yield _points(found, start, start + step)
+
+
+def _points(found: VersionColumns, start: int, end: int) -> pa.RecordBatch:
+    is_value = found.is_value[start:end]
+    values = binary_array(found.values[start:end])
+    if not is_value.all():
+        values = pc.if_else(pa.array(is_value), values, pa.scalar(None, pa.binary()))
+    count = len(is_value)
+    return pa.RecordBatch.from_arrays(
+        [
+            found.keys.slice(start, count),
+            pa.array(found.timestamps[start:end]),
+            pa.array(np.where(is_value, OP_PUT, OP_DELETE).astype(np.uint8)),
+            values,
+            pa.nulls(count, pa.binary()),
+        ],
+        schema=VERSIONS_SCHEMA,
+    )
+
+
+def _with_ranges(
+    points: Iterator[pa.RecordBatch], tombstones: list[RangeTombstone]
+) -> Iterator[pa.RecordBatch]:
+    """Put each range tombstone before the points at its start. `tombstones` come by start."""
+    waiting = 0
+    for batch in points:
+        last = batch.column("key")[-1].as_py()
+        due = waiting
+        while due < len(tombstones) and tombstones[due].start <= last:
+            due += 1
+        if due > waiting:
+            batch = _merged(batch, tombstones[waiting:due])
+            waiting = due
+        yield batch
+    if waiting < len(tombstones):
+        yield _merged(None, tombstones[waiting:])
+
+
+def _merged(points: pa.RecordBatch | None, tombstones: list[RangeTombstone]) -> pa.RecordBatch:
+    starts, ends, timestamps = zip(*tombstones, strict=True)
+    count = len(tombstones)
+    ranges = pa.RecordBatch.from_arrays(
+        [
+            pa.array(starts, pa.binary()),
+            pa.array(timestamps, pa.int64()),
+            pa.array([OP_DELETE_RANGE] * count, pa.uint8()),
+            pa.nulls(count, pa.binary()),
+            pa.array(ends, pa.binary()),
+        ],
+        schema=VERSIONS_SCHEMA,
+    )
+    together = ranges if points is None else pa.concat_batches([ranges, points])
+    return together.take(pc.sort_indices(together, _ORDER))

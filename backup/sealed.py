@@ -1,0 +1,289 @@
+"""Encryption of a collection: AES-256-GCM around any blob and consensus, manifests included.
+
+    encryption.json   { "format": 1, "kdf": "scrypt" | "none", "n", "r", "p", "salt",
+                        "wrapped": hex of nonce 12 | data key encrypted by the key of the user }
+    sealed blob    := | "KVE1" | nonce prefix 8 | chunk ... |
+    chunk          := up to 64 KiB of plain bytes, encrypted | tag 16 |
+                      nonce = prefix | number u32;  also authenticated: name, number, whether last
+    sealed version := | nonce 12 | data, encrypted | tag 16 |    also authenticated: key, seqno
+
+A random data key encrypts everything; the user's passphrase (through scrypt, RFC 7914) or key file
+only wraps that key, so a wrong one is known at once. Chunks make ranged reads cost what they read
+(the STREAM construction of Hoang, Reyhanitabar, Rogaway and Vizar, 2015: numbered, the last
+one marked, so chunks cannot be swapped, dropped or cut off unseen).
+
+Names, sizes and times of blobs stay readable.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final
+
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from cryptography.hazmat.primitives.kdf.scrypt import Scrypt
+
+from backup.shard.blob import Blob, BlobInfo
+from backup.shard.consensus import Cas, Consensus, Versioned
+from kvstore.errors import CorruptionError, FormatVersionError, UsageError
+from kvstore.limits import SCRYPT_N, SEALED_CHUNK_BYTES
+
+KEY_RECORD: Final = "encryption.json"
+KEY_FORMAT: Final = 1
+KEY_BYTES: Final = 32
+
+_MAGIC = b"KVE1"
+_PREFIX_BYTES = 8
+_HEADER_BYTES = len(_MAGIC) + _PREFIX_BYTES
+_TAG_BYTES = 16
+_NONCE_BYTES = 12
+_CHUNK = SEALED_CHUNK_BYTES + _TAG_BYTES
+
+
+class Secret:
+    """What the user knows: a passphrase, or the bytes of a key file."""
+
+    def __init__(
+        self, *, passphrase: str | None = None, key_file: str | Path | None = None
+    ) -> None:
+        if (passphrase is None) == (key_file is None):
+            raise UsageError("an encrypted collection needs a passphrase or a key file, not both")
+        self._passphrase = passphrase
+        self._key = None if key_file is None else _read_key_file(Path(key_file))
+
+    def make_record(self, data_key: bytes) -> bytes:
+        """The key record that lets this secret find `data_key` again."""
+        fields: dict[str, Any] = {"format": KEY_FORMAT, "kdf": "none"}
+        if self._passphrase is not None:
+            salt = secrets.token_bytes(16)
+            fields |= {"kdf": "scrypt", "n": SCRYPT_N, "r": 8, "p": 1, "salt": salt.hex()}
+        nonce = secrets.token_bytes(_NONCE_BYTES)
+        wrapped = nonce + AESGCM(self._wrapping_key(fields)).encrypt(nonce, data_key, b"key")
+        return json.dumps({**fields, "wrapped": wrapped.hex()}).encode()
+
+    def open_record(self, record: bytes, where: str) -> bytes:
+        """The data key. Raises `UsageError` if the record was made by another secret."""
+        fields = json.loads(record)
+        if fields.get("format") != KEY_FORMAT:
+            found = fields.get("format")
+            raise FormatVersionError(f"{where}/{KEY_RECORD}", found=found, supported=KEY_FORMAT)
+        if (fields["kdf"] == "scrypt") != (self._passphrase is not None):
+            wanted = "a passphrase" if fields["kdf"] == "scrypt" else "a key file"
+            raise UsageError(f"{where} is encrypted by {wanted}", f"pass {wanted}")
+        wrapped = bytes.fromhex(fields["wrapped"])
+        try:
+            return AESGCM(self._wrapping_key(fields)).decrypt(
+                wrapped[:_NONCE_BYTES], wrapped[_NONCE_BYTES:], b"key"
+            )
+        except InvalidTag as error:
+            raise UsageError(
+                f"the key does not open {where}", "pass the one it was made with"
+            ) from error
+
+    def _wrapping_key(self, fields: dict[str, Any]) -> bytes:
+        if self._key is not None:
+            return self._key
+        assert self._passphrase is not None
+        scrypt = Scrypt(
+            salt=bytes.fromhex(fields["salt"]),
+            length=KEY_BYTES,
+            n=fields["n"],
+            r=fields["r"],
+            p=fields["p"],
+        )
+        return scrypt.derive(self._passphrase.encode())
+
+
+def unlock(blob: Blob, secret: Secret | None, where: str) -> bytes | None:
+    """The data key of the collection in `blob`; None where it is not encrypted.
+
+    A new collection gets its key here. Raises `UsageError` if the secret is missing or wrong.
+    """
+    record = blob.get(KEY_RECORD)
+    if record is None and secret is not None:
+        if next(iter(blob.list()), None) is not None:
+            raise UsageError(f"{where} is not encrypted", "open it without a key")
+        # Write-once: of two scripts that make the collection at once, both read one key.
+        made = secret.make_record(secrets.token_bytes(KEY_BYTES))
+        with suppress(UsageError):
+            blob.put(KEY_RECORD, made)
+        record = blob.get(KEY_RECORD)
+    if record is None:
+        return None
+    if secret is None:
+        raise UsageError(f"{where} is encrypted", "pass its passphrase or key file")
+    return secret.open_record(record, where)
+
+
+class SealedBlob:
+    """A blob whose bytes are encrypted; sizes and ranges are those of the plain bytes."""
+
+    def __init__(self, blob: Blob, data_key: bytes) -> None:
+        self._blob = blob
+        self._cipher = AESGCM(data_key)
+
+    def put(self, name: str, data: bytes) -> None:
+        """See `Blob.put`. Encryption is random, so a retry is told by the plain bytes."""
+        try:
+            self._blob.put(name, self._seal(name, data))
+        except UsageError:
+            if self.get(name) != data:
+                raise
+
+    def get(self, name: str) -> bytes | None:
+        """See `Blob.get`. Raises `CorruptionError` if it is not what was put under this name."""
+        sealed = self._blob.get(name)
+        if sealed is None:
+            return None
+        prefix = _prefix(name, sealed)
+        body = memoryview(sealed)[_HEADER_BYTES:]
+        count = _chunk_count(len(body))
+        pieces = (
+            self._open(name, prefix, number, bytes(body[number * _CHUNK :][:_CHUNK]), count)
+            for number in range(count)
+        )
+        return b"".join(pieces)
+
+    def get_range(self, name: str, *, start: int, length: int) -> bytes | None:
+        """See `Blob.get_range`. Decrypts the chunks that the range touches."""
+        size = self.size(name)
+        if size is None:
+            return None
+        end = min(start + length, size)
+        if start >= end:
+            return b""
+        first, last = start // SEALED_CHUNK_BYTES, (end - 1) // SEALED_CHUNK_BYTES
+        header = self._blob.get_range(name, start=0, length=_HEADER_BYTES)
+        body = self._blob.get_range(
+            name, start=_HEADER_BYTES + first * _CHUNK, length=(last - first + 1) * _CHUNK
+        )
+        if header is None or body is None:
+            return None
+        prefix, count = _prefix(name, header), max(-(-size // SEALED_CHUNK_BYTES), 1)
+        plain = b"".join(
+            self._open(name, prefix, first + index, body[index * _CHUNK :][:_CHUNK], count)
+            for index in range(last - first + 1)
+        )
+        offset = first * SEALED_CHUNK_BYTES
+        return plain[start - offset : end - offset]
+
+    def size(self, name: str) -> int | None:
+        """See `Blob.size`."""
+        sealed = self._blob.size(name)
+        return None if sealed is None else _plain_size(sealed)
+
+    def delete(self, name: str) -> int | None:
+        """See `Blob.delete`."""
+        sealed = self._blob.delete(name)
+        return None if sealed is None else _plain_size(sealed)
+
+    def list(self, prefix: str = "") -> Iterator[BlobInfo]:
+        """See `Blob.list`. The key record is not listed."""
+        for info in self._blob.list(prefix):
+            if info.name != KEY_RECORD:
+                yield BlobInfo(info.name, _plain_size(info.size))
+
+    def restore(self, name: str) -> None:
+        """See `Blob.restore`."""
+        self._blob.restore(name)
+
+    def _seal(self, name: str, data: bytes) -> bytes:
+        prefix = secrets.token_bytes(_PREFIX_BYTES)
+        count = max(-(-len(data) // SEALED_CHUNK_BYTES), 1)
+        chunks = [_MAGIC + prefix]
+        for number in range(count):
+            plain = data[number * SEALED_CHUNK_BYTES : (number + 1) * SEALED_CHUNK_BYTES]
+            nonce = prefix + number.to_bytes(4, "big")
+            chunks.append(self._cipher.encrypt(nonce, plain, _context(name, number, count)))
+        return b"".join(chunks)
+
+    def _open(self, name: str, prefix: bytes, number: int, chunk: bytes, count: int) -> bytes:
+        nonce = prefix + number.to_bytes(4, "big")
+        try:
+            return self._cipher.decrypt(nonce, chunk, _context(name, number, count))
+        except InvalidTag as error:
+            raise CorruptionError(f"blob {name}", f"chunk {number} does not decrypt") from error
+
+
+class SealedConsensus:
+    """A consensus whose data is encrypted; keys and sequence numbers are not."""
+
+    def __init__(self, consensus: Consensus, data_key: bytes) -> None:
+        self._consensus = consensus
+        self._cipher = AESGCM(data_key)
+
+    def head(self, key: str) -> Versioned | None:
+        """See `Consensus.head`."""
+        found = self._consensus.head(key)
+        return None if found is None else self._open(key, found)
+
+    def compare_and_set(self, key: str, *, expected: int | None, new: Versioned) -> Cas:
+        """See `Consensus.compare_and_set`."""
+        nonce = secrets.token_bytes(_NONCE_BYTES)
+        data = nonce + self._cipher.encrypt(nonce, new.data, f"{key}\0{new.seqno}".encode())
+        return self._consensus.compare_and_set(
+            key, expected=expected, new=Versioned(new.seqno, data)
+        )
+
+    def scan(self, key: str, *, start: int, limit: int) -> list[Versioned]:
+        """See `Consensus.scan`."""
+        found = self._consensus.scan(key, start=start, limit=limit)
+        return [self._open(key, version) for version in found]
+
+    def truncate(self, key: str, seqno: int) -> int | None:
+        """See `Consensus.truncate`."""
+        return self._consensus.truncate(key, seqno)
+
+    def list_keys(self) -> list[str]:
+        """See `Consensus.list_keys`."""
+        return self._consensus.list_keys()
+
+    def _open(self, key: str, version: Versioned) -> Versioned:
+        nonce, sealed = version.data[:_NONCE_BYTES], version.data[_NONCE_BYTES:]
+        try:
+            plain = self._cipher.decrypt(nonce, sealed, f"{key}\0{version.seqno}".encode())
+        except InvalidTag as error:
+            where = f"version {version.seqno} of {key}"
+            raise CorruptionError(where, "it does not decrypt") from error
+        return Versioned(version.seqno, plain)
+
+
+def _context(name: str, number: int, count: int) -> bytes:
+    return f"{name}\0{number}\0{int(number == count - 1)}".encode()
+
+
+def _prefix(name: str, sealed: bytes) -> bytes:
+    if sealed[: len(_MAGIC)] != _MAGIC or len(sealed) < _HEADER_BYTES:
+        raise CorruptionError(f"blob {name}", "it is not an encrypted blob")
+    return sealed[len(_MAGIC) : _HEADER_BYTES]
+
+
+def _chunk_count(body: int) -> int:
+    return max(-(-body // _CHUNK), 1)
+
+
+def _plain_size(sealed: int) -> int:
+    body = sealed - _HEADER_BYTES
+    return max(body - _chunk_count(body) * _TAG_BYTES, 0)
+
+
+def _read_key_file(path: Path) -> bytes:
+    """32 bytes, or 64 hex digits."""
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise UsageError(f"key file {path} cannot be read: {error}") from error
+    if len(content) == KEY_BYTES:
+        return content
+    try:
+        key = bytes.fromhex(content.decode().strip())
+    except ValueError:
+        key = b""
+    if len(key) != KEY_BYTES:
+        raise UsageError(f"key file {path} holds no key", "put 32 bytes or 64 hex digits in it")
+    return key

@@ -1,0 +1,141 @@
+"""Leased readers: they hold what they read, and are forgotten when they stop renewing.
+
+A reader holds two things: `since`, so that compaction keeps the history it wants, and the version
+its oldest open snapshot uses, so that collection keeps the parts. A lease is renewed by every
+downgrade and every poll; who stays silent for longer finds `LeaseExpiredError`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from types import TracebackType
+
+from backup.shard import commands as c
+from backup.shard import machine
+from backup.shard.batch import read_batches
+from backup.shard.frontier import EMPTY, require_frontier
+from backup.shard.log import StateLog
+from backup.shard.part import MissingPartError
+from backup.shard.read import ListenBatch, Snapshot, explained, listen_window
+from backup.shard.rules import RULES
+from kvstore.errors import HistoryGoneError, LeaseExpiredError
+
+
+class Reader:
+    """A leased reader: holds `since`, and the versions its open snapshots use."""
+
+    def __init__(self, log: StateLog, name: str, registered: c.ReaderRegistered) -> None:
+        self.name = name
+        self.since = registered.since
+        self._log = log
+        self._in_use: list[int] = []
+
+    def __enter__(self) -> Reader:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.expire()
+
+    def snapshot(self, as_of: int, *, on_release: Callable[[], None] | None = None) -> Snapshot:
+        """The shard at `as_of`, readable until it is closed. Raises as `Shard.snapshot`."""
+        state = self._log.refresh()
+        batches = machine.snapshot(state, as_of)
+        self._in_use.append(state.seqno)
+        open_ = [True]
+
+        def release() -> None:
+            if open_:
+                open_.clear()
+                self._in_use.remove(state.seqno)
+                if on_release is not None:
+                    on_release()
+
+        return Snapshot(
+            self._log.blob,
+            rule=state.rule,
+            as_of=as_of,
+            batches=batches,
+            explain=self.explain,
+            release=release,
+        )
+
+    def listen(self, as_of: int) -> Listen:
+        """Follow what is written after `as_of`, each update once; -1: from the beginning.
+
+        Raises `HistoryGoneError` if some of it may be gone.
+        """
+        if as_of < self.since and not as_of == -1 == self.since - 1:
+            raise HistoryGoneError(as_of=as_of, since=self.since)
+        return Listen(self._log, self, as_of + 1)
+
+    def downgrade_since(self, since: int) -> int:
+        """Let history below `since` go, renew the lease; where this reader's since is now.
+
+        Raises `LeaseExpiredError` if the shard has forgotten it.
+        """
+        require_frontier(since, name="since")
+        outstanding = min(self._in_use, default=None)
+        now_ns = self._log.clock.wall_ns()
+        command = c.DowngradeSince(self.name, since, outstanding, now_ns)
+        after: int = self._log.apply(command).outcome.since
+        if after == EMPTY and since != EMPTY and self.since != EMPTY:
+            raise LeaseExpiredError(self.name)
+        self.since = after
+        return after
+
+    def heartbeat(self) -> None:
+        """Renew the lease. Raises `LeaseExpiredError`."""
+        self.downgrade_since(self.since)
+
+    def expire(self) -> None:
+        """Stop holding anything. Doing it twice does nothing more."""
+        self._log.apply(c.ExpireLeasedReader(self.name))
+
+    def explain(self, error: MissingPartError) -> Exception:
+        """What a missing part means: damage, unless this reader's lease has run out."""
+        if self.name in self._log.refresh().leased:
+            return error
+        return LeaseExpiredError(self.name)
+
+
+class Listen:
+    """Follows a shard from a frontier on. Each `poll` gives the next stretch, or None: wait."""
+
+    def __init__(self, log: StateLog, reader: Reader, frontier: int) -> None:
+        self.frontier = frontier
+        self._log = log
+        self._reader = reader
+
+    def poll(self) -> ListenBatch | None:
+        """The next stretch of time that is complete, with its rows; None if there is none yet.
+
+        Moves the frontier and the reader's since; rows of an earlier poll must be read by then.
+        """
+        if self.frontier == EMPTY:
+            return None
+        self._reader.downgrade_since(max(self.frontier - 1, 0))
+        batch = machine.next_listen_batch(self._log.refresh(), self.frontier)
+        if batch is None:
+            return None
+        rows = read_batches(
+            self._log.blob,
+            [batch],
+            rule=RULES[self._log.state.rule],
+            view=listen_window(batch, self.frontier),
+        )
+        lower, self.frontier = self.frontier, batch.upper
+        return ListenBatch(lower, batch.upper, explained(rows, self._reader.explain))
+
+    def follow(self, wait: Callable[[], bool]) -> Iterator[ListenBatch]:
+        """Yield stretch after stretch until the shard is finished or `wait()` says False."""
+        while self.frontier != EMPTY:
+            found = self.poll()
+            if found is not None:
+                yield found
+            elif not wait():
+                return

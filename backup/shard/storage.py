@@ -1,0 +1,56 @@
+"""Storage by address: one URL gives the blob and the consensus of everything kept there.
+
+    path, file://path     local files: FileBlob in <path>/blob, FileConsensus in <path>/consensus
+    memory://name         this process's memory; the same name is the same storage
+    s3://  gs://  az://   an object store, with objects below the URL's path
+
+Options of object stores (region, endpoint, keys) are passed on to obstore, which also reads the
+environment as the providers' own tools do.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any, NamedTuple
+from urllib.parse import unquote, urlsplit
+
+from backup.shard.blob import Blob, FileBlob, MemoryBlob
+from backup.shard.consensus import Consensus, MemoryConsensus
+from backup.shard.file_consensus import FileConsensus
+from backup.shard.object_store import open_object_store
+from kvstore.errors import UsageError
+
+_memories: dict[str, Storage] = {}
+
+
+class Storage(NamedTuple):
+    """Where shards live."""
+
+    blob: Blob
+    consensus: Consensus
+
+
+def open_storage(url: str | os.PathLike[str], **options: Any) -> Storage:
+    """Open what `url` names; nothing is created before the first write.
+
+    Raises `UsageError` for an address that is not understood.
+    """
+    text = os.fspath(url)
+    if "://" not in text:
+        return _files(text, options)
+    parts = urlsplit(text)
+    if parts.scheme == "file":
+        if parts.netloc not in ("", "localhost"):
+            raise UsageError(f"{text!r} names a host", "write file:///absolute/path")
+        return _files(unquote(parts.path), options)
+    if parts.scheme == "memory":
+        fresh = Storage(MemoryBlob(), MemoryConsensus())
+        return _memories.setdefault(text.rstrip("/"), fresh)
+    return Storage(*open_object_store(text, **options))
+
+
+def _files(path: str, options: dict[str, Any]) -> Storage:
+    if options:
+        raise UsageError(f"local files take no options, not {', '.join(sorted(options))}")
+    root = os.path.abspath(path)
+    return Storage(FileBlob(os.path.join(root, "blob")), FileConsensus(f"{root}/consensus"))

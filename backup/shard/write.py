@@ -1,0 +1,122 @@
+"""Appending to a shard: what a writer is told, and what it may do again.
+
+A batch is uploaded first (`batch.write_batch`); appending it is one command. Whether it was done
+is always known, except where a writer's own newer append has hidden it: then the caller hears
+`IndeterminateError`, and nothing is guessed.
+"""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import replace
+
+from backup.shard import commands as c
+from backup.shard.batch import part_names, put_retrying
+from backup.shard.frontier import frontier_text, require_frontier
+from backup.shard.log import StateLog
+from backup.shard.state import Batch
+from kvstore.errors import IndeterminateError, UpperMismatchError, UsageError
+
+
+class Writer:
+    """Appends batches under one name, which the shard remembers with the last token."""
+
+    def __init__(self, log: StateLog, name: str) -> None:
+        self.name = name
+        self._log = log
+
+    def compare_and_append(
+        self,
+        batch: Batch,
+        *,
+        token: str | None = None,
+        expected_upper: int | None = None,
+        retrying: bool = False,
+    ) -> c.Appended:
+        """Append `batch` if the shard's upper is its lower (`expected_upper`, if given, says so).
+
+        `token` names this append; after a crash, make it again with the same token and
+        `retrying=True`: it is done once. Where it was done before, the shard's current upper is
+        reported. Raises `UpperMismatchError` (surely not appended: another writer was here),
+        `IndeterminateError` (cannot be told any more), `UsageError` for bounds that make no
+        sense or a token used twice.
+        """
+        if expected_upper is not None and expected_upper != batch.lower:
+            raise UsageError(f"the batch begins at {batch.lower}, not at {expected_upper}")
+        token = token or secrets.token_hex(16)
+        command = c.CompareAndAppend(batch, self.name, token, self._log.clock.wall_ns())
+        outcome, _, unsure = self._log.apply(command)
+        if isinstance(outcome, c.InlineBackpressure):
+            command = replace(command, batch=self._as_blobs(batch))
+            outcome, _, unsure = self._log.apply(command)
+        return self._done(outcome, batch, retried=unsure or retrying)
+
+    def _done(self, outcome: object, batch: Batch, *, retried: bool) -> c.Appended:
+        match outcome:
+            case c.Appended():
+                return outcome
+            case c.AlreadyCommitted(upper) if retried:
+                return c.Appended(upper)
+            case c.AlreadyCommitted():
+                raise UsageError(f"writer {self.name} used the token of its last append again")
+            case c.UpperMismatch(upper, writer_upper):
+                if retried and writer_upper is not None and writer_upper >= batch.upper:
+                    raise IndeterminateError(
+                        f"the append of [{batch.lower}, {batch.upper})",
+                        f"the shard is at {frontier_text(upper)}, this writer's newer appends too",
+                    )
+                raise UpperMismatchError(
+                    expected=batch.lower, upper=upper, writer_upper=writer_upper
+                )
+        raise _bounds_error(outcome)
+
+    def append(self, batch: Batch) -> c.Appended:
+        """Append what of `batch` the shard lacks, where replicas write identical data.
+
+        What lies below the shard's upper is dropped; the rest must join it, else
+        `UpperMismatchError`. Idempotent.
+        """
+        outcome = self._log.apply(c.Append(batch)).outcome
+        match outcome:
+            case c.Appended():
+                return outcome
+            case c.AlreadyWritten(upper):
+                return c.Appended(upper)
+            case c.UpperMismatch(upper, _):
+                raise UpperMismatchError(expected=batch.lower, upper=upper)
+        raise _bounds_error(outcome)
+
+    def progress(self, upper: int) -> c.Appended:
+        """Say that nothing was written in `[shard.upper, upper)`."""
+        require_frontier(upper, name="upper")
+        return self.compare_and_append(Batch(self._log.state.upper, upper))
+
+    def heartbeat(self) -> c.Appended:
+        """Say that this writer lives, at the shard's present upper."""
+        at = self._log.refresh().upper
+        return self.compare_and_append(Batch(at, at))
+
+    def expire(self) -> None:
+        """Forget this writer; a later retry of its last append is answered as a mismatch."""
+        self._log.apply(c.ExpireWriter(self.name))
+
+    def _as_blobs(self, batch: Batch) -> Batch:
+        """The batch with its inline parts uploaded after all."""
+        names = part_names(self._log.shard, self._log.clock)
+        parts = []
+        for part in batch.parts:
+            if part.inline is not None:
+                name = names()
+                put_retrying(self._log.blob, name, part.inline)
+                part = replace(part, name=name, inline=None)
+            parts.append(part)
+        return replace(batch, parts=tuple(parts))
+
+
+def _bounds_error(outcome: object) -> UsageError:
+    match outcome:
+        case c.InvalidBounds(lower, upper):
+            return UsageError(f"a batch cannot reach from {lower} back to {upper}")
+        case c.InvalidEmptyInterval(at):
+            return UsageError(f"a batch with rows needs time: both bounds are {at}")
+    raise AssertionError(outcome)

@@ -1,0 +1,226 @@
+"""An ordered map of bytes to bytes whose readers keep the state they began with.
+
+Entries lie in chunks, each two parallel sorted lists of keys and values; an edition is a list of
+chunks. Whoever reads takes the edition of the moment and says so (`holders`); a writer changes
+an edition that nobody holds in place, and otherwise forks it: the list of chunks is copied, and of
+the chunks only those that are written to.
+
+    firsts   b""        b"f"       b"p"         least key that belongs in the chunk
+    chunks   [a c d]    [f g k]    [p q]        at most CHUNK_ENTRIES_MAX each
+
+Chosen: sorted chunks with copy on write. A put costs what it costs in a `SortedDict` (in one run,
+1 M random keys: 7.8 against 6.6 us); a cursor hands out slices, 0.08 against 1.5 us per entry, and
+goes on unharmed whatever is written. What an open cursor costs is paid once by the first write
+(1,300 references to chunks, copied) and once per chunk written to. Two references per entry and
+no container: nothing wakes the cyclic garbage collector.
+Rejected: a `SortedDict` whose writers keep what they overwrite for open cursors: each cursor
+filters all it reads by all that was written since it began, and the dictionary costs 100 bytes
+more per entry. A copy per cursor: O(entries). A tree of immutable nodes: every put copies a path,
+cursor or not, and a million small containers are what the garbage collector counts.
+
+Invariants (`check` walks them)
+1. `firsts[0]` is empty, `firsts` and the keys of each chunk ascend strictly.
+2. All keys of chunk i are at or above `firsts[i]` and below `firsts[i + 1]`.
+3. No chunk is empty, unless it is the only one. (Chunks that shrink are not joined.)
+4. An edition that is held, or was forked, never changes; a chunk changes only through the edition
+   whose number it carries.
+"""
+
+from __future__ import annotations
+
+import itertools
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator
+
+from kvstore.limits import CHUNK_ENTRIES_MAX
+
+_numbers = itertools.count(1)
+
+_FEW = 16
+"""Rows that are put one by one into a chunk rather than merged with all of it."""
+
+
+class Chunk:
+    """Some neighbouring entries, and the number of the edition that may change them."""
+
+    __slots__ = ("edition", "keys", "values")
+
+    def __init__(self, keys: list[bytes], values: list[bytes], edition: int) -> None:
+        self.keys = keys
+        self.values = values
+        self.edition = edition
+
+
+class Edition:
+    """One state of the map. Changed by its one writer only while `holders` is 0."""
+
+    __slots__ = ("chunks", "firsts", "holders", "number")
+
+    def __init__(self) -> None:
+        self.number = next(_numbers)
+        self.firsts = [b""]
+        self.chunks = [Chunk([], [], self.number)]
+        self.holders = 0
+
+    def fork(self) -> Edition:
+        """A new edition with these entries. O(chunks)."""
+        forked = Edition.__new__(Edition)
+        forked.number = next(_numbers)
+        forked.firsts = self.firsts.copy()
+        forked.chunks = self.chunks.copy()
+        forked.holders = 0
+        return forked
+
+    # -- reading ----------------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        return sum(len(chunk.keys) for chunk in self.chunks)
+
+    def size_bytes(self) -> int:
+        """Bytes of all keys and values. O(entries), 0.03 us each."""
+        return sum(sum(map(len, c.keys)) + sum(map(len, c.values)) for c in self.chunks)
+
+    def get(self, key: bytes) -> bytes | None:
+        """The value of `key`, None where there is none."""
+        chunk = self.chunks[bisect_right(self.firsts, key) - 1]
+        index = bisect_left(chunk.keys, key)
+        if index < len(chunk.keys) and chunk.keys[index] == key:
+            return chunk.values[index]
+        return None
+
+    def position(self, key: bytes) -> tuple[int, int]:
+        """Chunk and index in it where `key` is, or would be: perhaps one past the chunk's end."""
+        at = bisect_right(self.firsts, key) - 1
+        return at, bisect_left(self.chunks[at].keys, key)
+
+    def end(self) -> tuple[int, int]:
+        """The position behind the last entry."""
+        return len(self.chunks) - 1, len(self.chunks[-1].keys)
+
+    # -- writing ----------------------------------------------------------------------------
+
+    def put(self, key: bytes, value: bytes) -> None:
+        """Set `key`. O(log entries)."""
+        at = bisect_right(self.firsts, key) - 1
+        chunk = self.chunks[at]
+        if chunk.edition != self.number:
+            chunk = self._own(at)
+        keys = chunk.keys
+        index = bisect_left(keys, key)
+        if index < len(keys) and keys[index] == key:
+            chunk.values[index] = value
+            return
+        keys.insert(index, key)
+        chunk.values.insert(index, value)
+        if len(keys) > CHUNK_ENTRIES_MAX:
+            # Ascending writers (the change index) leave full chunks behind, not half full ones.
+            is_last = index == len(keys) - 1 and at == len(self.chunks) - 1
+            self._split(at, index if is_last else len(keys) // 2)
+
+    def delete(self, key: bytes) -> None:
+        """Remove `key`, whether or not it is there. O(log entries)."""
+        at, index = self.position(key)
+        keys = self.chunks[at].keys
+        if index < len(keys) and keys[index] == key:
+            self._cut(at, index, index + 1)
+            self._drop_empty(at)
+
+    def delete_range(self, begin: bytes, end: bytes) -> None:
+        """Remove the keys `begin <= key < end`. O(chunks of the span)."""
+        if begin >= end:
+            return
+        (first, low), (last, high) = self.position(begin), self.position(end)
+        if first == last:
+            self._cut(first, low, high)
+            self._drop_empty(first)
+            return
+        self._cut(last, 0, high)
+        self._drop_empty(last)
+        del self.chunks[first + 1 : last], self.firsts[first + 1 : last]
+        self._cut(first, low, len(self.chunks[first].keys))
+        self._drop_empty(first)
+
+    def merge(self, keys: list[bytes], values: list[bytes]) -> None:
+        """Set many keys, which ascend strictly. 0.1 us each where they lie close together."""
+        low = 0
+        while low < len(keys):
+            at = bisect_right(self.firsts, keys[low]) - 1
+            is_last = at == len(self.chunks) - 1
+            high = len(keys) if is_last else bisect_left(keys, self.firsts[at + 1], low)
+            if high - low <= _FEW:
+                for index in range(low, high):
+                    self.put(keys[index], values[index])
+            else:
+                self._merge_into(at, keys[low:high], values[low:high])
+            low = high
+
+    def check(self) -> None:
+        """Walk all invariants; a broken one is an assertion. O(entries)."""
+        assert self.firsts[0] == b""
+        assert len(self.firsts) == len(self.chunks)
+        assert all(map(_ascends, [self.firsts, *(chunk.keys for chunk in self.chunks)]))
+        for at, chunk in enumerate(self.chunks):
+            assert len(chunk.keys) == len(chunk.values) <= CHUNK_ENTRIES_MAX
+            assert chunk.keys or len(self.chunks) == 1
+            assert not chunk.keys or chunk.keys[0] >= self.firsts[at]
+            above = self.firsts[at + 1 : at + 2]
+            assert not chunk.keys or not above or chunk.keys[-1] < above[0]
+
+    # -- inside -----------------------------------------------------------------------------
+
+    def _own(self, at: int) -> Chunk:
+        """The chunk, copied if another edition may have it."""
+        chunk = self.chunks[at]
+        if chunk.edition != self.number:
+            chunk = Chunk(chunk.keys.copy(), chunk.values.copy(), self.number)
+            self.chunks[at] = chunk
+        return chunk
+
+    def _split(self, at: int, cut: int) -> None:
+        chunk = self.chunks[at]
+        right = Chunk(chunk.keys[cut:], chunk.values[cut:], self.number)
+        del chunk.keys[cut:], chunk.values[cut:]
+        self.firsts.insert(at + 1, right.keys[0])
+        self.chunks.insert(at + 1, right)
+
+    def _cut(self, at: int, low: int, high: int) -> None:
+        if low < high:
+            chunk = self._own(at)
+            del chunk.keys[low:high], chunk.values[low:high]
+
+    def _drop_empty(self, at: int) -> None:
+        if not self.chunks[at].keys and len(self.chunks) > 1:
+            # The chunk behind the first takes over its bound, which is no key's but the least.
+            del self.chunks[at], self.firsts[at or 1]
+
+    def _merge_into(self, at: int, keys: list[bytes], values: list[bytes]) -> None:
+        """Merge rows that belong in one chunk, and cut the result into full ones."""
+        chunk = self.chunks[at]
+        if chunk.keys and keys[0] <= chunk.keys[-1]:
+            rows = dict(zip(chunk.keys, chunk.values, strict=True))
+            rows.update(zip(keys, values, strict=True))
+            keys = sorted(rows)
+            values = [rows[key] for key in keys]
+        else:
+            keys, values = chunk.keys + keys, chunk.values + values
+        cuts = range(0, len(keys), CHUNK_ENTRIES_MAX)
+        self.firsts[at + 1 : at + 1] = [keys[cut] for cut in cuts[1:]]
+        self.chunks[at : at + 1] = [
+            Chunk(
+                keys[cut : cut + CHUNK_ENTRIES_MAX],
+                values[cut : cut + CHUNK_ENTRIES_MAX],
+                self.number,
+            )
+            for cut in cuts
+        ]
+
+
+def pieces(edition: Edition) -> Iterator[tuple[list[bytes], list[bytes]]]:
+    """All entries of an edition, in order, as lists that must not be changed."""
+    for chunk in edition.chunks:
+        if chunk.keys:
+            yield chunk.keys, chunk.values
+
+
+def _ascends(keys: list[bytes]) -> bool:
+    return all(before < after for before, after in itertools.pairwise(keys))

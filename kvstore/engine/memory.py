@@ -1,0 +1,451 @@
+"""Ordered maps in memory behind the `Engine` contract, durable by the journal.
+
+For stores that fit in memory: tests and caches with no directory at all (`path=None`), small
+services with one. Each batch is a journal record before it is visible; opening replays
+snapshot and records, and writes a new snapshot where the replay was long. The bytes are in
+`kvstore.engine.state`, how readers keep their state while others write in
+`kvstore.engine.editions`.
+
+Where it differs from RocksDB: opening, `checkpoint` and `compact` cost O(bytes), an `ingest`
+O(rows), which it journals. The journal grows until it is compacted: on opening, by `compact`, or by
+another process beside this one (`kvstore journal compact`).
+
+Invariants
+1. `_writing` orders writes: what is journaled first is visible first. It is held while the record
+   is handed to the operating system, never during an fsync.
+2. `_lock` guards what readers see, for the moment of taking an edition or of changing one in
+   place. Lock order: `_writing`, then `_lock`.
+3. After a record was journaled and could not be made visible, memory and journal disagree: every
+   call raises `PoisonedError` until the store is opened again.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import threading
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
+from itertools import count
+from pathlib import Path
+from typing import Any, Final
+
+from kvstore.engine.api import DATA, FAMILIES, Batch, FileSpan, Reader
+from kvstore.engine.editions import Chunk, Edition
+from kvstore.engine.rocks import read_rows
+from kvstore.engine.state import (
+    BATCH,
+    CONTENT,
+    DROPPED,
+    FAMILY_MASK,
+    FAMILY_NUMBERS,
+    ROWS,
+    TAKEN,
+    Entries,
+    State,
+    bounded,
+    encode,
+    encode_ingest,
+    encode_rows,
+    state_records,
+)
+from kvstore.errors import (
+    ClosedError,
+    FormatVersionError,
+    LockedError,
+    NotAStoreError,
+    PoisonedError,
+)
+from kvstore.journal import OS_FILES, Files, Journal, Sync
+from kvstore.journal.files import storage_errors
+from kvstore.journal.inspection import content_of
+from kvstore.journal.names import COMPACTING_NAME, LOCK_NAME, is_journal_file
+from kvstore.limits import JOURNAL_COMPACT_BYTES, MEMORY_BATCH_IN_PLACE_MAX
+
+_DATA: Final = FAMILY_NUMBERS[DATA]
+
+
+class MemoryEngine:
+    """The store's families in memory; with a `path`, also in a journal there."""
+
+    def __init__(
+        self,
+        path: Path | None,
+        *,
+        create: bool = True,
+        files: Files = OS_FILES,
+        compact_bytes: int = JOURNAL_COMPACT_BYTES,
+    ) -> None:
+        self.path = path
+        self._where = "the store in memory" if path is None else str(path)
+        self.families: Mapping[str, Any] = FAMILY_NUMBERS
+        self._state = State()
+        self._writing = threading.Lock()
+        self._lock = threading.Lock()
+        self._ingest_ids = count(1)
+        self._poison = ""
+        self.is_closed = False
+        self._compacted = 0
+        self._journal: Journal | None = None
+        if path is not None:
+            self._journal = self._open_journal(path, create, files, compact_bytes)
+            self._state.ingests.clear()
+
+    # -- writing --------------------------------------------------------------------------
+
+    def batch(self) -> Batch:
+        return Entries()
+
+    def write(self, batch: Batch) -> None:
+        assert isinstance(batch, Entries), "it came from self.batch()"
+        if not batch.ops:
+            return
+        payload = b""
+        if self._journal is not None:
+            payload = encode(batch.ops, batch.keys, batch.values)
+        with self._writing:
+            self._append(BATCH, payload, then=lambda: self._show(batch))
+
+    def sync(self) -> None:
+        self._require_usable()
+        if self._journal is not None:
+            self._journal.sync()
+
+    def ingest(self, files: Sequence[Path]) -> None:
+        self._require_usable()
+        if not files:
+            return
+        ingest_id = next(self._ingest_ids)
+        scratch = files[0].parent / f"rows-{secrets.token_hex(8)}"
+        try:
+            with closing(read_rows(files, scratch)) as rows:
+                for keys, values in bounded(rows):
+                    self._stage(ingest_id, keys, values)
+        except BaseException:
+            self._drop(ingest_id)
+            raise
+        finally:
+            shutil.rmtree(scratch, ignore_errors=True)
+        with self._writing:
+            self._append(TAKEN, encode_ingest(ingest_id), then=lambda: self._take(ingest_id))
+        self.sync()  # the files may be the only other copy
+        for file in files:
+            file.unlink()
+
+    # -- reading --------------------------------------------------------------------------
+
+    def get(self, family: str, key: bytes) -> bytes | None:
+        with self._lock:
+            self._require_usable()
+            return self._state.families[FAMILY_NUMBERS[family]].get(key)
+
+    def cursor(
+        self, family: str, start: bytes = b"", end: bytes | None = None, *, reverse: bool = False
+    ) -> MemoryCursor:
+        edition = self._hold(FAMILY_NUMBERS[family])
+        return MemoryCursor(self, edition, start, end, reverse=reverse)
+
+    def borrow(self) -> tuple[None, MemoryReader]:
+        return None, MemoryReader(self, self._hold(_DATA))
+
+    def give_back(self, ticket: Any, reader: Reader) -> None:
+        assert isinstance(reader, MemoryReader), "it came from self.borrow()"
+        self.release(reader.edition)
+
+    def check(self, reader: Reader) -> None:
+        reader.status()
+
+    def release(self, edition: Edition) -> None:
+        """A holder of `edition` has gone. One that never says so costs one needless copy."""
+        with self._lock:
+            edition.holders -= 1
+
+    def require_open(self) -> None:
+        """Raise `ClosedError` once the engine is closed."""
+        if self.is_closed:
+            raise ClosedError(self._where)
+
+    # -- upkeep ---------------------------------------------------------------------------
+
+    def checkpoint(self, target: Path) -> None:
+        """As the contract says, but written out, O(bytes); writers go on meanwhile."""
+        with self._lock:
+            self._require_usable()
+            editions = list(self._state.families)
+            for edition in editions:
+                edition.holders += 1
+        building = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
+        try:
+            with Journal.open(building, content=CONTENT, sync=Sync.never()) as journal:
+                journal.snapshot(state_records(editions))
+            with storage_errors(str(target)):
+                os.rename(building, target)
+                OS_FILES.sync_directory(str(target.absolute().parent))
+        finally:
+            shutil.rmtree(building, ignore_errors=True)
+            for edition in editions:
+                self.release(edition)
+
+    def compact(self, family: str, start: bytes = b"", end: bytes | None = None) -> None:
+        """Put a snapshot of everything in the place of the journal, if that has grown since."""
+        with self._writing:
+            self._require_usable()
+            if self._journal is not None and self._journal.last > self._compacted:
+                self._journal.snapshot(self._state.records())
+                self._compacted = self._journal.last
+
+    def files(self) -> list[FileSpan]:
+        """None: all is in memory."""
+        return []
+
+    def stats(self) -> Mapping[str, int]:
+        with self._lock:
+            self._require_usable()
+            editions = list(self._state.families)
+        figures = {}
+        for name, edition in zip(FAMILIES, editions, strict=True):
+            figures[f"{name}_bytes"] = edition.size_bytes()
+            figures[f"{name}_memtable_bytes"] = 0
+            figures[f"{name}_entries"] = len(edition)
+        return figures
+
+    def close(self) -> None:
+        with self._writing:
+            if self.is_closed:
+                return
+            self.is_closed = True
+            with self._lock:
+                self._state = State()
+            if self._journal is not None:
+                self._journal.close()
+
+    # -- inside ---------------------------------------------------------------------------
+
+    def _open_journal(self, path: Path, create: bool, files: Files, compact_bytes: int) -> Journal:
+        require_memory_directory(path, create=create, files=files)
+        try:
+            journal = Journal.open(
+                path,
+                restore=self._state.restore,
+                apply=self._state.apply,
+                snapshot=self._recovered,
+                content=CONTENT,
+                sync=Sync.never(),
+                compact_bytes=compact_bytes,
+                files=files,
+            )
+        except LockedError as error:
+            raise LockedError(str(path), "another handle, here or in another process") from error
+        self._compacted = journal.recovery.snapshot or 0
+        return journal
+
+    def _recovered(self) -> Iterator[tuple[int, bytes]]:
+        """What was replayed, without the ingests that their process did not live to finish."""
+        self._state.ingests.clear()
+        return self._state.records()
+
+    def _hold(self, family: int) -> Edition:
+        with self._lock:
+            self._require_usable()
+            edition = self._state.families[family]
+            edition.holders += 1
+            return edition
+
+    def _append(self, kind: int, payload: bytes, *, then: Callable[[], None]) -> None:
+        """Journal a record and make it count. The caller holds `_writing`."""
+        self._require_usable()
+        if self._journal is not None:
+            self._journal.append(payload, kind)
+        try:
+            then()
+        except BaseException as error:
+            self._poison = f"{type(error).__name__} between journal and memory"
+            raise
+
+    def _show(self, batch: Entries) -> None:
+        """Make a batch visible whole."""
+        if len(batch.ops) > MEMORY_BATCH_IN_PLACE_MAX:
+            drafts = self._drafts(batch, in_place=False)
+            batch.apply(drafts)
+            with self._lock:
+                self._state.families = drafts
+        else:
+            with self._lock:
+                drafts = self._drafts(batch, in_place=True)
+                batch.apply(drafts)
+                self._state.families = drafts
+
+    def _drafts(self, batch: Entries, *, in_place: bool) -> list[Edition]:
+        """Editions that may be changed, for the families that the batch touches."""
+        drafts = list(self._state.families)
+        for family in {op & FAMILY_MASK for op in set(batch.ops)}:
+            if drafts[family].holders or not in_place:
+                drafts[family] = drafts[family].fork()
+        return drafts
+
+    def _stage(self, ingest_id: int, keys: list[bytes], values: list[bytes]) -> None:
+        payload = b"" if self._journal is None else encode_rows(ingest_id, keys, values)
+        with self._writing:
+            add = self._state.add_rows
+            self._append(ROWS, payload, then=lambda: add(ingest_id, keys, values))
+
+    def _take(self, ingest_id: int) -> None:
+        edition = self._state.with_ingest(ingest_id)
+        with self._lock:
+            self._state.families[_DATA] = edition
+
+    def _drop(self, ingest_id: int) -> None:
+        with self._writing:
+            if self.is_closed or self._poison or ingest_id not in self._state.ingests:
+                return
+            del self._state.ingests[ingest_id]
+            self._append(DROPPED, encode_ingest(ingest_id), then=lambda: None)
+
+    def _require_usable(self) -> None:
+        if self.is_closed:
+            raise ClosedError(self._where)
+        if self._poison:
+            raise PoisonedError(self._where, self._poison)
+
+
+class MemoryReader:
+    """A position in one edition of `data`."""
+
+    __slots__ = ("_at", "_engine", "_index", "_keys", "edition")
+
+    def __init__(self, engine: MemoryEngine, edition: Edition) -> None:
+        self.edition = edition
+        self._engine = engine
+        self._at = 0
+        self._index = 0
+        self._keys: list[bytes] = []
+
+    def seek(self, key: bytes) -> None:
+        if self._engine.is_closed:
+            self._engine.require_open()
+        # Hot: one of these per look-up. `Edition.position`, without its call and its pair.
+        edition = self.edition
+        self._at = at = bisect_right(edition.firsts, key) - 1
+        self._keys = keys = edition.chunks[at].keys
+        self._index = index = bisect_left(keys, key)
+        if index >= len(keys):
+            self._settle()
+
+    def next(self) -> None:
+        self._engine.require_open()
+        self._index += 1
+        self._settle()
+
+    def valid(self) -> bool:
+        self._engine.require_open()
+        return self._index < len(self._keys)
+
+    def status(self) -> None:
+        self._engine.require_open()
+
+    def key(self) -> bytes | None:
+        keys, index = self._keys, self._index
+        return keys[index] if index < len(keys) else None
+
+    def value(self) -> bytes:
+        return self.edition.chunks[self._at].values[self._index]
+
+    def _settle(self) -> None:
+        """Behind the last entry of a chunk comes the first of the next."""
+        chunks = self.edition.chunks
+        self._keys = chunks[self._at].keys
+        if self._index >= len(self._keys) and self._at + 1 < len(chunks):
+            self._at, self._index = self._at + 1, 0
+            self._keys = chunks[self._at].keys
+
+
+class MemoryCursor:
+    """A pass over one span of one edition, in slices of its chunks."""
+
+    def __init__(
+        self,
+        engine: MemoryEngine,
+        edition: Edition,
+        start: bytes,
+        end: bytes | None,
+        *,
+        reverse: bool,
+    ) -> None:
+        self._engine = engine
+        self._edition: Edition | None = edition
+        self._low = edition.position(start)
+        self._high = edition.end() if end is None else edition.position(end)
+        self._reverse = reverse
+        self._is_done = False
+
+    def take(self, count: int) -> tuple[list[bytes], list[bytes]]:
+        self._engine.require_open()
+        keys: list[bytes] = []
+        values: list[bytes] = []
+        edition = self._edition
+        if edition is None:
+            if not self._is_done:
+                raise ClosedError("the scan")
+            return keys, values
+        take_slice = self._descend if self._reverse else self._ascend
+        while len(keys) < count and self._low < self._high:
+            chunk, part = take_slice(edition, count - len(keys))
+            keys += chunk.keys[part]
+            values += chunk.values[part]
+        if not keys and count > 0:
+            self.close()
+            self._is_done = True
+        return keys, values
+
+    def close(self) -> None:
+        edition, self._edition = self._edition, None
+        self._is_done = False
+        if edition is not None:
+            self._engine.release(edition)
+
+    def _ascend(self, edition: Edition, count: int) -> tuple[Chunk, slice]:
+        (at, index), (last, end) = self._low, self._high
+        chunk = edition.chunks[at]
+        stop = min(index + count, end if at == last else len(chunk.keys))
+        is_used_up = at < last and stop == len(chunk.keys)
+        self._low = (at + 1, 0) if is_used_up else (at, stop)
+        return chunk, slice(index, stop)
+
+    def _descend(self, edition: Edition, count: int) -> tuple[Chunk, slice]:
+        (first, start), (at, stop) = self._low, self._high
+        chunk = edition.chunks[at]
+        index = max(stop - count, start if at == first else 0)
+        is_used_up = at > first and index == 0
+        self._high = (at - 1, len(edition.chunks[at - 1].keys)) if is_used_up else (at, index)
+        return chunk, slice(stop - 1, index - 1 if index else None, -1)
+
+
+def is_memory_store(path: Path) -> bool:
+    """Whether `path` is a directory with a journal in it."""
+    return path.is_dir() and any(is_journal_file(file.name) for file in path.iterdir())
+
+
+def require_memory_directory(path: Path, *, create: bool, files: Files = OS_FILES) -> None:
+    """Raise `NotAStoreError` unless `path` holds a memory engine's journal or, if `create`,
+    may become one; `FormatVersionError` if a newer release wrote it."""
+    if path.exists() and not path.is_dir():
+        raise NotAStoreError(str(path), "a file, not a directory", "choose another path")
+    if path.exists() and is_memory_store(path):
+        content = content_of(path, files=files)
+        if content not in (None, CONTENT):
+            _refuse(path, str(content))
+        return
+    present = {file.name for file in path.iterdir()} if path.exists() else set()
+    if not present <= {LOCK_NAME, COMPACTING_NAME}:
+        raise NotAStoreError(str(path), "a directory of other files", "choose an empty one")
+    if not create:
+        raise NotAStoreError(str(path), "no store is there", "check the path")
+
+
+def _refuse(path: Path, content: str) -> None:
+    kind, _, version = content.rpartition("-")
+    if kind == CONTENT.rpartition("-")[0]:
+        raise FormatVersionError(str(path), found=version, supported=CONTENT.rpartition("-")[2])
+    raise NotAStoreError(str(path), f"a journal of {content!r}", "choose another path")

@@ -1,0 +1,90 @@
+"""Changes as JSON lines, for pipes: what `kvstore changes` prints.
+
+    {"timestamp": "2013-01-01T05:00:00.000000001Z", "seq": 0, "op": "update", "key": "AA1",
+     "value": "on time", "changeset": "<domain>.<serial>", "stream": "...", "end_of_batch": true}
+
+Bytes that are UTF-8 are text; others an object `{"base64": "..."}`. Fields that have nothing to say
+are left out. One event, one line.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+from kvstore.changes.event import Event, Expand, Images, Operation
+from kvstore.feeds.feed import FeedBatch
+from kvstore.span import Span
+from kvstore.timestamp import TimeLike
+
+
+class EventSource(Protocol):
+    """What lines are made of: a store."""
+
+    def events(
+        self, since: TimeLike, *, span: Span | None, images: Images, expand: Expand
+    ) -> Iterator[Event]:
+        """As `Store.events`."""
+        ...
+
+    def follow(
+        self, since: TimeLike, *, span: Span | None, images: Images, expand: Expand
+    ) -> Iterator[FeedBatch]:
+        """As `Store.follow`."""
+        ...
+
+
+def changes_json_lines(
+    store: EventSource,
+    since: TimeLike,
+    follow: bool = False,
+    *,
+    span: Span | None = None,
+    images: Images = "delta",
+    expand: Expand = "imports",
+) -> Iterator[str]:
+    """A line per event after `since`: until now, or for ever with `follow`, as they come.
+
+    Raises as `Store.events`. History is kept for as long as the lines are being read.
+    """
+    if not follow:
+        for event in store.events(since, span=span, images=images, expand=expand):
+            yield json_line(event)
+        return
+    for batch in store.follow(since, span=span, images=images, expand=expand):
+        for event in batch.events:
+            yield json_line(event)
+
+
+def json_line(event: Event) -> str:
+    """One event as one line, without its end."""
+    fields: dict[str, Any] = {
+        "timestamp": str(event.timestamp),
+        "seq": event.sequence,
+        "op": event.op.name.lower(),
+        "key": event.key.hex() if event.op in _BY_ID else _text(event.key),
+        "end_key": _text(event.end_key),
+        "value": _text(event.value),
+        "pre": _text(event.pre),
+        "post": _text(event.post),
+        "changeset": f"{event.changeset.domain:016x}.{event.changeset.serial:016x}",
+        "stream": event.stream.hex(),
+        "end_of_batch": event.end_of_batch,
+    }
+    return json.dumps(
+        {name: value for name, value in fields.items() if value is not None}, ensure_ascii=False
+    )
+
+
+_BY_ID = (Operation.IMPORT, Operation.REVERT)
+
+
+def _text(raw: bytes | None) -> str | dict[str, str] | None:
+    if raw is None:
+        return None
+    try:
+        return raw.decode()
+    except UnicodeDecodeError:
+        return {"base64": base64.b64encode(raw).decode()}

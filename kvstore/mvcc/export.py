@@ -1,0 +1,172 @@
+"""Exports: every version of a window `(since, upto]` in columns, for copies of a store's history.
+
+One pass over the entries, decided a chunk at a time (`mvcc.columns`). Of a key that no import
+touched each entry is a version as it stands, in the order an export wants: by key, newest first.
+Rows of imports get their stamp in the place of their reference, and keys that have such rows
+beside others are sorted again. Only where an import was reverted does a key go through `timeline`.
+
+Range tombstones are not in the columns: they come whole, from the fragments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import compress
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from kvstore.arrow import binary_array
+from kvstore.codec.keys import IMPORT_ID_MAX, TAIL_BYTES, encode_reference
+from kvstore.codec.ordered import unframe
+from kvstore.engine.api import Cursor
+from kvstore.limits import SCAN_CHUNK
+from kvstore.mvcc.columns import Columns
+from kvstore.mvcc.diff import choose
+from kvstore.mvcc.fragments import Fragments
+from kvstore.mvcc.version import Stamps, timeline
+from kvstore.timestamp import TIMESTAMP_MAX
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+    import pyarrow as pa
+
+
+class VersionColumns(NamedTuple):
+    """Point versions by key, newest first. `values` has an empty one for each tombstone."""
+
+    keys: pa.Array
+    timestamps: npt.NDArray[np.int64]
+    is_value: npt.NDArray[np.bool_]
+    values: list[bytes]
+
+
+def version_columns(
+    cursor: Cursor, *, since: int, upto: int, stamps: Stamps, fragments: Fragments
+) -> Iterator[VersionColumns]:
+    """All point versions in `(since, upto]`; `cursor` passes forward over a span of `data`.
+
+    Memory is a chunk, or the entries of one key if these are more.
+    """
+    for keys, values in _whole_keys(cursor):
+        columns = Columns(keys)
+        references = columns.times < 0
+        if references.any():
+            found = _with_imports(keys, values, columns, stamps, fragments, since, upto)
+        else:
+            chosen = (columns.times > since) & (columns.times <= upto)
+            found = _chosen(columns, columns.times, values, chosen)
+        if found.values:
+            yield found
+
+
+def _whole_keys(cursor: Cursor) -> Iterator[tuple[list[bytes], list[bytes]]]:
+    """Chunks that cut no key in two."""
+    keys: list[bytes] = []
+    values: list[bytes] = []
+    try:
+        while True:
+            more_keys, more_values = cursor.take(SCAN_CHUNK)
+            if not more_keys:
+                break
+            keys += more_keys
+            values += more_values
+            stem = keys[-1][:-TAIL_BYTES]
+            cut = len(keys) - 1
+            while cut and keys[cut - 1][:-TAIL_BYTES] == stem:
+                cut -= 1
+            if cut:
+                yield keys[:cut], values[:cut]
+                del keys[:cut], values[:cut]
+        if keys:
+            yield keys, values
+    finally:
+        cursor.close()
+
+
+def _chosen(
+    columns: Columns,
+    times: npt.NDArray[np.int64],
+    values: list[bytes],
+    chosen: npt.NDArray[np.bool_],
+) -> VersionColumns:
+    return VersionColumns(
+        columns.user_keys(chosen),
+        times[chosen],
+        columns.is_value[chosen],
+        list(compress(values, chosen.tobytes())),
+    )
+
+
+def _with_imports(
+    keys: list[bytes],
+    values: list[bytes],
+    columns: Columns,
+    stamps: Stamps,
+    fragments: Fragments,
+    since: int,
+    upto: int,
+) -> VersionColumns:
+    """A chunk in which imports have rows."""
+    times = columns.times.copy()
+    references = times < 0
+    added = np.full(len(times), -1, np.int64)
+    for negative in np.unique(times[references]):
+        lifetime = stamps.get(encode_reference(int(~negative) & IMPORT_ID_MAX))
+        if lifetime is None:
+            continue
+        if lifetime.reverted <= TIMESTAMP_MAX:
+            return _by_timeline(keys, values, stamps, fragments, since, upto)
+        added[times == negative] = lifetime.added
+    times[references] = added[references]
+    found = _chosen(columns, times, values, (times > since) & (times <= upto))
+    beside = columns.repeats & (references | np.roll(references, 1))
+    return _sorted(found) if beside.any() else found
+
+
+def _sorted(found: VersionColumns) -> VersionColumns:
+    """By key, newest first: what stands in a chunk of whole keys, but for the times of imports."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    table = pa.table({"key": found.keys, "timestamp": found.timestamps})
+    order = pc.sort_indices(table, [("key", "ascending"), ("timestamp", "descending")])
+    places = order.to_numpy()
+    return VersionColumns(
+        found.keys.take(order),
+        found.timestamps[places],
+        found.is_value[places],
+        [found.values[place] for place in places],
+    )
+
+
+def _by_timeline(
+    keys: list[bytes],
+    values: list[bytes],
+    stamps: Stamps,
+    fragments: Fragments,
+    since: int,
+    upto: int,
+) -> VersionColumns:
+    """A chunk with rows of a reverted import, key by key."""
+    found_keys: list[bytes] = []
+    found: list[tuple[int, bytes | None]] = []
+    start = 0
+    for end in range(1, len(keys) + 1):
+        stem = keys[start][:-TAIL_BYTES]
+        if end < len(keys) and keys[end][:-TAIL_BYTES] == stem:
+            continue
+        key = unframe(stem)
+        stack = fragments.stack(key)
+        tails = (stored[-TAIL_BYTES:] for stored in keys[start:end])
+        events = timeline(list(zip(tails, values[start:end], strict=True)), stamps, stack)
+        chosen = choose(events, stack, since=since, upto=upto, latest=False)
+        found.extend(reversed(chosen))
+        found_keys.extend([key] * len(chosen))
+        start = end
+    return VersionColumns(
+        binary_array(found_keys),
+        np.fromiter((timestamp for timestamp, _ in found), np.int64, len(found)),
+        np.fromiter((value is not None for _, value in found), np.bool_, len(found)),
+        [value or b"" for _, value in found],
+    )

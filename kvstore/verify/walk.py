@@ -1,0 +1,374 @@
+"""Walking a whole store, in bounded memory, and listing all that breaks an invariant.
+
+    data      keys are well formed and ascend; times lie below upper; tombstones are empty; rows
+              of imports have a record and lie in its spans
+    index     each commit has all its chunks; each row has its version, with the same value, and
+              each version above the floor has its row
+    ranges    the map in memory is what is stored, and what the index says above the floor
+    records   frontiers, holds, clears and imports agree with each other and with the rows
+
+Both directions between index and versions take no memory: rows are looked up in `data`, and the
+other way the two sides are counted and summed as hashes of (key, time). Only if these differ, a
+second pass looks up each version in the index, to name those that are not there.
+
+Commits go on meanwhile: what they write is newer than what is looked at. GC and clears wait.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterator
+from functools import lru_cache
+
+from kvstore.changes.entry import (
+    OP_DELETE,
+    OP_DELETE_RANGE,
+    OP_IMPORT,
+    OP_PUT,
+    OP_PUT_LARGE,
+    OP_REVERT,
+    Row,
+)
+from kvstore.changes.index import ChangeIndex, Commit
+from kvstore.clears import Clear, Clears
+from kvstore.codec.keys import (
+    TOMBSTONE,
+    VALUE,
+    check_data_key,
+    decode_suffix,
+    encode_reference,
+    encode_suffix,
+    is_reference,
+    split_data_key,
+)
+from kvstore.codec.ordered import frame, unframe
+from kvstore.commit import Committer
+from kvstore.engine.api import DATA, Cursor
+from kvstore.errors import CorruptionError, printable
+from kvstore.holds import Holds
+from kvstore.imports import ImportRecord, Imports
+from kvstore.limits import SCAN_CHUNK
+from kvstore.meta import COLLECTED, INDEX_FLOOR, SINCE, UPPER, Meta
+from kvstore.mvcc import Fragments, Lifetime, RangeTombstone, Versions
+from kvstore.mvcc.versions import stored_tombstones
+from kvstore.span import Span
+from kvstore.verify.report import Findings, VerifyReport
+
+_HASH_MASK = (1 << 64) - 1
+_COMMITS_CACHED = 16
+
+
+def verify(
+    versions: Versions,
+    index: ChangeIndex,
+    committer: Committer,
+    *,
+    holds: Holds,
+    imports: Imports,
+    clears: Clears,
+) -> VerifyReport:
+    """Verify a store. The caller keeps GC away. O(everything stored), one look-up per change."""
+    started = time.perf_counter()
+    with committer.lock:
+        pin = holds.pin(committer.since)
+        walk = _Walk(versions, index, committer, holds=holds, imports=imports, clears=clears)
+    try:
+        walk.data()
+        walk.index()
+        walk.compare()
+        walk.ranges()
+        walk.records()
+    finally:
+        holds.unpin(pin)
+    return VerifyReport(
+        problems=tuple(walk.findings.problems),
+        complete=walk.findings.complete,
+        keys=walk.keys,
+        versions=walk.entries,
+        range_tombstones=len(walk.stored_ranges),
+        change_entries=walk.chunks,
+        seconds=time.perf_counter() - started,
+    )
+
+
+class _Side:
+    """One side of the comparison of index and versions: a count and a sum of hashes."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.sum = 0
+
+    def add(self, key: bytes, timestamp: int) -> None:
+        self.count += 1
+        self.sum = (self.sum + hash((key, timestamp))) & _HASH_MASK
+
+    def __eq__(self, other: object) -> bool:
+        assert isinstance(other, _Side)
+        return (self.count, self.sum) == (other.count, other.sum)
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+class _Walk:
+    """One verification. Made under the commit lock, so that all it starts from is of one moment."""
+
+    def __init__(
+        self,
+        versions: Versions,
+        index: ChangeIndex,
+        committer: Committer,
+        *,
+        holds: Holds,
+        imports: Imports,
+        clears: Clears,
+    ) -> None:
+        self._versions = versions
+        self._engine = versions.engine
+        self._index = index
+        self._committer = committer
+        self._holds = holds
+        self._imports = imports
+        self._meta = Meta(versions.engine)
+        self.findings = Findings()
+        self.keys = self.entries = self.chunks = 0
+        self._clears: tuple[Clear, ...] = clears.all()
+        self._upto = committer.upper - 1
+        self._floor = max(committer.since, self._meta.timestamp(INDEX_FLOOR))
+        self._view = versions.view
+        self._records = {record.reference: record for record in imports.all()}
+        self._cursor = self._engine.cursor(DATA)
+        self.stored_ranges: list[RangeTombstone] = []
+        with self.findings.reading():
+            self.stored_ranges.extend(stored_tombstones(self._engine))
+            last = index.last()
+            if last > self._upto:
+                self.findings.add("change index", f"has entries at {last}, not below upper")
+        self._stored, self._indexed = _Side(), _Side()
+        self._rows: Counter[bytes] = Counter()
+        self._indexed_ranges: list[RangeTombstone] = []
+        self._events: set[tuple[int, int, int]] = set()
+        self._index_whole = False
+
+    # -- data -------------------------------------------------------------------------------
+
+    def data(self) -> None:
+        """The pass over the stored entries."""
+        previous, stem = b"", b""
+        with self.findings.reading():
+            for entry, value in _pairs(self._cursor):
+                self.entries += 1
+                if entry <= previous:
+                    self.findings.add(f"data key {entry.hex()}", "is not above the one before")
+                previous = entry
+                try:
+                    check_data_key(entry)
+                except CorruptionError as error:
+                    self.findings.add(error.where, error.problem)
+                    continue
+                framed, suffix, kind = split_data_key(entry)
+                if framed != stem:
+                    stem = framed
+                    self.keys += 1
+                self._entry(unframe(framed), suffix, kind, value)
+
+    def _entry(self, key: bytes, suffix: bytes, kind: bytes, value: bytes) -> None:
+        where = f"key {printable(key)}"
+        if kind == TOMBSTONE and value:
+            self.findings.add(where, f"a tombstone with a value of {len(value)} bytes")
+        if is_reference(suffix):
+            self._rows[suffix] += 1
+            record = self._records.get(suffix)
+            if record is None:
+                self.findings.add(where, f"a row of import {suffix.hex()}, which has no record")
+            elif not any(key in span for span in record.spans):
+                self.findings.add(where, f"outside the spans of its import {suffix.hex()}")
+            return
+        timestamp = decode_suffix(suffix)
+        if not 0 < timestamp <= self._upto:
+            self.findings.add(where, f"a version at {timestamp}, with upper at {self._upto + 1}")
+        elif self._is_cleared(key, timestamp):
+            self.findings.add(where, f"a version at {timestamp}, which had been cleared")
+        elif timestamp > self._floor:
+            self._stored.add(key, timestamp)
+
+    def _is_cleared(self, key: bytes, timestamp: int) -> bool:
+        return any(timestamp < c.timestamp and key in c.span for c in self._clears)
+
+    # -- index ------------------------------------------------------------------------------
+
+    def index(self) -> None:
+        """The pass over the change index above the floor."""
+        expected: tuple[int, int] | None = None
+        with self.findings.reading():
+            for commit in self._index.read(since=self._floor, upto=self._upto):
+                self.chunks += 1
+                here = commit.timestamp, commit.chunk
+                if here != expected and (commit.chunk or expected is not None):
+                    self.findings.add(_entry_name(commit), "chunks of a commit are missing")
+                expected = None if commit.entry.is_last else (commit.timestamp, commit.chunk + 1)
+                for row in commit.entry.rows():
+                    self._row(row, commit)
+            if expected is not None:
+                self.findings.add(f"change entry {expected[0]}/{expected[1]}", "is missing")
+            self._index_whole = True
+
+    def _row(self, row: Row, commit: Commit) -> None:
+        timestamp = commit.timestamp
+        if row.op in (OP_PUT, OP_PUT_LARGE, OP_DELETE):
+            self._point(row, timestamp)
+        elif row.op == OP_DELETE_RANGE:
+            self._indexed_ranges.append(RangeTombstone(row.key, row.value, timestamp))
+        elif row.op in (OP_IMPORT, OP_REVERT):
+            self._events.add((row.op, int.from_bytes(row.key, "big"), timestamp))
+        else:
+            self.findings.add(_entry_name(commit), f"unknown operation {row.op}")
+
+    def _point(self, row: Row, timestamp: int) -> None:
+        if self._is_cleared(row.key, timestamp):
+            return
+        self._indexed.add(row.key, timestamp)
+        kind = TOMBSTONE if row.op == OP_DELETE else VALUE
+        found = self._engine.get(DATA, frame(row.key) + encode_suffix(timestamp) + kind)
+        where = f"key {printable(row.key)} at {timestamp}"
+        if found is None:
+            self.findings.add(where, "in the change index, but not in the versions")
+        elif row.op == OP_PUT and found != row.value:
+            self.findings.add(where, "the change index has another value than the versions")
+
+    # -- both -------------------------------------------------------------------------------
+
+    def compare(self) -> None:
+        """Name the versions above the floor that the index does not have."""
+        if not self._index_whole or self._stored == self._indexed:
+            return
+        before = len(self.findings.problems)
+        keys_at = lru_cache(_COMMITS_CACHED)(self._keys_at)
+        with self.findings.reading():
+            for entry, _ in _pairs(self._engine.cursor(DATA)):
+                framed, suffix, _ = split_data_key(entry)
+                if is_reference(suffix):
+                    continue
+                timestamp = decode_suffix(suffix)
+                if self._floor < timestamp <= self._upto:
+                    key = unframe(framed)
+                    if key not in keys_at(timestamp) and not self._is_cleared(key, timestamp):
+                        self.findings.add(
+                            f"key {printable(key)} at {timestamp}",
+                            "in the versions, but not in the change index",
+                        )
+        if len(self.findings.problems) == before and self._stored.count < self._indexed.count:
+            self.findings.add("change index", "has the same change more than once")
+
+    def _keys_at(self, timestamp: int) -> frozenset[bytes]:
+        commits = self._index.read(since=timestamp - 1, upto=timestamp)
+        return frozenset(row.key for commit in commits for row in commit.entry.rows())
+
+    # -- ranges -----------------------------------------------------------------------------
+
+    def ranges(self) -> None:
+        """Range tombstones: in memory as on disk, on disk as in the index."""
+        fragments = self._view.fragments
+        if Fragments.of(self.stored_ranges) != fragments:
+            self.findings.add("range tombstones", "in memory are not those that are stored")
+        for start, end, timestamp in self.stored_ranges:
+            if not (start < end and 0 < timestamp <= self._upto):
+                self.findings.add(
+                    f"range tombstone at {printable(start)}", f"ends or lies wrong, at {timestamp}"
+                )
+        if not self._index_whole:
+            return
+        left = [piece for whole in self._indexed_ranges for piece in self._uncleared(whole)]
+        if Fragments.of(left) != fragments.forgetting(self._floor):
+            self.findings.add("range tombstones", "are not those of the change index")
+
+    def _uncleared(self, whole: RangeTombstone) -> Iterator[RangeTombstone]:
+        alone = Fragments().adding(whole)
+        for clear in self._clears:
+            if whole.timestamp < clear.timestamp and alone and clear.span.end is not None:
+                alone = alone.clearing(clear.span.start, clear.span.end)
+        yield from alone.tombstones(Span(), since=0, upto=whole.timestamp)
+
+    # -- records ----------------------------------------------------------------------------
+
+    def records(self) -> None:
+        """Frontiers, holds and imports."""
+        with self.findings.reading():
+            for _ in self._meta.records(""):
+                pass
+        committer, add = self._committer, self.findings.add
+        since = committer.since
+        if self._meta.timestamp(SINCE) != since:
+            add("since", f"is {since}, but {self._meta.timestamp(SINCE)} is stored")
+        if since > self._upto:
+            add("since", f"{since} is not below upper {self._upto + 1}")
+        if self._meta.timestamp(UPPER) > committer.upper:
+            add("upper", f"is {committer.upper}, below what is stored")
+        if self._meta.timestamp(COLLECTED) > since:
+            add("since", f"{since} is below what GC has collected")
+        if committer.durable > committer.upper:
+            add("durable", f"{committer.durable} is above upper {committer.upper}")
+        for hold in self._holds.all():
+            if not hold.lost and hold.timestamp < since:
+                add(f"hold {hold.name!r}", f"at {hold.timestamp}, below since {since}")
+        for record in self._records.values():
+            self._import(record)
+        self._stamps()
+
+    def _import(self, record: ImportRecord) -> None:
+        where, add = f"import {record.import_id:016x}", self.findings.add
+        added, reverted = record.added, record.reverted
+        rows = self._rows[record.reference]
+        if reverted is not None and (added is None or added >= reverted):
+            add(where, f"added at {added}, reverted at {reverted}")
+        for op, at in ((OP_IMPORT, added), (OP_REVERT, reverted)):
+            if at is None:
+                continue
+            if at > self._upto:
+                add(where, f"dated {at}, with upper at {self._upto + 1}")
+            elif at > self._floor and (op, record.import_id, at) not in self._events:
+                add(where, f"its event at {at} is not in the change index")
+        whole = added is not None and added > self._committer.since
+        if rows > record.rows or (whole and rows != record.rows and not self._is_cut(record)):
+            add(where, f"{rows} rows, {record.rows} were added")
+
+    def _is_cut(self, record: ImportRecord) -> bool:
+        return any(
+            clear.span.intersect(span.start, span.end) is not None
+            for clear in self._clears
+            for span in record.spans
+        )
+
+    def _stamps(self) -> None:
+        """The lifetimes readers use are those of the records; each event has a record."""
+        expected = {
+            reference: Lifetime(record.added)
+            if record.reverted is None
+            else Lifetime(record.added, record.reverted)
+            for reference, record in self._records.items()
+            if record.added is not None
+        }
+        if dict(self._view.stamps) != expected:
+            self.findings.add("imports", "the stamps in use are not those of the records")
+        for op, import_id, timestamp in sorted(self._events):
+            record = self._records.get(encode_reference(import_id))
+            dated = record and (record.added if op == OP_IMPORT else record.reverted)
+            if dated != timestamp:
+                self.findings.add(
+                    f"import {import_id:016x}", f"the change index dates it {timestamp}"
+                )
+
+
+def _pairs(cursor: Cursor) -> Iterator[tuple[bytes, bytes]]:
+    try:
+        while True:
+            keys, values = cursor.take(SCAN_CHUNK)
+            if not keys:
+                return
+            yield from zip(keys, values, strict=True)
+    finally:
+        cursor.close()
+
+
+def _entry_name(commit: Commit) -> str:
+    return f"change entry {commit.timestamp}/{commit.chunk}"

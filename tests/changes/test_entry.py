@@ -1,0 +1,119 @@
+"""The packed entry: golden bytes, round trips, and nothing believed that does not add up."""
+
+from __future__ import annotations
+
+import struct
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvstore.changes.entry import (
+    COMPRESS_FROM_BYTES,
+    OP_DELETE,
+    OP_DELETE_RANGE,
+    OP_IMPORT,
+    OP_PUT,
+    OP_PUT_LARGE,
+    OP_REVERT,
+    Row,
+    pack,
+    unpack,
+)
+from kvstore.errors import CorruptionError, FormatVersionError
+
+operations = st.sampled_from(
+    [OP_PUT, OP_DELETE, OP_DELETE_RANGE, OP_IMPORT, OP_REVERT, OP_PUT_LARGE]
+)
+rows = st.lists(st.builds(Row, operations, st.binary(max_size=40), st.binary(max_size=400)))
+
+
+def packed(found: list[Row], *, is_last: bool = True) -> bytes:
+    ops = bytes(row.op for row in found)
+    return pack(ops, [row.key for row in found], [row.value for row in found], is_last=is_last)
+
+
+def test_golden_entry() -> None:
+    entry = pack(
+        bytes([OP_DELETE_RANGE, OP_PUT, OP_DELETE]),
+        [b"a", b"bc", b""],
+        [b"z", b"v", b""],
+        changeset=(1, 2),
+    )
+    assert entry.hex() == (
+        "01000100"
+        "03000000"
+        "28000000"  # version, codec, flags, count, body bytes
+        "0100000000000000"
+        "0200000000000000"  # domain, changeset
+        "00000000"
+        "01000000"
+        "03000000"
+        "03000000"  # key offsets
+        "00000000"
+        "01000000"
+        "02000000"
+        "02000000"  # value offsets
+        "616263"
+        "7a76"
+        "050103"  # keys, values, ops
+    )
+
+
+@given(rows, st.booleans())
+def test_entries_come_back(found: list[Row], is_last: bool) -> None:
+    entry = unpack(packed(found, is_last=is_last), where="here")
+    assert list(entry.rows()) == found
+    assert (entry.count, entry.is_last) == (len(found), is_last)
+
+
+def test_large_entries_are_compressed_and_come_back() -> None:
+    found = [Row(OP_PUT, b"key%06d" % n, b"value" * 5) for n in range(5000)]
+    entry = packed(found)
+    assert len(entry) < sum(len(row.key) + len(row.value) for row in found) / 2
+    assert list(unpack(entry, where="here").rows()) == found
+    assert len(packed(found[:1])) < COMPRESS_FROM_BYTES
+
+
+@given(rows.filter(bool), st.data())
+def test_cut_entries_are_corruption(found: list[Row], data: st.DataObject) -> None:
+    entry = packed(found)
+    cut = data.draw(st.integers(0, len(entry) - 1))
+    with pytest.raises(CorruptionError) as error:
+        unpack(entry[:cut], where="here")
+    assert error.value.where == "here"
+
+
+@pytest.mark.parametrize(("at", "value"), [(0, 2), (0, 0), (1, 7)])
+def test_unknown_versions_and_codecs_are_refused_by_name(at: int, value: int) -> None:
+    entry = bytearray(packed([Row(OP_PUT, b"k", b"v")]))
+    entry[at] = value
+    with pytest.raises(FormatVersionError):
+        unpack(bytes(entry), where="here")
+
+
+@pytest.mark.parametrize(
+    ("offset", "value"),
+    [
+        (4, 1 << 31),  # count
+        (4, 2),
+        (8, 1 << 31),  # body bytes
+        (28, 1),  # first key offset
+        (32, 1 << 30),  # last key offset
+        (32, (1 << 32) - 5),  # negative
+        (36, 1),  # first value offset
+        (40, (1 << 32) - 1),
+    ],
+)
+def test_numbers_that_do_not_add_up_are_corruption(offset: int, value: int) -> None:
+    entry = bytearray(packed([Row(OP_PUT, b"key", b"value")]))
+    struct.pack_into("<I", entry, offset, value)
+    with pytest.raises(CorruptionError):
+        unpack(bytes(entry), where="here")
+
+
+def test_damaged_compression_is_corruption() -> None:
+    entry = bytearray(packed([Row(OP_PUT, b"key%06d" % n, b"v" * 50) for n in range(200)]))
+    for broken in (entry[:-20], entry[:28] + b"\xff" * (len(entry) - 28)):
+        with pytest.raises(CorruptionError):
+            unpack(bytes(broken), where="here")

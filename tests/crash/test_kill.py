@@ -1,0 +1,207 @@
+"""SIGKILL at random moments, many times: what was acknowledged stands, and nothing is half there.
+
+A kill takes what a process had in memory, but not what it had handed to the system: for the loss of
+power see `test_power_cut.py`.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import random
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import bulk
+import kvstore
+from backup import Collection
+from kvstore.store import Store
+from tests.crash import children
+from tests.harness.model import apply
+
+Child = Callable[[Path, Any, int], None]
+Acknowledged = list[tuple[Any, ...]]
+
+ROUNDS = 6
+KILL_AFTER_S_MAX = 0.25
+
+
+@pytest.fixture(scope="module")
+def spawn() -> Any:
+    """Processes forked from one that has imported everything, opened nothing: cheap and clean."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["tests.crash.children"])
+    return context
+
+
+def run_and_kill(spawn: Any, child: Child, place: Path, rng: random.Random) -> Acknowledged:
+    """Start the child, kill it a random time after its first word; what it said until then."""
+    receiver, sender = spawn.Pipe(duplex=False)
+    process = spawn.Process(target=child, args=(place, sender, rng.randrange(1 << 30)))
+    process.start()
+    sender.close()
+    said = [receiver.recv()]
+    # The moment of the kill is the subject here, not a condition that is waited for.
+    until = time.monotonic() + rng.random() * KILL_AFTER_S_MAX
+    while time.monotonic() < until:
+        if receiver.poll(max(0.0, until - time.monotonic())):
+            said.append(receiver.recv())
+    process.kill()
+    process.join()
+    try:
+        while True:
+            said.append(receiver.recv())
+    except (EOFError, OSError):
+        return said
+    finally:
+        receiver.close()
+
+
+def rounds(soak: int) -> Any:
+    return pytest.mark.parametrize(
+        "count", [ROUNDS, pytest.param(soak, marks=pytest.mark.soak)], ids=["few", "many"]
+    )
+
+
+def places(root: Path, count: int) -> Iterator[Path]:
+    """A directory for each round: the same for some rounds, then a new one, so that checks of all
+    that is there stay cheap."""
+    for number in range(count):
+        place = root / f"{number // ROUNDS}"
+        place.mkdir(exist_ok=True)
+        yield place
+
+
+def check_feed(store: Store) -> None:
+    """The changes since the beginning are the state, by both orders."""
+    state = dict(store.scan())
+    for order in ("time", "key"):
+        rows = [tuple(row) for row in store.changes(0, order=order)]  # type: ignore[arg-type]
+        assert apply({}, rows) == state
+    rows = [tuple(row) for row in store.changes(0, revisions="latest")]
+    assert apply({}, rows) == state
+
+
+@pytest.mark.usefixtures("each_engine")
+@rounds(200)
+def test_acknowledged_commits_stand_and_batches_are_whole(
+    spawn: Any, tmp_path: Path, count: int
+) -> None:
+    kvstore.open(tmp_path / "store").close()
+    rng = random.Random()
+    for place in places(tmp_path, count):
+        said = run_and_kill(spawn, children.commits, place, rng)
+        with kvstore.open(place / "store") as store:
+            found = dict(store.scan())
+            check_feed(store)
+            assert all(change.timestamp < store.upper for change in store.changes(0))
+        for kind, name, number, durability in said:
+            if durability == "async":
+                continue
+            first = b"%s/%s/%06d" % (kind.encode(), name, number)
+            assert (first if kind == "put" else first + b"/0") in found
+        check_batches(found)
+
+
+def check_batches(found: dict[bytes, bytes]) -> None:
+    numbers: dict[bytes, int] = {}
+    for key in found:
+        if key.startswith(b"batch/"):
+            batch = key.rpartition(b"/")[0]
+            numbers[batch] = numbers.get(batch, 0) + 1
+    assert set(numbers.values()) <= {children.KEYS_PER_BATCH}
+    replaced = [value for key, value in found.items() if key.startswith(b"replaced/")]
+    assert len(replaced) in (0, children.KEYS_PER_BATCH)
+    assert len(set(replaced)) <= 1
+
+
+@pytest.mark.usefixtures("each_engine")
+@rounds(200)
+def test_imports_are_whole_or_not_there_and_go_on(spawn: Any, tmp_path: Path, count: int) -> None:
+    kvstore.open(tmp_path / "store").close()
+    rng = random.Random()
+    for place in places(tmp_path, count):
+        said = run_and_kill(spawn, children.imports, place, rng)
+        stamps = {name: stamp for kind, name, stamp in said if kind == "import"}
+        reverted = {name for kind, name, _ in said if kind == "revert"}
+        with kvstore.open(place / "store") as store:
+            for name, stamp in stamps.items():
+                assert len(rows_of(store, name, stamp)) == children.ROWS_PER_IMPORT
+                assert rows_of(store, name, stamp - 1) == []
+            for name in reverted:
+                assert rows_of(store, name) == []
+            check_feed(store)
+            for staging in place.glob("staged-*"):
+                name = staging.name.removeprefix("staged-").encode()
+                if not (staging / "import.json").exists():
+                    assert rows_of(store, name) == []
+                    continue
+                assert len(rows_of(store, name)) in (0, children.ROWS_PER_IMPORT)
+                stamp = bulk.ingest(store, staging)  # goes on where the killed one was
+                assert stamp == stamps.get(name, stamp)
+                assert len(rows_of(store, name, stamp)) == children.ROWS_PER_IMPORT
+            assert all(record.added is not None for record in store.imports())
+
+
+def rows_of(store: Store, name: bytes, as_of: int | None = None) -> list[tuple[bytes, bytes]]:
+    return list(store.scan(prefix=b"import/%s/" % name, as_of=as_of))
+
+
+@pytest.mark.usefixtures("each_engine")
+@rounds(100)
+def test_finished_backups_verify_and_the_chain_goes_on(
+    spawn: Any, tmp_path: Path, count: int
+) -> None:
+    kvstore.open(tmp_path / "store").close()
+    rng = random.Random()
+    collection = Collection(tmp_path / "backups")
+    for number in range(count):
+        said = run_and_kill(spawn, children.backups, tmp_path, rng)
+        collection.verify()
+        assert collection.upper >= max(upper for _, upper in said)
+        with kvstore.open(tmp_path / "store") as store:
+            if number % 3 == 0:
+                check_restore(store, collection, tmp_path / f"restored-{number}")
+            collection.backup(store)
+            assert collection.upper == store.upper
+    lowers = [info.lower for info in collection.list()]
+    assert lowers == [0, *(info.upper for info in collection.list())][:-1]
+
+
+def check_restore(store: Store, collection: Collection, path: Path) -> None:
+    instant = collection.restore(path)
+    with kvstore.open(path) as restored:
+        assert dict(restored.scan(as_of=instant)) == dict(store.scan(as_of=instant))
+        assert list(restored.changes(0)) == list(store.changes(0, instant))
+
+
+@rounds(100)
+def test_a_restore_appears_whole_or_not_at_all(spawn: Any, tmp_path: Path, count: int) -> None:
+    with kvstore.open(tmp_path / "store", durability="async") as store:
+        for number in range(300):
+            store.put(b"%03d" % (number % 100), b"%d" % number)
+        Collection(tmp_path / "backups").backup(store)
+        state, changes = dict(store.scan()), list(store.changes(0))
+    rng = random.Random()
+    for _ in range(count):
+        said = run_and_kill(spawn, children.restores, tmp_path, rng)
+        for kind, name in said:
+            path = Path(name)
+            assert path.exists() or kind == "begun"
+            if path.exists():
+                with kvstore.open(path) as restored:
+                    assert dict(restored.scan()) == state
+                    if path.name.endswith("-0"):
+                        assert list(restored.changes(0)) == changes
+
+
+@rounds(100)
+def test_a_store_killed_at_birth_opens(spawn: Any, tmp_path: Path, count: int) -> None:
+    rng = random.Random()
+    for _ in range(count):
+        said = run_and_kill(spawn, children.births, tmp_path, rng)
+        with kvstore.open(said[-1][1], "rocksdb") as store:
+            assert dict(store.scan()) in ({}, {b"k": b"v"})

@@ -1,0 +1,278 @@
+"""What every engine must do, as a suite that each implementation's tests inherit.
+
+A subclass says how to open one (`open`), and, if it keeps its bytes on disk, inherits
+`DurableContract` too. One test or more per rule of `kvstore/engine/api.py`.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from kvstore.engine import CHANGES, DATA, FAMILIES, META, RANGES, Engine
+from kvstore.errors import ClosedError, LockedError
+from tests.harness.strategies import bounds, keys, spans, values
+
+Writes = list[tuple[str, bytes, bytes]]
+
+batches = st.lists(
+    st.lists(
+        st.one_of(
+            st.tuples(st.just("put"), keys, values),
+            st.tuples(st.just("delete"), keys, st.just(b"")),
+            spans.map(lambda span: ("delete_range", *span)),
+        ),
+        max_size=6,
+    ),
+    max_size=5,
+)
+
+
+def write(engine: Engine, writes: Writes, family: str = DATA) -> None:
+    batch = engine.batch()
+    for op, *arguments in writes:
+        used = arguments[:1] if op == "delete" else arguments
+        getattr(batch, op)(*used, engine.families[family])
+    engine.write(batch)
+
+
+def fill(engine: Engine, pairs: dict[bytes, bytes], family: str = DATA) -> None:
+    write(engine, [("put", key, value) for key, value in pairs.items()], family)
+
+
+def read(
+    engine: Engine,
+    family: str = DATA,
+    start: bytes = b"",
+    end: bytes | None = None,
+    *,
+    reverse: bool = False,
+    take: int = 3,
+) -> list[tuple[bytes, bytes]]:
+    cursor = engine.cursor(family, start, end, reverse=reverse)
+    rows: list[tuple[bytes, bytes]] = []
+    while True:
+        found_keys, found_values = cursor.take(take)
+        assert len(found_keys) == len(found_values) <= take + 1
+        if not found_keys:
+            cursor.close()
+            return rows
+        rows += zip(found_keys, found_values, strict=True)
+
+
+def apply(state: dict[bytes, bytes], writes: Writes) -> None:
+    for op, key, other in writes:
+        if op == "put":
+            state[key] = other
+        elif op == "delete":
+            state.pop(key, None)
+        else:
+            for covered in [k for k in state if key <= k < other]:
+                del state[covered]
+
+
+class EngineContract:
+    """The rules that need no disk."""
+
+    def open(self, path: Path) -> Engine:
+        raise NotImplementedError
+
+    @pytest.fixture
+    def engine(self, tmp_path: Path) -> Iterator[Engine]:
+        engine = self.open(tmp_path / "engine")
+        yield engine
+        engine.close()
+
+    # -- maps ---------------------------------------------------------------------------------
+
+    @settings(
+        suppress_health_check=[
+            HealthCheck.function_scoped_fixture,
+            HealthCheck.differing_executors,  # inherited by each implementation
+        ]
+    )
+    @given(written=batches, bound=bounds, take=st.integers(1, 4))
+    def test_every_pass_shows_what_was_written_in_order(
+        self, engine: Engine, written: list[Writes], bound: Any, take: int
+    ) -> None:
+        write(engine, [("delete_range", b"", b"\xff\xff\xff")])
+        state: dict[bytes, bytes] = {}
+        for writes in written:
+            write(engine, writes)
+            apply(state, writes)
+        start, end = bound
+        inside = sorted(
+            row for row in state.items() if start <= row[0] and (end is None or row[0] < end)
+        )
+        assert read(engine, DATA, start, end, take=take) == inside
+        assert read(engine, DATA, start, end, take=take, reverse=True) == inside[::-1]
+        for key in state:
+            assert engine.get(DATA, key) == state[key]
+
+    def test_families_do_not_mix(self, engine: Engine) -> None:
+        for family in FAMILIES:
+            fill(engine, {b"key": family.encode()}, family)
+        assert [engine.get(family, b"key") for family in FAMILIES] == [
+            family.encode() for family in FAMILIES
+        ]
+        assert engine.get(DATA, b"other") is None
+
+    def test_a_descending_pass_that_begins_with_its_excluded_end_is_not_empty(
+        self, engine: Engine
+    ) -> None:
+        fill(engine, {b"a": b"", b"b": b"", b"c": b""})
+        assert [key for key, _ in read(engine, end=b"c", reverse=True, take=1)] == [b"b", b"a"]
+
+    def test_a_pass_of_many_chunks_is_whole_both_ways(self, engine: Engine) -> None:
+        pairs = {b"%06d" % number: b"v" for number in range(5_000)}
+        fill(engine, pairs)
+        assert read(engine, take=999) == sorted(pairs.items())
+        assert read(engine, take=999, reverse=True) == sorted(pairs.items(), reverse=True)
+
+    # -- batches ------------------------------------------------------------------------------
+
+    def test_a_batch_spans_families_and_is_seen_whole(self, engine: Engine) -> None:
+        """Another thread never sees one family's half of a batch."""
+        stop, broken = threading.Event(), []
+
+        def watch() -> None:
+            while not stop.is_set():
+                change = engine.get(CHANGES, b"n") or b"0"
+                data = engine.get(DATA, b"n") or b"0"
+                if int(data) < int(change):  # read later, so at least as new
+                    broken.append((data, change))
+
+        watcher = threading.Thread(target=watch)
+        watcher.start()
+        for number in range(500):
+            batch = engine.batch()
+            batch.put(b"n", b"%d" % number, engine.families[DATA])
+            batch.put(b"n", b"%d" % number, engine.families[CHANGES])
+            engine.write(batch)
+        stop.set()
+        watcher.join()
+        assert not broken
+
+    def test_an_empty_batch_is_legal(self, engine: Engine) -> None:
+        engine.write(engine.batch())
+        assert read(engine) == []
+
+    # -- views --------------------------------------------------------------------------------
+
+    def test_a_cursor_does_not_see_later_writes(self, engine: Engine) -> None:
+        pairs = {b"%04d" % number: b"old" for number in range(100)}
+        fill(engine, pairs)
+        forward, backward = engine.cursor(DATA), engine.cursor(DATA, reverse=True)
+        forward.take(10), backward.take(10)
+        write(engine, [("delete_range", b"0020", b"0060")])
+        fill(engine, {b"0070": b"new", b"00705": b"new"})
+        assert forward.take(1000) == ([b"%04d" % n for n in range(10, 100)], [b"old"] * 90)
+        assert backward.take(1000) == ([b"%04d" % n for n in range(89, -1, -1)], [b"old"] * 90)
+
+    def test_a_borrowed_reader_sees_all_writes_so_far_and_none_later(self, engine: Engine) -> None:
+        fill(engine, {b"a": b"1"})
+        ticket, reader = engine.borrow()
+        fill(engine, {b"b": b"2"})
+        reader.seek(b"")
+        assert (reader.key(), reader.value()) == (b"a", b"1")
+        reader.next()
+        assert not reader.valid()
+        engine.check(reader)
+        engine.give_back(ticket, reader)
+        ticket, reader = engine.borrow()
+        reader.seek(b"b")
+        assert reader.valid()
+        assert reader.value() == b"2"
+        engine.give_back(ticket, reader)
+
+    # -- closing ------------------------------------------------------------------------------
+
+    def test_after_close_everything_raises(self, engine: Engine) -> None:
+        fill(engine, {b"%03d" % number: b"" for number in range(100)})
+        running = engine.cursor(DATA)
+        running.take(5)
+        engine.close()
+        engine.close()
+        for call in (
+            lambda: running.take(5),
+            lambda: engine.cursor(META),
+            lambda: engine.get(DATA, b"001"),
+            lambda: engine.borrow(),
+            lambda: engine.sync(),
+            lambda: engine.stats(),
+        ):
+            with pytest.raises(ClosedError):
+                call()
+
+    def test_a_closed_cursor_raises_and_closes_again(self, engine: Engine) -> None:
+        fill(engine, {b"a": b""})
+        cursor = engine.cursor(DATA)
+        cursor.close()
+        cursor.close()
+        with pytest.raises(ClosedError):
+            cursor.take(1)
+
+    def test_a_cursor_at_its_end_stays_there(self, engine: Engine) -> None:
+        fill(engine, {b"a": b""})
+        cursor = engine.cursor(DATA)
+        assert cursor.take(5)[0] == [b"a"]
+        assert cursor.take(5) == cursor.take(5) == ([], [])
+
+    def test_stats_name_sizes(self, engine: Engine) -> None:
+        fill(engine, {b"a": b"value"})
+        figures = engine.stats()
+        assert figures
+        assert all(figure >= 0 for figure in figures.values())
+
+    def test_compaction_keeps_what_is_there(self, engine: Engine) -> None:
+        fill(engine, {b"%04d" % number: b"v" * 50 for number in range(500)})
+        write(engine, [("delete_range", b"0100", b"0400")])
+        before = read(engine, take=100)
+        engine.compact(DATA)
+        assert read(engine, take=100) == before
+
+
+class DurableContract(EngineContract):
+    """The rules of engines that keep their bytes on disk."""
+
+    def test_reopening_finds_everything(self, tmp_path: Path) -> None:
+        engine = self.open(tmp_path / "engine")
+        for family in FAMILIES:
+            fill(engine, {b"a": b"1", b"": b"2", b"\xff": b""}, family)
+        engine.sync()
+        engine.close()
+        engine = self.open(tmp_path / "engine")
+        for family in FAMILIES:
+            assert read(engine, family) == [(b"", b"2"), (b"a", b"1"), (b"\xff", b"")]
+        engine.close()
+
+    def test_a_second_opening_is_refused_until_the_first_is_closed(self, tmp_path: Path) -> None:
+        engine = self.open(tmp_path / "engine")
+        fill(engine, {b"%03d" % n: b"" for n in range(100)})
+        held = [engine.cursor(DATA), engine.cursor(RANGES, reverse=True)]
+        held[0].take(3)
+        with pytest.raises(LockedError) as refused:
+            self.open(tmp_path / "engine")
+        assert refused.value.path == str(tmp_path / "engine")
+        engine.close()
+        self.open(tmp_path / "engine").close()  # although cursors are still held
+        assert held
+
+    def test_a_checkpoint_is_independent(self, tmp_path: Path) -> None:
+        engine = self.open(tmp_path / "engine")
+        fill(engine, {b"a": b"1"})
+        engine.sync()
+        engine.checkpoint(tmp_path / "copy")
+        fill(engine, {b"a": b"2"})
+        copy = self.open(tmp_path / "copy")
+        assert copy.get(DATA, b"a") == b"1"
+        fill(copy, {b"b": b""})
+        copy.close()
+        assert read(engine) == [(b"a", b"2")]
+        engine.close()

@@ -1,0 +1,239 @@
+"""RocksDB keeps the contract, and what its own ways of failing become."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import rocksdict as rocks
+
+from kvstore.engine import DATA, META
+from kvstore.engine.rocks import RocksEngine, require_store_directory, salvage
+from kvstore.engine.wal import BLOCK_BYTES, find_damage
+from kvstore.errors import (
+    CorruptionError,
+    FormatVersionError,
+    LockedError,
+    NotAStoreError,
+    StorageError,
+)
+from tests.engine.contract import DurableContract, fill, read
+
+Change = Callable[[bytearray], bytes]
+
+
+class TestRocksEngine(DurableContract):
+    def open(self, path: Path) -> RocksEngine:
+        return RocksEngine(path)
+
+
+# -- damaged blocks ---------------------------------------------------------------------------
+
+
+@pytest.fixture
+def damaged(tmp_path: Path) -> RocksEngine:
+    """An engine with 20,000 rows in one file, whose middle has a flipped bit."""
+    path = tmp_path / "engine"
+    engine = RocksEngine(path)
+    for low in range(0, 20_000, 1000):
+        fill(engine, {b"%06d" % n: os.urandom(100) for n in range(low, low + 1000)})
+    engine.compact(DATA)
+    engine.close()
+    largest = max(path.glob("*.sst"), key=lambda file: file.stat().st_size)
+    content = bytearray(largest.read_bytes())
+    content[len(content) // 2] ^= 1
+    largest.write_bytes(content)
+    return RocksEngine(path)
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+def test_a_pass_over_a_damaged_block_raises_instead_of_ending_early(
+    damaged: RocksEngine, reverse: bool
+) -> None:
+    with pytest.raises(CorruptionError) as found:
+        read(damaged, reverse=reverse, take=1000)
+    assert str(damaged.path) in found.value.where
+    damaged.close()
+
+
+def test_a_pass_beside_a_damaged_block_is_served(damaged: RocksEngine) -> None:
+    assert len(read(damaged, start=b"001000", end=b"002000", take=1000)) == 1000
+    assert len(read(damaged, start=b"018000", end=b"019000", take=999, reverse=True)) == 1000
+    damaged.close()
+
+
+def is_served(engine: RocksEngine, key: bytes) -> bool:
+    try:
+        return engine.get(DATA, key) is not None
+    except CorruptionError:
+        return False
+
+
+def test_gets_and_readers_in_a_damaged_block_raise(damaged: RocksEngine) -> None:
+    wrong = [n for n in range(9_000, 11_000, 10) if not is_served(damaged, b"%06d" % n)]
+    assert wrong
+    ticket, reader = damaged.borrow()
+    reader.seek(b"%06d" % wrong[0])
+    assert not reader.valid()
+    with pytest.raises(CorruptionError):
+        damaged.check(reader)
+    damaged.give_back(ticket, reader)
+    damaged.close()
+
+
+# -- the log ----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def crashed(tmp_path: Path) -> Path:
+    """A store directory as a kill leaves it: 500 synced batches, all in the log."""
+    engine = RocksEngine(tmp_path / "live")
+    for number in range(500):
+        fill(engine, {b"%04d" % number: os.urandom(200)})
+        engine.sync()
+    shutil.copytree(tmp_path / "live", tmp_path / "crashed")
+    engine.close()
+    return tmp_path / "crashed"
+
+
+def change_log(path: Path, change: Change) -> Path:
+    log = max(path.glob("*.log"), key=lambda file: file.stat().st_size)
+    log.write_bytes(change(bytearray(log.read_bytes())))
+    return log
+
+
+def survivors(path: Path) -> int:
+    engine = RocksEngine(path)
+    rows = read(engine, take=100)
+    engine.close()
+    assert [key for key, _ in rows] == [b"%04d" % n for n in range(len(rows))]
+    return len(rows)
+
+
+@pytest.mark.parametrize("lost", [1, 5, 100, 219, 230])
+def test_torn_tail_of_the_log_is_cut(crashed: Path, lost: int) -> None:
+    change_log(crashed, lambda log: bytes(log[:-lost]))
+    assert survivors(crashed) >= 498
+
+
+@pytest.mark.parametrize(
+    "tail",
+    [
+        lambda log: bytes(log) + bytes(100_000),
+        lambda log: bytes(log[:-50]) + bytes(50),
+        lambda log: bytes(log[:-50]) + bytes(50_000),
+        lambda log: bytes(log) + os.urandom(90_000),
+    ],
+    ids=["zeros after", "zeros inside", "zeros inside and after", "garbage after"],
+)
+def test_tail_that_a_power_cut_leaves_is_cut(crashed: Path, tail: Change) -> None:
+    change_log(crashed, tail)
+    assert survivors(crashed) >= 499
+
+
+@pytest.mark.parametrize(
+    "at", [0, 5, 6, 20, 30_000, BLOCK_BYTES, BLOCK_BYTES + 4, BLOCK_BYTES + 40]
+)
+def test_damage_inside_the_log_is_an_error_not_a_silent_loss(crashed: Path, at: int) -> None:
+    def flip(log: bytearray) -> bytes:
+        log[at] ^= 0x10
+        return bytes(log)
+
+    log = change_log(crashed, flip)
+    with pytest.raises(CorruptionError) as found:
+        RocksEngine(crashed)
+    assert found.value.where == str(log)
+    damage = find_damage(crashed)
+    assert damage is not None
+    assert damage.offset <= at
+
+
+def test_a_hole_inside_the_log_is_an_error(crashed: Path) -> None:
+    change_log(crashed, lambda log: bytes(log[:5000]) + bytes(900) + bytes(log[5900:]))
+    with pytest.raises(CorruptionError):
+        RocksEngine(crashed)
+
+
+def test_salvage_keeps_what_precedes_the_damage(crashed: Path) -> None:
+    change_log(crashed, lambda log: bytes(log[:60_000]) + b"x" * 100 + bytes(log[60_100:]))
+    with pytest.raises(CorruptionError):
+        RocksEngine(crashed)
+    salvage(crashed)
+    assert 100 < survivors(crashed) < 300
+
+
+def test_an_intact_log_has_no_damage(crashed: Path) -> None:
+    assert find_damage(crashed) is None
+    assert survivors(crashed) == 500
+
+
+# -- what is there already --------------------------------------------------------------------
+
+
+def test_a_database_of_another_program_is_refused_and_left_alone(tmp_path: Path) -> None:
+    foreign = rocks.Rdict(str(tmp_path / "db"), rocks.Options(raw_mode=True))
+    foreign[b"theirs"] = b"data"
+    foreign.close()
+    with pytest.raises(NotAStoreError) as refused:
+        RocksEngine(tmp_path / "db")
+    assert refused.value.path == str(tmp_path / "db")
+    assert rocks.Rdict.list_cf(str(tmp_path / "db"), rocks.Options()) == ["default"]
+
+
+def test_a_database_with_families_of_a_newer_release_is_refused(tmp_path: Path) -> None:
+    RocksEngine(tmp_path / "db").close()
+    options = rocks.Options(raw_mode=True)
+    options.create_missing_column_families(True)
+    names = rocks.Rdict.list_cf(str(tmp_path / "db"), options)
+    families = {name: rocks.Options(raw_mode=True) for name in [*names, "blobs"]}
+    rocks.Rdict(str(tmp_path / "db"), options, families).close()
+    with pytest.raises(FormatVersionError):
+        RocksEngine(tmp_path / "db")
+
+
+@pytest.mark.parametrize(
+    "left",  # as kills left them
+    [
+        ["rocksdict-config.json"],
+        ["000000.dbtmp", "LOCK", "LOG", "rocksdict-config.json"],
+        ["000001.dbtmp", "IDENTITY", "LOCK", "LOG", "MANIFEST-000001", "rocksdict-config.json"],
+    ],
+)
+def test_a_store_killed_while_it_was_made_can_be_opened(tmp_path: Path, left: list[str]) -> None:
+    (tmp_path / "db").mkdir()
+    for name in left:
+        (tmp_path / "db" / name).touch()
+    RocksEngine(tmp_path / "db").close()
+
+
+def test_a_store_without_families_yet_can_be_opened(tmp_path: Path) -> None:
+    rocks.Rdict(str(tmp_path / "db"), rocks.Options(raw_mode=True)).close()
+    engine = RocksEngine(tmp_path / "db")
+    assert read(engine, META) == []
+    engine.close()
+
+
+def test_only_the_lock_is_reported_as_a_lock(tmp_path: Path) -> None:
+    path = tmp_path / "LOCKED"
+    engine = RocksEngine(path)
+    with pytest.raises(LockedError) as refused:
+        RocksEngine(path)
+    assert refused.value.owner == "this process"
+    with pytest.raises(StorageError):
+        engine.checkpoint(path / "no" / "such" / "place")
+    engine.close()
+
+
+def test_directories_of_other_files_and_files_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    (tmp_path / "locks").mkdir()
+    (tmp_path / "locks" / "LOCKSMITHS").touch()
+    for path in (tmp_path, tmp_path / "notes.txt", tmp_path / "locks"):
+        with pytest.raises(NotAStoreError):
+            require_store_directory(path, create=True)
+    with pytest.raises(NotAStoreError):
+        require_store_directory(tmp_path / "nothing", create=False)
+    assert (tmp_path / "notes.txt").read_text() == "mine"

@@ -1,0 +1,384 @@
+"""Feeds: positions, fencing, budgets, following, and workers that share one."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+import kvstore
+from kvstore import Feed, FeedBatch, ManualClock, Position, Store, Timestamp
+from kvstore.errors import (
+    ClosedError,
+    FencedError,
+    HistoryGoneError,
+    HoldLostError,
+    KVStoreError,
+    NotYetWrittenError,
+    PoisonedError,
+    StorageError,
+    UsageError,
+)
+
+WAIT_S = 30.0
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock(10**15)
+
+
+@pytest.fixture
+def store(tmp_path: Path, clock: ManualClock) -> Iterator[Store]:
+    with kvstore.open(tmp_path / "s", durability="async", clock=clock) as opened:
+        yield opened
+
+
+def keys(batches: list[FeedBatch] | Feed) -> list[bytes]:
+    return [event.key for batch in batches for event in batch.events]
+
+
+class Follower:
+    """A consumer that follows in a thread of its own; `wait` returns when it has seen enough."""
+
+    def __init__(self, feed: Feed, *, heartbeat: float | None = None) -> None:
+        self.batches: list[FeedBatch] = []
+        self.error: KVStoreError | None = None
+        self._changed = threading.Condition()
+        self._feed, self._heartbeat = feed, heartbeat
+        self.thread = threading.Thread(target=self._run, daemon=True)
+        self.thread.start()
+
+    def _run(self) -> None:
+        try:
+            for batch in self._feed.batches(follow=True, heartbeat=self._heartbeat):
+                with self._changed:
+                    self.batches.append(batch)
+                    self._changed.notify_all()
+        except KVStoreError as error:
+            with self._changed:
+                self.error = error
+                self._changed.notify_all()
+
+    def wait(self, until: Callable[[Follower], bool]) -> None:
+        with self._changed:
+            assert self._changed.wait_for(lambda: until(self), WAIT_S)
+
+    def wait_error(self) -> KVStoreError:
+        self.wait(lambda follower: follower.error is not None)
+        assert self.error is not None
+        return self.error
+
+
+# -- positions ------------------------------------------------------------------------------
+
+
+def test_a_feed_goes_on_where_it_last_acked(store: Store, tmp_path: Path) -> None:
+    store.put(b"a", b"1")
+    feed = store.feed("f", start=0)
+    for batch in feed:
+        feed.ack(batch)
+    store.put(b"b", b"1")
+    assert keys(store.feed("f")) == [b"b"], "what was not acked comes again"
+    assert keys(store.feed("f")) == [b"b"]
+    store.close()
+    with kvstore.open(tmp_path / "s", durability="async") as store:
+        assert keys(store.feed("f")) == [b"b"]
+
+
+def test_now_begins_after_all_that_is_there(store: Store) -> None:
+    store.put(b"a", b"1")
+    feed = store.feed("f", start="now")
+    store.put(b"b", b"1")
+    assert keys(feed) == [b"b"]
+
+
+def test_start_takes_times_as_every_other_call_does(store: Store) -> None:
+    stamp = store.put(b"a", b"1")
+    store.put(b"b", b"1")
+    assert keys(store.feed("f", start=stamp)) == [b"b"]
+    assert keys(store.feed("f", start=str(Timestamp(stamp - 1)))) == [b"a", b"b"]
+
+
+def test_the_last_batch_of_a_window_is_resolved_up_to_now(store: Store) -> None:
+    stamp = store.put(b"a", b"1")
+    feed = store.feed("f", start=0)
+    *_, last = feed
+    assert stamp <= last.resolved < store.durable
+    assert list(feed) == [] or keys(list(feed)) == []
+
+
+def test_a_feed_never_hands_out_what_is_not_durable(store: Store) -> None:
+    store.put(b"a", b"1")
+    for batch in store.feed("f", start=0):
+        assert all(event.timestamp < store.durable for event in batch.events)
+
+
+def test_an_abandoned_pass_goes_on_after_the_last_batch_delivered(store: Store) -> None:
+    for number in range(5):
+        store.put(b"%d" % number, b"1")
+    feed = store.feed("f", start=0, batch_rows=2)
+    first = next(iter(feed.batches()))
+    assert keys([first]) == [b"0", b"1"]
+    assert keys(list(feed)) == [b"2", b"3", b"4"]
+
+
+def test_acking_ahead_of_delivery_is_refused_and_behind_is_nothing(store: Store) -> None:
+    store.put(b"a", b"1")
+    feed = store.feed("f", start=0)
+    with pytest.raises(UsageError):
+        feed.ack(Position(Timestamp(store.upper + 5)))
+    first, *_ = list(feed)
+    feed.ack(first)
+    held = feed.acked
+    feed.ack(Position(Timestamp(0)))
+    assert feed.acked == held
+
+
+def test_a_feed_keeps_history_for_its_consumer(store: Store) -> None:
+    first = store.put(b"a", b"1")
+    feed = store.feed("f", start=first)
+    store.put(b"a", b"2")
+    last = store.put(b"a", b"3")
+    store.gc(before=last)
+    assert store.since <= first
+    assert [event.value for batch in feed for event in batch.events] == [b"2", b"3"]
+    feed.ack(feed.position)
+    store.gc(before=last)
+    assert store.since == last
+
+
+def test_batches_are_bounded_in_rows_and_bytes(store: Store) -> None:
+    for number in range(10):
+        store.put(b"%d" % number, b"x" * 100)
+    rows = list(store.feed("rows", start=0, batch_rows=3))
+    assert max(len(batch.events) for batch in rows) == 3
+    size = list(store.feed("bytes", start=0, batch_bytes=150))
+    assert max(len(batch.events) for batch in size) == 2
+    assert keys(rows) == keys(size)
+
+
+# -- fencing and budgets --------------------------------------------------------------------
+
+
+def test_the_newer_of_two_consumers_fences_the_older(store: Store) -> None:
+    older = store.feed("f", start=0)
+    store.put(b"a", b"1")
+    passing = older.batches()
+    newer = store.feed("f")
+    with pytest.raises(FencedError):
+        next(passing)
+    with pytest.raises(FencedError):
+        older.ack(Position(Timestamp(0)))
+    assert keys(newer) == [b"a"]
+
+
+def test_a_waiting_consumer_hears_at_once_that_it_was_fenced(store: Store) -> None:
+    older = Follower(store.feed("f", start=0))
+    store.put(b"a", b"1")
+    older.wait(lambda follower: keys(follower.batches) == [b"a"])
+    store.feed("f")
+    assert isinstance(older.wait_error(), FencedError)
+
+
+def test_a_consumer_over_its_budget_gets_a_definite_error(store: Store, clock: ManualClock) -> None:
+    feed = store.feed("slow", start=0, max_age=timedelta(seconds=10))
+    store.put(b"a", b"1")
+    clock.advance(60 * 10**9)
+    store.put(b"a", b"2")
+    store.gc(before=store.upper - 1)
+    with pytest.raises(HoldLostError):
+        list(feed)
+    with pytest.raises(HoldLostError):
+        store.feed("slow")
+    assert keys(store.feed("slow", start="now")) == []
+
+
+def test_a_budget_outlives_a_restart_of_the_consumer(store: Store) -> None:
+    store.feed("f", start=0, max_age=timedelta(seconds=10))
+    store.feed("f")
+    (record,) = store.holds()
+    assert record.max_age_ns == 10 * 10**9
+
+
+# -- following ------------------------------------------------------------------------------
+
+
+def test_following_catches_up_and_goes_live_without_a_seam(store: Store) -> None:
+    for number in range(50):
+        store.put(b"%d" % number, b"1")
+    follower = Follower(store.feed("f", start=0, batch_rows=7))
+    for number in range(50, 120):
+        store.put(b"%d" % number, b"1")
+    follower.wait(lambda f: len(keys(f.batches)) == 120)
+    assert keys(follower.batches) == [b"%d" % number for number in range(120)]
+    resolved = [batch.resolved for batch in follower.batches]
+    assert resolved == sorted(resolved)
+
+
+def test_one_commit_wakes_a_waiting_follower(store: Store) -> None:
+    follower = Follower(store.feed("f", start="now"))
+    for number in range(20):
+        store.put(b"%d" % number, b"1")
+        follower.wait(lambda f, number=number: len(keys(f.batches)) == number + 1)  # type: ignore[misc]
+
+
+def test_an_idle_store_moves_resolved_on_with_each_heartbeat(
+    store: Store, clock: ManualClock
+) -> None:
+    follower = Follower(store.feed("f", start="now"), heartbeat=0.001)
+    clock.advance(5 * 10**9)
+    at = clock.wall_ns()
+    follower.wait(lambda f: any(batch.resolved >= at for batch in f.batches))
+    assert keys(follower.batches) == []
+
+
+def test_followers_do_not_wake_for_nothing(store: Store) -> None:
+    """No polling: without a commit, a record or a heartbeat the wait is entered once."""
+    waits: list[int] = []
+    waiting = threading.Event()
+    wait = store._committer.wait_published
+
+    def counted(above: int, **how: object) -> None:
+        waits.append(above)
+        waiting.set()
+        wait(above, **how)  # type: ignore[arg-type]
+
+    store._committer.wait_published = counted  # type: ignore[method-assign]
+    follower = Follower(store.feed("f", start="now"))
+    assert waiting.wait(WAIT_S)
+    store.put(b"a", b"1")
+    follower.wait(lambda f: keys(f.batches) == [b"a"])
+    assert len(waits) <= 2
+
+
+def test_a_follower_ends_with_an_error_when_the_store_closes(tmp_path: Path) -> None:
+    store = kvstore.open(tmp_path / "s", durability="async")
+    follower = Follower(store.feed("f", start=0))
+    store.put(b"a", b"1")
+    follower.wait(lambda f: keys(f.batches) == [b"a"])
+    store.close()
+    assert isinstance(follower.wait_error(), ClosedError)
+
+
+def test_a_follower_ends_with_an_error_when_a_write_fails(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    follower = Follower(store.feed("f", start=0))
+    store.put(b"a", b"1")
+    follower.wait(lambda f: keys(f.batches) == [b"a"])
+
+    def fail(_: object) -> None:
+        raise StorageError("the disk went away")
+
+    monkeypatch.setattr(store._engine, "write", fail)
+    with pytest.raises(StorageError):
+        store.put(b"b", b"1")
+    assert isinstance(follower.wait_error(), PoisonedError)
+
+
+def test_a_closed_feed_stops_and_keeps_its_position(store: Store) -> None:
+    with store.feed("f", start=0) as feed:
+        store.put(b"a", b"1")
+    with pytest.raises(ClosedError):
+        list(feed)
+    assert keys(store.feed("f")) == [b"a"]
+
+
+# -- sharing --------------------------------------------------------------------------------
+
+
+def test_workers_share_a_feed_and_each_has_its_position(store: Store) -> None:
+    store.reshard(4)
+    for number in range(40):
+        store.put(b"%d" % number, b"1")
+    first = store.feed("g", start=0, streams=(0, 2))
+    second = store.feed("g", streams=(1, 2))  # the first worker began it for all
+    mine = keys(first)
+    first.ack(first.position)
+    assert sorted(mine + keys(second)) == sorted(b"%d" % number for number in range(40))
+    assert keys(store.feed("g", streams=(0, 2))) == []
+    assert len(keys(store.feed("g", streams=(1, 2)))) == 40 - len(mine)
+    assert len(store.holds()) == 2
+
+
+def test_history_waits_for_workers_that_have_not_come_yet(store: Store) -> None:
+    store.reshard(2)
+    first = store.feed("g", start=0, streams=(0, 2))
+    store.put(b"a", b"1")
+    last = store.put(b"a", b"2")
+    list(first)
+    first.ack(first.position)
+    store.gc(before=last)
+    assert store.since == 0
+    assert set(keys(store.feed("g", streams=(1, 2))) + keys(store.feed("x", start=0))) == {b"a"}
+
+
+def test_another_number_of_workers_takes_over_from_the_least_position(store: Store) -> None:
+    store.reshard(3)
+    stamps = [store.put(b"%d" % number, b"1") for number in range(30)]
+    former = [store.feed("g", start=0, streams=(worker, 2)) for worker in range(2)]
+    list(former[0])
+    former[0].ack(former[0].position)
+    for batch in former[1].batches():
+        former[1].ack(Position(stamps[9]))
+        assert batch
+        break
+    fresh = [store.feed("g", streams=(worker, 3)) for worker in range(3)]
+    assert sorted(key for feed in fresh for key in keys(feed)) == sorted(
+        b"%d" % number for number in range(10, 30)
+    )
+    for feed in former:
+        with pytest.raises(FencedError):
+            feed.ack(feed.position)
+    assert len(store.holds()) == 3
+
+
+# -- bad input ------------------------------------------------------------------------------
+
+
+def test_bad_calls_are_refused(store: Store) -> None:
+    with pytest.raises(UsageError, match="no feed 'unknown'"):
+        store.feed("unknown")
+    with pytest.raises(UsageError, match="no feed 'unknown'"):
+        store.drop_feed("unknown")
+    for name in ("", "a/b", "a\n", 5):
+        with pytest.raises(UsageError):
+            store.feed(name, start=0)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="2 workers for 1 stream"):
+        store.feed("f", start=0, streams=(0, 2))
+    for streams in ((2, 2), (-1, 1), (0, 0)):
+        with pytest.raises(UsageError):
+            store.feed("f", start=0, streams=streams)
+    for wrong in ({"images": "all"}, {"expand": "x"}, {"batch_rows": 0}, {"batch_bytes": 0}):
+        with pytest.raises(UsageError):
+            store.feed("f", start=0, **wrong)  # type: ignore[arg-type]
+    with pytest.raises(NotYetWrittenError):
+        store.feed("f", start=store.upper + 10**15)
+    feed = store.feed("f", start=0)
+    with pytest.raises(UsageError):
+        feed.batches(heartbeat=0)
+    assert [record.name for record in store.holds()] == ["feed/f"], "nothing was left behind"
+
+
+def test_a_position_below_since_is_refused(store: Store) -> None:
+    first = store.put(b"a", b"1")
+    last = store.put(b"a", b"2")
+    store.gc(before=last)
+    for start in (first, Position(first, 3)):
+        with pytest.raises(HistoryGoneError):
+            store.feed("f", start=start)
+    assert store.holds() == []
+
+
+def test_a_dropped_feed_lets_history_go_and_fences(store: Store) -> None:
+    feed = store.feed("f", start=0)
+    store.drop_feed("f")
+    assert store.holds() == []
+    with pytest.raises(FencedError):
+        list(feed)
+    with pytest.raises(UsageError):
+        store.feed("f")

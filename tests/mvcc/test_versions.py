@@ -1,0 +1,170 @@
+"""The explicit-timestamp layer: reads at any time, and writes that refuse to land in the past."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from kvstore.engine import Engine
+from kvstore.engine.memory import MemoryEngine
+from kvstore.engine.rocks import RocksEngine
+from kvstore.errors import UsageError, WriteTooOldError
+from kvstore.mvcc import RangeTombstone, Versions, WriteSet
+from kvstore.span import Span
+from kvstore.timestamp import TIMESTAMP_MAX
+from tests.harness.model import Model
+from tests.harness.strategies import KEYS, bounds, keys, ops, spans
+
+lenient = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+@pytest.fixture(params=[RocksEngine, MemoryEngine])
+def engine(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Engine]:
+    engine = request.param(tmp_path / "engine")
+    yield engine
+    engine.close()
+
+
+def emptied(engine: Engine) -> Versions:
+    batch = engine.batch()
+    for family in ("data", "ranges"):
+        batch.delete_range(b"", b"\xff\xff\xff", engine.families[family])
+    engine.write(batch)
+    return Versions(engine)
+
+
+def write_set(writes: list[Any]) -> WriteSet:
+    made = WriteSet()
+    for op, *args in writes:
+        getattr(made, op)(*(arg for arg in args if arg is not None))
+    return made
+
+
+def rows(versions: Versions, span: Span, as_of: int, *, reverse: bool = False) -> list[Any]:
+    chunks = versions.scan(span, as_of, reverse=reverse)
+    return [row for chunk in chunks for row in zip(*chunk, strict=True)]
+
+
+@lenient
+@given(st.lists(ops, max_size=8), st.data())
+def test_reads_and_differences_are_the_models(
+    engine: Engine, history: list[list[Any]], data: st.DataObject
+) -> None:
+    versions, model = emptied(engine), Model()
+    for index, writes in enumerate(history):
+        versions.apply(write_set(writes), at=2 * index + 2)
+        model.batch(2 * index + 2, writes)
+    versions.view.fragments._check()
+    assert Versions(engine).view == versions.view  # what is loaded is what was published
+    newest = 2 * len(history) + 1
+    as_of = data.draw(st.integers(0, newest))
+    start, end = data.draw(bounds)
+    span = Span(start, end)
+    state = sorted(row for row in model.state(as_of).items() if row[0] in span)
+    assert rows(versions, span, as_of) == state
+    assert rows(versions, span, as_of, reverse=True) == state[::-1]
+    for key in KEYS:
+        assert versions.get(key, as_of) == model.get(key, as_of)
+        assert [v[1:] for v in versions.history(key)] == [e[:2] for e in model.events(key)]
+    since, latest = data.draw(st.integers(0, as_of)), data.draw(st.booleans())
+    found = list(versions.diff(span, since=since, upto=as_of, latest=latest))
+    expected = model.changes(since, as_of, start, end, latest=latest)
+    expected.sort(key=lambda row: (row[2], row[1] != "delete_range", row[0]))
+    assert found == [
+        RangeTombstone(key, last, t) if op == "delete_range" else (key, t, value)
+        for t, op, key, last, value in expected
+    ]
+
+
+@lenient
+@given(st.lists(st.tuples(ops, st.integers(1, 12)), max_size=10))
+def test_a_write_is_refused_exactly_where_something_lies_at_or_above(
+    engine: Engine, attempts: list[tuple[list[Any], int]]
+) -> None:
+    versions = emptied(engine)
+    done: list[tuple[int, WriteSet]] = []
+    for writes, at in attempts:
+        made = write_set(writes)
+        made.seal()
+        in_the_way = [old for old in done if old[0] >= at and overlap(old[1], made)]
+        if not in_the_way:
+            versions.apply(made, at=at)
+            done.append((at, made))
+            continue
+        before = [versions.history(key) for key in KEYS]
+        with pytest.raises(WriteTooOldError) as refused:
+            versions.apply(made, at=at)
+        assert refused.value.timestamp == at
+        assert at < refused.value.least <= max(t for t, _ in in_the_way) + 1
+        assert [versions.history(key) for key in KEYS] == before
+
+
+def overlap(old: WriteSet, new: WriteSet) -> bool:
+    """Whether some key is said something of by both, brute force over the keys and ranges."""
+
+    def meets(a: WriteSet, b: WriteSet) -> bool:
+        points = any(start <= key < end for key in a.points for start, end in b.ranges)
+        both = any(s < e2 and s2 < e for s, e in a.ranges for s2, e2 in b.ranges)
+        return points or both or bool(a.points.keys() & b.points.keys())
+
+    return meets(old, new) or meets(new, old)
+
+
+@pytest.mark.parametrize("write", ["put", "delete"])
+def test_an_equal_time_counts_as_newer(engine: Engine, write: str) -> None:
+    versions = Versions(engine)
+    versions.put(b"k", b"v", at=5)
+    with pytest.raises(WriteTooOldError) as refused:
+        versions.put(b"k", b"w", at=5) if write == "put" else versions.delete(b"k", at=5)
+    assert (refused.value.key, refused.value.timestamp, refused.value.least) == (b"k", 5, 6)
+    versions.put(b"k", b"w", at=refused.value.least)
+
+
+def test_a_range_refusal_names_the_first_offender_clamped_to_the_span(engine: Engine) -> None:
+    versions = Versions(engine)
+    versions.delete_range(b"a", b"f", at=5)
+    versions.put(b"g", b"v", at=9)
+    with pytest.raises(WriteTooOldError) as refused:
+        versions.delete_range(b"c", b"h", at=4)
+    assert (refused.value.key, refused.value.least) == (b"c", 10)
+
+
+def test_dead_keys_are_in_the_way_too(engine: Engine) -> None:
+    versions = Versions(engine)
+    versions.put(b"k", b"v", at=2)
+    versions.delete(b"k", at=7)
+    with pytest.raises(WriteTooOldError):
+        versions.delete_range(b"a", b"z", at=7)
+
+
+@pytest.mark.parametrize("at", [0, -1, TIMESTAMP_MAX + 1])
+def test_times_outside_the_timeline_are_refused(engine: Engine, at: int) -> None:
+    with pytest.raises(UsageError):
+        Versions(engine).put(b"k", b"v", at=at)
+    assert Versions(engine).history(b"k") == []
+
+
+def test_the_last_time_there_is_can_be_written_and_read(engine: Engine) -> None:
+    versions = Versions(engine)
+    versions.put(b"k", b"v", at=TIMESTAMP_MAX)
+    versions.delete_range(b"x", b"z", at=TIMESTAMP_MAX)
+    assert versions.get(b"k", TIMESTAMP_MAX) == b"v"
+    assert versions.get(b"k", TIMESTAMP_MAX - 1) is None
+    assert [d[-1] for d in versions.diff(Span(), since=1)] == [b"v", TIMESTAMP_MAX]
+
+
+@given(keys, spans, ops)
+def test_sealing_twice_is_sealing_once(key: bytes, span: list[bytes], writes: list[Any]) -> None:
+    made = write_set(writes)
+    made.seal()
+    points, ranges = dict(made.points), list(made.ranges)
+    made.seal()
+    assert (made.points, made.ranges) == (points, ranges)
+    for low, high in pairwise(ranges):
+        assert low[1] < high[0]

@@ -1,0 +1,90 @@
+"""Storage by address, and that the layers of this package stay apart."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from obstore.store import ObjectStore
+
+import backup.shard
+from backup.shard.blob import FileBlob
+from backup.shard.storage import Storage, open_storage
+from kvstore.errors import UsageError
+from tests.shard.test_shard import open_shard, read, write
+
+
+def lives(first: Storage, second: Storage) -> None:
+    write(open_shard(*first), 5)
+    assert read(open_shard(*second, create=False), 4) == {b"k": b"v5"}
+
+
+def test_a_path_and_its_file_url_are_the_same_storage(tmp_path: Path) -> None:
+    lives(open_storage(tmp_path / "a b"), open_storage(f"file://{tmp_path}/a%20b"))
+    assert isinstance(open_storage(str(tmp_path)).blob, FileBlob)
+
+
+def test_memory_is_shared_by_name() -> None:
+    lives(open_storage("memory://one"), open_storage("memory://one/"))
+    assert open_storage("memory://two").consensus.list_keys() == []
+
+
+def test_an_s3_url_is_an_object_store(s3_server: str, s3_bucket: Callable[[], ObjectStore]) -> None:
+    bucket = s3_bucket().config["bucket"]  # type: ignore[attr-defined]
+    options = {
+        "endpoint": s3_server,
+        "access_key_id": "test",
+        "secret_access_key": "test",
+        "region": "us-east-1",
+        "client_options": {"allow_http": True},
+    }
+    url = f"s3://{bucket}/some/path"
+    lives(open_storage(url, **options), open_storage(url, **options))
+
+
+@pytest.mark.parametrize("url", ["ftp://x/y", "file://host/path", "nonsense://"])
+def test_an_address_that_is_not_understood_is_refused(url: str) -> None:
+    with pytest.raises(UsageError):
+        open_storage(url)
+
+
+def test_local_files_take_no_options(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="region"):
+        open_storage(tmp_path, region="x")
+
+
+def imports(path: Path) -> set[str]:
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0
+            found.add(node.module or "")
+    return found
+
+
+PACKAGE = Path(backup.shard.__file__).parent
+MODULES = {path.stem: imports(path) for path in PACKAGE.glob("*.py")}
+
+
+def test_obstore_is_imported_by_the_object_store_alone() -> None:
+    users = {name for name, found in MODULES.items() if any(i.startswith("obstore") for i in found)}
+    assert users == {"object_store"}
+
+
+def test_the_machine_knows_no_storage_no_clock_and_no_arrow() -> None:
+    pure = {"frontier", "state", "commands", "tiers", "machine"}
+    allowed = {f"backup.shard.{name}" for name in pure} | {"backup.shard"}
+    for name in pure:
+        ours = {i for i in MODULES[name] if i.startswith("backup")}
+        assert ours <= allowed, name
+        assert not {i for i in MODULES[name] if i.startswith(("pyarrow", "numpy", "time", "os"))}
+
+
+def test_nothing_here_reaches_up_or_sideways() -> None:
+    for name, found in MODULES.items():
+        ours = {i for i in found if i.split(".")[0] in ("backup", "bulk", "spark_connector")}
+        assert all(i.startswith("backup.shard") for i in ours), name

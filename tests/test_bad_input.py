@@ -1,0 +1,418 @@
+"""Bad input gets an error of the tree with its facts, and nothing is lost or half-done.
+
+Staged imports and collections have their own in `tests/bulk` and `tests/backup`, full disks in
+`tests/crash`.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import bulk
+import kvstore
+from kvstore.engine import META
+from kvstore.engine.rocks import RocksEngine
+from kvstore.errors import (
+    ClosedError,
+    CorruptionError,
+    FormatVersionError,
+    HistoryGoneError,
+    ImportRefusedError,
+    LockedError,
+    NotAStoreError,
+    NotYetWrittenError,
+    UsageError,
+)
+from kvstore.limits import KEY_BYTES_MAX
+from kvstore.meta import FORMAT
+from kvstore.store import Store
+from kvstore.timestamp import TIMESTAMP_MAX
+
+NOW = 1_000_000
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    clock = kvstore.ManualClock(NOW)
+    with kvstore.open(tmp_path / "store", durability="async", clock=clock) as store:
+        store.put(b"k", b"v")
+        yield store
+
+
+@pytest.fixture(scope="module")
+def unmoved(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
+    """One store for all calls that must change nothing."""
+    path = tmp_path_factory.mktemp("unmoved") / "store"
+    with kvstore.open(path, durability="async", clock=kvstore.ManualClock(NOW)) as store:
+        store.put(b"k", b"v")
+        yield store
+
+
+def whole(store: Store) -> Any:
+    return dict(store.scan()), store.history(b"k"), list(store.changes(0)), store.upper
+
+
+def batch_with(op: str, *arguments: Any) -> Callable[[Store], None]:
+    def run(store: Store) -> None:
+        with store.batch() as batch:
+            batch.put(b"lost", b"1")
+            getattr(batch, op)(*arguments)
+
+    return run
+
+
+WRONG_TYPES: dict[str, Callable[[Store], Any]] = {
+    "put key text": lambda s: s.put("k", b"v"),
+    "put key none": lambda s: s.put(None, b"v"),
+    "put key bytearray": lambda s: s.put(bytearray(b"k"), b"v"),
+    "put value text": lambda s: s.put(b"k", "v"),
+    "put value none": lambda s: s.put(b"k", None),
+    "put durability": lambda s: s.put(b"k", b"v", durability="maybe"),
+    "delete key": lambda s: s.delete(7),
+    "delete_range start": lambda s: s.delete_range("a", b"z"),
+    "delete_range end": lambda s: s.delete_range(b"a", "z"),
+    "delete_range open": lambda s: s.delete_range(b"a", None),
+    "get key": lambda s: s.get("k"),
+    "get as_of float": lambda s: s.get(b"k", 1.5),
+    "get as_of bool": lambda s: s.get(b"k", True),
+    "get as_of text": lambda s: s.get(b"k", "yesterday"),
+    "get as_of without a zone": lambda s: s.get(b"k", datetime(2020, 1, 1)),  # noqa: DTZ001
+    "get_many of bytes": lambda s: s.get_many(b"keys"),
+    "get_many of text": lambda s: s.get_many(["k"]),
+    "scan start": lambda s: s.scan("a"),
+    "scan prefix": lambda s: s.scan(prefix="a"),
+    "scan prefix and start": lambda s: s.scan(b"a", prefix=b"a"),
+    "scan limit negative": lambda s: s.scan(limit=-1),
+    "scan limit text": lambda s: s.scan(limit="1"),
+    "scan limit float": lambda s: s.scan(limit=1.0),
+    "scan_batches rows": lambda s: s.scan_batches(batch_rows=0),
+    "scan_batches rows text": lambda s: s.scan_batches(batch_rows="many"),
+    "history key": lambda s: s.history("k"),
+    "changes since none": lambda s: s.changes(None),
+    "changes revisions": lambda s: s.changes(0, revisions="some"),
+    "changes order": lambda s: s.changes(0, order="size"),
+    "changes upside down": lambda s: s.changes(NOW, NOW - 1),
+    "changes prefix": lambda s: s.changes(0, prefix="k"),
+    "snapshot": lambda s: s.snapshot("never"),
+    "hold name": lambda s: s.hold(7),
+    "hold empty name": lambda s: s.hold(""),
+    "hold name with a newline": lambda s: s.hold("a\nb"),
+    "hold at": lambda s: s.hold("h", at="never"),
+    "hold max_age": lambda s: s.hold("h", max_age=60),
+    "revert_import unknown": lambda s: s.revert_import(7),
+    "revert_import text": lambda s: s.revert_import("7"),
+    "abort_import text": lambda s: s.abort_import("7"),
+    "checkpoint where something is": lambda s: s.checkpoint(s.path),
+    "batch put": batch_with("put", b"a", None),
+    "batch put text": batch_with("put", "a", b""),
+    "batch delete": batch_with("delete", None),
+    "batch empty range": batch_with("delete_range", b"b", b"a"),
+    "empty span": lambda s: s.delete_range(b"b", b"b"),
+    "inverted span": lambda s: s.delete_range(b"b", b"a"),
+    "inverted scan": lambda s: s.scan(b"b", b"a"),
+    "inverted changes": lambda s: s.changes(0, start=b"b", end=b"a"),
+    "clear_range inverted": lambda s: s.clear_range(b"b", b"a"),
+    "clear_range text": lambda s: s.clear_range("a", "b"),
+    "revert_range inverted": lambda s: s.revert_range(b"b", b"a", to=NOW),
+    "revert_range text": lambda s: s.revert_range(b"a", b"b", to="then"),
+    "gc of nothing": lambda s: s.gc(),
+    "gc of both": lambda s: s.gc(before=NOW, keep=timedelta(1)),
+    "gc keep text": lambda s: s.gc(keep="1 day"),
+    "gc keep negative": lambda s: s.gc(keep=timedelta(-1)),
+    "gc before text": lambda s: s.gc(before="then"),
+    "put_if value": lambda s: s.put_if(b"k", "v", expected=b"v"),
+    "put_if expected": lambda s: s.put_if(b"k", b"w", expected="v"),
+    "reshard none": lambda s: s.reshard(0),
+    "reshard text": lambda s: s.reshard("two"),
+    "feed name": lambda s: s.feed(7),
+    "transaction durability": lambda s: s.transaction(durability="maybe"),
+    "key too long": lambda s: s.put(b"k" * (KEY_BYTES_MAX + 1), b""),
+    "time below zero": lambda s: s.get(b"k", -1),
+    "time past the end": lambda s: s.get(b"k", TIMESTAMP_MAX + 1),
+    "batch durability": lambda s: s.batch(durability="maybe"),
+    "ingest on_conflict": lambda s: bulk.ingest(s, "nowhere", on_conflict="sometimes"),
+}
+
+
+@pytest.mark.parametrize("call", WRONG_TYPES.values(), ids=WRONG_TYPES.keys())
+def test_wrong_calls_are_usage_errors_and_change_nothing(
+    unmoved: Store, call: Callable[[Store], Any]
+) -> None:
+    before = whole(unmoved)
+    with pytest.raises(UsageError) as refused:
+        call(unmoved)
+    assert str(refused.value)
+    assert whole(unmoved) == before
+
+
+# -- times ------------------------------------------------------------------------------------
+
+READS: dict[str, Callable[[Store, int], Any]] = {
+    "get": lambda s, t: s.get(b"k", t),
+    "get_many": lambda s, t: s.get_many([b"k"], t),
+    "scan": lambda s, t: s.scan(as_of=t),
+    "scan_batches": lambda s, t: s.scan_batches(as_of=t),
+    "snapshot": lambda s, t: s.snapshot(t),
+    "changes upto": lambda s, t: s.changes(0, t, revisions="latest"),
+    "changes since": lambda s, t: s.changes(t),
+    "hold": lambda s, t: s.hold("h", at=t),
+}
+
+
+@pytest.mark.parametrize("read", READS.values(), ids=READS.keys())
+def test_the_future_is_not_yet_written(store: Store, read: Callable[[Store, int], Any]) -> None:
+    with pytest.raises(NotYetWrittenError) as refused:
+        read(store, NOW + 1000)
+    assert refused.value.as_of == NOW + 1000
+    assert refused.value.upper == store.upper <= NOW + 1000
+    read(store, store.upper - 1)
+
+
+@pytest.mark.parametrize("read", READS.values(), ids=READS.keys())
+def test_below_since_history_is_gone(store: Store, read: Callable[[Store, int], Any]) -> None:
+    since = store.put(b"k", b"w")
+    store._committer.move_since(since)
+    with pytest.raises(HistoryGoneError) as refused:
+        read(store, since - 1)
+    assert (refused.value.as_of, refused.value.since) == (since - 1, since)
+    read(store, since)
+
+
+# -- closed and locked ------------------------------------------------------------------------
+
+CALLS: dict[str, Callable[[Store], Any]] = {
+    "put": lambda s: s.put(b"k", b""),
+    "delete": lambda s: s.delete(b"k"),
+    "delete_range": lambda s: s.delete_range(b"a", b"b"),
+    "batch": lambda s: s.batch(),
+    "get": lambda s: s.get(b"k"),
+    "get_many": lambda s: s.get_many([]),
+    "scan": lambda s: s.scan(),
+    "scan_batches": lambda s: s.scan_batches(),
+    "history": lambda s: s.history(b"k"),
+    "changes": lambda s: s.changes(0),
+    "snapshot": lambda s: s.snapshot(),
+    "hold": lambda s: s.hold("h"),
+    "sync": lambda s: s.sync(),
+    "with": lambda s: s.__enter__(),
+    "checkpoint": lambda s: s.checkpoint("elsewhere"),
+}
+
+
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS.keys())
+def test_a_closed_store_refuses_every_call(tmp_path: Path, call: Callable[[Store], Any]) -> None:
+    store = kvstore.open(tmp_path / "store")
+    store.close()
+    store.close()
+    with pytest.raises(ClosedError):
+        call(store)
+
+
+def test_what_was_open_when_the_store_closed_raises_and_never_ends_early(tmp_path: Path) -> None:
+    with kvstore.open(tmp_path / "store", durability="async") as store:
+        with store.batch() as batch:
+            for number in range(1000):
+                batch.put(b"%06d" % number, b"v")
+        scan, changes = store.scan(), store.changes(0, order="time")
+        snapshot, later = store.snapshot(), store.batch()
+        next(scan)
+    with pytest.raises(ClosedError):
+        list(scan)
+    with pytest.raises(ClosedError):
+        list(changes)
+    with pytest.raises(ClosedError):
+        snapshot.get(b"000001")
+    with pytest.raises(ClosedError), later:
+        later.put(b"k", b"v")
+    snapshot.close()
+    with pytest.raises(ClosedError):
+        snapshot.get(b"000001")
+    with pytest.raises(ClosedError):
+        later.put(b"k", b"v")
+
+
+def test_another_process_is_refused_while_the_store_is_open(store: Store) -> None:
+    code = (
+        "import sys, kvstore\n"
+        "from kvstore.errors import LockedError\n"
+        "try: kvstore.open(sys.argv[1])\n"
+        "except LockedError as error: print(error.path, error.owner, sep='|')\n"
+    )
+    ran = subprocess.run(
+        [sys.executable, "-c", code, str(store.path)], capture_output=True, text=True, check=True
+    )
+    assert ran.stdout.strip() == f"{store.path}|another process"
+    assert store.get(b"k") == b"v"
+    with pytest.raises(LockedError) as refused:
+        kvstore.open(str(store.path))
+    assert refused.value.owner == "this process"
+    store.put(b"still", b"here")
+
+
+# -- what lies at the path --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "names"),
+    [
+        ({"engine": "papyrus"}, "engine='papyrus'"),
+        ({"durability": "maybe"}, "durability='maybe'"),
+        ({"create": False}, "is not usable"),
+    ],
+)
+def test_options_of_open_are_checked_before_anything_is_made(
+    tmp_path: Path, options: dict[str, Any], names: str
+) -> None:
+    with pytest.raises(UsageError, match=names):
+        kvstore.open(tmp_path / "store", **options)
+    assert not (tmp_path / "store").exists()
+
+
+def test_a_path_that_is_no_store_is_refused_and_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "letters").mkdir()
+    (tmp_path / "letters" / "draft.txt").write_text("dear")
+    for path in (tmp_path / "letters", tmp_path / "letters" / "draft.txt"):
+        with pytest.raises(NotAStoreError) as refused:
+            kvstore.open(path)
+        assert refused.value.path == str(path)
+        assert refused.value.found
+    assert [file.name for file in (tmp_path / "letters").iterdir()] == ["draft.txt"]
+    (tmp_path / "broken").symlink_to(tmp_path / "letters" / "draft.txt")
+    with pytest.raises(NotAStoreError):
+        kvstore.open(tmp_path / "broken")
+
+
+def rewrite_meta(path: Path, name: str, change: Callable[[dict[str, Any]], None] | None) -> None:
+    engine = RocksEngine(path)
+    stored = engine.get(META, name.encode())
+    assert stored is not None
+    record = json.loads(stored)
+    if change is not None:
+        change(record)
+    batch = engine.batch()
+    text = b"not json" if change is None else json.dumps(record).encode()
+    batch.put(name.encode(), text, engine.families[META])
+    engine.write(batch)
+    engine.sync()
+    engine.close()
+
+
+@pytest.mark.parametrize("field", ["version", "v"])
+def test_a_newer_format_is_refused_and_opens_again_with_its_own_release(
+    tmp_path: Path, field: str
+) -> None:
+    path = tmp_path / "store"
+    with kvstore.open(path) as store:
+        store.put(b"k", b"v")
+    rewrite_meta(path, FORMAT, lambda record: record.update({field: 99}))
+    with pytest.raises(FormatVersionError) as refused:
+        kvstore.open(path)
+    assert refused.value.found == 99
+    rewrite_meta(path, FORMAT, lambda record: record.update({field: 1}))
+    with kvstore.open(path) as store:
+        assert store.get(b"k") == b"v"
+
+
+def test_a_damaged_record_is_corruption_that_names_it(tmp_path: Path) -> None:
+    kvstore.open(tmp_path / "store").close()
+    rewrite_meta(tmp_path / "store", FORMAT, None)
+    with pytest.raises(CorruptionError) as found:
+        kvstore.open(tmp_path / "store")
+    assert FORMAT in found.value.where
+
+
+def test_a_clock_at_the_end_of_time_writes_nothing(tmp_path: Path) -> None:
+    clock = kvstore.ManualClock(TIMESTAMP_MAX)
+    with kvstore.open(tmp_path / "store", clock=clock) as store:
+        with pytest.raises(UsageError):
+            store.put(b"k", b"v")
+        assert store.get(b"k") is None
+        clock.set(NOW)
+        assert store.put(b"k", b"v") == NOW
+
+
+# -- staged imports: nothing is touched before everything was checked ---------------------------
+
+
+def staged(place: Path, import_id: int = 7) -> Path:
+    made = bulk.Import.create(place, import_id=import_id)
+    for keys in ([b"a", b"b"], [b"c"]):
+        with made.writer() as writer:
+            for key in keys:
+                writer.put(key, b"imported" * 10)
+    made.seal()
+    return place
+
+
+def edit(path: Path, change: Callable[[dict[str, Any]], Any]) -> None:
+    manifest = json.loads((path / "import.json").read_text())
+    change(manifest)
+    (path / "import.json").write_text(json.dumps(manifest))
+
+
+def flip(path: Path) -> None:
+    part = sorted(path.glob("part-*.sst"))[0]
+    content = bytearray(part.read_bytes())
+    content[len(content) // 2] ^= 1
+    part.write_bytes(content)
+
+
+def swap(path: Path) -> None:
+    """A part of another import under this one's name, of the same size."""
+    other = staged(path.parent / "other", import_id=8)
+    target = sorted(path.glob("part-*.sst"))[0]
+    source = next(p for p in other.glob("part-*.sst") if p.stat().st_size == target.stat().st_size)
+    target.unlink()
+    target.write_bytes(source.read_bytes())
+
+
+REFUSED: dict[str, Callable[[Path], Any]] = {
+    "no manifest": lambda path: (path / "import.json").unlink(),
+    "manifest is text": lambda path: (path / "import.json").write_text("hello"),
+    "manifest is binary": lambda path: (path / "import.json").write_bytes(b"\xff\x00"),
+    "manifest is cut": lambda path: (path / "import.json").write_text(
+        (path / "import.json").read_text()[:-30]
+    ),
+    "rows edited": lambda path: edit(path, lambda m: m.update(rows=1)),
+    "id edited": lambda path: edit(path, lambda m: m.update(import_id=f"{8:016x}")),
+    "part dropped": lambda path: edit(path, lambda m: m["parts"].pop()),
+    "span edited": lambda path: edit(path, lambda m: m["parts"][0].update(smallest="")),
+    "checksum dropped": lambda path: edit(path, lambda m: m.pop("checksum")),
+    "part missing": lambda path: sorted(path.glob("part-*.sst"))[0].unlink(),
+    "part is a directory": lambda path: [
+        (part.unlink(), part.mkdir()) for part in sorted(path.glob("part-*.sst"))[:1]
+    ],
+    "part cut": lambda path: [
+        part.write_bytes(part.read_bytes()[:-1]) for part in path.glob("part-*.sst")
+    ],
+    "part empty": lambda path: [part.write_bytes(b"") for part in path.glob("part-*.sst")],
+    "part altered": flip,
+    "part of another import": swap,
+    "nothing there": lambda path: path.rename(path.with_name("gone")),
+}
+
+
+@pytest.mark.parametrize("damage", REFUSED.values(), ids=REFUSED.keys())
+@pytest.mark.parametrize("move", [False, True], ids=["link", "move"])
+def test_a_damaged_import_is_refused_and_a_sound_one_goes_in_after_it(
+    store: Store, tmp_path: Path, damage: Callable[[Path], Any], move: bool
+) -> None:
+    before = whole(store)
+    path = staged(tmp_path / "staged")
+    damage(path)
+    with pytest.raises(ImportRefusedError) as refused:
+        bulk.ingest(store, path, move=move)
+    assert refused.value.staging == str(path)
+    assert refused.value.problem
+    assert whole(store) == before
+    assert store.imports() == []
+    stamp = bulk.ingest(store, staged(tmp_path / "sound"), move=move)
+    assert [key for key, _ in store.scan(as_of=stamp)] == [b"a", b"b", b"c", b"k"]

@@ -1,0 +1,276 @@
+"""Verification finds each thing that can be wrong, names it, and finds nothing where nothing is."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import bulk
+import kvstore
+from kvstore import ManualClock, Store
+from kvstore.changes.entry import OP_DELETE, OP_PUT, pack
+from kvstore.changes.index import FIRST_STREAM
+from kvstore.codec.keys import (
+    TOMBSTONE,
+    VALUE,
+    encode_change_key,
+    encode_range_key,
+    encode_reference,
+    encode_suffix,
+)
+from kvstore.codec.ordered import frame
+from kvstore.engine.api import CHANGES, DATA, META, RANGES
+from kvstore.errors import CorruptionError
+from kvstore.timestamp import Timestamp
+from kvstore.verify import report
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    """A store with something of everything."""
+    with kvstore.open(tmp_path / "db", durability="async", clock=ManualClock(1)) as opened:
+        for key in (b"a", b"b", b"\x00", b"b\x00c"):
+            opened.put(key, b"v" + key)
+        opened.put(b"large", b"v" * 5000)
+        opened.delete(b"a")
+        opened.delete_range(b"b", b"c")
+        staged = bulk.Import.create(tmp_path / "in")
+        with staged.writer() as writer:
+            writer.put(b"i", b"row")
+            writer.put(b"j", b"row")
+        staged.seal()
+        bulk.ingest(opened, tmp_path / "in")
+        opened.hold("backup")
+        yield opened
+
+
+def write(store: Store, family: str, key: bytes, value: bytes | None) -> None:
+    batch = store._engine.batch()
+    if value is None:
+        batch.delete(key, store._engine.families[family])
+    else:
+        batch.put(key, value, store._engine.families[family])
+    store._engine.write(batch)
+
+
+def problems(store: Store) -> list[str]:
+    return [str(problem) for problem in store.verify().problems]
+
+
+def version(key: bytes, timestamp: int, kind: bytes = VALUE) -> bytes:
+    return frame(key) + encode_suffix(timestamp) + kind
+
+
+def test_sound_store_has_no_problems_and_is_counted(store: Store) -> None:
+    found = store.verify()
+    assert found.ok
+    assert found.complete
+    assert (found.keys, found.versions) == (7, 8)
+    assert (found.range_tombstones, found.change_entries) == (1, 8)
+    found.require_ok()
+
+
+def test_sound_after_gc_clear_revert_and_reopen(store: Store, tmp_path: Path) -> None:
+    store._holds.drop("backup")
+    (imported,) = store.imports()
+    store.clear_range(b"b", b"k")
+    store.put(b"b", b"again")
+    store.revert_import(imported.import_id)
+    assert problems(store) == []
+    middle = store.upper - 1
+    store.put(b"z", b"z")
+    store.gc(before=middle)
+    assert problems(store) == []
+    store.close()
+    with kvstore.open(tmp_path / "db", clock=ManualClock(1)) as again:
+        assert problems(again) == []
+
+
+Damage = Callable[[Store], object]
+
+
+@pytest.mark.parametrize(
+    ("damage", "where", "problem"),
+    [
+        (lambda s: write(s, DATA, b"short", b""), "data key", "too short"),
+        (lambda s: write(s, DATA, b"\x00\x02\x00\x01" + bytes(9), b""), "data key", "framed"),
+        (lambda s: write(s, DATA, version(b"k", 2)[:-1] + b"\x07", b""), "data key", "kind"),
+        (lambda s: write(s, DATA, version(b"k", 999), b"v"), "b'k'", "at 999, with upper"),
+        (
+            lambda s: write(s, CHANGES, encode_change_key(FIRST_STREAM, 999), b"junk"),
+            "change index",
+            "has entries at 999",
+        ),
+        (lambda s: write(s, DATA, version(b"k", 3), b"v"), "b'k' at 3", "not in the change index"),
+        (lambda s: write(s, DATA, version(b"b", 2), None), "b'b' at 2", "not in the versions"),
+        (lambda s: write(s, DATA, version(b"b", 2), b"w"), "b'b' at 2", "another value"),
+        (
+            lambda s: write(s, DATA, version(b"a", 6, TOMBSTONE), b"x"),
+            "b'a'",
+            "tombstone with a value",
+        ),
+        (
+            lambda s: write(s, DATA, frame(b"k") + encode_reference(77) + VALUE, b""),
+            "b'k'",
+            "no record",
+        ),
+        (
+            lambda s: write(s, DATA, frame(b"z") + s.imports()[0].reference + VALUE, b""),
+            "b'z'",
+            "outside the spans",
+        ),
+        (
+            lambda s: write(s, DATA, frame(b"i") + s.imports()[0].reference + VALUE, None),
+            "import",
+            "1 rows, 2 were added",
+        ),
+        (
+            lambda s: write(s, CHANGES, encode_change_key(FIRST_STREAM, 8), None),
+            "import",
+            "not in the change index",
+        ),
+        (
+            lambda s: write(s, CHANGES, encode_change_key(FIRST_STREAM, 2), None),
+            "b'b' at 2",
+            "not in the change index",
+        ),
+        (
+            lambda s: write(s, CHANGES, encode_change_key(FIRST_STREAM, 7), None),
+            "range tombstones",
+            "not those of the change index",
+        ),
+        (
+            lambda s: write(s, CHANGES, encode_change_key(FIRST_STREAM, 2), b"junk"),
+            "change entry",
+            "no change entry",
+        ),
+        (
+            lambda s: write(
+                s,
+                CHANGES,
+                encode_change_key(FIRST_STREAM, 2),
+                pack(bytes([OP_PUT]), [b"b"], [b"vb"], is_last=False),
+            ),
+            "change entry",
+            "chunks of a commit are missing",
+        ),
+        (
+            lambda s: write(
+                s,
+                CHANGES,
+                encode_change_key(FIRST_STREAM, 2),
+                pack(bytes([OP_PUT, OP_PUT]), [b"b", b"b"], [b"vb", b"vb"]),
+            ),
+            "change index",
+            "more than once",
+        ),
+        (
+            lambda s: write(
+                s,
+                CHANGES,
+                encode_change_key(FIRST_STREAM, 2),
+                pack(bytes([99, OP_DELETE]), [b"b", b"q"], [b"vb", b""]),
+            ),
+            "change entry",
+            "unknown operation 99",
+        ),
+        (
+            lambda s: write(s, RANGES, encode_range_key(b"b", 7), b"d"),
+            "range tombstones",
+            "not those that are stored",
+        ),
+        (
+            lambda s: write(s, META, b"since", b'{"v": 1, "timestamp": 5}'),
+            "since",
+            "5 is stored",
+        ),
+        (
+            lambda s: write(s, META, b"upper", b'{"v": 1, "timestamp": 500}'),
+            "upper",
+            "below what is stored",
+        ),
+        (lambda s: write(s, META, b"clear/x", b"not json"), "clear/x", "not a record"),
+        (
+            lambda s: write(s, META, b"collected", b'{"v": 1, "timestamp": 5}'),
+            "since",
+            "below what GC has collected",
+        ),
+    ],
+)
+def test_each_kind_of_damage_is_found_and_named(
+    store: Store, damage: Damage, where: str, problem: str
+) -> None:
+    damage(store)
+    found = problems(store)
+    assert any(where in text and problem in text for text in found), found
+    with pytest.raises(CorruptionError):
+        store.verify().require_ok()
+
+
+def test_records_that_contradict_each_other_are_found(store: Store) -> None:
+    (record,) = store.imports()
+    store._imports._records[record.import_id] = replace(record, reverted=Timestamp(2))
+    hold = store._holds._records["backup"]
+    store._holds._records["backup"] = replace(hold, timestamp=Timestamp(-1))
+    found = " / ".join(problems(store))
+    for problem in ("reverted at", "stamps in use", "hold 'backup'"):
+        assert problem in found
+
+
+def test_all_problems_are_listed_up_to_a_bound(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(10):
+        write(store, DATA, version(b"k%d" % number, 3), b"v")
+    assert len(problems(store)) == 10
+    monkeypatch.setattr(report, "VERIFY_PROBLEMS_MAX", 4)
+    found = store.verify()
+    assert len(found.problems) == 4
+    assert not found.complete
+
+
+def test_damaged_block_ends_the_pass_and_is_a_problem(tmp_path: Path) -> None:
+    with kvstore.open(tmp_path / "db", durability="async") as store:
+        with store.batch() as batch:
+            for number in range(2000):
+                batch.put(b"%05d" % number, b"%d" % number * 50)
+        store.gc(before=store.now())
+        for family in (DATA, CHANGES):
+            store._engine.compact(family)
+    tables = sorted((tmp_path / "db").glob("*.sst"), key=lambda path: path.stat().st_size)
+    content = bytearray(tables[-1].read_bytes())
+    content[len(content) // 3] ^= 0xFF
+    tables[-1].write_bytes(content)
+    with kvstore.open(tmp_path / "db") as store:
+        found = store.verify()
+        assert any("orruption" in problem.problem for problem in found.problems)
+        assert not found.complete
+
+
+def test_commits_go_on_while_a_store_is_verified(store: Store) -> None:
+    stopping = threading.Event()
+
+    def write_on() -> None:
+        while not stopping.is_set():
+            store.put(b"meanwhile", b"v" * 2000)
+            store.delete_range(b"m", b"n")
+            store.delete(b"meanwhile")
+
+    writer = threading.Thread(target=write_on)
+    writer.start()
+    found = [problem for _ in range(5) for problem in problems(store)]
+    stopping.set()
+    writer.join()
+    assert found == []
+
+
+def test_stats_count_what_is_held(store: Store) -> None:
+    figures = store.stats()
+    assert figures["since"] == store.since
+    assert figures["upper"] == store.upper
+    assert (figures["imports"], figures["holds"], figures["range_fragments"]) == (1, 1, 2)
+    assert figures["data_bytes"] + figures["data_memtable_bytes"] > 0
