@@ -61,6 +61,10 @@ class Group(NamedTuple):
         below = self.first is not None and span.end is not None and self.first >= span.end
         return not above and not below
 
+    def begins_before(self, end: bytes | None) -> bool:
+        """Whether a key below `end` may be in it: where a range delete into a span can begin."""
+        return self.first is None or end is None or self.first < end
+
     def lies_in(self, span: Span) -> bool:
         """Whether all its keys surely are in `span`."""
         if self.first is None or self.last is None:
@@ -231,8 +235,7 @@ class CollectionOrigin:
         found = []
         for groups in self._groups(since=since, upto=upto):
             for group in groups:
-                behind = group.first is not None and span.end is not None
-                if group.op_max < OP_DELETE_RANGE or (behind and group.first >= span.end):  # type: ignore[operator]
+                if group.op_max < OP_DELETE_RANGE or not group.begins_before(span.end):
                     continue
                 for batch in group.read(_RANGE_COLUMNS).to_batches():
                     found += [
