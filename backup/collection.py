@@ -262,7 +262,7 @@ class Collection:
         if a part is damaged.
         """
         span = Span.of(start, end, prefix)
-        with self._snapshot(as_of) as (shard, snapshot):
+        with self.snapshot(as_of) as (shard, snapshot):
             at = snapshot.as_of
             rows = snapshot.view(Window(-1, at), span) if history else snapshot.read(span)
             restore_store(Path(path), rows, since=shard.since if history else at, as_of=at)
@@ -283,7 +283,7 @@ class Collection:
         it. Returns the stamp. Raises as `restore`; then nothing was added.
         """
         span = Span.of(start, end, prefix)
-        with self._snapshot(as_of) as (_, snapshot):
+        with self.snapshot(as_of) as (_, snapshot):
             return restore_into_store(store, snapshot.read(span))
 
     def scan_batches(
@@ -296,7 +296,7 @@ class Collection:
         span = Span.of(prefix=prefix)
 
         def rows() -> Iterator[pa.RecordBatch]:
-            with self._snapshot(as_of) as (_, snapshot):
+            with self.snapshot(as_of) as (_, snapshot):
                 for batch in snapshot.read(span):
                     columns = [batch.column("key"), batch.column("value")]
                     yield pa.RecordBatch.from_arrays(columns, schema=ROWS_SCHEMA)
@@ -377,7 +377,7 @@ class Collection:
         return shards[-1] if shards else None
 
     @contextmanager
-    def _snapshot(self, as_of: TimeLike | None) -> Iterator[tuple[Shard, Snapshot]]:
+    def snapshot(self, as_of: TimeLike | None) -> Iterator[tuple[Shard, Snapshot]]:
         """The newest chain that covers `as_of`, held still at it."""
         shards = [shard for shard in self._shards() if shard.upper]
         if not shards:

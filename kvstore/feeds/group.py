@@ -41,7 +41,7 @@ class Feeds:
         self._index = index
         self._committer = committer
         self._holds = holds
-        self._index_floor = index_floor
+        self.index_floor = index_floor
         self._is_live = is_live
 
     def open(
@@ -166,10 +166,10 @@ class Feeds:
 
     def require_indexed(self, since: int) -> None:
         """Raise `HistoryGoneError` unless the change index is whole above `since`."""
-        if since < self._index_floor:
+        if since < self.index_floor:
             raise HistoryGoneError(
                 as_of=since,
-                since=self._index_floor,
+                since=self.index_floor,
                 remedy="the store was restored then, and feeds begin there: "
                 "take a scan at that time first",
             )
