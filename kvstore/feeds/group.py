@@ -18,7 +18,6 @@ from kvstore.commit import Committer
 from kvstore.errors import HistoryGoneError, HoldLostError, UsageError
 from kvstore.feeds.feed import Feed, FeedBatch, Position, Share, Tail
 from kvstore.holds import Hold, HoldRecord, Holds
-from kvstore.limits import STREAMS_MAX
 from kvstore.timestamp import NS_PER_SECOND, TimeLike, Timestamp, to_timestamp
 
 _PREFIX = "feed/"
@@ -158,10 +157,6 @@ class Feeds:
         return taken
 
     def _require_share(self, share: Share) -> None:
-        if not 1 <= share.workers <= STREAMS_MAX or not 0 <= share.worker < share.workers:
-            raise UsageError(
-                f"worker {share.worker} of {share.workers}", "workers count from 0, below workers"
-            )
         streams = len(self._index.generations.current.streams)
         if share.workers > streams:
             raise UsageError(
