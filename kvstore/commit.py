@@ -266,8 +266,12 @@ class Committer:
         self.floor = max(self.floor, timestamp)
 
     def require_writable(self) -> None:
-        """Raise `UsageError` if the store was opened to be read only, else as `require_healthy`."""
+        """Raise `UsageError` where nothing may be committed, else as `require_healthy`."""
         self.require_healthy()
+
+    def require_commits(self) -> None:
+        """As `require_writable`, and in a replica too: upkeep is its own, what it holds is not."""
+        self.require_writable()
 
     def require_healthy(self) -> None:
         """Raise `PoisonedError` if an earlier write failed, `ClosedError` after `finish`."""
