@@ -188,3 +188,12 @@ SCRYPT_N = 1 << 15
 
 BACKUP_ATTEMPTS = 4
 """How often a backup takes the next window after losing a race against another script."""
+
+REPLICA_WINDOW_ROWS = 1 << 17
+"""Rows of a window that a replica takes commit by commit, sorted in memory; larger: by files."""
+
+REPLICA_WINDOW_BYTES = 64 << 20
+"""Bytes of such a window."""
+
+REPLICA_BATCH_ROWS = 8192
+"""Rows after which a replica writes the commits it has gathered: an engine batch of a megabyte."""
