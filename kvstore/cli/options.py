@@ -5,10 +5,11 @@ from __future__ import annotations
 import base64
 import binascii
 import re
+from collections.abc import Sequence
 from datetime import timedelta
 from enum import Enum
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Final, TypeVar
 
 import typer
 
@@ -18,6 +19,8 @@ from kvstore.opening import engine_at
 from kvstore.span import Span
 from kvstore.store import Store
 from kvstore.timestamp import TimeLike, Timestamp
+
+T = TypeVar("T", bound=str)
 
 
 class Encoding(str, Enum):
@@ -102,6 +105,14 @@ def to_span(
     """The keys that the options ask for. Raises `UsageError`."""
     bounds = (None if text is None else to_bytes(text, encoding) for text in (start, end, prefix))
     return Span.of(*bounds)
+
+
+def one_of(option: str, text: str, known: Sequence[T]) -> T:
+    """`text` as one of the words that an option knows. Raises `UsageError`."""
+    for word in known:
+        if word == text:
+            return word
+    raise UsageError(f"{option} {text}", f"pass one of {', '.join(map(str, known))}")
 
 
 _UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
