@@ -8,7 +8,7 @@
               tasks
               opening, store, snapshot
               txn, gc, verify, feeds
-              commit, recent, batch, clears, holds, imports, readonly, changesets
+              commit, recent, batch, clears, holds, imports, readonly, changesets, replica
               changes
               mvcc, meta, splits
               engine, journal
@@ -41,7 +41,7 @@ KVSTORE_LAYERS = (
     ("engine", "journal"),
     ("mvcc", "meta", "splits"),
     ("changes",),
-    ("commit", "recent", "batch", "clears", "holds", "imports", "readonly", "changesets"),
+    ("commit", "recent", "batch", "clears", "holds", "imports", "readonly", "changesets", "replica"),
     ("txn", "gc", "verify", "feeds"),
     ("opening", "store", "snapshot"),
     ("tasks",),
