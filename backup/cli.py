@@ -1,4 +1,4 @@
-"""`kvstore backup`: run, list, show, verify, compact, expire, restore.
+"""`kvstore backup`: run, list, show, verify, compact, expire, restore, replicate, promote.
 
 A collection is a path or a URL (`s3://`, `gs://`, `az://`). An encrypted one is opened with the
 passphrase in the environment variable KVSTORE_PASSPHRASE, or with `--key-file`.
@@ -7,13 +7,17 @@ passphrase in the environment variable KVSTORE_PASSPHRASE, or with `--key-file`.
 from __future__ import annotations
 
 import os
+import signal
+import threading
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated, Any, Final
 
 import typer
 
+import backup
 from backup.collection import BackupInfo, Collection
+from backup.source import Stop
 from backup.verify import Depth
 from kvstore.cli.exits import NOT_FOUND
 from kvstore.cli.options import (
@@ -35,6 +39,8 @@ from kvstore.cli.options import (
 )
 from kvstore.cli.output import note, print_figures, print_json, print_table, working
 from kvstore.errors import CorruptionError
+from kvstore.opening import engine_at
+from kvstore.store import Store
 
 PASSPHRASE: Final = "KVSTORE_PASSPHRASE"  # a name, not a secret
 
@@ -239,6 +245,83 @@ def restore(
         else:
             stamp = source.restore(path, to_time(as_of), history=not state_only, **bounds)
     print_figures({"timestamp": iso(stamp)}, as_json=as_json)
+
+
+@app.command()
+def replicate(
+    source: Annotated[
+        str,
+        typer.Argument(
+            metavar="SOURCE", help="A store's directory, or a collection.", show_default=False
+        ),
+    ],
+    target: Annotated[
+        Path,
+        typer.Argument(metavar="STANDBY", help="The replica; made if missing.", show_default=False),
+    ],
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Go on until interrupted (SIGINT, SIGTERM).")
+    ] = False,
+    max_age: Annotated[
+        str | None,
+        typer.Option(
+            metavar="AGE",
+            help="The source store may drop the history after: 12h, 30d.",
+            show_default=False,
+        ),
+    ] = None,
+    key_file: KeyFileOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Bring a standby store up to a store or its collection, version for version.
+
+    It resumes where it stood, whichever side crashed. `promote` makes it an ordinary store.
+
+    \b
+    Examples:
+      kvstore backup replicate /backups/flights standby.db --follow
+      kvstore backup replicate flights.db standby.db
+    """
+    age = None if max_age is None else to_duration(max_age)
+    with ExitStack() as stack:
+        origin: Store | Collection
+        if engine_at(Path(source)) is None:
+            origin = _open(source, key_file)
+        else:
+            origin = stack.enter_context(open_to_write(Path(source)))
+        stack.enter_context(working(f"copying {source}"))
+        stop = _stop_on_signals() if follow else None
+        upper = backup.replicate(origin, target, follow, stop=stop, max_age=age)
+    print_figures({"upper": iso(upper)}, as_json=as_json)
+
+
+@app.command()
+def promote(
+    standby: Annotated[
+        Path, typer.Argument(metavar="STANDBY", help="The replica.", show_default=False)
+    ],
+) -> None:
+    """Make a standby an ordinary store, which takes writes and follows nothing any more.
+
+    \b
+    Examples:
+      kvstore backup promote standby.db
+    """
+    with open_to_write(standby) as opened:
+        opened.promote()
+
+
+def _stop_on_signals() -> Stop:
+    """Asked to end, a follower ends in order, with what it has."""
+    stop = Stop()
+
+    def on_signal(*_: object) -> None:
+        # From a thread: the handler may have interrupted whoever holds the locks that this needs.
+        threading.Thread(target=stop.set).start()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, on_signal)
+    return stop
 
 
 def _open(collection: str, key_file: Path | None) -> Collection:

@@ -13,9 +13,9 @@ from typing import Annotated, Final, TypeVar
 
 import typer
 
-import kvstore
 from kvstore.errors import UsageError
-from kvstore.opening import engine_at
+from kvstore.opening import engine_at, open_read_only
+from kvstore.opening import open as open_store
 from kvstore.span import Span
 from kvstore.store import Store
 from kvstore.timestamp import TimeLike, Timestamp
@@ -133,12 +133,12 @@ def iso(timestamp: int) -> str:
 
 def open_to_read(path: Path) -> Store:
     """The store as it is now, also while a service has it open. Changes nothing in it."""
-    return kvstore.open_read_only(path)
+    return open_read_only(path)
 
 
 def open_to_write(path: Path, *, create: str | None = None) -> Store:
     """The store by the engine that made it; a new one of the engine `create`, if that is given."""
     made_by = engine_at(path)
     if made_by is None and create is None:
-        return kvstore.open(path, create=False)
-    return kvstore.open(path, made_by or create or "")
+        return open_store(path, create=False)
+    return open_store(path, made_by or create or "")

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -255,3 +256,57 @@ def test_encrypted_collections_take_the_passphrase_from_the_environment(
     assert "Traceback" not in refused.output
     monkeypatch.delenv(backup.cli.PASSPHRASE)
     run("backup", "list", tmp_path / "b", code=2)
+
+
+def test_a_standby_is_brought_up_from_a_store_or_a_collection_and_promoted(
+    run: Run, tmp_path: Path
+) -> None:
+    store, standby = tmp_path / "s", tmp_path / "standby"
+    run("put", store, "a", "1", "--create")
+    run("backup", "replicate", store, standby)
+    run("put", store, "a", "2")
+    run("backup", "run", store, tmp_path / "b")
+    told(run("backup", "replicate", tmp_path / "b", standby, "--json"))
+    assert run("get", standby, "a").stdout == "2\n"
+    assert run("history", standby, "a").stdout == run("history", store, "a").stdout
+    run("put", standby, "a", "3", code=2)
+    run("backup", "promote", standby)
+    run("put", standby, "a", "3")
+    run("backup", "replicate", store, standby, code=2)
+
+
+def test_a_follower_copies_as_backups_come_and_ends_in_order_when_told(
+    run: Run, installed: Path, tmp_path: Path
+) -> None:
+    store, standby, place = (str(tmp_path / name) for name in ("s", "standby", "b"))
+    run("put", store, "a", "1", "--create")
+    run("backup", "run", store, place)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(installed), str(ROOT)])}
+    command = [sys.executable, "-m", "kvstore.cli", "backup", "replicate"]
+    with subprocess.Popen(
+        [*command, place, standby, "--follow", "--json"], env=environment, stdout=subprocess.PIPE
+    ) as child:
+        run("put", store, "a", "2")
+        upper = told(run("backup", "run", store, place, "--json"))["upper"]
+        try:
+            wait_for(lambda: reads(standby, b"a") == b"2")
+        finally:
+            child.terminate()
+        assert child.stdout is not None
+        assert json.loads(child.stdout.read())["upper"] == upper
+    assert child.returncode == 0
+
+
+def reads(path: str, key: bytes) -> bytes | None:
+    try:
+        with kvstore.open_read_only(path) as store:
+            return store.get(key)
+    except kvstore.errors.KVStoreError:
+        return None  # not there yet, or being changed under our eyes
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    until = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < until, "it never came"
+        time.sleep(0.05)
