@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import timedelta
@@ -151,29 +151,33 @@ class Collection:
         full: bool = False,
         token: str | None = None,
         max_age: timedelta | None = None,
+        progress: Callable[[int], None] | None = None,
     ) -> BackupInfo:
         """Append what `store` has committed since the last backup; the first one is full.
 
         Everything committed before the call is in it, and nothing that a crash can take back. Of
         two scripts at once each takes a window of its own. A `token` names this backup: made
         again after a crash, it is done once. Between backups the store keeps its history, unless
-        it falls further behind than `max_age`.
+        it falls further behind than `max_age`. `progress` is called with the rows written so far;
+        what it raises calls the backup off, and nothing was appended.
 
         Raises `UsageError` if the collection is another store's, `HistoryGoneError` if the store no
         longer has the window: then `full=True` begins another chain beside the present one.
         """
         record = self._chains.begin(store.store_id)
-        if full and self._chains.shard(record.chains[-1]).upper:
-            record = self._chains.extend(record)
         shard = self._chains.shard(record.chains[-1])
         name = f"backup-{record.collection_id}"
+        done = next(filter(None, (_appended_before(s, token) for s in self._shards(record))), None)
+        if full and shard.upper and done is None:
+            record = self._chains.extend(record)
+            shard = self._chains.shard(record.chains[-1])
         for _ in range(BACKUP_ATTEMPTS):
-            done = _appended_before(shard, token)
+            done = done or _appended_before(shard, token)
             if done is not None:
                 return _info(done)
             hold = self._hold(store, name, shard.upper, max_age)
             try:
-                return self._append_window(shard, store, hold, token)
+                return self._append_window(shard, store, hold, token, progress)
             except UpperMismatchError:
                 shard.refresh()
         raise LockedError(self.url, "other scripts that back up at the same time")
@@ -185,7 +189,12 @@ class Collection:
             raise _chain_broken(lower - 1, error.since) from error
 
     def _append_window(
-        self, shard: Shard, store: Store, hold: Hold, token: str | None
+        self,
+        shard: Shard,
+        store: Store,
+        hold: Hold,
+        token: str | None,
+        progress: Callable[[int], None] | None,
     ) -> BackupInfo:
         started = time.perf_counter()
         lower, upper = shard.upper, int(store.sync())
@@ -197,7 +206,8 @@ class Collection:
             raise _chain_broken(lower - 1, error.since) from error
         if not lower:
             shard.critical(RETENTION).downgrade(min(window.whole_since, upper - 1))
-        batch = shard.write_batch(BatchDesc(lower, upper), window.rows)
+        rows = window.rows if progress is None else _counted(window.rows, progress)
+        batch = shard.write_batch(BatchDesc(lower, upper), rows)
         meta = (("seconds", f"{time.perf_counter() - started:.3f}"), ("token", token or ""))
         batch = replace(batch, meta=meta)
         try:
@@ -365,6 +375,18 @@ class Collection:
 
 def _ns(duration: timedelta) -> int:
     return int(duration.total_seconds() * NS_PER_SECOND)
+
+
+def _counted(
+    rows: Iterator[pa.RecordBatch], progress: Callable[[int], None]
+) -> Iterator[pa.RecordBatch]:
+    """`rows`, with `progress` told how many there were before each piece and at the end."""
+    count = 0
+    for batch in rows:
+        progress(count)
+        yield batch
+        count += batch.num_rows
+    progress(count)
 
 
 def _appended_before(shard: Shard, token: str | None) -> Batch | None:
