@@ -277,7 +277,7 @@ class Collection:
         forget(shard.blob, shard.log.shard, below=upper)
         # Another script that has taken the hold meanwhile holds what it needs itself.
         with suppress(FencedError):
-            hold.move(upper - 1)
+            hold.move(upper - 1, durable=False)
         return _info(batch)
 
     # -- reading ----------------------------------------------------------------------------
