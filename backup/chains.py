@@ -14,8 +14,7 @@ import secrets
 from dataclasses import dataclass, replace
 from typing import Final
 
-from backup.place import Place
-from backup.shard import Cas, Shard, Versioned
+from backup.shard import Cas, Shard, Storage, Versioned
 from kvstore.clock import WallClock
 from kvstore.errors import CorruptionError, FormatVersionError, LockedError, UsageError
 
@@ -40,7 +39,7 @@ class Record:
 class Chains:
     """The record, and the shards it names."""
 
-    def __init__(self, place: Place, where: str, clock: WallClock) -> None:
+    def __init__(self, place: Storage, where: str, clock: WallClock) -> None:
         self._place = place
         self._where = where
         self._clock = clock

@@ -21,13 +21,25 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from backup.chains import RETENTION, Chains, Record
 from backup.export import exported
 from backup.place import find_place
 from backup.restore import restore_into_store, restore_store
 from backup.sealed import Secret
-from backup.shard import EMPTY, Batch, BatchDesc, Shard, Snapshot, Window, delete_batch
+from backup.shard import (
+    EMPTY,
+    VERSIONS,
+    Batch,
+    BatchDesc,
+    Part,
+    Shard,
+    Snapshot,
+    Window,
+    delete_batch,
+)
+from backup.shard.part import open_part
 from backup.shard.scrub import ScrubReport
 from backup.verify import Depth, VerifyReport, verify_chains
 from kvstore.arrow import ROWS_SCHEMA
@@ -110,6 +122,24 @@ class Collection:
         """The first instant that cannot be restored yet; 0 for an empty collection."""
         newest = self._newest()
         return Timestamp(0 if newest is None else newest.upper)
+
+    @property
+    def source(self) -> str | None:
+        """The `store_id` of the store that is backed up here; None for an empty collection."""
+        record = self._chains.read()
+        return None if record is None else record.source
+
+    def batches(self) -> Sequence[Batch]:
+        """What the newest chain is made of, oldest first, for those who read parts themselves."""
+        newest = self._newest()
+        return () if newest is None else newest.refresh().batches
+
+    def open_part(self, part: Part) -> pq.ParquetFile:
+        """A part of one of the `batches`, to be read in pieces, each page checked.
+
+        Raises `MissingPartError` if compaction has replaced it: look at the batches again.
+        """
+        return open_part(self._place.blob, part, VERSIONS)
 
     def list(self) -> list[BackupInfo]:
         """All backups, oldest first; those that were compacted count as one."""
@@ -242,7 +272,7 @@ class Collection:
         if a part is damaged.
         """
         span = Span.of(start, end, prefix)
-        with self._snapshot(as_of) as (shard, snapshot):
+        with self.snapshot(as_of) as (shard, snapshot):
             at = snapshot.as_of
             rows = snapshot.view(Window(-1, at), span) if history else snapshot.read(span)
             restore_store(Path(path), rows, since=shard.since if history else at, as_of=at)
@@ -263,7 +293,7 @@ class Collection:
         it. Returns the stamp. Raises as `restore`; then nothing was added.
         """
         span = Span.of(start, end, prefix)
-        with self._snapshot(as_of) as (_, snapshot):
+        with self.snapshot(as_of) as (_, snapshot):
             return restore_into_store(store, snapshot.read(span))
 
     def scan_batches(
@@ -276,7 +306,7 @@ class Collection:
         span = Span.of(prefix=prefix)
 
         def rows() -> Iterator[pa.RecordBatch]:
-            with self._snapshot(as_of) as (_, snapshot):
+            with self.snapshot(as_of) as (_, snapshot):
                 for batch in snapshot.read(span):
                     columns = [batch.column("key"), batch.column("value")]
                     yield pa.RecordBatch.from_arrays(columns, schema=ROWS_SCHEMA)
@@ -357,7 +387,7 @@ class Collection:
         return shards[-1] if shards else None
 
     @contextmanager
-    def _snapshot(self, as_of: TimeLike | None) -> Iterator[tuple[Shard, Snapshot]]:
+    def snapshot(self, as_of: TimeLike | None) -> Iterator[tuple[Shard, Snapshot]]:
         """The newest chain that covers `as_of`, held still at it."""
         shards = [shard for shard in self._shards() if shard.upper]
         if not shards:

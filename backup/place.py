@@ -1,68 +1,43 @@
-"""Where a collection lives: from a URL to its blob and its consensus.
+"""Where a collection lives: the storage that its URL names, decrypting where it has a key.
 
-path, file://        <root>/blob/, <root>/consensus/          any number of processes
-memory://name        this process only, for tests
-s3://, gs://, az://  objects below the URL's path             credentials from the environment
+The address itself is `backup.shard.storage`'s; here are the two things a collection adds: it does
+not mix with files that are not its own, and it may be encrypted.
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
-from urllib.parse import unquote, urlsplit
+from typing import Any
 
 from backup.sealed import SealedBlob, SealedConsensus, Secret, unlock
-from backup.shard import Blob, Consensus, FileBlob, FileConsensus, MemoryBlob, MemoryConsensus
-from backup.shard.object_store import object_place
-from kvstore.errors import NotAStoreError, UsageError
+from backup.shard import FileBlob, Storage, open_storage
+from kvstore.errors import NotAStoreError
 
-_OBJECT_SCHEMES = ("s3", "s3a", "gs", "az", "azure", "abfs", "abfss")
 _LOCAL_FOLDERS = {"blob", "consensus"}
 
 
-class Place(NamedTuple):
-    """The storage of one collection."""
-
-    blob: Blob
-    consensus: Consensus
-
-
-_in_memory: dict[str, Place] = {}
-
-
 def find_place(
-    url: str | os.PathLike[str], secret: Secret | None, *, options: dict[str, str] | None = None
-) -> Place:
+    url: str | os.PathLike[str], secret: Secret | None, *, options: Mapping[str, Any] | None = None
+) -> Storage:
     """The storage that `url` names, decrypting if `secret` is given.
 
     `options` go to the object store (such as `endpoint` or `region`). Raises `NotAStoreError` where
-    a local path holds other files, `UsageError` on an unknown scheme or a wrong key.
+    a local path holds other files, `UsageError` on an unknown address or a wrong key.
     """
-    text = os.fspath(url)
-    place = _plain_place(text, options)
-    data_key = unlock(place.blob, secret, text)
+    plain = open_storage(url, **(options or {}))
+    if isinstance(plain.blob, FileBlob):
+        _require_ours(Path(plain.blob.root).parent)
+    return sealed(plain, secret, os.fspath(url))
+
+
+def sealed(plain: Storage, secret: Secret | None, where: str) -> Storage:
+    """`plain`, encrypted by the key that `secret` opens; as it is where there is no key."""
+    data_key = unlock(plain.blob, secret, where)
     if data_key is None:
-        return place
-    return Place(SealedBlob(place.blob, data_key), SealedConsensus(place.consensus, data_key))
-
-
-def _plain_place(url: str, options: dict[str, str] | None) -> Place:
-    parts = urlsplit(url)
-    if parts.scheme in _OBJECT_SCHEMES:
-        return Place(*object_place(url, options or {}))
-    if options:
-        raise UsageError(f"{url} takes no options", "they are for object stores")
-    if parts.scheme == "memory":
-        name = parts.netloc + parts.path
-        return _in_memory.setdefault(name, Place(MemoryBlob(), MemoryConsensus()))
-    if "://" in url and parts.scheme != "file":
-        raise UsageError(
-            f"{url}: unknown kind of place", "pass a path, file://, s3://, gs://, az://"
-        )
-    root = Path(unquote(parts.path)) if parts.scheme == "file" else Path(url)
-    _require_ours(root)
-    return Place(FileBlob(root / "blob"), FileConsensus(root / "consensus"))
+        return plain
+    return Storage(SealedBlob(plain.blob, data_key), SealedConsensus(plain.consensus, data_key))
 
 
 def _require_ours(root: Path) -> None:

@@ -34,8 +34,17 @@ BYTES_PER_FILE = 256 << 20
 """Bytes of one SST: what RocksDB likes to open and compact."""
 
 
-def restore_store(path: Path, batches: Iterable[pa.RecordBatch], *, since: int, as_of: int) -> None:
+def restore_store(
+    path: Path,
+    batches: Iterable[pa.RecordBatch],
+    *,
+    since: int,
+    as_of: int,
+    replica_of: str | None = None,
+) -> None:
     """Build a store at `path` from sorted versions at or below `as_of`, whole from `since` on.
+
+    With `replica_of` it follows that store.
 
     Raises `UsageError` if something is at `path`.
     """
@@ -46,9 +55,9 @@ def restore_store(path: Path, batches: Iterable[pa.RecordBatch], *, since: int, 
     building.mkdir(parents=True)
     try:
         place = building / "store"
-        with found(place, since=since, newest=as_of) as founding:
+        with found(place, since=since, newest=as_of, replica_of=replica_of) as founding:
             tombstones: list[RangeTombstone] = []
-            for file in _files(building, batches, tombstones):
+            for file in version_files(building, batches, tombstones):
                 founding.add([file], tombstones)
                 tombstones.clear()
             founding.add([], tombstones)
@@ -73,7 +82,7 @@ def restore_into_store(store: Store, batches: Iterable[pa.RecordBatch]) -> Times
         return bulk.ingest(store, directory, move=True)
 
 
-def _files(
+def version_files(
     directory: Path, batches: Iterable[pa.RecordBatch], tombstones: list[RangeTombstone]
 ) -> Iterator[Path]:
     """Write the point versions as SSTs, one after the other; range tombstones are collected."""

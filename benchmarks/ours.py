@@ -244,6 +244,12 @@ class Ours(Subject):
     def disk(self) -> Work:
         return lambda: tree_bytes(self.directory / "db")
 
+    def disk_trimmed(self) -> Work:
+        """Bytes once history and the change log are given up to the present."""
+        self.store.gc(before=self.now())
+        self.settle()()
+        return self.disk()
+
     def close(self) -> None:
         if self.store is not None:
             self.store.close()

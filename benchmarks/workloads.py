@@ -21,7 +21,18 @@ scan-1-range        rows beside 1 range tombstone, against none
 scan-100-ranges     rows beside 100 range tombstones, against none
 arrow-1-range       Arrow batches beside 1 range tombstone, against none
 arrow-100-ranges    Arrow batches beside 100 range tombstones, against none
-disk                bytes after the updates, against one value a key (bytes, not time)
+get-imported        point reads of rows that came by bulk load, then updated as all others
+scan-imported       rows that came by bulk load
+arrow-imported      Arrow batches of rows that came by bulk load
+disk                bytes after the updates, history and log kept, against one value a key
+disk-trimmed        the same once history and log are given up to the present
+import-1mb          add a prebuilt import, against a move-ingest of a prebuilt file
+import-100mb        the same at 100 MB
+import-1gb          the same at 1 GB (full runs only)
+transact            transactions that read a key and write it, against a get and a put
+gc                  remove the versions behind 10,000 updates, against deleting as many keys
+backup              incremental backup of 10,000 changes, against copying a checkpoint's new files
+restore             the newest state from a collection, against a bulk load of as many rows
 """
 
 from __future__ import annotations
@@ -173,6 +184,12 @@ def ending(size: Size) -> list[Workload]:
     put, delete = Call("put_synced"), Call("delete_range", {"rows": size.rows // 10})
     return [
         Workload("disk", ((RAW, Call("disk")), (OURS, Call("disk"))), Call("disk"), per="bytes"),
+        Workload(
+            "disk-trimmed",
+            ((RAW, Call("disk")), (OURS, Call("disk_trimmed"))),
+            reach=0.87,
+            per="bytes",
+        ),
         Workload(
             "delete-range",
             ((RAW, put), (OURS, delete)),

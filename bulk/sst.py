@@ -18,6 +18,7 @@ from typing import Final, NamedTuple
 import rocksdict as rocks
 
 from kvstore.errors import KVStoreError, OutOfSpaceError, StorageError, UsageError
+from kvstore.limits import BLOCK_BYTES
 
 UNFINISHED_SUFFIX: Final = ".tmp"
 _HASH_CHUNK = 1 << 20
@@ -119,6 +120,7 @@ def _options(compression: str) -> rocks.Options:
     options.set_compression_type(codecs[compression]())
     table = rocks.BlockBasedOptions()
     table.set_format_version(5)
+    table.set_block_size(BLOCK_BYTES)
     table.set_bloom_filter(10, False)
     options.set_block_based_table_factory(table)
     return options

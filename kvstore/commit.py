@@ -249,10 +249,15 @@ class Committer:
             return self._timeline.now()
 
     def move_since(self, since: int) -> None:
-        """Give up history below `since`, durably. The caller has asked the holds."""
+        """Give up history below `since`. The caller has asked the holds.
+
+        Whatever is written later survives a crash only if this does; `persist` waits for it.
+        """
         with self.lock:
             assert self.since <= since < self.upper
-            self.write_meta(lambda batch: self._meta.stage(batch, SINCE, {"timestamp": since}))
+            self.write_meta(
+                lambda batch: self._meta.stage(batch, SINCE, {"timestamp": since}), durable=False
+            )
             self.since = Timestamp(since)
             self.raise_floor(since)
 
@@ -261,8 +266,12 @@ class Committer:
         self.floor = max(self.floor, timestamp)
 
     def require_writable(self) -> None:
-        """Raise `UsageError` if the store was opened to be read only, else as `require_healthy`."""
+        """Raise `UsageError` where nothing may be committed, else as `require_healthy`."""
         self.require_healthy()
+
+    def require_commits(self) -> None:
+        """As `require_writable`, and in a replica too: upkeep is its own, what it holds is not."""
+        self.require_writable()
 
     def require_healthy(self) -> None:
         """Raise `PoisonedError` if an earlier write failed, `ClosedError` after `finish`."""
@@ -290,6 +299,12 @@ class Committer:
         """Have those who wait look again."""
         with self._published:
             self._published.notify_all()
+
+    def persist(self) -> None:
+        """Wait until all that is written is on disk, records beside the timeline included. One
+        fsync, outside the lock: commits go on."""
+        self.require_healthy()
+        self._guarded(self._engine.sync)
 
     def make_durable(self) -> Timestamp:
         """Wait until all that is written is durable; returns the `upper` it covers."""

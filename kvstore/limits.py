@@ -50,6 +50,10 @@ millisecond); a larger one is prepared beside them."""
 MEMORY_RECORD_BYTES = 1 << 20
 """Payload of one journal record of an ingest or a snapshot of the memory engine."""
 
+BLOCK_BYTES = 8 << 10
+"""A block of RocksDB, the unit of reading, caching and checking. Beside its default of 4 KiB,
+sorted look-ups in 300,000 rows take 0.74 of the time and scans 0.92; single ones are no slower."""
+
 BLOCK_CACHE_BYTES = 512 << 20
 """RocksDB's cache of uncompressed blocks, filled as blocks are read: 1 M rows of 116 bytes fit
 several times over, and gets run 1.6x as fast as with the 8 MiB it has by default."""
@@ -194,3 +198,12 @@ SCRYPT_N = 1 << 15
 
 BACKUP_ATTEMPTS = 4
 """How often a backup takes the next window after losing a race against another script."""
+
+REPLICA_WINDOW_ROWS = 1 << 17
+"""Rows of a window that a replica takes commit by commit, sorted in memory; larger: by files."""
+
+REPLICA_WINDOW_BYTES = 64 << 20
+"""Bytes of such a window."""
+
+REPLICA_BATCH_ROWS = 8192
+"""Rows after which a replica writes the commits it has gathered: an engine batch of a megabyte."""

@@ -11,6 +11,7 @@
     generation/<time, 16 hex>  see kvstore/changes/generation.py
     epochs/<run, 16 hex>       see kvstore/changes/epoch.py
     clear/<timestamp, 16 hex>  see kvstore/clears.py
+    replica                    see kvstore/replica.py
 
 JSON, because these are few, are read at open only, and a person with a RocksDB tool can read them.
 """

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -23,6 +24,7 @@ from kvstore.gc import GcPolicy
 from kvstore.meta import FORMAT, INDEX_FLOOR, SINCE, UPPER, Meta
 from kvstore.mvcc import RangeTombstone, Versions
 from kvstore.readonly import ReadOnlyCommitter
+from kvstore.replica import REPLICA, ReplicaCommitter, stage_replica
 from kvstore.store import Store
 
 FORMAT_VERSION: Final = 1
@@ -125,7 +127,9 @@ def assemble(
     index = ChangeIndex(engine)
     since = meta.timestamp(SINCE)
     upper = max(meta.timestamp(UPPER), index.last() + 1, since + 1)
-    kind = ReadOnlyCommitter if read_only else Committer
+    kind: Callable[..., Committer] = ReadOnlyCommitter if read_only else Committer
+    if not read_only and meta.read(REPLICA) is not None:
+        kind = partial(ReplicaCommitter, clock=clock)
     domain = passive_domain if read_only else open_domain
     committer = kind(
         versions := Versions(engine),
@@ -161,10 +165,13 @@ class Founding:
 
 
 @contextmanager
-def found(path: Path, *, since: int, newest: int) -> Iterator[Founding]:
+def found(
+    path: Path, *, since: int, newest: int, replica_of: str | None = None
+) -> Iterator[Founding]:
     """Build a store at `path`, readable in `[since, newest]`; it is one when the block ends.
 
-    Its change index starts above `newest`: changes in older windows are found by a pass.
+    Its change index starts above `newest`: changes in older windows are found by a pass. It
+    follows the store `replica_of`, where that is given.
     """
     engine = RocksEngine(path)
     try:
@@ -175,6 +182,8 @@ def found(path: Path, *, since: int, newest: int) -> Iterator[Founding]:
         meta.stage(batch, UPPER, {"timestamp": newest + 1})
         meta.stage(batch, INDEX_FLOOR, {"timestamp": newest})
         _stage_format(meta, batch)
+        if replica_of is not None:
+            stage_replica(meta, batch, replica_of)
         engine.write(batch)
         engine.sync()
     finally:

@@ -8,6 +8,7 @@ merely disjoint and complete everywhere else.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from typing import Final
 
 from kvstore.codec.keys import TAIL_BYTES, check_data_key
 from kvstore.codec.ordered import unframe
@@ -15,18 +16,18 @@ from kvstore.engine.api import FileSpan
 from kvstore.errors import CorruptionError
 from kvstore.span import Span
 
-_DIGITS = 8
+_DIGITS: Final = 8
 """Bytes behind the common prefix that two bounds are interpolated over."""
 
 
 def split_span(span: Span, files: Iterable[FileSpan], count: int) -> list[Span]:
-    """Cut `span` into at most `count` pieces, ascending, from the bounds of `files`."""
+    """Cut `span` into at most `count` pieces, ascending, from user keys that bound `files`."""
     pieces = sorted(_pieces(span, list(files), count))
     total = sum(size for _, size in pieces)
     cuts: list[bytes] = []
     passed = 0.0
     for start, size in pieces:
-        due = passed >= total * (len(cuts) + 1) / count
+        due = passed + size / 2 >= total * (len(cuts) + 1) / count
         if due and start > (cuts[-1] if cuts else span.start):
             cuts.append(start)
         passed += size
@@ -34,29 +35,30 @@ def split_span(span: Span, files: Iterable[FileSpan], count: int) -> list[Span]:
     return [Span(a, b) for a, b in zip(starts, [*starts[1:], span.end], strict=True)]
 
 
+def user_spans(files: Iterable[FileSpan]) -> Iterator[FileSpan]:
+    """The files of `data` by the user keys they lie between; those of other families are left."""
+    for file in files:
+        try:
+            check_data_key(file.first)
+            check_data_key(file.last)
+        except CorruptionError:
+            continue
+        first, last = (unframe(key[:-TAIL_BYTES]) for key in (file.first, file.last))
+        yield FileSpan(first, last, file.size_bytes)
+
+
 def _pieces(span: Span, files: list[FileSpan], count: int) -> Iterator[tuple[bytes, float]]:
-    """Start and bytes of stretches of the files inside `span`, none larger than a share's half."""
-    known = [(bounds, file.size_bytes) for file in files if (bounds := _user_bounds(file))]
+    """Start and bytes of stretches of the files inside `span`, none above a quarter share."""
     inside = [
         (max(first, span.start), last if span.end is None else min(last, span.end), size)
-        for (first, last), size in known
+        for first, last, size in files
         if last >= span.start and (span.end is None or first < span.end)
     ]
     total = sum(size for *_, size in inside)
     for first, last, size in inside:
-        steps = max(1, min(count * 2, -(-size * count * 2 // max(total, 1))))
+        steps = max(1, min(count * 4, -(-size * count * 4 // max(total, 1))))
         for step in range(steps):
             yield _between(first, last, step, steps), size / steps
-
-
-def _user_bounds(file: FileSpan) -> tuple[bytes, bytes] | None:
-    """First and last user key of a file of `data`; None for files of other families."""
-    try:
-        check_data_key(file.first)
-        check_data_key(file.last)
-    except CorruptionError:
-        return None
-    return unframe(file.first[:-TAIL_BYTES]), unframe(file.last[:-TAIL_BYTES])
 
 
 def _between(first: bytes, last: bytes, step: int, steps: int) -> bytes:

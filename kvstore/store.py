@@ -33,7 +33,7 @@ from kvstore.clears import Clears
 from kvstore.clock import WallClock
 from kvstore.codec.keys import span_bounds
 from kvstore.commit import Committer, Durability, require_durability
-from kvstore.engine import CHANGES, DATA, RANGES, Engine
+from kvstore.engine import CHANGES, DATA, RANGES, Engine, FileSpan
 from kvstore.engine import Batch as EngineBatch
 from kvstore.errors import ClosedError, UsageError
 from kvstore.feeds import Feed, FeedBatch, Feeds, Position, QuiescentReader, Share
@@ -44,9 +44,10 @@ from kvstore.limits import FEED_BATCH_BYTES, FEED_BATCH_ROWS, QUIESCENCE_WAIT_S,
 from kvstore.meta import FORMAT, INDEX_FLOOR, Meta
 from kvstore.mvcc import RangeTombstone, Version, Versions, WriteSet
 from kvstore.mvcc.export import VersionColumns
+from kvstore.replica import Replica, ReplicaCommitter
 from kvstore.snapshot import Snapshot
 from kvstore.span import Span, require_key
-from kvstore.splits import split_span
+from kvstore.splits import split_span, user_spans
 from kvstore.tasks import Tasks
 from kvstore.timestamp import TimeLike, Timestamp, to_timestamp
 from kvstore.txn import (
@@ -454,7 +455,12 @@ class Store:
         if count < 1:
             raise UsageError(f"count={count}", "ask for at least one piece")
         self._live()
-        return split_span(span or Span(), self._engine.files(), count)
+        return split_span(span or Span(), self.files(), count)
+
+    def files(self) -> list[FileSpan]:
+        """The files that hold versions, by the user keys they lie between."""
+        self._live()
+        return list(user_spans(self._engine.files()))
 
     def snapshot(self, as_of: TimeLike | None = None) -> Snapshot:
         """Reads at one time that stays readable until the snapshot is closed."""
@@ -473,7 +479,7 @@ class Store:
         Costs O(bytes of the span), or the same whatever it holds with `compact=False`: then
         the space comes back as RocksDB compacts.
         """
-        self._live()
+        self._live().require_commits()
         return self._clearing.clear(Span(start, end), compact=compact)
 
     def revert_range(self, start: bytes, end: bytes | None, to: TimeLike) -> Timestamp | None:
@@ -597,7 +603,7 @@ class Store:
         return self._feeds.open(
             name,
             start,
-            Share() if streams is None else Share(*streams),
+            Share.of(streams),
             wanted,
             max_age=max_age,
             rows_max=batch_rows,
@@ -676,7 +682,8 @@ class Store:
 
     def prepare_import(self, record: ImportRecord) -> None:
         """Write down, durably, that an import is coming. The first step of `bulk.ingest`."""
-        self._imports.prepare(record, self._live())
+        self._live().require_commits()
+        self._imports.prepare(record, self._committer)
 
     def importing(self, import_id: int) -> AbstractContextManager[None]:
         """Have an import to oneself: `bulk.ingest` in another thread waits until the block ends."""
@@ -841,6 +848,43 @@ class Store:
             self._engine.checkpoint(target)
         return Timestamp(upper - 1)
 
+    # -- following another store ------------------------------------------------------------
+
+    @property
+    def is_replica(self) -> bool:
+        """Whether it follows another store, and refuses writes of its own until `promote`."""
+        committer = self._committer
+        return isinstance(committer, ReplicaCommitter) and committer.source is not None
+
+    def replica(self) -> Replica:
+        """The writing end of a replica. Raises `UsageError` if this is an ordinary store."""
+        committer = self._live()
+        if not isinstance(committer, ReplicaCommitter) or committer.source is None:
+            raise UsageError(f"{self.path} is no replica", "make one with backup.replicate")
+        return Replica(committer, on_index_floor=self._raise_index_floor)
+
+    def promote(self) -> Timestamp:
+        """Make a replica an ordinary store; returns the `upper` its commits begin at.
+
+        What its source did after that is not in it, and never will be. Raises as `replica`.
+        """
+        return self.replica().promote()
+
+    def wait_beyond(
+        self, upper: int, *, timeout: float | None = None, stop: Callable[[], bool] = lambda: False
+    ) -> None:
+        """Return once `self.upper` is above `upper`, `stop()` is true, or after `timeout` seconds.
+
+        Commits wake it, and `wake` does: nothing is polled. Raises `ClosedError` on close.
+        """
+        committer = self._live()
+        committer.wait_published(upper, timeout=timeout, stop=lambda: self._closed or stop())
+        self._require_live()
+
+    def wake(self) -> None:
+        """Have those in `wait_beyond` look again."""
+        self._committer.wake()
+
     def close(self) -> None:
         """Make everything durable and let go. Repeatable; scans still open raise `ClosedError`."""
         if self._closed:
@@ -895,6 +939,9 @@ class Store:
         self._require_kept(wanted.span, min(low, high))
         self._feeds.require_indexed(min(low, high))
         return wanted, low, high
+
+    def _raise_index_floor(self, timestamp: int) -> None:
+        self._index_floor = self._feeds.index_floor = timestamp
 
     def _require_live(self) -> None:
         self._live().require_healthy()

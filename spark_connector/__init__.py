@@ -1,6 +1,20 @@
-"""Spark as a way in and out: sessions, bulk loads."""
+"""Spark as a way in and out: sessions, bulk loads, reads of state and changes, streams."""
 
-from spark_connector.load import bulk_import, stage_import
+from spark_connector.keys import tuple_key
+from spark_connector.load import ImportReport, bulk_import, run_import, stage_import
+from spark_connector.rows import sorted_rows
 from spark_connector.session import session
+from spark_connector.sink import batch_importer
+from spark_connector.source import register
 
-__all__ = ["bulk_import", "session", "stage_import"]
+__all__ = [
+    "ImportReport",
+    "batch_importer",
+    "bulk_import",
+    "register",
+    "run_import",
+    "session",
+    "sorted_rows",
+    "stage_import",
+    "tuple_key",
+]

@@ -7,11 +7,9 @@ The SSTs are built in Spark's workers; the manifest is written and the import ad
 that called, for only that one has the store. What tasks return is their only result: a part
 that no result names was left by a failed or superseded attempt, and is never added.
 
-Rows are range-partitioned by the key alone: with a second column in the range expression Spark
-spreads one key over several partitions. Spark orders binary by unsigned bytes, as we do.
-
 A DataFrame is computed twice (once to sample its keys), and again where a task is retried: one
 whose rows change between runs (`rand()`, `current_timestamp()`) gives an import of some of them.
+With `splits` nothing is sampled.
 """
 
 from __future__ import annotations
@@ -19,15 +17,15 @@ from __future__ import annotations
 import pickle
 import secrets
 import shutil
-from collections.abc import Callable, Iterable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Literal, NamedTuple, TypeAlias
+from typing import Final, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import Column, DataFrame
-from pyspark.sql import functions as F  # noqa: N812  # as every Spark program has it
-from pyspark.sql.types import BinaryType, DataType, StringType
 
 import bulk
 from bulk.ingest import INGEST_DIRECTORY, OnConflict
@@ -36,19 +34,23 @@ from bulk.staging import Manifest
 from kvstore.errors import KeyOrderError, UsageError
 from kvstore.store import Store
 from kvstore.timestamp import Timestamp
-
-Duplicates: TypeAlias = Literal["error", "last"]
-
-BYTES_PER_PARTITION: Final = 128 << 20
-"""Input that one task sorts and writes when `partitions` is not given. A Python task costs some
-70 ms, so files should not be small; and a sort that fits memory does not spill."""
-
-PARTITIONS_MAX: Final = 10_000
-_UNKNOWN_SIZE: Final = 1 << 60
-"""Spark's estimate of a plan it knows nothing about is about the largest long."""
+from spark_connector.progress import Progress, watched
+from spark_connector.rows import KEY, Columns, Duplicates, sorted_rows
 
 _RESULT_SCHEMA: Final = "result binary"
-_KEY, _VALUE, _ORDER = "key", "value", "kvstore_order"
+
+
+@dataclass(frozen=True, slots=True)
+class ImportReport:
+    """What one load did. Seconds of Spark (read, sort, write the files), and of adding them."""
+
+    stamp: Timestamp
+    import_id: int
+    rows: int
+    files: int
+    bytes: int
+    build_seconds: float
+    add_seconds: float
 
 
 class _Refusal(NamedTuple):
@@ -62,28 +64,78 @@ class _Refusal(NamedTuple):
 def bulk_import(
     df: DataFrame,
     store: Store,
-    key: Column | str,
+    key: Columns,
     value: Column | str,
     staging: str | Path | None = None,
     partitions: int | None = None,
     on_conflict: OnConflict = "overwrite",
     *,
+    op: Column | str | None = None,
+    splits: Sequence[bytes] | None = None,
     duplicates: Duplicates = "error",
     order_by: Column | str | None = None,
+    import_id: int | None = None,
+    progress: Progress | None = None,
 ) -> Timestamp:
     """Load `df` into `store`; returns the timestamp at which all its rows became visible.
 
     `staging` must be an empty or new directory that the workers share with this process, on the
     store's file system so that files are moved rather than copied; by default one beside the
-    store's files. It is removed once the import was added. The rest is as in `stage_import`, and
-    `on_conflict` as in `bulk.ingest`.
+    store's files. It is removed once the import was added. `on_conflict` is as in `bulk.ingest`,
+    the rest as in `stage_import`. `run_import` does the same and tells more.
 
     Raises `UsageError` on bad columns, duplicates and null keys or values; then nothing was added.
     """
+    return run_import(
+        df,
+        store,
+        key,
+        value,
+        staging,
+        partitions,
+        on_conflict,
+        op=op,
+        splits=splits,
+        duplicates=duplicates,
+        order_by=order_by,
+        import_id=import_id,
+        progress=progress,
+    ).stamp
+
+
+def run_import(
+    df: DataFrame,
+    store: Store,
+    key: Columns,
+    value: Column | str,
+    staging: str | Path | None = None,
+    partitions: int | None = None,
+    on_conflict: OnConflict = "overwrite",
+    *,
+    op: Column | str | None = None,
+    splits: Sequence[bytes] | None = None,
+    duplicates: Duplicates = "error",
+    order_by: Column | str | None = None,
+    import_id: int | None = None,
+    progress: Progress | None = None,
+) -> ImportReport:
+    """As `bulk_import`; returns a report."""
     directory = _staging_directory(store, staging)
-    stage_import(
-        df, directory, key, value, partitions=partitions, duplicates=duplicates, order_by=order_by
+    started = time.perf_counter()
+    manifest = stage_import(
+        df,
+        directory,
+        key,
+        value,
+        op=op,
+        partitions=partitions,
+        splits=splits,
+        duplicates=duplicates,
+        order_by=order_by,
+        import_id=import_id,
+        progress=progress,
     )
+    built = time.perf_counter()
     try:
         stamp = bulk.ingest(store, directory, on_conflict=on_conflict, move=True)
     except UsageError:
@@ -91,45 +143,62 @@ def bulk_import(
             shutil.rmtree(directory, ignore_errors=True)
         raise
     shutil.rmtree(directory, ignore_errors=True)
-    return stamp
+    return ImportReport(
+        stamp=stamp,
+        import_id=manifest.import_id,
+        rows=manifest.rows,
+        files=len(manifest.parts),
+        bytes=manifest.size_bytes,
+        build_seconds=round(built - started, 3),
+        add_seconds=round(time.perf_counter() - built, 3),
+    )
 
 
 def stage_import(
     df: DataFrame,
     staging: str | Path,
-    key: Column | str,
+    key: Columns,
     value: Column | str,
     *,
+    op: Column | str | None = None,
     partitions: int | None = None,
+    splits: Sequence[bytes] | None = None,
     duplicates: Duplicates = "error",
     order_by: Column | str | None = None,
+    import_id: int | None = None,
+    progress: Progress | None = None,
 ) -> Manifest:
     """Build an import of `df` in `staging`, to be added by `bulk.ingest`, now or later.
 
     `key` and `value` are columns or expressions; strings are taken as their UTF-8 bytes, other
-    types are refused. A key that occurs twice is an error, or with `duplicates="last"` the row
-    with the greatest `order_by` is taken, among equals the greatest value. `partitions` is the
-    number of files; by default one per `BYTES_PER_PARTITION` of input, at least Spark's
-    parallelism. Needs no store.
+    types are refused. Several key columns (a list) are encoded so that their bytes sort as they
+    do (`tuple_key`). `op` holds `"put"` or `"delete"`; a deletion needs no value.
+
+    A key that occurs twice is an error, or with `duplicates="last"` the row with the greatest
+    `order_by` is taken, among equals the greatest value. `partitions` is the number of files; by
+    default one per `BYTES_PER_PARTITION` of input, at least Spark's parallelism. `splits` are the
+    least keys of all files but the first: then the files are the same in every run. `import_id`
+    makes a job repeatable: an id that was added is not added again. `progress` is called now and
+    then with tasks done and tasks known. Needs no store.
 
     Raises `UsageError` on bad columns, duplicates and null keys or values; `staging` is gone then.
     """
-    if duplicates not in ("error", "last") or (duplicates == "last") != (order_by is not None):
-        raise UsageError(
-            f"duplicates={duplicates!r} with order_by={order_by!r}",
-            'pass duplicates="last" and order_by together: arrival order means nothing in Spark',
-        )
-    rows = _rows(df, key, value, order_by)
+    rows = sorted_rows(
+        df,
+        key,
+        value,
+        op=op,
+        partitions=partitions,
+        splits=splits,
+        duplicates=duplicates,
+        order_by=order_by,
+    )
     directory = Path(staging)
-    staged = bulk.Import.create(directory)
+    staged = bulk.Import.create(directory, import_id=import_id)
     build = _builder(directory.resolve(), staged.import_id, drop_repeats=duplicates == "last")
-    # Among rows of equal order the value decides: arrival differs from run to run.
-    last_first = [F.col(_ORDER).desc(), F.col(_VALUE).desc()] if order_by is not None else []
-    order = [F.col(_KEY), *last_first]
-    # The count is always passed: without one, adaptive execution merges all into one partition.
-    parted = rows.repartitionByRange(partitions or _partition_count(df), _KEY)
     try:
-        collected = parted.sortWithinPartitions(*order).mapInArrow(build, _RESULT_SCHEMA).collect()
+        with watched(df.sparkSession, progress):
+            collected = rows.mapInArrow(build, _RESULT_SCHEMA).collect()
         return staged.seal(_parts(directory, [pickle.loads(row[0]) for row in collected]))
     except BaseException:
         shutil.rmtree(directory, ignore_errors=True)
@@ -142,40 +211,6 @@ def _staging_directory(store: Store, staging: str | Path | None) -> Path:
     if store.path is None:
         raise UsageError("the store has no directory to stage in", "pass staging=")
     return store.path / INGEST_DIRECTORY / f"staging-{secrets.token_hex(8)}"
-
-
-def _rows(
-    df: DataFrame, key: Column | str, value: Column | str, order_by: Column | str | None
-) -> DataFrame:
-    """The columns to load, under the names of this module, as binary."""
-    columns = [_column(key).alias(_KEY), _column(value).alias(_VALUE)]
-    if order_by is not None:
-        columns.append(_column(order_by).alias(_ORDER))
-    chosen = df.select(*columns)
-    for name, given in ((_KEY, key), (_VALUE, value)):
-        _require_bytes(name, given, chosen.schema[name].dataType)
-        chosen = chosen.withColumn(name, F.col(name).cast(BinaryType()))
-    return chosen
-
-
-def _column(given: Column | str) -> Column:
-    return F.col(given) if isinstance(given, str) else given
-
-
-def _require_bytes(name: str, given: Column | str, found: DataType) -> None:
-    if not isinstance(found, (BinaryType, StringType)):
-        raise UsageError(
-            f"{name} {given} is {found.simpleString()}, not binary or string",
-            "encode it so that its bytes sort as you want to scan",
-        )
-
-
-def _partition_count(df: DataFrame) -> int:
-    """Files to write: by Spark's own estimate of the input, at least one per core."""
-    context = df.sparkSession.sparkContext
-    size = int(str(df._jdf.queryExecution().optimizedPlan().stats().sizeInBytes()))
-    wanted = 0 if size > _UNKNOWN_SIZE or size < 0 else size // BYTES_PER_PARTITION
-    return min(max(wanted, context.defaultParallelism), PARTITIONS_MAX)
 
 
 def _parts(directory: Path, results: Iterable[Part | _Refusal]) -> list[Part]:
@@ -203,7 +238,7 @@ def _builder(
         try:
             with PartWriter(staging, import_id) as writer:
                 for batch in _without_repeats(batches) if drop_repeats else batches:
-                    writer.write(batch.select([_KEY, _VALUE]))
+                    writer.write(batch)
                 result = writer.finish()
         except KeyOrderError as error:
             result = _Refusal(error.what, error.remedy, twice=error.key)
@@ -219,7 +254,7 @@ def _without_repeats(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBat
     """Of rows with equal keys, which lie together, keep the first."""
     last = pa.scalar(None, pa.binary())
     for batch in batches:
-        keys = batch.column(_KEY)
+        keys = batch.column(KEY)
         if not len(keys):
             continue
         before = pa.concat_arrays([pa.array([last.as_py()], pa.binary()), keys[:-1]])

@@ -7,7 +7,7 @@
     kvstore:  cli
               opening, store, snapshot, upkeep
               txn, gc, verify, feeds
-              commit, recent, batch, clears, holds, imports, readonly, changesets
+              commit, recent, batch, clears, holds, imports, readonly, changesets, replica
               changes
               mvcc, meta, splits, tasks
               engine, journal
@@ -40,7 +40,7 @@ KVSTORE_LAYERS = (
     ("engine", "journal"),
     ("mvcc", "meta", "splits", "tasks"),
     ("changes",),
-    ("commit", "recent", "batch", "clears", "holds", "imports", "readonly", "changesets"),
+    ("commit", "recent", "batch", "clears", "holds", "imports", "readonly", "changesets", "replica"),
     ("txn", "gc", "verify", "feeds"),
     ("opening", "store", "snapshot", "upkeep"),
     ("cli",),

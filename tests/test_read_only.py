@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -11,8 +12,9 @@ from hypothesis import strategies as st
 
 import kvstore
 from kvstore import Span
+from kvstore.engine import FileSpan
 from kvstore.errors import NotAStoreError, NotYetWrittenError, UsageError
-from kvstore.splits import FileSpan, split_span
+from kvstore.splits import split_span
 
 pytestmark = pytest.mark.usefixtures("each_engine")
 
@@ -75,13 +77,6 @@ def test_what_is_no_store_is_not_made_one(tmp_path: Path) -> None:
     assert list((tmp_path / "empty").iterdir()) == []
 
 
-def _file(first: bytes, last: bytes, size: int) -> FileSpan:
-    tail = b"\x00\x01" + b"\xff" * 8 + b"\x01"
-    return FileSpan(
-        first.replace(b"\0", b"\0\xff") + tail, last.replace(b"\0", b"\0\xff") + tail, size
-    )
-
-
 @given(
     st.lists(st.tuples(st.binary(max_size=6), st.binary(max_size=6), st.integers(0, 1 << 30))),
     st.integers(1, 9),
@@ -91,11 +86,11 @@ def test_splits_cover_the_span_once_and_ascend(
     files: list[tuple[bytes, bytes, int]], count: int, start: bytes
 ) -> None:
     span = Span(start, start + b"\xff\xff\xff\xff")
-    pieces = split_span(span, [_file(min(a, b), max(a, b), n) for a, b, n in files], count)
+    pieces = split_span(span, [FileSpan(min(a, b), max(a, b), n) for a, b, n in files], count)
     assert 1 <= len(pieces) <= count
     assert pieces[0].start == span.start
     assert pieces[-1].end == span.end
-    assert all(a.end == b.start for a, b in zip(pieces, pieces[1:], strict=False))
+    assert all(a.end == b.start for a, b in pairwise(pieces))
 
 
 def test_splits_of_evenly_spread_keys_are_even(tmp_path: Path) -> None:

@@ -315,15 +315,3 @@ def _list(store: ObjectStore, folder: str) -> list[tuple[str, int]]:
 
 def _first_line(error: Exception) -> str:
     return str(error).partition("\n")[0]
-
-
-def object_place(url: str, options: dict[str, str]) -> tuple[ObjectBlob, ObjectConsensus]:
-    """Blob and consensus below an object store's URL; credentials come from the environment.
-
-    `options` are obstore's own, such as `endpoint`, `region` or `allow_http`.
-    """
-    try:
-        store = obstore.store.from_url(url, **options)  # type: ignore[call-overload]
-    except (BaseError, ValueError) as error:
-        raise UsageError(f"{url} cannot be opened: {_first_line(error)}") from error
-    return ObjectBlob(store, "blob"), ObjectConsensus(store)

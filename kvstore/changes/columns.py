@@ -103,8 +103,9 @@ class ColumnReader:
             codes = np.where(ops == OP_PUT_LARGE, np.uint8(OP_PUT), ops)
         keys = _wrapped(entry.key_offsets, entry.keys, entry.count)
         values = _values(entry, codes, all_puts=plain == entry.count)
+        none = pa.nulls(entry.count, pa.binary())
         if wanted.images == "none":
-            values = pa.nulls(entry.count, pa.binary())
+            values = none
         elif (large := np.flatnonzero(ops == OP_PUT_LARGE)).size:
             values = self._with_large(values, keys, large.tolist(), commit.timestamp)
         if entry.sequence is None:
@@ -116,10 +117,10 @@ class ColumnReader:
             pa.array(sequence),
             pa.array(codes),
             keys,
-            pa.nulls(entry.count, pa.binary()),
+            none,
             values,
-            self._pre(keys, commit.timestamp, wanted),
-            values if wanted.images.endswith("post") else pa.nulls(entry.count, pa.binary()),
+            self._pre(keys, commit.timestamp) if wanted.images.startswith("pre") else none,
+            values if wanted.images.endswith("post") else none,
             _constant(pack_changeset(entry.changeset), entry.count),
             _constant(commit.stream, entry.count),
         ]
@@ -133,9 +134,7 @@ class ColumnReader:
             found[place] = self._versions.get(keys[place].as_py(), at)
         return pa.array(found, pa.binary())
 
-    def _pre(self, keys: pa.Array, at: int, wanted: Wanted) -> pa.Array:
-        if not wanted.images.startswith("pre"):
-            return pa.nulls(len(keys), pa.binary())
+    def _pre(self, keys: pa.Array, at: int) -> pa.Array:
         images = [self._versions.get(key, at - 1) for key in keys.to_pylist()]
         return pa.array(images, pa.binary())
 

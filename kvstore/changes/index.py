@@ -41,7 +41,8 @@ FIRST_STREAM: Final = CONTROL_STREAM
 """The stream of a store that has one."""
 
 _CHUNKS_MAX = (1 << 32) - 1
-_ENTRIES_PER_TAKE = 16
+_ENTRIES_PER_TAKE = 64
+"""Small entries taken at once; large ones are taken one by one, a chunk being what is held."""
 
 
 Select: TypeAlias = "Callable[[Generation], Iterable[bytes]]"
@@ -254,11 +255,14 @@ class ChangeIndex:
             encode_change_key(stream, since, _CHUNKS_MAX) + b"\x00",
             encode_change_key(stream, upto + 1),
         )
+        count = 1
         try:
             while True:
-                keys, values = cursor.take(_ENTRIES_PER_TAKE)
+                keys, values = cursor.take(count)
                 if not keys:
                     return
+                is_small = sum(map(len, values)) < CHANGE_CHUNK_BYTES // 4
+                count = min(count * 2, _ENTRIES_PER_TAKE) if is_small else 1
                 for key, value in zip(keys, values, strict=True):
                     _, timestamp, chunk = decode_change_key(key)
                     yield timestamp, chunk, value

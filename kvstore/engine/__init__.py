@@ -1,5 +1,27 @@
 """Ordered, durable key-value storage behind one contract."""
 
-from kvstore.engine.api import CHANGES, DATA, FAMILIES, META, RANGES, Batch, Cursor, Engine, Reader
+from kvstore.engine.api import (
+    CHANGES,
+    DATA,
+    FAMILIES,
+    META,
+    RANGES,
+    Batch,
+    Cursor,
+    Engine,
+    FileSpan,
+    Reader,
+)
 
-__all__ = ["CHANGES", "DATA", "FAMILIES", "META", "RANGES", "Batch", "Cursor", "Engine", "Reader"]
+__all__ = [
+    "CHANGES",
+    "DATA",
+    "FAMILIES",
+    "META",
+    "RANGES",
+    "Batch",
+    "Cursor",
+    "Engine",
+    "FileSpan",
+    "Reader",
+]

@@ -25,16 +25,20 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from types import TracebackType
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
+from kvstore.changes.columns import from_events
 from kvstore.changes.event import Event
 from kvstore.changes.expand import EventReader, Wanted
 from kvstore.changes.generation import Generation
 from kvstore.commit import Committer
 from kvstore.errors import ClosedError, CorruptionError, HistoryGoneError, UsageError
 from kvstore.holds import Hold
-from kvstore.limits import FEED_BATCH_BYTES, FEED_BATCH_ROWS
+from kvstore.limits import FEED_BATCH_BYTES, FEED_BATCH_ROWS, STREAMS_MAX
 from kvstore.timestamp import Timestamp
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 
 class Position(NamedTuple):
@@ -53,6 +57,20 @@ class Share(NamedTuple):
 
     worker: int = 0
     workers: int = 1
+
+    @classmethod
+    def of(cls, streams: object) -> Share:
+        """What the `streams` argument of a feed says: None is all. Raises `UsageError`."""
+        if streams is None:
+            return cls()
+        if not isinstance(streams, tuple) or [type(part) for part in streams] != [int, int]:
+            raise UsageError(f"streams={streams!r}", "pass (worker, workers), or None for all")
+        share = cls(*streams)
+        if not 1 <= share.workers <= STREAMS_MAX or not 0 <= share.worker < share.workers:
+            raise UsageError(
+                f"worker {share.worker} of {share.workers}", "workers count from 0, below workers"
+            )
+        return share
 
     def select(self, found: Generation) -> list[bytes]:
         """The streams of a generation that this worker reads."""
@@ -73,6 +91,10 @@ class FeedBatch:
     def resolved(self) -> Timestamp:
         """All changes at or below this time have been delivered, and are durable."""
         return self.position.timestamp
+
+    def to_arrow(self) -> pa.RecordBatch:
+        """The events as a record batch of `kvstore.changes.columns.CHANGES_SCHEMA`. Copies."""
+        return from_events(self.events)
 
 
 class Tail:

@@ -18,7 +18,6 @@ from kvstore.commit import Committer
 from kvstore.errors import HistoryGoneError, HoldLostError, UsageError
 from kvstore.feeds.feed import Feed, FeedBatch, Position, Share, Tail
 from kvstore.holds import Hold, HoldRecord, Holds
-from kvstore.limits import STREAMS_MAX
 from kvstore.timestamp import NS_PER_SECOND, TimeLike, Timestamp, to_timestamp
 
 _PREFIX = "feed/"
@@ -42,7 +41,7 @@ class Feeds:
         self._index = index
         self._committer = committer
         self._holds = holds
-        self._index_floor = index_floor
+        self.index_floor = index_floor
         self._is_live = is_live
 
     def open(
@@ -158,10 +157,6 @@ class Feeds:
         return taken
 
     def _require_share(self, share: Share) -> None:
-        if not 1 <= share.workers <= STREAMS_MAX or not 0 <= share.worker < share.workers:
-            raise UsageError(
-                f"worker {share.worker} of {share.workers}", "workers count from 0, below workers"
-            )
         streams = len(self._index.generations.current.streams)
         if share.workers > streams:
             raise UsageError(
@@ -171,10 +166,10 @@ class Feeds:
 
     def require_indexed(self, since: int) -> None:
         """Raise `HistoryGoneError` unless the change index is whole above `since`."""
-        if since < self._index_floor:
+        if since < self.index_floor:
             raise HistoryGoneError(
                 as_of=since,
-                since=self._index_floor,
+                since=self.index_floor,
                 remedy="the store was restored then, and feeds begin there: "
                 "take a scan at that time first",
             )

@@ -17,12 +17,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import takewhile
 
 from kvstore.changes.change import Change
 from kvstore.changes.epoch import Epoch
 from kvstore.changes.index import ChangeIndex
 from kvstore.commit import Committer
-from kvstore.errors import EventsMissingError
+from kvstore.errors import EventsMissingError, HistoryGoneError
 from kvstore.timestamp import Timestamp
 
 
@@ -104,15 +105,14 @@ class QuiescentReader:
         self.position = since
 
     def __iter__(self) -> Iterator[QuiescentPoint]:
+        """Costs two passes over the epochs that are kept, and the headers of what is new."""
         durable = self._committer.make_durable()
-        epochs = [epoch for epoch in self._epochs() if epoch.closed_at <= durable]
-        start = self._anchor(epochs)
-        after = epochs[start - 1] if start else None
-        audit = Audit(after=after)
-        low = after.closed_at - 1 if after is not None else Timestamp(0)
+        anchor = self._anchor(durable)
+        audit = Audit(after=anchor)
+        low = 0 if anchor is None else anchor.closed_at - 1
         headers = self._index.headers(since=low, upto=durable - 1)
         header = next(headers, None)
-        for epoch in epochs[start:]:
+        for epoch in self._after(anchor, durable):
             while header is not None and header[0] < epoch.closed_at:
                 audit.add(header[2], header[1])
                 header = next(headers, None)
@@ -122,18 +122,30 @@ class QuiescentReader:
                 since, self.position = self.position, reached
                 yield QuiescentPoint(since, reached, self._changes)
 
-    def _anchor(self, epochs: list[Epoch]) -> int:
-        """How many epochs to skip: up to the last quiescent one at or below the position.
+    def _complete(self, durable: int) -> Iterator[Epoch]:
+        """The epochs whose events are all durable, oldest first."""
+        return takewhile(lambda epoch: epoch.closed_at <= durable, self._epochs())
+
+    def _anchor(self, durable: int) -> Epoch | None:
+        """The epoch to count from: the last quiescent one at or below the position.
 
         Counting from there must see every event. Where the index was trimmed, or begins with a
-        restore, that is the first quiescent one above its floor.
+        restore, that is the first quiescent one above its floor. None: from the beginning.
         """
         floor = max(self._committer.since, self._index_floor)
-        anchor, is_whole = 0, floor == 0 and bool(epochs) and epochs[0].begin == 0
-        for number, epoch in enumerate(epochs, start=1):
+        anchor, is_whole = None, floor == 0
+        for number, epoch in enumerate(self._complete(durable)):
+            is_whole = is_whole and (number > 0 or epoch.begin == 0)
             if epoch.quiescent:
                 at = epoch.closed_at - 1
                 if is_whole and at > self.position:
                     break
-                anchor, is_whole = number, at >= floor
+                anchor, is_whole = epoch, at >= floor
         return anchor
+
+    def _after(self, anchor: Epoch | None, durable: int) -> Iterator[Epoch]:
+        """The epochs that follow `anchor`. Raises `HistoryGoneError` if it was trimmed since."""
+        epochs = self._complete(durable)
+        if anchor is not None and anchor not in epochs:  # which takes all up to it
+            raise HistoryGoneError(as_of=self.position, since=self._committer.since)
+        return epochs

@@ -4,7 +4,7 @@
     versions    garbage of each key changed since the last run, oldest first
     ranges      range tombstones at or below since: nothing is left under them
     index       change entries at or below since; and that this run is done
-    imports     records of imports of which neither a row nor a change entry is left
+    imports     all but the names and times of imports of which no row and no change entry is left
 
 The work is found in the change index: a version can only become garbage where something newer
 was written, so the keys changed in (last run, since] are all there is to look at; a range
@@ -22,14 +22,12 @@ Source: the order of persistence is CockroachDB's (its MVCC GC queue).
 
 from __future__ import annotations
 
-import shutil
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
 
 from kvstore.changes.entry import OP_DELETE_RANGE, OP_IMPORT, OP_REVERT
 from kvstore.changes.index import ChangeIndex
@@ -43,18 +41,16 @@ from kvstore.codec.ordered import frame
 from kvstore.commit import Committer
 from kvstore.engine.api import CHANGES, DATA, RANGES, Batch
 from kvstore.errors import ClosedError, UsageError
+from kvstore.gc.leftovers import Leftovers
 from kvstore.gc.rules import garbage
 from kvstore.holds import HoldRecord, Holds
-from kvstore.imports import ImportRecord, Imports
+from kvstore.imports import Imports
 from kvstore.limits import GC_KEYS_PER_STEP, GC_SPANS_PER_STEP, SCAN_CHUNK, STALE_IMPORT_S
 from kvstore.meta import COLLECTED, INDEX_FLOOR, Meta
 from kvstore.mvcc import Versions
 from kvstore.mvcc.diff import stored_keys
 from kvstore.span import Span, merge_spans
 from kvstore.timestamp import NS_PER_SECOND, Timestamp
-
-INGEST_DIRECTORY: Final = "ingest"
-"""Where `bulk.ingest` brings files before RocksDB takes them; what a crash leaves stays there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +109,7 @@ class Collector:
         self._meta = Meta(versions.engine)
         self._running = threading.Lock()
         self._stopped = False
-        self._first_rows: dict[int, bytes] = {}
+        self._leftovers = Leftovers(imports, committer, path)
         self.keys_per_step = GC_KEYS_PER_STEP
         self.at_step: Callable[[str], None] = lambda name: None
 
@@ -131,6 +127,8 @@ class Collector:
             previous = self._committer.since
             lost, held_back = self._advance(target)
             since = self._committer.since
+            if since > previous:
+                self._committer.persist()
             tally = _Tally()
             collected = self._meta.timestamp(COLLECTED)
             if collected < since:
@@ -138,8 +136,11 @@ class Collector:
                 self._remove_versions(collected, since, tally)
                 self._remove_ranges(since, tally)
                 self._trim(since)
-                self._forget_imports(since, tally)
-            self._take_back(stale_s, tally)
+                tally.imports += self._leftovers.forget_history(since)
+                self.at_step("imports")
+            self._require_running()
+            tally.imports += self._leftovers.abort_stale(stale_s)
+            self._leftovers.remove_files(stale_s)
             if compact:
                 self._compact(tally)
         return GcReport(
@@ -305,7 +306,7 @@ class Collector:
                 return
             yield from keys
 
-    # -- index, clears, imports -------------------------------------------------------------
+    # -- index and clears -------------------------------------------------------------------
 
     def _trim(self, since: int) -> None:
         def stage(batch: Batch) -> None:
@@ -318,44 +319,6 @@ class Collector:
             self._committer.write_meta(stage, durable=False)
             self._clears.forget(since)
         self.at_step("index")
-
-    def _forget_imports(self, since: int, tally: _Tally) -> None:
-        """Forget imports that are history: no rows, no change entries.
-
-        Where the first row was found is remembered, so that the searches of all runs together
-        pass over an import's spans once.
-        """
-        gone: list[ImportRecord] = []
-        for record in self._imports.all():
-            settled = record.added if record.reverted is None else record.reverted
-            if settled is None or settled > since:
-                continue
-            start = self._first_rows.get(record.import_id, b"")
-            first = self._imports.first_row(record, start)
-            if first is None:
-                gone.append(record)
-                self._first_rows.pop(record.import_id, None)
-            else:
-                self._first_rows[record.import_id] = first
-        self._imports.forget(gone, self._committer)
-        tally.imports += len(gone)
-        self.at_step("imports")
-
-    def _take_back(self, stale_s: float, tally: _Tally) -> None:
-        """Abort imports prepared long ago and never added, and remove files left in `ingest/`."""
-        oldest = self._committer.now() - int(stale_s * NS_PER_SECOND)
-        for record in self._imports.all():
-            stale = record.prepared is not None and record.prepared < oldest
-            if record.added is None and stale:
-                self._require_running()
-                self._imports.abort(record.import_id, self._committer)
-                tally.imports += 1
-        if self._path is None or not (self._path / INGEST_DIRECTORY).is_dir():
-            return
-        waiting = {f"{record.import_id:016x}" for record in self._imports.all() if not record.added}
-        for left in (self._path / INGEST_DIRECTORY).iterdir():
-            if left.name not in waiting and left.stat().st_mtime_ns < oldest:
-                shutil.rmtree(left, ignore_errors=True)
 
     # -- space ------------------------------------------------------------------------------
 

@@ -37,7 +37,6 @@ from kvstore.codec.keys import (
     VALUE,
     check_data_key,
     decode_suffix,
-    encode_reference,
     encode_suffix,
     is_reference,
     split_data_key,
@@ -49,10 +48,17 @@ from kvstore.errors import CorruptionError, printable
 from kvstore.holds import Holds
 from kvstore.imports import ImportRecord, Imports
 from kvstore.limits import SCAN_CHUNK
-from kvstore.meta import COLLECTED, INDEX_FLOOR, SINCE, UPPER, Meta
-from kvstore.mvcc import Fragments, Lifetime, RangeTombstone, Versions
+from kvstore.meta import INDEX_FLOOR, Meta
+from kvstore.mvcc import Fragments, RangeTombstone, Versions
 from kvstore.mvcc.versions import stored_tombstones
 from kvstore.span import Span
+from kvstore.verify.records import (
+    check_frontiers,
+    check_hold,
+    check_import,
+    check_rows,
+    check_stamps,
+)
 from kvstore.verify.report import Findings, VerifyReport
 
 _HASH_MASK = (1 << 64) - 1
@@ -300,44 +306,16 @@ class _Walk:
 
     def records(self) -> None:
         """Frontiers, holds and imports."""
-        with self.findings.reading():
-            for _ in self._meta.records(""):
-                pass
-        committer, add = self._committer, self.findings.add
-        since = committer.since
-        if self._meta.timestamp(SINCE) != since:
-            add("since", f"is {since}, but {self._meta.timestamp(SINCE)} is stored")
-        if since > self._upto:
-            add("since", f"{since} is not below upper {self._upto + 1}")
-        if self._meta.timestamp(UPPER) > committer.upper:
-            add("upper", f"is {committer.upper}, below what is stored")
-        if self._meta.timestamp(COLLECTED) > since:
-            add("since", f"{since} is below what GC has collected")
-        if committer.durable > committer.upper:
-            add("durable", f"{committer.durable} is above upper {committer.upper}")
+        since = self._committer.since
+        check_frontiers(self.findings, self._meta, self._committer)
         for hold in self._holds.all():
-            if not hold.lost and hold.timestamp < since:
-                add(f"hold {hold.name!r}", f"at {hold.timestamp}, below since {since}")
+            check_hold(self.findings, hold, since)
+        events = self._events if self._index_whole else None
         for record in self._records.values():
-            self._import(record)
-        self._stamps()
-
-    def _import(self, record: ImportRecord) -> None:
-        where, add = f"import {record.import_id:016x}", self.findings.add
-        added, reverted = record.added, record.reverted
-        rows = self._rows[record.reference]
-        if reverted is not None and (added is None or added >= reverted):
-            add(where, f"added at {added}, reverted at {reverted}")
-        for op, at in ((OP_IMPORT, added), (OP_REVERT, reverted)):
-            if at is None:
-                continue
-            if at > self._upto:
-                add(where, f"dated {at}, with upper at {self._upto + 1}")
-            elif at > self._floor and (op, record.import_id, at) not in self._events:
-                add(where, f"its event at {at} is not in the change index")
-        whole = added is not None and added > self._committer.since
-        if rows > record.rows or (whole and rows != record.rows and not self._is_cut(record)):
-            add(where, f"{rows} rows, {record.rows} were added")
+            check_import(self.findings, record, events, floor=self._floor, upto=self._upto)
+            whole = record.added is not None and record.added > since and not self._is_cut(record)
+            check_rows(self.findings, record, self._rows[record.reference], is_whole=whole)
+        check_stamps(self.findings, self._records, self._view.stamps, self._events)
 
     def _is_cut(self, record: ImportRecord) -> bool:
         return any(
@@ -345,25 +323,6 @@ class _Walk:
             for clear in self._clears
             for span in record.spans
         )
-
-    def _stamps(self) -> None:
-        """The lifetimes readers use are those of the records; each event has a record."""
-        expected = {
-            reference: Lifetime(record.added)
-            if record.reverted is None
-            else Lifetime(record.added, record.reverted)
-            for reference, record in self._records.items()
-            if record.added is not None
-        }
-        if dict(self._view.stamps) != expected:
-            self.findings.add("imports", "the stamps in use are not those of the records")
-        for op, import_id, timestamp in sorted(self._events):
-            record = self._records.get(encode_reference(import_id))
-            dated = record and (record.added if op == OP_IMPORT else record.reverted)
-            if dated != timestamp:
-                self.findings.add(
-                    f"import {import_id:016x}", f"the change index dates it {timestamp}"
-                )
 
 
 def _pairs(cursor: Cursor) -> Iterator[tuple[bytes, bytes]]:

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvstore.changes.entry import (
+    BULK_ROWS_MIN,
     COMPRESS_FROM_BYTES,
     OP_DELETE,
     OP_DELETE_RANGE,
@@ -18,6 +19,7 @@ from kvstore.changes.entry import (
     OP_REVERT,
     Row,
     pack,
+    peek,
     unpack,
 )
 from kvstore.errors import CorruptionError, FormatVersionError
@@ -58,6 +60,53 @@ def test_golden_entry() -> None:
         "7a76"
         "050103"  # keys, values, ops
     )
+
+
+def test_golden_entry_of_a_commit_over_several_streams() -> None:
+    entry = pack(
+        bytes([OP_PUT, OP_PUT]), [b"a", b"b"], [b"", b"v"], is_last=False, sequence=[1, 258]
+    )
+    assert entry.hex() == (
+        "01000200"
+        "02000000"
+        "25000000"  # version, codec, flags: not the last, sequenced; count, body bytes
+        "0000000000000000"
+        "0000000000000000"  # no changeset
+        "00000000"
+        "01000000"
+        "02000000"  # key offsets
+        "00000000"
+        "00000000"
+        "01000000"  # value offsets
+        "01000000"
+        "02010000"  # sequence
+        "6162"
+        "76"
+        "0101"  # keys, values, ops
+    )
+
+
+@given(rows.filter(bool), st.integers(0, 1 << 31))
+def test_sequences_come_back_and_headers_can_be_read_alone(found: list[Row], first: int) -> None:
+    numbers = list(range(first, first + len(found)))
+    entry = pack(
+        bytes(row.op for row in found),
+        [row.key for row in found],
+        [row.value for row in found],
+        changeset=(3, first),
+        sequence=numbers,
+    )
+    opened = unpack(entry, where="here")
+    assert opened.sequence is not None
+    assert opened.sequence.tolist() == numbers
+    assert list(opened.rows()) == found
+    assert peek(entry, where="here") == (len(found), (3, first))
+
+
+@pytest.mark.parametrize("count", [1, BULK_ROWS_MIN - 1, BULK_ROWS_MIN, 3 * BULK_ROWS_MIN])
+def test_offsets_are_the_same_in_bulk_and_one_by_one(count: int) -> None:
+    found = [Row(OP_PUT, b"k" * (n % 7), b"v" * (n % 5)) for n in range(count)]
+    assert list(unpack(packed(found), where="here").rows()) == found
 
 
 @given(rows, st.booleans())

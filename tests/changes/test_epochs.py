@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import os
 import signal
 import subprocess
@@ -11,6 +12,7 @@ from datetime import timedelta
 from itertools import groupby, pairwise
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -120,6 +122,17 @@ def test_a_run_of_epochs_survives_packing(
     ]
     assert [e.quiescent + 2 * e.ended for e in found] == numbers[3::4]
     assert all(a.end == b.begin for a, b in pairwise(found))
+
+
+def test_golden_run_of_epochs() -> None:
+    record = pack_run(0x0123456789ABCDEF, 5, [9, 100, 2, 0, 12, 100, 0, 1], quiet=100)
+    columns = record.pop("columns")
+    assert record == {"domain": "0123456789abcdef", "begin": 5, "count": 2, "quiet": 100}
+    raw = base64.b64decode(columns)
+    assert raw[:4] == (2 * 4 * 8).to_bytes(4, "little")
+    shuffled = pa.decompress(raw[4:], decompressed_size=64, codec="lz4_raw").to_pybytes()
+    # First bytes of: ends 9, +3; closing times 100, +0; events 2, -2; flags 0, +1.
+    assert shuffled.hex() == "0903640002fe0001" + "0000000000ff0000" * 7
 
 
 def test_a_damaged_run_is_corruption() -> None:

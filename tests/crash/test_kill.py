@@ -20,7 +20,7 @@ import kvstore
 from backup import Collection
 from kvstore.store import Store
 from tests.crash import children
-from tests.harness.model import apply
+from tests.harness.rows import apply
 
 Child = Callable[[Path, Any, int], None]
 Acknowledged = list[tuple[Any, ...]]

@@ -16,7 +16,7 @@ import bulk
 import kvstore
 from kvstore.store import Store
 from tests.crash.children import stage
-from tests.harness.model import apply
+from tests.harness.rows import apply
 
 
 def live_log(path: Path) -> Path:

@@ -11,6 +11,7 @@ import pytest
 
 import kvstore
 from kvstore import Feed, FeedBatch, ManualClock, Position, Store, Timestamp
+from kvstore.changes.columns import CHANGES_SCHEMA
 from kvstore.errors import (
     ClosedError,
     FencedError,
@@ -111,10 +112,28 @@ def test_the_last_batch_of_a_window_is_resolved_up_to_now(store: Store) -> None:
     assert list(feed) == [] or keys(list(feed)) == []
 
 
-def test_a_feed_never_hands_out_what_is_not_durable(store: Store) -> None:
-    store.put(b"a", b"1")
-    for batch in store.feed("f", start=0):
-        assert all(event.timestamp < store.durable for event in batch.events)
+def test_a_feed_never_hands_out_what_is_not_durable(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While the disk does not answer, a follower gets nothing; the write alone is not enough."""
+    sync, answer, asked = store._engine.sync, threading.Event(), threading.Event()
+    feed = store.feed("f", start="now")
+
+    def slow() -> None:
+        asked.set()
+        assert answer.wait(WAIT_S)
+        sync()
+
+    monkeypatch.setattr(store._engine, "sync", slow)
+    stamp = store.put(b"a", b"1", durability="async")
+    follower = Follower(feed)
+    assert asked.wait(WAIT_S)
+    assert store.get(b"a") == b"1"
+    assert keys(follower.batches) == []
+    assert store.durable <= stamp
+    answer.set()
+    follower.wait(lambda f: keys(f.batches) == [b"a"])
+    assert store.durable > stamp
 
 
 def test_an_abandoned_pass_goes_on_after_the_last_batch_delivered(store: Store) -> None:
@@ -159,6 +178,17 @@ def test_batches_are_bounded_in_rows_and_bytes(store: Store) -> None:
     size = list(store.feed("bytes", start=0, batch_bytes=150))
     assert max(len(batch.events) for batch in size) == 2
     assert keys(rows) == keys(size)
+
+
+def test_a_batch_of_a_feed_is_a_record_batch_too(store: Store) -> None:
+    stamp = store.put(b"a", b"1")
+    store.delete_range(b"a", b"b")
+    (batch,) = store.feed("f", start=0, images="pre")
+    found = batch.to_arrow()
+    assert found.schema == CHANGES_SCHEMA
+    assert found.column("op").to_pylist() == [1, 5]
+    assert found.column("end_key").to_pylist() == [None, b"b"]
+    assert found.column("timestamp").to_pylist()[0] == stamp
 
 
 # -- fencing and budgets --------------------------------------------------------------------
@@ -350,9 +380,9 @@ def test_bad_calls_are_refused(store: Store) -> None:
             store.feed(name, start=0)  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="2 workers for 1 stream"):
         store.feed("f", start=0, streams=(0, 2))
-    for streams in ((2, 2), (-1, 1), (0, 0)):
+    for streams in ((2, 2), (-1, 1), (0, 0), 3, (1,), ("0", 1), (True, 2), "01"):
         with pytest.raises(UsageError):
-            store.feed("f", start=0, streams=streams)
+            store.feed("f", start=0, streams=streams)  # type: ignore[arg-type]
     for wrong in ({"images": "all"}, {"expand": "x"}, {"batch_rows": 0}, {"batch_bytes": 0}):
         with pytest.raises(UsageError):
             store.feed("f", start=0, **wrong)  # type: ignore[arg-type]

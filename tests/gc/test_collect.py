@@ -248,7 +248,7 @@ def test_gc_takes_one_of_before_and_keep(store: Store) -> None:
 
 
 def test_gc_of_a_store_that_is_read_only_is_refused_and_removes_no_file(tmp_path: Path) -> None:
-    with kvstore.open(tmp_path / "db") as store:
+    with kvstore.open(tmp_path / "db", engine="rocksdb") as store:
         store.put(b"k", b"v")
     left = tmp_path / "db" / "ingest" / "00000000000000aa"
     left.mkdir(parents=True)
@@ -409,3 +409,73 @@ def test_crash_at_each_step_leaves_junk_at_most_and_the_next_run_resumes(
         assert len(list(store._collector._stored_ranges())) == (
             1 if store._versions.view.fragments else 0
         )
+
+
+def test_import_without_rows_is_left_alone_by_every_run(store: Store, tmp_path: Path) -> None:
+    made = bulk.Import.create(tmp_path / "empty")
+    made.seal()
+    stamp = bulk.ingest(store, tmp_path / "empty")
+    for _ in range(2):
+        store.put(b"k", b"v")
+        assert store.gc(before=store.now()).imports == 0
+    assert bulk.ingest(store, tmp_path / "empty") == stamp
+    assert store.verify().problems == ()
+
+
+def test_gc_looks_only_at_keys_that_changed_and_spans_that_were_deleted(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with store.batch() as batch:
+        for number in range(3000):
+            batch.put(b"%05d" % number, b"v")
+    store.gc(before=store.now())
+    store.put(b"00007", b"w")
+    store.delete_range(b"01000", b"01010")
+    store.put(b"00009", b"w")
+    looked, tails = [], store._versions.tails
+    monkeypatch.setattr(store._versions, "tails", lambda key: looked.append(key) or tails(key))
+    passed, cursor = [], store._engine.cursor
+
+    def counted(family: str, start: bytes = b"", end: bytes | None = None, **how: bool) -> object:
+        if family == DATA:
+            passed.append((start, end))
+        return cursor(family, start, end, **how)
+
+    monkeypatch.setattr(store._engine, "cursor", counted)
+    assert store.gc(before=store.now()).versions == 12
+    assert looked == [b"00007", b"00009"]
+    assert passed == [(b"01000", b"01010")]
+
+
+def test_snapshots_stay_whole_while_writers_and_gc_run(store: Store) -> None:
+    """Each commit writes one number to all keys; a snapshot sees one number, however long."""
+    wrong = []
+
+    def write() -> None:
+        for number in range(200):
+            with store.batch() as batch:
+                batch.delete_range(b"a", b"z")
+                for key in KEYS:
+                    batch.put(key, b"%d" % number)
+
+    def collect() -> None:
+        while writer.is_alive():
+            store.gc(before=store.upper - 1)
+
+    with store.batch() as batch:
+        for key in KEYS:
+            batch.put(key, b"0")
+    writer = threading.Thread(target=write)
+    collector = threading.Thread(target=collect)
+    writer.start()
+    collector.start()
+    while writer.is_alive():
+        with store.snapshot() as snapshot:
+            first, values = dict(snapshot.scan()), snapshot.get_many(KEYS)
+            again = dict(snapshot.scan(reverse=True))
+            if first != again or len({*values, *first.values()}) != 1 or len(first) != len(KEYS):
+                wrong.append((snapshot.as_of, first, values, again))
+    writer.join()
+    collector.join()
+    assert wrong == []
+    assert store.verify().problems == ()

@@ -10,8 +10,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
 
+from tests.harness.rows import Row, order
+
 Event = tuple[int, bytes | None, bool]  # timestamp, value, whether a range delete made it
-Row = tuple[int, str, bytes, bytes | None, bytes | None]  # timestamp, op, key, end key, value
 
 
 @dataclass
@@ -139,20 +140,3 @@ class Model:
                 growing[timestamp] = (begun, high)
         for timestamp, (begun, reached) in growing.items():
             yield timestamp, "delete_range", begun, reached, None
-
-
-def order(row: Row) -> tuple[int, bool, bytes]:
-    return row[0], row[1] != "delete_range", row[2]
-
-
-def apply(state: dict[bytes, bytes], rows: Iterable[Row]) -> dict[bytes, bytes]:
-    """A state after some changes, made in time order."""
-    after = dict(state)
-    for _, op, key, end, value in sorted(rows, key=order):
-        if op == "delete_range":
-            after = {k: v for k, v in after.items() if not key <= k < end}
-        elif op == "delete":
-            after.pop(key, None)
-        else:
-            after[key] = value
-    return after

@@ -17,7 +17,7 @@ import kvstore
 from kvstore import Store
 from kvstore.errors import KeyConflictError, KeyOrderError, UsageError
 from kvstore.limits import KEY_BYTES_MAX
-from spark_connector import bulk_import, stage_import
+from spark_connector import bulk_import, run_import, stage_import
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -257,3 +257,78 @@ def test_import_survives_a_restart_of_the_store(spark: SparkSession, tmp_path: P
     with kvstore.open(tmp_path / "db") as store:
         assert dict(store.scan(as_of=stamp)) == rows
         assert list(store.scan(as_of=stamp - 1)) == []
+
+
+def test_several_key_columns_sort_as_the_columns_do(spark: SparkSession, store: Store) -> None:
+    from kvstore.codec.tuples import decode_tuple, encode_tuple
+
+    df = spark.sql(
+        "SELECT IF(id % 7 = 0, null, concat('c', id % 3)) AS country, 500 - id AS n, "
+        "CAST(id AS STRING) AS value FROM range(1000)"
+    )
+    bulk_import(df, store, key=["country", "n"], value="value", partitions=3)
+    found = [decode_tuple(key) for key, _ in store.scan()]
+    assert found == [(row.country, row.n) for row in df.orderBy("country", "n").collect()]
+    assert len(list(store.scan(prefix=encode_tuple(["c1"])))) == sum(c == "c1" for c, _ in found)
+
+
+def test_rows_that_delete_leave_tombstones(spark: SparkSession, store: Store) -> None:
+    before = store.put(b"a", b"old")
+    df = spark.sql(
+        "SELECT * FROM VALUES ('a', 'delete', null), ('b', 'put', 'new'), ('c', 'delete', 'x') "
+        "AS t(key, op, value)"
+    )
+    stamp = bulk_import(df, store, "key", "value", op="op")
+    assert dict(store.scan()) == {b"b": b"new"}
+    assert store.get(b"a", as_of=before) == b"old"
+    ops = {change.key: change.op for change in store.changes(before, stamp)}
+    assert ops == {b"a": "delete", b"b": "put", b"c": "delete"}
+
+
+def test_unknown_op_is_refused(spark: SparkSession, store: Store) -> None:
+    df = spark.sql("SELECT 'a' AS key, 'upsert' AS op, 'v' AS value")
+    with pytest.raises(UsageError, match="column op holds something else"):
+        bulk_import(df, store, "key", "value", op="op")
+
+
+def test_explicit_splits_are_the_borders_of_the_files(
+    spark: SparkSession, store: Store, tmp_path: Path
+) -> None:
+    rows = random_rows(6, 1500)
+    splits = [b"\x00\x01", b"\x40", b"\x80", b"\x80\x00", b"\xff"]
+    staging = tmp_path / "s"
+    manifest = stage_import(frame(spark, rows), staging, "key", "value", splits=splits)
+    for part in manifest.parts:
+        assert not any(part.smallest < split <= part.largest for split in splits)
+    assert len(manifest.parts) == len(splits) + 1
+    bulk.ingest(store, staging)
+    assert dict(store.scan()) == rows
+    for wrong in ([b"b", b"a"], [b""], [b"a", b"a"]):
+        with pytest.raises(UsageError, match="splits do not ascend"):
+            stage_import(frame(spark, rows), tmp_path / "t", "key", "value", splits=wrong)
+
+
+def test_job_of_a_known_id_is_added_once(spark: SparkSession, store: Store) -> None:
+    df = frame(spark, {b"a": b"1"})
+    report = run_import(df, store, "key", "value", import_id=77)
+    assert (report.import_id, report.rows, report.files) == (77, 1, 1)
+    assert report.bytes == store.imports()[0].size_bytes
+    assert report.stamp == store.imports()[0].added
+    with pytest.raises(UsageError, match="used with another manifest"):
+        bulk_import(df, store, "key", "value", import_id=77)
+
+
+def test_progress_is_told_and_what_it_raises_is_raised(spark: SparkSession, tmp_path: Path) -> None:
+    told: list[tuple[int, int]] = []
+    df = frame(spark, {b"a": b"1", b"b": b"2"})
+    stage_import(
+        df, tmp_path / "s", "key", "value", progress=lambda done, known: told.append((done, known))
+    )
+    assert told[-1][0] == told[-1][1] > 0
+
+    def fail(done: int, known: int) -> None:
+        raise ValueError("the bar is broken")
+
+    with pytest.raises(ValueError, match="the bar is broken"):
+        stage_import(df, tmp_path / "t", "key", "value", progress=fail)
+    assert not (tmp_path / "t").exists()

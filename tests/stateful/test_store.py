@@ -31,7 +31,8 @@ from kvstore.errors import (
 )
 from kvstore.store import Store
 from kvstore.timestamp import TIMESTAMP_MAX
-from tests.harness.model import Model, Row, apply, order
+from tests.harness.model import Model
+from tests.harness.rows import Row, apply, order
 from tests.harness.strategies import KEYS, bounds, keys, ops, rows, spans, values
 
 START_NS = 1_000_000

@@ -19,7 +19,7 @@ import bulk
 import kvstore
 from kvstore.errors import HistoryGoneError, KVStoreError
 from kvstore.store import Store
-from tests.harness.model import apply
+from tests.harness.rows import apply
 
 KEYS = [b"k%d" % number for number in range(10)]
 ROUNDS = 60

@@ -1,0 +1,176 @@
+"""Replication: a standby store with the history of another, version for version.
+
+    with kvstore.open("live") as live:
+        backup.replicate(live, "standby", follow=True, stop=stop)
+
+The first copy is built from sorted files, beside its place, and appears there whole. From then on
+the standby takes window after window: its own durable `upper` is the position, so whichever side
+crashes, the next run goes on there. A hold on the live store keeps what the standby lacks.
+
+The standby serves reads meanwhile; `store.promote()` makes it an ordinary store.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+from collections.abc import Iterable, Iterator
+from datetime import timedelta
+from itertools import chain, groupby
+from operator import itemgetter
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+import kvstore
+from backup.collection import Collection
+from backup.restore import restore_store, version_files
+from backup.shard import OP_DELETE, OP_DELETE_RANGE
+from backup.source import CollectionSource, Rows, Source, Stop, StoreSource
+from kvstore.errors import UsageError
+from kvstore.limits import REPLICA_BATCH_ROWS, REPLICA_WINDOW_BYTES, REPLICA_WINDOW_ROWS
+from kvstore.mvcc import RangeTombstone, WriteSet
+from kvstore.replica import Replica
+from kvstore.store import Store
+from kvstore.timestamp import Timestamp
+
+
+def replicate(
+    source: Store | Collection | str,
+    target: str | os.PathLike[str] | Store,
+    follow: bool = False,
+    *,
+    stop: Stop | None = None,
+    max_age: timedelta | None = None,
+) -> Timestamp:
+    """Bring the replica `target` up to `source`, making it if there is none; returns its `upper`.
+
+    `source` is a live store, or a collection (or its URL) of one. `target` is a path, or a replica
+    that is open (to be read meanwhile). With `follow` it goes on until `stop` is set: a commit
+    in a live store is copied as it comes, a collection is looked at every few seconds.
+
+    A live store keeps history for its replica (hold `replica-...`), unless that falls further
+    behind than `max_age`. Raises `UsageError` if `target` is an ordinary store or follows
+    another, `HistoryGoneError` if the source no longer has what it lacks: make a new one then.
+    """
+    stop = stop or Stop()
+    path = _path_of(target)
+    origin = _source(source, path, max_age)
+    if not isinstance(target, Store) and not path.exists():
+        first_copy(origin, path)
+    if isinstance(target, Store):
+        return _follow(origin, target, stop if follow else None)
+    with kvstore.open(path, create=False) as store:
+        return _follow(origin, store, stop if follow else None)
+
+
+def first_copy(source: Source, path: Path) -> None:
+    """Build a replica at `path` with all that `source` has. Memory is bounded."""
+    source_id = source.source_id()
+    with source.rows(None, source.upper()) as rows:
+        upto = rows.upper - 1
+        since = min(rows.whole_since, upto)
+        restore_store(path, rows.batches, since=since, as_of=upto, replica_of=source_id)
+    source.done(upto)
+
+
+def _follow(source: Source, target: Store, stop: Stop | None) -> Timestamp:
+    replica = target.replica()
+    if replica.source != source.source_id():
+        raise UsageError(
+            f"{target.path} follows store {replica.source}, not {source.source_id()}",
+            "replicate into a path of its own",
+        )
+    while True:
+        upper = source.upper()
+        if upper > replica.upper:
+            _take_window(source, target, replica, upper)
+        if stop is None or stop.is_set():
+            return replica.upper
+        source.wait(upper, stop)
+        if stop.is_set():
+            return replica.upper
+
+
+def _take_window(source: Source, target: Store, replica: Replica, upper: int) -> None:
+    """Copy `[replica.upper, upper)`: in commits where it is small, as sorted files else."""
+    with source.rows(int(replica.upper) - 1, upper) as rows:
+        head, rest = _head(rows.batches)
+        if rest is None:
+            for commits, complete in _commits(head, upper):
+                replica.apply(commits, complete)
+            replica.sync()
+        else:
+            _ingest(target, replica, rows._replace(batches=chain(head, rest)))
+    source.done(upper - 1)
+
+
+def _head(
+    batches: Iterator[pa.RecordBatch],
+) -> tuple[list[pa.RecordBatch], Iterator[pa.RecordBatch] | None]:
+    """What is held in memory of a window, and the rest where that is not all."""
+    held: list[pa.RecordBatch] = []
+    rows = size = 0
+    for batch in batches:
+        held.append(batch)
+        rows, size = rows + batch.num_rows, size + batch.nbytes
+        if rows > REPLICA_WINDOW_ROWS or size > REPLICA_WINDOW_BYTES:
+            return held, batches
+    return held, None
+
+
+def _commits(
+    batches: list[pa.RecordBatch], upper: int
+) -> Iterator[tuple[list[tuple[int, WriteSet]], int]]:
+    """A window as commits in time order, several to a write, each with the `upper` it completes."""
+    pending: list[tuple[int, WriteSet]] = []
+    count = 0
+    for timestamp, rows in groupby(_by_time(batches), key=itemgetter(0)):
+        if count >= REPLICA_BATCH_ROWS:
+            yield pending, pending[-1][0] + 1
+            pending, count = [], 0
+        writes = WriteSet()
+        for _, op, key, value, end in rows:
+            count += 1
+            if op == OP_DELETE_RANGE:
+                writes.ranges.append((key, end))
+            else:
+                writes.points[key] = None if op == OP_DELETE else value
+        pending.append((timestamp, writes))
+    yield pending, upper
+
+
+def _by_time(batches: list[pa.RecordBatch]) -> Iterable[tuple[int, int, bytes, bytes, bytes]]:
+    if not batches:
+        return ()
+    table = pa.Table.from_batches(batches)
+    table = table.take(pc.sort_indices(table, [("timestamp", "ascending"), ("key", "ascending")]))
+    names = ("timestamp", "op", "key", "value", "end_key")
+    return zip(*(table.column(name).to_pylist() for name in names), strict=True)
+
+
+def _ingest(target: Store, replica: Replica, rows: Rows) -> None:
+    assert target.path is not None
+    place = target.path.parent
+    with tempfile.TemporaryDirectory(prefix=f".{target.path.name}.taking-", dir=place) as building:
+        tombstones: list[RangeTombstone] = []
+        files = version_files(Path(building), rows.batches, tombstones)
+        replica.ingest(files, lambda: tombstones, rows.upper)
+
+
+def _path_of(target: str | os.PathLike[str] | Store) -> Path:
+    if isinstance(target, Store):
+        if target.path is None:
+            raise UsageError("a store in memory is no replica", "replicate to a path")
+        return target.path
+    return Path(target)
+
+
+def _source(source: Store | Collection | str, path: Path, max_age: timedelta | None) -> Source:
+    if isinstance(source, Store):
+        # By the target's place, so that a first copy that is made again finds its own hold.
+        digest = hashlib.blake2b(os.fsencode(path.resolve()), digest_size=6).hexdigest()
+        return StoreSource(source, f"replica-{digest}", max_age=max_age)
+    return CollectionSource(Collection(source) if isinstance(source, str) else source)

@@ -1,0 +1,157 @@
+"""Sources of a replica: a live store, or a collection of its backups, behind one seam."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from datetime import timedelta
+from typing import NamedTuple, Protocol
+
+import pyarrow as pa
+
+from backup.collection import Collection
+from backup.export import exported
+from backup.shard import Window
+from kvstore.errors import HistoryGoneError, UsageError
+from kvstore.holds import Hold
+from kvstore.store import Store
+
+POLL_SECONDS = 5.0
+"""How often a collection is looked at: storage gives no sign, and backups come by the minute."""
+
+
+class Stop:
+    """Ends a `replicate(follow=True)` from another thread, at once."""
+
+    def __init__(self) -> None:
+        self._event = threading.Event()
+        self._wakes: list[Callable[[], None]] = []
+
+    def set(self) -> None:
+        """Stop. Repeatable; it stays set."""
+        self._event.set()
+        for wake in list(self._wakes):
+            wake()
+
+    def is_set(self) -> bool:
+        """Whether it was set."""
+        return self._event.is_set()
+
+    def wait(self, seconds: float) -> bool:
+        """Wait until it is set, `seconds` at most; returns whether it is."""
+        return self._event.wait(seconds)
+
+    def wakes(self, wake: Callable[[], None]) -> None:
+        """Have `set` call `wake`."""
+        if wake not in self._wakes:
+            self._wakes.append(wake)
+
+
+class Rows(NamedTuple):
+    """The sorted versions of a window that ends below `upper`, whole from `whole_since` on."""
+
+    whole_since: int
+    upper: int
+    batches: Iterator[pa.RecordBatch]
+
+
+class Source(Protocol):
+    """What a replica follows."""
+
+    def source_id(self) -> str:
+        """The id of the store whose history it is."""
+        ...
+
+    def upper(self) -> int:
+        """All below it can be read, and no crash of the source takes it back."""
+        ...
+
+    def rows(self, since: int | None, upper: int) -> AbstractContextManager[Rows]:
+        """The versions in `(since, upper)`; `since=None`: all that are kept."""
+        ...
+
+    def done(self, upto: int) -> None:
+        """The replica has all up to `upto`, durably."""
+        ...
+
+    def wait(self, upper: int, stop: Stop) -> None:
+        """Return when there may be more than `upper`, or once `stop` is set."""
+        ...
+
+
+class StoreSource:
+    """A live store of this process. A hold of its own keeps what the replica still lacks."""
+
+    def __init__(self, store: Store, hold: str, *, max_age: timedelta | None) -> None:
+        self._store = store
+        self._name = hold
+        self._max_age = max_age
+        self._hold: Hold | None = None
+
+    def source_id(self) -> str:
+        """See `Source.source_id`."""
+        return self._store.store_id
+
+    def upper(self) -> int:
+        """See `Source.upper`. One fsync."""
+        return int(self._store.sync())
+
+    @contextmanager
+    def rows(self, since: int | None, upper: int) -> Iterator[Rows]:
+        """See `Source.rows`. Raises `HistoryGoneError` if the window's history is gone."""
+        if since is None:
+            self._hold = self._store.hold(self._name, max_age=self._max_age)
+            upper = self.upper()  # above the hold, which is as old as the first attempt
+        elif self._hold is None:
+            self._hold = self._store.hold(self._name, at=since, max_age=self._max_age)
+        found = exported(self._store, since=since, upto=upper - 1)
+        yield Rows(found.whole_since, upper, found.rows)
+
+    def done(self, upto: int) -> None:
+        """See `Source.done`."""
+        assert self._hold is not None
+        self._hold.move(upto)
+
+    def wait(self, upper: int, stop: Stop) -> None:
+        """See `Source.wait`. A commit wakes it: nothing is polled."""
+        stop.wakes(self._store.wake)
+        self._store.wait_beyond(upper, stop=stop.is_set)
+
+
+class CollectionSource:
+    """A collection, wherever it is: the replica is as fresh as the newest backup."""
+
+    def __init__(self, collection: Collection, *, poll_seconds: float = POLL_SECONDS) -> None:
+        self._collection = collection
+        self._poll_seconds = poll_seconds
+
+    def source_id(self) -> str:
+        """See `Source.source_id`. Raises `UsageError` for an empty collection."""
+        found = self._collection.show().source
+        if found is None:
+            raise UsageError(f"{self._collection.url} holds no backup", "run a backup first")
+        return found
+
+    def upper(self) -> int:
+        """See `Source.upper`."""
+        return int(self._collection.upper)
+
+    @contextmanager
+    def rows(self, since: int | None, upper: int) -> Iterator[Rows]:
+        """See `Source.rows`. Raises `HistoryGoneError` if another chain has begun above `since`."""
+        with self._collection.snapshot(upper - 1) as (shard, snapshot):
+            if since is not None and since < shard.since:
+                raise HistoryGoneError(
+                    as_of=since, since=shard.since, remedy="make a new replica: this one lags"
+                )
+            low = -1 if since is None else since
+            yield Rows(shard.since, upper, snapshot.view(Window(low, upper - 1)))
+
+    def done(self, upto: int) -> None:
+        """See `Source.done`. Each window is read in one piece: nothing is kept for the replica."""
+
+    def wait(self, upper: int, stop: Stop) -> None:
+        """See `Source.wait`."""
+        while not stop.wait(self._poll_seconds) and self.upper() <= upper:
+            pass

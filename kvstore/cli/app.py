@@ -1,0 +1,80 @@
+"""The `kvstore` command: its commands, those of other packages, and how failures are told.
+
+Packages above this one add commands through the entry point group `kvstore.commands`: the entry's
+name is the command, its object a `typer.Typer`. One is loaded when it is called or listed, so that
+`kvstore get` does not pay for what it does not use.
+
+A failure is one line on stderr (what happened; what to do) and an exit code: see
+`kvstore.cli.exits`. Only a bug of ours shows a traceback.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any, Final
+
+import typer
+from typer.core import TyperGroup
+
+from kvstore.cli import journal, read, upkeep, write
+from kvstore.cli.exits import HELP, exit_code, from_system
+from kvstore.errors import KVStoreError
+
+COMMANDS_GROUP: Final = "kvstore.commands"
+
+
+class Commands(TyperGroup):
+    """The command group: loads what other packages add, and translates errors to exit codes."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return [*super().list_commands(ctx), *sorted(_added())]
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        known = super().get_command(ctx, cmd_name)
+        added = None if known is not None else _added().get(cmd_name)
+        return known if added is None else typer.main.get_command(added.load())
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            found = super().invoke(ctx)
+            sys.stdout.flush()
+            return found
+        except BrokenPipeError:
+            # Whoever read has seen enough (`| head`). Nothing more can be written, at exit neither.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            raise typer.Exit(0) from None
+        except OSError as error:
+            raise _told(from_system(error)) from error
+        except KVStoreError as error:
+            raise _told(error) from error
+
+
+app = typer.Typer(
+    name="kvstore",
+    cls=Commands,
+    help=f"A multi-version key-value store, from the shell.\n\nExit codes: {HELP}.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+for _module in (read, write, upkeep):
+    _module.register(app)
+app.add_typer(journal.app, name="journal")
+
+
+def main() -> None:
+    """The console script."""
+    app(prog_name="kvstore")
+
+
+def _added() -> dict[str, EntryPoint]:
+    """Commands of other packages, by name."""
+    return {entry.name: entry for entry in entry_points(group=COMMANDS_GROUP)}
+
+
+def _told(error: KVStoreError) -> typer.Exit:
+    line = " ".join(str(error).split())
+    typer.echo(f"kvstore: {line}", err=True)
+    return typer.Exit(exit_code(error))

@@ -1,0 +1,65 @@
+"""Exit codes: what a script can do about a failure, as one number.
+
+0   done
+1   the key is not there; `verify` found damage
+2   fix the call, the option or the path; nothing was written
+3   surely not done: run it again (the store is in use, a conflict)
+4   the time asked for is gone, or not complete yet
+5   storage failed, or bytes are damaged
+6   a newer owner has taken over: stop
+130 interrupted
+"""
+
+from __future__ import annotations
+
+import errno
+from typing import Final
+
+from kvstore.errors import (
+    CorruptionError,
+    FencedError,
+    HistoryGoneError,
+    KVStoreError,
+    NotYetWrittenError,
+    RetryableError,
+    StorageError,
+    UsageError,
+)
+
+DONE: Final = 0
+NOT_FOUND: Final = 1
+USAGE: Final = 2
+RETRY: Final = 3
+TIME: Final = 4
+STORAGE: Final = 5
+FENCED: Final = 6
+
+EXIT_CODES: Final[tuple[tuple[type[KVStoreError], int], ...]] = (
+    (UsageError, USAGE),
+    (RetryableError, RETRY),
+    (HistoryGoneError, TIME),
+    (NotYetWrittenError, TIME),
+    (FencedError, FENCED),
+    (StorageError, STORAGE),
+    (CorruptionError, STORAGE),
+)
+"""The branches of the error tree, each with its code."""
+
+HELP: Final = (
+    "0 done · 1 not found, or verify found damage · 2 wrong call · 3 not done, run it again · "
+    "4 history gone, or not complete yet · 5 storage failed or damaged · 6 fenced by a newer owner"
+)
+
+
+def exit_code(error: KVStoreError) -> int:
+    """The code for `error`, by its branch of the tree."""
+    return next(code for kind, code in EXIT_CODES if isinstance(error, kind))
+
+
+def from_system(error: OSError) -> KVStoreError:
+    """What the operating system refused (a path, a permission, the disk), as one of our own."""
+    where = error.filename or "the operating system"
+    text = f"{where}: {error.strerror or error}"
+    if error.errno in (errno.ENOENT, errno.EACCES, errno.EPERM, errno.EISDIR, errno.ENOTDIR):
+        return UsageError(text, "check the path")
+    return StorageError(text, "look at the disk, then run it again")

@@ -1,0 +1,157 @@
+"""Commands for journals: `kvstore journal inspect | compact | salvage`.
+
+A journal is what a memory store or a task queue keeps in its directory.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Final
+
+import typer
+
+from kvstore.cli.exits import NOT_FOUND
+from kvstore.cli.options import JsonOption
+from kvstore.cli.output import print_figures, print_json, print_line, print_table, working
+from kvstore.engine import state as memory
+from kvstore.errors import UsageError
+from kvstore.journal import Inspection
+from kvstore.journal.cli import journal_compact, journal_inspect, journal_salvage
+from kvstore.journal.recovery import Fold
+from kvstore.journal.salvage import Keep
+from kvstore.tasks import queue as tasks
+from kvstore.tasks.state import TaskState
+
+app = typer.Typer(help="Look at, compact or rescue a journal.", no_args_is_help=True)
+
+JournalArgument = Annotated[
+    Path,
+    typer.Argument(metavar="DIRECTORY", help="Where the journal's files are.", show_default=False),
+]
+
+_KEEPS: Final[dict[str, Keep]] = {"prefix": "prefix", "all": "all"}
+
+
+@app.command()
+def inspect(directory: JournalArgument, as_json: JsonOption = False) -> None:
+    """List a journal's files and what is wrong with them. Exits with 1 if anything is.
+
+    \b
+    Examples:
+      kvstore journal inspect sessions.db
+      kvstore journal inspect sessions.db --json
+    """
+    found = journal_inspect(str(directory))
+    if as_json:
+        print_json(_fields(found))
+    else:
+        print_table(
+            ["file", "bytes", "records", "ordinals", "content"],
+            [
+                [
+                    str(file.name),
+                    f"{file.size:,}",
+                    f"{file.records:,}",
+                    "" if file.first is None else f"{file.first}..{file.last}",
+                    file.content or "",
+                ]
+                for file in found.files
+            ],
+        )
+        for problem in _problems(found):
+            print_line(problem)
+    if not found.sound:
+        raise typer.Exit(NOT_FOUND)
+
+
+@app.command()
+def compact(directory: JournalArgument, as_json: JsonOption = False) -> None:
+    """Turn a journal's closed files into one snapshot, also while its writer runs.
+
+    \b
+    Examples:
+      kvstore journal compact sessions.db
+    """
+    with working(f"compacting {directory}"):
+        done = journal_compact(
+            str(directory), folds={memory.CONTENT: memory.State, tasks.CONTENT: _task_state}
+        )
+    print_figures(
+        {
+            "snapshot": None if done.snapshot is None else done.snapshot.path,
+            "replayed": done.replayed,
+            "removed": list(done.removed),
+        },
+        as_json=as_json,
+    )
+
+
+@app.command()
+def salvage(
+    source: JournalArgument,
+    destination: Annotated[
+        Path,
+        typer.Argument(metavar="TARGET", help="A new directory for the copy.", show_default=False),
+    ],
+    keep: Annotated[
+        str,
+        typer.Option(
+            help="prefix: up to the first loss, a state that once was. all: every record."
+        ),
+    ] = "prefix",
+    as_json: JsonOption = False,
+) -> None:
+    """Copy what can be read of a damaged journal, and name what is lost. Exits with 1 if any is.
+
+    \b
+    Examples:
+      kvstore journal salvage sessions.db rescued.db
+      kvstore journal salvage queue rescued --keep all
+    """
+    if keep not in _KEEPS:
+        raise UsageError(f"--keep {keep}", "pass prefix or all")
+    with working(f"copying {source}"):
+        report = journal_salvage(str(source), str(destination), keep=_KEEPS[keep])
+    losses = [str(loss.error()) for loss in report.losses]
+    print_figures(
+        {
+            "snapshot_records": report.snapshot_records,
+            "records": report.records,
+            "last": report.last,
+            "dropped": report.dropped,
+            "losses": losses,
+        },
+        as_json=as_json,
+    )
+    if losses:
+        raise typer.Exit(NOT_FOUND)
+
+
+def _task_state() -> Fold:
+    return TaskState()
+
+
+def _problems(found: Inspection) -> list[str]:
+    return [str(damage.error()) for file in found.files for damage in file.damages]
+
+
+def _fields(found: Inspection) -> dict[str, object]:
+    return {
+        "path": found.path,
+        "content": found.content,
+        "sound": found.sound,
+        "problems": _problems(found),
+        "files": [
+            {
+                "name": str(file.name),
+                "bytes": file.size,
+                "records": file.records,
+                "first": file.first,
+                "last": file.last,
+                "sealed": file.sealed,
+                "torn": file.torn is not None,
+            }
+            for file in found.files
+        ],
+        "ignored": list(found.ignored),
+    }

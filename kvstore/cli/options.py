@@ -1,0 +1,133 @@
+"""Arguments and options that several commands share, and what they mean."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import re
+from datetime import timedelta
+from enum import Enum
+from pathlib import Path
+from typing import Annotated, Final
+
+import typer
+
+import kvstore
+from kvstore.errors import UsageError
+from kvstore.opening import engine_at
+from kvstore.span import Span
+from kvstore.store import Store
+from kvstore.timestamp import TimeLike, Timestamp
+
+
+class Encoding(str, Enum):
+    """How keys and values are written on the command line."""
+
+    TEXT = "text"
+    HEX = "hex"
+    BASE64 = "base64"
+
+
+StoreArgument = Annotated[
+    Path, typer.Argument(metavar="STORE", help="The store's directory.", show_default=False)
+]
+EncodingOption = Annotated[
+    Encoding, typer.Option("--encoding", "-e", help="How keys and values are written.")
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, one object a line.")]
+AsOfOption = Annotated[
+    str | None,
+    typer.Option(
+        "--as-of",
+        metavar="TIME",
+        help="Read at this time: ISO-8601 with a zone, or nanoseconds. Default: the newest.",
+        show_default=False,
+    ),
+]
+PrefixOption = Annotated[
+    str | None, typer.Option("--prefix", "-p", help="Only keys that begin so.", show_default=False)
+]
+StartOption = Annotated[
+    str | None, typer.Option("--start", help="First key that is wanted.", show_default=False)
+]
+EndOption = Annotated[
+    str | None,
+    typer.Option("--end", help="First key that is not wanted any more.", show_default=False),
+]
+
+
+def to_bytes(text: str, encoding: Encoding) -> bytes:
+    """Read a key or value. Raises `UsageError`."""
+    try:
+        if encoding is Encoding.HEX:
+            return bytes.fromhex(text)
+        if encoding is Encoding.BASE64:
+            return base64.b64decode(text, validate=True)
+        # The shell's arguments as the bytes they came as, also where they are not UTF-8.
+        return text.encode("utf-8", "surrogateescape")
+    except (ValueError, binascii.Error) as error:
+        raise UsageError(f"{text!r} is not {encoding.value}: {error}") from error
+
+
+def to_text(raw: bytes, encoding: Encoding) -> str:
+    """Write a key or value for a person: text with escapes for bytes that are none."""
+    if encoding is Encoding.HEX:
+        return raw.hex()
+    if encoding is Encoding.BASE64:
+        return base64.b64encode(raw).decode()
+    return raw.decode("utf-8", "backslashreplace")
+
+
+def to_json(raw: bytes | None, encoding: Encoding) -> str | dict[str, str] | None:
+    """Write a key or value for a program, without loss: bytes that are no text become an object
+    `{"base64": ...}`, as in the lines of `kvstore changes`."""
+    if raw is None:
+        return None
+    if encoding is not Encoding.TEXT:
+        return to_text(raw, encoding)
+    try:
+        return raw.decode()
+    except UnicodeDecodeError:
+        return {"base64": base64.b64encode(raw).decode()}
+
+
+def to_time(text: str | None) -> TimeLike | None:
+    """Read a time: nanoseconds, or ISO-8601, which the store reads."""
+    return int(text) if text is not None and text.isdecimal() else text
+
+
+def to_span(
+    encoding: Encoding, *, start: str | None = None, end: str | None = None, prefix: str | None
+) -> Span:
+    """The keys that the options ask for. Raises `UsageError`."""
+    bounds = (None if text is None else to_bytes(text, encoding) for text in (start, end, prefix))
+    return Span.of(*bounds)
+
+
+_UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
+
+
+def to_duration(text: str) -> timedelta:
+    """Read an age such as `90s`, `12h` or `30d`. Raises `UsageError`."""
+    match = re.fullmatch(r"(\d+)([smhdw])", text.strip())
+    if match is None:
+        raise UsageError(f"{text!r} is not an age", "write a number and s, m, h, d or w: 30d")
+    return timedelta(seconds=int(match[1]) * _UNITS[match[2]])
+
+
+def iso(timestamp: int) -> str:
+    """A timestamp as it is printed everywhere: ISO-8601, nine digits."""
+    return str(Timestamp(timestamp))
+
+
+def open_to_read(path: Path) -> Store:
+    """The store as it is now, also while a service has it open. Changes nothing in it."""
+    return kvstore.open_read_only(path)
+
+
+def open_to_write(path: Path, *, create: str | None = None) -> Store:
+    """The store by the engine that made it; a new one of the engine `create`, if that is given."""
+    made_by = engine_at(path)
+    if made_by is None and create is None:
+        return kvstore.open(path, create=False)
+    return kvstore.open(path, made_by or create or "")

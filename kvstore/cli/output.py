@@ -1,0 +1,66 @@
+"""What commands print: results on stdout, for people or as JSON; signs of life on stderr."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+
+def print_json(fields: Mapping[str, Any]) -> None:
+    """One object, one line."""
+    print_line(json.dumps(fields, ensure_ascii=False))
+
+
+def print_line(text: str) -> None:
+    """One line of a result."""
+    sys.stdout.buffer.write(text.encode("utf-8", "surrogateescape") + b"\n")
+
+
+def print_raw(raw: bytes, *, newline: bool) -> None:
+    """Bytes as they are."""
+    sys.stdout.buffer.write(raw + b"\n" if newline else raw)
+
+
+def print_figures(fields: Mapping[str, Any], *, as_json: bool) -> None:
+    """A few named figures: JSON, or a line each."""
+    if as_json:
+        print_json(fields)
+        return
+    width = max(map(len, fields), default=0)
+    for name, figure in fields.items():
+        shown = (
+            f"{figure:,}" if isinstance(figure, int) and not isinstance(figure, bool) else figure
+        )
+        print_line(f"{name:<{width}}  {shown}")
+
+
+def print_table(columns: list[str], rows: list[list[str]]) -> None:
+    """A table, as wide as the terminal; where there is none, as wide as its contents."""
+    table = Table(*columns, box=None, pad_edge=False)
+    for row in rows:
+        table.add_row(*row)
+    width = None if sys.stdout.isatty() else 10_000
+    Console(file=sys.stdout, width=width, highlight=False).print(table)
+
+
+@contextmanager
+def working(what: str) -> Iterator[None]:
+    """Say on a terminal what is being done, and for how long: for work that takes a while."""
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield
+        return
+    with console.status(what):
+        yield
+
+
+def note(text: str) -> None:
+    """A line on stderr that is no result."""
+    typer.echo(f"kvstore: {text}", err=True)

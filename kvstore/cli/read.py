@@ -1,0 +1,211 @@
+"""Commands that read: get, scan, history, changes, stats.
+
+They look at the store's files and change nothing, so they run beside the service that has it open;
+what they see is the moment they began.
+"""
+
+from __future__ import annotations
+
+import time
+from itertools import islice
+from typing import Annotated
+
+import typer
+
+from kvstore.changes.event import Images
+from kvstore.cli.exits import NOT_FOUND
+from kvstore.cli.options import (
+    AsOfOption,
+    Encoding,
+    EncodingOption,
+    EndOption,
+    JsonOption,
+    PrefixOption,
+    StartOption,
+    StoreArgument,
+    iso,
+    open_to_read,
+    to_bytes,
+    to_json,
+    to_span,
+    to_text,
+    to_time,
+)
+from kvstore.cli.output import note, print_figures, print_json, print_line, print_raw
+from kvstore.errors import UsageError
+from kvstore.feeds import changes_json_lines
+from kvstore.timestamp import TimeLike
+
+KeyArgument = Annotated[str, typer.Argument(metavar="KEY", help="The key.", show_default=False)]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands."""
+    for command in (get, scan, history, changes, stats):
+        app.command()(command)
+
+
+def get(
+    store: StoreArgument,
+    key: KeyArgument,
+    as_of: AsOfOption = None,
+    encoding: EncodingOption = Encoding.TEXT,
+    as_json: JsonOption = False,
+    no_newline: Annotated[
+        bool, typer.Option("--no-newline", "-n", help="Print the value's bytes and nothing else.")
+    ] = False,
+) -> None:
+    """Print the value of a key. Exits with 1 if there is none.
+
+    \b
+    Examples:
+      kvstore get flights.db AA1
+      kvstore get flights.db AA1 --as-of 2013-01-31T23:59:59Z
+      kvstore get flights.db 00ff -e hex --json
+      kvstore get photos.db cat.jpg -n > cat.jpg
+    """
+    with open_to_read(store) as opened:
+        value = opened.get(to_bytes(key, encoding), to_time(as_of))
+    if value is None:
+        note(f"no key {key!r} in {store}" + (f" as of {as_of}" if as_of else ""))
+        raise typer.Exit(NOT_FOUND)
+    if as_json:
+        print_json({"key": key, "value": to_json(value, encoding)})
+    elif encoding is Encoding.TEXT:
+        print_raw(value, newline=not no_newline)
+    else:
+        print_raw(to_text(value, encoding).encode(), newline=not no_newline)
+
+
+def scan(
+    store: StoreArgument,
+    prefix: PrefixOption = None,
+    start: StartOption = None,
+    end: EndOption = None,
+    as_of: AsOfOption = None,
+    reverse: Annotated[bool, typer.Option("--reverse", help="From the last key on.")] = False,
+    limit: Annotated[
+        int | None, typer.Option("--limit", min=0, help="At most so many.", show_default=False)
+    ] = None,
+    keys_only: Annotated[bool, typer.Option("--keys-only", help="Leave the values out.")] = False,
+    encoding: EncodingOption = Encoding.TEXT,
+    as_json: JsonOption = False,
+) -> None:
+    """Print keys and values in key order, a tab between them.
+
+    \b
+    Examples:
+      kvstore scan flights.db --prefix AA
+      kvstore scan flights.db --start AA --end AB --limit 10
+      kvstore scan flights.db --as-of 2013-06-01T00:00Z --json
+    """
+    span = to_span(encoding, start=start, end=end, prefix=prefix)
+    with open_to_read(store) as opened:
+        rows = opened.scan(span.start, span.end, as_of=to_time(as_of), reverse=reverse, limit=limit)
+        for key, value in rows:
+            if as_json:
+                fields = {"key": to_json(key, encoding)}
+                print_json(fields if keys_only else {**fields, "value": to_json(value, encoding)})
+            elif keys_only:
+                print_line(to_text(key, encoding))
+            else:
+                print_line(f"{to_text(key, encoding)}\t{to_text(value, encoding)}")
+
+
+def history(
+    store: StoreArgument,
+    key: KeyArgument,
+    limit: Annotated[
+        int | None, typer.Option("--limit", min=0, help="At most so many.", show_default=False)
+    ] = None,
+    encoding: EncodingOption = Encoding.TEXT,
+    as_json: JsonOption = False,
+) -> None:
+    """Print all versions of a key that are kept, newest first. Exits with 1 if there is none.
+
+    \b
+    Examples:
+      kvstore history flights.db AA1
+      kvstore history flights.db AA1 --limit 1 --json
+    """
+    with open_to_read(store) as opened:
+        versions = list(islice(opened.history(to_bytes(key, encoding)), limit))
+    for version in versions:
+        if as_json:
+            fields = {"timestamp": iso(version.timestamp), "deleted": version.value is None}
+            print_json({**fields, "value": to_json(version.value, encoding)})
+        else:
+            value = "(deleted)" if version.value is None else to_text(version.value, encoding)
+            print_line(f"{iso(version.timestamp)}\t{value}")
+    if not versions and limit != 0:
+        note(f"no key {key!r} in {store}")
+        raise typer.Exit(NOT_FOUND)
+
+
+def changes(
+    store: StoreArgument,
+    since: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TIME",
+            help="Changes after this time. Default: all that is kept.",
+            show_default=False,
+        ),
+    ] = None,
+    prefix: PrefixOption = None,
+    start: StartOption = None,
+    end: EndOption = None,
+    images: Annotated[
+        str, typer.Option(help="Values to print: none, delta, pre, post or pre+post.")
+    ] = "delta",
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on as changes come.")] = False,
+    poll: Annotated[
+        float, typer.Option(metavar="SECONDS", min=0.01, help="How often to look, with --follow.")
+    ] = 1.0,
+    encoding: EncodingOption = Encoding.TEXT,
+) -> None:
+    """Print what changed, as JSON lines in time order; bounds are written as --encoding says.
+
+    With --follow it looks again and again at what the service has written, until interrupted. The
+    history it needs must be kept meanwhile: a store that collects garbage needs a hold.
+
+    \b
+    Examples:
+      kvstore changes flights.db --since 2013-06-01T00:00Z
+      kvstore changes flights.db --prefix AA --images pre+post
+      kvstore changes flights.db --since 2013-06-01T00:00Z --follow | jq .key
+    """
+    span = to_span(encoding, start=start, end=end, prefix=prefix)
+    wanted: Images = _images(images)
+    position: TimeLike | None = to_time(since)
+    while True:
+        with open_to_read(store) as opened:
+            after = opened.since if position is None else position
+            for line in changes_json_lines(opened, after, span=span, images=wanted):
+                print_line(line)
+            position = max(opened.upper - 1, 0)
+        if not follow:
+            return
+        typer.get_text_stream("stdout").flush()
+        time.sleep(poll)
+
+
+def stats(store: StoreArgument, as_json: JsonOption = False) -> None:
+    """Print frontiers, counts and sizes.
+
+    \b
+    Examples:
+      kvstore stats flights.db
+      kvstore stats flights.db --json | jq .data_bytes
+    """
+    with open_to_read(store) as opened:
+        figures = opened.stats()
+    frontiers = {name: iso(figures[name]) for name in ("since", "upper", "durable")}
+    print_figures({**figures, **frontiers}, as_json=as_json)
+
+
+def _images(text: str) -> Images:
+    for known in ("none", "delta", "pre", "post", "pre+post"):
+        if text == known:
+            return known
+    raise UsageError(f"--images {text}", "pass none, delta, pre, post or pre+post")

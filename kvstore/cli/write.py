@@ -1,0 +1,79 @@
+"""Commands that write one key: put, delete. They need the store for themselves."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from kvstore.cli.options import (
+    Encoding,
+    EncodingOption,
+    JsonOption,
+    StoreArgument,
+    iso,
+    open_to_write,
+    to_bytes,
+)
+from kvstore.cli.output import print_json, print_line
+from kvstore.cli.read import KeyArgument
+from kvstore.timestamp import Timestamp
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands."""
+    for command in (put, delete):
+        app.command()(command)
+
+
+def put(
+    store: StoreArgument,
+    key: KeyArgument,
+    value: Annotated[
+        str | None,
+        typer.Argument(metavar="[VALUE]", help="Without one: the bytes of stdin, as they are."),
+    ] = None,
+    create: Annotated[
+        bool, typer.Option("--create", help="Make the store if there is none.")
+    ] = False,
+    engine: Annotated[
+        str, typer.Option(help="With --create: rocksdb, or memory with a journal.")
+    ] = "rocksdb",
+    encoding: EncodingOption = Encoding.TEXT,
+    as_json: JsonOption = False,
+) -> None:
+    """Set a key, and print the time at which it was set. Durable when it returns.
+
+    \b
+    Examples:
+      kvstore put flights.db AA1 'on time' --create
+      kvstore put flights.db 00ff 6f6e -e hex
+      kvstore put photos.db cat.jpg < cat.jpg
+    """
+    raw = sys.stdin.buffer.read() if value is None else to_bytes(value, encoding)
+    with open_to_write(store, create=engine if create else None) as opened:
+        _told(opened.put(to_bytes(key, encoding), raw, durability="sync"), as_json)
+
+
+def delete(
+    store: StoreArgument,
+    key: KeyArgument,
+    encoding: EncodingOption = Encoding.TEXT,
+    as_json: JsonOption = False,
+) -> None:
+    """Delete a key, whether or not it is there, and print the time. Its history stays.
+
+    \b
+    Examples:
+      kvstore delete flights.db AA1
+    """
+    with open_to_write(store) as opened:
+        _told(opened.delete(to_bytes(key, encoding), durability="sync"), as_json)
+
+
+def _told(timestamp: Timestamp, as_json: bool) -> None:
+    if as_json:
+        print_json({"timestamp": iso(timestamp)})
+    else:
+        print_line(iso(timestamp))

@@ -1,0 +1,82 @@
+"""What imports leave behind: records of those that are history, half added ones, their files.
+
+Invariants
+1. A record is cut down to who it was and when only once no row refers to it and no change entry
+   names it: its time, or that of its revert, lies at or below `since`, and the index is trimmed.
+2. What may still be under way stays: imports and files younger than a bound.
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Final
+
+from kvstore.commit import Committer
+from kvstore.imports import ImportRecord, Imports
+from kvstore.timestamp import NS_PER_SECOND
+
+INGEST_DIRECTORY: Final = "ingest"
+"""Where `bulk.ingest` brings files before RocksDB takes them; what a crash leaves stays there."""
+
+
+class Leftovers:
+    """Takes back what the imports of one store left."""
+
+    def __init__(self, imports: Imports, committer: Committer, path: Path | None) -> None:
+        self._imports = imports
+        self._committer = committer
+        self._path = path
+        self._rows: dict[int, bytes] = {}
+        """Where a row of each import was seen last: mostly it is still there, two look-ups."""
+
+    def forget_history(self, since: int) -> int:
+        """Let go of imports settled at or below `since` that have no rows; returns how many.
+
+        A search for the first row starts where the last one ended: all of them together pass
+        over an import's spans once.
+        """
+        gone: list[ImportRecord] = []
+        for record in self._imports.all():
+            settled = record.added if record.reverted is None else record.reverted
+            if settled is None or settled > since or not record.spans:
+                continue
+            if not self._has_rows(record):
+                gone.append(record)
+                self._rows.pop(record.import_id, None)
+        self._imports.forget(gone, self._committer)
+        return len(gone)
+
+    def abort_stale(self, age_s: float) -> int:
+        """Abort imports prepared that long ago and never added; returns how many."""
+        oldest = self._oldest(age_s)
+        stale = [
+            record.import_id
+            for record in self._imports.all()
+            if record.added is None and record.prepared is not None and record.prepared < oldest
+        ]
+        for import_id in stale:
+            self._imports.abort(import_id, self._committer)
+        return len(stale)
+
+    def remove_files(self, age_s: float) -> None:
+        """Remove files that lie in `ingest/` for that long and that no import waits for."""
+        if self._path is None or not (self._path / INGEST_DIRECTORY).is_dir():
+            return
+        oldest = self._oldest(age_s)
+        waiting = {f"{record.import_id:016x}" for record in self._imports.all() if not record.added}
+        for left in (self._path / INGEST_DIRECTORY).iterdir():
+            if left.name not in waiting and left.stat().st_mtime_ns < oldest:
+                shutil.rmtree(left, ignore_errors=True)
+
+    def _has_rows(self, record: ImportRecord) -> bool:
+        seen = self._rows.get(record.import_id, min(span.start for span in record.spans))
+        if self._imports.has_row(record, seen):
+            return True
+        first = self._imports.first_row(record, seen)
+        if first is not None:
+            self._rows[record.import_id] = first
+        return first is not None
+
+    def _oldest(self, age_s: float) -> int:
+        return self._committer.now() - int(age_s * NS_PER_SECOND)

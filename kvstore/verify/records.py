@@ -1,0 +1,84 @@
+"""Whether the records beside the data agree: frontiers, holds, imports."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from kvstore.changes.entry import OP_IMPORT, OP_REVERT
+from kvstore.codec.keys import encode_reference
+from kvstore.commit import Committer
+from kvstore.holds import HoldRecord
+from kvstore.imports import ImportRecord
+from kvstore.meta import COLLECTED, SINCE, UPPER, Meta
+from kvstore.mvcc import Lifetime, Stamps
+from kvstore.verify.report import Findings
+
+Events = set[tuple[int, int, int]]
+"""Operation, import id and timestamp of each import and revert in the change index."""
+
+
+def check_frontiers(findings: Findings, meta: Meta, committer: Committer) -> None:
+    """`collected <= since < upper`, `durable <= upper`, and what is stored is what is in use."""
+    with findings.reading():
+        for _ in meta.records(""):
+            pass
+    since, upper, add = committer.since, committer.upper, findings.add
+    if meta.timestamp(SINCE) != since:
+        add("since", f"is {since}, but {meta.timestamp(SINCE)} is stored")
+    if since >= upper:
+        add("since", f"{since} is not below upper {upper}")
+    if meta.timestamp(UPPER) > upper:
+        add("upper", f"is {upper}, below what is stored")
+    if meta.timestamp(COLLECTED) > since:
+        add("since", f"{since} is below what GC has collected")
+    if committer.durable > upper:
+        add("durable", f"{committer.durable} is above upper {upper}")
+
+
+def check_hold(findings: Findings, hold: HoldRecord, since: int) -> None:
+    """What holds lies at or above `since`."""
+    if not hold.lost and hold.timestamp < since:
+        findings.add(f"hold {hold.name!r}", f"at {hold.timestamp}, below since {since}")
+
+
+def check_import(
+    findings: Findings, record: ImportRecord, events: Events | None, *, floor: int, upto: int
+) -> None:
+    """Its times are in order, and in the change index where that is complete (`events`)."""
+    where, add = f"import {record.import_id:016x}", findings.add
+    added, reverted = record.added, record.reverted
+    if reverted is not None and (added is None or added >= reverted):
+        add(where, f"added at {added}, reverted at {reverted}")
+    for op, at in ((OP_IMPORT, added), (OP_REVERT, reverted)):
+        if at is None:
+            continue
+        if at > upto:
+            add(where, f"dated {at}, with upper at {upto + 1}")
+        elif at > floor and events is not None and (op, record.import_id, at) not in events:
+            add(where, f"its event at {at} is not in the change index")
+
+
+def check_rows(findings: Findings, record: ImportRecord, rows: int, *, is_whole: bool) -> None:
+    """As many rows are there as were added; fewer only where GC or a clear may have been."""
+    if rows > record.rows or (is_whole and rows != record.rows):
+        findings.add(f"import {record.import_id:016x}", f"{rows} rows, {record.rows} were added")
+
+
+def check_stamps(
+    findings: Findings, records: Mapping[bytes, ImportRecord], stamps: Stamps, events: Events
+) -> None:
+    """The lifetimes readers use are those of the records, and each event has a record."""
+    expected = {
+        reference: Lifetime(record.added)
+        if record.reverted is None
+        else Lifetime(record.added, record.reverted)
+        for reference, record in records.items()
+        if record.added is not None
+    }
+    if dict(stamps) != expected:
+        findings.add("imports", "the stamps in use are not those of the records")
+    for op, import_id, timestamp in sorted(events):
+        record = records.get(encode_reference(import_id))
+        dated = record and (record.added if op == OP_IMPORT else record.reverted)
+        if dated != timestamp:
+            findings.add(f"import {import_id:016x}", f"the change index dates it {timestamp}")

@@ -1,0 +1,41 @@
+"""The format's name, and everything else only when it is used."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    DataSourceWriter,
+)
+from pyspark.sql.types import StructType
+
+if TYPE_CHECKING:
+    from spark_connector.source import KVStoreSource
+
+
+class DefaultSource(DataSource):
+    """Stands for `spark_connector.source.KVStoreSource`."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "kvstore"
+
+    def schema(self) -> StructType:
+        return self._source().schema()
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        return self._source().reader(schema)
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
+        return self._source().streamReader(schema)
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        return self._source().writer(schema, overwrite)
+
+    def _source(self) -> KVStoreSource:
+        from spark_connector.source import KVStoreSource
+
+        return KVStoreSource(self.options)

@@ -1,0 +1,77 @@
+"""Reading a store's directory: a checkpoint, or a store that nobody has open."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from types import TracebackType
+
+import pyarrow as pa
+from typing_extensions import Self
+
+from backup.rows import row_batches
+from backup.shard import VERSIONS_SCHEMA
+from kvstore.changes import Change
+from kvstore.engine import FileSpan
+from kvstore.opening import open_read_only
+from kvstore.span import Span
+from spark_connector.origin import Frontiers
+
+
+class CheckpointOrigin:
+    """An origin over a store opened read-only; it never moves on."""
+
+    def __init__(self, path: str) -> None:
+        self._store = open_read_only(path)
+
+    def frontiers(self) -> Frontiers:
+        return Frontiers(self._store.since, self._store.upper, self._store.store_id)
+
+    def files(self, upto: int) -> Sequence[FileSpan]:
+        return self._store.files()
+
+    def state(
+        self, span: Span, as_of: int, columns: Sequence[str], rows: int
+    ) -> Iterator[pa.RecordBatch]:
+        found = self._store.scan_batches(span.start, span.end, as_of=as_of, batch_rows=rows)
+        for batch in found:
+            yield batch.select(list(columns))
+
+    def points(
+        self, span: Span, *, since: int, upto: int, latest: bool, columns: Sequence[str], rows: int
+    ) -> Iterator[pa.RecordBatch]:
+        changes = self._store.changes(
+            since, upto, span.start, span.end, revisions="latest" if latest else "all"
+        )
+        for batch in row_batches(change for change in changes if change.op != "delete_range"):
+            yield batch.select(list(columns))
+
+    def ranges(self, span: Span, *, since: int, upto: int, latest: bool) -> list[Change]:
+        return self._store.range_deletes(since, upto, span, "latest" if latest else "all")
+
+    def cut(self, span: Span, *, since: int, upto: int, rows: int | None, size: int | None) -> int:
+        passed = current = 0
+        reached = since
+        changes = self._store.changes(since, upto, span.start, span.end, order="time")
+        for count, change in enumerate(changes, start=1):
+            if change.timestamp != current:
+                reached, current = current or since, change.timestamp
+            passed += len(change.key) + len(change.value or b"")
+            if (rows is not None and count > rows) or (size is not None and passed > size):
+                return reached if reached > since else current
+        return upto
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
+    ) -> None:
+        self._store.close()
+
+
+def ranges_batch(ranges: Sequence[Change], columns: Sequence[str]) -> pa.RecordBatch:
+    """Range deletes as one batch of stored columns."""
+    whole = next(row_batches(iter(ranges)), None)
+    if whole is None:
+        whole = pa.RecordBatch.from_pylist([], schema=VERSIONS_SCHEMA)
+    return whole.select(list(columns))

@@ -1,0 +1,327 @@
+"""Reading a backup collection's Parquet parts: the state at a time, or the changes of a window.
+
+The parts of a run are sorted by key, newest first (backup/rows.py). So rows of any number of
+runs, sorted by key and time, have each key's versions together, newest first, and the first of each
+key is the newest: whole columns at a time.
+
+Where one run alone has rows for a span, as after a full backup, it is read row group by row group
+without a sort; else the span's rows are in memory at once, which is what splits bound.
+Statistics keep a task from opening row groups that have no row for it.
+
+What is read follows from times alone: compaction may replace the batches between planning and
+reading, or between two tasks, without a difference.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Iterator, Sequence
+from types import TracebackType
+from typing import Final, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from typing_extensions import Self
+
+from backup import Collection
+from backup.rows import range_rows
+from backup.shard import OP_DELETE_RANGE, OP_PUT, Part
+from kvstore.changes import Change
+from kvstore.engine import FileSpan
+from kvstore.errors import UsageError
+from kvstore.mvcc import Cover, Fragments, RangeTombstone
+from kvstore.span import Span
+from kvstore.timestamp import Timestamp
+from spark_connector.origin import Frontiers
+
+_RANGE_COLUMNS: Final = ["key", "timestamp", "op", "end_key"]
+_NEWEST_FIRST: Final = [("key", "ascending"), ("timestamp", "descending")]
+
+
+class Group(NamedTuple):
+    """One row group: where it is and what its statistics say; None is unknown."""
+
+    file: pq.ParquetFile
+    number: int
+    first: bytes | None
+    last: bytes | None
+    oldest: int
+    newest: int
+    op_min: int
+    op_max: int
+    rows: int
+    size_bytes: int
+    drop_below: int
+
+    def may_hold(self, span: Span) -> bool:
+        """Whether a key of `span` can be in it."""
+        above = self.last is not None and self.last < span.start
+        below = self.first is not None and span.end is not None and self.first >= span.end
+        return not above and not below
+
+    def begins_before(self, end: bytes | None) -> bool:
+        """Whether a key below `end` may be in it: where a range delete into a span can begin."""
+        return self.first is None or end is None or self.first < end
+
+    def lies_in(self, span: Span) -> bool:
+        """Whether all its keys surely are in `span`."""
+        if self.first is None or self.last is None:
+            return False
+        return span.start <= self.first and (span.end is None or self.last < span.end)
+
+    def read(self, columns: Sequence[str]) -> pa.Table:
+        """Those columns of its rows, in one chunk each."""
+        return self.file.read_row_group(self.number, columns=list(columns)).combine_chunks()
+
+
+class CollectionOrigin:
+    """An origin over a collection."""
+
+    def __init__(self, path: str) -> None:
+        self._collection = Collection(path)
+        self._batches = self._collection.batches()
+        if not self._batches:
+            raise UsageError(f"{path} holds no backup", "run a backup first")
+        self._files: dict[str, pq.ParquetFile] = {}
+
+    def frontiers(self) -> Frontiers:
+        source = self._collection.source
+        assert source is not None, "it has a window"
+        return Frontiers(self._collection.since, self._batches[-1].upper, source)
+
+    def files(self, upto: int) -> Sequence[FileSpan]:
+        return [
+            FileSpan(group.first, group.last, group.size_bytes)
+            for groups in self._groups(since=-1, upto=upto)
+            for group in groups
+            if group.first is not None and group.last is not None
+        ]
+
+    def state(
+        self, span: Span, as_of: int, columns: Sequence[str], rows: int
+    ) -> Iterator[pa.RecordBatch]:
+        for table in self._newest(span, since=-1, upto=as_of, columns=columns, state=True):
+            yield from table.select(list(columns)).to_batches(max_chunksize=rows)
+
+    def points(
+        self, span: Span, *, since: int, upto: int, latest: bool, columns: Sequence[str], rows: int
+    ) -> Iterator[pa.RecordBatch]:
+        if latest:
+            # From the beginning of time the latest is the state, which has no deletions.
+            found = self._newest(
+                span, since=since or -1, upto=upto, columns=columns, state=since == 0
+            )
+        else:
+            found = self._all(span, since=since, upto=upto, columns=columns)
+        for table in found:
+            yield from table.select(list(columns)).to_batches(max_chunksize=rows)
+
+    def ranges(self, span: Span, *, since: int, upto: int, latest: bool) -> list[Change]:
+        if latest and since == 0:
+            return []
+        found = self._fragments(span, since=since, upto=upto).tombstones(
+            span, since=since, upto=upto, latest=latest
+        )
+        return [Change(Timestamp(t), "delete_range", start, end, None) for start, end, t in found]
+
+    def cut(self, span: Span, *, since: int, upto: int, rows: int | None, size: int | None) -> int:
+        groups = [g for groups in self._groups(since=since, upto=upto) for g in groups]
+        groups = [g for g in groups if g.may_hold(span)]
+        if size is not None:
+            total = sum(group.rows for group in groups)
+            rows = size * total // max(sum(group.size_bytes for group in groups), 1)
+        assert rows is not None
+        # Rows of other keys in the same row groups count as well: a window may hold less.
+        times = [(group.read(["timestamp"])["timestamp"].to_numpy(), group) for group in groups]
+        kept = [t[(t > max(since, g.drop_below - 1)) & (t <= upto)] for t, g in times]
+        found = np.concatenate(kept) if kept else np.empty(0, np.int64)
+        commits, counts = np.unique(found, return_counts=True)
+        fitting = int(np.searchsorted(np.cumsum(counts), rows, side="right"))
+        return upto if fitting == len(commits) else int(commits[max(fitting - 1, 0)])
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
+    ) -> None:
+        for file in self._files.values():
+            file.close()
+
+    # -- rows -------------------------------------------------------------------------------
+
+    def _all(
+        self, span: Span, *, since: int, upto: int, columns: Sequence[str]
+    ) -> Iterator[pa.Table]:
+        needed = _with(columns, "key", "timestamp", "op")
+        for groups in self._groups(since=since, upto=upto):
+            for group in groups:
+                if group.may_hold(span):
+                    yield _points(group, needed, span, since=since, upto=upto)
+
+    def _newest(
+        self, span: Span, *, since: int, upto: int, columns: Sequence[str], state: bool
+    ) -> Iterator[pa.Table]:
+        """Of each key its newest version in the window, unless a range delete covers it."""
+        cover = self._fragments(span, since=since, upto=upto).cover(span, upto)
+        runs = [
+            wanted
+            for groups in self._groups(since=since, upto=upto)
+            if (wanted := [group for group in groups if group.may_hold(span)])
+        ]
+        if len(runs) == 1:
+            tables = self._of_one_run(runs[0], span, since, upto, columns, cover)
+        else:
+            tables = self._of_several(runs, span, since, upto, columns)
+        for table in tables:
+            alive = _uncovered(table, cover) if cover.starts else table
+            if state and "op" in alive.column_names:
+                alive = alive.filter(pc.equal(alive["op"], OP_PUT))
+            yield alive
+
+    def _of_one_run(
+        self,
+        groups: Sequence[Group],
+        span: Span,
+        since: int,
+        upto: int,
+        columns: Sequence[str],
+        cover: Cover,
+    ) -> Iterator[pa.Table]:
+        previous: bytes | None = None
+        for group in groups:
+            plain = (
+                group.op_min == group.op_max == OP_PUT
+                and max(since, group.drop_below - 1) < group.oldest
+                and group.newest <= upto
+                and not cover.starts
+            )
+            if plain and group.lies_in(span):
+                table = group.read(_with(columns, "key"))
+            else:
+                needed = _with(columns, "key", "timestamp", "op")
+                table = _points(group, needed, span, since=since, upto=upto)
+            if table.num_rows:
+                last = table["key"][-1].as_py()
+                yield _first_of_each_key(table, previous)
+                previous = last
+
+    def _of_several(
+        self,
+        runs: Sequence[Sequence[Group]],
+        span: Span,
+        since: int,
+        upto: int,
+        columns: Sequence[str],
+    ) -> Iterator[pa.Table]:
+        needed = _with(columns, "key", "timestamp", "op")
+        tables = [
+            _points(group, needed, span, since=since, upto=upto)
+            for groups in runs
+            for group in groups
+        ]
+        if not tables:
+            return
+        table = pa.concat_tables(tables)
+        order = pc.sort_indices(table, _NEWEST_FIRST)
+        yield _first_of_each_key(table.take(order).combine_chunks(), None)
+
+    # -- what is where ----------------------------------------------------------------------
+
+    def _fragments(self, span: Span, *, since: int, upto: int) -> Fragments:
+        """The range deletes of the window that reach into `span`."""
+        found = []
+        for groups in self._groups(since=since, upto=upto):
+            for group in groups:
+                if group.op_max < OP_DELETE_RANGE or not group.begins_before(span.end):
+                    continue
+                for batch in group.read(_RANGE_COLUMNS).to_batches():
+                    found += [
+                        RangeTombstone(*row)
+                        for row in range_rows(batch)
+                        if row[1] > span.start and since < row[2] <= upto
+                        if row[2] >= group.drop_below
+                    ]
+        return Fragments.of(found)
+
+    def _groups(self, *, since: int, upto: int) -> Iterator[list[Group]]:
+        """The row groups of each run that may hold rows of `(since, upto]`, oldest batch first."""
+        for batch in self._batches:
+            runs: dict[int, list[Group]] = {}
+            for part in batch.parts:
+                if part.time_max > since and part.time_min <= upto:
+                    runs.setdefault(part.run, []).extend(self._of_part(part))
+            for groups in runs.values():
+                yield [group for group in groups if group.newest > since and group.oldest <= upto]
+
+    def _of_part(self, part: Part) -> list[Group]:
+        file = self._files.get(part.name)
+        if file is None:
+            file = self._files[part.name] = self._collection.open_part(part)
+        return [_group(part, file, index) for index in range(file.num_row_groups)]
+
+
+def _group(part: Part, file: pq.ParquetFile, index: int) -> Group:
+    found = file.metadata.row_group(index)
+    columns = {
+        found.column(number).path_in_schema: found.column(number)
+        for number in range(found.num_columns)
+    }
+    keys, times, ops = (columns[name].statistics for name in ("key", "timestamp", "op"))
+    has_keys = keys is not None and keys.has_min_max
+    assert times is not None, "numbers have statistics"
+    assert ops is not None
+    return Group(
+        file=file,
+        drop_below=part.drop_below,
+        number=index,
+        first=keys.min if has_keys else None,
+        last=keys.max if has_keys else None,
+        oldest=times.min,
+        newest=times.max,
+        op_min=ops.min,
+        op_max=ops.max,
+        rows=found.num_rows,
+        size_bytes=found.total_byte_size,
+    )
+
+
+def _with(columns: Sequence[str], *more: str) -> list[str]:
+    return [*columns, *(name for name in more if name not in columns)]
+
+
+def _points(group: Group, columns: Sequence[str], span: Span, *, since: int, upto: int) -> pa.Table:
+    """The puts and deletes of the window and the span in a row group."""
+    table = group.read(columns)
+    keys, times = table["key"], table["timestamp"]
+    after = max(since, group.drop_below - 1)
+    keep = pc.and_(pc.greater(times, after), pc.less_equal(times, upto))
+    keep = pc.and_(keep, pc.not_equal(table["op"], OP_DELETE_RANGE))
+    if span.start:
+        keep = pc.and_(keep, pc.greater_equal(keys, pa.scalar(span.start, pa.binary())))
+    if span.end is not None:
+        keep = pc.and_(keep, pc.less(keys, pa.scalar(span.end, pa.binary())))
+    return table.filter(keep)
+
+
+def _first_of_each_key(table: pa.Table, previous: bytes | None) -> pa.Table:
+    """Of rows with equal keys, which lie together, the first, unless `previous` is its key."""
+    keys = table["key"].combine_chunks()
+    if isinstance(keys, pa.ChunkedArray):
+        keys = keys.chunk(0) if keys.num_chunks else pa.array([], pa.binary())
+    if not len(keys):
+        return table
+    fresh = np.ones(len(keys), dtype=bool)
+    fresh[0] = previous is None or keys[0].as_py() != previous
+    fresh[1:] = pc.not_equal(keys[1:], keys[:-1]).to_numpy(zero_copy_only=False)
+    return table if fresh.all() else table.filter(pa.array(fresh))
+
+
+def _uncovered(table: pa.Table, cover: Cover) -> pa.Table:
+    """The rows that no newer range delete covers. One binary search per row."""
+    newest = np.array([0, *cover.newest], dtype=np.int64)
+    at = [bisect.bisect_right(cover.starts, key) for key in table["key"].to_pylist()]
+    keep = newest[np.array(at, dtype=np.int64)] <= table["timestamp"].to_numpy()
+    return table.filter(pa.array(keep))

@@ -1,0 +1,232 @@
+"""What a user may say to `format("kvstore")`, and what each way of using it honours.
+
+Names are those Delta users know; case does not matter. What is not known, is not honoured by the
+mode at hand, or contradicts itself is an error: an option that does nothing is a wrong answer.
+
+    every read   path  prefix | startKey, endKey  keyEncoding  columns  numPartitions
+                 batchRows  batchBytes
+    state        timestampAsOf | versionAsOf                       at or before it
+    changes      readChangeFeed=true  revisions
+                 startingTimestamp | startingAfterTimestamp        changes after it, it excluded
+                 endingTimestamp                                   up to it, it included
+    stream       as changes, without an end; maxRowsPerTrigger | maxBytesPerTrigger
+                 failOnDataLoss
+    batch reads  pushdown
+    write        path  compression
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Literal, TypeAlias
+
+from kvstore.changes import Revisions
+from kvstore.errors import UsageError
+from kvstore.limits import ARROW_BYTES_MAX, ARROW_ROWS_MAX
+from kvstore.span import Span
+from kvstore.timestamp import Timestamp, to_timestamp
+
+Mode: TypeAlias = Literal["state", "changes", "stream", "write"]
+
+REVISIONS: Final[tuple[Revisions, ...]] = ("all", "latest")
+PARTITIONS_MAX: Final = 10_000
+BATCH_ROWS_MAX: Final = 1 << 20
+
+_READ = {
+    "path": "path",
+    "prefix": "prefix",
+    "startkey": "startKey",
+    "endkey": "endKey",
+    "keyencoding": "keyEncoding",
+    "columns": "columns",
+    "numpartitions": "numPartitions",
+    "batchrows": "batchRows",
+    "batchbytes": "batchBytes",
+    "readchangefeed": "readChangeFeed",
+}
+_WINDOW = {
+    "startingtimestamp": "startingTimestamp",
+    "startingaftertimestamp": "startingAfterTimestamp",
+    "revisions": "revisions",
+}
+_HONOURED: Final[Mapping[str, Mapping[str, str]]] = {
+    "state": {
+        **_READ,
+        "timestampasof": "timestampAsOf",
+        "versionasof": "versionAsOf",
+        "pushdown": "pushdown",
+    },
+    "changes": {
+        **_READ,
+        **_WINDOW,
+        "endingtimestamp": "endingTimestamp",
+        "pushdown": "pushdown",
+    },
+    "stream": {
+        **_READ,
+        **_WINDOW,
+        "maxrowspertrigger": "maxRowsPerTrigger",
+        "maxbytespertrigger": "maxBytesPerTrigger",
+        "failondataloss": "failOnDataLoss",
+    },
+    "write": {"path": "path", "compression": "compression"},
+}
+_KNOWN = {name: text for names in _HONOURED.values() for name, text in names.items()}
+_MODE_TEXT = {
+    "state": "a read of the state",
+    "changes": "a read of changes",
+    "stream": "a stream",
+    "write": "a write",
+}
+_DECODERS: Final[Mapping[str, Callable[[str], bytes]]] = {
+    "text": str.encode,
+    "hex": bytes.fromhex,
+    "base64": lambda text: base64.b64decode(text, validate=True),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ReadOptions:
+    """The options of one read, checked. Times are None where they were not given."""
+
+    path: str
+    span: Span
+    columns: tuple[str, ...] | None
+    partitions: int | None
+    batch_rows: int
+    batch_bytes: int
+    as_of: Timestamp | None = None
+    since: Timestamp | None = None
+    upto: Timestamp | None = None
+    revisions: Revisions = "all"
+    rows_per_trigger: int | None = None
+    bytes_per_trigger: int | None = None
+    fail_on_data_loss: bool = True
+
+
+def reads_changes(options: Mapping[str, str]) -> bool:
+    """Whether `readChangeFeed` is on. Raises `UsageError` if it is neither true nor false."""
+    return _flag(_lowered(options), "readchangefeed", default=False)
+
+
+def wants_pushdown(options: Mapping[str, str], *, default: bool) -> bool:
+    """Whether filters are to be pushed. Raises `UsageError` if it is neither true nor false."""
+    return _flag(_lowered(options), "pushdown", default=default)
+
+
+def read_options(options: Mapping[str, str], mode: Mode) -> ReadOptions:
+    """Check the options of a read. Raises `UsageError` naming the option that is at fault."""
+    given = honoured(options, mode)
+    rows, size = (_count(given, name) for name in ("maxrowspertrigger", "maxbytespertrigger"))
+    if rows is not None and size is not None:
+        raise UsageError("maxRowsPerTrigger and maxBytesPerTrigger are both given", "pass one")
+    if mode == "stream" and not _flag(given, "readchangefeed", default=False):
+        raise UsageError("a stream reads changes", 'say so: .option("readChangeFeed", "true")')
+    return ReadOptions(
+        path=given["path"],
+        span=_span(given),
+        columns=_columns(given),
+        partitions=_count(given, "numpartitions", at_most=PARTITIONS_MAX),
+        batch_rows=_count(given, "batchrows", at_most=BATCH_ROWS_MAX) or ARROW_ROWS_MAX,
+        batch_bytes=_count(given, "batchbytes", at_most=1 << 30) or ARROW_BYTES_MAX,
+        as_of=_time(given, "timestampasof", "versionasof"),
+        since=_time(given, "startingtimestamp", "startingaftertimestamp"),
+        upto=_time(given, "endingtimestamp"),
+        revisions=_revisions(given),
+        rows_per_trigger=rows,
+        bytes_per_trigger=size,
+        fail_on_data_loss=_flag(given, "failondataloss", default=True),
+    )
+
+
+def honoured(options: Mapping[str, str], mode: Mode) -> dict[str, str]:
+    """The options under lower-case names, if `mode` honours them all and a path is among them."""
+    given = _lowered(options)
+    if "paths" in given:
+        raise UsageError("several paths are given", "read one at a time, and unite the frames")
+    for name in given:
+        if name not in _KNOWN:
+            known = ", ".join(sorted(_HONOURED[mode].values()))
+            raise UsageError(f"option {name!r} is not known", f"{_MODE_TEXT[mode]} takes {known}")
+        if name not in _HONOURED[mode]:
+            raise UsageError(
+                f"option {_KNOWN[name]} means nothing to {_MODE_TEXT[mode]}",
+                "remove it" if mode != "state" else 'remove it, or set readChangeFeed to "true"',
+            )
+    if not given.get("path"):
+        raise UsageError("no path is given", "pass one to load() or save()")
+    given["path"] = given["path"].removeprefix("file://")
+    return given
+
+
+def _lowered(options: Mapping[str, str]) -> dict[str, str]:
+    return {name.lower(): value for name, value in options.items()}
+
+
+def _flag(given: Mapping[str, str], name: str, *, default: bool) -> bool:
+    text = given.get(name)
+    if text is None:
+        return default
+    if text.lower() not in ("true", "false"):
+        raise UsageError(f"{_KNOWN[name]}={text!r}", 'pass "true" or "false"')
+    return text.lower() == "true"
+
+
+def _count(given: Mapping[str, str], name: str, *, at_most: int = (1 << 63) - 1) -> int | None:
+    text = given.get(name)
+    if text is None:
+        return None
+    if not text.isascii() or not text.isdigit() or not 1 <= int(text) <= at_most:
+        raise UsageError(f"{_KNOWN[name]}={text!r}", f"pass a number from 1 to {at_most}")
+    return int(text)
+
+
+def _time(given: Mapping[str, str], *names: str) -> Timestamp | None:
+    """A time under one of several names: nanoseconds, or ISO-8601 with a zone."""
+    present = [name for name in names if name in given]
+    if len(present) > 1:
+        both = " and ".join(_KNOWN[name] for name in present)
+        raise UsageError(f"{both} are both given", "pass one")
+    if not present:
+        return None
+    text = given[present[0]].strip()
+    value: Any = int(text) if text.isascii() and text.isdigit() else text
+    try:
+        return to_timestamp(value, name=_KNOWN[present[0]])
+    except UsageError as error:
+        raise UsageError(f"{_KNOWN[present[0]]}: {error.what}", error.remedy) from None
+
+
+def _span(given: Mapping[str, str]) -> Span:
+    encoding = given.get("keyencoding", "text")
+    decode = _DECODERS.get(encoding.lower())
+    if decode is None:
+        raise UsageError(f"keyEncoding={encoding!r}", f"pass one of {', '.join(_DECODERS)}")
+    bounds: list[bytes | None] = []
+    for name in ("startkey", "endkey", "prefix"):
+        text = given.get(name)
+        try:
+            bounds.append(None if text is None else decode(text))
+        except (ValueError, binascii.Error) as error:
+            raise UsageError(f"{_KNOWN[name]}={text!r} is not {encoding}: {error}") from None
+    if "keyencoding" in given and bounds == [None, None, None]:
+        raise UsageError("keyEncoding is given without a key", "remove it")
+    return Span.of(*bounds)
+
+
+def _columns(given: Mapping[str, str]) -> tuple[str, ...] | None:
+    text = given.get("columns")
+    if text is None:
+        return None
+    return tuple(name.strip() for name in text.split(","))
+
+
+def _revisions(given: Mapping[str, str]) -> Revisions:
+    text = given.get("revisions", "all").lower()
+    for known in REVISIONS:
+        if text == known:
+            return known
+    raise UsageError(f"revisions={text!r}", 'pass "all" or "latest"')

@@ -1,0 +1,130 @@
+"""Where rows come from: a store's directory, a directory of its checkpoints, or a collection.
+
+An origin is opened anew wherever it is needed, in the process that plans and in each task; all it
+shares is its place, and all tasks read the same because times are pinned and history never changes.
+
+Rows come as the columns of `backup/rows.py`, those that were asked for.
+"""
+
+from __future__ import annotations
+
+import fcntl
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import NamedTuple, Protocol
+
+import pyarrow as pa
+from typing_extensions import Self
+
+from kvstore.changes import Change
+from kvstore.engine import FileSpan
+from kvstore.errors import LockedError, NotAStoreError
+from kvstore.span import Span
+
+
+class Place(NamedTuple):
+    """What to open: picklable, and pinned to one checkpoint of several."""
+
+    path: str
+    is_collection: bool
+
+
+class Frontiers(NamedTuple):
+    """What can be read: `since <= t < upper`, of the store of that id."""
+
+    since: int
+    upper: int
+    store_id: str
+
+
+class Origin(Protocol):
+    """Something with history. Used with `with`."""
+
+    def frontiers(self) -> Frontiers:
+        """What can be read here. A store that never moves on, a collection as of now."""
+        ...
+
+    def files(self, upto: int) -> Sequence[FileSpan]:
+        """Hints for cutting the key space: user keys and bytes of what a read up to then opens."""
+        ...
+
+    def state(
+        self, span: Span, as_of: int, columns: Sequence[str], rows: int
+    ) -> Iterator[pa.RecordBatch]:
+        """What is alive in `span` at `as_of`, by key."""
+        ...
+
+    def points(
+        self, span: Span, *, since: int, upto: int, latest: bool, columns: Sequence[str], rows: int
+    ) -> Iterator[pa.RecordBatch]:
+        """The puts and deletes in the window `(since, upto]`."""
+        ...
+
+    def ranges(self, span: Span, *, since: int, upto: int, latest: bool) -> list[Change]:
+        """The range deletes in the window, cut to `span`, by their start."""
+        ...
+
+    def cut(self, span: Span, *, since: int, upto: int, rows: int | None, size: int | None) -> int:
+        """The latest time up to which the window holds at most so many rows or bytes.
+
+        Cut between commits, behind at least one; bytes are a guess.
+        """
+        ...
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
+    ) -> None: ...
+
+
+def find(path: str) -> Place:
+    """What lies at `path`; of a directory of checkpoints the newest.
+
+    Raises `LockedError` if it is a store that another process has open, `NotAStoreError` if it
+    is nothing that can be read.
+    """
+    root = Path(path)
+    if "://" in path or (root / "consensus").is_dir():
+        return Place(path, is_collection=True)
+    if (root / "CURRENT").is_file():
+        _require_nobody_writes(root)
+        return Place(path, is_collection=False)
+    checkpoints = [
+        (current.stat().st_mtime_ns, str(current.parent))
+        for current in root.glob("*/CURRENT")
+        if not current.parent.name.endswith(".tmp")
+    ]
+    if not checkpoints:
+        found = "neither a store, a checkpoint nor a collection"
+        raise NotAStoreError(path, found, "check the path, and that all machines see it")
+    return Place(max(checkpoints)[1], is_collection=False)
+
+
+def open_origin(place: Place) -> Origin:
+    """Open what `find` found."""
+    # Tasks open one of the two: neither pays for importing the other.
+    if place.is_collection:
+        from spark_connector.collection import CollectionOrigin
+
+        return CollectionOrigin(place.path)
+    from spark_connector.checkpoint import CheckpointOrigin
+
+    return CheckpointOrigin(place.path)
+
+
+def _require_nobody_writes(store: Path) -> None:
+    """Raise `LockedError` if another process has the store open. Checkpoints have no lock file.
+
+    Only for a process that has no store open itself: closing the lock file would drop its lock.
+    """
+    try:
+        with (store / "LOCK").open("r+b") as lock:
+            fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (FileNotFoundError, PermissionError):
+        return
+    except OSError as error:
+        raise LockedError(
+            str(store), "a process that writes; read store.checkpoint(path) of it, or a collection"
+        ) from error

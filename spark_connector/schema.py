@@ -1,0 +1,109 @@
+"""Columns of what is read, as Spark knows them and as Arrow batches.
+
+    state     key binary  value binary
+    changes   key binary               of a range delete its start
+              end_key binary           of a range delete only
+              value binary             of a put only
+              _change_type string      put | delete | delete_range
+              _commit_version bigint   the commit's timestamp in nanoseconds: exact
+              _commit_timestamp timestamp    the same, cut to Spark's microseconds
+
+Spark compares the schema of the first batch with the one it asked for, nullability included, and
+trusts all that follow: batches are built to the asked schema and to nothing else. It prunes no
+columns of a Python source; a narrower user schema, or the option `columns`, does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import (
+    BinaryType,
+    LongType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
+
+from kvstore.errors import UsageError
+
+STATE: Final = StructType([StructField("key", BinaryType()), StructField("value", BinaryType())])
+CHANGES: Final = StructType(
+    [
+        StructField("key", BinaryType()),
+        StructField("end_key", BinaryType()),
+        StructField("value", BinaryType()),
+        StructField("_change_type", StringType()),
+        StructField("_commit_version", LongType()),
+        StructField("_commit_timestamp", TimestampType()),
+    ]
+)
+
+_CHANGE_TYPES: Final = pa.array(["delete", "put", "delete_range"])
+"""By the `op` of backup/rows.py."""
+
+_SOURCE_OF: Final = {
+    "_change_type": "op",
+    "_commit_version": "timestamp",
+    "_commit_timestamp": "timestamp",
+}
+
+
+def offered(*, changes: bool, columns: Sequence[str] | None) -> StructType:
+    """The schema of a read for which the user gave none."""
+    whole = CHANGES if changes else STATE
+    if columns is None:
+        return whole
+    unknown = sorted(set(columns) - set(whole.names))
+    if unknown or len(set(columns)) != len(columns):
+        raise UsageError(
+            f"columns={','.join(columns)}", f"pass some of {', '.join(whole.names)}, each once"
+        )
+    return StructType([whole[name] for name in columns])
+
+
+def require_known(asked: StructType, *, changes: bool) -> StructType:
+    """Return the schema Spark asks for, if every column of it is one of ours."""
+    whole = CHANGES if changes else STATE
+    for field in asked.fields:
+        if field.name not in whole.names or whole[field.name].dataType != field.dataType:
+            raise UsageError(
+                f"column {field.name} {field.dataType.simpleString()} is not there",
+                f"a schema may have some of: {whole.simpleString()}",
+            )
+    return asked
+
+
+def stored_columns(names: Sequence[str]) -> list[str]:
+    """The stored columns that the asked ones are made of, in the order of backup/rows.py."""
+    needed = {_SOURCE_OF.get(name, name) for name in names}
+    return [name for name in ("key", "timestamp", "op", "value", "end_key") if name in needed]
+
+
+def arrow_schema(asked: StructType) -> pa.Schema:
+    """The Arrow schema Spark wants for `asked`, to the letter."""
+    return to_arrow_schema(asked, timezone="UTC")
+
+
+def shaped(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """A batch of stored columns as the columns that were asked for."""
+    columns = [_column(batch, field.name) for field in schema]
+    if not columns:  # a row count has no column to live in
+        return pa.RecordBatch.from_struct_array(pa.array([{}] * batch.num_rows, pa.struct([])))
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def _column(batch: pa.RecordBatch, name: str) -> pa.Array:
+    if name == "_change_type":
+        return _CHANGE_TYPES.take(batch.column("op"))
+    if name == "_commit_version":
+        return batch.column("timestamp")
+    if name == "_commit_timestamp":
+        microseconds = pc.divide(batch.column("timestamp"), 1000)
+        return microseconds.cast(pa.timestamp("us", tz="UTC"))
+    return batch.column(name)

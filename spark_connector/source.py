@@ -1,0 +1,259 @@
+"""`spark.read.format("kvstore")`: the state of a store as of a time, or the changes of a window.
+
+Spark plans in a process of its own, never in the caller's, so a store that the caller has open is
+out of reach: read a checkpoint of it, or a collection. Planning pins the time and the place, cuts
+the key space, and every task reads its piece of the same history.
+
+A reader that has `pushFilters` fails where the session does not allow pushing, and cannot ask
+whether it does: so there are two of each, and `register(spark)` switches the setting on.
+
+Invariants
+1. All tasks read at one pinned time from one pinned place.
+2. Pieces of the key space are disjoint and complete: each row is read once. A range delete belongs
+   to the piece that its start (cut to the whole span) lies in.
+3. What is pushed only narrows what is read: Spark applies every filter again.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import pyarrow as pa
+from pyspark.sql import SparkSession
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    DataSourceWriter,
+    Filter,
+    InputPartition,
+)
+from pyspark.sql.types import StructType
+
+from kvstore.commit import require_readable
+from kvstore.errors import HistoryGoneError, UsageError
+from kvstore.span import Span
+from kvstore.splits import split_span
+from spark_connector import pushdown
+from spark_connector.checkpoint import ranges_batch
+from spark_connector.options import (
+    ReadOptions,
+    honoured,
+    read_options,
+    reads_changes,
+    wants_pushdown,
+)
+from spark_connector.origin import Origin, Place, find, open_origin
+from spark_connector.schema import (
+    arrow_schema,
+    offered,
+    require_known,
+    shaped,
+    stored_columns,
+)
+
+FORMAT: Final = "kvstore"
+
+BYTES_PER_SPLIT: Final = 32 << 20
+"""Bytes on file that one task reads: a Python task costs some 70 ms, and holds its rows of a
+collection with several windows in memory."""
+
+BYTES_WORTH_SPLITTING: Final = 4 << 20
+"""From here on every core gets a piece."""
+
+SPLITS_MAX: Final = 10_000
+
+
+@dataclass(frozen=True)
+class Piece(InputPartition):
+    """What one task reads. `since` is None for the state."""
+
+    place: Place
+    span: Span
+    whole: Span
+    since: int | None
+    upto: int
+    latest: bool
+
+
+class KVStoreSource(DataSource):
+    """The format without filter pushdown: works in every session."""
+
+    pushes = False
+
+    @classmethod
+    def name(cls) -> str:
+        return FORMAT
+
+    def schema(self) -> StructType:
+        columns = self.options.get("columns")
+        names = None if columns is None else [name.strip() for name in columns.split(",")]
+        return offered(changes=reads_changes(self.options), columns=names)
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        changes = reads_changes(self.options)
+        options = read_options(self.options, "changes" if changes else "state")
+        asked = require_known(schema, changes=changes)
+        pushes = wants_pushdown(self.options, default=self.pushes)
+        kind = PushingReader if pushes else Reader
+        return kind(options, asked, changes=changes)
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
+        from spark_connector.stream import StreamReader
+
+        options = read_options(self.options, "stream")
+        return StreamReader(options, require_known(schema, changes=True))
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        from spark_connector.stage import StagingWriter
+
+        given = honoured(self.options, "write")
+        if overwrite:
+            raise UsageError('mode("overwrite") is not offered', 'stage with mode("append")')
+        return StagingWriter(given["path"], schema, compression=given.get("compression", "lz4"))
+
+
+class PushingSource(KVStoreSource):
+    """The same with filter pushdown, for sessions that allow it."""
+
+    pushes = True
+
+
+def register(spark: SparkSession) -> None:
+    """Make the format known to `spark`, with filters on keys and commits pushed to the source.
+
+    Without it the format is known all the same (`pyspark_kvstore`), and Spark filters alone.
+    """
+    spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
+    spark.dataSource.register(PushingSource)
+
+
+class Reader(DataSourceReader):
+    """A batch read."""
+
+    def __init__(self, options: ReadOptions, schema: StructType, *, changes: bool) -> None:
+        if changes and options.since is None:
+            raise UsageError(
+                "a read of changes needs a start",
+                "pass startingTimestamp (changes after it; 0 is the beginning)",
+            )
+        self._options = options
+        self._schema = arrow_schema(schema)
+        self._changes = changes
+        self._narrowed: pushdown.Bounds = pushdown.Bounds()
+
+    def partitions(self) -> list[InputPartition]:
+        options = self._options
+        place = find(options.path)
+        with open_origin(place) as origin:
+            since, upto = self._window(origin)
+            span = options.span.intersect(self._narrowed.start, self._narrowed.end)
+            if span is None or (since is not None and since >= upto):
+                return [InputPartition(None)]
+            return pieces(
+                origin, place, span, since=since, upto=upto, options=options, whole=options.span
+            )
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        if not isinstance(partition, Piece):  # Spark makes one of its own where there is none
+            return iter(())
+        return read_piece(partition, self._options, self._schema)
+
+    def _window(self, origin: Origin) -> tuple[int | None, int]:
+        options = self._options
+        oldest, upper, _ = origin.frontiers()
+        if not self._changes:
+            as_of = upper - 1 if options.as_of is None else options.as_of
+            require_readable(as_of, since=oldest, upper=upper)
+            return None, as_of
+        assert options.since is not None, "checked when it was made"
+        upto = upper - 1 if options.upto is None else options.upto
+        require_window(options.since, upto, oldest=oldest, upper=upper, latest=_latest(options))
+        if _latest(options):
+            return options.since, upto
+        narrowed = self._narrowed
+        return max(options.since, narrowed.since), min(upto, narrowed.upto)
+
+
+class PushingReader(Reader):
+    """A batch read that takes bounds on keys and commits from the query's filters."""
+
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802
+        for each in filters:
+            self._narrowed = pushdown.narrowed(self._narrowed, each)
+        return filters
+
+
+def require_window(since: int, upto: int, *, oldest: int, upper: int, latest: bool) -> None:
+    """Raise unless the changes in `(since, upto]` are all there."""
+    if since > upto:
+        raise UsageError(f"the window ({since}, {upto}] ends before it starts", "swap its ends")
+    require_readable(upto, since=oldest, upper=upper)
+    if since < oldest and not (latest and since == 0):
+        raise HistoryGoneError(
+            as_of=since, since=oldest, remedy="read the state, then changes after its time"
+        )
+
+
+def pieces(
+    origin: Origin,
+    place: Place,
+    span: Span,
+    *,
+    since: int | None,
+    upto: int,
+    options: ReadOptions,
+    whole: Span,
+    latest: bool | None = None,
+) -> list[InputPartition]:
+    """Cut a read into pieces of about equal size. `latest` is as the options say unless given."""
+    files = origin.files(upto)
+    count = options.partitions or _split_count(sum(file.size_bytes for file in files))
+    only_latest = _latest(options) if latest is None else latest
+    base = Piece(place, span, whole, since, upto, only_latest)
+    return [replace(base, span=part) for part in split_span(span, files, count)]
+
+
+def read_piece(piece: Piece, options: ReadOptions, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """The rows of a piece as Spark wants them, bounded in rows and bytes."""
+    columns = stored_columns(schema.names)
+    with open_origin(piece.place) as origin:
+        for batch in _stored(origin, piece, columns, options.batch_rows):
+            for part in _bounded(batch, options.batch_bytes):
+                yield shaped(part, schema)
+
+
+def _stored(
+    origin: Origin, piece: Piece, columns: list[str], rows: int
+) -> Iterator[pa.RecordBatch]:
+    if piece.since is None:
+        yield from origin.state(piece.span, piece.upto, columns, rows)
+        return
+    window: Any = {"since": piece.since, "upto": piece.upto, "latest": piece.latest}
+    ours = [each for each in origin.ranges(piece.whole, **window) if each.key in piece.span]
+    if ours:
+        yield ranges_batch(ours, columns)
+    yield from origin.points(piece.span, **window, columns=columns, rows=rows)
+
+
+def _bounded(batch: pa.RecordBatch, size_max: int) -> Iterator[pa.RecordBatch]:
+    """Halve a batch until each piece fits, or is one row."""
+    if batch.num_rows <= 1 or batch.nbytes <= size_max:
+        if batch.num_rows:
+            yield batch
+        return
+    half = batch.num_rows // 2
+    yield from _bounded(batch.slice(0, half), size_max)
+    yield from _bounded(batch.slice(half), size_max)
+
+
+def _split_count(size_bytes: int) -> int:
+    cores = (os.cpu_count() or 1) if size_bytes >= BYTES_WORTH_SPLITTING else 1
+    return min(max(-(-size_bytes // BYTES_PER_SPLIT), cores), SPLITS_MAX)
+
+
+def _latest(options: ReadOptions) -> bool:
+    return options.revisions == "latest"

@@ -1,0 +1,47 @@
+"""Histories of every kind of change, and what two stores must agree on."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import bulk
+import kvstore
+
+KEYS = 60
+
+
+def staged_import(place: Path, value: bytes = b"import") -> bulk.Import:
+    """A sealed import of every third key."""
+    staged = bulk.Import.create(place)
+    with staged.writer() as writer:
+        for number in range(0, KEYS, 3):
+            writer.put(b"k%02d" % number, value)
+    staged.seal()
+    return staged
+
+
+def change(store: kvstore.Store, pick: random.Random, count: int) -> None:
+    """Puts, deletes, range deletes and batches of them, at random."""
+    for _ in range(count):
+        key = b"k%02d" % pick.randrange(KEYS)
+        action = pick.random()
+        if action < 0.5:
+            store.put(key, pick.randbytes(4))
+        elif action < 0.6:
+            store.put(key, pick.randbytes(4) * 5000)
+        elif action < 0.75:
+            store.delete(key)
+        elif action < 0.9:
+            store.delete_range(key, b"k%02d" % (int(key[1:]) + pick.randrange(1, 20)))
+        else:
+            with store.batch() as batch:
+                batch.delete_range(b"k10", b"k20")
+                for number in range(10, 20, 2):
+                    batch.put(b"k%02d" % number, pick.randbytes(3))
+                batch.delete(b"k30")
+
+
+def versions(store: kvstore.Store, upto: int) -> list[kvstore.Change]:
+    """Every version that is kept, at or below `upto`."""
+    return list(store.versions(since=None, upto=upto))

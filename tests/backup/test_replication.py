@@ -1,0 +1,317 @@
+"""Replicas equal their source version for version, and refuse writes until promoted."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+import backup
+import bulk
+import kvstore
+from backup import replication
+from kvstore.errors import HistoryGoneError, HoldLostError, UsageError
+from kvstore.mvcc import WriteSet
+from kvstore.replica import ReplicaCommitter
+from tests.backup.histories import change, staged_import, versions
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[kvstore.Store]:
+    with kvstore.open(tmp_path / "store", durability="async") as opened:
+        yield opened
+
+
+@pytest.fixture
+def standby(tmp_path: Path) -> Path:
+    return tmp_path / "standby"
+
+
+def same(source: kvstore.Store, replica: kvstore.Store) -> None:
+    upto = replica.upper - 1
+    assert versions(replica, upto) == versions(source, upto)
+    assert list(replica.scan(as_of=upto)) == list(source.scan(as_of=upto))
+    assert replica.verify().problems == ()
+
+
+@pytest.mark.parametrize("rows_max", [1 << 17, 25], ids=["commits", "files"])
+def test_a_standby_equals_its_source_version_for_version_at_every_step(
+    store: kvstore.Store,
+    standby: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    rows_max: int,
+) -> None:
+    monkeypatch.setattr(replication, "REPLICA_WINDOW_ROWS", rows_max)
+    monkeypatch.setattr(replication, "REPLICA_BATCH_ROWS", 10)
+    pick = random.Random(rows_max)
+    staged = staged_import(tmp_path / "staging")
+    for window in range(7):
+        change(store, pick, pick.randrange(40))
+        if window == 2:
+            bulk.ingest(store, tmp_path / "staging")
+        if window == 4:
+            store.revert_import(staged.import_id)
+        upper = backup.replicate(store, standby)
+        assert upper == store.upper
+        with kvstore.open(standby) as replica:
+            assert replica.upper == upper
+            same(store, replica)
+
+
+def test_changes_of_a_standby_come_from_its_own_index(store: kvstore.Store, standby: Path) -> None:
+    backup.replicate(store, standby)
+    with kvstore.open(standby) as replica, replica.feed("f", start="now") as feed:
+        change(store, random.Random(1), 50)
+        since = replica.upper - 1
+        backup.replicate(store, replica)
+        expected = list(store.changes(since, replica.upper - 1, order="time"))
+        assert list(replica.changes(since, order="time")) == expected
+        rows = [event.key for batch in feed for event in batch.events]
+        assert len(rows) == len(expected)
+
+
+def test_a_standby_follows_commits_as_they_come(store: kvstore.Store, standby: Path) -> None:
+    backup.replicate(store, standby)
+    stop = backup.Stop()
+    with kvstore.open(standby) as replica:
+        follower = threading.Thread(
+            target=backup.replicate, args=(store, replica, True), kwargs={"stop": stop}
+        )
+        follower.start()
+        pick = random.Random(2)
+        for _ in range(5):
+            change(store, pick, 10)
+            at = store.put(b"last", b"v")
+            replica.wait_beyond(at, timeout=30)
+            assert replica.get(b"last", as_of=at) == b"v"
+            same(store, replica)
+        stop.set()
+        follower.join(30)
+        assert not follower.is_alive()
+
+
+def test_a_standby_follows_a_collection_and_then_the_store_itself(
+    store: kvstore.Store, standby: Path, tmp_path: Path
+) -> None:
+    collection = backup.Collection(tmp_path / "collection")
+    with pytest.raises(UsageError, match="no backup"):
+        backup.replicate(collection, standby)
+    pick = random.Random(3)
+    for _ in range(3):
+        change(store, pick, 30)
+        collection.backup(store)
+        assert backup.replicate(str(tmp_path / "collection"), standby) == collection.upper
+        with kvstore.open(standby) as replica:
+            same(store, replica)
+        collection.compact()
+    change(store, pick, 30)
+    backup.replicate(store, standby)
+    with kvstore.open(standby) as replica:
+        same(store, replica)
+
+
+def test_a_replica_refuses_writes_and_does_not_follow_the_clock_until_promoted(
+    store: kvstore.Store, standby: Path, tmp_path: Path
+) -> None:
+    store.put(b"a", b"1")
+    backup.replicate(store, standby)
+    staged_import(tmp_path / "staging")
+    with kvstore.open(standby) as replica:
+        upper = replica.upper
+        assert replica.is_replica
+        for write in (
+            lambda: replica.put(b"a", b"2"),
+            lambda: replica.delete_range(b"a", b"b"),
+            lambda: replica.put_if(b"a", b"2", b"1"),
+            lambda: replica.reshard(4),
+            lambda: replica.clear_range(b"a", b"b"),
+            lambda: bulk.ingest(replica, tmp_path / "staging"),
+        ):
+            with pytest.raises(UsageError, match="replica"):
+                write()
+        with pytest.raises(UsageError, match="replica"), replica.transaction() as txn:
+            txn.put(b"a", b"2")
+        assert replica.sync() == replica.upper == upper
+        assert replica.imports() == []
+        promoted = replica.promote()
+        assert promoted == upper
+        assert not replica.is_replica
+        assert replica.put(b"a", b"2") >= upper
+        assert replica.get(b"a", as_of=upper - 1) == b"1"
+        with pytest.raises(UsageError, match="no replica"):
+            backup.replicate(store, replica)
+    with kvstore.open(standby) as promoted_store:
+        assert promoted_store.get(b"a") == b"2"
+        promoted_store.put(b"a", b"3")
+        assert promoted_store.verify().problems == ()
+
+
+def test_a_promoted_replica_commits_above_a_source_whose_clock_was_ahead(
+    tmp_path: Path, standby: Path
+) -> None:
+    ahead = kvstore.ManualClock(2_000_000_000_000_000_000)
+    with kvstore.open(tmp_path / "ahead", clock=ahead) as store:
+        at = store.put(b"a", b"1")
+        backup.replicate(store, standby)
+    with kvstore.open(standby, clock=kvstore.ManualClock(1_000)) as replica:
+        replica.promote()
+        assert replica.put(b"a", b"2") > at
+        assert replica.get(b"a") == b"2"
+
+
+def test_a_window_that_was_half_taken_is_removed_by_promotion_and_finished_by_a_retry(
+    store: kvstore.Store, standby: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    change(store, random.Random(5), 30)
+    backup.replicate(store, standby)
+    change(store, random.Random(6), 60)
+    monkeypatch.setattr(replication, "REPLICA_WINDOW_ROWS", 5)
+
+    def lost(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ReplicaCommitter, "end_window", lost)
+        with pytest.raises(KeyboardInterrupt):
+            backup.replicate(store, standby)
+    with kvstore.open(standby) as replica:
+        replica.checkpoint(standby.with_name("copy"))
+    with kvstore.open(standby.with_name("copy")) as other:
+        upto = other.promote() - 1
+        other.put(b"later", b"v")
+        assert versions(other, upto) == versions(store, upto)
+        assert len(versions(other, other.upper - 1)) == len(versions(other, upto)) + 1
+    backup.replicate(store, standby)
+    with kvstore.open(standby) as replica:
+        same(store, replica)
+
+
+def test_a_replica_follows_one_store_only(
+    store: kvstore.Store, standby: Path, tmp_path: Path
+) -> None:
+    backup.replicate(store, standby)
+    with kvstore.open(tmp_path / "other") as other:
+        with pytest.raises(UsageError, match="follows store"):
+            backup.replicate(other, standby)
+        with pytest.raises(UsageError, match="no replica"):
+            backup.replicate(store, other)
+
+
+def test_the_source_keeps_what_its_replica_lacks_within_its_budget(
+    store: kvstore.Store, standby: Path
+) -> None:
+    store.put(b"a", b"1")
+    backup.replicate(store, standby)
+    upto = store.upper - 1
+    change(store, random.Random(7), 30)
+    store.gc(before=store.upper - 1)
+    assert store.since <= upto
+    backup.replicate(store, standby, max_age=timedelta(microseconds=1))
+    with kvstore.open(standby) as replica:
+        same(store, replica)
+    change(store, random.Random(8), 30)
+    store.sync()
+    store.gc(before=store.upper - 1)
+    with pytest.raises((HistoryGoneError, HoldLostError)):
+        backup.replicate(store, standby)
+
+
+@pytest.mark.parametrize("rows_max", [1 << 17, 5], ids=["commits", "files"])
+def test_a_replica_collects_its_own_garbage(
+    store: kvstore.Store, standby: Path, monkeypatch: pytest.MonkeyPatch, rows_max: int
+) -> None:
+    monkeypatch.setattr(replication, "REPLICA_WINDOW_ROWS", rows_max)
+    pick = random.Random(10)
+    backup.replicate(store, standby)
+    with kvstore.open(standby) as replica:
+        for _ in range(3):
+            change(store, pick, 60)
+            backup.replicate(store, replica)
+            replica.gc(before=replica.upper - 1)
+            assert replica.since == replica.upper - 1
+            assert list(replica.scan()) == list(store.scan(as_of=replica.since))
+            assert replica.verify().problems == ()
+
+
+def test_applied_windows_must_follow_each_other(store: kvstore.Store, standby: Path) -> None:
+    backup.replicate(store, standby)
+    with kvstore.open(standby) as opened:
+        replica = opened.replica()
+        upper = int(replica.upper)
+        writes = WriteSet()
+        writes.put(b"a", b"1")
+        for commits, to in (
+            ([(upper - 1, writes)], upper + 1),
+            ([(upper + 1, writes)], upper + 1),
+            ([(upper + 1, writes), (upper, writes)], upper + 5),
+            ([], upper - 1),
+        ):
+            with pytest.raises(UsageError, match="do not follow"):
+                replica.apply(commits, to)
+        replica.apply([(upper, writes)], upper + 10)
+        assert opened.get(b"a", as_of=upper) == b"1"
+        assert opened.upper == upper + 10
+
+
+CHILD = """
+import random, sys, threading
+import backup, kvstore
+from backup import replication
+from tests.backup.histories import change
+
+place, seed, rows_max = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+replication.REPLICA_WINDOW_ROWS = rows_max
+store = kvstore.open(place + "/store", durability="async")
+
+def work():
+    pick = random.Random(seed)
+    while True:
+        change(store, pick, 20)
+        print("changed", flush=True)
+
+threading.Thread(target=work, daemon=True).start()
+backup.replicate(store, place + "/standby", follow=True)
+"""
+
+
+def test_a_killed_replicator_goes_on_where_its_replica_stands(tmp_path: Path) -> None:
+    pick = random.Random(9)
+    for generation in range(4):
+        child = subprocess.Popen(
+            [
+                sys.executable,
+                "-c",
+                CHILD,
+                str(tmp_path),
+                str(generation),
+                ["131072", "30"][generation % 2],
+            ],
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+        )
+        assert child.stdout is not None
+        for _ in range(pick.randrange(2, 12)):
+            assert child.stdout.readline(), "the child ended by itself"
+        child.send_signal(signal.SIGKILL)
+        child.stdout.read()
+        assert child.wait() == -signal.SIGKILL
+        with kvstore.open(tmp_path / "store", durability="async") as store:
+            if (tmp_path / "standby").exists():
+                with kvstore.open(tmp_path / "standby") as replica:
+                    upto = replica.upper - 1
+                    kept = versions(replica, upto)
+                    assert kept == versions(store, upto)
+            backup.replicate(store, tmp_path / "standby")
+            with kvstore.open(tmp_path / "standby") as replica:
+                assert replica.upper == store.upper
+                same(store, replica)

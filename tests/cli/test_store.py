@@ -1,0 +1,273 @@
+"""The commands on real stores, through typer's runner: what they print, and their exit codes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+import kvstore
+from kvstore.cli.app import app
+from kvstore.cli.exits import EXIT_CODES, exit_code
+from kvstore.errors import KVStoreError
+from kvstore.journal import Journal
+
+pytestmark = pytest.mark.usefixtures("each_engine")
+
+Run = Callable[..., Result]
+
+
+@pytest.fixture
+def run() -> Run:
+    def run(*words: object, code: int = 0, stdin: bytes | None = None) -> Result:
+        result = CliRunner().invoke(app, [str(word) for word in words], input=stdin)
+        if result.exception is not None and not isinstance(result.exception, SystemExit):
+            raise result.exception
+        assert result.exit_code == code, result.output
+        assert "Traceback" not in result.output
+        return result
+
+    return run
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """A store with a past."""
+    with kvstore.open(tmp_path / "s", clock=kvstore.ManualClock(10)) as store:
+        store.put(b"a", b"1")
+        store.put(b"a", b"2")
+        store.put(b"b", b"\x00\xff")
+        store.put(b"c", b"gone")
+        store.delete(b"c")
+        store.put("schlüssel".encode(), b"wert")
+    return tmp_path / "s"
+
+
+def lines(result: Result) -> list[Any]:
+    return [json.loads(line) for line in result.stdout.splitlines()]
+
+
+# -- reading ----------------------------------------------------------------------------------
+
+
+def test_get_prints_the_value_as_it_is(run: Run, path: Path) -> None:
+    assert run("get", path, "a").stdout == "2\n"
+    assert run("get", path, "a", "-n").stdout == "2"
+    assert run("get", path, "b", "-n").stdout_bytes == b"\x00\xff"
+    assert run("get", path, "b", "--json").stdout == '{"key": "b", "value": {"base64": "AP8="}}\n'
+    assert run("get", path, "62", "-e", "hex").stdout == "00ff\n"
+    assert run("get", path, "Yg==", "-e", "base64", "--json").stdout == (
+        '{"key": "Yg==", "value": "AP8="}\n'
+    )
+
+
+def test_get_as_of_a_time_and_of_what_is_not_there(run: Run, path: Path) -> None:
+    assert run("get", path, "a", "--as-of", 10).stdout == "1\n"
+    assert run("get", path, "a", "--as-of", "1970-01-01T00:00:00.000000010Z").stdout == "1\n"
+    missing = run("get", path, "nothing", code=1)
+    assert missing.stdout == ""
+    assert "nothing" in missing.stderr
+    run("get", path, "c", code=1)
+    assert run("get", path, "c", "--as-of", 13).stdout == "gone\n"
+    ahead = run("get", path, "a", "--as-of", "2100-01-01T00:00Z", code=4)
+    assert "not complete" in ahead.stderr
+
+
+def test_scan_prints_rows_in_order_and_within_bounds(run: Run, path: Path) -> None:
+    assert run("scan", path).stdout == "a\t2\nb\t\x00\\xff\nschlüssel\twert\n"
+    assert run("scan", path, "--keys-only", "--reverse", "--limit", 1).stdout == "schlüssel\n"
+    assert run("scan", path, "--start", "b", "--end", "c", "-e", "text").stdout == "b\t\x00\\xff\n"
+    assert run("scan", path, "--prefix", "sch", "--keys-only").stdout == "schlüssel\n"
+    assert run("scan", path, "-p", "63", "--as-of", 13, "-e", "hex").stdout == "63\t676f6e65\n"
+    assert lines(run("scan", path, "--json"))[:2] == [
+        {"key": "a", "value": "2"},
+        {"key": "b", "value": {"base64": "AP8="}},
+    ]
+
+
+def test_history_shows_deletions_too(run: Run, path: Path) -> None:
+    stamp = "1970-01-01T00:00:00.0000000{}Z"
+    assert run("history", path, "c").stdout == (
+        f"{stamp.format(14)}\t(deleted)\n{stamp.format(13)}\tgone\n"
+    )
+    assert lines(run("history", path, "a", "--limit", 1, "--json")) == [
+        {"timestamp": stamp.format(11), "deleted": False, "value": "2"}
+    ]
+    run("history", path, "nothing", code=1)
+
+
+def test_changes_are_json_lines_of_a_window(run: Run, path: Path) -> None:
+    every = lines(run("changes", path))
+    assert [(row["op"], row["key"]) for row in every] == [
+        *[("update", "a")] * 2,
+        ("update", "b"),
+        ("update", "c"),
+        ("row_delete", "c"),
+        ("update", "schlüssel"),
+    ]
+    assert lines(run("changes", path, "--since", 13)) == every[4:]
+    assert lines(run("changes", path, "--since", "1970-01-01T00:00:00.000000013Z")) == every[4:]
+    (image,) = lines(run("changes", path, "--since", 10, "-p", "a", "--images", "pre+post"))
+    assert (image["pre"], image["post"]) == ("1", "2")
+    run("changes", path, "--images", "all", code=2)
+
+
+def test_stats_are_figures(run: Run, path: Path) -> None:
+    (figures,) = lines(run("stats", path, "--json"))
+    assert figures["upper"].startswith("1970-01-01T00:00:00.0000000")
+    assert figures["holds"] == 0
+    assert "data_entries" in run("stats", path).stdout
+
+
+def test_reading_beside_the_service_that_has_it_open(run: Run, path: Path) -> None:
+    with kvstore.open(path) as store:
+        store.put(b"live", b"yes")
+        assert run("get", path, "live").stdout == "yes\n"
+        assert "live" in run("scan", path, "--keys-only").stdout
+        refused = run("put", path, "k", "v", code=3)
+        assert "held by" in refused.stderr
+
+
+# -- writing ----------------------------------------------------------------------------------
+
+
+def test_put_and_delete_print_their_time(run: Run, path: Path) -> None:
+    stamp = run("put", path, "k", "v").stdout.strip()
+    assert run("get", path, "k", "--as-of", stamp).stdout == "v\n"
+    (deleted,) = lines(run("delete", path, "k", "--json"))
+    assert deleted["timestamp"] > stamp
+    run("get", path, "k", code=1)
+
+
+def test_values_come_from_stdin_byte_for_byte(run: Run, path: Path) -> None:
+    run("put", path, "raw", stdin=b"\x00\xfe\n")
+    assert run("get", path, "raw", "-n").stdout_bytes == b"\x00\xfe\n"
+    run("put", path, "6b", "00ff", "-e", "hex")
+    assert run("get", path, "k", "-n").stdout_bytes == b"\x00\xff"
+
+
+def test_a_store_is_made_only_when_asked_for(run: Run, tmp_path: Path) -> None:
+    run("put", tmp_path / "typo", "k", "v", code=2)
+    assert not (tmp_path / "typo").exists()
+    run("put", tmp_path / "new", "k", "v", "--create")
+    run("put", tmp_path / "small", "k", "v", "--create", "--engine", "memory")
+    run("put", tmp_path / "small", "k", "w")
+    assert run("get", tmp_path / "small", "k").stdout == "w\n"
+    run("put", tmp_path / "odd", "k", "v", "--create", "--engine", "paper", code=2)
+
+
+# -- upkeep -----------------------------------------------------------------------------------
+
+
+def test_gc_tells_what_it_gave_up(run: Run, path: Path) -> None:
+    (report,) = lines(run("gc", path, "--before", 12, "--json"))
+    assert (report["versions"], report["held_back"]) == (1, False)
+    gone = run("get", path, "a", "--as-of", 10, code=4)
+    assert "history" in gone.stderr
+    assert run("get", path, "a").stdout == "2\n"
+    assert len(lines(run("changes", path))) == 3
+    assert "since" in run("gc", path, "--keep", "30d").stdout
+    run("gc", path, "--keep", "soon", code=2)
+    run("gc", path, code=2)
+
+
+def test_verify_is_0_for_a_sound_store_and_1_for_a_damaged_one(run: Run, path: Path) -> None:
+    (report,) = lines(run("verify", path, "--json"))
+    assert (report["ok"], report["keys"], report["problems"]) == (True, 4, [])
+    with kvstore.open(path) as store:
+        batch = store._engine.batch()
+        batch.put(b"no key of ours", b"", store._engine.families["data"])
+        store._engine.write(batch)
+    damaged = run("verify", path, code=1)
+    assert "too short" in damaged.stdout or "not a framed key" in damaged.stdout
+
+
+# -- journals ---------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def journaled(tmp_path: Path) -> Path:
+    with kvstore.open(tmp_path / "m", engine="memory") as store:
+        for number in range(5):
+            store.put(b"%d" % number, b"v" * 50)
+        journal = store._engine._journal  # type: ignore[attr-defined]
+        journal._rotate()  # what a full file brings about
+        store.put(b"last", b"v")
+    return tmp_path / "m"
+
+
+def test_journals_are_inspected_and_compacted(run: Run, journaled: Path) -> None:
+    (before,) = lines(run("journal", "inspect", journaled, "--json"))
+    assert (before["sound"], before["content"], len(before["files"])) == (
+        True,
+        "kvstore-memory-1",
+        2,
+    )
+    (done,) = lines(run("journal", "compact", journaled, "--json"))
+    assert done["snapshot"] is not None
+    assert "snapshot-final" in run("journal", "inspect", journaled).stdout
+    assert run("get", journaled, "3").stdout == "v" * 50 + "\n"
+    Journal.open(journaled.parent / "foreign", content="theirs").close()
+    run("journal", "compact", journaled.parent / "foreign", code=2)
+
+
+def test_a_damaged_journal_is_named_and_rescued(run: Run, journaled: Path) -> None:
+    (sealed,) = journaled.glob("*-journal-final")
+    content = bytearray(sealed.read_bytes())
+    content[len(content) // 2] ^= 1
+    sealed.write_bytes(content)
+    refused = run("get", journaled, "3", code=5)
+    assert sealed.name in refused.stderr
+    assert "salvage" in refused.stderr
+    assert sealed.name in run("journal", "inspect", journaled, code=1).stdout
+    rescued = journaled.parent / "rescued"
+    (report,) = lines(run("journal", "salvage", journaled, rescued, "--json", code=1))
+    assert report["records"] > 0
+    assert len(report["losses"]) == 1
+    assert run("get", rescued, "0").stdout == "v" * 50 + "\n"
+    run("journal", "salvage", journaled, rescued, code=2)
+    run("journal", "salvage", journaled, journaled.parent / "x", "--keep", "some", code=2)
+
+
+# -- failures ---------------------------------------------------------------------------------
+
+
+def test_every_error_of_the_tree_has_a_code_that_says_what_to_do() -> None:
+    def below(kind: type[KVStoreError]) -> list[type[KVStoreError]]:
+        found = kind.__subclasses__()
+        return [*found, *(deeper for child in found for deeper in below(child))]
+
+    codes = {kind.__name__: exit_code(kind.__new__(kind)) for kind in below(KVStoreError)}
+    assert {kind for kind, _ in EXIT_CODES} == set(KVStoreError.__subclasses__())
+    assert codes["LockedError"] == codes["ConflictError"] == 3
+    assert codes["NotAStoreError"] == codes["KeyConflictError"] == 2
+    assert codes["HistoryGoneError"] == codes["NotYetWrittenError"] == 4
+    assert codes["OutOfSpaceError"] == codes["JournalDamagedError"] == 5
+    assert codes["HoldLostError"] == 6
+
+
+def test_a_failure_is_one_line_with_the_remedy(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    for words in (["get", tmp_path, "k"], ["get", tmp_path / "nothing", "k"], ["gc", tmp_path]):
+        failed = run(*words, code=2)
+        assert failed.stdout == ""
+    assert len(run("get", tmp_path, "k", code=2).stderr.splitlines()) == 1
+    run("get", tmp_path / "notes.txt", "k", code=2)
+    run("get", tmp_path, "zz", "-e", "hex", code=2)
+    assert (tmp_path / "notes.txt").read_text() == "mine"
+    assert [file.name for file in tmp_path.iterdir()] == ["notes.txt"]
+
+
+@pytest.mark.parametrize("command", ["get", "put", "delete", "scan", "history", "changes", "stats"])
+def test_help_teaches_by_example(run: Run, command: str) -> None:
+    assert f"kvstore {command} " in run(command, "--help").stdout
+
+
+def test_the_root_help_lists_the_exit_codes(run: Run) -> None:
+    shown = run("--help").stdout
+    assert "Exit codes" in shown
+    assert "journal" in shown

@@ -1,0 +1,227 @@
+"""What tasks read, without a session: checkpoint and collection give what the store gives.
+
+Random histories with overwrites, deletes, range deletes, imports and reverts; every read is made
+of pieces, as tasks make it, and compared with the live store's own answer.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+import bulk
+import kvstore
+from backup import Collection
+from kvstore import Change, Span, Store
+from kvstore.changes import Revisions
+from kvstore.errors import HistoryGoneError, NotAStoreError, UsageError
+from spark_connector.options import read_options
+from spark_connector.origin import Place, find, open_origin
+from spark_connector.schema import CHANGES, STATE, arrow_schema
+from spark_connector.source import Piece, pieces, read_piece, require_window
+
+KEYS = [bytes([a, b]) for a in (0, 97, 98, 255) for b in (0, 1, 120)] + [b"", b"a", b"aaa"]
+
+
+def write_history(store: Store, directory: Path, pick: random.Random, steps: int) -> None:
+    """Random commits of every kind, and at random times a backup."""
+    collection = Collection(directory / "collection")
+    imports: list[int] = []
+    for step in range(steps):
+        kind = pick.random()
+        if kind < 0.6:
+            with store.batch() as batch:
+                for key in pick.sample(KEYS, 3):
+                    if pick.random() < 0.3:
+                        batch.delete(key)
+                    else:
+                        batch.put(key, pick.randbytes(pick.randrange(5)))
+        elif kind < 0.75:
+            start, end = sorted(pick.sample(KEYS, 2))
+            store.delete_range(start, end)
+        elif kind < 0.85:
+            staged = bulk.Import.create(directory / f"staging-{step}")
+            with staged.writer() as writer:
+                for key in sorted(pick.sample(KEYS, 4)):
+                    writer.put(key, b"imported")
+            staged.seal()
+            bulk.ingest(store, staged.staging)
+            imports.append(staged.import_id)
+        elif kind < 0.9 and imports:
+            store.revert_import(imports.pop())
+        else:
+            collection.backup(store)
+            if pick.random() < 0.3:
+                collection.compact()
+    collection.backup(store)
+    store.checkpoint(directory / "checkpoint")
+
+
+def places(directory: Path) -> list[Place]:
+    return [find(str(directory / name)) for name in ("checkpoint", "collection")]
+
+
+def read(
+    place: Place,
+    span: Span,
+    *,
+    since: int | None,
+    upto: int,
+    revisions: Revisions = "all",
+    partitions: int = 4,
+) -> pa.Table:
+    schema = arrow_schema(STATE if since is None else CHANGES)
+    text = {"path": place.path, "numpartitions": str(partitions), "batchrows": "3"}
+    if since is not None:
+        text |= {"readchangefeed": "true", "revisions": revisions}
+    options = read_options(text, "state" if since is None else "changes")
+    with open_origin(place) as origin:
+        parts = pieces(origin, place, span, since=since, upto=upto, options=options, whole=span)
+    batches = [
+        batch
+        for piece in parts
+        if isinstance(piece, Piece)
+        for batch in read_piece(piece, options, schema)
+    ]
+    assert all(batch.schema == schema for batch in batches)
+    assert since is not None or all(batch.num_rows <= 3 for batch in batches)
+    return pa.Table.from_batches(batches, schema)
+
+
+def spans() -> Sequence[Span]:
+    return [Span(), Span(b"a", b"b"), Span(b"\x00\x01", b"bx\x00"), Span.of_prefix(b"\xff")]
+
+
+def ordered(changes: Sequence[Change]) -> list[Change]:
+    return sorted(changes, key=lambda c: (c.timestamp, c.op, c.key, c.end_key or b""))
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_state_and_changes_from_checkpoint_and_collection_equal_the_stores(
+    tmp_path: Path, seed: int
+) -> None:
+    pick = random.Random(seed)
+    with kvstore.open(tmp_path / "store", durability="async") as store:
+        write_history(store, tmp_path, pick, 30)
+        times = [0, *{change.timestamp for change in store.changes(0, order="time")}]
+        for place in places(tmp_path):
+            for span in spans():
+                since, upto = sorted(pick.sample(times, 2))
+                state = read(place, span, since=None, upto=upto)
+                rows = zip(state["key"].to_pylist(), state["value"].to_pylist(), strict=True)
+                assert list(rows) == list(store.scan(span.start, span.end, as_of=upto))
+                for revisions in ("all", "latest"):
+                    for low in (since, 0):
+                        expected = store.changes(low, upto, span.start, span.end, revisions)
+                        found = read(place, span, since=low, upto=upto, revisions=revisions)
+                        assert ordered(_changes(found)) == ordered(list(expected))
+
+
+def _changes(table: pa.Table) -> list[Change]:
+    names = ["_commit_version", "_change_type", "key", "end_key", "value"]
+    columns = [table[name].to_pylist() for name in names]
+    return [Change(*row) for row in zip(*columns, strict=True)]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_windows_are_cut_between_commits_and_hold_no_more_rows_than_asked(
+    tmp_path: Path, seed: int
+) -> None:
+    with kvstore.open(tmp_path / "store", durability="async") as store:
+        write_history(store, tmp_path, random.Random(100 + seed), 30)
+        everything = list(store.changes(0, order="time"))
+    for place in places(tmp_path):
+        with open_origin(place) as origin:
+            since, upto = 0, origin.frontiers().upper - 1
+            seen = 0
+            while since < upto:
+                end = origin.cut(Span(), since=since, upto=upto, rows=7, size=None)
+                window = [change for change in everything if since < change.timestamp <= end]
+                commits = {change.timestamp for change in window}
+                assert since < end <= upto
+                assert len(window) <= 7 or len(commits) == 1
+                seen += len(window)
+                since = end
+            assert seen == len(everything)
+            assert origin.cut(Span(), since=0, upto=upto, rows=None, size=1 << 40) == upto
+
+
+def test_large_collection_is_read_row_group_by_row_group(tmp_path: Path) -> None:
+    pick = random.Random(5)
+    rows = {pick.randbytes(8): pick.randbytes(20) for _ in range(150_000)}
+    staged = bulk.Import.create(tmp_path / "staging")
+    with staged.writer() as writer:
+        for key in sorted(rows):
+            writer.put(key, rows[key])
+    staged.seal()
+    with kvstore.open(tmp_path / "store") as store:
+        bulk.ingest(store, tmp_path / "staging")
+        Collection(tmp_path / "collection").backup(store)
+        store.checkpoint(tmp_path / "checkpoint")
+        upto = store.upper - 1
+    for place in places(tmp_path):
+        schema = arrow_schema(STATE)
+        options = read_options({"path": place.path, "numpartitions": "5"}, "state")
+        with open_origin(place) as origin:
+            upto = origin.frontiers().upper - 1
+            parts = pieces(
+                origin, place, Span(), since=None, upto=upto, options=options, whole=Span()
+            )
+        sizes = []
+        found: dict[bytes, bytes] = {}
+        for piece in parts:
+            assert isinstance(piece, Piece)
+            table = pa.Table.from_batches(read_piece(piece, options, schema), schema)
+            sizes.append(table.num_rows)
+            found |= dict(zip(table["key"].to_pylist(), table["value"].to_pylist(), strict=True))
+        assert found == rows
+        assert sum(sizes) == len(rows)
+        assert len(sizes) == 5
+        assert max(sizes) < 2 * min(sizes)
+
+
+def test_batches_are_bounded_in_bytes(tmp_path: Path) -> None:
+    with kvstore.open(tmp_path / "store", durability="async") as store:
+        for number in range(40):
+            store.put(b"%02d" % number, bytes(1000))
+    place = find(str(tmp_path / "store"))
+    options = read_options({"path": place.path, "batchbytes": "5000"}, "state")
+    with open_origin(place) as origin:
+        upto = origin.frontiers().upper - 1
+    piece = Piece(place, Span(), Span(), None, upto, False)
+    batches = list(read_piece(piece, options, arrow_schema(STATE)))
+    assert sum(batch.num_rows for batch in batches) == 40
+    assert all(batch.nbytes <= 5000 for batch in batches)
+
+
+def test_newest_of_several_checkpoints_is_found_and_half_made_ones_are_not(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "copies").mkdir()
+    with kvstore.open(tmp_path / "store") as store:
+        store.put(b"a", b"1")
+        store.checkpoint(tmp_path / "copies" / "b-older")
+        store.put(b"a", b"2")
+        store.checkpoint(tmp_path / "copies" / "a-newer")
+    (tmp_path / "copies" / "c.tmp").mkdir()
+    (tmp_path / "copies" / "c.tmp" / "CURRENT").touch()
+    assert find(str(tmp_path / "copies")).path.endswith("a-newer")
+
+
+def test_what_cannot_be_read_is_named(tmp_path: Path) -> None:
+    with pytest.raises(NotAStoreError, match="neither a store, a checkpoint nor a collection"):
+        find(str(tmp_path))
+
+
+def test_windows_behind_the_history_are_refused() -> None:
+    with pytest.raises(HistoryGoneError):
+        require_window(4, 9, oldest=5, upper=10, latest=False)
+    with pytest.raises(HistoryGoneError):
+        require_window(0, 9, oldest=5, upper=10, latest=False)
+    require_window(0, 9, oldest=5, upper=10, latest=True)  # the state, which is kept
+    with pytest.raises(UsageError, match="ends before it starts"):
+        require_window(9, 8, oldest=5, upper=10, latest=False)

@@ -1,0 +1,253 @@
+"""`format("kvstore")` in a session: state, changes, filters, refusals, staged writes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import pytest
+
+import bulk
+import kvstore
+from backup import Collection
+from kvstore import Timestamp
+from spark_connector import register, sorted_rows
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
+
+
+class History(NamedTuple):
+    """A store that stays open, and its two readable forms."""
+
+    store: kvstore.Store
+    first: Timestamp
+    second: Timestamp
+    checkpoint: str
+    collection: str
+
+
+@pytest.fixture(scope="module")
+def history(tmp_path_factory: pytest.TempPathFactory) -> Iterator[History]:
+    directory = tmp_path_factory.mktemp("history")
+    with kvstore.open(directory / "store") as store:
+        with store.batch() as batch:
+            for number in range(500):
+                batch.put(b"k%03d" % number, b"v%d" % number)
+        assert batch.timestamp is not None
+        collection = Collection(directory / "collection")
+        collection.backup(store)
+        store.put(b"k000", b"changed")
+        store.delete(b"k001")
+        second = store.delete_range(b"k1", b"k2")
+        assert second is not None
+        collection.backup(store)
+        store.checkpoint(directory / "checkpoint")
+        yield History(
+            store,
+            batch.timestamp,
+            second,
+            str(directory / "checkpoint"),
+            str(directory / "collection"),
+        )
+
+
+def load(spark: SparkSession, path: str, **options: Any) -> DataFrame:
+    return spark.read.format("kvstore").options(**options).load(path)
+
+
+def rows(df: DataFrame) -> list[tuple[bytes, bytes]]:
+    return sorted((bytes(row.key), bytes(row.value)) for row in df.collect())
+
+
+@pytest.fixture(params=["checkpoint", "collection"])
+def path(request: pytest.FixtureRequest, history: History) -> str:
+    found: str = getattr(history, request.param)
+    return found
+
+
+def test_format_is_known_without_any_code(spark: SparkSession, history: History) -> None:
+    assert rows(load(spark, history.checkpoint)) == list(history.store.scan())
+
+
+def test_package_that_makes_it_known_imports_nothing_of_ours() -> None:
+    """Every session that uses any Python data source imports it."""
+    code = "import sys, pyspark_kvstore as p; print(p.DefaultSource.name(), *sys.modules)"
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    name, *modules = out.stdout.split()
+    assert name == "kvstore"
+    assert not {"kvstore", "spark_connector", "rocksdict"} & set(modules)
+
+
+def test_state_is_read_as_of_a_time(spark: SparkSession, history: History, path: str) -> None:
+    for as_of in (history.first, history.second):
+        found = rows(load(spark, path, timestampAsOf=str(as_of), numPartitions=3))
+        assert found == list(history.store.scan(as_of=as_of))
+
+
+def test_spans_columns_and_narrower_schemas(
+    spark: SparkSession, history: History, path: str
+) -> None:
+    df = load(spark, path, prefix="6b3030", keyEncoding="hex")
+    assert rows(df) == list(history.store.scan(prefix=b"k00"))
+    df = load(spark, path, startKey="k300", endKey="k302", columns="value")
+    assert [tuple(row) for row in df.collect()] == [(b"v300",), (b"v301",)]
+    keys = spark.read.schema("key binary").format("kvstore").load(path)
+    assert keys.count() == sum(1 for _ in history.store.scan())
+    assert keys.columns == ["key"]
+
+
+def test_changes_of_a_window(spark: SparkSession, history: History, path: str) -> None:
+    df = load(spark, path, readChangeFeed="true", startingTimestamp=str(int(history.first)))
+    found = sorted(
+        (r._commit_version, r._change_type, bytes(r.key), r.end_key, r.value) for r in df.collect()
+    )
+    expected = [(*change[:3], *change[3:]) for change in history.store.changes(history.first)]
+    assert found == sorted(expected)
+    at = df.where("_change_type = 'delete_range'").first()
+    assert at is not None
+    microseconds = spark.sql(f"SELECT timestamp_micros({history.second // 1000}) AS t").first()
+    assert microseconds is not None
+    assert at._commit_timestamp == microseconds.t
+
+
+def test_window_excludes_its_start_and_includes_its_end(
+    spark: SparkSession, history: History, path: str
+) -> None:
+    window = {"readChangeFeed": "true", "endingTimestamp": str(int(history.second))}
+    df = load(spark, path, startingAfterTimestamp=str(int(history.second) - 1), **window)
+    assert [row._change_type for row in df.collect()] == ["delete_range"]
+    df = load(spark, path, startingTimestamp=str(int(history.second)), **window)
+    assert df.collect() == []
+
+
+def test_latest_revisions_are_one_change_a_key(
+    spark: SparkSession, history: History, path: str
+) -> None:
+    window = {"readChangeFeed": "true", "startingTimestamp": "0", "revisions": "latest"}
+    assert load(spark, path, **window).count() == sum(1 for _ in history.store.scan())
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({"versionOf": "1"}, "option 'versionof' is not known"),
+        ({"startingTimestamp": "1"}, "startingTimestamp means nothing to a read of the state"),
+        ({"readChangeFeed": "true"}, "a read of changes needs a start"),
+        ({"timestampAsOf": "9000000000000000000"}, "is not complete"),
+        (
+            {"readChangeFeed": "true", "startingTimestamp": "9", "endingTimestamp": "8"},
+            "ends before it starts",
+        ),
+        ({"columns": "nothing"}, "pass some of key, value"),
+    ],
+)
+def test_what_cannot_be_honoured_fails_and_says_why(
+    spark: SparkSession, history: History, options: dict[str, str], problem: str
+) -> None:
+    with pytest.raises(Exception, match=problem):
+        load(spark, history.checkpoint, **options).collect()
+
+
+def test_user_schema_of_other_columns_is_refused(spark: SparkSession, history: History) -> None:
+    reader = spark.read.schema("key string").format("kvstore")
+    with pytest.raises(Exception, match="column key string is not there"):
+        reader.load(history.checkpoint).collect()
+
+
+def test_store_that_is_open_for_writing_is_refused(spark: SparkSession, history: History) -> None:
+    with pytest.raises(Exception, match="is held by a process that writes"):
+        load(spark, str(history.store.path)).collect()
+
+
+def test_history_behind_since_is_refused(spark: SparkSession, tmp_path: Path) -> None:
+    with kvstore.open(tmp_path / "store") as store:
+        first = store.put(b"a", b"1")
+        store.put(b"a", b"2")
+        store.gc(before=store.upper - 1)
+    old = str(int(first))
+    with pytest.raises(Exception, match="is gone: it is kept from"):
+        load(spark, str(tmp_path / "store"), timestampAsOf=old).collect()
+    changes = {"readChangeFeed": "true", "startingTimestamp": old}
+    with pytest.raises(Exception, match="read the state, then changes after its time"):
+        load(spark, str(tmp_path / "store"), **changes).collect()
+
+
+@pytest.mark.parametrize(
+    "where",
+    [
+        "key = X'6b323030'",
+        "key >= X'6b333030' AND key < X'6b333035'",
+        "key BETWEEN X'6b33' AND X'6b333031'",
+        "key IN (X'6b303032', X'6b343030')",
+        "key > X'6b343938' OR key = X'6b303030'",
+        "key < X'00'",
+        "value = X'7636' AND key IS NOT NULL",
+    ],
+)
+def test_filters_give_the_same_rows_pushed_or_not(
+    spark: SparkSession, history: History, where: str
+) -> None:
+    plain = rows(load(spark, history.checkpoint, pushdown="false").where(where))
+    assert rows(load(spark, history.checkpoint, pushdown="true").where(where)) == plain
+    everything = spark.createDataFrame(list(history.store.scan()), "key binary, value binary")
+    assert plain == rows(everything.where(where))
+
+
+def test_registered_format_pushes_filters_and_works_where_pushing_is_off(
+    spark: SparkSession, history: History
+) -> None:
+    register(spark)
+    df = load(spark, history.collection, readChangeFeed="true", startingTimestamp="0")
+    found = df.where(f"_commit_version > {int(history.first)} AND key = X'6b303030'")
+    assert [bytes(row.value) for row in found.collect()] == [b"changed"]
+    none = "key > X'6b39' AND key < X'6b30'"
+    nothing = load(spark, history.checkpoint, numPartitions="5").where(none)
+    assert nothing.rdd.getNumPartitions() == 1
+    unpushed = load(spark, history.checkpoint, numPartitions="5", pushdown="false")
+    assert unpushed.where(none).rdd.getNumPartitions() == 5
+    spark.conf.set(PUSHDOWN, "false")
+    try:
+        assert load(spark, history.checkpoint, pushdown="false").count() == 399
+    finally:
+        spark.conf.set(PUSHDOWN, "true")
+
+
+# -- writes ---------------------------------------------------------------------------------
+
+
+def test_write_stages_an_import_that_the_owner_adds(spark: SparkSession, tmp_path: Path) -> None:
+    df = spark.sql("SELECT CAST(id AS STRING) AS k, CAST(id * 2 AS STRING) AS v FROM range(300)")
+    staging = tmp_path / "staging"
+    staged = sorted_rows(df, "k", "v", partitions=3)
+    staged.write.format("kvstore").mode("append").save(str(staging))
+    assert bulk.read_manifest(staging).rows == 300
+    with kvstore.open(tmp_path / "store") as store:
+        bulk.ingest(store, staging)
+        assert dict(store.scan()) == {b"%d" % n: b"%d" % (2 * n) for n in range(300)}
+
+
+def test_unsorted_write_is_refused_and_leaves_nothing(spark: SparkSession, tmp_path: Path) -> None:
+    df = spark.sql(
+        "SELECT CAST(CAST(99 - id AS STRING) AS BINARY) AS key, X'00' AS value "
+        "FROM range(0, 9, 1, 1)"
+    )
+    with pytest.raises(Exception, match="sort the rows by key first"):
+        df.write.format("kvstore").mode("append").save(str(tmp_path / "staging"))
+    assert not (tmp_path / "staging").exists()
+
+
+def test_overwrite_and_other_columns_are_refused(spark: SparkSession, tmp_path: Path) -> None:
+    df = spark.sql("SELECT X'00' AS key, X'00' AS value")
+    with pytest.raises(Exception, match="overwrite"):
+        df.write.format("kvstore").mode("overwrite").save(str(tmp_path / "s"))
+    with pytest.raises(Exception, match="column id bigint cannot be imported"):
+        spark.range(1).write.format("kvstore").mode("append").save(str(tmp_path / "s"))
+    with pytest.raises(Exception, match="prefix means nothing to a write"):
+        df.write.format("kvstore").option("prefix", "a").mode("append").save(str(tmp_path / "s"))
+    assert not (tmp_path / "s").exists()

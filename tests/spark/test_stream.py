@@ -1,0 +1,154 @@
+"""Streams: every change once, in order of micro-batches, over restarts; imports once per batch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import kvstore
+from backup import Collection
+from kvstore import Store
+from spark_connector import batch_importer
+from spark_connector.sink import import_id_of
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+Seen = list[list[tuple[int, str, bytes, bytes | None]]]
+
+
+def run(spark: SparkSession, path: Path, state: Path, seen: Seen, **options: Any) -> None:
+    """Read everything there is now, micro-batch by micro-batch, from where `state` says."""
+
+    def collect(batch: DataFrame, _batch_id: int) -> None:
+        found = [
+            (row._commit_version, row._change_type, bytes(row.key), row.value)
+            for row in batch.collect()
+        ]
+        seen.append(sorted(found, key=lambda row: row[0]))
+
+    query = (
+        spark.readStream.format("kvstore")
+        .options(readChangeFeed="true", **options)
+        .load(str(path))
+        .writeStream.foreachBatch(collect)
+        .option("checkpointLocation", str(state))
+        .trigger(availableNow=True)
+        .start()
+    )
+    query.awaitTermination()
+
+
+def expected(store: Store, since: int = 0) -> list[tuple[int, str, bytes, bytes | None]]:
+    changes = store.changes(since, order="time")
+    return [(c.timestamp, c.op, c.key, c.value) for c in changes]
+
+
+def test_collection_is_followed_over_restarts_each_change_once(
+    spark: SparkSession, store: Store, tmp_path: Path
+) -> None:
+    collection, state = Collection(tmp_path / "c"), tmp_path / "state"
+    seen: Seen = []
+    for number in range(10):
+        store.put(b"%02d" % number, b"1")
+    collection.backup(store)
+    start = {"startingTimestamp": "0", "maxRowsPerTrigger": "4"}
+    run(spark, tmp_path / "c", state, seen, **start)
+    assert [len(batch) for batch in seen] == [4, 4, 2]
+    with store.batch() as batch:
+        for number in range(6):
+            batch.delete(b"%02d" % number)
+    store.delete_range(b"08", b"09")
+    collection.backup(store)
+    run(spark, tmp_path / "c", state, seen, **start)
+    assert [len(batch) for batch in seen] == [4, 4, 2, 6, 1]  # a commit is never cut
+    run(spark, tmp_path / "c", state, seen, **start)
+    assert [row for batch in seen for row in batch] == expected(store)
+
+
+def test_stream_without_a_start_begins_with_the_state(
+    spark: SparkSession, store: Store, tmp_path: Path
+) -> None:
+    checkpoints, state = tmp_path / "checkpoints", tmp_path / "state"
+    checkpoints.mkdir()
+    store.put(b"a", b"1")
+    store.put(b"a", b"2")
+    store.delete(b"b")
+    store.gc(before=store.upper - 1)  # the state is there all the same
+    at = store.checkpoint(checkpoints / "1")
+    seen: Seen = []
+    run(spark, checkpoints, state, seen)
+    assert [row[1:] for row in seen.pop()] == [("put", b"a", b"2")]
+    store.put(b"c", b"3")
+    store.delete(b"a")
+    store.checkpoint(checkpoints / "2")
+    run(spark, checkpoints, state, seen)
+    assert [row for batch in seen for row in batch] == expected(store, at)
+
+
+def test_lost_history_stops_the_stream_unless_it_may_be_skipped(
+    spark: SparkSession, store: Store, tmp_path: Path
+) -> None:
+    checkpoints, state = tmp_path / "checkpoints", tmp_path / "state"
+    checkpoints.mkdir()
+    store.put(b"a", b"1")
+    store.checkpoint(checkpoints / "1")
+    seen: Seen = []
+    run(spark, checkpoints, state, seen, startingTimestamp="0")
+    store.put(b"lost", b"2")
+    store.gc(before=store.upper - 1)
+    store.put(b"kept", b"3")
+    store.checkpoint(checkpoints / "2")
+    with pytest.raises(Exception, match="changes were lost"):
+        run(spark, checkpoints, state, seen)
+    run(spark, checkpoints, state, seen, failOnDataLoss="false")
+    assert [row[2] for row in seen[-1]] == [b"kept"]
+
+
+def test_another_store_in_its_place_stops_the_stream(
+    spark: SparkSession, store: Store, tmp_path: Path
+) -> None:
+    state = tmp_path / "state"
+    store.put(b"a", b"1")
+    store.checkpoint(tmp_path / "copy")
+    run(spark, tmp_path / "copy", state, [], startingTimestamp="0")
+    (tmp_path / "copy").rename(tmp_path / "gone")
+    with kvstore.open(tmp_path / "copy") as other:
+        other.put(b"b", b"2")
+    with pytest.raises(Exception, match="the stream has read store"):
+        run(spark, tmp_path / "copy", state, [], startingTimestamp="0")
+
+
+def test_each_micro_batch_is_one_import_however_often_it_is_tried(
+    spark: SparkSession, store: Store, tmp_path: Path
+) -> None:
+    source = tmp_path / "source"
+    add = batch_importer(store, "orders", "key", "value", duplicates="last", order_by="n")
+    counted = []
+
+    def add_twice(batch: DataFrame, batch_id: int) -> None:
+        add(batch, batch_id)
+        counted.append(len(store.imports()))
+        add(batch, batch_id)  # as after a crash before Spark wrote the batch's end down
+
+    for number in range(2):
+        rows = f"SELECT 'k{number}' AS key, 'v{number}' AS value, {number} AS n"
+        spark.sql(rows).coalesce(1).write.mode("append").json(str(source))
+        query = (
+            spark.readStream.schema("key string, value string, n int")
+            .json(str(source))
+            .writeStream.foreachBatch(add_twice)
+            .option("checkpointLocation", str(tmp_path / "state"))
+            .trigger(availableNow=True)
+            .start()
+        )
+        query.awaitTermination()
+        assert query.exception() is None
+    assert counted == [1, 2]
+    assert [found.import_id for found in store.imports()] == [
+        import_id_of("orders", 0),
+        import_id_of("orders", 1),
+    ]
+    assert dict(store.scan()) == {b"k0": b"v0", b"k1": b"v1"}
