@@ -41,12 +41,13 @@ from backup.shard import (
     Window,
     delete_batch,
 )
-from backup.shard.part import open_part
+from backup.shard.part import open_part, part_bytes
 from backup.shard.scrub import ScrubReport
 from backup.verify import Depth, VerifyReport, verify_chains
 from kvstore.arrow import ROWS_SCHEMA
 from kvstore.clock import Clock, WallClock
 from kvstore.errors import (
+    CorruptionError,
     FencedError,
     HistoryGoneError,
     LockedError,
@@ -140,6 +141,18 @@ class Collection:
         """What the newest chain is made of, oldest first, for those who read parts themselves."""
         newest = self._newest()
         return () if newest is None else newest.refresh().batches
+
+    def chains(self) -> Sequence[Sequence[Batch]]:
+        """What all chains are made of, oldest first."""
+        return [shard.refresh().batches for shard in self._shards()]
+
+    def check_part(self, part: Part) -> str | None:
+        """What is wrong with a part of one of the chains; None if its bytes are as written."""
+        try:
+            part_bytes(self._place.blob, part)
+        except CorruptionError as error:
+            return f"{error.where}: {error.problem}"
+        return None
 
     def open_part(self, part: Part) -> pq.ParquetFile:
         """A part of one of the `batches`, to be read in pieces, each page checked.
