@@ -1,10 +1,14 @@
 """The chains of a collection: which shards hold its windows, oldest first.
 
-    consensus key "collection" := {"format": 1, "id", "source", "chains": [shard names]}
+    consensus key "collection" := {"format": 1, "id", "source", "chains": [shard names],
+                                   "dropping": [shard names]}
 
 Most collections have one chain. Where the source lost the history that the next window needs, a new
 full backup begins another; the old one stays readable up to where it ended. The record changes
 by compare-and-set, so two scripts that begin a collection, or a chain, at once agree on one.
+
+A chain that has expired is written down as `dropping`, then destroyed, then forgotten: a crash in
+between leaves a name by which the next expiry finds what is left.
 """
 
 from __future__ import annotations
@@ -44,6 +48,7 @@ class Record:
     collection_id: str
     source: str
     chains: tuple[str, ...]
+    dropping: tuple[str, ...] = ()
 
 
 class Chains:
@@ -66,7 +71,8 @@ class Chains:
             raise CorruptionError(f"{self._where}: record of the collection", str(error)) from error
         if version != COLLECTION_FORMAT:
             raise FormatVersionError(self._where, found=version, supported=COLLECTION_FORMAT)
-        return Record(head.seqno, fields["id"], fields["source"], tuple(fields["chains"]))
+        chains, dropping = tuple(fields["chains"]), tuple(fields.get("dropping", ()))
+        return Record(head.seqno, fields["id"], fields["source"], chains, dropping)
 
     def begin(self, source: str) -> Record:
         """The record, made with one chain if there is none yet.
@@ -91,9 +97,14 @@ class Chains:
         return self._replace(record, longer)
 
     def drop(self, record: Record, names: set[str]) -> Record:
-        """Forget chains whose whole window has expired."""
+        """Take chains whose whole window has expired out of use; they are to be destroyed."""
         kept = tuple(name for name in record.chains if name not in names)
-        return self._replace(record, replace(record, chains=kept))
+        dropping = (*record.dropping, *sorted(names))
+        return self._replace(record, replace(record, chains=kept, dropping=dropping))
+
+    def forget(self, record: Record) -> Record:
+        """The chains that were `dropping` are destroyed."""
+        return self._replace(record, replace(record, dropping=()))
 
     def shard(self, name: str) -> Shard:
         """A handle on a chain, made if its first backup has not been yet."""
@@ -111,6 +122,7 @@ class Chains:
             "id": record.collection_id,
             "source": record.source,
             "chains": record.chains,
+            "dropping": record.dropping,
         }
         data = json.dumps(fields, sort_keys=True).encode()
         new = Versioned(record.seqno, data)

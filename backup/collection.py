@@ -168,7 +168,7 @@ class Collection:
     def show(self) -> CollectionInfo:
         """What is there, at a glance."""
         record = self._chains.read()
-        shards = self._shards(record)
+        shards = self._filled(record)
         batches = [batch for shard in shards for batch in shard.refresh().batches]
         upper = shards[-1].upper if shards else 0
         return CollectionInfo(
@@ -190,7 +190,7 @@ class Collection:
         `"contents"`: and every version equals the `store`'s, by fingerprint, over the time both
         cover. Raises `CorruptionError` naming all that is missing or differs.
         """
-        return verify_chains(self._shards(), self.url, depth=depth, store=store)
+        return verify_chains(self._filled(), self.url, depth=depth, store=store)
 
     # -- writing ----------------------------------------------------------------------------
 
@@ -402,7 +402,9 @@ class Collection:
         record = self._chains.read()
         if record is None:
             return Timestamp(0)
-        shards = self._shards(record)
+        shards = self._filled(record)
+        if not shards:
+            return Timestamp(0)
         newest = shards[-1]
         if keep is not None:
             limit = self._clock.wall_ns() - _ns(keep)
@@ -419,15 +421,20 @@ class Collection:
 
     def _drop_ended(self, record: Record, older: Sequence[Shard], limit: int) -> None:
         """Remove chains that ended before `limit`."""
-        ended = [shard for shard in older if shard.upper <= limit]
-        if not ended:
+        ended = {shard.log.shard for shard in older if shard.upper <= limit}
+        if ended:
+            record = self._chains.drop(record, ended)
+        if not record.dropping:
             return
-        self._chains.drop(record, {shard.log.shard for shard in ended})
-        for shard in ended:
-            shard.critical(RETENTION).downgrade(EMPTY)
-            shard.writer().progress(EMPTY)
+        for name in record.dropping:
+            shard = self._chains.shard(name)
+            forget(shard.blob, name)
+            if shard.since != EMPTY:  # else a crash came later than this
+                shard.critical(RETENTION).downgrade(EMPTY)
+            if shard.upper != EMPTY:
+                shard.writer().progress(EMPTY)
             shard.finalise()
-            forget(shard.blob, shard.log.shard)
+        self._chains.forget(record)
 
     # -- inside -----------------------------------------------------------------------------
 
@@ -436,13 +443,17 @@ class Collection:
         return [] if record is None else [self._chains.shard(name) for name in record.chains]
 
     def _newest(self) -> Shard | None:
-        shards = self._shards()
+        shards = self._filled()
         return shards[-1] if shards else None
+
+    def _filled(self, record: Record | None = None) -> Sequence[Shard]:
+        """The chains that have a backup: of the newest, the first may not have ended yet."""
+        return [shard for shard in self._shards(record) if shard.upper]
 
     @contextmanager
     def snapshot(self, as_of: TimeLike | None) -> Iterator[tuple[Shard, Snapshot]]:
         """The newest chain that covers `as_of`, held still at it."""
-        shards = [shard for shard in self._shards() if shard.upper]
+        shards = self._filled()
         if not shards:
             raise UsageError(f"{self.url} holds no backup", "run a backup first")
         newest = shards[-1]

@@ -15,6 +15,9 @@ import pytest
 import backup
 import bulk
 import kvstore
+from backup.chains import Chains
+from backup.shard import Shard
+from backup.shard.log import StateLog
 from kvstore.errors import (
     CorruptionError,
     HistoryGoneError,
@@ -329,6 +332,73 @@ def test_a_broken_chain_says_so_and_a_new_full_keeps_the_old_window(
         assert dict(restored.scan()) == dict(store.scan(as_of=at))
     collection.expire(before=collection.upper - 1)
     assert collection.show().chains == 1
+
+
+class Crash(BaseException):
+    """Stands for the end of the process."""
+
+
+@pytest.mark.parametrize("call", ["finalise", "write_rollup", "forget"])
+def test_a_chain_whose_removal_was_cut_short_is_removed_by_the_next_expiry(
+    store: kvstore.Store,
+    collection: backup.Collection,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    call: str,
+) -> None:
+    store.put(b"a", b"1")
+    collection.backup(store)
+    store.put(b"a", b"2")
+    collection.backup(store, full=True)
+    owner = {"finalise": Shard, "write_rollup": StateLog, "forget": Chains}[call]
+
+    def crash(*_: object) -> None:
+        raise Crash
+
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, call, crash)
+        with pytest.raises(Crash):
+            collection.expire(before=collection.upper - 1)
+    assert collection.restore(tmp_path / "restored") == collection.upper - 1
+    collection.expire(before=collection.upper - 1)
+    chains = {
+        path.relative_to(tmp_path / "collection" / "blob").parts[0]
+        for path in parts_of(tmp_path / "collection")
+    }
+    assert len(chains) == 1
+    collection.backup(store)
+    collection.verify("contents", store)
+
+
+def test_a_new_chain_without_a_backup_yet_hides_nothing_of_the_old(
+    store: kvstore.Store,
+    collection: backup.Collection,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    store.put(b"a", b"1")
+    collection.backup(store)
+    upper = collection.upper
+    store.put(b"a", b"2")
+
+    def crash(*_: object, **__: object) -> None:
+        raise Crash
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Shard, "write_batch", crash)
+        with pytest.raises(Crash):
+            collection.backup(store, full=True)
+    assert collection.upper == upper
+    assert collection.show().chains == 1
+    collection.verify("contents", store)
+    collection.compact()
+    collection.expire(keep=timedelta(0))
+    collection.restore(tmp_path / "restored")
+    with kvstore.open(tmp_path / "restored") as restored:
+        assert restored.get(b"a") == b"1"
+    assert collection.backup(store, full=True).lower == 0
+    assert collection.show().chains == 2
+    collection.verify("contents", store)
 
 
 # -- encryption -------------------------------------------------------------------------------
