@@ -12,6 +12,9 @@ CANDIDATES := python3 python3.13 python3.12 python3.11 python3.10 python3.14
 # Two workers; everything marked `spark` stays in one of them, so that there is one session.
 PYTEST := $(PY) -m pytest
 
+# How long `make soak` has the journal decoder fuzzed by coverage, where atheris installs.
+FUZZ_SECONDS := 60
+
 .PHONY: help setup test check lint types format demo bench bench-quick soak clean
 
 help:
@@ -81,6 +84,11 @@ bench-quick: $(READY)
 
 soak: $(READY)
 	$(PYTEST) -m soak --hypothesis-profile soak
+	@if $(PY) -m pip install -q --disable-pip-version-check --only-binary :all: atheris >/dev/null 2>&1; then \
+	  $(PY) -m tests.journal.fuzz_decoder -max_total_time=$(FUZZ_SECONDS) -rss_limit_mb=4096; \
+	else \
+	  echo 'soak: atheris does not install here; hypothesis alone has fuzzed the journal decoder'; \
+	fi
 
 clean:
 	rm -rf $(VENV) build dist demo-out benchmarks/out spark-warehouse *.egg-info \

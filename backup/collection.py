@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import timedelta
@@ -23,10 +23,10 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from backup import progress
 from backup.chains import RETENTION, Chains, Record
 from backup.export import exported
 from backup.place import find_place, sealed
+from backup.progress import Attempt, find, forget, pending_parts
 from backup.restore import restore_into_store, restore_store
 from backup.sealed import Secret
 from backup.shard import (
@@ -41,12 +41,13 @@ from backup.shard import (
     Window,
     delete_batch,
 )
-from backup.shard.part import open_part
+from backup.shard.part import open_part, part_bytes
 from backup.shard.scrub import ScrubReport
 from backup.verify import Depth, VerifyReport, verify_chains
 from kvstore.arrow import ROWS_SCHEMA
 from kvstore.clock import Clock, WallClock
 from kvstore.errors import (
+    CorruptionError,
     FencedError,
     HistoryGoneError,
     LockedError,
@@ -141,6 +142,18 @@ class Collection:
         newest = self._newest()
         return () if newest is None else newest.refresh().batches
 
+    def chains(self) -> Sequence[Sequence[Batch]]:
+        """What all chains are made of, oldest first."""
+        return [shard.refresh().batches for shard in self._shards()]
+
+    def check_part(self, part: Part) -> str | None:
+        """What is wrong with a part of one of the chains; None if its bytes are as written."""
+        try:
+            part_bytes(self._place.blob, part)
+        except CorruptionError as error:
+            return f"{error.where}: {error.problem}"
+        return None
+
     def open_part(self, part: Part) -> pq.ParquetFile:
         """A part of one of the `batches`, to be read in pieces, each page checked.
 
@@ -188,6 +201,7 @@ class Collection:
         full: bool = False,
         token: str | None = None,
         max_age: timedelta | None = None,
+        progress: Callable[[int], None] | None = None,
     ) -> BackupInfo:
         """Append what `store` has committed since the last backup; the first one is full.
 
@@ -195,23 +209,26 @@ class Collection:
         two scripts at once each takes a window of its own. A `token` names this backup: made
         again after a crash, it is done once. Between backups the store keeps its history, unless
         it falls further behind than `max_age`. What a backup that was killed had uploaded of its
-        window is taken: then that window is finished first, and the rest is another.
+        window is taken: then that window is finished first, and the rest is another. `progress`
+        is called with the rows written so far; what it raises calls the backup off.
 
         Raises `UsageError` if the collection is another store's, `HistoryGoneError` if the store no
         longer has the window: then `full=True` begins another chain beside the present one.
         """
         record = self._chains.begin(store.store_id)
-        if full and self._chains.shard(record.chains[-1]).upper:
-            record = self._chains.extend(record)
         shard = self._chains.shard(record.chains[-1])
         name = f"backup-{record.collection_id}"
+        done = next(filter(None, (_appended_before(s, token) for s in self._shards(record))), None)
+        if full and shard.upper and done is None:
+            record = self._chains.extend(record)
+            shard = self._chains.shard(record.chains[-1])
         for _ in range(BACKUP_ATTEMPTS):
-            done = _appended_before(shard, token)
+            done = done or _appended_before(shard, token)
             if done is not None:
                 return _info(done)
             hold = self._hold(store, name, shard.upper, max_age)
             try:
-                return self._append_windows(shard, store, hold, token)
+                return self._append_windows(shard, store, hold, token, progress)
             except UpperMismatchError:
                 shard.refresh()
         raise LockedError(self.url, "other scripts that back up at the same time")
@@ -223,22 +240,33 @@ class Collection:
             raise _chain_broken(lower - 1, error.since) from error
 
     def _append_windows(
-        self, shard: Shard, store: Store, hold: Hold, token: str | None
+        self,
+        shard: Shard,
+        store: Store,
+        hold: Hold,
+        token: str | None,
+        progress: Callable[[int], None] | None,
     ) -> BackupInfo:
         """Finish the window that a killed backup began, if there is one, and take the next."""
         chain, done = shard.log.shard, None
-        begun = progress.find(shard.blob, chain, shard.upper)
+        begun = find(shard.blob, chain, shard.upper)
         if begun is not None and int(hold.timestamp) < begun.upper:
-            done = self._append_window(shard, store, hold, begun, None)
+            done = self._append_window(shard, store, hold, begun, None, progress)
         upper = int(store.sync())
         if upper <= shard.upper:
             return done or BackupInfo(Timestamp(shard.upper), Timestamp(upper), 0, 0, 0, 0.0)
-        fresh = progress.Attempt.begin(shard.blob, chain, shard.upper, upper)
-        newest = self._append_window(shard, store, hold, fresh, token)
+        fresh = Attempt.begin(shard.blob, chain, shard.upper, upper)
+        newest = self._append_window(shard, store, hold, fresh, token, progress)
         return newest if done is None else _together(done, newest)
 
     def _append_window(
-        self, shard: Shard, store: Store, hold: Hold, attempt: progress.Attempt, token: str | None
+        self,
+        shard: Shard,
+        store: Store,
+        hold: Hold,
+        attempt: Attempt,
+        token: str | None,
+        progress: Callable[[int], None] | None,
     ) -> BackupInfo:
         started = time.perf_counter()
         lower, upper = attempt.lower, attempt.upper
@@ -249,8 +277,8 @@ class Collection:
             raise _chain_broken(lower - 1, error.since) from error
         if not lower:
             shard.critical(RETENTION).downgrade(min(window.whole_since, upper - 1))
-        desc = BatchDesc(lower, upper)
-        uploaded = shard.write_batch(desc, window.rows, on_full=attempt.record)
+        rows = window.rows if progress is None else _counted(window.rows, progress)
+        uploaded = shard.write_batch(BatchDesc(lower, upper), rows, on_full=attempt.record)
         meta = (("seconds", f"{time.perf_counter() - started:.3f}"), ("token", token or ""))
         batch = replace(uploaded, parts=(*attempt.parts, *uploaded.parts), meta=meta)
         try:
@@ -259,7 +287,7 @@ class Collection:
             own = tuple(part for part in batch.parts if part.name not in attempt.recorded)
             delete_batch(shard.blob, replace(batch, parts=own))
             raise
-        progress.forget(shard.blob, shard.log.shard, below=upper)
+        forget(shard.blob, shard.log.shard, below=upper)
         # Another script that has taken the hold meanwhile holds what it needs itself.
         with suppress(FencedError):
             hold.move(upper - 1)
@@ -349,7 +377,7 @@ class Collection:
         found = [
             shard.scrub(
                 delete_orphans_before_ns=before_ns,
-                pending=progress.pending_parts(shard.blob, shard.log.shard, shard.upper),
+                pending=pending_parts(shard.blob, shard.log.shard, shard.upper),
             )
             for shard in self._shards()
         ]
@@ -396,7 +424,7 @@ class Collection:
             shard.critical(RETENTION).downgrade(EMPTY)
             shard.writer().progress(EMPTY)
             shard.finalise()
-            progress.forget(shard.blob, shard.log.shard)
+            forget(shard.blob, shard.log.shard)
 
     # -- inside -----------------------------------------------------------------------------
 
@@ -433,6 +461,18 @@ def _together(first: BackupInfo, second: BackupInfo) -> BackupInfo:
     """Two windows of one call as one."""
     sums = (a + b for a, b in zip(first[2:], second[2:], strict=True))
     return BackupInfo(first.lower, second.upper, *sums)  # type: ignore[arg-type]
+
+
+def _counted(
+    rows: Iterator[pa.RecordBatch], progress: Callable[[int], None]
+) -> Iterator[pa.RecordBatch]:
+    """`rows`, with `progress` told how many there were before each piece and at the end."""
+    count = 0
+    for batch in rows:
+        progress(count)
+        yield batch
+        count += batch.num_rows
+    progress(count)
 
 
 def _appended_before(shard: Shard, token: str | None) -> Batch | None:

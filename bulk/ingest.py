@@ -49,6 +49,7 @@ def ingest(
     move: bool = False,
     *,
     thorough: bool = False,
+    progress: Callable[[str], None] | None = None,
 ) -> Timestamp:
     """Add a sealed import to `store`; returns the timestamp at which all its rows became visible.
 
@@ -56,6 +57,8 @@ def ingest(
     cover live keys (`KeyConflictError` names the first; it compares key by key). `move` takes
     the files out of `staging` instead of linking them; on another file system they are
     copied. `thorough` reads every file to compare its checksum even if it looks untouched.
+    `progress` is called with the name of each step before it is made; what it raises calls the
+    import off, which can be made again.
 
     Raises `ImportRefusedError` if a file is missing, altered, truncated or of another import;
     nothing was added then. Costs a few milliseconds and two fsyncs, whatever the size.
@@ -64,12 +67,27 @@ def ingest(
         raise UsageError(f"on_conflict={on_conflict!r}", 'pass "overwrite" or "error"')
     directory = Path(staging)
     manifest = read_manifest(directory)
+    tell = progress or (lambda step: None)
+    with store.importing(manifest.import_id):
+        return _ingest(store, directory, manifest, on_conflict, move, thorough, tell)
+
+
+def _ingest(
+    store: Store,
+    directory: Path,
+    manifest: Manifest,
+    on_conflict: OnConflict,
+    move: bool,
+    thorough: bool,
+    tell: Callable[[str], None],
+) -> Timestamp:
     record = _record(manifest)
     known = store.find_import(record)
     if known is not None and known.added is not None:
         return known.added
     incoming = _incoming(store, directory, manifest)
     linked = known is not None and store.is_import_linked(record)
+    tell("check")
     if not linked:
         for part in manifest.parts:
             path = _locate(directory, incoming, part.name)
@@ -80,12 +98,18 @@ def ingest(
         if not linked:
             _require_no_live_keys(store, manifest, directory, incoming)
         check = _recheck(store, record, 0 if linked else checked_at)
+    tell("prepare")
     store.prepare_import(record)
     if not linked:
-        files = [_bring(directory, incoming, part.name, move=move) for part in manifest.parts]
+        files = []
+        for number, part in enumerate(manifest.parts, 1):
+            tell(f"bring {number} of {len(manifest.parts)}")
+            files.append(_bring(directory, incoming, part.name, move=move))
         if files:
             fsync_directory(incoming)
+        tell("link")
         store.link_import(files)
+    tell("add")
     stamp = store.add_import(record, check=check)
     shutil.rmtree(incoming, ignore_errors=True)
     return stamp

@@ -22,7 +22,9 @@ Invariants
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -90,6 +92,8 @@ class Imports:
             for record in [_from_fields(name, fields)]
         }
         self._aborting: set[int] = set()
+        self._busy: set[int] = set()
+        self._freed = threading.Condition()
         self._publish()
 
     def get(self, import_id: int) -> ImportRecord | None:
@@ -123,6 +127,20 @@ class Imports:
                 "stage it again: Import.create picks a new id",
             )
         return known
+
+    @contextmanager
+    def alone(self, import_id: int) -> Iterator[None]:
+        """Have an import to oneself. Of two who add it, the later finds it added: rows that it
+        linked after that would come back where they had been cleared."""
+        with self._freed:
+            self._freed.wait_for(lambda: import_id not in self._busy)
+            self._busy.add(import_id)
+        try:
+            yield
+        finally:
+            with self._freed:
+                self._busy.discard(import_id)
+                self._freed.notify_all()
 
     def prepare(self, record: ImportRecord, committer: Committer) -> None:
         """Write down, durably, that an import is about to be added. Raises as `find`."""

@@ -122,6 +122,16 @@ TASK_NAME_BYTES_MAX = 4096
 TASK_MODIFY_MAX = 10_000
 """Tasks in one atomic change: it is one journal record, and others wait while it is applied."""
 
+TASK_PROGRESS_S = 1.0
+"""Progress of a task is written down at most this often by loops: each is a journal record."""
+
+TASK_COMPACT_FACTOR = 2
+"""A task journal is compacted once it has grown by this many times its snapshot (and by
+JOURNAL_COMPACT_BYTES): so a record is rewritten half a time on average."""
+
+COMPACT_PIECES = 16
+"""Pieces in which a compaction task rewrites a store: what a crash makes it do again."""
+
 TASK_WAIT_S_MAX = 3600.0
 """How long a claim sleeps before it looks again, so that a clock set back cannot strand it."""
 

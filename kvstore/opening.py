@@ -141,7 +141,7 @@ def assemble(
         durability=durability,
         where=_where(path),
     )
-    return Store(path, engine, versions, index, committer)
+    return Store(path, engine, versions, index, committer, clock=clock)
 
 
 class Founding:

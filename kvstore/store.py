@@ -7,14 +7,16 @@ on history to `holds`. It keeps no state of its own.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from datetime import timedelta
 from functools import partial
 from itertools import chain, islice
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, NamedTuple, TypeVar, overload
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar, overload
 
 from kvstore.arrow import DEFAULT_BATCH_ROWS, row_batches
 from kvstore.batch import Batch
@@ -28,9 +30,11 @@ from kvstore.changes.generation import Generation, require_stream_count
 from kvstore.changes.read import require_choices
 from kvstore.changesets import Changesets
 from kvstore.clears import Clears
+from kvstore.clock import WallClock
+from kvstore.codec.keys import span_bounds
 from kvstore.commit import Committer, Durability, require_durability
+from kvstore.engine import CHANGES, DATA, RANGES, Engine, FileSpan
 from kvstore.engine import Batch as EngineBatch
-from kvstore.engine import Engine, FileSpan
 from kvstore.errors import ClosedError, UsageError
 from kvstore.feeds import Feed, FeedBatch, Feeds, Position, QuiescentReader, Share
 from kvstore.gc import Clearing, Collector, GcPolicy, GcReport, GcWorker
@@ -44,6 +48,7 @@ from kvstore.replica import Replica, ReplicaCommitter
 from kvstore.snapshot import Snapshot
 from kvstore.span import Span, require_key
 from kvstore.splits import split_span, user_spans
+from kvstore.tasks import Tasks
 from kvstore.timestamp import TimeLike, Timestamp, to_timestamp
 from kvstore.txn import (
     UNCHECKED,
@@ -60,6 +65,9 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 T = TypeVar("T")
+
+TASKS_DIRECTORY: Final = "tasks"
+"""In the store's directory, where the engines look at names of their own only."""
 
 
 class Export(NamedTuple):
@@ -86,8 +94,11 @@ class Store:
         versions: Versions,
         index: ChangeIndex,
         committer: Committer,
+        *,
+        clock: WallClock,
     ) -> None:
         self.path = path
+        self._clock = clock
         self._engine = engine
         self._versions = versions
         self._committer = committer
@@ -127,6 +138,8 @@ class Store:
             index_floor=self._index_floor,
             is_live=self._require_live,
         )
+        self._tasks: Tasks | None = None
+        self._tasks_lock = threading.Lock()
         self._closed = False
 
     # -- frontiers --------------------------------------------------------------------------
@@ -673,6 +686,11 @@ class Store:
         self._live().require_commits()
         self._imports.prepare(record, self._committer)
 
+    def importing(self, import_id: int) -> AbstractContextManager[None]:
+        """Have an import to oneself: `bulk.ingest` in another thread waits until the block ends."""
+        self._live()
+        return self._imports.alone(import_id)
+
     def link_import(self, files: Sequence[Path]) -> None:
         """Move sorted files into the engine, all or none; nothing becomes visible."""
         self._live()
@@ -752,6 +770,34 @@ class Store:
             policy, lambda p: self.gc(keep=p.keep, compact=p.compact), after_run=after_run
         )
         return self._gc_worker
+
+    def compact(self, span: Span | None = None) -> None:
+        """Rewrite the files of a span's versions (default: of all), so that what GC and clears
+        removed leaves the disk. Costs reading and writing them; everything else goes on."""
+        self._live().require_writable()
+        span = span or Span()
+        self._engine.compact(DATA, *span_bounds(span.start, span.end))
+
+    def compact_index(self) -> None:
+        """Rewrite the files of the change index and of range tombstones, as `compact`."""
+        self._live().require_writable()
+        self._engine.compact(RANGES)
+        self._engine.compact(CHANGES)
+
+    @property
+    def tasks(self) -> Tasks:
+        """The queue of work on this store, which survives the process; opened when first asked for.
+
+        It lies in the store's directory and goes where that goes; a checkpoint has none of it.
+        `kvstore.upkeep`, `bulk.tasks` and `backup.tasks` submit to it, and do what was submitted.
+        Raises what `Tasks.open` raises: the store itself does not depend on it.
+        """
+        with self._tasks_lock:
+            self._live().require_writable()
+            if self._tasks is None:
+                path = None if self.path is None else self.path / TASKS_DIRECTORY
+                self._tasks = Tasks.open(path, clock=self._clock)
+            return self._tasks
 
     def verify(self) -> VerifyReport:
         """Walk the whole store and list all that breaks an invariant. Bounded memory.
@@ -845,14 +891,12 @@ class Store:
         if self._closed:
             return
         self._closed = True
-        self._collector.stop()
-        if self._gc_worker is not None:
-            self._gc_worker.stop()
-        try:
-            with self._committer.lock:
-                self._committer.finish()
-        finally:
-            self._engine.close()
+        with ExitStack() as last:  # whatever fails, the engine is closed
+            last.callback(self._engine.close)
+            last.callback(self._finish)
+            with self._tasks_lock:
+                if self._tasks is not None:
+                    self._tasks.close()
         if self._gc_worker is not None and self._gc_worker.error is not None:
             raise self._gc_worker.error
 
@@ -866,6 +910,14 @@ class Store:
         self.close()
 
     # -- inside -----------------------------------------------------------------------------
+
+    def _finish(self) -> None:
+        """End what runs in the background, then make everything durable."""
+        self._collector.stop()
+        if self._gc_worker is not None:
+            self._gc_worker.stop()
+        with self._committer.lock:
+            self._committer.finish()
 
     def _live(self) -> Committer:
         if self._closed:

@@ -5,12 +5,11 @@
     backup
     bulk
     kvstore:  cli
-              tasks
-              opening, store, snapshot
+              opening, store, snapshot, upkeep
               txn, gc, verify, feeds
               commit, recent, batch, clears, holds, imports, readonly, changesets, replica
               changes
-              mvcc, meta, splits
+              mvcc, meta, splits, tasks
               engine, journal
               codec, arrow
               clock, span, timestamp, errors, limits
@@ -39,12 +38,21 @@ KVSTORE_LAYERS = (
     ("clock", "span", "timestamp", "errors", "limits"),
     ("codec", "arrow"),
     ("engine", "journal"),
-    ("mvcc", "meta", "splits"),
+    ("mvcc", "meta", "splits", "tasks"),
     ("changes",),
-    ("commit", "recent", "batch", "clears", "holds", "imports", "readonly", "changesets", "replica"),
+    (
+        "commit",
+        "recent",
+        "batch",
+        "clears",
+        "holds",
+        "imports",
+        "readonly",
+        "changesets",
+        "replica",
+    ),
     ("txn", "gc", "verify", "feeds"),
-    ("opening", "store", "snapshot"),
-    ("tasks",),
+    ("opening", "store", "snapshot", "upkeep"),
     ("cli",),
 )
 """From the bottom up: modules and packages directly in `kvstore`."""

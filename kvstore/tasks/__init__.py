@@ -1,5 +1,13 @@
 """A queue of tasks that survive the process, and workers that do them."""
 
+from kvstore.tasks.call import (
+    Arguments,
+    Progress,
+    arguments_of,
+    handler,
+    progress_of,
+    submit,
+)
 from kvstore.tasks.queue import CONTENT, Modified, QueueSize, Tasks
 from kvstore.tasks.state import TaskState
 from kvstore.tasks.task import NewTask, Task, TaskRef
@@ -17,6 +25,12 @@ __all__ = [
     "Handler",
     "Outcome",
     "Retry",
+    "Arguments",
+    "Progress",
+    "arguments_of",
+    "handler",
+    "progress_of",
+    "submit",
     "dead_letters",
     "revive",
     "TaskState",

@@ -21,14 +21,20 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import NamedTuple
 
 from kvstore.clock import Clock, Timeline, WallClock
-from kvstore.errors import ClosedError, UsageError
+from kvstore.errors import ClosedError, LockedError, UsageError
 from kvstore.journal import OS_FILES, Files, Journal, Sync
-from kvstore.limits import TASK_HOLD_S_MAX, TASK_WAIT_S_MAX
+from kvstore.limits import (
+    JOURNAL_COMPACT_BYTES,
+    TASK_COMPACT_FACTOR,
+    TASK_HOLD_S_MAX,
+    TASK_WAIT_S_MAX,
+)
 from kvstore.tasks.records import encode
 from kvstore.tasks.state import TaskState
 from kvstore.tasks.task import NewTask, Task, Versioned, require_task
@@ -59,13 +65,23 @@ class QueueSize(NamedTuple):
 class Tasks:
     """An open task queue. Safe to use from several threads."""
 
-    def __init__(self, state: TaskState, journal: Journal | None, clock: WallClock) -> None:
+    def __init__(
+        self,
+        state: TaskState,
+        journal: Journal | None,
+        clock: WallClock,
+        *,
+        compact_bytes: int = JOURNAL_COMPACT_BYTES,
+    ) -> None:
         self._state = state
         self._journal = journal
         self._clock = clock
         self._timeline = Timeline(clock, last=state.recorded_at)
         self._changed = threading.Condition()
         self._closed = False
+        self._compact_bytes = compact_bytes
+        self._snapshot_bytes = 0 if journal is None else journal.recovery.snapshot_bytes
+        self._grown_bytes = 0 if journal is None else journal.recovery.journal_bytes
 
     @classmethod
     def open(
@@ -75,10 +91,12 @@ class Tasks:
         clock: WallClock | None = None,
         sync: Sync | None = None,
         files: Files = OS_FILES,
+        compact_bytes: int = JOURNAL_COMPACT_BYTES,
     ) -> Tasks:
         """Open or create the queue whose journal is in `path`; None keeps it in memory only.
 
-        Replays the journal, and compacts it if it has grown. Raises what `Journal.open` raises.
+        Replays the journal. It is compacted here and later whenever it has grown by
+        `compact_bytes` and by a multiple of the tasks there are. Raises what `Journal.open` raises.
         """
         state = TaskState()
         journal = None
@@ -91,8 +109,10 @@ class Tasks:
                 content=CONTENT,
                 sync=Sync.always() if sync is None else sync,
                 files=files,
+                compact_bytes=compact_bytes,
             )
-        return cls(state, journal, Clock() if clock is None else clock)
+        clock = Clock() if clock is None else clock
+        return cls(state, journal, clock, compact_bytes=compact_bytes)
 
     # -- changing -----------------------------------------------------------------------------
 
@@ -206,12 +226,12 @@ class Tasks:
     def compact(self) -> None:
         """Write a snapshot of the tasks in place of the journal so far. Others wait meanwhile.
 
-        Opening does this by itself, and `kvstore journal compact` beside a running queue.
+        The queue does this by itself as it grows, and `kvstore journal compact` beside it.
         """
         with self._changed:
             self._require_open()
             if self._journal is not None:
-                self._journal.snapshot(self._state.records())
+                self._compact(self._journal)
 
     # -- looking ------------------------------------------------------------------------------
 
@@ -299,10 +319,22 @@ class Tasks:
         ordinal = 0
         if self._journal is not None:
             payload = encode(recorded_at, tasks, deleted)
+            self._grown_bytes += len(payload)
+            if self._grown_bytes > self._bytes_before_compaction():
+                with suppress(LockedError):  # another process is at it
+                    self._compact(self._journal)
             ordinal = self._journal.append(payload, settle=False)
         self._state.take(recorded_at, (*tasks, *deleted))
         self._changed.notify_all()
         return ordinal
+
+    def _bytes_before_compaction(self) -> int:
+        return max(self._compact_bytes, TASK_COMPACT_FACTOR * self._snapshot_bytes)
+
+    def _compact(self, journal: Journal) -> None:
+        """Before a record goes in, never after: what fails then has not been done."""
+        self._grown_bytes = 0  # also where it fails: not again at each record
+        self._snapshot_bytes = journal.snapshot(self._state.records()).bytes
 
 
 def _nanoseconds(seconds: float, *, name: str, least: int) -> int:

@@ -15,7 +15,7 @@ import backup
 import bulk
 import kvstore
 from backup.shard import MemoryBlob, MemoryConsensus, Storage
-from backup.shard.faults import FaultyBlob, FaultyConsensus, Weather
+from backup.shard.faults import FaultRates, FaultyBlob, FaultyConsensus, Weather
 from tests.backup.histories import change, staged_import, versions
 from tests.shard.conftest import s3_bucket, s3_server
 
@@ -45,7 +45,8 @@ def on_s3(s3_server: str, s3_bucket: Callable[[], ObjectStore]) -> Callable[...,
 
 @pytest.fixture
 def on_faults() -> Callable[..., backup.Collection]:
-    weather = Weather(7)
+    # A stale head is the past of a collection, rightly told; here each step looks for the last.
+    weather = Weather(7, FaultRates(stale=0.0))
     storage = Storage(
         FaultyBlob(MemoryBlob(), weather), FaultyConsensus(MemoryConsensus(), weather)
     )

@@ -1,0 +1,160 @@
+"""Backups and the upkeep of collections as tasks: each is done once, however often it is begun.
+
+    queue                arguments                 once, because
+    backup               url, full, max_age_s      the task's token goes into what is appended
+    compact-collection   url                       merging what is merged does nothing
+    expire-collection    url, before or keep_s     `since` only moves forward
+
+Keys and passphrases are in no task, which is on disk in the clear: whoever starts the worker
+says how a collection is opened.
+
+    def open_collection(url: str) -> Collection:
+        return Collection(url, passphrase=secrets_of(url))
+
+    Worker(store.tasks, handlers(store, open_collection=open_collection))
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+from backup.collection import Collection
+from kvstore.errors import UsageError
+from kvstore.limits import TASK_PROGRESS_S
+from kvstore.store import Store
+from kvstore.tasks import Arguments, Handler, Progress, handler, submit
+from kvstore.timestamp import TimeLike, to_timestamp
+
+BACKUP_QUEUE: Final = "backup"
+COMPACT_QUEUE: Final = "compact-collection"
+EXPIRE_QUEUE: Final = "expire-collection"
+
+
+def handlers(
+    store: Store,
+    *,
+    open_collection: Callable[[str], Collection] = Collection,
+    every_s: float = TASK_PROGRESS_S,
+) -> Mapping[str, Handler]:
+    """What a worker does with the tasks submitted here.
+
+    `open_collection` makes a collection of its URL, with keys and options where it needs any.
+    Rows that a backup has written are told every `every_s` seconds.
+    """
+    calls = {
+        BACKUP_QUEUE: partial(_backup, store, open_collection),
+        COMPACT_QUEUE: partial(_compact, open_collection),
+        EXPIRE_QUEUE: partial(_expire, open_collection),
+    }
+    return {queue: handler(call, every_s=every_s) for queue, call in calls.items()}
+
+
+def submit_backup(
+    store: Store,
+    url: str | os.PathLike[str],
+    *,
+    full: bool = False,
+    max_age: timedelta | None = None,
+    task_id: str | None = None,
+    report_to: str | None = None,
+) -> str:
+    """Ask for `Collection.backup` of `store` to `url`; returns the task's id.
+
+    Everything committed before the task is *done* is in it. The report has the fields of
+    `BackupInfo`.
+    """
+    arguments: dict[str, Any] = {"url": _place(url), "full": full}
+    if max_age is not None:
+        arguments["max_age_s"] = max_age.total_seconds()
+    return submit(store.tasks, BACKUP_QUEUE, arguments, task_id=task_id, report_to=report_to)
+
+
+def submit_compact(
+    store: Store,
+    url: str | os.PathLike[str],
+    *,
+    task_id: str | None = None,
+    report_to: str | None = None,
+) -> str:
+    """Ask for `Collection.compact` at `url`; returns the task's id."""
+    arguments = {"url": _place(url)}
+    return submit(store.tasks, COMPACT_QUEUE, arguments, task_id=task_id, report_to=report_to)
+
+
+def submit_expire(
+    store: Store,
+    url: str | os.PathLike[str],
+    before: TimeLike | None = None,
+    *,
+    keep: timedelta | None = None,
+    task_id: str | None = None,
+    report_to: str | None = None,
+) -> str:
+    """Ask for `Collection.expire` at `url`; returns the task's id. The report has `since`.
+
+    `keep` counts from when the task is done.
+    """
+    if (before is None) == (keep is None):
+        raise UsageError("expire takes before= or keep=", "pass one of the two")
+    arguments: dict[str, Any] = {"url": _place(url)}
+    if before is not None:
+        arguments["before"] = int(to_timestamp(before, name="before"))
+    if keep is not None:
+        arguments["keep_s"] = keep.total_seconds()
+    return submit(store.tasks, EXPIRE_QUEUE, arguments, task_id=task_id, report_to=report_to)
+
+
+def _place(url: str | os.PathLike[str]) -> str:
+    """The URL as any process understands it. Raises `UsageError` if it has a password."""
+    text = os.fspath(url)
+    if "://" not in text:
+        return str(Path(text).absolute())
+    if urlsplit(text).password is not None:
+        raise UsageError(
+            "the URL of a backup task has a password",
+            "give it to handlers(open_collection=...): tasks are on disk in the clear",
+        )
+    return text
+
+
+def _backup(
+    store: Store,
+    open_collection: Callable[[str], Collection],
+    arguments: Arguments,
+    progress: Progress,
+) -> Arguments:
+    progress.tell(rows=0)
+    max_age_s = arguments.get("max_age_s")
+    info = open_collection(arguments["url"]).backup(
+        store,
+        full=arguments["full"],
+        token=progress.token,
+        max_age=None if max_age_s is None else timedelta(seconds=max_age_s),
+        progress=lambda rows: progress.tick(rows=rows),
+    )
+    return {**info._asdict(), "lower": int(info.lower), "upper": int(info.upper)}
+
+
+def _compact(
+    open_collection: Callable[[str], Collection], arguments: Arguments, progress: Progress
+) -> Arguments:
+    progress.tell(step="compact")
+    open_collection(arguments["url"]).compact()
+    return {}
+
+
+def _expire(
+    open_collection: Callable[[str], Collection], arguments: Arguments, progress: Progress
+) -> Arguments:
+    progress.tell(step="expire")
+    keep_s = arguments.get("keep_s")
+    since = open_collection(arguments["url"]).expire(
+        arguments.get("before"), keep=None if keep_s is None else timedelta(seconds=keep_s)
+    )
+    return {"since": int(since)}

@@ -1,0 +1,73 @@
+"""Imports as tasks: a sealed staging directory is added once, however often it is begun.
+
+    queue    arguments
+    import   staging, on_conflict, move, thorough
+
+The task's id is made of the import's, so an import waits in the queue once. Before each step of
+`bulk.ingest` the handler tells its progress, which fails if the task was given to another
+worker: then it goes no further. Where it was already in the last step, the import's id does the
+rest: the second to come finds it added.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+from bulk.ingest import OnConflict, ingest
+from bulk.staging import read_manifest
+from kvstore.store import Store
+from kvstore.tasks import Arguments, Handler, Progress, handler, submit
+
+IMPORT_QUEUE: Final = "import"
+
+
+def handlers(store: Store) -> Mapping[str, Handler]:
+    """What a worker does with the tasks submitted here."""
+    return {IMPORT_QUEUE: handler(partial(_import, store))}
+
+
+def submit_import(
+    store: Store,
+    staging: str | os.PathLike[str],
+    on_conflict: OnConflict = "overwrite",
+    move: bool = False,
+    *,
+    thorough: bool = False,
+    report_to: str | None = None,
+) -> str:
+    """Ask for `bulk.ingest`; returns the task's id. `staging` must stay until it is done.
+
+    The report has the `timestamp` at which the rows became visible. Raises
+    `ImportRefusedError` if the directory holds no sealed import.
+    """
+    directory = Path(staging).absolute()
+    import_id = read_manifest(directory).import_id
+    arguments = {
+        "staging": str(directory),
+        "on_conflict": on_conflict,
+        "move": move,
+        "thorough": thorough,
+    }
+    return submit(
+        store.tasks,
+        IMPORT_QUEUE,
+        arguments,
+        task_id=f"import-{import_id:016x}",
+        report_to=report_to,
+    )
+
+
+def _import(store: Store, arguments: Arguments, progress: Progress) -> Arguments:
+    stamp = ingest(
+        store,
+        arguments["staging"],
+        arguments["on_conflict"],
+        arguments["move"],
+        thorough=arguments["thorough"],
+        progress=lambda step: progress.tell(step=step),
+    )
+    return {"timestamp": int(stamp)}

@@ -1,0 +1,105 @@
+"""Upkeep of a store as tasks: garbage collection and compaction that go on after a crash.
+
+    queue     arguments                          resumes by
+    gc        before or keep_s, compact          the store's own record of how far GC came
+    compact   start, end (hex)                   the key up to which files were rewritten
+
+    store.tasks                                   the queue, in the store's directory
+    submit_gc(store, keep=timedelta(days=7))      durable on return
+    with Worker(store.tasks, handlers(store)).running():
+        ...
+
+Invariants
+1. Doing one twice, or in two threads at once, does no more than doing it once: history below a
+   time is given up, files are rewritten as they are.
+2. `keep` counts from when the task is done, not from when it was submitted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import timedelta
+from functools import partial
+from typing import Any, Final
+
+from kvstore.errors import UsageError
+from kvstore.limits import COMPACT_PIECES, TASK_PROGRESS_S
+from kvstore.span import Span
+from kvstore.store import Store
+from kvstore.tasks import Arguments, Handler, Progress, handler, submit
+from kvstore.timestamp import TimeLike, to_timestamp
+
+GC_QUEUE: Final = "gc"
+COMPACT_QUEUE: Final = "compact"
+
+
+def handlers(store: Store, *, every_s: float = TASK_PROGRESS_S) -> Mapping[str, Handler]:
+    """What a worker does with the tasks submitted here, telling progress every so many seconds."""
+    return {
+        GC_QUEUE: handler(partial(_gc, store), every_s=every_s),
+        COMPACT_QUEUE: handler(partial(_compact, store), every_s=every_s),
+    }
+
+
+def submit_gc(
+    store: Store,
+    *,
+    before: TimeLike | None = None,
+    keep: timedelta | None = None,
+    compact: bool = False,
+    task_id: str | None = None,
+    report_to: str | None = None,
+) -> str:
+    """Ask for `store.gc`; returns the task's id. The report has the counts of `GcReport`."""
+    if (before is None) == (keep is None):
+        raise UsageError("gc takes either before or keep", "pass one of them")
+    arguments: dict[str, Any] = {"compact": compact}
+    if before is not None:
+        arguments["before"] = int(to_timestamp(before, name="before"))
+    if keep is not None:
+        arguments["keep_s"] = keep.total_seconds()
+    return submit(store.tasks, GC_QUEUE, arguments, task_id=task_id, report_to=report_to)
+
+
+def submit_compact(
+    store: Store,
+    start: bytes | None = None,
+    end: bytes | None = None,
+    *,
+    prefix: bytes | None = None,
+    task_id: str | None = None,
+    report_to: str | None = None,
+) -> str:
+    """Ask for `store.compact` of a span, piece by piece; returns the task's id."""
+    span = Span.of(start, end, prefix)
+    arguments = {"start": span.start.hex(), "end": None if span.end is None else span.end.hex()}
+    return submit(store.tasks, COMPACT_QUEUE, arguments, task_id=task_id, report_to=report_to)
+
+
+def _gc(store: Store, arguments: Arguments, progress: Progress) -> Arguments:
+    progress.tell(since=int(store.since))
+    keep_s = arguments.get("keep_s")
+    report = store.gc(
+        before=arguments.get("before"),
+        keep=None if keep_s is None else timedelta(seconds=keep_s),
+        compact=arguments["compact"],
+    )
+    return {
+        "since": int(report.since),
+        "versions": report.versions,
+        "range_tombstones": report.range_tombstones,
+        "change_entries": report.change_entries,
+        "held_back": report.held_back,
+    }
+
+
+def _compact(store: Store, arguments: Arguments, progress: Progress) -> Arguments:
+    end = None if arguments["end"] is None else bytes.fromhex(arguments["end"])
+    rest = Span(bytes.fromhex(progress.before.get("upto", arguments["start"])), end)
+    pieces = store.splits(COMPACT_PIECES, rest)
+    for number, piece in enumerate(pieces, 1):
+        progress.tell(upto=piece.start.hex(), piece=number, pieces=len(pieces))
+        store.compact(piece)
+    if not arguments["start"] and end is None:
+        store.compact_index()
+    return {"pieces": len(pieces)}
