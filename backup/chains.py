@@ -11,12 +11,22 @@ from __future__ import annotations
 
 import json
 import secrets
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Final
 
 from backup.shard import Cas, Shard, Storage, Versioned
+from backup.shard.blob import reading
 from kvstore.clock import WallClock
-from kvstore.errors import CorruptionError, FormatVersionError, LockedError, UsageError
+from kvstore.errors import (
+    CorruptionError,
+    DeterminateError,
+    FormatVersionError,
+    IndeterminateError,
+    LockedError,
+    UsageError,
+)
 
 COLLECTION_FORMAT: Final = 1
 RETENTION: Final = "retention"
@@ -46,7 +56,7 @@ class Chains:
 
     def read(self) -> Record | None:
         """The newest record; None where no backup was ever made."""
-        head = self._place.consensus.head(_KEY)
+        head = reading(partial(self._place.consensus.head, _KEY))
         if head is None:
             return None
         try:
@@ -103,10 +113,18 @@ class Chains:
             "chains": record.chains,
         }
         data = json.dumps(fields, sort_keys=True).encode()
-        outcome = self._place.consensus.compare_and_set(
-            _KEY, expected=expected, new=Versioned(record.seqno, data)
-        )
-        return outcome is Cas.COMMITTED
+        new = Versioned(record.seqno, data)
+        for _ in range(_ATTEMPTS):
+            # Unknown is asked again: if it was done, the version is there, with our names in it.
+            with suppress(DeterminateError, IndeterminateError):
+                return self._set(new, expected)
+        return self._set(new, expected)
+
+    def _set(self, new: Versioned, expected: int | None) -> bool:
+        consensus = self._place.consensus
+        if consensus.compare_and_set(_KEY, expected=expected, new=new) is Cas.COMMITTED:
+            return True
+        return new in reading(partial(consensus.scan, _KEY, start=new.seqno, limit=1))
 
 
 def _new_name() -> str:

@@ -13,19 +13,20 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from backup.chains import RETENTION, Chains, Record
 from backup.export import exported
-from backup.place import find_place
+from backup.place import find_place, sealed
+from backup.progress import Attempt, find, forget, pending_parts
 from backup.restore import restore_into_store, restore_store
 from backup.sealed import Secret
 from backup.shard import (
@@ -36,15 +37,17 @@ from backup.shard import (
     Part,
     Shard,
     Snapshot,
+    Storage,
     Window,
     delete_batch,
 )
-from backup.shard.part import open_part
+from backup.shard.part import open_part, part_bytes
 from backup.shard.scrub import ScrubReport
 from backup.verify import Depth, VerifyReport, verify_chains
 from kvstore.arrow import ROWS_SCHEMA
 from kvstore.clock import Clock, WallClock
 from kvstore.errors import (
+    CorruptionError,
     FencedError,
     HistoryGoneError,
     LockedError,
@@ -89,6 +92,7 @@ class Collection:
 
     Nothing is written before the first backup. With a `passphrase` or a `key_file` (32 bytes, or
     64 hex digits) all of it is encrypted, manifests included. `options` go to the object store.
+    `storage` is taken where it is given, and `url` then only names it.
     """
 
     def __init__(
@@ -97,7 +101,8 @@ class Collection:
         passphrase: str | None = None,
         *,
         key_file: str | os.PathLike[str] | None = None,
-        options: dict[str, str] | None = None,
+        options: Mapping[str, Any] | None = None,
+        storage: Storage | None = None,
         clock: WallClock | None = None,
     ) -> None:
         self.url = os.fspath(url)
@@ -105,7 +110,10 @@ class Collection:
         if passphrase is not None or key_file is not None:
             key_path = None if key_file is None else Path(key_file)
             secret = Secret(passphrase=passphrase, key_file=key_path)
-        self._place = find_place(self.url, secret, options=options)
+        if storage is None:
+            self._place = find_place(self.url, secret, options=options)
+        else:
+            self._place = sealed(storage, secret, self.url)
         self._clock = clock or Clock()
         self._chains = Chains(self._place, self.url, self._clock)
 
@@ -133,6 +141,18 @@ class Collection:
         """What the newest chain is made of, oldest first, for those who read parts themselves."""
         newest = self._newest()
         return () if newest is None else newest.refresh().batches
+
+    def chains(self) -> Sequence[Sequence[Batch]]:
+        """What all chains are made of, oldest first."""
+        return [shard.refresh().batches for shard in self._shards()]
+
+    def check_part(self, part: Part) -> str | None:
+        """What is wrong with a part of one of the chains; None if its bytes are as written."""
+        try:
+            part_bytes(self._place.blob, part)
+        except CorruptionError as error:
+            return f"{error.where}: {error.problem}"
+        return None
 
     def open_part(self, part: Part) -> pq.ParquetFile:
         """A part of one of the `batches`, to be read in pieces, each page checked.
@@ -188,8 +208,9 @@ class Collection:
         Everything committed before the call is in it, and nothing that a crash can take back. Of
         two scripts at once each takes a window of its own. A `token` names this backup: made
         again after a crash, it is done once. Between backups the store keeps its history, unless
-        it falls further behind than `max_age`. `progress` is called with the rows written so far;
-        what it raises calls the backup off, and nothing was appended.
+        it falls further behind than `max_age`. What a backup that was killed had uploaded of its
+        window is taken: then that window is finished first, and the rest is another. `progress`
+        is called with the rows written so far; what it raises calls the backup off.
 
         Raises `UsageError` if the collection is another store's, `HistoryGoneError` if the store no
         longer has the window: then `full=True` begins another chain beside the present one.
@@ -207,7 +228,7 @@ class Collection:
                 return _info(done)
             hold = self._hold(store, name, shard.upper, max_age)
             try:
-                return self._append_window(shard, store, hold, token, progress)
+                return self._append_windows(shard, store, hold, token, progress)
             except UpperMismatchError:
                 shard.refresh()
         raise LockedError(self.url, "other scripts that back up at the same time")
@@ -218,7 +239,7 @@ class Collection:
         except HistoryGoneError as error:
             raise _chain_broken(lower - 1, error.since) from error
 
-    def _append_window(
+    def _append_windows(
         self,
         shard: Shard,
         store: Store,
@@ -226,25 +247,47 @@ class Collection:
         token: str | None,
         progress: Callable[[int], None] | None,
     ) -> BackupInfo:
+        """Finish the window that a killed backup began, if there is one, and take the next."""
+        chain, done = shard.log.shard, None
+        begun = find(shard.blob, chain, shard.upper)
+        if begun is not None and int(hold.timestamp) < begun.upper:
+            done = self._append_window(shard, store, hold, begun, None, progress)
+        upper = int(store.sync())
+        if upper <= shard.upper:
+            return done or BackupInfo(Timestamp(shard.upper), Timestamp(upper), 0, 0, 0, 0.0)
+        fresh = Attempt.begin(shard.blob, chain, shard.upper, upper)
+        newest = self._append_window(shard, store, hold, fresh, token, progress)
+        return newest if done is None else _together(done, newest)
+
+    def _append_window(
+        self,
+        shard: Shard,
+        store: Store,
+        hold: Hold,
+        attempt: Attempt,
+        token: str | None,
+        progress: Callable[[int], None] | None,
+    ) -> BackupInfo:
         started = time.perf_counter()
-        lower, upper = shard.upper, int(store.sync())
-        if upper <= lower:
-            return BackupInfo(Timestamp(lower), Timestamp(upper), 0, 0, 0, 0.0)
+        lower, upper = attempt.lower, attempt.upper
+        since = lower - 1 if lower else None
         try:
-            window = exported(store, since=lower - 1 if lower else None, upto=upper - 1)
+            window = exported(store, since=since, upto=upper - 1, after=attempt.after)
         except HistoryGoneError as error:
             raise _chain_broken(lower - 1, error.since) from error
         if not lower:
             shard.critical(RETENTION).downgrade(min(window.whole_since, upper - 1))
         rows = window.rows if progress is None else _counted(window.rows, progress)
-        batch = shard.write_batch(BatchDesc(lower, upper), rows)
+        uploaded = shard.write_batch(BatchDesc(lower, upper), rows, on_full=attempt.record)
         meta = (("seconds", f"{time.perf_counter() - started:.3f}"), ("token", token or ""))
-        batch = replace(batch, meta=meta)
+        batch = replace(uploaded, parts=(*attempt.parts, *uploaded.parts), meta=meta)
         try:
             shard.writer().compare_and_append(batch, token=token)
         except UpperMismatchError:
-            delete_batch(shard.blob, batch)
+            own = tuple(part for part in batch.parts if part.name not in attempt.recorded)
+            delete_batch(shard.blob, replace(batch, parts=own))
             raise
+        forget(shard.blob, shard.log.shard, below=upper)
         # Another script that has taken the hold meanwhile holds what it needs itself.
         with suppress(FencedError):
             hold.move(upper - 1)
@@ -331,7 +374,13 @@ class Collection:
         before_ns = None
         if delete_orphans_older_than is not None:
             before_ns = self._clock.wall_ns() - _ns(delete_orphans_older_than)
-        found = [shard.scrub(delete_orphans_before_ns=before_ns) for shard in self._shards()]
+        found = [
+            shard.scrub(
+                delete_orphans_before_ns=before_ns,
+                pending=pending_parts(shard.blob, shard.log.shard, shard.upper),
+            )
+            for shard in self._shards()
+        ]
         return ScrubReport(
             missing=tuple(name for report in found for name in report.missing),
             altered=(),
@@ -375,6 +424,7 @@ class Collection:
             shard.critical(RETENTION).downgrade(EMPTY)
             shard.writer().progress(EMPTY)
             shard.finalise()
+            forget(shard.blob, shard.log.shard)
 
     # -- inside -----------------------------------------------------------------------------
 
@@ -405,6 +455,12 @@ class Collection:
 
 def _ns(duration: timedelta) -> int:
     return int(duration.total_seconds() * NS_PER_SECOND)
+
+
+def _together(first: BackupInfo, second: BackupInfo) -> BackupInfo:
+    """Two windows of one call as one."""
+    sums = (a + b for a, b in zip(first[2:], second[2:], strict=True))
+    return BackupInfo(first.lower, second.upper, *sums)  # type: ignore[arg-type]
 
 
 def _counted(

@@ -24,6 +24,14 @@ from kvstore.store import Store
 _ORDER = [("key", "ascending"), ("timestamp", "descending"), ("op", "descending")]
 
 
+class Position(NamedTuple):
+    """A row's place in the order of rows."""
+
+    key: bytes
+    timestamp: int
+    op: int
+
+
 class Exported(NamedTuple):
     """The sorted rows of a window, and the time from which on they are whole."""
 
@@ -31,16 +39,32 @@ class Exported(NamedTuple):
     rows: Iterator[pa.RecordBatch]
 
 
-def exported(store: Store, *, since: int | None, upto: int) -> Exported:
-    """Every version in `(since, upto]`; `since=None` is all that is kept.
+def exported(
+    store: Store, *, since: int | None, upto: int, after: Position | None = None
+) -> Exported:
+    """Every version in `(since, upto]`; `since=None` is all that is kept. Only those behind
+    `after`, where that is given.
 
     Raises `HistoryGoneError` if the store no longer has the window.
     """
-    found = store.export(since=since, upto=upto)
+    start = b"" if after is None else after.key
+    found = store.export(since=since, upto=upto, start=start)
     if found.changes is not None:
-        return Exported(found.whole_since, row_batches(found.changes))
-    rows = _with_ranges(_point_batches(found.columns), found.tombstones)
-    return Exported(found.whole_since, rows)
+        rows = row_batches(found.changes)
+    else:
+        rows = _with_ranges(_point_batches(found.columns), found.tombstones)
+    return Exported(found.whole_since, rows if after is None else _behind(rows, after))
+
+
+def _behind(rows: Iterator[pa.RecordBatch], after: Position) -> Iterator[pa.RecordBatch]:
+    """The rows that follow `after`: of one key newest first, and the range tombstone first."""
+    for batch in rows:
+        key, timestamp, op = (batch.column(name) for name in ("key", "timestamp", "op"))
+        same_time = pc.and_(pc.equal(timestamp, after.timestamp), pc.less(op, after.op))
+        behind = pc.or_(pc.less(timestamp, after.timestamp), same_time)
+        later_key = pc.greater(key, pa.scalar(after.key, pa.binary()))
+        same_key = pc.equal(key, pa.scalar(after.key, pa.binary()))
+        yield batch.filter(pc.or_(later_key, pc.and_(same_key, behind)))
 
 
 def _point_batches(columns: Iterator[VersionColumns]) -> Iterator[pa.RecordBatch]:

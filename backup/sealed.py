@@ -28,7 +28,8 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.kdf.scrypt import Scrypt
 
-from backup.shard.blob import Blob, BlobInfo
+from backup.shard.batch import put_retrying
+from backup.shard.blob import Blob, BlobInfo, reading
 from backup.shard.consensus import Cas, Consensus, Versioned
 from kvstore.errors import CorruptionError, FormatVersionError, UsageError
 from kvstore.limits import SCRYPT_N, SEALED_CHUNK_BYTES
@@ -104,15 +105,15 @@ def unlock(blob: Blob, secret: Secret | None, where: str) -> bytes | None:
 
     A new collection gets its key here. Raises `UsageError` if the secret is missing or wrong.
     """
-    record = blob.get(KEY_RECORD)
+    record = reading(lambda: blob.get(KEY_RECORD))
     if record is None and secret is not None:
-        if next(iter(blob.list()), None) is not None:
+        if reading(lambda: next(iter(blob.list()), None)) is not None:
             raise UsageError(f"{where} is not encrypted", "open it without a key")
         # Write-once: of two scripts that make the collection at once, both read one key.
         made = secret.make_record(secrets.token_bytes(KEY_BYTES))
         with suppress(UsageError):
-            blob.put(KEY_RECORD, made)
-        record = blob.get(KEY_RECORD)
+            put_retrying(blob, KEY_RECORD, made)
+        record = reading(lambda: blob.get(KEY_RECORD))
     if record is None:
         return None
     if secret is None:

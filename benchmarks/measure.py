@@ -29,6 +29,8 @@ class Figure:
     per_second: list[float] = field(default_factory=list)
     peak_bytes: int = 0
     problem: str = ""
+    durability: str = ""
+    """What a commit of the subject waits for."""
 
     @property
     def median(self) -> float | None:
@@ -49,7 +51,12 @@ def measure(
     baseline = line[0][0]
     if workload.peers_call is not None:
         line += [(peer, workload.peers_call) for peer in peers]
-    figures = {subject: Figure(workload.name, subject) for subject, _ in line}
+    figures = {
+        subject: Figure(
+            workload.name, subject, durability=subjects[subject].facts.get("durability", "")
+        )
+        for subject, _ in line
+    }
     for number in range(rounds):
         turned = line[number % len(line) :] + line[: number % len(line)]
         costs: dict[str, float] = {}

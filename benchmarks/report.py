@@ -66,7 +66,8 @@ def table(facts: Sequence[Line], lines: Sequence[Line]) -> str:
     """The figures as Markdown: one row a workload and size, one column a subject."""
     peers = [(kind, p) for kind, p in _PEERS.items() if any(ln["subject"] == kind for ln in lines)]
     by_place = {(line["rows"], line["workload"], line["subject"]): line for line in lines}
-    names = "".join(f" {name} |" for _, name in peers)
+    unsynced = {ln["subject"] for ln in lines if ln.get("durability", "fsync") not in ("fsync", "")}
+    names = "".join(f" {name}{' (1)' if kind in unsynced else ''} |" for kind, name in peers)
     out = [
         f"| workload | rows | kvstore | least..most | processor time | reach | peak MB |{names}",
         f"|---|--:|--:|---|--:|--:|--:|{'--:|' * len(peers)}",
@@ -90,7 +91,8 @@ def table(facts: Sequence[Line], lines: Sequence[Line]) -> str:
                 if line is not None and line["problem"] not in ("", "not there"):
                     problems.append(f"* {workload}, {name}: {line['problem']}")
             out.append(f"| {workload} | {rows:,} | {' | '.join(cells)} |")
-    out += ["", *dict.fromkeys(problems)]
+    out += ["", "(1) does not sync its commits."] if unsynced else [""]
+    out += dict.fromkeys(problems)
     for fact in facts:
         packages = ", ".join(f"{name} {version}" for name, version in fact["packages"].items())
         out.append(

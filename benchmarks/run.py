@@ -211,6 +211,7 @@ def _line(figure: Figure, rows: int) -> dict[str, Any]:
         "per_second": figure.per_second,
         "peak_bytes": figure.peak_bytes,
         "problem": figure.problem,
+        "durability": figure.durability,
     }
 
 

@@ -139,10 +139,11 @@ def _serve(where: str, directory: Path, rows: int, pipe: Connection) -> None:
         return
     facts = {"durability": kind.durability, "slow": kind.slow}
     pipe.send({**facts, "version": getattr(kind, "version", "")})
-    while (request := pipe.recv()) is not None:
-        operation, arguments = request
-        method = getattr(subject, operation, None)
-        pipe.send(_timed(method, arguments) if method else Result(problem="not there"))
+    with contextlib.suppress(EOFError):  # The driver is gone: so is this process then.
+        while (request := pipe.recv()) is not None:
+            operation, arguments = request
+            method = getattr(subject, operation, None)
+            pipe.send(_timed(method, arguments) if method else Result(problem="not there"))
     subject.close()
 
 

@@ -112,8 +112,10 @@ class Holds:
             else:
                 timestamp = Timestamp(self._committer.close_upto_now() - 1)
             max_age_ns = None if max_age is None else int(max_age.total_seconds() * NS_PER_SECOND)
-            self._store(HoldRecord(name, timestamp, secrets.token_hex(8), max_age_ns))
-            return Hold(self, name, self._records[name].token)
+            token = secrets.token_hex(8)
+            self._store(HoldRecord(name, timestamp, token, max_age_ns))
+        self._committer.persist()
+        return Hold(self, name, token)
 
     def move(self, name: str, token: str, to: int) -> None:
         """Compare-and-set on the token; see `Hold.move`."""
@@ -121,12 +123,14 @@ class Holds:
             record = self.require_owned(name, token)
             self._committer.readable(to)
             self._store(replace(record, timestamp=Timestamp(to)))
+        self._committer.persist()
 
     def release(self, name: str, token: str) -> None:
         """See `Hold.release`."""
         with self._committer.lock:
             self.require_owned(name, token)
             self._drop(name)
+        self._committer.persist()
 
     def drop(self, name: str) -> bool:
         """Remove a hold whoever owns it: an operator's remedy for one that was abandoned."""
@@ -134,7 +138,8 @@ class Holds:
             if name not in self._records:
                 return False
             self._drop(name)
-            return True
+        self._committer.persist()
+        return True
 
     def require_owned(self, name: str, token: str) -> HoldRecord:
         """The record, if `token` owns it and it still holds."""
@@ -175,6 +180,8 @@ class Holds:
             ]
             for record in overdue:
                 self._store(replace(record, lost=True))
+            if overdue:
+                self._committer.persist()
             return overdue
 
     def pin(self, as_of: int) -> int:
@@ -192,6 +199,7 @@ class Holds:
     # -- inside -----------------------------------------------------------------------------
 
     def _store(self, record: HoldRecord) -> None:
+        """Write a record; who called waits for the disk outside the lock, so that commits go on."""
         fields = {
             "timestamp": record.timestamp,
             "token": record.token,
@@ -199,9 +207,13 @@ class Holds:
             "lost": record.lost,
         }
         name = _PREFIX + record.name
-        self._committer.write_meta(lambda batch: self._meta.stage(batch, name, fields))
+        self._committer.write_meta(
+            lambda batch: self._meta.stage(batch, name, fields), durable=False
+        )
         self._records[record.name] = record
 
     def _drop(self, name: str) -> None:
-        self._committer.write_meta(lambda batch: self._meta.stage_delete(batch, _PREFIX + name))
+        self._committer.write_meta(
+            lambda batch: self._meta.stage_delete(batch, _PREFIX + name), durable=False
+        )
         del self._records[name]

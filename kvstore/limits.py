@@ -76,6 +76,10 @@ SORTED_CHANGES_MAX = 100_000
 """Changes of a window that are sorted by key in memory (some 20 MB); beyond, a pass over the
 span is cheaper than the sort and needs no memory."""
 
+SORT_BYTES_MAX = 128 << 20
+"""Keys and values that an import from files sorts at once; beyond, sorted runs go to disk. Arrow
+holds the rows, their order and a sorted copy: three times as much at the peak."""
+
 GROUP_COMMIT_WAIT_S_MAX = 60.0
 """How long a commit waits for another thread's fsync before it looks again whether that died."""
 

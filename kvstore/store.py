@@ -410,23 +410,24 @@ class Store:
             Span(), since=0, upto=high, revisions="all", order="key", index_floor=high
         )
 
-    def export(self, *, since: TimeLike | None, upto: TimeLike) -> Export:
+    def export(self, *, since: TimeLike | None, upto: TimeLike, start: bytes = b"") -> Export:
         """All revisions in `(since, upto]` for a copy of this store's history, by key.
 
         `since=None` is everything that is kept: whole from `Export.whole_since` on. A window that
-        the change index shows to be small comes as changes, others as columns, in one pass.
+        the change index shows to be small comes as changes, others as columns, in one pass from
+        the key `start` on.
         Raises `HistoryGoneError` if `since` lies below what is kept.
         """
         high = self._at(upto)
         if since is None:
-            columns, tombstones = self._versions.export(since=0, upto=high)
+            columns, tombstones = self._versions.export(since=0, upto=high, start=start)
             # The pass shows the entries of this moment: what GC and clears take later stays in it.
             return Export(self.whole_since, None, columns, tombstones)
         low = to_timestamp(since, name="since")
         floor = max(self._index_floor, self.since)
         few = self._changes.small_window(since=low, upto=high, index_floor=floor)
         if few is None:
-            columns, tombstones = self._versions.export(since=low, upto=high)
+            columns, tombstones = self._versions.export(since=low, upto=high, start=start)
         self._require_kept(Span(), low)
         if few is None:
             return Export(low, None, columns, tombstones)

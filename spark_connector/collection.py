@@ -14,10 +14,9 @@ reading, or between two tasks, without a difference.
 
 from __future__ import annotations
 
-import bisect
 from collections.abc import Iterator, Sequence
 from types import TracebackType
-from typing import Final, NamedTuple
+from typing import Final
 
 import numpy as np
 import pyarrow as pa
@@ -35,45 +34,17 @@ from kvstore.mvcc import Cover, Fragments, RangeTombstone
 from kvstore.span import Span
 from kvstore.timestamp import Timestamp
 from spark_connector.origin import Frontiers
+from spark_connector.row_groups import (
+    Group,
+    columns_with,
+    first_of_each_key,
+    points,
+    row_group,
+    uncovered,
+)
 
 _RANGE_COLUMNS: Final = ["key", "timestamp", "op", "end_key"]
 _NEWEST_FIRST: Final = [("key", "ascending"), ("timestamp", "descending")]
-
-
-class Group(NamedTuple):
-    """One row group: where it is and what its statistics say; None is unknown."""
-
-    file: pq.ParquetFile
-    number: int
-    first: bytes | None
-    last: bytes | None
-    oldest: int
-    newest: int
-    op_min: int
-    op_max: int
-    rows: int
-    size_bytes: int
-    drop_below: int
-
-    def may_hold(self, span: Span) -> bool:
-        """Whether a key of `span` can be in it."""
-        above = self.last is not None and self.last < span.start
-        below = self.first is not None and span.end is not None and self.first >= span.end
-        return not above and not below
-
-    def begins_before(self, end: bytes | None) -> bool:
-        """Whether a key below `end` may be in it: where a range delete into a span can begin."""
-        return self.first is None or end is None or self.first < end
-
-    def lies_in(self, span: Span) -> bool:
-        """Whether all its keys surely are in `span`."""
-        if self.first is None or self.last is None:
-            return False
-        return span.start <= self.first and (span.end is None or self.last < span.end)
-
-    def read(self, columns: Sequence[str]) -> pa.Table:
-        """Those columns of its rows, in one chunk each."""
-        return self.file.read_row_group(self.number, columns=list(columns)).combine_chunks()
 
 
 class CollectionOrigin:
@@ -155,11 +126,11 @@ class CollectionOrigin:
     def _all(
         self, span: Span, *, since: int, upto: int, columns: Sequence[str]
     ) -> Iterator[pa.Table]:
-        needed = _with(columns, "key", "timestamp", "op")
+        needed = columns_with(columns, "key", "timestamp", "op")
         for groups in self._groups(since=since, upto=upto):
             for group in groups:
                 if group.may_hold(span):
-                    yield _points(group, needed, span, since=since, upto=upto)
+                    yield points(group, needed, span, since=since, upto=upto)
 
     def _newest(
         self, span: Span, *, since: int, upto: int, columns: Sequence[str], state: bool
@@ -176,7 +147,7 @@ class CollectionOrigin:
         else:
             tables = self._of_several(runs, span, since, upto, columns)
         for table in tables:
-            alive = _uncovered(table, cover) if cover.starts else table
+            alive = uncovered(table, cover) if cover.starts else table
             if state and "op" in alive.column_names:
                 alive = alive.filter(pc.equal(alive["op"], OP_PUT))
             yield alive
@@ -199,13 +170,13 @@ class CollectionOrigin:
                 and not cover.starts
             )
             if plain and group.lies_in(span):
-                table = group.read(_with(columns, "key"))
+                table = group.read(columns_with(columns, "key"))
             else:
-                needed = _with(columns, "key", "timestamp", "op")
-                table = _points(group, needed, span, since=since, upto=upto)
+                needed = columns_with(columns, "key", "timestamp", "op")
+                table = points(group, needed, span, since=since, upto=upto)
             if table.num_rows:
                 last = table["key"][-1].as_py()
-                yield _first_of_each_key(table, previous)
+                yield first_of_each_key(table, previous)
                 previous = last
 
     def _of_several(
@@ -216,9 +187,9 @@ class CollectionOrigin:
         upto: int,
         columns: Sequence[str],
     ) -> Iterator[pa.Table]:
-        needed = _with(columns, "key", "timestamp", "op")
+        needed = columns_with(columns, "key", "timestamp", "op")
         tables = [
-            _points(group, needed, span, since=since, upto=upto)
+            points(group, needed, span, since=since, upto=upto)
             for groups in runs
             for group in groups
         ]
@@ -226,7 +197,7 @@ class CollectionOrigin:
             return
         table = pa.concat_tables(tables)
         order = pc.sort_indices(table, _NEWEST_FIRST)
-        yield _first_of_each_key(table.take(order).combine_chunks(), None)
+        yield first_of_each_key(table.take(order).combine_chunks(), None)
 
     # -- what is where ----------------------------------------------------------------------
 
@@ -260,68 +231,4 @@ class CollectionOrigin:
         file = self._files.get(part.name)
         if file is None:
             file = self._files[part.name] = self._collection.open_part(part)
-        return [_group(part, file, index) for index in range(file.num_row_groups)]
-
-
-def _group(part: Part, file: pq.ParquetFile, index: int) -> Group:
-    found = file.metadata.row_group(index)
-    columns = {
-        found.column(number).path_in_schema: found.column(number)
-        for number in range(found.num_columns)
-    }
-    keys, times, ops = (columns[name].statistics for name in ("key", "timestamp", "op"))
-    has_keys = keys is not None and keys.has_min_max
-    assert times is not None, "numbers have statistics"
-    assert ops is not None
-    return Group(
-        file=file,
-        drop_below=part.drop_below,
-        number=index,
-        first=keys.min if has_keys else None,
-        last=keys.max if has_keys else None,
-        oldest=times.min,
-        newest=times.max,
-        op_min=ops.min,
-        op_max=ops.max,
-        rows=found.num_rows,
-        size_bytes=found.total_byte_size,
-    )
-
-
-def _with(columns: Sequence[str], *more: str) -> list[str]:
-    return [*columns, *(name for name in more if name not in columns)]
-
-
-def _points(group: Group, columns: Sequence[str], span: Span, *, since: int, upto: int) -> pa.Table:
-    """The puts and deletes of the window and the span in a row group."""
-    table = group.read(columns)
-    keys, times = table["key"], table["timestamp"]
-    after = max(since, group.drop_below - 1)
-    keep = pc.and_(pc.greater(times, after), pc.less_equal(times, upto))
-    keep = pc.and_(keep, pc.not_equal(table["op"], OP_DELETE_RANGE))
-    if span.start:
-        keep = pc.and_(keep, pc.greater_equal(keys, pa.scalar(span.start, pa.binary())))
-    if span.end is not None:
-        keep = pc.and_(keep, pc.less(keys, pa.scalar(span.end, pa.binary())))
-    return table.filter(keep)
-
-
-def _first_of_each_key(table: pa.Table, previous: bytes | None) -> pa.Table:
-    """Of rows with equal keys, which lie together, the first, unless `previous` is its key."""
-    keys = table["key"].combine_chunks()
-    if isinstance(keys, pa.ChunkedArray):
-        keys = keys.chunk(0) if keys.num_chunks else pa.array([], pa.binary())
-    if not len(keys):
-        return table
-    fresh = np.ones(len(keys), dtype=bool)
-    fresh[0] = previous is None or keys[0].as_py() != previous
-    fresh[1:] = pc.not_equal(keys[1:], keys[:-1]).to_numpy(zero_copy_only=False)
-    return table if fresh.all() else table.filter(pa.array(fresh))
-
-
-def _uncovered(table: pa.Table, cover: Cover) -> pa.Table:
-    """The rows that no newer range delete covers. One binary search per row."""
-    newest = np.array([0, *cover.newest], dtype=np.int64)
-    at = [bisect.bisect_right(cover.starts, key) for key in table["key"].to_pylist()]
-    keep = newest[np.array(at, dtype=np.int64)] <= table["timestamp"].to_numpy()
-    return table.filter(pa.array(keep))
+        return [row_group(part, file, index) for index in range(file.num_row_groups)]

@@ -19,6 +19,7 @@ import pytest
 import bulk
 import kvstore
 from kvstore.engine import META
+from kvstore.engine.memory import MemoryEngine
 from kvstore.engine.rocks import RocksEngine
 from kvstore.errors import (
     ClosedError,
@@ -33,8 +34,11 @@ from kvstore.errors import (
 )
 from kvstore.limits import KEY_BYTES_MAX
 from kvstore.meta import FORMAT
+from kvstore.opening import engine_at
 from kvstore.store import Store
 from kvstore.timestamp import TIMESTAMP_MAX
+
+pytestmark = pytest.mark.usefixtures("each_engine")
 
 NOW = 1_000_000
 
@@ -241,9 +245,9 @@ def test_what_was_open_when_the_store_closed_raises_and_never_ends_early(tmp_pat
 
 def test_another_process_is_refused_while_the_store_is_open(store: Store) -> None:
     code = (
-        "import sys, kvstore\n"
+        "import os, sys, kvstore\n"
         "from kvstore.errors import LockedError\n"
-        "try: kvstore.open(sys.argv[1])\n"
+        "try: kvstore.open(sys.argv[1], os.environ['EACH_ENGINE'])\n"
         "except LockedError as error: print(error.path, error.owner, sep='|')\n"
     )
     ran = subprocess.run(
@@ -291,7 +295,7 @@ def test_a_path_that_is_no_store_is_refused_and_left_alone(tmp_path: Path) -> No
 
 
 def rewrite_meta(path: Path, name: str, change: Callable[[dict[str, Any]], None] | None) -> None:
-    engine = RocksEngine(path)
+    engine = MemoryEngine(path) if engine_at(path) == "memory" else RocksEngine(path)
     stored = engine.get(META, name.encode())
     assert stored is not None
     record = json.loads(stored)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import chain
+from typing import TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -25,7 +26,7 @@ from backup.shard.rules import OP_DELETE_RANGE, AsOf, Rule, View, Window, column
 from backup.shard.state import Batch, Part
 from kvstore.clock import Clock, WallClock
 from kvstore.errors import DeterminateError, IndeterminateError, KeyOrderError, UsageError
-from kvstore.limits import PART_BYTES_MAX, ROW_GROUP_BYTES_MAX, ROW_GROUP_ROWS_MAX
+from kvstore.limits import ROW_GROUP_BYTES_MAX, ROW_GROUP_ROWS_MAX
 from kvstore.span import Span
 
 _PUT_ATTEMPTS = 5
@@ -33,6 +34,10 @@ _MERGE_ROWS_MAX = 1 << 19
 """Rows buffered by a merge over all its sources together."""
 _SOURCE_ROWS_MIN = 512
 """Rows a source buffers at least: below it the cost of a batch outweighs its rows."""
+
+
+OnFull: TypeAlias = "Callable[[Part, pa.RecordBatch], bool]"
+"""Hears of an uploaded part and its last row; True: the part must stay."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,27 +64,35 @@ def write_batch(
     rule: Rule,
     names: Callable[[], str],
     inline_bytes_max: int = 0,
+    on_full: OnFull | None = None,
 ) -> Batch:
     """Upload sorted `batches` as the parts of a new batch, to be appended to a shard.
 
     Nothing refers to the parts until then; `delete_batch` takes them back. Needs no shard, so
     any process may do it. A part of at most `inline_bytes_max` bytes travels in the batch itself.
+    `on_full` hears of each part but the last once it is uploaded, with its last row; a part for
+    which it returns True is never taken back here, whatever fails.
+
     Raises `KeyOrderError` if rows are out of order or twice, `UsageError` on a wrong schema or a
     time outside the bounds: nothing is left behind then.
     """
     require_frontier(desc.lower, name="lower")
     require_frontier(desc.upper, name="upper")
     parts: list[Part] = []
+    doomed: list[Part] = []
     try:
         for builder in _build_parts(_checked(batches, desc, rule), rule):
             part, data = builder.finish(names())
             if part.size <= inline_bytes_max:
                 parts.append(replace(part, inline=data))
             else:
+                doomed.append(part)
                 put_retrying(blob, part.name, data)
                 parts.append(part)
+                if builder.is_full and on_full is not None and on_full(part, builder.last_row):
+                    doomed.remove(part)
     except Exception:
-        delete_batch(blob, Batch(desc.lower, desc.upper, parts=tuple(parts)))
+        delete_batch(blob, Batch(desc.lower, desc.upper, parts=tuple(doomed)))
         raise
     meta = tuple(sorted(desc.meta.items()))
     return Batch(desc.lower, desc.upper, desc.since, tuple(parts), meta)
@@ -162,7 +175,7 @@ def _build_parts(batches: Iterable[pa.RecordBatch], rule: Rule) -> Iterator[Part
     builder = PartBuilder(rule)
     for group in _row_groups(batches):
         builder.add_row_group(group)
-        if builder.nbytes >= PART_BYTES_MAX:
+        if builder.is_full:
             yield builder
             builder = PartBuilder(rule)
     if builder.rows:

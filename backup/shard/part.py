@@ -29,7 +29,7 @@ from backup.shard.blob import Blob, reading
 from backup.shard.rules import OP_DELETE_RANGE, Rule, column_numpy, keep, lower_bound
 from backup.shard.state import Part
 from kvstore.errors import CorruptionError, FormatVersionError
-from kvstore.limits import BOUND_BYTES_MAX, ROW_GROUP_BYTES_MAX
+from kvstore.limits import BOUND_BYTES_MAX, PART_BYTES_MAX, ROW_GROUP_BYTES_MAX
 from kvstore.span import Span, prefix_end
 
 PART_FORMAT = b"1"
@@ -68,7 +68,7 @@ class PartBuilder:
             sorting_columns=order,
         )
         self._key_min: bytes | None = None
-        self._key_last = b""
+        self.last_row: pa.RecordBatch = None
         self._reach: bytes | None = None
         self._times: list[int] = []
         self._ranges = 0
@@ -81,7 +81,7 @@ class PartBuilder:
         keys = batch.column("key")
         if self._key_min is None:
             self._key_min = keys[0].as_py()
-        self._key_last = keys[-1].as_py()
+        self.last_row = batch.slice(batch.num_rows - 1)
         times = column_numpy(batch, self._rule.time_column)
         self._times += [int(times.min()), int(times.max())]
         if "op" in batch.schema.names:
@@ -91,6 +91,11 @@ class PartBuilder:
         self._writer.write_batch(batch, row_group_size=batch.num_rows)
         self.rows += batch.num_rows
         self.nbytes += batch.nbytes
+
+    @property
+    def is_full(self) -> bool:
+        """Whether another part should take what follows."""
+        return self.nbytes >= PART_BYTES_MAX
 
     def _note_ranges(self, batch: pa.RecordBatch) -> None:
         rows = np.flatnonzero(column_numpy(batch, "op") == OP_DELETE_RANGE)
@@ -102,6 +107,7 @@ class PartBuilder:
     def finish(self, name: str) -> tuple[Part, bytes]:
         """The part's entry and its bytes, to be put under `name`."""
         assert self._key_min is not None
+        key_last = self.last_row.column("key")[0].as_py()
         self._writer.close()
         data = self._sink.getvalue().to_pybytes()
         part = Part(
@@ -110,7 +116,7 @@ class PartBuilder:
             size=len(data),
             checksum=checksum(data),
             key_min=self._key_min[:BOUND_BYTES_MAX],
-            key_max=_rounded_up(max(self._key_last, self._reach or b"")),
+            key_max=_rounded_up(max(key_last, self._reach or b"")),
             time_min=min(self._times),
             time_max=max(self._times),
             ranges=self._ranges,

@@ -8,6 +8,7 @@ may run, so they are deleted only when asked to and made before a given time.
 
 from __future__ import annotations
 
+from collections.abc import Set
 from dataclasses import dataclass
 from functools import partial
 
@@ -34,9 +35,15 @@ class ScrubReport:
 
 
 def scrub(
-    log: StateLog, *, checksums: bool = False, delete_orphans_before_ns: int | None = None
+    log: StateLog,
+    *,
+    checksums: bool = False,
+    delete_orphans_before_ns: int | None = None,
+    pending: Set[str] = frozenset(),
 ) -> ScrubReport:
     """Look at every blob of the shard; read them all if `checksums`.
+
+    `pending` names parts of uploads that may still be resumed: no orphans.
 
     The listing is taken first: what is uploaded and named while the scrub runs is no orphan.
     """
@@ -51,7 +58,7 @@ def scrub(
         for name, part in newest.items():
             if name not in missing and _is_altered(log.blob, part):
                 altered.append(name)
-    orphans = tuple(sorted(listed - named))
+    orphans = tuple(sorted(listed - named - pending))
     deleted = []
     if delete_orphans_before_ns is not None:
         deleted = [name for name in orphans if _made_ns(name) < delete_orphans_before_ns]

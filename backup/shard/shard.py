@@ -17,14 +17,14 @@ from __future__ import annotations
 import random
 import secrets
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Set
 from types import TracebackType
 
 import pyarrow as pa
 
 from backup.shard import commands as c
 from backup.shard import compact, gc, scrub
-from backup.shard.batch import BatchDesc, part_names, write_batch
+from backup.shard.batch import BatchDesc, OnFull, part_names, write_batch
 from backup.shard.blob import Blob
 from backup.shard.consensus import Consensus
 from backup.shard.critical import Critical
@@ -118,7 +118,13 @@ class Shard:
 
     # -- writing -----------------------------------------------------------------------------
 
-    def write_batch(self, desc: BatchDesc, batches: Iterable[pa.RecordBatch]) -> Batch:
+    def write_batch(
+        self,
+        desc: BatchDesc,
+        batches: Iterable[pa.RecordBatch],
+        *,
+        on_full: OnFull | None = None,
+    ) -> Batch:
         """Upload sorted record batches, to be appended; see `batch.write_batch`."""
         return write_batch(
             self.blob,
@@ -127,6 +133,7 @@ class Shard:
             rule=self.rule,
             names=part_names(self.log.shard, self.log.clock),
             inline_bytes_max=self._inline_bytes_max,
+            on_full=on_full,
         )
 
     def writer(self, name: str | None = None) -> Writer:
@@ -183,11 +190,18 @@ class Shard:
         gc.collect_if_due(self.log)
 
     def scrub(
-        self, *, checksums: bool = False, delete_orphans_before_ns: int | None = None
+        self,
+        *,
+        checksums: bool = False,
+        delete_orphans_before_ns: int | None = None,
+        pending: Set[str] = frozenset(),
     ) -> scrub.ScrubReport:
         """Compare names with blobs; see `scrub.scrub`."""
         return scrub.scrub(
-            self.log, checksums=checksums, delete_orphans_before_ns=delete_orphans_before_ns
+            self.log,
+            checksums=checksums,
+            delete_orphans_before_ns=delete_orphans_before_ns,
+            pending=pending,
         )
 
     def finalise(self) -> None:

@@ -88,7 +88,7 @@ class Deltalake(Subject):
             table = pa.table(feed.read_all())
             kinds = pa.array(["insert", "update_postimage"])
             is_new = pc.is_in(table["_change_type"].cast(pa.string()), kinds)
-            return table.filter(is_new).num_rows
+            return int(pc.sum(is_new).as_py())
 
         return work
 

@@ -34,7 +34,11 @@ class Commands(TyperGroup):
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         known = super().get_command(ctx, cmd_name)
         added = None if known is not None else _added().get(cmd_name)
-        return known if added is None else typer.main.get_command(added.load())
+        if added is None:
+            return known
+        command = typer.main.get_command(added.load())
+        command.name = cmd_name
+        return command
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -54,7 +58,7 @@ class Commands(TyperGroup):
 app = typer.Typer(
     name="kvstore",
     cls=Commands,
-    help=f"A multi-version key-value store, from the shell.\n\nExit codes: {HELP}.",
+    help=f"A multi-version key-value store, from the shell.\n\n\b\n{HELP}",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},

@@ -45,10 +45,14 @@ EXIT_CODES: Final[tuple[tuple[type[KVStoreError], int], ...]] = (
 )
 """The branches of the error tree, each with its code."""
 
-HELP: Final = (
-    "0 done · 1 not found, or verify found damage · 2 wrong call · 3 not done, run it again · "
-    "4 history gone, or not complete yet · 5 storage failed or damaged · 6 fenced by a newer owner"
-)
+HELP: Final = """Exit codes:
+  0  done
+  1  the key is not there; verify found damage
+  2  wrong call: nothing was written
+  3  not done: run it again
+  4  history is gone, or the time not complete yet
+  5  storage failed, or bytes are damaged
+  6  a newer owner has taken over: stop"""
 
 
 def exit_code(error: KVStoreError) -> int:

@@ -11,10 +11,9 @@ from typing import Annotated, Final
 import typer
 
 from kvstore.cli.exits import NOT_FOUND
-from kvstore.cli.options import JsonOption
+from kvstore.cli.options import JsonOption, one_of
 from kvstore.cli.output import print_figures, print_json, print_line, print_table, working
 from kvstore.engine import state as memory
-from kvstore.errors import UsageError
 from kvstore.journal import Inspection
 from kvstore.journal.cli import journal_compact, journal_inspect, journal_salvage
 from kvstore.journal.recovery import Fold
@@ -29,7 +28,7 @@ JournalArgument = Annotated[
     typer.Argument(metavar="DIRECTORY", help="Where the journal's files are.", show_default=False),
 ]
 
-_KEEPS: Final[dict[str, Keep]] = {"prefix": "prefix", "all": "all"}
+_KEEPS: Final[tuple[Keep, ...]] = ("prefix", "all")
 
 
 @app.command()
@@ -108,10 +107,9 @@ def salvage(
       kvstore journal salvage sessions.db rescued.db
       kvstore journal salvage queue rescued --keep all
     """
-    if keep not in _KEEPS:
-        raise UsageError(f"--keep {keep}", "pass prefix or all")
+    kept = one_of("--keep", keep, _KEEPS)
     with working(f"copying {source}"):
-        report = journal_salvage(str(source), str(destination), keep=_KEEPS[keep])
+        report = journal_salvage(str(source), str(destination), keep=kept)
     losses = [str(loss.error()) for loss in report.losses]
     print_figures(
         {

@@ -5,19 +5,22 @@ from __future__ import annotations
 import base64
 import binascii
 import re
+from collections.abc import Sequence
 from datetime import timedelta
 from enum import Enum
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Final, TypeVar
 
 import typer
 
-import kvstore
 from kvstore.errors import UsageError
-from kvstore.opening import engine_at
+from kvstore.opening import engine_at, open_read_only
+from kvstore.opening import open as open_store
 from kvstore.span import Span
 from kvstore.store import Store
 from kvstore.timestamp import TimeLike, Timestamp
+
+T = TypeVar("T", bound=str)
 
 
 class Encoding(str, Enum):
@@ -104,6 +107,14 @@ def to_span(
     return Span.of(*bounds)
 
 
+def one_of(option: str, text: str, known: Sequence[T]) -> T:
+    """`text` as one of the words that an option knows. Raises `UsageError`."""
+    for word in known:
+        if word == text:
+            return word
+    raise UsageError(f"{option} {text}", f"pass one of {', '.join(map(str, known))}")
+
+
 _UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 
 
@@ -122,12 +133,12 @@ def iso(timestamp: int) -> str:
 
 def open_to_read(path: Path) -> Store:
     """The store as it is now, also while a service has it open. Changes nothing in it."""
-    return kvstore.open_read_only(path)
+    return open_read_only(path)
 
 
 def open_to_write(path: Path, *, create: str | None = None) -> Store:
     """The store by the engine that made it; a new one of the engine `create`, if that is given."""
     made_by = engine_at(path)
     if made_by is None and create is None:
-        return kvstore.open(path, create=False)
-    return kvstore.open(path, made_by or create or "")
+        return open_store(path, create=False)
+    return open_store(path, made_by or create or "")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -51,14 +51,14 @@ def print_table(columns: list[str], rows: list[list[str]]) -> None:
 
 
 @contextmanager
-def working(what: str) -> Iterator[None]:
-    """Say on a terminal what is being done, and for how long: for work that takes a while."""
+def working(what: str) -> Iterator[Callable[[str], None]]:
+    """Say on a terminal what is being done, for as long as it takes; yields what says more."""
     console = Console(stderr=True)
     if not console.is_terminal:
-        yield
+        yield lambda progress: None
         return
-    with console.status(what):
-        yield
+    with console.status(what) as status:
+        yield lambda progress: status.update(f"{what}: {progress}")
 
 
 def note(text: str) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from itertools import islice
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
@@ -24,6 +24,7 @@ from kvstore.cli.options import (
     StartOption,
     StoreArgument,
     iso,
+    one_of,
     open_to_read,
     to_bytes,
     to_json,
@@ -32,9 +33,10 @@ from kvstore.cli.options import (
     to_time,
 )
 from kvstore.cli.output import note, print_figures, print_json, print_line, print_raw
-from kvstore.errors import UsageError
 from kvstore.feeds import changes_json_lines
 from kvstore.timestamp import TimeLike
+
+IMAGES: Final[tuple[Images, ...]] = ("none", "delta", "pre", "post", "pre+post")
 
 KeyArgument = Annotated[str, typer.Argument(metavar="KEY", help="The key.", show_default=False)]
 
@@ -166,8 +168,8 @@ def changes(
 ) -> None:
     """Print what changed, as JSON lines in time order; bounds are written as --encoding says.
 
-    With --follow it looks again and again at what the service has written, until interrupted. The
-    history it needs must be kept meanwhile: a store that collects garbage needs a hold.
+    With --follow it looks again and again at what a service has written, until interrupted.
+    What it has not read yet must be kept so long: garbage collection does not know of it.
 
     \b
     Examples:
@@ -176,7 +178,7 @@ def changes(
       kvstore changes flights.db --since 2013-06-01T00:00Z --follow | jq .key
     """
     span = to_span(encoding, start=start, end=end, prefix=prefix)
-    wanted: Images = _images(images)
+    wanted = one_of("--images", images, IMAGES)
     position: TimeLike | None = to_time(since)
     while True:
         with open_to_read(store) as opened:
@@ -202,10 +204,3 @@ def stats(store: StoreArgument, as_json: JsonOption = False) -> None:
         figures = opened.stats()
     frontiers = {name: iso(figures[name]) for name in ("since", "upper", "durable")}
     print_figures({**figures, **frontiers}, as_json=as_json)
-
-
-def _images(text: str) -> Images:
-    for known in ("none", "delta", "pre", "post", "pre+post"):
-        if text == known:
-            return known
-    raise UsageError(f"--images {text}", "pass none, delta, pre, post or pre+post")

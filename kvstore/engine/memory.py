@@ -66,6 +66,9 @@ from kvstore.limits import JOURNAL_COMPACT_BYTES, MEMORY_BATCH_IN_PLACE_MAX
 
 _DATA: Final = FAMILY_NUMBERS[DATA]
 
+_OPEN_HERE: Final[set[str]] = set()
+"""Directories that this process has open: tells its own lock from another's, in a message."""
+
 
 class MemoryEngine:
     """The store's families in memory; with a `path`, also in a journal there."""
@@ -228,6 +231,8 @@ class MemoryEngine:
             with self._lock:
                 self._state = State()
             if self._journal is not None:
+                assert self.path is not None
+                _OPEN_HERE.discard(str(self.path.resolve()))
                 self._journal.close()
 
     # -- inside ---------------------------------------------------------------------------
@@ -246,7 +251,9 @@ class MemoryEngine:
                 files=files,
             )
         except LockedError as error:
-            raise LockedError(str(path), "another handle, here or in another process") from error
+            here = str(path.resolve()) in _OPEN_HERE
+            raise LockedError(str(path), "this process" if here else "another process") from error
+        _OPEN_HERE.add(str(path.resolve()))
         self._compacted = journal.recovery.snapshot or 0
         return journal
 

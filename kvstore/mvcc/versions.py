@@ -148,14 +148,18 @@ class Versions:
             stamps=stamps,
         )
 
-    def export(self, *, since: int, upto: int) -> tuple[Iterator[VersionColumns], Tombstones]:
-        """All point versions in `(since, upto]` in columns, and the range tombstones by start."""
+    def export(
+        self, *, since: int, upto: int, start: bytes = b""
+    ) -> tuple[Iterator[VersionColumns], Tombstones]:
+        """All point versions in `(since, upto]` in columns, and the range tombstones by start:
+        of the keys, and of the tombstones' starts, that lie at or above `start`."""
         fragments, stamps = self.view
-        cursor = self._cursor(Span())
+        cursor = self._cursor(Span(start))
         columns = version_columns(
             cursor, since=since, upto=upto, stamps=stamps, fragments=fragments
         )
-        return columns, fragments.tombstones(Span(), since=since, upto=upto)
+        tombstones = fragments.tombstones(Span(), since=since, upto=upto)
+        return columns, [found for found in tombstones if found.start >= start]
 
     def imported_keys(self, span: Span, reference: bytes) -> Iterator[tuple[bytes, bytes | None]]:
         """Keys of `span` that an import wrote, with its values. One pass over the span."""

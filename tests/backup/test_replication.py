@@ -23,6 +23,8 @@ from kvstore.mvcc import WriteSet
 from kvstore.replica import ReplicaCommitter
 from tests.backup.histories import change, staged_import, versions
 
+pytestmark = pytest.mark.usefixtures("each_engine")
+
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[kvstore.Store]:

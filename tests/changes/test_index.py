@@ -23,6 +23,8 @@ from kvstore.store import Store
 from kvstore.timestamp import TIMESTAMP_MAX
 from tests.harness.strategies import bounds, ops, rows
 
+pytestmark = pytest.mark.usefixtures("each_engine")
+
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[Store]:

@@ -19,6 +19,8 @@ from kvstore.changes.event import IMAGES, Event
 from kvstore.errors import HistoryGoneError, NotYetWrittenError, UsageError
 from tests.feed.replica import add_import
 
+pytestmark = pytest.mark.usefixtures("each_engine")
+
 UPDATE, ROW_DELETE, RANGE_DELETE = (
     Operation.UPDATE,
     Operation.ROW_DELETE,

@@ -24,6 +24,8 @@ from kvstore.errors import (
     UsageError,
 )
 
+pytestmark = pytest.mark.usefixtures("each_engine")
+
 WAIT_S = 30.0
 
 

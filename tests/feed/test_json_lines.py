@@ -13,6 +13,8 @@ from kvstore.errors import ClosedError, UsageError
 from kvstore.feeds.lines import changes_json_lines
 from tests.feed.replica import add_import
 
+pytestmark = pytest.mark.usefixtures("each_engine")
+
 
 def test_lines_say_what_events_say(tmp_path: Path) -> None:
     with kvstore.open(tmp_path / "s", durability="async") as store:

@@ -18,6 +18,8 @@ from kvstore.engine import CHANGES
 from kvstore.errors import CorruptionError, EventsMissingError
 from kvstore.feeds.quiescent import Audit
 
+pytestmark = pytest.mark.usefixtures("each_engine")
+
 
 def epoch(begin: int, end: int, events: int, *, quiescent: bool = True, domain: int = 7) -> Epoch:
     return Epoch(domain, begin, end, events, Timestamp(end * 10), quiescent)

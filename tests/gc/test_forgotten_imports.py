@@ -10,6 +10,8 @@ import bulk
 import kvstore
 from kvstore.errors import HistoryGoneError
 
+pytestmark = pytest.mark.usefixtures("each_engine")
+
 
 def test_an_import_that_was_collected_is_not_added_again(tmp_path: Path) -> None:
     made = bulk.Import.create(tmp_path / "staged", import_id=7)

@@ -14,6 +14,8 @@ from kvstore.errors import UsageError, WriteTooOldError
 from kvstore.mvcc import Lifetime, Versions, WriteSet
 from kvstore.timestamp import TIMESTAMP_MAX
 
+pytestmark = pytest.mark.usefixtures("each_engine")
+
 
 @pytest.fixture
 def versions(tmp_path: Path) -> Iterator[Versions]:

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from backup.shard import batch as batch_module
+from backup.shard import part as part_module
 from backup.shard.batch import BatchDesc, delete_batch, part_names, read_batches, write_batch
 from backup.shard.blob import FileBlob, MemoryBlob
 from backup.shard.faults import FaultRates, FaultyBlob, Weather
@@ -138,7 +138,7 @@ def test_no_rows_make_a_batch_without_parts() -> None:
 
 
 def test_a_failing_source_leaves_no_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batch_module, "PART_BYTES_MAX", 1)
+    monkeypatch.setattr(part_module, "PART_BYTES_MAX", 1)
     blob = MemoryBlob()
 
     def failing() -> Iterator[pa.RecordBatch]:
@@ -157,7 +157,7 @@ def test_a_failing_source_leaves_no_parts(monkeypatch: pytest.MonkeyPatch) -> No
 def test_a_large_batch_is_cut_into_parts_and_row_groups_in_order(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(batch_module, "PART_BYTES_MAX", 10 << 20)
+    monkeypatch.setattr(part_module, "PART_BYTES_MAX", 10 << 20)
     blob = MemoryBlob()
     rows = numbered(ROW_GROUP_ROWS_MAX * 3)
     batch = write(blob, rows, size=10_000)

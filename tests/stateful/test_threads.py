@@ -21,6 +21,8 @@ from kvstore.errors import HistoryGoneError, KVStoreError
 from kvstore.store import Store
 from tests.harness.rows import apply
 
+pytestmark = pytest.mark.usefixtures("each_engine")
+
 KEYS = [b"k%d" % number for number in range(10)]
 ROUNDS = 60
 

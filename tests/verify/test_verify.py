@@ -28,6 +28,8 @@ from kvstore.errors import CorruptionError
 from kvstore.timestamp import Timestamp
 from kvstore.verify import report
 
+pytestmark = pytest.mark.usefixtures("each_engine")
+
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[Store]:
@@ -250,7 +252,7 @@ def test_all_problems_are_listed_up_to_a_bound(
 
 
 def test_damaged_block_ends_the_pass_and_is_a_problem(tmp_path: Path) -> None:
-    with kvstore.open(tmp_path / "db", durability="async") as store:
+    with kvstore.open(tmp_path / "db", "rocksdb", durability="async") as store:
         with store.batch() as batch:
             for number in range(2000):
                 batch.put(b"%05d" % number, b"%d" % number * 50)

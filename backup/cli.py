@@ -1,0 +1,333 @@
+"""`kvstore backup`: run, list, show, verify, compact, expire, restore, replicate, promote.
+
+A collection is a path or a URL (`s3://`, `gs://`, `az://`). An encrypted one is opened with the
+passphrase in the environment variable KVSTORE_PASSPHRASE, or with `--key-file`.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import typer
+
+import backup
+from backup.collection import BackupInfo, Collection
+from backup.source import Stop
+from backup.verify import Depth
+from kvstore.cli.exits import NOT_FOUND
+from kvstore.cli.options import (
+    AsOfOption,
+    Encoding,
+    EncodingOption,
+    EndOption,
+    JsonOption,
+    PrefixOption,
+    StartOption,
+    StoreArgument,
+    iso,
+    one_of,
+    open_to_read,
+    open_to_write,
+    to_duration,
+    to_span,
+    to_time,
+)
+from kvstore.cli.output import note, print_figures, print_json, print_table, working
+from kvstore.errors import CorruptionError
+from kvstore.opening import engine_at
+from kvstore.store import Store
+
+PASSPHRASE: Final = "KVSTORE_PASSPHRASE"  # a name, not a secret
+
+_DEPTHS: Final[tuple[Depth, ...]] = ("files", "checksums", "contents")
+
+app = typer.Typer(
+    help="Back a store up, and restore it as of any instant.\n\n"
+    f"Encrypted collections take the passphrase in {PASSPHRASE}, or a --key-file.",
+    no_args_is_help=True,
+    add_completion=False,
+)
+
+CollectionArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="COLLECTION", help="A path, s3://, gs:// or az:// URL.", show_default=False
+    ),
+]
+KeyFileOption = Annotated[
+    Path | None,
+    typer.Option(help="File with the key: 32 bytes, or 64 hex digits.", show_default=False),
+]
+
+
+@app.command()
+def run(
+    store: StoreArgument,
+    collection: CollectionArgument,
+    full: Annotated[
+        bool, typer.Option("--full", help="Begin a new chain beside the present one.")
+    ] = False,
+    token: Annotated[
+        str | None,
+        typer.Option(help="Name of this backup: run again with it, it is done once."),
+    ] = None,
+    max_age: Annotated[
+        str | None,
+        typer.Option(metavar="AGE", help="The store may drop the history after: 12h, 30d."),
+    ] = None,
+    key_file: KeyFileOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Back up what was committed since the last time; the first backup is full.
+
+    A store that a service has open is backed up in that service: Collection.backup(store).
+
+    \b
+    Examples:
+      kvstore backup run flights.db /backups/flights
+      kvstore backup run flights.db s3://bucket/flights --token "$(date +%F)"
+    """
+    age = None if max_age is None else to_duration(max_age)
+    with working(f"backing up {store}"), open_to_write(store) as opened:
+        info = _open(collection, key_file).backup(opened, full=full, token=token, max_age=age)
+    print_figures(_info(info), as_json=as_json)
+
+
+@app.command(name="list")
+def list_(
+    collection: CollectionArgument, key_file: KeyFileOption = None, as_json: JsonOption = False
+) -> None:
+    """List the backups of a collection, oldest first.
+
+    \b
+    Examples:
+      kvstore backup list /backups/flights
+      kvstore backup list /backups/flights --json | jq .upper
+    """
+    found = _open(collection, key_file).list()
+    if as_json:
+        for info in found:
+            print_json(_info(info))
+        return
+    print_table(
+        ["from", "up to", "rows", "bytes", "parts"],
+        [[iso(i.lower), iso(i.upper), f"{i.rows:,}", f"{i.bytes:,}", str(i.parts)] for i in found],
+    )
+
+
+@app.command()
+def show(
+    collection: CollectionArgument, key_file: KeyFileOption = None, as_json: JsonOption = False
+) -> None:
+    """Show what a collection covers, its size, and what a disaster now would lose.
+
+    \b
+    Examples:
+      kvstore backup show /backups/flights
+    """
+    found = _open(collection, key_file).show()
+    fields = {**found._asdict(), "since": iso(found.since), "upper": iso(found.upper)}
+    print_figures(fields, as_json=as_json)
+
+
+@app.command()
+def verify(
+    collection: CollectionArgument,
+    depth: Annotated[
+        str,
+        typer.Option(help="files are there; checksums match; contents are the store's."),
+    ] = "checksums",
+    store: Annotated[
+        Path | None,
+        typer.Option(help="With --depth contents: the store to compare with.", show_default=False),
+    ] = None,
+    key_file: KeyFileOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Prove that what was backed up is there. Exits with 1 if it is not.
+
+    \b
+    Examples:
+      kvstore backup verify /backups/flights
+      kvstore backup verify /backups/flights --depth contents --store flights.db
+    """
+    wanted = one_of("--depth", depth, _DEPTHS)
+    with ExitStack() as stack:
+        stack.enter_context(working(f"reading {collection}"))
+        opened = None if store is None else stack.enter_context(open_to_read(store))
+        try:
+            report = _open(collection, key_file).verify(wanted, opened)
+        except CorruptionError as error:
+            note(str(error))
+            raise typer.Exit(NOT_FOUND) from error
+    print_figures({"ok": True, **report._asdict()}, as_json=as_json)
+
+
+@app.command()
+def compact(collection: CollectionArgument, key_file: KeyFileOption = None) -> None:
+    """Merge the backups of the newest chain into one. All instants stay restorable.
+
+    \b
+    Examples:
+      kvstore backup compact /backups/flights
+    """
+    with working(f"compacting {collection}"):
+        _open(collection, key_file).compact()
+
+
+@app.command()
+def expire(
+    collection: CollectionArgument,
+    keep: Annotated[
+        str | None,
+        typer.Option(metavar="AGE", help="Keep this long: 12h, 30d, 4w.", show_default=False),
+    ] = None,
+    before: Annotated[
+        str | None,
+        typer.Option(metavar="TIME", help="Give up instants before.", show_default=False),
+    ] = None,
+    key_file: KeyFileOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Give up old instants and free their space; prints the oldest that can be restored.
+
+    \b
+    Examples:
+      kvstore backup expire /backups/flights --keep 90d
+    """
+    age = None if keep is None else to_duration(keep)
+    with working(f"expiring {collection}"):
+        since = _open(collection, key_file).expire(to_time(before), keep=age)
+    print_figures({"since": iso(since)}, as_json=as_json)
+
+
+@app.command()
+def restore(
+    collection: CollectionArgument,
+    path: Annotated[
+        Path,
+        typer.Argument(metavar="PATH", help="Where the store is to be; new.", show_default=False),
+    ],
+    as_of: AsOfOption = None,
+    prefix: PrefixOption = None,
+    start: StartOption = None,
+    end: EndOption = None,
+    state_only: Annotated[
+        bool, typer.Option("--state-only", help="Without history: what was alive then.")
+    ] = False,
+    into: Annotated[
+        bool, typer.Option("--into", help="PATH is a live store: import into it, at one time.")
+    ] = False,
+    encoding: EncodingOption = Encoding.TEXT,
+    key_file: KeyFileOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Restore a store as of any instant that the collection covers, whole or a part.
+
+    \b
+    Examples:
+      kvstore backup restore /backups/flights restored.db
+      kvstore backup restore /backups/flights june.db --as-of 2013-06-01T00:00Z
+      kvstore backup restore /backups/flights flights.db --into --prefix AA
+    """
+    span = to_span(encoding, start=start, end=end, prefix=prefix)
+    bounds: dict[str, Any] = {"start": span.start, "end": span.end}
+    source = _open(collection, key_file)
+    with working(f"restoring {path}"):
+        if into:
+            with open_to_write(path) as opened:
+                stamp = source.restore_into(opened, to_time(as_of), **bounds)
+        else:
+            stamp = source.restore(path, to_time(as_of), history=not state_only, **bounds)
+    print_figures({"timestamp": iso(stamp)}, as_json=as_json)
+
+
+@app.command()
+def replicate(
+    source: Annotated[
+        str,
+        typer.Argument(
+            metavar="SOURCE", help="A store's directory, or a collection.", show_default=False
+        ),
+    ],
+    target: Annotated[
+        Path,
+        typer.Argument(metavar="STANDBY", help="The replica; made if missing.", show_default=False),
+    ],
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Go on until interrupted (SIGINT, SIGTERM).")
+    ] = False,
+    max_age: Annotated[
+        str | None,
+        typer.Option(
+            metavar="AGE",
+            help="The source store may drop the history after: 12h, 30d.",
+            show_default=False,
+        ),
+    ] = None,
+    key_file: KeyFileOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Bring a standby store up to a store or its collection, version for version.
+
+    It resumes where it stood, whichever side crashed. `promote` makes it an ordinary store.
+
+    \b
+    Examples:
+      kvstore backup replicate /backups/flights standby.db --follow
+      kvstore backup replicate flights.db standby.db
+    """
+    age = None if max_age is None else to_duration(max_age)
+    with ExitStack() as stack:
+        origin: Store | Collection
+        if engine_at(Path(source)) is None:
+            origin = _open(source, key_file)
+        else:
+            origin = stack.enter_context(open_to_write(Path(source)))
+        stack.enter_context(working(f"copying {source}"))
+        stop = _stop_on_signals() if follow else None
+        upper = backup.replicate(origin, target, follow, stop=stop, max_age=age)
+    print_figures({"upper": iso(upper)}, as_json=as_json)
+
+
+@app.command()
+def promote(
+    standby: Annotated[
+        Path, typer.Argument(metavar="STANDBY", help="The replica.", show_default=False)
+    ],
+) -> None:
+    """Make a standby an ordinary store, which takes writes and follows nothing any more.
+
+    \b
+    Examples:
+      kvstore backup promote standby.db
+    """
+    with open_to_write(standby) as opened:
+        opened.promote()
+
+
+def _stop_on_signals() -> Stop:
+    """Asked to end, a follower ends in order, with what it has."""
+    stop = Stop()
+
+    def on_signal(*_: object) -> None:
+        # From a thread: the handler may have interrupted whoever holds the locks that this needs.
+        threading.Thread(target=stop.set).start()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, on_signal)
+    return stop
+
+
+def _open(collection: str, key_file: Path | None) -> Collection:
+    passphrase = None if key_file is not None else os.environ.get(PASSPHRASE)
+    return Collection(collection, passphrase, key_file=key_file)
+
+
+def _info(info: BackupInfo) -> dict[str, Any]:
+    return {**info._asdict(), "lower": iso(info.lower), "upper": iso(info.upper)}

@@ -1,0 +1,150 @@
+"""Progress of a large backup: which parts of its window are uploaded, so that a crash costs one.
+
+    blob "progress/<chain>/<lower>-<upper>-<attempt>/<number>.json" :=
+        {"format": 1, "part": as in a shard's state, "key": hex, "timestamp", "op"}
+
+A backup that fills more than one part writes a record after each full one: the part, and the last
+row in it. The next backup of the same window takes those parts and goes on behind that row.
+
+Invariants
+1. A record is written after its part, under a name that is never used twice.
+2. The window is fixed by the name; what the source says of it does not change while a hold below
+   `upper` keeps it. Where the hold was lost, the records are not used.
+3. Record n + 1 of an attempt begins where record n ends. Two scripts on one attempt cannot both
+   write it: the second gives up recording, not its backup.
+4. A part that is recorded is deleted by no backup: another may have taken it. What is left of
+   those that lost is found by a scrub, once their window has been backed up.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Iterator
+from contextlib import suppress
+from functools import partial
+from typing import Any, Final, NamedTuple
+
+import pyarrow as pa
+
+from backup.export import Position
+from backup.shard import Blob, Part
+from backup.shard.blob import reading
+from backup.shard.codec import decode_part, encode_part
+from kvstore.errors import DeterminateError, FormatVersionError, IndeterminateError, UsageError
+
+PROGRESS_FORMAT: Final = 1
+
+_ROOT = "progress"
+
+
+class Record(NamedTuple):
+    """A part that is uploaded, and the last row in it."""
+
+    part: Part
+    last: Position
+
+
+class Attempt:
+    """One upload of the window `[lower, upper)`, perhaps begun by a process that is gone."""
+
+    def __init__(self, blob: Blob, chain: str, name: str, records: list[Record]) -> None:
+        self._blob = blob
+        self._folder = f"{_ROOT}/{chain}/{name}"
+        self._next = len(records)
+        self._is_recording = True
+        lower, upper, _ = name.split("-")
+        self.lower, self.upper = int(lower), int(upper)
+        self.parts = tuple(record.part for record in records)
+        self.after = records[-1].last if records else None
+        self.recorded = {part.name for part in self.parts}
+
+    @classmethod
+    def begin(cls, blob: Blob, chain: str, lower: int, upper: int) -> Attempt:
+        """A new one. Nothing is written until a part is full."""
+        return cls(blob, chain, f"{lower}-{upper}-{secrets.token_hex(6)}", [])
+
+    def record(self, part: Part, last: pa.RecordBatch) -> bool:
+        """Write down that `part` is uploaded; its last row is `last`. False if others did."""
+        if not self._is_recording:
+            return False
+        key, timestamp, op = (last.column(name)[0].as_py() for name in ("key", "timestamp", "op"))
+        fields = {
+            "format": PROGRESS_FORMAT,
+            "part": encode_part(part),
+            "key": key.hex(),
+            "timestamp": timestamp,
+            "op": op,
+        }
+        name = f"{self._folder}/{self._next:06}.json"
+        # It may be there although the call failed: then the part must not be deleted.
+        self.recorded.add(part.name)
+        try:
+            self._blob.put(name, json.dumps(fields, sort_keys=True).encode())
+        except (UsageError, DeterminateError, IndeterminateError):
+            self._is_recording = False
+            return True
+        self._next += 1
+        return True
+
+
+def find(blob: Blob, chain: str, lower: int) -> Attempt | None:
+    """The attempt at the window from `lower` on that came farthest; None if there is none."""
+    found = [
+        Attempt(blob, chain, name, records)
+        for name, numbers in _attempts(blob, chain).items()
+        if int(name.split("-")[0]) == lower and (records := _records(blob, chain, name, numbers))
+    ]
+    return max(found, key=lambda attempt: len(attempt.parts), default=None)
+
+
+def forget(blob: Blob, chain: str, *, below: int | None = None) -> None:
+    """Delete the records of windows that begin below `below`; all of the chain's by default."""
+    for name, numbers in _attempts(blob, chain).items():
+        if below is None or int(name.split("-")[0]) < below:
+            # The first goes last: an attempt without it is none.
+            for number in sorted(numbers, reverse=True):
+                # What stays is outdated by its window, and goes next time.
+                with suppress(DeterminateError, IndeterminateError):
+                    blob.delete(f"{_ROOT}/{chain}/{name}/{number:06}.json")
+
+
+def pending_parts(blob: Blob, chain: str, lower: int) -> set[str]:
+    """Names of the parts that a next backup from `lower` on may take."""
+    return {
+        record.part.name
+        for name, numbers in _attempts(blob, chain).items()
+        if int(name.split("-")[0]) == lower
+        for record in _records(blob, chain, name, numbers)
+    }
+
+
+def _attempts(blob: Blob, chain: str) -> dict[str, list[int]]:
+    """The numbers of the records of each attempt. One listing."""
+    found: dict[str, list[int]] = {}
+    for info in reading(lambda: list(blob.list(f"{_ROOT}/{chain}/"))):
+        *_, attempt, file = info.name.split("/")
+        found.setdefault(attempt, []).append(int(file.partition(".")[0]))
+    return found
+
+
+def _records(blob: Blob, chain: str, name: str, numbers: list[int]) -> list[Record]:
+    """The records of one attempt, as far as none is missing and their parts are there."""
+    return list(_whole(blob, f"{_ROOT}/{chain}/{name}", sorted(numbers)))
+
+
+def _whole(blob: Blob, folder: str, numbers: list[int]) -> Iterator[Record]:
+    for expected, number in enumerate(numbers):
+        where = f"{folder}/{number:06}.json"
+        data = reading(partial(blob.get, where))
+        if data is None or number != expected:
+            return
+        fields: dict[str, Any] = json.loads(data)
+        if fields["format"] != PROGRESS_FORMAT:
+            raise FormatVersionError(where, found=fields["format"], supported=PROGRESS_FORMAT)
+        part = decode_part(fields["part"])
+        if reading(partial(blob.size, part.name)) != part.size:
+            return
+        yield Record(
+            part, Position(bytes.fromhex(fields["key"]), fields["timestamp"], fields["op"])
+        )

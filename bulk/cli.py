@@ -1,0 +1,135 @@
+"""`kvstore import`: a staged import, or files without Spark, at one timestamp."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Annotated, Final
+
+import pyarrow as pa
+import typer
+
+from bulk.files import file_rows, format_of
+from bulk.ingest import INGEST_DIRECTORY, OnConflict, ingest
+from bulk.sort import Duplicates, sorted_batches
+from bulk.staged import Import
+from bulk.staging import Manifest, read_manifest
+from kvstore.cli.options import JsonOption, StoreArgument, iso, one_of, open_to_write
+from kvstore.cli.output import print_figures, working
+from kvstore.store import Store
+from kvstore.timestamp import Timestamp
+
+ROWS_PER_PART: Final = 2_000_000
+"""Rows of one SST: a few hundred megabytes, what RocksDB likes to open and compact."""
+
+_ON_CONFLICT: Final[tuple[OnConflict, ...]] = ("overwrite", "error")
+_DUPLICATES: Final[tuple[Duplicates, ...]] = ("error", "last")
+
+app = typer.Typer(add_completion=False)
+
+
+@app.command(name="import")
+def import_(
+    store: StoreArgument,
+    sources: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="SOURCE",
+            help="One staging directory, or files: .parquet, .csv, .arrow, .feather.",
+            show_default=False,
+        ),
+    ],
+    key: Annotated[str, typer.Option(metavar="COLUMN", help="Column of the keys.")] = "key",
+    value: Annotated[str, typer.Option(metavar="COLUMN", help="Column of the values.")] = "value",
+    on_conflict: Annotated[
+        str, typer.Option(help="overwrite, or error: refuse to cover keys that are alive.")
+    ] = "overwrite",
+    duplicates: Annotated[
+        str, typer.Option(help="Files with a key twice: error, or last: the last row counts.")
+    ] = "error",
+    move: Annotated[
+        bool, typer.Option("--move", help="Take the files of a staging directory away.")
+    ] = False,
+    create: Annotated[
+        bool, typer.Option("--create", help="Make the store if there is none.")
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Load many rows at once: all become visible at one time, which is printed.
+
+    Files are sorted first, in about 1 GB of memory; what does not fit goes to the store's disk.
+    Importing a staging directory twice does it once.
+
+    \b
+    Examples:
+      kvstore import flights.db staged/
+      kvstore import flights.db 2013-*.parquet --key flight --value row
+      kvstore import new.db rows.csv --create --on-conflict error
+    """
+    conflict = one_of("--on-conflict", on_conflict, _ON_CONFLICT)
+    twice = one_of("--duplicates", duplicates, _DUPLICATES)
+    staged = len(sources) == 1 and sources[0].is_dir()
+    if not staged:
+        for source in sources:
+            format_of(source)
+    with open_to_write(store, create="rocksdb" if create else None) as opened:
+        if staged:
+            with working(f"importing {sources[0]}"):
+                manifest = read_manifest(sources[0])
+                stamp = ingest(opened, sources[0], on_conflict=conflict, move=move)
+        else:
+            with working(f"importing into {store}") as progress:
+                rows = file_rows(sources, key=key, value=value)
+                counted = _counted(rows, progress)
+                manifest, stamp = _import_rows(opened, counted, conflict, twice)
+    _tell(manifest, stamp, as_json)
+
+
+def _import_rows(
+    store: Store, rows: Iterator[pa.RecordBatch], conflict: OnConflict, twice: Duplicates
+) -> tuple[Manifest, Timestamp]:
+    """Sort, stage and add rows. Everything on the way lies in the store's `ingest/`."""
+    assert store.path is not None, "the command line opens stores by their path"
+    place = store.path / INGEST_DIRECTORY
+    place.mkdir(exist_ok=True)
+    directory = Path(tempfile.mkdtemp(prefix="import-", dir=place))
+    try:
+        made = Import.create(directory / "staged")
+        ordered = sorted_batches(rows, directory / "sorting", duplicates=twice)
+        batch = next(ordered, None)
+        while batch is not None:
+            with made.writer() as writer:
+                taken = 0
+                while batch is not None and taken < ROWS_PER_PART:
+                    writer.write(batch)
+                    taken += batch.num_rows
+                    batch = next(ordered, None)
+        manifest = made.seal()
+        return manifest, ingest(store, made.staging, on_conflict=conflict, move=True)
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def _counted(
+    rows: Iterator[pa.RecordBatch], progress: Callable[[str], None]
+) -> Iterator[pa.RecordBatch]:
+    total = 0
+    for batch in rows:
+        yield batch
+        total += batch.num_rows
+        progress(f"{total:,} rows read")
+
+
+def _tell(manifest: Manifest, stamp: Timestamp, as_json: bool) -> None:
+    print_figures(
+        {
+            "timestamp": iso(stamp),
+            "import_id": f"{manifest.import_id:016x}",
+            "rows": manifest.rows,
+            "bytes": manifest.size_bytes,
+            "parts": len(manifest.parts),
+        },
+        as_json=as_json,
+    )

@@ -1,0 +1,124 @@
+"""Rows of files that others wrote (Parquet, CSV, Arrow), as the key and value of an import.
+
+Read batch by batch: a file need not fit in memory. Columns are binary or text, which becomes its
+UTF-8 bytes; other types are refused, since there is more than one way to write a number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final, Literal, TypeAlias
+
+import pyarrow as pa
+import pyarrow.csv as pa_csv
+import pyarrow.parquet as pq
+
+from kvstore.errors import StorageError, UsageError
+from kvstore.limits import ARROW_ROWS_MAX
+
+FileFormat: TypeAlias = Literal["parquet", "csv", "arrow"]
+
+_SUFFIXES: Final[dict[str, FileFormat]] = {
+    ".parquet": "parquet",
+    ".pq": "parquet",
+    ".csv": "csv",
+    ".arrow": "arrow",
+    ".feather": "arrow",
+    ".ipc": "arrow",
+}
+_CSV_BLOCK_BYTES: Final = 8 << 20
+_SCHEMA: Final = pa.schema([("key", pa.binary()), ("value", pa.binary())])
+
+
+def format_of(path: Path) -> FileFormat:
+    """The format that a file's name tells. Raises `UsageError`."""
+    found = _SUFFIXES.get(path.suffix.lower())
+    if found is None:
+        raise UsageError(f"{path}: unknown kind of file", f"name it one of {', '.join(_SUFFIXES)}")
+    return found
+
+
+def file_rows(paths: Iterable[Path], *, key: str, value: str) -> Iterator[pa.RecordBatch]:
+    """Batches with the binary columns `key` and `value`, from the columns named so in each file.
+
+    In the order of the files and of the rows in them. Raises `UsageError` if a file cannot be
+    read, or has no such column, or one of another type.
+    """
+    for path in paths:
+        opener = {"parquet": _parquet, "csv": _csv, "arrow": _arrow}[format_of(path)]
+        with _translated(path):
+            for batch in opener(path, key, value):
+                columns = [_binary(batch, name, path) for name in (key, value)]
+                yield pa.RecordBatch.from_arrays(columns, schema=_SCHEMA)
+
+
+def _parquet(path: Path, key: str, value: str) -> Iterator[pa.RecordBatch]:
+    with pq.ParquetFile(path) as file:
+        _require_columns(path, file.schema_arrow.names, key, value)
+        yield from file.iter_batches(batch_size=ARROW_ROWS_MAX, columns=_distinct(key, value))
+
+
+def _csv(path: Path, key: str, value: str) -> Iterator[pa.RecordBatch]:
+    read = pa_csv.ReadOptions(block_size=_CSV_BLOCK_BYTES)
+    # As bytes, so that no digit is lost to a guess at a type.
+    convert = pa_csv.ConvertOptions(
+        column_types={key: pa.binary(), value: pa.binary()}, strings_can_be_null=False
+    )
+    with pa_csv.open_csv(path, read_options=read, convert_options=convert) as reader:
+        _require_columns(path, reader.schema.names, key, value)
+        yield from reader
+
+
+def _arrow(path: Path, key: str, value: str) -> Iterator[pa.RecordBatch]:
+    with pa.memory_map(str(path)) as source:
+        try:
+            file = pa.ipc.open_file(source)
+        except pa.ArrowInvalid:
+            source.seek(0)
+            stream = pa.ipc.open_stream(source)
+            _require_columns(path, stream.schema.names, key, value)
+            yield from stream
+            return
+        _require_columns(path, file.schema.names, key, value)
+        for number in range(file.num_record_batches):
+            yield file.get_batch(number)
+
+
+def _binary(batch: pa.RecordBatch, name: str, path: Path) -> pa.Array:
+    column = batch.column(name)
+    if pa.types.is_dictionary(column.type):
+        column = column.dictionary_decode()
+    kind = column.type
+    if not (
+        pa.types.is_binary(kind)
+        or pa.types.is_large_binary(kind)
+        or pa.types.is_fixed_size_binary(kind)
+        or pa.types.is_string(kind)
+        or pa.types.is_large_string(kind)
+    ):
+        raise UsageError(f"{path}: column {name} is {kind}", "write it as text or binary first")
+    return column.cast(pa.binary())
+
+
+def _distinct(key: str, value: str) -> list[str]:
+    return list(dict.fromkeys((key, value)))
+
+
+def _require_columns(path: Path, names: list[str], key: str, value: str) -> None:
+    for name in (key, value):
+        if name not in names:
+            raise UsageError(f"{path} has no column {name!r}", f"choose from {', '.join(names)}")
+
+
+@contextmanager
+def _translated(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        raise UsageError(f"{path} cannot be read: {error}", "check the file") from error
+    except FileNotFoundError as error:
+        raise UsageError(f"{path} is not there", "check the path") from error
+    except OSError as error:
+        raise StorageError(f"reading {path} failed: {error}", "look at the disk") from error

@@ -1,0 +1,1 @@
+"""Jobs over a collection, spread over Spark's cores: `python -m spark_connector.jobs.<name>`."""

@@ -1,0 +1,122 @@
+"""Row groups of a collection's parts: what their statistics say, and what is read of them.
+
+Statistics may be wider than what is inside, never narrower: who skips a row group by them loses
+nothing.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from backup.shard import OP_DELETE_RANGE, Part
+from kvstore.mvcc import Cover
+from kvstore.span import Span
+
+
+class Group(NamedTuple):
+    """One row group: where it is and what its statistics say; None is unknown."""
+
+    file: pq.ParquetFile
+    number: int
+    first: bytes | None
+    last: bytes | None
+    oldest: int
+    newest: int
+    op_min: int
+    op_max: int
+    rows: int
+    size_bytes: int
+    drop_below: int
+
+    def may_hold(self, span: Span) -> bool:
+        """Whether a key of `span` can be in it."""
+        above = self.last is not None and self.last < span.start
+        below = self.first is not None and span.end is not None and self.first >= span.end
+        return not above and not below
+
+    def begins_before(self, end: bytes | None) -> bool:
+        """Whether a key below `end` may be in it: where a range delete into a span can begin."""
+        return self.first is None or end is None or self.first < end
+
+    def lies_in(self, span: Span) -> bool:
+        """Whether all its keys surely are in `span`."""
+        if self.first is None or self.last is None:
+            return False
+        return span.start <= self.first and (span.end is None or self.last < span.end)
+
+    def read(self, columns: Sequence[str]) -> pa.Table:
+        """Those columns of its rows, in one chunk each."""
+        return self.file.read_row_group(self.number, columns=list(columns)).combine_chunks()
+
+
+def row_group(part: Part, file: pq.ParquetFile, index: int) -> Group:
+    """One row group of a part, by its footer."""
+    found = file.metadata.row_group(index)
+    columns = {
+        found.column(number).path_in_schema: found.column(number)
+        for number in range(found.num_columns)
+    }
+    keys, times, ops = (columns[name].statistics for name in ("key", "timestamp", "op"))
+    has_keys = keys is not None and keys.has_min_max
+    assert times is not None, "numbers have statistics"
+    assert ops is not None
+    return Group(
+        file=file,
+        drop_below=part.drop_below,
+        number=index,
+        first=keys.min if has_keys else None,
+        last=keys.max if has_keys else None,
+        oldest=times.min,
+        newest=times.max,
+        op_min=ops.min,
+        op_max=ops.max,
+        rows=found.num_rows,
+        size_bytes=found.total_byte_size,
+    )
+
+
+def columns_with(columns: Sequence[str], *more: str) -> list[str]:
+    """The columns, and those of `more` that are not among them."""
+    return [*columns, *(name for name in more if name not in columns)]
+
+
+def points(group: Group, columns: Sequence[str], span: Span, *, since: int, upto: int) -> pa.Table:
+    """The puts and deletes of the window and the span in a row group."""
+    table = group.read(columns)
+    keys, times = table["key"], table["timestamp"]
+    after = max(since, group.drop_below - 1)
+    keep = pc.and_(pc.greater(times, after), pc.less_equal(times, upto))
+    keep = pc.and_(keep, pc.not_equal(table["op"], OP_DELETE_RANGE))
+    if span.start:
+        keep = pc.and_(keep, pc.greater_equal(keys, pa.scalar(span.start, pa.binary())))
+    if span.end is not None:
+        keep = pc.and_(keep, pc.less(keys, pa.scalar(span.end, pa.binary())))
+    return table.filter(keep)
+
+
+def first_of_each_key(table: pa.Table, previous: bytes | None) -> pa.Table:
+    """Of rows with equal keys, which lie together, the first, unless `previous` is its key."""
+    keys = table["key"].combine_chunks()
+    if isinstance(keys, pa.ChunkedArray):
+        keys = keys.chunk(0) if keys.num_chunks else pa.array([], pa.binary())
+    if not len(keys):
+        return table
+    fresh = np.ones(len(keys), dtype=bool)
+    fresh[0] = previous is None or keys[0].as_py() != previous
+    fresh[1:] = pc.not_equal(keys[1:], keys[:-1]).to_numpy(zero_copy_only=False)
+    return table if fresh.all() else table.filter(pa.array(fresh))
+
+
+def uncovered(table: pa.Table, cover: Cover) -> pa.Table:
+    """The rows that no newer range delete covers. One binary search per row."""
+    newest = np.array([0, *cover.newest], dtype=np.int64)
+    at = [bisect.bisect_right(cover.starts, key) for key in table["key"].to_pylist()]
+    keep = newest[np.array(at, dtype=np.int64)] <= table["timestamp"].to_numpy()
+    return table.filter(pa.array(keep))

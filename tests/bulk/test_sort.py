@@ -1,0 +1,66 @@
+"""Sorting in bounded memory gives what sorting in memory would, however small the memory is."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from bulk.sort import sorted_batches
+from kvstore.errors import UsageError
+
+Rows = list[tuple[bytes, bytes]]
+
+SCHEMA = pa.schema([("key", pa.binary()), ("value", pa.binary())])
+
+
+def batch(rows: Rows) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pylist([{"key": k, "value": v} for k, v in rows], schema=SCHEMA)
+
+
+def rows_of(batches: Iterable[pa.RecordBatch]) -> Rows:
+    return [(row["key"], row["value"]) for part in batches for row in part.to_pylist()]
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.lists(st.lists(st.tuples(st.binary(max_size=2), st.binary(max_size=3)), max_size=9)),
+    st.sampled_from([1, 60, 200, 1 << 20]),
+    st.sampled_from(["error", "last"]),
+)
+def test_rows_come_out_sorted_and_in_order_of_arrival_within_a_key(
+    tmp_path: Path, parts: list[Rows], bytes_max: int, duplicates: str
+) -> None:
+    arrived = [row for part in parts for row in part]
+    expected = sorted(arrived, key=lambda row: row[0])
+    if duplicates == "last":
+        expected = sorted(dict(arrived).items())
+    found = sorted_batches(
+        map(batch, parts),
+        tmp_path,
+        duplicates=duplicates,  # type: ignore[arg-type]
+        bytes_max=bytes_max,
+    )
+    assert rows_of(found) == expected
+
+
+def test_what_does_not_fit_goes_to_disk_and_ranges_stay_small(tmp_path: Path) -> None:
+    pick = random.Random(3)
+    rows = [(pick.randbytes(8), b"v" * 92) for _ in range(20_000)]
+    pick.shuffle(rows)
+    parts = [batch(rows[at : at + 500]) for at in range(0, len(rows), 500)]
+    bytes_max = 200_000
+    found = list(sorted_batches(parts, tmp_path, bytes_max=bytes_max))
+    assert rows_of(found) == sorted(rows)
+    assert len(list(tmp_path.glob("run-*.arrow"))) >= 10
+    assert max(part.nbytes for part in found) < bytes_max
+
+
+def test_an_unknown_rule_for_duplicates_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError):
+        list(sorted_batches([], tmp_path, duplicates="first"))  # type: ignore[arg-type]
