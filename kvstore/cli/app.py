@@ -18,7 +18,7 @@ from typing import Any, Final
 import typer
 from typer.core import TyperGroup
 
-from kvstore.cli import journal, read, upkeep, write
+from kvstore.cli import journal, read, tasks, upkeep, write
 from kvstore.cli.exits import HELP, exit_code, from_system
 from kvstore.errors import KVStoreError
 
@@ -63,7 +63,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for _module in (read, write, upkeep):
+for _module in (read, write, upkeep, tasks):
     _module.register(app)
 app.add_typer(journal.app, name="journal")
 

@@ -96,14 +96,21 @@ class RecordError(ValueError):
 
 def encode(incarnation: int, ordinal: int, kind: int, payload: bytes) -> bytes:
     """A record as it stands in a file, with its pair in front. Hot: see `encode_many`."""
-    if len(payload) > PAYLOAD_IN_FIRST:
-        return encode_many(incarnation, ordinal, kind, (payload,))
-    head = _HEAD.pack(incarnation, ordinal, kind, len(payload))
+    length = len(payload)
+    head = _HEAD.pack(incarnation, ordinal, kind, length)
     check = crc32(head)
-    body = _CHECKS.pack(check, crc32(payload, check)) + head + payload
-    if 0xFE not in body or search_pair(body) is None:
-        return _ONE_BLOCK[len(body)] + body
-    return stuff(body)
+    front = _CHECKS.pack(check, crc32(payload, check)) + head
+    if length <= PAYLOAD_IN_FIRST:
+        body = front + payload
+        if 0xFE not in body or search_pair(body) is None:
+            return _ONE_BLOCK[PAYLOAD_AT + length] + body
+    elif length <= _PAYLOAD_IN_TWO and (0xFE not in front or search_pair(front) is None):
+        at = payload.find(b"\xfe")
+        if at < 0 or search_pair(payload, at) is None:
+            rest = length - PAYLOAD_IN_FIRST
+            first = _TWO_BLOCKS + front + payload[:PAYLOAD_IN_FIRST]
+            return first + _DIGITS.pack(rest % RADIX, rest // RADIX) + payload[PAYLOAD_IN_FIRST:]
+    return stuff(front + payload)
 
 
 def encode_many(incarnation: int, ordinal: int, kind: int, payloads: Iterable[bytes]) -> bytes:

@@ -8,10 +8,19 @@ from kvstore.tasks.call import (
     progress_of,
     submit,
 )
-from kvstore.tasks.queue import CONTENT, Modified, QueueSize, Tasks
+from kvstore.tasks.queue import CONTENT, Modified, QueueSize, Tasks, read_tasks
 from kvstore.tasks.state import TaskState
 from kvstore.tasks.task import NewTask, Task, TaskRef
-from kvstore.tasks.worker import Handler, Job, Outcome, Retry, Worker, dead_letters, revive
+from kvstore.tasks.worker import (
+    DEAD_SUFFIX,
+    Handler,
+    Job,
+    Outcome,
+    Retry,
+    Worker,
+    dead_letters,
+    revive,
+)
 
 __all__ = [
     "Tasks",
@@ -30,7 +39,9 @@ __all__ = [
     "arguments_of",
     "handler",
     "progress_of",
+    "read_tasks",
     "submit",
+    "DEAD_SUFFIX",
     "dead_letters",
     "revive",
     "TaskState",

@@ -28,7 +28,8 @@ from typing import NamedTuple
 
 from kvstore.clock import Clock, Timeline, WallClock
 from kvstore.errors import ClosedError, LockedError, UsageError
-from kvstore.journal import OS_FILES, Files, Journal, Sync
+from kvstore.journal import OS_FILES, Files, Journal, Sync, replay
+from kvstore.journal.files import storage_errors
 from kvstore.limits import (
     JOURNAL_COMPACT_BYTES,
     TASK_COMPACT_FACTOR,
@@ -335,6 +336,20 @@ class Tasks:
         """Before a record goes in, never after: what fails then has not been done."""
         self._grown_bytes = 0  # also where it fails: not again at each record
         self._snapshot_bytes = journal.snapshot(self._state.records()).bytes
+
+
+def read_tasks(path: str | os.PathLike[str], *, files: Files = OS_FILES) -> list[Task]:
+    """All tasks of the queue whose journal is in `path`, by queue, as they become available.
+
+    Also beside its owner; nothing is written. Empty where there is no queue. Costs a replay. Raises
+    `RetryableError` if the owner compacted meanwhile, and `JournalDamagedError`.
+    """
+    state, directory = TaskState(), os.path.abspath(os.fspath(path))
+    if not os.path.isdir(directory):
+        return []
+    with storage_errors(directory):
+        replay(files, directory, restore=state.restore, apply=state.apply, content=CONTENT)
+    return sorted(state.tasks.values(), key=lambda task: (task.queue, task.available_at, task.id))
 
 
 def _nanoseconds(seconds: float, *, name: str, least: int) -> int:

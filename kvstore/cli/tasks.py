@@ -1,0 +1,62 @@
+"""Command for the tasks of a store: what waits, what is being done, what was given up."""
+
+from __future__ import annotations
+
+import time
+
+import typer
+
+from kvstore.cli.options import JsonOption, StoreArgument, iso
+from kvstore.cli.output import print_json, print_table
+from kvstore.errors import NotAStoreError
+from kvstore.opening import engine_at
+from kvstore.store import TASKS_DIRECTORY
+from kvstore.tasks import DEAD_SUFFIX, Task, read_tasks
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command()(tasks)
+
+
+def tasks(store: StoreArgument, as_json: JsonOption = False) -> None:
+    """List the tasks of a store with their progress, also while it is in use.
+
+    \b
+    Examples:
+      kvstore tasks flights.db
+      kvstore tasks flights.db --json | jq 'select(.state == "dead")'
+    """
+    if engine_at(store) is None:
+        raise NotAStoreError(str(store), "no store is there", "check the path")
+    now = time.time_ns()
+    found = [_fields(task, now) for task in read_tasks(store / TASKS_DIRECTORY)]
+    if as_json:
+        for fields in found:
+            print_json(fields)
+        return
+    columns = ["queue", "task", "state", "available", "attempt", "progress", "error"]
+    print_table(columns, [[str(fields[name]) for name in columns] for fields in found])
+
+
+def _fields(task: Task, now: int) -> dict[str, object]:
+    return {
+        "queue": task.queue,
+        "task": task.id,
+        "state": _state(task, now),
+        "available": iso(task.available_at),
+        "attempt": task.attempt,
+        "claimant": task.claimant,
+        "progress": task.progress.decode("utf-8", "backslashreplace"),
+        "error": task.error,
+        "value": task.value.decode("utf-8", "backslashreplace"),
+    }
+
+
+def _state(task: Task, now: int) -> str:
+    """`dead`, `waiting`, `held` by who does it, or `later`: again, or for the first time."""
+    if task.queue.endswith(DEAD_SUFFIX):
+        return "dead"
+    if task.available_at <= now:
+        return "waiting"
+    return "held" if task.claimant else "later"
