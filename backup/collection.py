@@ -218,7 +218,10 @@ class Collection:
         record = self._chains.begin(store.store_id)
         shard = self._chains.shard(record.chains[-1])
         name = f"backup-{record.collection_id}"
-        done = next(filter(None, (_appended_before(s, token) for s in self._shards(record))), None)
+        done = None
+        if token is not None:  # looks into each chain
+            appended = (_appended_before(chain, token) for chain in self._shards(record))
+            done = next(filter(None, appended), None)
         if full and shard.upper and done is None:
             record = self._chains.extend(record)
             shard = self._chains.shard(record.chains[-1])
@@ -290,7 +293,7 @@ class Collection:
         forget(shard.blob, shard.log.shard, below=upper)
         # Another script that has taken the hold meanwhile holds what it needs itself.
         with suppress(FencedError):
-            hold.move(upper - 1)
+            hold.move(upper - 1, durable=False)
         return _info(batch)
 
     # -- reading ----------------------------------------------------------------------------

@@ -13,13 +13,20 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from backup.rows import row_batches
 from backup.shard import OP_DELETE, OP_DELETE_RANGE, OP_PUT, VERSIONS_SCHEMA
 from kvstore.arrow import binary_array
-from kvstore.limits import ARROW_BYTES_MAX
+from kvstore.changes.event import Operation
+from kvstore.limits import ARROW_BYTES_MAX, ARROW_ROWS_MAX
 from kvstore.mvcc import RangeTombstone
 from kvstore.mvcc.export import VersionColumns
 from kvstore.store import Store
+
+_OP_CODES = np.zeros(256, np.uint8)
+_OP_CODES[[Operation.UPDATE, Operation.ROW_DELETE, Operation.RANGE_DELETE]] = [
+    OP_PUT,
+    OP_DELETE,
+    OP_DELETE_RANGE,
+]
 
 _ORDER = [("key", "ascending"), ("timestamp", "descending"), ("op", "descending")]
 
@@ -50,10 +57,23 @@ def exported(
     start = b"" if after is None else after.key
     found = store.export(since=since, upto=upto, start=start)
     if found.changes is not None:
-        rows = row_batches(found.changes)
+        rows = _few(found.changes)
     else:
         rows = _with_ranges(_point_batches(found.columns), found.tombstones)
     return Exported(found.whole_since, rows if after is None else _behind(rows, after))
+
+
+def _few(changes: list[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The changes of a small window as sorted rows. Their buffers are moved once, by the sort."""
+    if not changes:
+        return
+    table = pa.Table.from_batches(changes).select(["key", "timestamp", "op", "value", "end_key"])
+    ops = _OP_CODES[table.column("op").to_numpy()]
+    table = table.set_column(2, VERSIONS_SCHEMA.field("op"), pa.array(ops))
+    is_one_commit = len(pc.unique(table.column("timestamp"))) == 1
+    order = _ORDER[:1] if is_one_commit and not (ops == OP_DELETE_RANGE).any() else _ORDER
+    table = table.take(pc.sort_indices(table, order)).combine_chunks()
+    yield from table.cast(VERSIONS_SCHEMA).to_batches(max_chunksize=ARROW_ROWS_MAX)
 
 
 def _behind(rows: Iterator[pa.RecordBatch], after: Position) -> Iterator[pa.RecordBatch]:

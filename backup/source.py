@@ -111,7 +111,7 @@ class StoreSource:
     def done(self, upto: int) -> None:
         """See `Source.done`."""
         assert self._hold is not None
-        self._hold.move(upto)
+        self._hold.move(upto, durable=False)
 
     def wait(self, upper: int, stop: Stop) -> None:
         """See `Source.wait`. A commit wakes it: nothing is polled."""

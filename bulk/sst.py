@@ -121,7 +121,6 @@ def _options(compression: str) -> rocks.Options:
     table = rocks.BlockBasedOptions()
     table.set_format_version(5)
     table.set_block_size(BLOCK_BYTES)
-    table.set_bloom_filter(10, False)
     options.set_block_based_table_factory(table)
     return options
 

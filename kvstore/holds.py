@@ -53,11 +53,13 @@ class Hold:
         """The time it holds. Raises `FencedError` or `HoldLostError` if it is no longer ours."""
         return self._holds.require_owned(self.name, self.token).timestamp
 
-    def move(self, to: int) -> None:
-        """Hold `to` instead, durably. Raises `FencedError` if a newer owner has taken the hold,
+    def move(self, to: int, *, durable: bool = True) -> None:
+        """Hold `to` instead, durably; if not `durable`, a crash may leave it at an older time.
+
+        Raises `FencedError` if a newer owner has taken the hold,
         `HoldLostError` if it was invalidated, `HistoryGoneError` below `since`,
         `NotYetWrittenError` in the future."""
-        self._holds.move(self.name, self.token, to)
+        self._holds.move(self.name, self.token, to, durable=durable)
 
     def release(self) -> None:
         """Give it up, durably. Raises as `move`."""
@@ -117,13 +119,14 @@ class Holds:
         self._committer.persist()
         return Hold(self, name, token)
 
-    def move(self, name: str, token: str, to: int) -> None:
+    def move(self, name: str, token: str, to: int, *, durable: bool = True) -> None:
         """Compare-and-set on the token; see `Hold.move`."""
         with self._committer.lock:
             record = self.require_owned(name, token)
             self._committer.readable(to)
             self._store(replace(record, timestamp=Timestamp(to)))
-        self._committer.persist()
+        if durable:
+            self._committer.persist()
 
     def release(self, name: str, token: str) -> None:
         """See `Hold.release`."""

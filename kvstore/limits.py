@@ -211,3 +211,6 @@ REPLICA_WINDOW_BYTES = 64 << 20
 
 REPLICA_BATCH_ROWS = 8192
 """Rows after which a replica writes the commits it has gathered: an engine batch of a megabyte."""
+
+FEW_CHANGES_BYTES = 256 << 20
+"""Bytes of a window of changes that an export sorts in memory; larger ones are a pass."""

@@ -71,10 +71,13 @@ TASKS_DIRECTORY: Final = "tasks"
 
 
 class Export(NamedTuple):
-    """A window of history: `changes` where they are few, else `columns` and `tombstones`."""
+    """A window of history: `changes` where they are few, else `columns` and `tombstones`.
+
+    Those are record batches of `kvstore.changes.columns.CHANGES_SCHEMA` in time order.
+    """
 
     whole_since: int
-    changes: Iterator[Change] | None
+    changes: list[pa.RecordBatch] | None
     columns: Iterator[VersionColumns]
     tombstones: list[RangeTombstone]
 
@@ -411,11 +414,11 @@ class Store:
         )
 
     def export(self, *, since: TimeLike | None, upto: TimeLike, start: bytes = b"") -> Export:
-        """All revisions in `(since, upto]` for a copy of this store's history, by key.
+        """All revisions in `(since, upto]` for a copy of this store's history.
 
         `since=None` is everything that is kept: whole from `Export.whole_since` on. A window that
-        the change index shows to be small comes as changes, others as columns, in one pass from
-        the key `start` on.
+        the change index shows to be small comes as changes, others as columns, by key, in one pass
+        from the key `start` on.
         Raises `HistoryGoneError` if `since` lies below what is kept.
         """
         high = self._at(upto)
@@ -425,13 +428,13 @@ class Store:
             return Export(self.whole_since, None, columns, tombstones)
         low = to_timestamp(since, name="since")
         floor = max(self._index_floor, self.since)
-        few = self._changes.small_window(since=low, upto=high, index_floor=floor)
+        few = None if low < floor else self._columns.few(since=low, upto=high)
         if few is None:
             columns, tombstones = self._versions.export(since=low, upto=high, start=start)
         self._require_kept(Span(), low)
         if few is None:
             return Export(low, None, columns, tombstones)
-        return Export(low, iter(few), iter(()), [])
+        return Export(low, few, iter(()), [])
 
     def range_deletes(
         self, since: TimeLike, upto: TimeLike, span: Span, revisions: Revisions = "all"

@@ -38,7 +38,12 @@ from kvstore.changes.entry import (
 from kvstore.changes.event import Event
 from kvstore.changes.expand import EventReader, Wanted
 from kvstore.changes.index import ChangeIndex, Commit, placed
-from kvstore.limits import ARROW_BYTES_MAX, ARROW_ROWS_MAX
+from kvstore.limits import (
+    ARROW_BYTES_MAX,
+    ARROW_ROWS_MAX,
+    FEW_CHANGES_BYTES,
+    SORTED_CHANGES_MAX,
+)
 from kvstore.mvcc.versions import Versions
 from kvstore.span import Span
 
@@ -93,6 +98,17 @@ class ColumnReader:
                     pending, size = [], 0
         if pending:
             yield from_events(pending)
+
+    def few(self, *, since: int, upto: int) -> list[pa.RecordBatch] | None:
+        """All changes in `(since, upto]`, in time order, where memory holds them; None else."""
+        held: list[pa.RecordBatch] = []
+        rows = size = 0
+        for batch in self.batches(Wanted(Span()), since=since, upto=upto):
+            held.append(batch)
+            rows, size = rows + batch.num_rows, size + batch.nbytes
+            if rows > SORTED_CHANGES_MAX or size > FEW_CHANGES_BYTES:
+                return None
+        return held
 
     def _whole(self, commit: Commit, first: int, wanted: Wanted) -> pa.RecordBatch:
         """The batch of an entry that holds nothing to be expanded: its own buffers."""

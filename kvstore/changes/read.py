@@ -87,12 +87,6 @@ class ChangeReader:
                 return iter(small)
         return self._pass(span, since, upto, latest=latest)
 
-    def small_window(self, *, since: int, upto: int, index_floor: int) -> list[Change] | None:
-        """All changes in `(since, upto]` by key, if the index has them and they are few."""
-        if since < index_floor:
-            return None
-        return self._sorted_by_key(Span(), since=since, upto=upto, latest=False)
-
     def _pass(self, span: Span, since: int, upto: int, *, latest: bool) -> Iterator[Change]:
         found = self._versions.diff(span, since=since, upto=upto, latest=latest)
         return map(_as_change, found)

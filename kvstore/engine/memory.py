@@ -4,7 +4,7 @@ For stores that fit in memory: tests and caches with no directory at all (`path=
 services with one. Each batch is a journal record before it is visible; opening replays
 snapshot and records, and writes a new snapshot where the replay was long. The bytes are in
 `kvstore.engine.state`, how readers keep their state while others write in
-`kvstore.engine.editions`.
+`kvstore.engine.editions` and `kvstore.engine.passes`.
 
 Where it differs from RocksDB: opening, `checkpoint` and `compact` cost O(bytes), an `ingest`
 O(rows), which it journals. The journal grows until it is compacted: on opening, by `compact`, or by
@@ -12,7 +12,7 @@ another process beside this one (`kvstore journal compact`).
 
 Invariants
 1. `_writing` orders writes: what is journaled first is visible first. It is held while the record
-   is handed to the operating system, never during an fsync.
+   is handed to the operating system, not during an fsync (but where a journal file is full).
 2. `_lock` guards what readers see, for the moment of taking an edition or of changing one in
    place. Lock order: `_writing`, then `_lock`.
 3. After a record was journaled and could not be made visible, memory and journal disagree: every
@@ -25,7 +25,6 @@ import os
 import secrets
 import shutil
 import threading
-from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from itertools import count
@@ -33,7 +32,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from kvstore.engine.api import DATA, FAMILIES, Batch, FileSpan, Reader
-from kvstore.engine.editions import Chunk, Edition
+from kvstore.engine.editions import Edition
+from kvstore.engine.passes import MemoryCursor, MemoryReader
 from kvstore.engine.rocks import read_rows
 from kvstore.engine.state import (
     BATCH,
@@ -331,118 +331,6 @@ class MemoryEngine:
             raise ClosedError(self._where)
         if self._poison:
             raise PoisonedError(self._where, self._poison)
-
-
-class MemoryReader:
-    """A position in one edition of `data`."""
-
-    __slots__ = ("_at", "_engine", "_index", "_keys", "edition")
-
-    def __init__(self, engine: MemoryEngine, edition: Edition) -> None:
-        self.edition = edition
-        self._engine = engine
-        self._at = 0
-        self._index = 0
-        self._keys: list[bytes] = []
-
-    def seek(self, key: bytes) -> None:
-        if self._engine.is_closed:
-            self._engine.require_open()
-        # Hot: one of these per look-up. `Edition.position`, without its call and its pair.
-        edition = self.edition
-        self._at = at = bisect_right(edition.firsts, key) - 1
-        self._keys = keys = edition.chunks[at].keys
-        self._index = index = bisect_left(keys, key)
-        if index >= len(keys):
-            self._settle()
-
-    def next(self) -> None:
-        self._engine.require_open()
-        self._index += 1
-        self._settle()
-
-    def valid(self) -> bool:
-        self._engine.require_open()
-        return self._index < len(self._keys)
-
-    def status(self) -> None:
-        self._engine.require_open()
-
-    def key(self) -> bytes | None:
-        keys, index = self._keys, self._index
-        return keys[index] if index < len(keys) else None
-
-    def value(self) -> bytes:
-        return self.edition.chunks[self._at].values[self._index]
-
-    def _settle(self) -> None:
-        """Behind the last entry of a chunk comes the first of the next."""
-        chunks = self.edition.chunks
-        self._keys = chunks[self._at].keys
-        if self._index >= len(self._keys) and self._at + 1 < len(chunks):
-            self._at, self._index = self._at + 1, 0
-            self._keys = chunks[self._at].keys
-
-
-class MemoryCursor:
-    """A pass over one span of one edition, in slices of its chunks."""
-
-    def __init__(
-        self,
-        engine: MemoryEngine,
-        edition: Edition,
-        start: bytes,
-        end: bytes | None,
-        *,
-        reverse: bool,
-    ) -> None:
-        self._engine = engine
-        self._edition: Edition | None = edition
-        self._low = edition.position(start)
-        self._high = edition.end() if end is None else edition.position(end)
-        self._reverse = reverse
-        self._is_done = False
-
-    def take(self, count: int) -> tuple[list[bytes], list[bytes]]:
-        self._engine.require_open()
-        keys: list[bytes] = []
-        values: list[bytes] = []
-        edition = self._edition
-        if edition is None:
-            if not self._is_done:
-                raise ClosedError("the scan")
-            return keys, values
-        take_slice = self._descend if self._reverse else self._ascend
-        while len(keys) < count and self._low < self._high:
-            chunk, part = take_slice(edition, count - len(keys))
-            keys += chunk.keys[part]
-            values += chunk.values[part]
-        if not keys and count > 0:
-            self.close()
-            self._is_done = True
-        return keys, values
-
-    def close(self) -> None:
-        edition, self._edition = self._edition, None
-        self._is_done = False
-        if edition is not None:
-            self._engine.release(edition)
-
-    def _ascend(self, edition: Edition, count: int) -> tuple[Chunk, slice]:
-        (at, index), (last, end) = self._low, self._high
-        chunk = edition.chunks[at]
-        stop = min(index + count, end if at == last else len(chunk.keys))
-        is_used_up = at < last and stop == len(chunk.keys)
-        self._low = (at + 1, 0) if is_used_up else (at, stop)
-        return chunk, slice(index, stop)
-
-    def _descend(self, edition: Edition, count: int) -> tuple[Chunk, slice]:
-        (first, start), (at, stop) = self._low, self._high
-        chunk = edition.chunks[at]
-        index = max(stop - count, start if at == first else 0)
-        is_used_up = at > first and index == 0
-        self._high = (at - 1, len(edition.chunks[at - 1].keys)) if is_used_up else (at, index)
-        return chunk, slice(stop - 1, index - 1 if index else None, -1)
 
 
 def is_memory_store(path: Path) -> bool:
