@@ -40,6 +40,7 @@ from kvstore.journal.stuffing import (
     StuffingError,
     search_pair,
     stuff,
+    stuff_behind,
     unstuff,
 )
 from kvstore.limits import JOURNAL_RECORD_BYTES_MAX
@@ -110,6 +111,8 @@ def encode(incarnation: int, ordinal: int, kind: int, payload: bytes) -> bytes:
             rest = length - PAYLOAD_IN_FIRST
             first = _TWO_BLOCKS + front + payload[:PAYLOAD_IN_FIRST]
             return first + _DIGITS.pack(rest % RADIX, rest // RADIX) + payload[PAYLOAD_IN_FIRST:]
+    elif length > _PAYLOAD_IN_TWO and (0xFE not in front or search_pair(front) is None):
+        return stuff_behind(front, payload)
     return stuff(front + payload)
 
 
@@ -133,7 +136,12 @@ def encode_many(incarnation: int, ordinal: int, kind: int, payloads: Iterable[by
                 add(_ONE_BLOCK[PAYLOAD_AT + length])
                 add(body)
                 continue
-        elif length <= _PAYLOAD_IN_TWO and (0xFE not in front or search(front) is None):
+        elif 0xFE in front and search(front) is not None:
+            pass
+        elif length > _PAYLOAD_IN_TWO:
+            add(stuff_behind(front, payload))
+            continue
+        else:
             at = payload.find(b"\xfe")
             if at < 0 or search(payload, at) is None:
                 high, low = divmod(length - PAYLOAD_IN_FIRST, RADIX)

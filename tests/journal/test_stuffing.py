@@ -16,6 +16,7 @@ from kvstore.journal.stuffing import (
     block_ends,
     find_pair,
     stuff,
+    stuff_behind,
     unstuff,
     unstuff_prefix,
 )
@@ -109,3 +110,17 @@ def test_framing_no_encoder_writes_is_refused(raw: bytes, problem: str) -> None:
 def test_decoding_garbage_gives_bytes_or_a_stuffing_error(raw: bytes) -> None:
     with suppress(StuffingError):
         assert len(unstuff(raw)) <= len(raw)
+
+
+def test_data_behind_a_front_is_framed_as_both_together_wherever_a_pair_lies() -> None:
+    front = LONG[:33]
+    for length in (300, 252 - 33 + 64008, 64008 * 2 + 500):
+        plain = LONG[:length] * (length // len(LONG) + 1)
+        for at in [*range(225), length - 2, length - 1, 64226, 64227, 64228]:
+            data = (plain[:at] + PAIR + plain[at:])[:length]
+            assert stuff_behind(front, data) == stuff(front + data)
+
+
+@given(AWKWARD.map(lambda data: data + b"z" * 253))
+def test_awkward_data_behind_a_front_is_framed_as_both_together(data: bytes) -> None:
+    assert stuff_behind(b"head", data) == stuff(b"head" + data)
