@@ -4,6 +4,7 @@
 VENV  := .venv
 PY    := $(VENV)/bin/python
 READY := $(VENV)/ready
+PEERS := $(VENV)/peers
 
 # Tried in this order unless PYTHON is given; the releases that the tests run on come first.
 PYTHON     ?=
@@ -76,10 +77,18 @@ format: $(READY)
 demo: $(READY)
 	$(PY) -m spark_connector.demo
 
-bench: $(READY)
-	$(PY) -m benchmarks
+# Peers one by one: where one does not install, the others are measured and it is reported missing.
+$(PEERS): $(READY)
+	@for peer in lmdb plyvel duckdb deltalake pylance 'pyiceberg[sql-sqlite]' arcticdb py-spy; do \
+	  $(PY) -m pip install -q --disable-pip-version-check -c constraints.txt "$$peer" >/dev/null 2>&1 \
+	    || echo "bench: $$peer does not install here"; \
+	done; touch $(PEERS)
 
-bench-quick: $(READY)
+bench: $(PEERS)
+	$(PY) -m benchmarks
+	for part in feeds gc journal collections spark; do $(PY) -m benchmarks.$$part || exit 1; done
+
+bench-quick: $(PEERS)
 	$(PY) -m benchmarks --quick
 
 soak: $(READY)
