@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from kvstore.errors import ClosedError
 from kvstore.timestamp import Timestamp
@@ -12,14 +12,43 @@ from kvstore.timestamp import Timestamp
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from kvstore.store import Store
+
+class Readable(Protocol):
+    """What a snapshot asks of the store it is of."""
+
+    def get(self, key: bytes, as_of: Timestamp, default: bytes | None) -> bytes | None:
+        """The value of `key` at `as_of`."""
+        ...
+
+    def get_many(self, keys: Sequence[bytes], as_of: Timestamp) -> list[bytes | None]:
+        """The values of `keys` at `as_of`."""
+        ...
+
+    def scan(
+        self,
+        start: bytes | None,
+        end: bytes | None,
+        prefix: bytes | None,
+        as_of: Timestamp,
+        *,
+        reverse: bool,
+        limit: int | None,
+    ) -> Iterator[tuple[bytes, bytes]]:
+        """Live rows of a span at `as_of`."""
+        ...
+
+    def scan_batches(
+        self, start: bytes | None, end: bytes | None, prefix: bytes | None, as_of: Timestamp
+    ) -> pa.RecordBatchReader:
+        """The same as Arrow record batches."""
+        ...
 
 
 class Snapshot:
     """Reads at `as_of`, which stays readable until the snapshot is closed."""
 
-    def __init__(self, store: Store, as_of: Timestamp, release: Callable[[], None]) -> None:
-        self._store: Store | None = store
+    def __init__(self, store: Readable, as_of: Timestamp, release: Callable[[], None]) -> None:
+        self._store: Readable | None = store
         self._release = release
         self.as_of = as_of
 
@@ -64,7 +93,7 @@ class Snapshot:
     ) -> None:
         self.close()
 
-    def _open(self) -> Store:
+    def _open(self) -> Readable:
         if self._store is None:
             raise ClosedError("the snapshot")
         return self._store

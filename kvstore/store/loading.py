@@ -1,0 +1,66 @@
+"""Bulk loads: the steps that `bulk.ingest` takes, and their undoing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+from kvstore.imports import ImportRecord
+from kvstore.store.capturing import Capturing
+from kvstore.timestamp import Timestamp
+
+
+class Loading(Capturing):
+    """The steps of a bulk load."""
+
+    def imports(self) -> list[ImportRecord]:
+        """The bulk loads this store knows: those being added first, then in time order."""
+        return self._imports.all()
+
+    def find_import(self, record: ImportRecord) -> ImportRecord | None:
+        """What is known of an import; raises `ImportRefusedError` if its id has other contents."""
+        self._live()
+        return self._imports.find(record)
+
+    def prepare_import(self, record: ImportRecord) -> None:
+        """Write down, durably, that an import is coming. The first step of `bulk.ingest`."""
+        self._live().require_commits()
+        self._imports.prepare(record, self._committer)
+
+    def importing(self, import_id: int) -> AbstractContextManager[None]:
+        """Have an import to oneself: `bulk.ingest` in another thread waits until the block ends."""
+        self._live()
+        return self._imports.alone(import_id)
+
+    def link_import(self, files: Sequence[Path]) -> None:
+        """Move sorted files into the engine, all or none; nothing becomes visible."""
+        self._live()
+        self._imports.link(files)
+
+    def is_import_linked(self, record: ImportRecord) -> bool:
+        """Whether the files of an import are in the engine."""
+        self._live()
+        return self._imports.is_linked(record)
+
+    def is_imported(self, record: ImportRecord, key: bytes) -> bool:
+        """Whether an import that is linked has a row for `key`."""
+        self._live()
+        return self._imports.has_row(record, key)
+
+    def add_import(
+        self, record: ImportRecord, *, check: Callable[[], None] | None = None
+    ) -> Timestamp:
+        """Make a linked import visible at one new timestamp: the commit of `bulk.ingest`.
+
+        `check` runs under the commit lock and may raise to call it off.
+        """
+        return self._imports.add(record.import_id, self._live(), check=check)
+
+    def abort_import(self, import_id: int) -> bool:
+        """Forget an import that was left half added. O(entries in its spans)."""
+        return self._imports.abort(import_id, self._live())
+
+    def revert_import(self, import_id: int) -> Timestamp:
+        """Undo an import from now on; its history stays. One record, whatever its size."""
+        return self._imports.revert(import_id, self._live())

@@ -1,0 +1,235 @@
+"""Reading a store: keys, spans and history as of any time, and what changed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+from itertools import chain, islice
+from typing import TYPE_CHECKING, NamedTuple, TypeVar, overload
+
+from kvstore.arrow import DEFAULT_BATCH_ROWS, row_batches
+from kvstore.changes import Change, Order, Revisions
+from kvstore.changes.read import require_choices
+from kvstore.engine import FileSpan
+from kvstore.errors import UsageError
+from kvstore.mvcc import RangeTombstone, Version
+from kvstore.mvcc.export import VersionColumns
+from kvstore.snapshot import Snapshot
+from kvstore.span import Span, require_key
+from kvstore.splits import split_span, user_spans
+from kvstore.store.opened import Opened
+from kvstore.timestamp import TimeLike, Timestamp, to_timestamp
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+T = TypeVar("T")
+
+
+class Export(NamedTuple):
+    """A window of history: `changes` where they are few, else `columns` and `tombstones`.
+
+    Those are record batches of `kvstore.changes.columns.CHANGES_SCHEMA` in time order.
+    """
+
+    whole_since: int
+    changes: list[pa.RecordBatch] | None
+    columns: Iterator[VersionColumns]
+    tombstones: list[RangeTombstone]
+
+
+class Reading(Opened):
+    """Reads at one time, and of windows of time."""
+
+    @overload
+    def get(self, key: bytes, as_of: TimeLike | None = None) -> bytes | None: ...
+
+    @overload
+    def get(self, key: bytes, as_of: TimeLike | None, default: T) -> bytes | T: ...
+
+    @overload
+    def get(self, key: bytes, as_of: TimeLike | None = None, *, default: T) -> bytes | T: ...
+
+    def get(
+        self, key: bytes, as_of: TimeLike | None = None, default: T | None = None
+    ) -> bytes | T | None:
+        """The value of `key`, `default` where it is absent or deleted. One seek."""
+        at = self._at(as_of)
+        value = self._versions.get(require_key(key), at)
+        if at < self._committer.floor:
+            value = self._read(as_of, Span.of_key(key), partial(self._versions.get, key))
+        return default if value is None else value
+
+    def get_many(self, keys: Sequence[bytes], as_of: TimeLike | None = None) -> list[bytes | None]:
+        """The values of `keys`, in their order, all at one time; None where there is none."""
+        for key in keys:
+            require_key(key)
+
+        read = partial(self._versions.get_many, keys)
+        at = self._at(as_of)
+        values = read(at)
+        if at < self._committer.floor:
+            hull = Span(min(keys), max(keys) + b"\x00") if keys else Span()
+            return self._read(as_of, hull, read)
+        return values
+
+    def scan(
+        self,
+        start: bytes | None = None,
+        end: bytes | None = None,
+        prefix: bytes | None = None,
+        as_of: TimeLike | None = None,
+        *,
+        reverse: bool = False,
+        limit: int | None = None,
+    ) -> Iterator[tuple[bytes, bytes]]:
+        """Live keys and values of a span, ascending (or descending), at one time.
+
+        `start <= key < end`, or all keys with `prefix`. Memory is bounded; the scan sees the
+        same state to its end, whatever is written meanwhile.
+        """
+        if limit is not None and (type(limit) is not int or limit < 0):
+            raise UsageError(f"limit={limit}", "pass a count, or None for all")
+        span = Span.of(start, end, prefix)
+        chunks = self._read(as_of, span, partial(self._versions.scan, span, reverse=reverse))
+        rows = chain.from_iterable(map(_pairs, chunks))
+        return rows if limit is None else islice(rows, limit)
+
+    def scan_batches(
+        self,
+        start: bytes | None = None,
+        end: bytes | None = None,
+        prefix: bytes | None = None,
+        as_of: TimeLike | None = None,
+        *,
+        batch_rows: int = DEFAULT_BATCH_ROWS,
+    ) -> pa.RecordBatchReader:
+        """The rows of `scan` as Arrow record batches: columns `key` and `value`, both binary."""
+        span = Span.of(start, end, prefix)
+        if type(batch_rows) is not int or batch_rows < 1:
+            raise UsageError(f"batch_rows={batch_rows}", "pass at least 1")
+        scan = partial(self._versions.scan_columns, span, chunk=batch_rows)
+        chunks = self._read(as_of, span, scan)
+        return row_batches(chunks, batch_rows)
+
+    def history(self, key: bytes) -> list[Version]:
+        """All versions of `key` that are kept, newest first; a deletion has value None."""
+        upto = self._at(None)
+        versions = self._versions.history(require_key(key))
+        # A commit on its way may have written already what it has not yet shown.
+        return [version for version in versions if version.timestamp <= upto]
+
+    def changes(
+        self,
+        since: TimeLike,
+        upto: TimeLike | None = None,
+        start: bytes | None = None,
+        end: bytes | None = None,
+        revisions: Revisions = "all",
+        order: Order = "key",
+        *,
+        prefix: bytes | None = None,
+    ) -> Iterator[Change]:
+        """What changed in the window `(since, upto]`: chained windows neither skip nor repeat.
+
+        `revisions="latest"` gives each key's last change only. From the beginning of time
+        (`since=0`) that is the state at `upto`, without deletions. `order` is `"key"` (each key
+        oldest first) or `"time"`. Costs what changed. Raises `HistoryGoneError` if `since` is
+        below the store's: take a full read instead.
+        """
+        span = Span.of(start, end, prefix)
+        require_choices(revisions, order)
+        low, high = to_timestamp(since, name="since"), self._at(upto)
+        if low > high and upto is not None:
+            raise UsageError(f"since {low} is above upto {high}", "swap them")
+        needed = high if low == 0 and revisions == "latest" else low
+        self._require_kept(span, needed)
+        return self._pinned(
+            span,
+            needed,
+            lambda: self._changes.changes(
+                span,
+                since=low,
+                upto=high,
+                revisions=revisions,
+                order=order,
+                index_floor=max(self._index_floor, self.since),
+            ),
+        )
+
+    def versions(self, *, since: TimeLike | None, upto: TimeLike) -> Iterator[Change]:
+        """All revisions in `(since, upto]` by key, for copies of this store's history.
+
+        `since=None` is everything that is kept, what lies below the store's `since` included:
+        of that, what reads at `since` or later can see is complete. One pass over the store then.
+        """
+        if since is not None:
+            return self.changes(since, upto)
+        high = self._at(upto)
+        return self._changes.changes(
+            Span(), since=0, upto=high, revisions="all", order="key", index_floor=high
+        )
+
+    def export(self, *, since: TimeLike | None, upto: TimeLike, start: bytes = b"") -> Export:
+        """All revisions in `(since, upto]` for a copy of this store's history.
+
+        `since=None` is everything that is kept: whole from `Export.whole_since` on. A window that
+        the change index shows to be small comes as changes, others as columns, by key, in one pass
+        from the key `start` on.
+        Raises `HistoryGoneError` if `since` lies below what is kept.
+        """
+        high = self._at(upto)
+        if since is None:
+            columns, tombstones = self._versions.export(since=0, upto=high, start=start)
+            # The pass shows the entries of this moment: what GC and clears take later stays in it.
+            return Export(self.whole_since, None, columns, tombstones)
+        low = to_timestamp(since, name="since")
+        floor = max(self._index_floor, self.since)
+        few = None if low < floor else self._columns.few(since=low, upto=high)
+        if few is None:
+            columns, tombstones = self._versions.export(since=low, upto=high, start=start)
+        self._require_kept(Span(), low)
+        if few is None:
+            return Export(low, None, columns, tombstones)
+        return Export(low, few, iter(()), [])
+
+    def range_deletes(
+        self, since: TimeLike, upto: TimeLike, span: Span, revisions: Revisions = "all"
+    ) -> list[Change]:
+        """The range deletes that `changes` gives for `span`, each whole. Reads no row.
+
+        For those who read the rest piece by piece: `changes` of a piece cuts them to it.
+        """
+        low, high = to_timestamp(since, name="since"), self._at(upto)
+        found = self._versions.view.fragments.tombstones(
+            span, since=low, upto=high, latest=revisions == "latest"
+        )
+        if low == 0 and revisions == "latest":
+            return []
+        return [Change(Timestamp(t), "delete_range", start, end, None) for start, end, t in found]
+
+    def splits(self, count: int, span: Span | None = None) -> list[Span]:
+        """Cut `span` (default: all keys) into at most `count` pieces of about equal size.
+
+        From the bounds of the files alone; what is not on file yet does not count.
+        """
+        if count < 1:
+            raise UsageError(f"count={count}", "ask for at least one piece")
+        self._live()
+        return split_span(span or Span(), self.files(), count)
+
+    def files(self) -> list[FileSpan]:
+        """The files that hold versions, by the user keys they lie between."""
+        self._live()
+        return list(user_spans(self._engine.files()))
+
+    def snapshot(self, as_of: TimeLike | None = None) -> Snapshot:
+        """Reads at one time that stays readable until the snapshot is closed."""
+        with self._live().lock:
+            at = Timestamp(self._at(as_of))
+            pin = self._holds.pin(at)
+        return Snapshot(self, at, lambda: self._holds.unpin(pin))
+
+
+def _pairs(chunk: tuple[list[bytes], list[bytes]]) -> Iterator[tuple[bytes, bytes]]:
+    return zip(*chunk, strict=True)
