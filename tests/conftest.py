@@ -75,3 +75,36 @@ def each_engine(request: pytest.FixtureRequest) -> Iterator[str]:
         patch.setattr(kvstore, "open", open_with)
         patch.setenv("EACH_ENGINE", request.param)
         yield request.param
+
+
+RANDOM_HISTORIES = (
+    "tests/backup/test_collection",
+    "tests/backup/test_storages",
+    "tests/changes/test_index",
+    "tests/feed/test_events",
+    "tests/feed/test_ruling_property",
+    "tests/gc/test_collect",
+    "tests/spark/test_origins",
+    "tests/stateful/test_threads",
+)
+"""Modules that put stores through random histories: each store there is verified at its end.
+(Others, which damage or trim stores by hand, and the state machine call `verify` themselves.)"""
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _every_random_history_ends_with_verify(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Where a module makes random histories, closing a store proves its invariants first."""
+    module = request.module.__name__.replace(".", "/")
+    if module not in RANDOM_HISTORIES:
+        yield
+        return
+    close = kvstore.Store.close
+
+    def verified_close(store: kvstore.Store) -> None:
+        if not store._closed and not store._committer._poison:
+            store.verify().require_ok()
+        close(store)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kvstore.Store, "close", verified_close)
+        yield
