@@ -93,6 +93,11 @@ class Committer:
         """Everything below it survives a crash."""
         return Timestamp(self._durable)
 
+    @property
+    def coming(self) -> int:
+        """Up to where entries above `upper` may be stored already: a replica's window. Else 0."""
+        return 0
+
     # -- writing ----------------------------------------------------------------------------
 
     def commit(

@@ -28,7 +28,7 @@ from kvstore.errors import CorruptionError
 from kvstore.timestamp import Timestamp
 from kvstore.verify import report
 
-pytestmark = pytest.mark.usefixtures("each_engine")
+pytestmark = [pytest.mark.usefixtures("each_engine"), pytest.mark.damages_store]
 
 
 @pytest.fixture
