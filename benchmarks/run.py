@@ -32,6 +32,7 @@ from benchmarks.workloads import (
     OURS,
     PEERS,
     RAW,
+    UNTESTED,
     Size,
     Workload,
     ending,
@@ -105,7 +106,7 @@ def _run(size: Size, options: argparse.Namespace, *, growth: bool) -> Iterator[F
         subjects: dict[str, Process] = {}
         peers = [] if growth else [PEERS[name] for name in options.peers]
         for where in [
-            s for s in (RAW, OURS, ONE_RANGE, HUNDRED_RANGES, IMPORTED) if s in needed
+            s for s in (RAW, OURS, UNTESTED, ONE_RANGE, HUNDRED_RANGES, IMPORTED) if s in needed
         ] + peers:
             place = scratch / where.rpartition(":")[2].lower()
             subjects[where] = process = Process(where, place, size.rows)

@@ -15,8 +15,11 @@ changes             the 10,000 changes of a window, against iterating over as ma
 changes-arrow       the same as Arrow record batches
 changes-by-key      the same, sorted by key
 delete-range        delete a tenth of all rows, history kept, against one synced put
+get-no-ranges       point reads without any range tombstone, against the same code without the test
 get-1-range         point reads beside 1 range tombstone, against none
 get-100-ranges      point reads beside 100 range tombstones, against none
+get-many-1-range    one call for many sorted keys beside 1 range tombstone, against none
+get-many-100-ranges the same beside 100
 scan-1-range        rows beside 1 range tombstone, against none
 scan-100-ranges     rows beside 100 range tombstones, against none
 arrow-1-range       Arrow batches beside 1 range tombstone, against none
@@ -43,6 +46,7 @@ from typing import Any
 RAW = "benchmarks.raw:Raw"
 OURS = "benchmarks.ours:Ours"
 ONE_RANGE = "benchmarks.ours:OneTombstone"
+UNTESTED = "benchmarks.ours:Untested"
 IMPORTED = "benchmarks.ours:Imported"
 HUNDRED_RANGES = "benchmarks.ours:HundredTombstones"
 PEERS = {
@@ -165,9 +169,11 @@ def reading(size: Size) -> list[Workload]:
         against_raw(
             "changes-by-key", few, Call("changes_by_key", window), 5.0, peers=False, **changed
         ),
-        *_beside_ranges("get", get, size.lookups),
-        *_beside_ranges("scan", scan, size.rows),
-        *_beside_ranges("arrow", Call("scan_arrow"), size.rows),
+        Workload("get-no-ranges", ((UNTESTED, get), (OURS, get)), reach=0.98, **found),
+        *_beside_ranges("get", get, **found),
+        *_beside_ranges("get-many", Call("get_many", gets), **found),
+        *_beside_ranges("scan", scan, **rows),
+        *_beside_ranges("arrow", Call("scan_arrow"), **rows),
         Workload("get-imported", ((RAW, get), (IMPORTED, get)), reach=0.95, **found),
         Workload("scan-imported", ((RAW, scan), (IMPORTED, scan)), reach=0.7, **rows),
         Workload(
@@ -235,12 +241,10 @@ def ending(size: Size) -> list[Workload]:
     ]
 
 
-def _beside_ranges(name: str, call: Call, items: int) -> list[Workload]:
+def _beside_ranges(name: str, call: Call, **more: Any) -> list[Workload]:
     return [
-        Workload(f"{name}-1-range", ((OURS, call), (ONE_RANGE, call)), items=items, reach=0.95),
-        Workload(
-            f"{name}-100-ranges", ((OURS, call), (HUNDRED_RANGES, call)), items=items, reach=0.85
-        ),
+        Workload(f"{name}-1-range", ((OURS, call), (ONE_RANGE, call)), reach=0.95, **more),
+        Workload(f"{name}-100-ranges", ((OURS, call), (HUNDRED_RANGES, call)), reach=0.85, **more),
     ]
 
 
