@@ -130,9 +130,9 @@ def _words(keys: pa.Array) -> npt.NDArray[np.uint64]:
     padded = (data.to_pybytes() if data else b"") + bytes(8)
     at_every_byte = np.ndarray((len(padded) - 7,), ">u8", padded, strides=(1,))
     starts = places[:-1] + common
-    return (
-        at_every_byte[starts].astype(np.uint64) & _FIRST_BYTES[np.minimum(places[1:] - starts, 8)]
-    )
+    lengths = np.minimum(places[1:] - starts, 8)
+    words: npt.NDArray[np.uint64] = at_every_byte[starts].astype(np.uint64) & _FIRST_BYTES[lengths]
+    return words
 
 
 def _ranges(runs: Sequence[pa.Table], range_bytes: int) -> Iterator[pa.Table]:
