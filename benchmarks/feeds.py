@@ -31,11 +31,16 @@ import rocksdict as rocks
 
 import kvstore
 from benchmarks.data import Data
+from benchmarks.ours import Ours
+from benchmarks.subject import Process, Work
+from benchmarks.workloads import OURS
 from kvstore import Store
 
 ROUNDS = 15
 REPEATS = 5
 CHANGED = 10_000
+COMMITS = 4
+"""Commits of one turn."""
 ROWS = (100_000, 1_000_000)
 LOAD_ROWS = 20_000
 
@@ -52,7 +57,7 @@ class Figure:
 
 def measure(directory: Path, rows: Sequence[int] = ROWS, *, rounds: int = ROUNDS) -> list[Figure]:
     """All figures, at each number of rows."""
-    figures = [measure_index_share(directory, rounds=rounds)]
+    figures = [measure_index_share(directory / "share", rounds=rounds)]
     arrow: list[Figure] = []
     for count in rows:
         found = measure_reading(directory / str(count), count, rounds=rounds)
@@ -64,21 +69,53 @@ def measure(directory: Path, rows: Sequence[int] = ROWS, *, rounds: int = ROUNDS
 
 
 def measure_index_share(directory: Path, *, rounds: int = ROUNDS) -> Figure:
-    """Durable commits with their index entries, and without, in turns."""
-    data = Data(10 * CHANGED)
-    with_index: list[float] = []
-    without: list[float] = []
-    with kvstore.open(directory / "share", durability="sync") as store:
-        index = store._changes.index
-        stage = index.stage
+    """Durable commits with their index entries, and without, in turns.
+
+    In a process each: memory that one kind of commit took fresh from the system is what the next
+    one of the other kind would get for nothing.
+    """
+    processes = [
+        Process(where, directory / name, 10 * CHANGED)
+        for name, where in (("with", OURS), ("without", "benchmarks.feeds:Unindexed"))
+    ]
+    costs: list[list[float]] = [[], []]
+    try:
+        for process in processes:
+            _seconds(process, "fill")
         for step in range(rounds):
-            keys, values = data.updates(CHANGED, step)
-            for costs, staging in ((with_index, stage), (without, lambda *_, **__: None)):
-                index.stage = staging  # type: ignore[method-assign]
-                costs.append(_timed(lambda: commit(store, keys, values)))  # noqa: B023
-    ours, bare = median(with_index), median(without)
-    pairs = zip(with_index, without, strict=True)
-    return Figure("index-share", median(1 - b / a for a, b in pairs), ours, bare)
+            for number in (0, 1) if step % 2 else (1, 0):
+                process = processes[number]
+                took = _seconds(process, "commit", rows=CHANGED, count=COMMITS, step=step)
+                costs[number].append(took / COMMITS)
+    finally:
+        for process in processes:
+            process.close()
+    ours, bare = median(costs[0]), median(costs[1])
+    return Figure("index-share", median(1 - b / a for a, b in zip(*costs, strict=True)), ours, bare)
+
+
+class Unindexed(Ours):
+    """A store whose commits leave no entry in the change index."""
+
+    name = "kvstore, no index"
+
+    def fill(self) -> Work:
+        filled = super().fill()
+
+        def work() -> int:
+            rows = filled()
+            assert self.store is not None
+            self.store._index.stage = lambda *_, **__: None
+            return rows
+
+        return work
+
+
+def _seconds(process: Process, operation: str, **arguments: int) -> float:
+    result = process.call(operation, **arguments)
+    if result.problem:
+        raise ValueError(f"{operation}: {result.problem}")
+    return result.seconds
 
 
 def measure_reading(directory: Path, rows: int, *, rounds: int = ROUNDS) -> list[Figure]:
