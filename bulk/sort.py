@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import pairwise
 from pathlib import Path
 from typing import Final, Literal, TypeAlias
 
@@ -67,6 +66,19 @@ def sorted_batches(
     opened = [pa.ipc.open_file(pa.memory_map(str(run))).read_all() for run in runs]
     for part in _ranges(opened, bytes_max // 2):
         yield from _in_order(part.combine_chunks(), duplicates)
+
+
+def cut_keys(sample: Iterable[tuple[bytes, float]], share: float) -> list[bytes]:
+    """Keys between which lies about `share` of what a sample of keys, each with its weight, stands
+    for. None is the empty key; a key that has more than its share is in one piece all the same."""
+    cuts: list[bytes] = []
+    passed = 0.0
+    for key, weight in sorted(sample):
+        if passed >= share and key > (cuts[-1] if cuts else b""):
+            cuts.append(key)
+            passed = 0.0
+        passed += weight
+    return cuts
 
 
 def _let_go(waiting: list[pa.RecordBatch]) -> pa.Table:
@@ -157,14 +169,7 @@ def _cuts(keys: Sequence[pa.Array], sizes: Sequence[int], range_bytes: int) -> l
         step = max(1, len(of_run) // _SAMPLES_PER_RUN)
         taken = of_run.take(pa.array(range(0, len(of_run), step))).to_pylist()
         samples += [(key, run_bytes / len(taken)) for key in taken]
-    cuts: list[bytes] = []
-    passed = 0.0
-    for (_, size), (key, _) in pairwise(sorted(samples)):
-        passed += size
-        if passed >= range_bytes and (not cuts or key > cuts[-1]):
-            cuts.append(key)
-            passed = 0.0
-    return cuts
+    return cut_keys(samples, range_bytes)
 
 
 def _position(keys: pa.Array, cut: bytes) -> int:
