@@ -1,7 +1,7 @@
 """Walking a whole store, in bounded memory, and listing all that breaks an invariant.
 
-    data      keys are well formed and ascend; times lie below upper; tombstones are empty; rows
-              of imports have a record and lie in its spans
+    data      keys are well formed and ascend; times lie below upper, or in the window a replica is
+              taking; tombstones are empty; rows of imports have a record and lie in its spans
     index     each commit has all its chunks, each row stands in its stream and has its version,
               with the same value, and each version above the floor has its row
     ranges    the map in memory is what is stored, and what the index says above the floor
@@ -143,6 +143,7 @@ class _Walk:
         self.keys = self.entries = self.chunks = 0
         self._clears: tuple[Clear, ...] = clears.all()
         self._upto = committer.upper - 1
+        self._coming = committer.coming
         self._floor = max(committer.since, self._meta.timestamp(INDEX_FLOOR))
         self._view = versions.view
         self._epochs = epochs_at(committer)
@@ -195,6 +196,8 @@ class _Walk:
                 self.findings.add(where, f"outside the spans of its import {suffix.hex()}")
             return
         timestamp = decode_suffix(suffix)
+        if self._upto < timestamp <= self._coming:
+            return
         if not 0 < timestamp <= self._upto:
             self.findings.add(where, f"a version at {timestamp}, with upper at {self._upto + 1}")
         elif self._is_cleared(key, timestamp):

@@ -176,6 +176,7 @@ def test_gc_tells_what_it_gave_up(run: Run, path: Path) -> None:
     run("gc", path, code=2)
 
 
+@pytest.mark.damages_store
 def test_verify_is_0_for_a_sound_store_and_1_for_a_damaged_one(run: Run, path: Path) -> None:
     (report,) = lines(run("verify", path, "--json"))
     assert (report["ok"], report["keys"], report["problems"]) == (True, 4, [])

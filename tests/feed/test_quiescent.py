@@ -142,6 +142,7 @@ def test_a_reader_goes_on_where_it_was(tmp_path: Path) -> None:
         assert first < [second]
 
 
+@pytest.mark.damages_store
 def test_a_missing_entry_is_noticed(tmp_path: Path) -> None:
     with kvstore.open(tmp_path / "s", durability="async") as store:
         stamps = [store.put(b"%d" % number, b"1") for number in range(5)]

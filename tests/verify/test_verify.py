@@ -31,7 +31,7 @@ from kvstore.meta import Meta
 from kvstore.timestamp import Timestamp
 from kvstore.verify import report
 
-pytestmark = pytest.mark.usefixtures("each_engine")
+pytestmark = [pytest.mark.usefixtures("each_engine"), pytest.mark.damages_store]
 
 
 @pytest.fixture
