@@ -71,9 +71,9 @@ def _superseded(
         stem = escaped + TERMINATOR
         at += 1
         seek(escaped + bound)
-        newest = found = key_here()
-        older: list[bytes] = []
+        found = key_here()
         if found is not None and found.startswith(stem):
+            newest, older = found, []
             step()
             while (found := key_here()) is not None and found.startswith(stem):
                 older.append(found)
