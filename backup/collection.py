@@ -238,7 +238,9 @@ class Collection:
 
     def _hold(self, store: Store, name: str, lower: int, max_age: timedelta | None) -> Hold:
         try:
-            return store.hold(name, at=lower - 1 if lower else None, max_age=max_age)
+            # Durable with the sync that every backup makes before it reads.
+            at = lower - 1 if lower else None
+            return store.hold(name, at=at, max_age=max_age, durable=False)
         except HistoryGoneError as error:
             raise _chain_broken(lower - 1, error.since) from error
 
@@ -251,11 +253,11 @@ class Collection:
         progress: Callable[[int], None] | None,
     ) -> BackupInfo:
         """Finish the window that a killed backup began, if there is one, and take the next."""
+        upper = int(store.sync())
         chain, done = shard.log.shard, None
         begun = find(shard.blob, chain, shard.upper)
         if begun is not None and int(hold.timestamp) < begun.upper:
             done = self._append_window(shard, store, hold, begun, None, progress)
-        upper = int(store.sync())
         if upper <= shard.upper:
             return done or BackupInfo(Timestamp(shard.upper), Timestamp(upper), 0, 0, 0, 0.0)
         fresh = Attempt.begin(shard.blob, chain, shard.upper, upper)

@@ -68,14 +68,15 @@ class Shard:
         clock: WallClock | None = None,
         pause: Callable[[int], None] = pause_with_backoff,
         inline_bytes_max: int = 0,
+        known: State | None = None,
     ) -> Shard:
-        """Open `shard`, creating it if need be.
+        """Open `shard`, creating it if need be. From a `known` state it reads what is newer.
 
         `inline_bytes_max`: parts up to this size are kept in the state, which saves a blob each
         but hides them from other programs. Raises `UsageError` if the shard is of another rule,
         or is missing and `create` is false.
         """
-        log = StateLog(blob, consensus, shard, clock=clock or Clock(), pause=pause)
+        log = StateLog(blob, consensus, shard, clock=clock or Clock(), pause=pause, known=known)
         log.open(rule=rule.name, create=create)
         return cls(log, rule, inline_bytes_max=inline_bytes_max)
 

@@ -66,6 +66,7 @@ class Journal:
         self._lock = lock
         self._content = content
         self._policy = sync
+        self._file_bytes = file_bytes
         self._bytes_max = file_bytes  # or NO_ROOM: one check in `append` finds all that is rare
         self._records_max = file_records
         before = recovery.incarnation or identity << 32
@@ -228,6 +229,29 @@ class Journal:
         """Sync and let go of the journal. The live file goes on at the next open."""
         self._end(seal=False)
 
+    def reopen(self) -> bool:
+        """Open it again after `close`, where nobody has written since: no replay and no fsync.
+
+        False where somebody has, or it was poisoned: it stays closed, and `open` replays what is
+        there. Raises `LockedError` if another writer has it.
+        """
+        if not self._closed or self._failed is not None or self._interval is not None:
+            return False
+        with storage_errors(self._directory):
+            lock = self._files.lock(os.path.join(self._directory, LOCK_NAME))
+            try:
+                as_left = self._is_as_left()
+                if as_left:
+                    self._output = self._files.append(self._live.path(self._directory))
+            except BaseException:
+                lock.close()
+                raise
+        if not as_left:
+            lock.close()
+            return False
+        self._lock, self._closed, self._bytes_max = lock, False, self._file_bytes
+        return True
+
     def finalize(self) -> None:
         """Close, with the live file sealed under its final name: nothing is left half open."""
         self._end(seal=True)
@@ -270,6 +294,17 @@ class Journal:
     def _use(self, live: LiveFile) -> None:
         self._live, self._output, self._live_bytes = live
         self._ordinal_end = self._live.number + self._records_max
+
+    def _is_as_left(self) -> bool:
+        """Under the lock: whether the live file is the one that was closed, at its length then.
+
+        Journals only grow: who appends, rotates or seals changes a size or a name, and of what was
+        synced nothing is ever cut.
+        """
+        if list_directory(self._files, self._directory).live != self._live:
+            return False
+        with self._files.read(self._live.path(self._directory)) as file:
+            return file.seek(0, os.SEEK_END) == self._live_bytes
 
     def _tidy(self, snapshot: Callable[[], Records] | None, compact_bytes: int) -> None:
         """Drop what crashes and compactions left over; write a snapshot if replay was long."""
@@ -353,7 +388,7 @@ class Journal:
                     with self._sync_lock, self._poisoning():
                         if seal and self._next > self._live.number:
                             self._seal()
-                        else:
+                        elif self._durable < self._next - 1:
                             self._output.sync()
                             self._durable = self._next - 1
             finally:
