@@ -48,10 +48,13 @@ from kvstore.arrow import ROWS_SCHEMA
 from kvstore.clock import Clock, WallClock
 from kvstore.errors import (
     CorruptionError,
+    DeterminateError,
     FencedError,
     HistoryGoneError,
+    IndeterminateError,
     LockedError,
     NotYetWrittenError,
+    OutOfSpaceError,
     UpperMismatchError,
     UsageError,
 )
@@ -293,6 +296,9 @@ class Collection:
             delete_batch(shard.blob, replace(batch, parts=own))
             raise
         forget(shard.blob, shard.log.shard, below=upper)
+        # The backup is made; versions that stay are collected by the next.
+        with suppress(DeterminateError, IndeterminateError, OutOfSpaceError):
+            shard.collect_if_due()
         # Another script that has taken the hold meanwhile holds what it needs itself.
         with suppress(FencedError):
             hold.move(upper - 1, durable=False)

@@ -7,22 +7,20 @@ one pass over the store in columns.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from backup.shard import OP_DELETE, OP_DELETE_RANGE, OP_PUT, VERSIONS_SCHEMA
+from backup.shard.merge import key_words
 from kvstore.arrow import binary_array
 from kvstore.changes.event import Operation
 from kvstore.limits import ARROW_BYTES_MAX, ARROW_ROWS_MAX
 from kvstore.mvcc import RangeTombstone
 from kvstore.mvcc.export import VersionColumns
 from kvstore.store import Store
-
-if TYPE_CHECKING:
-    import numpy.typing as npt
 
 _OP_CODES = np.zeros(256, np.uint8)
 _OP_CODES[[Operation.UPDATE, Operation.ROW_DELETE, Operation.RANGE_DELETE]] = [
@@ -31,7 +29,6 @@ _OP_CODES[[Operation.UPDATE, Operation.ROW_DELETE, Operation.RANGE_DELETE]] = [
     OP_DELETE_RANGE,
 ]
 
-_PREFIX_BYTES = 8
 _ORDER = [("key", "ascending"), ("timestamp", "descending"), ("op", "descending")]
 
 
@@ -83,23 +80,12 @@ def _few(changes: list[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 def _order(rows: pa.RecordBatch) -> pa.Array:
     """Where each row goes. Keys that their first bytes tell apart are sorted as numbers: 0.4 ms
     for 10,000 against 1.2."""
-    prefixes = _prefixes(rows.column("key"))
+    prefixes = key_words(rows.column("key"), skip=0)
     order = np.argsort(prefixes)
     ascending = prefixes[order]
     if (ascending[1:] != ascending[:-1]).all():
         return pa.array(order)
     return pc.sort_indices(rows, _ORDER)
-
-
-def _prefixes(keys: pa.Array) -> npt.NDArray[np.uint64]:
-    """The first 8 bytes of each key, zeros where it is shorter, as numbers that sort alike."""
-    _, offsets, data = keys.buffers()
-    bounds = np.frombuffer(offsets, np.int32)[keys.offset : keys.offset + len(keys) + 1]
-    places = bounds[:-1, None] + np.arange(_PREFIX_BYTES)
-    bytes_ = np.frombuffer(data, np.uint8) if data is not None and data.size else np.zeros(1, "u1")
-    prefixes = bytes_[np.minimum(places, len(bytes_) - 1)]
-    prefixes[places >= bounds[1:, None]] = 0
-    return prefixes.view(">u8").ravel().astype(np.uint64)
 
 
 def _behind(rows: Iterator[pa.RecordBatch], after: Position) -> Iterator[pa.RecordBatch]:

@@ -1,9 +1,11 @@
-"""What backups cost: `python -m benchmarks.collections [--rows N] [--increments N]`.
+"""What backups cost: `python -m benchmarks.collections [FIGURE ...] [--rows N]`.
 
     full         rows per second of a full backup of N rows, in one process
     incremental  a backup of 10,000 changes, against copying a fresh checkpoint's new files: the
-                 ratio of the times, copy over backup
-    flat         the same backup in a store of N rows, over that in one of N / 10
+                 ratio of the times, copy over backup. The median round, and all rounds together:
+                 now and then RocksDB compacts, and then the new files are many
+    cold         the same by a new `Collection` for each backup, as a script that begins has it
+    flat         the same backup in a store of `--flat` rows, over that in one of a hundredth
     increments   many small increments are listed, verified and restored: seconds and peak memory
                  per byte of the collection, over those of a quarter as many. Linear is 1.
     scan         rows of a collection as of a time, over delta-rs reading that version
@@ -17,7 +19,6 @@ import argparse
 import gc
 import multiprocessing
 import os
-import resource
 import shutil
 import statistics
 import tempfile
@@ -34,6 +35,8 @@ from benchmarks.data import Data
 from kvstore import Store
 
 ROUNDS = 5
+LONG_ROUNDS = 30
+"""Of what takes milliseconds, and is compacted now and then."""
 CHANGES = 10_000
 _COMMIT_ROWS = 10_000
 _INCREMENT_ROWS = 100
@@ -48,19 +51,27 @@ def full_rate(place: Path, rows: int, *, rounds: int = ROUNDS) -> Iterator[float
             yield rows / seconds
 
 
-def incremental_ratios(place: Path, rows: int, *, rounds: int = ROUNDS) -> Iterator[float]:
-    """Time of copying what a checkpoint has new, over that of the backup of the same changes."""
+def incremental_costs(
+    place: Path, rows: int, *, cold: bool = False, rounds: int = LONG_ROUNDS
+) -> Iterator[tuple[float, float]]:
+    """Seconds of a backup, and of copying what a checkpoint has new, round by round.
+
+    Both sides end durable: the backup with its part, its folder and its consensus fsynced, the
+    copy with every new file and its folder. The store's commits are durable before (the default).
+    """
     data = Data(rows)
-    with kvstore.open(place / "store", durability="async") as store:
+    with kvstore.open(place / "store") as store:
         _fill(store, data)
         collection, copies = Collection(place / "collection"), Copies(store, place / "copies")
         collection.backup(store)
         copies.take()
         for number in range(rounds):
             _update(store, data, step=number)
+            if cold:
+                collection = Collection(place / "collection")
             sides: list[Callable[[], Any]] = [partial(collection.backup, store), copies.take]
             seconds = {side: _timed(side) for side in sides[:: 1 if number % 2 else -1]}
-            yield seconds[sides[1]] / seconds[sides[0]]
+            yield seconds[sides[0]], seconds[sides[1]]
 
 
 class Copies:
@@ -84,9 +95,9 @@ class Copies:
         shutil.rmtree(checkpoint)
 
 
-def flat_ratios(place: Path, rows: int, *, rounds: int = ROUNDS) -> Iterator[float]:
-    """Time of an incremental backup in a store of `rows`, over that in one of a tenth."""
-    sizes = {"large": Data(rows), "small": Data(rows // 10)}
+def flat_ratios(place: Path, rows: int, *, rounds: int = LONG_ROUNDS) -> Iterator[float]:
+    """Time of an incremental backup in a store of `rows`, over that in one of a hundredth."""
+    sizes = {"large": Data(rows), "small": Data(rows // 100)}
     stores = {name: kvstore.open(place / name, durability="async") for name in sizes}
     try:
         collections = {name: Collection(place / f"{name}-backups") for name in sizes}
@@ -157,10 +168,16 @@ def _measure(action: str, home: Path, said: Connection) -> None:
         "restore": partial(collection.restore, home / "restored"),
     }
     gc.collect()
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    before = _peak_kilobytes()
     seconds = _timed(actions[action])
-    grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+    grown = _peak_kilobytes() - before
     said.send(Cost(seconds, max(grown, 1024) * 1024))
+
+
+def _peak_kilobytes() -> int:
+    """Of this process alone: `ru_maxrss` begins with what the parent had when it forked."""
+    status = Path("/proc/self/status").read_text()
+    return int(status.partition("VmHWM:")[2].split()[0])
 
 
 def scan_ratios(place: Path, rows: int, *, rounds: int = ROUNDS) -> Iterator[float]:
@@ -199,7 +216,8 @@ def _fill(store: Store, data: Data) -> None:
 
 def _put(store: Store, data: Data, at: int, count: int) -> None:
     with store.batch(durability="async") as batch:
-        keys, values = data.keys[at : at + count], data.values[at : at + count]
+        keys = data.keys[at : at + count]
+        values = data.first_values(at, len(keys))
         for key, value in zip(keys, values, strict=True):
             batch.put(key, value)
 
@@ -226,24 +244,47 @@ def _fsync(path: Path) -> None:
 
 def main() -> None:
     """Print each figure: its median, and the least and the largest of the rounds."""
+    figures: dict[str, Callable[[argparse.Namespace], None]] = {
+        "full": lambda options: _show("full, rows/s", full_rate, options.rows),
+        "incremental": lambda options: _show_incremental("incremental", options.rows, cold=False),
+        "cold": lambda options: _show_incremental("cold incremental", options.rows, cold=True),
+        "flat": lambda options: _show("flat, N over N / 100", flat_ratios, options.flat),
+        "scan": lambda options: _show("scan, over delta-rs", scan_ratios, options.rows),
+        "increments": lambda options: _show_increments(options.increments),
+    }
     parser = argparse.ArgumentParser(description="what backups cost")
+    parser.add_argument("figures", nargs="*", choices=[*figures, []], default=list(figures))
     parser.add_argument("--rows", type=int, default=1_000_000)
+    parser.add_argument("--flat", type=int, default=10_000_000)
     parser.add_argument("--increments", type=int, default=400)
     options = parser.parse_args()
-    for name, measure in {
-        "full, rows/s": full_rate,
-        "incremental, copy over backup": incremental_ratios,
-        "flat, N over N / 10": flat_ratios,
-        "scan, over delta-rs": scan_ratios,
-    }.items():
-        with tempfile.TemporaryDirectory(dir=".") as place:
-            found = sorted(measure(Path(place), options.rows))
-        print(f"{name:32} {statistics.median(found):12.2f} {found[0]:12.2f} .. {found[-1]:.2f}")
+    for name in options.figures:
+        figures[name](options)
+
+
+def _show(name: str, measure: Callable[[Path, int], Iterator[float]], rows: int) -> None:
     with tempfile.TemporaryDirectory(dir=".") as place:
-        for name, seconds, memory in increment_ratios(Path(place), options.increments):
-            print(
-                f"{options.increments} increments, {name:10} time {seconds:.2f} memory {memory:.2f}"
-            )
+        _print(name, list(measure(Path(place), rows)))
+
+
+def _show_incremental(name: str, rows: int, *, cold: bool) -> None:
+    with tempfile.TemporaryDirectory(dir=".") as place:
+        costs = list(incremental_costs(Path(place), rows, cold=cold))
+    ours, copies = zip(*costs, strict=True)
+    _print(f"{name}, ms", [1000 * seconds for seconds in ours])
+    _print(f"{name}, copy over backup", [copy / backup for backup, copy in costs])
+    _print(f"{name}, the same in total", [sum(copies) / sum(ours)])
+
+
+def _show_increments(increments: int) -> None:
+    with tempfile.TemporaryDirectory(dir=".") as place:
+        for name, seconds, memory in increment_ratios(Path(place), increments):
+            print(f"{increments} increments, {name:10} time {seconds:.2f} memory {memory:.2f}")
+
+
+def _print(name: str, found: list[float]) -> None:
+    low, high = min(found), max(found)
+    print(f"{name:40} {statistics.median(found):12.2f} {low:12.2f} .. {high:.2f}", flush=True)
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ import base64
 import json
 import struct
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -165,6 +165,16 @@ def apply_diffs(state: State, diffs: Sequence[Diff], *, where: str) -> State:
         raise
     except (KeyError, TypeError, ValueError) as error:
         raise CorruptionError(where, f"the steps do not fit v{state.seqno} ({error!r})") from error
+
+
+def blobs_named(state: State, diffs: Iterable[Diff]) -> set[str]:
+    """The blobs that `state`, or any of the states that `diffs` lead to from it, needs."""
+    named = set(state.blobs())
+    for diff in diffs:
+        for batch in diff.changed.get("batches", {}).values():
+            named |= decode_batch(batch).names()
+        named.update(diff.changed.get("rollups", {}).values())
+    return named
 
 
 def _same(old: Any, new: Any) -> bool:

@@ -150,7 +150,21 @@ class StateLog:
         return self._retrying(call)
 
     def live_states(self) -> list[State]:
-        """Every version from the earliest live one on, ascending. Costs a scan of all."""
+        """Every version from the earliest live one on, ascending. O(versions x batches)."""
+        earliest, diffs = self.live_diffs()
+        states = [earliest]
+        for diff in diffs:
+            where = self._where(diff.seqno)
+            states.append(codec.apply_diffs(states[-1], [diff], where=where))
+        return states
+
+    def live_diffs(self) -> tuple[State, list[codec.Diff]]:
+        """The earliest live version, and the steps behind it. O(versions): a scan of all."""
+        earliest, versions = self._live_versions()
+        return earliest, [self._decoded(version) for version in versions]
+
+    def _live_versions(self) -> tuple[State, list[Versioned]]:
+        """The earliest live version, and the steps behind it."""
         for attempt in range(ATTEMPTS_MAX):
             if attempt:
                 self._pause(attempt)
@@ -160,10 +174,7 @@ class StateLog:
             rollup = None if name is None else self.retrying(partial(self._read_rollup, name))
             if rollup is None:
                 continue  # collected since the scan, or the scan was stale
-            states: list[State] = [rollup]
-            for version in versions[1:]:
-                states.append(self._after(states[-1], [version]))
-            return states
+            return rollup, versions[1:]
         where = f"shard {self.shard}"
         raise CorruptionError(where, "its earliest version has no rollup", "restore the blob")
 
@@ -249,8 +260,11 @@ class StateLog:
 
     def _after(self, state: State, versions: list[Versioned]) -> State:
         """The state that `versions`, one after the other, lead to."""
-        diffs = [codec.decode_diff(v.data, where=self._where(v.seqno)) for v in versions]
+        diffs = [self._decoded(version) for version in versions]
         return codec.apply_diffs(state, diffs, where=self._where(versions[-1].seqno))
+
+    def _decoded(self, version: Versioned) -> codec.Diff:
+        return codec.decode_diff(version.data, where=self._where(version.seqno))
 
     def _read_rollup(self, name: str) -> State | None:
         data = self.blob.get(name)

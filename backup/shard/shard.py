@@ -184,9 +184,13 @@ class Shard:
         gc.prepare(self.log)
         return gc.collect(self.log)
 
+    def collect_if_due(self) -> None:
+        """`gc`, once so many versions have piled up that it pays; asking costs nothing."""
+        gc.collect_if_due(self.log)
+
     def maintain(self) -> None:
         """What every user of a shard should do now and then: expire, compact, collect if due."""
-        self.log.apply(c.ExpireLapsed(self.log.clock.wall_ns()))
+        gc.expire_lapsed(self.log)
         compact.merge_pending(self.log)
         gc.collect_if_due(self.log)
 

@@ -26,7 +26,7 @@ from types import TracebackType
 from kvstore.errors import ClosedError, LockedError, PoisonedError, UsageError
 from kvstore.journal.files import OS_FILES, Files, Lock, storage_errors, write_all
 from kvstore.journal.live import LiveFile, continue_live, create_live, seal_live
-from kvstore.journal.names import COMPACTING_NAME, LOCK_NAME, list_directory
+from kvstore.journal.names import COMPACTING_NAME, LOCK_NAME, FileName, list_directory
 from kvstore.journal.records import encode, encode_many, require_payload, require_payloads
 from kvstore.journal.recovery import Apply, Recovery, replay
 from kvstore.journal.snapshot import SnapshotInfo, remove_superseded, write_snapshot
@@ -292,6 +292,7 @@ class Journal:
     # -- opening ------------------------------------------------------------------------------
 
     def _use(self, live: LiveFile) -> None:
+        self._live: FileName
         self._live, self._output, self._live_bytes = live
         self._ordinal_end = self._live.number + self._records_max
 
