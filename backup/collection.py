@@ -48,10 +48,13 @@ from kvstore.arrow import ROWS_SCHEMA
 from kvstore.clock import Clock, WallClock
 from kvstore.errors import (
     CorruptionError,
+    DeterminateError,
     FencedError,
     HistoryGoneError,
+    IndeterminateError,
     LockedError,
     NotYetWrittenError,
+    OutOfSpaceError,
     UpperMismatchError,
     UsageError,
 )
@@ -238,7 +241,9 @@ class Collection:
 
     def _hold(self, store: Store, name: str, lower: int, max_age: timedelta | None) -> Hold:
         try:
-            return store.hold(name, at=lower - 1 if lower else None, max_age=max_age)
+            # Durable with the sync that every backup makes before it reads.
+            at = lower - 1 if lower else None
+            return store.hold(name, at=at, max_age=max_age, durable=False)
         except HistoryGoneError as error:
             raise _chain_broken(lower - 1, error.since) from error
 
@@ -251,11 +256,11 @@ class Collection:
         progress: Callable[[int], None] | None,
     ) -> BackupInfo:
         """Finish the window that a killed backup began, if there is one, and take the next."""
+        upper = int(store.sync())
         chain, done = shard.log.shard, None
         begun = find(shard.blob, chain, shard.upper)
         if begun is not None and int(hold.timestamp) < begun.upper:
             done = self._append_window(shard, store, hold, begun, None, progress)
-        upper = int(store.sync())
         if upper <= shard.upper:
             return done or BackupInfo(Timestamp(shard.upper), Timestamp(upper), 0, 0, 0, 0.0)
         fresh = Attempt.begin(shard.blob, chain, shard.upper, upper)
@@ -291,6 +296,9 @@ class Collection:
             delete_batch(shard.blob, replace(batch, parts=own))
             raise
         forget(shard.blob, shard.log.shard, below=upper)
+        # The backup is made; versions that stay are collected by the next.
+        with suppress(DeterminateError, IndeterminateError, OutOfSpaceError):
+            shard.collect_if_due()
         # Another script that has taken the hold meanwhile holds what it needs itself.
         with suppress(FencedError):
             hold.move(upper - 1, durable=False)

@@ -208,11 +208,14 @@ class Committer:
             return self.upper
 
     def sync(self) -> Timestamp:
-        """Close the time until now, make everything below `upper` durable, and return it."""
+        """Close the time until now, make all that is written durable, and return `upper`."""
+        before = self.upper
         upper = self.close_upto_now()
         with self.lock:
             if self.capture.has_pending:
                 self.write_meta(self.capture.stage, durable=False)
+        if upper == before:  # no time has passed: what lies beside the timeline may still wait
+            self.persist()
         self._wait_durable(upper)
         return upper
 
@@ -313,7 +316,7 @@ class Committer:
         """Wait until all that is written is on disk, records beside the timeline included. One
         fsync, outside the lock: commits go on."""
         self.require_healthy()
-        self._guarded(self._engine.sync)
+        self._sync_upto(self.upper)
 
     def make_durable(self) -> Timestamp:
         """Wait until all that is written is durable; returns the `upper` it covers."""

@@ -75,6 +75,7 @@ class PartBuilder:
         self._diff_sum: int | None = 0 if rule.name == "diffs" else None
         self.rows = 0
         self.nbytes = 0
+        """Of the batches that it has, or is about to get: its user counts."""
 
     def add_row_group(self, batch: pa.RecordBatch) -> None:
         """Append `batch`, not empty, which follows what was added before."""
@@ -90,7 +91,6 @@ class PartBuilder:
             self._diff_sum += sum(column_numpy(batch, "diff").tolist())
         self._writer.write_batch(batch, row_group_size=batch.num_rows)
         self.rows += batch.num_rows
-        self.nbytes += batch.nbytes
 
     @property
     def is_full(self) -> bool:

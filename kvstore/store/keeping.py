@@ -57,16 +57,24 @@ class Keeping(Following):
                 at,
             )
 
-    def hold(self, name: str, at: TimeLike | None = None, max_age: timedelta | None = None) -> Hold:
+    def hold(
+        self,
+        name: str,
+        at: TimeLike | None = None,
+        max_age: timedelta | None = None,
+        *,
+        durable: bool = True,
+    ) -> Hold:
         """Keep history from `at` on until the hold is moved or released, over restarts too.
 
         Taking a hold that exists fences its owner. One that falls behind further than `max_age`
-        is invalidated when GC wants the space.
+        is invalidated when GC wants the space. If not `durable`, a crash before the next `sync`
+        undoes it: for who syncs anyway, and saves an fsync.
         """
         when = None if at is None else to_timestamp(at, name="at")
         _require_age(max_age, name="max_age")
         self._live()
-        return self._holds.take(name, at=when, max_age=max_age)
+        return self._holds.take(name, at=when, max_age=max_age, durable=durable)
 
     def holds(self) -> list[HoldRecord]:
         """All holds, by name."""
