@@ -12,6 +12,8 @@ mode at hand, or contradicts itself is an error: an option that does nothing is 
     stream       as changes, without an end; maxRowsPerTrigger | maxBytesPerTrigger
                  failOnDataLoss
     batch reads  pushdown
+    collections  keyFile | passphraseEnv | passphraseFile          references: no secret travels
+                 endpoint  region  skipSignature                   of an object store
     write        path  compression
 """
 
@@ -28,6 +30,7 @@ from kvstore.errors import UsageError
 from kvstore.limits import ARROW_BYTES_MAX, ARROW_ROWS_MAX
 from kvstore.span import Span
 from kvstore.timestamp import Timestamp, to_timestamp
+from spark_connector.access import Access
 
 Mode: TypeAlias = Literal["state", "changes", "stream", "write"]
 
@@ -46,7 +49,15 @@ _READ = {
     "batchrows": "batchRows",
     "batchbytes": "batchBytes",
     "readchangefeed": "readChangeFeed",
+    "keyfile": "keyFile",
+    "passphraseenv": "passphraseEnv",
+    "passphrasefile": "passphraseFile",
+    "endpoint": "endpoint",
+    "region": "region",
+    "skipsignature": "skipSignature",
 }
+_SECRETS = {"passphrase", "access_key_id", "secret_access_key", "session_token", "account_key"}
+"""Would be in plans, logs and checkpoints of streams."""
 _WINDOW = {
     "startingtimestamp": "startingTimestamp",
     "startingaftertimestamp": "startingAfterTimestamp",
@@ -92,7 +103,7 @@ _DECODERS: Final[Mapping[str, Callable[[str], bytes]]] = {
 class ReadOptions:
     """The options of one read, checked. Times are None where they were not given."""
 
-    path: str
+    access: Access
     span: Span
     columns: tuple[str, ...] | None
     partitions: int | None
@@ -126,7 +137,7 @@ def read_options(options: Mapping[str, str], mode: Mode) -> ReadOptions:
     if mode == "stream" and not _flag(given, "readchangefeed", default=False):
         raise UsageError("a stream reads changes", 'say so: .option("readChangeFeed", "true")')
     return ReadOptions(
-        path=given["path"],
+        access=_access(given),
         span=_span(given),
         columns=_columns(given),
         partitions=_count(given, "numpartitions", at_most=PARTITIONS_MAX),
@@ -148,6 +159,12 @@ def honoured(options: Mapping[str, str], mode: Mode) -> dict[str, str]:
     if "paths" in given:
         raise UsageError("several paths are given", "read one at a time, and unite the frames")
     for name in given:
+        if name in _SECRETS:
+            raise UsageError(
+                f"option {name} is a secret, and options are written to plans and logs",
+                "pass keyFile, passphraseFile or passphraseEnv; object stores' credentials come "
+                "from the environment",
+            )
         if name not in _KNOWN:
             known = ", ".join(sorted(_HONOURED[mode].values()))
             raise UsageError(f"option {name!r} is not known", f"{_MODE_TEXT[mode]} takes {known}")
@@ -215,6 +232,18 @@ def _span(given: Mapping[str, str]) -> Span:
     if "keyencoding" in given and bounds == [None, None, None]:
         raise UsageError("keyEncoding is given without a key", "remove it")
     return Span.of(*bounds)
+
+
+def _access(given: Mapping[str, str]) -> Access:
+    return Access(
+        given["path"],
+        key_file=given.get("keyfile"),
+        passphrase_env=given.get("passphraseenv"),
+        passphrase_file=given.get("passphrasefile"),
+        endpoint=given.get("endpoint"),
+        region=given.get("region"),
+        skip_signature=_flag(given, "skipsignature", default=False),
+    )
 
 
 def _columns(given: Mapping[str, str]) -> tuple[str, ...] | None:

@@ -19,10 +19,10 @@ from backup import Collection
 from kvstore import Change, Span, Store
 from kvstore.changes import Revisions
 from kvstore.errors import HistoryGoneError, NotAStoreError, UsageError
-from spark_connector.options import read_options
+from spark_connector.options import Mode, read_options
 from spark_connector.origin import Place, find, open_origin
 from spark_connector.schema import CHANGES, STATE, arrow_schema
-from spark_connector.source import Piece, pieces, read_piece, require_window
+from spark_connector.source import Piece, Reader, pieces, read_piece, require_window
 
 KEYS = [bytes([a, b]) for a in (0, 97, 98, 255) for b in (0, 1, 120)] + [b"", b"a", b"aaa"]
 
@@ -125,6 +125,53 @@ def _changes(table: pa.Table) -> list[Change]:
     names = ["_commit_version", "_change_type", "key", "end_key", "value"]
     columns = [table[name].to_pylist() for name in names]
     return [Change(*row) for row in zip(*columns, strict=True)]
+
+
+def test_an_older_chain_is_read_as_of_its_times_and_stays_chosen(tmp_path: Path) -> None:
+    """Also by tasks that were planned before the newest chain was begun."""
+    collection = Collection(tmp_path / "c")
+    with kvstore.open(tmp_path / "store") as store:
+        store.put(b"a", b"1")
+        old = store.put(b"b", b"2")
+        collection.backup(store)
+        store.delete(b"a")
+        then = store.put(b"c", b"3")
+        collection.backup(store)
+        store.put(b"d", b"4")
+        planned = Piece(
+            find(str(tmp_path / "c"))._replace(chain=collection.chain().name),  # type: ignore[union-attr]
+            Span(),
+            Span(),
+            None,
+            old,
+            False,
+        )
+        store.gc(before=store.upper - 1)
+        collection.backup(store, full=True)
+        assert collection.show().chains == 2
+        assert collection.since > old
+        place = find(str(tmp_path / "c"))
+
+        def keys(**text: str) -> list[bytes]:
+            mode: Mode = "changes" if "readChangeFeed" in text else "state"
+            options = read_options({"path": str(tmp_path / "c"), **text}, mode)
+            reader = Reader(options, STATE, changes=mode == "changes")
+            batches = [b for piece in reader.partitions() for b in reader.read(piece)]
+            return [key for batch in batches for key in batch.column("key").to_pylist()]
+
+        assert keys() == [b"b", b"c", b"d"]
+        assert keys(timestampAsOf=str(int(old))) == [b"a", b"b"]
+        assert keys(timestampAsOf=str(int(then))) == [b"b", b"c"]
+        window = {"readChangeFeed": "true", "startingTimestamp": str(int(old))}
+        assert keys(**window, endingTimestamp=str(int(then))) == [b"a", b"c"]
+        with pytest.raises(HistoryGoneError):
+            keys(**window)  # up to now: no chain has all of it
+        options = read_options({"path": place.path}, "state")
+        (batch,) = read_piece(planned, options, arrow_schema(STATE))
+        assert batch.column("key").to_pylist() == [b"a", b"b"]
+        collection.expire(before=store.upper - 1)
+        with pytest.raises(UsageError, match=r"no chain .* any more"):
+            list(read_piece(planned, options, arrow_schema(STATE)))
 
 
 @pytest.mark.parametrize("seed", range(4))
