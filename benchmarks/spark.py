@@ -7,7 +7,7 @@ counts: the machine drifts by more than the differences that matter.
                 delta-rs               the same job as a user of delta-rs would write it
     read        collection, checkpoint against native Parquet of the same rows
     changes     collection             against native Parquet of the same rows
-    backup      one process            rows per second (no Spark in it)
+    backup      two tasks at a time    against one process, of the same store
 
 Rows are 16 random bytes of key and 100 of value. A noop sink takes what is read.
 """
@@ -29,9 +29,11 @@ import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
 
 import kvstore
-from backup import Collection
+from backup import BackupInfo, Collection
+from kvstore import Store
 from kvstore.arrow import binary_array
 from spark_connector import register, run_import, session
+from spark_connector.jobs import backup as backup_job
 
 KEY_BYTES, VALUE_BYTES = 16, 100
 FILES = 4
@@ -54,6 +56,9 @@ def main() -> None:
         report("load", given.rows, measure(loads, given.rounds), "spark sort")
         reads = read_workloads(spark, source, directory)
         report("read", given.rows, measure(reads, given.rounds), "native parquet")
+        with kvstore.open(directory / "store") as store:
+            backups = backup_workloads(spark, store, directory)
+            report("backup", given.rows, measure(backups, given.rounds), "one process")
     finally:
         spark.stop()
         shutil.rmtree(directory, ignore_errors=True)
@@ -117,10 +122,7 @@ def read_workloads(
     )
     with kvstore.open(directory / "store") as store:
         run_import(df, store, "key", "value", partitions=FILES)
-        started = time.perf_counter()
-        rows = Collection(directory / "collection").backup(store).rows
-        seconds = time.perf_counter() - started
-        print(json.dumps({"figure": "backup, one process", "rows_per_s": round(rows / seconds)}))
+        Collection(directory / "collection").backup(store)
         store.checkpoint(directory / "checkpoint")
     ours = spark.read.format("kvstore")
     changes = {"readChangeFeed": "true", "startingTimestamp": "0"}
@@ -131,6 +133,26 @@ def read_workloads(
         "changes of a collection": ours.options(**changes).load(str(directory / "collection")),
     }
     return {name: drained(each) for name, each in reads.items()}
+
+
+def backup_workloads(
+    spark: SparkSession, store: Store, directory: Path
+) -> dict[str, Callable[[], None]]:
+    """A full backup of the store, each time into a new collection."""
+    counter = iter(range(1 << 30))
+
+    def backed_up(take: Callable[[str], BackupInfo]) -> Callable[[], None]:
+        def run() -> None:
+            path = directory / f"backup-{next(counter)}"
+            take(str(path))
+            shutil.rmtree(path)
+
+        return run
+
+    return {
+        "one process": backed_up(lambda url: Collection(url).backup(store)),
+        "spark": backed_up(lambda url: backup_job.backup(spark, store, url)),
+    }
 
 
 def drained(df: DataFrame) -> Callable[[], None]:
