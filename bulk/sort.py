@@ -1,11 +1,10 @@
-"""Sorting rows by key in bounded memory, for imports that are built without Spark.
+"""Sorting rows by key in bounded memory.
 
-Rows up to `SORT_BYTES_MAX` are sorted in Arrow and handed on. Beyond, each such run goes to disk
-as an Arrow file. The runs are then read together, range of keys by range of keys: the keys that
-cut them are sampled so that a range has half a run's bytes in all runs together, and a range is
-sorted in Arrow again. No row is touched in Python, and none is compared more often than by two
-sorts. (Keys that differ much in the size of their values make ranges uneven; rows of one key are
-always in one range.)
+Rows up to `SORT_BYTES_MAX` are sorted and handed on. Beyond, each such run goes to disk as an Arrow
+file. The runs are then read together, range of keys by range of keys: the keys that cut them are
+sampled so that a range has half a run's bytes in all runs together, and a range is sorted again.
+No row is touched in Python, and none is compared more often than by two sorts. (Keys that differ
+much in the size of their values make ranges uneven; rows of one key are always in one range.)
 
 Invariants
 1. Rows of one key stay in the order they came in: both sorts are stable, runs are read in order.
@@ -19,6 +18,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Final, Literal, TypeAlias
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -28,6 +29,8 @@ from kvstore.limits import ARROW_ROWS_MAX, SORT_BYTES_MAX
 Duplicates: TypeAlias = Literal["error", "last"]
 
 _SAMPLES_PER_RUN: Final = 1024
+_FIRST_BYTES: Final = np.array([(1 << 64) - (1 << 8 * (8 - n)) for n in range(9)], np.uint64)
+"""Masks of the first n bytes of eight."""
 
 
 def sorted_batches(
@@ -53,39 +56,83 @@ def sorted_batches(
         waiting.append(batch)
         size += batch.nbytes
         if size >= bytes_max:
-            runs.append(_spill(waiting, scratch / f"run-{len(runs):06d}.arrow"))
-            waiting, size = [], 0
+            runs.append(_spill(_let_go(waiting), scratch / f"run-{len(runs):06d}.arrow"))
+            size = 0
     if not runs:
         if waiting:
-            yield from _in_order(pa.Table.from_batches(waiting), duplicates)
+            yield from _in_order(_let_go(waiting), duplicates)
         return
     if waiting:
-        runs.append(_spill(waiting, scratch / f"run-{len(runs):06d}.arrow"))
+        runs.append(_spill(_let_go(waiting), scratch / f"run-{len(runs):06d}.arrow"))
     opened = [pa.ipc.open_file(pa.memory_map(str(run))).read_all() for run in runs]
     for part in _ranges(opened, bytes_max // 2):
-        yield from _in_order(part, duplicates)
+        yield from _in_order(part.combine_chunks(), duplicates)
 
 
-def _spill(batches: Sequence[pa.RecordBatch], path: Path) -> Path:
+def _let_go(waiting: list[pa.RecordBatch]) -> pa.Table:
+    """The batches as one table of one chunk; the list is empty then, and its memory free."""
+    table = pa.Table.from_batches(waiting).combine_chunks()
+    waiting.clear()
+    return table
+
+
+def _spill(table: pa.Table, path: Path) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
-    table = _sorted(pa.Table.from_batches(batches)).combine_chunks()
     with pa.ipc.new_file(str(path), table.schema) as file:
-        file.write_table(table)
+        file.write_table(table.take(_order(table)).combine_chunks())
     return path
 
 
-def _sorted(table: pa.Table) -> pa.Table:
-    # Arrow's sort of one column is stable, and says so.
-    return table.take(pc.array_sort_indices(table.column("key").combine_chunks()))
-
-
 def _in_order(table: pa.Table, duplicates: Duplicates) -> Iterator[pa.RecordBatch]:
-    table = _sorted(table)
-    if duplicates == "last" and table.num_rows > 1:
-        keys = table.column("key").combine_chunks()
+    order = _order(table)
+    if duplicates == "last" and len(order) > 1:
+        keys = table.column("key").combine_chunks().take(order)
         is_last = pc.not_equal(keys[:-1], keys[1:])
-        table = table.filter(pa.concat_arrays([is_last, pa.array([True])]))
-    yield from table.to_batches(max_chunksize=ARROW_ROWS_MAX)
+        order = order.filter(pa.concat_arrays([is_last, pa.array([True])]))
+    # Taken batch by batch: rows and a sorted copy of all of them are never there together.
+    for first in range(0, len(order), ARROW_ROWS_MAX):
+        yield from table.take(order.slice(first, ARROW_ROWS_MAX)).combine_chunks().to_batches()
+
+
+def _order(table: pa.Table) -> pa.Array:
+    """The places of the rows by key, those of equal keys as they are.
+
+    Eight bytes of each key, from where keys begin to differ, sort as one number: 0.1 us per row,
+    where comparing keys costs 0.5. Only rows in which these are equal are compared further.
+    """
+    keys = table.column("key").combine_chunks()
+    if keys.null_count or keys.type != pa.binary():
+        return pc.array_sort_indices(keys)
+    words = _words(keys)
+    order = np.argsort(words)
+    ascending = words[order]
+    same = ascending[1:] == ascending[:-1]
+    if same.any():
+        tied = np.append(same, False) | np.append(False, same)
+        # In order of arrival, for Arrow's sort of one array is stable, and says so.
+        rows = np.sort(order[tied])
+        order[tied] = rows[pc.array_sort_indices(keys.take(pa.array(rows))).to_numpy()]
+    return pa.array(order)
+
+
+def _words(keys: pa.Array) -> npt.NDArray[np.uint64]:
+    """Of each key the eight bytes behind what all have in common, as numbers that sort alike.
+
+    Shorter keys are filled with zeros: those may tie with others, and are never out of order.
+    """
+    if not len(keys):
+        return np.empty(0, np.uint64)
+    least, greatest = pc.min_max(keys).as_py().values()
+    pairs = enumerate(zip(least, greatest, strict=False))
+    common = next((at for at, (a, b) in pairs if a != b), len(least))
+    _, offsets, data = keys.buffers()
+    places = np.frombuffer(offsets, np.int32)[keys.offset : keys.offset + len(keys) + 1]
+    padded = (data.to_pybytes() if data else b"") + bytes(8)
+    at_every_byte = np.ndarray((len(padded) - 7,), ">u8", padded, strides=(1,))
+    starts = places[:-1] + common
+    lengths = np.minimum(places[1:] - starts, 8)
+    words: npt.NDArray[np.uint64] = at_every_byte[starts].astype(np.uint64) & _FIRST_BYTES[lengths]
+    return words
 
 
 def _ranges(runs: Sequence[pa.Table], range_bytes: int) -> Iterator[pa.Table]:

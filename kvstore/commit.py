@@ -83,6 +83,8 @@ class Committer:
         self._durable = upper
         self._synced = threading.Condition()
         self._syncing = False
+        self.is_healthy = True
+        """Whether `require_healthy` would pass: hot readers look at this instead."""
         self._poison = ""
         self._is_finished = False
         self._published = threading.Condition()
@@ -92,6 +94,11 @@ class Committer:
     def durable(self) -> Timestamp:
         """Everything below it survives a crash."""
         return Timestamp(self._durable)
+
+    @property
+    def coming(self) -> int:
+        """Up to where entries above `upper` may be stored already: a replica's window. Else 0."""
+        return 0
 
     # -- writing ----------------------------------------------------------------------------
 
@@ -218,7 +225,7 @@ class Committer:
             if not self._poison:
                 self.write_meta(stage_end)
         finally:
-            self._is_finished = True
+            self._is_finished, self.is_healthy = True, False
             self.wake()
 
     def observe(self, timestamp: int) -> None:
@@ -345,14 +352,17 @@ class Committer:
             publish()
             self.upper = upper
         except BaseException as error:
-            self._poison = self._poison or f"interrupted: {type(error).__name__}"
+            self._set_poison(self._poison or f"interrupted: {type(error).__name__}")
             raise
+
+    def _set_poison(self, reason: str) -> None:
+        self._poison, self.is_healthy = reason, False
 
     def _guarded(self, action: Callable[[], None]) -> None:
         try:
             action()
         except KVStoreError as error:
-            self._poison = error.what if isinstance(error, OutOfSpaceError) else str(error)
+            self._set_poison(error.what if isinstance(error, OutOfSpaceError) else str(error))
             self.wake()
             raise
 

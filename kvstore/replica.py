@@ -68,6 +68,10 @@ class ReplicaCommitter(Committer):
         """The id of the store it follows; None once it is promoted."""
         return self._source
 
+    @property
+    def coming(self) -> int:
+        return self._pending
+
     # -- what a replica refuses -------------------------------------------------------------
 
     def require_commits(self) -> None:

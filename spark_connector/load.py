@@ -1,11 +1,13 @@
 """A DataFrame into a store, by Spark, as one import: `bulk_import`, or `stage_import` and later
 `bulk.ingest`.
 
-    range-partition by key -> sort -> one SST per task (mapInArrow) -> manifest -> add
+    sample keys -> range-partition -> sort, one SST per task (mapInArrow) -> manifest -> add
 
-The SSTs are built in Spark's workers; the manifest is written and the import added in the process
-that called, for only that one has the store. What tasks return is their only result: a part
-that no result names was left by a failed or superseded attempt, and is never added.
+The SSTs are sorted and built in Spark's workers: Spark's own sort of whole rows takes longer than
+ours of numbers made of keys. Only where an order decides among repeated keys does Spark sort, for
+that order is one of its values. The manifest is written and the import added in the process that
+called, for only that one has the store. What tasks return is their only result: a part that
+no result names was left by a failed or superseded attempt, and is never added.
 
 A DataFrame is computed twice (once to sample its keys), and again where a task is retried: one
 whose rows change between runs (`rand()`, `current_timestamp()`) gives an import of some of them.
@@ -18,6 +20,7 @@ import pickle
 import secrets
 import shutil
 import time
+import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,14 +33,28 @@ from pyspark.sql import Column, DataFrame
 import bulk
 from bulk.ingest import INGEST_DIRECTORY, OnConflict
 from bulk.part import Part, PartWriter
+from bulk.sort import sorted_batches
 from bulk.staging import Manifest
 from kvstore.errors import KeyOrderError, UsageError
 from kvstore.store import Store
 from kvstore.timestamp import Timestamp
 from spark_connector.progress import Progress, watched
-from spark_connector.rows import KEY, Columns, Duplicates, sorted_rows
+from spark_connector.rows import (
+    KEY,
+    Columns,
+    Duplicates,
+    chosen,
+    in_order,
+    parted,
+    require_order,
+    sampled_splits,
+    wanted_partitions,
+)
+from spark_connector.worker import spare_the_collector
 
 _RESULT_SCHEMA: Final = "result binary"
+_SCRATCH: Final = "sorting"
+"""In the staging directory: where tasks sort what does not fit their memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,22 +200,20 @@ def stage_import(
 
     Raises `UsageError` on bad columns, duplicates and null keys or values; `staging` is gone then.
     """
-    rows = sorted_rows(
-        df,
-        key,
-        value,
-        op=op,
-        partitions=partitions,
-        splits=splits,
-        duplicates=duplicates,
-        order_by=order_by,
-    )
+    require_order(duplicates, order_by)
+    count = wanted_partitions(df, partitions, splits)
+    rows = chosen(df, key, value, op=op, order_by=order_by)
     directory = Path(staging)
     staged = bulk.Import.create(directory, import_id=import_id)
-    build = _builder(directory.resolve(), staged.import_id, drop_repeats=duplicates == "last")
+    build = _builder(directory.resolve(), staged.import_id, is_sorted=duplicates == "last")
     try:
         with watched(df.sparkSession, progress):
-            collected = rows.mapInArrow(build, _RESULT_SCHEMA).collect()
+            cuts = sampled_splits(rows, count) if splits is None else splits
+            ready = parted(rows, count, cuts)
+            if duplicates == "last":
+                ready = in_order(ready)
+            collected = ready.mapInArrow(build, _RESULT_SCHEMA).collect()
+        shutil.rmtree(directory / _SCRATCH, ignore_errors=True)
         return staged.seal(_parts(directory, [pickle.loads(row[0]) for row in collected]))
     except BaseException:
         shutil.rmtree(directory, ignore_errors=True)
@@ -229,21 +244,29 @@ def _parts(directory: Path, results: Iterable[Part | _Refusal]) -> list[Part]:
 
 
 def _builder(
-    staging: Path, import_id: int, *, drop_repeats: bool
+    staging: Path, import_id: int, *, is_sorted: bool
 ) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """The task: batches of sorted rows in, one part out, named in the task's only result."""
+    """The task: a partition's rows in, one part out, named in the task's only result.
+
+    Rows come in any order, each key once; or sorted, of equal keys the one to take first.
+    """
 
     def build(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        spare_the_collector()
+        scratch = staging / _SCRATCH / uuid.uuid4().hex
+        rows = _without_repeats(batches) if is_sorted else sorted_batches(batches, scratch)
         result: Part | _Refusal | None
         try:
             with PartWriter(staging, import_id) as writer:
-                for batch in _without_repeats(batches) if drop_repeats else batches:
+                for batch in rows:
                     writer.write(batch)
                 result = writer.finish()
         except KeyOrderError as error:
             result = _Refusal(error.what, error.remedy, twice=error.key)
         except UsageError as error:
             result = _Refusal(error.what, error.remedy)
+        finally:
+            shutil.rmtree(scratch, ignore_errors=True)
         if result is not None:
             yield pa.record_batch({"result": pa.array([pickle.dumps(result)], pa.binary())})
 

@@ -109,13 +109,30 @@ class RocksEngine:
         self._cursors.add(cursor)
         return cursor
 
+    def first(self, start: bytes, end: bytes) -> tuple[bytes, bytes] | None:
+        # Hot: `borrow` and `give_back` without their calls.
+        idle = self._idle
+        try:
+            reader = idle.pop()
+        except IndexError:
+            reader = self._new_reader()
+        reader.seek(start)
+        key = reader.key()
+        entry = None
+        if key is None:
+            self.check(reader)
+        elif key < end:
+            entry = key, reader.value()
+        if len(idle) < IDLE_READERS_MAX:
+            idle.append(reader)
+        return entry
+
     def borrow(self) -> tuple[list[Reader], Reader]:
         idle = self._idle
         try:
             return idle, idle.pop()
         except IndexError:
-            self._open()
-            return idle, self._family[DATA].iter()
+            return idle, self._new_reader()
 
     def give_back(self, ticket: list[Reader], reader: Reader) -> None:
         if len(ticket) < IDLE_READERS_MAX:
@@ -174,6 +191,11 @@ class RocksEngine:
             # they hold is in the log. The handle lets go of the database, and its lock, anyway.
             with suppress(Exception):
                 handle.close()
+
+    def _new_reader(self) -> Reader:
+        self._open()
+        reader: Reader = self._family[DATA].iter()
+        return reader
 
     def _open(self) -> rocks.Rdict:
         if self._db is None:

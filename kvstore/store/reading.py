@@ -12,6 +12,7 @@ from kvstore.changes import Change, Order, Revisions
 from kvstore.changes.read import require_choices
 from kvstore.engine import FileSpan
 from kvstore.errors import UsageError
+from kvstore.limits import KEY_BYTES_MAX
 from kvstore.mvcc import RangeTombstone, Version
 from kvstore.mvcc.export import VersionColumns
 from kvstore.snapshot import Snapshot
@@ -54,17 +55,24 @@ class Reading(Opened):
         self, key: bytes, as_of: TimeLike | None = None, default: T | None = None
     ) -> bytes | T | None:
         """The value of `key`, `default` where it is absent or deleted. One seek."""
-        at = self._at(as_of)
-        value = self._versions.get(require_key(key), at)
-        if at < self._committer.floor:
+        committer = self._committer
+        # Hot: what a call would say is looked at first (a get is 2.5 us, a call 0.1).
+        if as_of is None and committer.is_healthy:
+            at: int = committer.upper - 1
+        else:
+            at = self._at(as_of)
+        if type(key) is not bytes or len(key) > KEY_BYTES_MAX:
+            require_key(key)
+        value = self._versions.get(key, at)
+        if at < committer.floor:
             value = self._read(as_of, Span.of_key(key), partial(self._versions.get, key))
         return default if value is None else value
 
     def get_many(self, keys: Sequence[bytes], as_of: TimeLike | None = None) -> list[bytes | None]:
         """The values of `keys`, in their order, all at one time; None where there is none."""
-        for key in keys:
-            require_key(key)
-
+        if set(map(type, keys)) != {bytes} or max(map(len, keys)) > KEY_BYTES_MAX:
+            for key in keys:
+                require_key(key)
         read = partial(self._versions.get_many, keys)
         at = self._at(as_of)
         values = read(at)

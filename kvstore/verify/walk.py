@@ -1,10 +1,11 @@
 """Walking a whole store, in bounded memory, and listing all that breaks an invariant.
 
-    data      keys are well formed and ascend; times lie below upper; tombstones are empty; rows
-              of imports have a record and lie in its spans
+    data      keys are well formed and ascend; times lie below upper, or in the window a replica is
+              taking; tombstones are empty; rows of imports have a record and lie in its spans
     index     each commit has all its chunks, each row stands in its stream and has its version,
               with the same value, and each version above the floor has its row
     ranges    the map in memory is what is stored, and what the index says above the floor
+    epochs    they join, runs and times are in order, and each counts the events that are there
     records   frontiers, holds, clears and imports agree with each other and with the rows
 
 Both directions between index and versions take no memory: rows are looked up in `data`, and the
@@ -52,6 +53,7 @@ from kvstore.meta import INDEX_FLOOR, Meta
 from kvstore.mvcc import Fragments, RangeTombstone, Versions
 from kvstore.mvcc.versions import stored_tombstones
 from kvstore.span import Span
+from kvstore.verify.epochs import check_epochs, epochs_at
 from kvstore.verify.records import (
     check_frontiers,
     check_hold,
@@ -84,6 +86,7 @@ def verify(
         walk.index()
         walk.compare()
         walk.ranges()
+        walk.epochs()
         walk.records()
     finally:
         holds.unpin(pin)
@@ -140,8 +143,10 @@ class _Walk:
         self.keys = self.entries = self.chunks = 0
         self._clears: tuple[Clear, ...] = clears.all()
         self._upto = committer.upper - 1
+        self._coming = committer.coming
         self._floor = max(committer.since, self._meta.timestamp(INDEX_FLOOR))
         self._view = versions.view
+        self._epochs = epochs_at(committer)
         self._records = {record.reference: record for record in imports.all()}
         self._cursor = self._engine.cursor(DATA)
         self.stored_ranges: list[RangeTombstone] = []
@@ -191,6 +196,8 @@ class _Walk:
                 self.findings.add(where, f"outside the spans of its import {suffix.hex()}")
             return
         timestamp = decode_suffix(suffix)
+        if self._upto < timestamp <= self._coming:
+            return
         if not 0 < timestamp <= self._upto:
             self.findings.add(where, f"a version at {timestamp}, with upper at {self._upto + 1}")
         elif self._is_cleared(key, timestamp):
@@ -302,7 +309,18 @@ class _Walk:
                 alone = alone.clearing(clear.span.start, clear.span.end)
         yield from alone.tombstones(Span(), since=0, upto=whole.timestamp)
 
-    # -- records ----------------------------------------------------------------------------
+    # -- epochs and records -----------------------------------------------------------------
+
+    def epochs(self) -> None:
+        """Epochs, held against the change index above the floor."""
+        check_epochs(
+            self.findings,
+            self._epochs,
+            self._meta,
+            self._index,
+            floor=self._floor,
+            upto=self._upto,
+        )
 
     def records(self) -> None:
         """Frontiers, holds and imports."""

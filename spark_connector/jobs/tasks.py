@@ -23,7 +23,7 @@ from kvstore.errors import (
 BYTES_PER_TASK: Final = 64 << 20
 """Bytes on file of one task: some parts, and long against the 70 ms that a Python task costs."""
 
-TASKS_PER_CORE: Final = 3
+TASKS_PER_CORE: Final = 2
 """Pieces are even by their files' bounds only: with several to a core, none waits for one long."""
 
 BYTES_WORTH_SHARING: Final = 4 << 20

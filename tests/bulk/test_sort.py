@@ -49,6 +49,20 @@ def test_rows_come_out_sorted_and_in_order_of_arrival_within_a_key(
     assert rows_of(found) == expected
 
 
+@given(
+    st.binary(max_size=9),
+    st.lists(st.binary(max_size=12) | st.integers(0, 3).map(bytes), max_size=60),
+    st.integers(0, 3),
+)
+def test_keys_with_a_common_beginning_and_of_any_length_are_ordered_as_bytes(
+    tmp_path_factory: pytest.TempPathFactory, common: bytes, ends: list[bytes], skipped: int
+) -> None:
+    arrived = [(common + end, b"%d" % place) for place, end in enumerate(ends)]
+    whole = batch([(b"skipped", b"")] * skipped + arrived)
+    found = sorted_batches([whole.slice(skipped)], tmp_path_factory.getbasetemp())
+    assert rows_of(found) == sorted(arrived, key=lambda row: row[0])
+
+
 def test_what_does_not_fit_goes_to_disk_and_ranges_stay_small(tmp_path: Path) -> None:
     pick = random.Random(3)
     rows = [(pick.randbytes(8), b"v" * 92) for _ in range(20_000)]

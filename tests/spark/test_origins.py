@@ -19,6 +19,7 @@ from backup import Collection
 from kvstore import Change, Span, Store
 from kvstore.changes import Revisions
 from kvstore.errors import HistoryGoneError, NotAStoreError, UsageError
+from spark_connector import collection as collection_module
 from spark_connector.options import Mode, read_options
 from spark_connector.origin import Place, find, open_origin
 from spark_connector.schema import CHANGES, STATE, arrow_schema
@@ -102,8 +103,10 @@ def ordered(changes: Sequence[Change]) -> list[Change]:
 
 @pytest.mark.parametrize("seed", range(8))
 def test_state_and_changes_from_checkpoint_and_collection_equal_the_stores(
-    tmp_path: Path, seed: int
+    tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    if seed % 2:  # a few rows of several runs are too many for memory
+        monkeypatch.setattr(collection_module, "SORTED_BYTES_MAX", 300)
     pick = random.Random(seed)
     with kvstore.open(tmp_path / "store", durability="async") as store:
         write_history(store, tmp_path, pick, 30)
