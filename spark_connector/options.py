@@ -6,7 +6,7 @@ mode at hand, or contradicts itself is an error: an option that does nothing is 
     every read   path  prefix | startKey, endKey  keyEncoding  columns  numPartitions
                  batchRows  batchBytes
     state        timestampAsOf | versionAsOf                       at or before it
-    changes      readChangeFeed=true  revisions
+    changes      readChangeFeed=true  revisions  includePreimage
                  startingTimestamp | startingAfterTimestamp        changes after it, it excluded
                  endingTimestamp                                   up to it, it included
     stream       as changes, without an end; maxRowsPerTrigger | maxBytesPerTrigger
@@ -62,6 +62,7 @@ _WINDOW = {
     "startingtimestamp": "startingTimestamp",
     "startingaftertimestamp": "startingAfterTimestamp",
     "revisions": "revisions",
+    "includepreimage": "includePreimage",
 }
 _HONOURED: Final[Mapping[str, Mapping[str, str]]] = {
     "state": {
@@ -113,6 +114,7 @@ class ReadOptions:
     since: Timestamp | None = None
     upto: Timestamp | None = None
     revisions: Revisions = "all"
+    images: bool = False
     rows_per_trigger: int | None = None
     bytes_per_trigger: int | None = None
     fail_on_data_loss: bool = True
@@ -147,6 +149,7 @@ def read_options(options: Mapping[str, str], mode: Mode) -> ReadOptions:
         since=_time(given, "startingtimestamp", "startingaftertimestamp"),
         upto=_time(given, "endingtimestamp"),
         revisions=_revisions(given),
+        images=_flag(given, "includepreimage", default=False),
         rows_per_trigger=rows,
         bytes_per_trigger=size,
         fail_on_data_loss=_flag(given, "failondataloss", default=True),

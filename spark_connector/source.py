@@ -43,6 +43,7 @@ from kvstore.span import Span
 from kvstore.splits import split_span
 from spark_connector import pushdown
 from spark_connector.checkpoint import ranges_batch
+from spark_connector.images import image_rows
 from spark_connector.options import (
     ReadOptions,
     honoured,
@@ -81,6 +82,7 @@ class Piece(InputPartition):
     since: int | None
     upto: int
     latest: bool
+    images: bool = False
 
 
 class KVStoreSource(DataSource):
@@ -224,7 +226,7 @@ def pieces(
     files = origin.files(upto)
     count = options.partitions or _split_count(sum(file.size_bytes for file in files))
     only_latest = _latest(options) if latest is None else latest
-    base = Piece(place, span, whole, since, upto, only_latest)
+    base = Piece(place, span, whole, since, upto, only_latest, options.images)
     return [replace(base, span=part) for part in split_span(span, files, count)]
 
 
@@ -277,6 +279,9 @@ def _stored(
         yield from origin.state(piece.span, piece.upto, columns, rows)
         return
     window: Any = {"since": piece.since, "upto": piece.upto, "latest": piece.latest}
+    if piece.images:
+        yield from image_rows(origin, piece.span, **window, rows=rows)
+        return
     ours = [each for each in origin.ranges(piece.whole, **window) if each.key in piece.span]
     if ours:
         yield ranges_batch(ours, columns)
