@@ -100,12 +100,12 @@ def _run(workload: Workload, process: Process, contender: Contender, number: int
     """One turn of one subject; short operations are repeated and the least time counts."""
     call = contender.call
     arguments = dict(call.arguments)
-    items = workload.items
+    items, repeats = workload.items, workload.repeats
     if call.operation in process.facts.get("slow", ()):
         arguments |= workload.slow_arguments
-        items = items and workload.slow_arguments.get("count", items)
+        items, repeats = items and workload.slow_arguments.get("count", items), 1
     best: Result | None = None
-    for repeat in range(workload.repeats):
+    for repeat in range(repeats):
         step = 1 + number * workload.repeats + repeat
         result = process.call(call.operation, step=step, **arguments)
         if result.problem:

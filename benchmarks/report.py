@@ -10,6 +10,7 @@ import json
 import statistics
 import sys
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -198,8 +199,8 @@ def _rate(workload: Workload, line: Line) -> str:
 
 
 def picture(lines: Sequence[Line], target: Path) -> None:
-    """Two panels: each workload of the largest whole run on a logarithmic scale, and how what
-    must not grow does as the store grows."""
+    """The largest whole run on a logarithmic scale, in two columns of workloads; and how what must
+    not grow does as the store grows."""
     import matplotlib as mpl
 
     mpl.use("Agg")
@@ -208,44 +209,70 @@ def picture(lines: Sequence[Line], target: Path) -> None:
     runs = _runs(lines)
     run = max(runs, key=lambda run: (run.is_whole, run.rows))
     grown = list(_grown(runs))
-    height = 0.27 * (len(run.workloads) + 8) + 1.4
-    figure, panels = plt.subplots(
-        ncols=2 if grown else 1,
-        figsize=(15 if grown else 11, height),
-        width_ratios=[2, 1] if grown else [1],
-        squeeze=False,
+    columns = _columns(run)
+    height = 0.25 * max(map(_height, columns)) + 1.6
+    widths = [1.0] * len(columns) + [0.8] * bool(grown)
+    figure, (panels,) = plt.subplots(
+        ncols=len(widths), figsize=(8 * sum(widths), height), width_ratios=widths, squeeze=False
     )
-    _draw_ratios(panels[0][0], run)
+    shown = [mine for w in run.workloads if (mine := run.ours(w))["median"] is not None]
+    far = [ratio for mine in shown for ratio in mine["ratios"]]
+    for axes, column in zip(panels, columns, strict=False):
+        _draw_ratios(axes, run, column)
+        axes.set_xlim(min(0.04, min(far) / 1.5), max(12.0, max(far) * 1.5))
     if grown:
-        _draw_growth(panels[0][1], grown)
-    for axes in panels[0]:
+        _draw_growth(panels[-1], grown)
+    for axes in panels:
         for side in ("top", "right", "left"):
             axes.spines[side].set_visible(False)
-    handles, labels = panels[0][0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="upper center", ncol=6, frameon=False, fontsize=9)
-    figure.tight_layout(rect=(0, 0, 1, 1 - 0.9 / height))
+    handles: dict[str, Any] = {}
+    for axes in panels[: len(columns)]:
+        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
+            handles.setdefault(label, handle)
+    figure.suptitle(
+        f"Times the speed of the baseline in the same run, {run.rows:,} rows: right is better",
+        fontsize=12,
+    )
+    figure.legend(
+        handles.values(),
+        handles,
+        loc="upper center",
+        bbox_to_anchor=(0.5, 1 - 0.35 / height),
+        ncol=12,
+        frameon=False,
+        fontsize=9,
+    )
+    figure.tight_layout(rect=(0, 0, 1, 1 - 0.65 / height))
     figure.savefig(target, dpi=110)
     plt.close(figure)
 
 
-def _draw_ratios(axes: Any, run: _Run) -> None:
+def _columns(run: _Run) -> list[list[Workload]]:
+    """The workloads in two columns of about one height, cut between sections."""
+    found: dict[str, list[Workload]] = {}
+    for workload in run.workloads:
+        if run.ours(workload)["median"] is not None:
+            found.setdefault(section(workload.name), []).append(workload)
+    parts = list(found.values())
+    if len(parts) < 2:
+        return parts
+    cuts = ([list(chain(*parts[:cut])), list(chain(*parts[cut:]))] for cut in range(1, len(parts)))
+    return min(cuts, key=lambda both: max(map(_height, both)))
+
+
+def _height(column: Sequence[Workload]) -> float:
+    """Lines that a column takes, headings included."""
+    return len(column) + 1.5 * len({section(workload.name) for workload in column})
+
+
+def _draw_ratios(axes: Any, run: _Run, column: Sequence[Workload]) -> None:
     """A line a workload: ours in green where it is as far as it is to reach, red where not."""
     import matplotlib.pyplot as plt
 
     colours = dict(zip(_PEERS, plt.get_cmap("tab10").colors, strict=False))
-    place, heading, places, names = 0.0, "", [], []
-    named: set[str] = set()
-
-    def label(name: str) -> str:
-        """A name for the legend, the first time it is asked for."""
-        known = name in named
-        named.add(name)
-        return "_" if known else name
-
-    for workload in run.workloads:
-        mine = run.ours(workload)
-        if mine["median"] is None:
-            continue
+    place, heading, places = 0.0, "", []
+    for workload in column:
+        mine, reach = run.ours(workload), workload.reach
         if section(workload.name) != heading:
             heading = section(workload.name)
             place += 0.5
@@ -255,38 +282,24 @@ def _draw_ratios(axes: Any, run: _Run) -> None:
         for kind, name in _PEERS.items():
             line = run.peer(workload, kind)
             if line is not None and line["median"]:
-                axes.plot(
-                    line["median"],
-                    place,
-                    "o",
-                    color=colours[kind],
-                    ms=5,
-                    alpha=0.8,
-                    label=label(name),
-                )
-        colour, what = _PLAIN, "kvstore, least to most"
-        if workload.reach is not None:
-            axes.plot(
-                workload.reach, place, "|", color="#999999", ms=13, mew=2, label=label("to reach")
-            )
-            met = mine["median"] >= workload.reach
+                ratio = line["median"]
+                axes.plot(ratio, place, "o", color=colours[kind], ms=5, alpha=0.8, label=name)
+        colour, what = _PLAIN, "kvstore, no target"
+        if reach is not None:
+            axes.plot(reach, place, "|", color="#999999", ms=13, mew=2, label="to reach")
+            met = mine["median"] >= reach
             colour = _MET if met else _MISSED
             what = f"kvstore, {'reached' if met else 'not reached'}"
         axes.plot([min(mine["ratios"]), max(mine["ratios"])], [place] * 2, color=colour, lw=1.4)
-        axes.plot(mine["median"], place, "D", color=colour, ms=7, label=label(what))
+        axes.plot(mine["median"], place, "D", color=colour, ms=7, label=what)
         places.append(place)
-        names.append(workload.name)
         place += 1
     axes.axvline(1, color="black", linewidth=0.8)
     axes.set_xscale("log")
-    axes.set_xlim(left=max(axes.get_xlim()[0], 2e-4))
     axes.xaxis.set_major_formatter("{x:g}")
-    axes.set_yticks(places, names, fontsize=8)
+    axes.set_yticks(places, [workload.name for workload in column], fontsize=8)
     axes.tick_params(axis="y", length=0)
     axes.set_ylim(place, -0.3)
-    axes.set_xlabel(
-        f"times the speed of the baseline in the same run ({run.rows:,} rows): right is better"
-    )
 
 
 def _draw_growth(axes: Any, grown: Sequence[tuple[Workload, list[tuple[_Run, Line]]]]) -> None:
@@ -298,9 +311,13 @@ def _draw_growth(axes: Any, grown: Sequence[tuple[Workload, list[tuple[_Run, Lin
     axes.axhline(1, color="black", linewidth=0.8)
     axes.set_xscale("log")
     axes.set_yscale("log")
+    low, high = axes.get_ylim()
+    axes.set_ylim(min(0.1, low), max(10, high))  # so that what is flat looks flat
     axes.yaxis.set_major_formatter("{x:g}")
-    axes.set_title("rate, as the store grows", fontsize=10)
-    axes.set_xlabel("rows in the store")
+    axes.yaxis.set_minor_formatter("")
+    axes.xaxis.set_major_formatter("{x:,.0f}")
+    axes.set_title("Rate, as the store grows: level is what is wanted", fontsize=10)
+    axes.set_xlabel("rows in the store; the rate in the smallest is 1")
     axes.legend(frameon=False, fontsize=8)
 
 

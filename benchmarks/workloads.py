@@ -74,7 +74,7 @@ tasks-claim         claim tasks while 100,000 wait, against 1,000
 
 Spark
 spark-import        bulk_import, against Spark's own read, range partition and sort
-spark-import-delta  the same job by delta-rs, against the same
+spark-import-delta  bulk_import, against the same job by delta-rs
 spark-read          a collection into a sink, against native Parquet of the same rows
 spark-read-checkpoint  a checkpoint, likewise
 spark-read-changes  all changes of a collection, likewise
@@ -289,7 +289,7 @@ def _committing(size: Size) -> list[Workload]:
 def _reading(size: Size) -> list[Workload]:
     again = {"repeats": 3 if size.is_small else 1}
     rows = {"items": size.rows, **again}
-    found = {"items": size.lookups, "slow_arguments": {"count": 100}, **again}
+    found = {"items": size.lookups, "slow_arguments": {"count": 30}, **again}
     gets = {"count": size.lookups}
     get, scan = _raw("get", **gets), _raw("scan")
 
@@ -559,7 +559,7 @@ def _spark() -> list[Workload]:
 
     return [
         against("import", "sort", "bulk_import", 0.71),
-        against("import-delta", "sort", "import_by_delta", None),
+        against("import-delta", "import_by_delta", "bulk_import", None),
         against("read", "read_parquet", "read_collection", 0.8),
         against("read-checkpoint", "read_parquet", "read_checkpoint", 0.4),
         against("read-changes", "read_parquet", "read_changes", None),

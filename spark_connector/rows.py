@@ -1,10 +1,8 @@
-"""The rows of a load: chosen columns as binary, range-partitioned by key, and sorted if need be.
+"""The rows of a load: chosen columns as binary; for who cannot sort them himself, range-partitioned
+and sorted by key.
 
 Rows are range-partitioned by the key alone: with a second column in the range expression Spark
 spreads one key over several partitions. Spark orders binary by unsigned bytes, as we do.
-
-Spark finds the borders of its range partitions in a sample of whole rows, which reads all columns
-once more. A load samples keys alone, and leaves the sort to whoever writes the rows.
 """
 
 from __future__ import annotations
@@ -29,16 +27,6 @@ BYTES_PER_PARTITION: Final = 128 << 20
 70 ms, so files should not be small; and a sort that fits memory does not spill."""
 
 PARTITIONS_MAX: Final = 10_000
-
-SAMPLED_PARTITIONS_MAX: Final = 64
-"""Up to here the borders are sampled here: every task of the sample may send as many keys as all
-together keep. Beyond, Spark samples."""
-
-SAMPLES_PER_PARTITION: Final = 400
-"""Keys sampled for each partition to be: nine of ten are within a tenth of their share."""
-
-SAMPLED_KEY_BYTES: Final = 1024
-"""Of a sampled key. A border need not be a key: longer ones that agree so far stay together."""
 
 _UNKNOWN_SIZE: Final = 1 << 60
 """Spark's estimate of a plan it knows nothing about is about the largest long."""
@@ -69,7 +57,15 @@ def sorted_rows(
     """
     require_order(duplicates, order_by)
     rows = chosen(df, key, value, op=op, order_by=order_by)
-    return in_order(parted(rows, wanted_partitions(df, partitions, splits), splits))
+    count = wanted_partitions(df, partitions, splits)
+    if splits is not None:
+        parted = rows.repartitionById(count, _partition_of(splits))
+    else:
+        # The count is always passed: without one, adaptive execution merges all into one.
+        parted = rows.repartitionByRange(count, KEY)
+    # Among rows of equal order the value decides: arrival differs from run to run.
+    last_first = [F.col(_ORDER).desc(), F.col(VALUE).desc()] if order_by is not None else []
+    return parted.sortWithinPartitions(F.col(KEY), *last_first).drop(_ORDER)
 
 
 def require_order(duplicates: Duplicates, order_by: Column | str | None) -> None:
@@ -94,46 +90,13 @@ def wanted_partitions(df: DataFrame, partitions: int | None, splits: Sequence[by
     return partitions
 
 
-def parted(rows: DataFrame, partitions: int, splits: Sequence[bytes] | None) -> DataFrame:
-    """`rows` range-partitioned by key: at `splits`, or where Spark's sample says."""
-    if splits is None:
-        # The count is always passed: without one, adaptive execution merges all into one.
-        return rows.repartitionByRange(partitions, KEY)
-    return rows.repartitionById(len(splits) + 1, _partition_of(splits))
-
-
-def in_order(parted_rows: DataFrame) -> DataFrame:
-    """Each partition sorted by key, the row to take first, and without the order."""
-    # Among rows of equal order the value decides: arrival differs from run to run.
-    last_first = (
-        [F.col(_ORDER).desc(), F.col(VALUE).desc()] if _ORDER in parted_rows.columns else []
-    )
-    return parted_rows.sortWithinPartitions(F.col(KEY), *last_first).drop(_ORDER)
-
-
-def sampled_splits(rows: DataFrame, partitions: int) -> list[bytes] | None:
-    """Keys that cut `rows` into about even partitions; fewer where keys repeat. None if there
-    would be too many to sample for. Computes the keys of all rows, and no other column."""
-    if partitions > SAMPLED_PARTITIONS_MAX:
-        return None
-    if partitions == 1:
-        return []
-    keys = rows.select(F.substring(KEY, 1, SAMPLED_KEY_BYTES).alias(KEY)).where(
-        f"{KEY} is not null"
-    )
-    picked = keys.orderBy(F.rand(0)).limit(partitions * SAMPLES_PER_PARTITION).collect()
-    sample = sorted(bytes(row[0]) for row in picked)
-    cuts = {sample[len(sample) * part // partitions] for part in range(1, partitions) if sample}
-    return sorted(cuts - {b""})
-
-
 def chosen(
     df: DataFrame,
     key: Columns,
     value: Column | str,
     *,
     op: Column | str | None,
-    order_by: Column | str | None,
+    order_by: Column | str | None = None,
 ) -> DataFrame:
     """The columns to load, under the names of this module, as binary."""
     several = not isinstance(key, (Column, str))

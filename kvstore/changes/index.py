@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from operator import itemgetter
 from typing import Any, Final, NamedTuple, TypeAlias, cast
 
@@ -280,7 +279,7 @@ def _packed(
     inline: int,
     changeset: tuple[int, int],
     order: Sequence[int] | None = None,
-) -> Iterator[bytes]:
+) -> Iterable[bytes]:
     """The entry of a write set, cut into chunks where it would grow too large.
 
     Hot: of small puts, the common ones, nothing is looked at but the lengths, which tell that
@@ -289,28 +288,31 @@ def _packed(
     points = writes.points
     if points and not writes.ranges:
         values = cast("dict[bytes, bytes]", points).values()
-        with suppress(TypeError, OverflowError):  # a delete; far more than a chunk
+        try:
             offsets = offsets_of(points), offsets_of(values)
-            key_bytes, value_bytes = int(offsets[0][-1]), int(offsets[1][-1])
-            if key_bytes + value_bytes < CHANGE_CHUNK_BYTES and (
-                value_bytes <= inline or max(map(len, values)) <= inline
-            ):
-                ops = _PUT * len(points)
-                yield pack(
-                    ops, points, values, changeset=changeset, sequence=order, offsets=offsets
-                )
-                return
+        except (TypeError, OverflowError):  # a delete; far more than a chunk
+            return _chunks(writes, inline, changeset, order)
+        key_bytes, value_bytes = int(offsets[0][-1]), int(offsets[1][-1])
+        if key_bytes + value_bytes < CHANGE_CHUNK_BYTES and (
+            value_bytes <= inline or max(map(len, values)) <= inline
+        ):
+            ops = _PUT * len(points)
+            return (
+                pack(ops, points, values, changeset=changeset, sequence=order, offsets=offsets),
+            )
+    return _chunks(writes, inline, changeset, order)
+
+
+def _chunks(
+    writes: WriteSet, inline: int, changeset: tuple[int, int], order: Sequence[int] | None
+) -> Iterator[bytes]:
+    """As `_packed`, row by row: any operation, any size."""
     chunks = list(_columns(writes, inline))
     taken = 0
-    for number, (ops, keys, items) in enumerate(chunks, start=1):
-        yield pack(
-            ops,
-            keys,
-            items,
-            is_last=number == len(chunks),
-            changeset=changeset,
-            sequence=None if order is None else order[taken : taken + len(ops)],
-        )
+    for number, (ops, keys, values) in enumerate(chunks, start=1):
+        sequence = None if order is None else order[taken : taken + len(ops)]
+        is_last = number == len(chunks)
+        yield pack(ops, keys, values, is_last=is_last, changeset=changeset, sequence=sequence)
         taken += len(ops)
 
 

@@ -67,6 +67,10 @@ class GcReport:
     seconds: float
 
 
+def _tell_nobody(versions: int) -> None:
+    pass
+
+
 @dataclass(slots=True)
 class _Tally:
     versions: int = 0
@@ -76,6 +80,8 @@ class _Tally:
     first: bytes = b""
     last: bytes = b""
     """Between these lie the entries that were removed."""
+    tell: Callable[[int], None] = _tell_nobody
+    """Told how many versions were removed so far."""
 
 
 class Collector:
@@ -108,12 +114,18 @@ class Collector:
         self.at_step: Callable[[str], None] = lambda name: None
 
     def run(
-        self, target: int, *, compact: bool = False, stale_s: float = STALE_IMPORT_S
+        self,
+        target: int,
+        *,
+        compact: bool = False,
+        stale_s: float = STALE_IMPORT_S,
+        progress: Callable[[int], None] | None = None,
     ) -> GcReport:
         """Move `since` to `target`, or as far as holds allow, and remove what lies below.
 
         Costs what changed since the last run; with `compact` also a rewrite of the spans it
-        touched, which gives the space back at once. Waits for a run that is under way.
+        touched, which gives the space back at once. Waits for a run that is under way. `progress`
+        is called with the versions removed so far, after some thousands each.
         """
         started = time.perf_counter()
         with self._running:
@@ -123,7 +135,7 @@ class Collector:
             since = self._committer.since
             if since > previous:
                 self._committer.persist()
-            tally = _Tally()
+            tally = _Tally(tell=progress or _tell_nobody)
             collected = self._meta.timestamp(COLLECTED)
             if collected < since:
                 self.at_step("since")
@@ -254,6 +266,7 @@ class Collector:
         low, high = min(entries), max(entries)
         tally.first = min(tally.first or low, low)
         tally.last = max(tally.last, high)
+        tally.tell(tally.versions)
         self.at_step("versions")
 
     # -- range tombstones -------------------------------------------------------------------

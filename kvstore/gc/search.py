@@ -72,8 +72,8 @@ def _superseded(
         at += 1
         seek(escaped + bound)
         newest = found = key_here()
-        older: list[bytes] = []
-        if found is not None and found.startswith(stem):
+        if newest is not None and newest.startswith(stem):
+            older: list[bytes] = []
             step()
             while (found := key_here()) is not None and found.startswith(stem):
                 older.append(found)

@@ -28,6 +28,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable
+from functools import lru_cache
 from typing import NamedTuple, cast
 from zlib import crc32
 
@@ -68,6 +69,15 @@ _ONE_BLOCK = tuple(PAIR + bytes((size,)) for size in range(FIRST_MAX + 1))
 _TWO_BLOCKS = _ONE_BLOCK[FIRST_MAX]
 
 _pack_head, _pack_checks, _pack_digits = _HEAD.pack, _CHECKS.pack, _DIGITS.pack
+
+
+@lru_cache(maxsize=4096)
+def _digits(size: int) -> bytes:
+    """The size of a second block as it is written; kept, since lengths come again."""
+    high, low = divmod(size, RADIX)
+    return _pack_digits(low, high)
+
+
 unpack_prefix = _PREFIX.unpack_from
 
 FRAME = struct.Struct("<HBIIQQBI")
@@ -107,10 +117,10 @@ def encode(incarnation: int, ordinal: int, kind: int, payload: bytes) -> bytes:
         if 0xFE not in body or search_pair(body) is None:
             return _ONE_BLOCK[PAYLOAD_AT + length] + body
     elif length <= _PAYLOAD_IN_TWO and (0xFE not in front or search_pair(front) is None):
-        if 0xFE not in payload or search_pair(payload) is None:
-            high, low = divmod(length - PAYLOAD_IN_FIRST, RADIX)
+        if 0xFE not in payload or search_pair(payload, payload.find(b"\xfe")) is None:
+            digits = _digits(length - PAYLOAD_IN_FIRST)
             start, rest = payload[:PAYLOAD_IN_FIRST], payload[PAYLOAD_IN_FIRST:]
-            return b"".join((_TWO_BLOCKS, front, start, _pack_digits(low, high), rest))
+            return b"".join((_TWO_BLOCKS, front, start, digits, rest))
     elif length > _PAYLOAD_IN_TWO and (0xFE not in front or search_pair(front) is None):
         return stuff_behind(front, payload)
     return stuff(front + payload)
@@ -143,10 +153,9 @@ def encode_many(incarnation: int, ordinal: int, kind: int, payloads: Iterable[by
         elif length > _PAYLOAD_IN_TWO:
             add(stuff_behind(front, payload))
             continue
-        elif 0xFE not in payload or search(payload) is None:
+        elif 0xFE not in payload or search(payload, payload.find(b"\xfe")) is None:
             if length != known:
-                high, low = divmod(length - PAYLOAD_IN_FIRST, RADIX)
-                digits, known = _pack_digits(low, high), length
+                digits, known = _digits(length - PAYLOAD_IN_FIRST), length
             start, rest = payload[:PAYLOAD_IN_FIRST], payload[PAYLOAD_IN_FIRST:]
             frames += (_TWO_BLOCKS, front, start, digits, rest)
             continue

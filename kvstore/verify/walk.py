@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import lru_cache
 
 from kvstore.changes.entry import (
@@ -75,12 +75,17 @@ def verify(
     holds: Holds,
     imports: Imports,
     clears: Clears,
+    progress: Callable[[int], None] | None = None,
 ) -> VerifyReport:
-    """Verify a store. The caller keeps GC away. O(everything stored), one look-up per change."""
+    """Verify a store. The caller keeps GC away. O(everything stored), one look-up per change.
+
+    `progress` is called with the versions and changes looked at so far.
+    """
     started = time.perf_counter()
     with committer.lock:
         pin = holds.pin(committer.since)
         walk = _Walk(versions, index, committer, holds=holds, imports=imports, clears=clears)
+    walk.tell = progress or walk.tell
     try:
         walk.data()
         walk.index()
@@ -141,6 +146,7 @@ class _Walk:
         self._meta = Meta(versions.engine)
         self.findings = Findings()
         self.keys = self.entries = self.chunks = 0
+        self.tell: Callable[[int], None] = lambda looked_at: None
         self._clears: tuple[Clear, ...] = clears.all()
         self._upto = committer.upper - 1
         self._coming = committer.coming
@@ -169,6 +175,8 @@ class _Walk:
         with self.findings.reading():
             for entry, value in _pairs(self._cursor):
                 self.entries += 1
+                if self.entries % SCAN_CHUNK == 0:
+                    self.tell(self.entries)
                 if entry <= previous:
                     self.findings.add(f"data key {entry.hex()}", "is not above the one before")
                 previous = entry
@@ -213,6 +221,7 @@ class _Walk:
     def index(self) -> None:
         """The pass over the change index above the floor."""
         expected: tuple[int, int] | None = None
+        rows = 0
         with self.findings.reading():
             for commit in self._index.read(since=self._floor, upto=self._upto):
                 self.chunks += 1
@@ -222,6 +231,8 @@ class _Walk:
                 expected = None if commit.entry.is_last else (commit.timestamp, commit.chunk + 1)
                 for row in commit.entry.rows():
                     self._row(row, commit)
+                rows += commit.entry.count
+                self.tell(self.entries + rows)
             if expected is not None:
                 self.findings.add(f"change entry {expected[0]}/{expected[1]}", "is missing")
             self._index_whole = True

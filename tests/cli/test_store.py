@@ -188,6 +188,29 @@ def test_verify_is_0_for_a_sound_store_and_1_for_a_damaged_one(run: Run, path: P
     assert "too short" in damaged.stdout or "not a framed key" in damaged.stdout
 
 
+@pytest.mark.parametrize(
+    ("words", "count"),
+    [
+        (("gc", "--before", "12"), "1 versions removed"),
+        (("verify",), "12 versions and changes"),
+    ],
+)
+def test_long_commands_count_on_a_terminal_and_are_quiet_with_json(
+    run: Run,
+    path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    words: tuple[str, ...],
+    count: str,
+) -> None:
+    command, *rest = words
+    monkeypatch.setenv("FORCE_COLOR", "1")  # then rich takes stderr for a terminal
+    monkeypatch.setenv("COLUMNS", "300")
+    assert count in run(command, path, *rest).stderr
+    assert run(command, path, *rest, "--json").stderr == ""
+    monkeypatch.delenv("FORCE_COLOR")
+    assert run(command, path, *rest).stderr == ""
+
+
 # -- journals ---------------------------------------------------------------------------------
 
 

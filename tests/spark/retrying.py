@@ -32,10 +32,24 @@ _write = PartWriter.write
 
 def main(directory: Path) -> None:
     spark = session("retries", memory="512m", **{"spark.master": "local[2,3]"})
-    built: Any = load._builder
+    sorter: Any = load._sorter
+    merger: Any = load._merger
 
-    def dying_builder(*args: Any, **named: Any) -> Any:
-        build = built(*args, **named)
+    def dying_sorter(*args: Any) -> Any:
+        sort = sorter(*args)
+
+        def attempt(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            results = list(sort(batches))
+            context = TaskContext.get()
+            assert context is not None
+            if context.attemptNumber() == 0 and context.partitionId() == 2:
+                os._exit(1)  # its runs are on disk; nobody hears of them
+            yield from results
+
+        return attempt
+
+    def dying_merger(*args: Any) -> Any:
+        build = merger(*args)
 
         def attempt(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             context = TaskContext.get()
@@ -50,7 +64,8 @@ def main(directory: Path) -> None:
 
         return attempt
 
-    load._builder = dying_builder
+    load._sorter = dying_sorter
+    load._merger = dying_merger
     df = spark.sql(
         f"SELECT CAST(lpad(CAST(id AS STRING), 6, '0') AS BINARY) AS key, "
         f"CAST(CAST(id AS STRING) AS BINARY) AS value FROM range(0, {ROWS}, 1, 3)"

@@ -18,8 +18,6 @@ from kvstore import Store
 from kvstore.errors import KeyConflictError, KeyOrderError, UsageError
 from kvstore.limits import KEY_BYTES_MAX
 from spark_connector import bulk_import, run_import, stage_import
-from spark_connector import rows as rows_module
-from spark_connector.rows import SAMPLED_KEY_BYTES
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -311,7 +309,7 @@ def test_explicit_splits_are_the_borders_of_the_files(
 
 
 def test_parts_are_about_even_however_the_rows_come(spark: SparkSession, tmp_path: Path) -> None:
-    """The first input partition has all low keys, so that a sample of each alone would mislead."""
+    """The first input partition has all low keys, and so a run of its own."""
     df = spark.sql(
         "SELECT CAST(lpad(CAST(id AS STRING), 6, '0') AS BINARY) AS key, X'' AS value "
         "FROM range(0, 40000, 1, 7)"
@@ -323,18 +321,8 @@ def test_parts_are_about_even_however_the_rows_come(spark: SparkSession, tmp_pat
 def test_keys_alike_for_longer_than_what_is_sampled_of_them_are_all_there(
     spark: SparkSession, store: Store
 ) -> None:
-    rows = {b"k" * (SAMPLED_KEY_BYTES + n): b"%d" % n for n in range(200)}
+    rows = {b"k" * (1024 + n): b"%d" % n for n in range(200)}
     bulk_import(frame(spark, rows), store, "key", "value", partitions=3)
-    assert dict(store.scan()) == rows
-
-
-def test_more_partitions_than_are_sampled_here_are_cut_by_spark(
-    spark: SparkSession, store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(rows_module, "SAMPLED_PARTITIONS_MAX", 2)
-    rows = random_rows(7, 800)
-    report = run_import(frame(spark, rows), store, "key", "value", partitions=3)
-    assert report.files == 3
     assert dict(store.scan()) == rows
 
 
