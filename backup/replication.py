@@ -17,6 +17,7 @@ import os
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from datetime import timedelta
+from functools import partial
 from itertools import chain, groupby
 from operator import itemgetter
 from pathlib import Path
@@ -26,7 +27,7 @@ import pyarrow.compute as pc
 
 import kvstore
 from backup.collection import Collection
-from backup.restore import restore_store, version_files
+from backup.restore import built_from, restore_store, version_files
 from backup.shard import OP_DELETE, OP_DELETE_RANGE
 from backup.source import CollectionSource, Rows, Source, Stop, StoreSource
 from kvstore.errors import UsageError
@@ -75,7 +76,8 @@ def first_copy(source: Source, path: Path) -> None:
     with source.rows(None, source.upper()) as rows:
         upto = rows.upper - 1
         since = min(rows.whole_since, upto)
-        restore_store(path, rows.batches, since=since, as_of=upto, replica_of=source_id)
+        build = partial(built_from, rows.batches)
+        restore_store(path, build, since=since, as_of=upto, replica_of=source_id)
     source.done(upto)
 
 

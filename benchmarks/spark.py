@@ -21,6 +21,7 @@ from backup import Collection
 from benchmarks.subject import Subject, Work
 from kvstore.arrow import ROWS_SCHEMA
 from spark_connector import register, run_import, session
+from spark_connector.jobs import backup as backup_job
 
 _FILES = 4
 
@@ -96,6 +97,21 @@ class Jobs(Subject):
             lambda: write_deltalake(str(target), pq.read_table(source).sort_by("key"))
         )
 
+    # -- backup ---------------------------------------------------------------------------
+
+    def backup_alone(self) -> Work:
+        """A full backup of the store, in one process."""
+        target = self.fresh("alone")
+        return self._doing(lambda: Collection(target).backup(self._store))
+
+    def backup_by_tasks(self) -> Work:
+        target = self.fresh("shared")
+        return self._doing(lambda: backup_job.backup(self._session, self._store, str(target)))
+
+    @cached_property
+    def _store(self) -> kvstore.Store:
+        return kvstore.open(self._imported / "store")
+
     # -- out ------------------------------------------------------------------------------
 
     def read_parquet(self) -> Work:
@@ -127,4 +143,6 @@ class Jobs(Subject):
 
     def close(self) -> None:
         self._session.stop()
+        if "_store" in self.__dict__:
+            self._store.close()
         shutil.rmtree(self.directory / "imported", ignore_errors=True)

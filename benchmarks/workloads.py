@@ -78,6 +78,7 @@ spark-import-delta  bulk_import, against the same job by delta-rs
 spark-read          a collection into a sink, against native Parquet of the same rows
 spark-read-checkpoint  a checkpoint, likewise
 spark-read-changes  all changes of a collection, likewise
+spark-backup        a full backup by tasks on two cores, against one process
 """
 
 from __future__ import annotations
@@ -562,4 +563,5 @@ def _spark() -> list[Workload]:
         against("read", "read_parquet", "read_collection", 0.8),
         against("read-checkpoint", "read_parquet", "read_checkpoint", 0.4),
         against("read-changes", "read_parquet", "read_changes", None),
+        against("backup", "backup_alone", "backup_by_tasks", 1.5),
     ]

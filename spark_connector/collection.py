@@ -24,7 +24,6 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from typing_extensions import Self
 
-from backup import Collection
 from backup.rows import range_rows
 from backup.shard import OP_DELETE_RANGE, OP_PUT, Part
 from kvstore.changes import Change
@@ -34,7 +33,7 @@ from kvstore.mvcc import Cover, Fragments, RangeTombstone
 from kvstore.span import Span
 from kvstore.splits import split_span
 from kvstore.timestamp import Timestamp
-from spark_connector.origin import Frontiers
+from spark_connector.origin import Frontiers, Place
 from spark_connector.row_groups import (
     Group,
     columns_with,
@@ -52,19 +51,24 @@ _NEWEST_FIRST: Final = [("key", "ascending"), ("timestamp", "descending")]
 
 
 class CollectionOrigin:
-    """An origin over a collection."""
+    """An origin over one chain of a collection."""
 
-    def __init__(self, path: str) -> None:
-        self._collection = Collection(path)
-        self._batches = self._collection.batches()
-        if not self._batches:
-            raise UsageError(f"{path} holds no backup", "run a backup first")
+    def __init__(self, place: Place, covering: Sequence[int] = ()) -> None:
+        assert place.access is not None, "it is a collection"
+        self._collection = place.access.open()
+        chain = self._collection.chain(place.chain, covering=covering)
+        if chain is None:
+            what = "no backup" if place.chain is None else f"no chain {place.chain} any more"
+            raise UsageError(f"{place.path} holds {what}", "run a backup first, and read again")
+        self.place = place._replace(chain=chain.name)
+        self._chain = chain
+        self._batches = chain.batches
         self._files: dict[str, pq.ParquetFile] = {}
 
     def frontiers(self) -> Frontiers:
         source = self._collection.source
-        assert source is not None, "it has a window"
-        return Frontiers(self._collection.since, self._batches[-1].upper, source)
+        assert source is not None, "it has a chain"
+        return Frontiers(self._chain.since, self._chain.upper, source)
 
     def files(self, upto: int) -> Sequence[FileSpan]:
         return _file_spans(self._groups(since=-1, upto=upto))

@@ -6,6 +6,7 @@ Hypothesis draws new examples on every run and prints how to repeat a failure. `
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -46,6 +47,9 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """The run's one Spark session. What a test sets in its `conf` it must set back."""
     from spark_connector import session
 
+    # Spark's processes find credentials of object stores where everyone's tools look.
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        os.environ.setdefault(name, "test")
     started = session(
         "tests",
         cores=2,
