@@ -245,7 +245,8 @@ class Journal:
             try:
                 as_left = self._is_as_left()
                 if as_left:
-                    self._output = self._files.append(self._live.path(self._directory))
+                    output = self._files.append(self._live.path(self._directory))
+                    self._use(LiveFile(self._live, output, self._live_bytes))
             except BaseException:
                 lock.close()
                 raise
