@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
 
-from backup.shard import Cas, Shard, Storage, Versioned
+from backup.shard import Cas, Shard, State, Storage, Versioned
 from backup.shard.blob import reading
 from kvstore.clock import WallClock
 from kvstore.errors import (
@@ -58,6 +58,7 @@ class Chains:
         self._place = place
         self._where = where
         self._clock = clock
+        self._states: dict[str, State] = {}
 
     def read(self) -> Record | None:
         """The newest record; None where no backup was ever made."""
@@ -107,8 +108,14 @@ class Chains:
         return self._replace(record, replace(record, dropping=()))
 
     def shard(self, name: str) -> Shard:
-        """A handle on a chain, made if its first backup has not been yet."""
-        return Shard.open(self._place.blob, self._place.consensus, name, clock=self._clock)
+        """A handle on a chain, made if its first backup has not been yet.
+
+        Reads what others have written since the last handle: all of it is decoded once.
+        """
+        blob, consensus = self._place.blob, self._place.consensus
+        shard = Shard.open(blob, consensus, name, clock=self._clock, known=self._states.get(name))
+        self._states[name] = shard.state
+        return shard
 
     def _replace(self, old: Record, new: Record) -> Record:
         changed = replace(new, seqno=old.seqno + 1)

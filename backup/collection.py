@@ -13,10 +13,11 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,34 +25,39 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from backup.chains import RETENTION, Chains, Record
-from backup.export import exported
 from backup.place import find_place, sealed
 from backup.progress import Attempt, find, forget, pending_parts
-from backup.restore import restore_into_store, restore_store
+from backup.restore import Build, build_here, restore_into_store, restore_store
 from backup.sealed import Secret
 from backup.shard import (
     EMPTY,
     VERSIONS,
+    AsOf,
     Batch,
-    BatchDesc,
+    Merge,
     Part,
     Shard,
     Snapshot,
     Storage,
     Window,
     delete_batch,
+    merge_here,
 )
 from backup.shard.part import open_part, part_bytes
 from backup.shard.scrub import ScrubReport
+from backup.upload import Progress, Upload, upload_here
 from backup.verify import Depth, VerifyReport, verify_chains
 from kvstore.arrow import ROWS_SCHEMA
 from kvstore.clock import Clock, WallClock
 from kvstore.errors import (
     CorruptionError,
+    DeterminateError,
     FencedError,
     HistoryGoneError,
+    IndeterminateError,
     LockedError,
     NotYetWrittenError,
+    OutOfSpaceError,
     UpperMismatchError,
     UsageError,
 )
@@ -71,6 +77,15 @@ class BackupInfo(NamedTuple):
     bytes: int
     parts: int
     seconds: float
+
+
+class Chain(NamedTuple):
+    """Windows that join, oldest first: all that was written in `[since, upper)`."""
+
+    name: str
+    since: Timestamp
+    upper: Timestamp
+    batches: Sequence[Batch]
 
 
 class CollectionInfo(NamedTuple):
@@ -142,6 +157,17 @@ class Collection:
         newest = self._newest()
         return () if newest is None else newest.refresh().batches
 
+    def chain(self, name: str | None = None, *, covering: Sequence[int] = ()) -> Chain | None:
+        """The chain of that name; without one the newest that covers all times of `covering`, or
+        the newest of all where none does. None if it is not there."""
+        record = self._chains.read()
+        if record is None or (name is not None and name not in record.chains):
+            return None
+        names = record.chains if name is None else (name,)
+        found = [_chain(shard) for shard in map(self._chains.shard, names) if shard.upper]
+        whole = [c for c in found if all(c.since <= time < c.upper for time in covering)]
+        return next(reversed(whole or found), None)
+
     def chains(self) -> Sequence[Sequence[Batch]]:
         """What all chains are made of, oldest first."""
         return [shard.refresh().batches for shard in self._shards()]
@@ -201,7 +227,8 @@ class Collection:
         full: bool = False,
         token: str | None = None,
         max_age: timedelta | None = None,
-        progress: Callable[[int], None] | None = None,
+        progress: Progress | None = None,
+        upload: Upload = upload_here,
     ) -> BackupInfo:
         """Append what `store` has committed since the last backup; the first one is full.
 
@@ -210,7 +237,8 @@ class Collection:
         again after a crash, it is done once. Between backups the store keeps its history, unless
         it falls further behind than `max_age`. What a backup that was killed had uploaded of its
         window is taken: then that window is finished first, and the rest is another. `progress`
-        is called with the rows written so far; what it raises calls the backup off.
+        is called with the rows written so far; what it raises calls the backup off. `upload`
+        writes the parts: in this process, or spread over others (`spark_connector.jobs.backup`).
 
         Raises `UsageError` if the collection is another store's, `HistoryGoneError` if the store no
         longer has the window: then `full=True` begins another chain beside the present one.
@@ -231,14 +259,16 @@ class Collection:
                 return _info(done)
             hold = self._hold(store, name, shard.upper, max_age)
             try:
-                return self._append_windows(shard, store, hold, token, progress)
+                return self._append_windows(shard, store, hold, token, progress, upload)
             except UpperMismatchError:
                 shard.refresh()
         raise LockedError(self.url, "other scripts that back up at the same time")
 
     def _hold(self, store: Store, name: str, lower: int, max_age: timedelta | None) -> Hold:
         try:
-            return store.hold(name, at=lower - 1 if lower else None, max_age=max_age)
+            # Durable with the sync that every backup makes before it reads.
+            at = lower - 1 if lower else None
+            return store.hold(name, at=at, max_age=max_age, durable=False)
         except HistoryGoneError as error:
             raise _chain_broken(lower - 1, error.since) from error
 
@@ -248,18 +278,19 @@ class Collection:
         store: Store,
         hold: Hold,
         token: str | None,
-        progress: Callable[[int], None] | None,
+        progress: Progress | None,
+        upload: Upload,
     ) -> BackupInfo:
         """Finish the window that a killed backup began, if there is one, and take the next."""
+        upper = int(store.sync())
         chain, done = shard.log.shard, None
         begun = find(shard.blob, chain, shard.upper)
         if begun is not None and int(hold.timestamp) < begun.upper:
-            done = self._append_window(shard, store, hold, begun, None, progress)
-        upper = int(store.sync())
+            done = self._append_window(shard, store, hold, begun, None, progress, upload)
         if upper <= shard.upper:
             return done or BackupInfo(Timestamp(shard.upper), Timestamp(upper), 0, 0, 0, 0.0)
         fresh = Attempt.begin(shard.blob, chain, shard.upper, upper)
-        newest = self._append_window(shard, store, hold, fresh, token, progress)
+        newest = self._append_window(shard, store, hold, fresh, token, progress, upload)
         return newest if done is None else _together(done, newest)
 
     def _append_window(
@@ -269,19 +300,17 @@ class Collection:
         hold: Hold,
         attempt: Attempt,
         token: str | None,
-        progress: Callable[[int], None] | None,
+        progress: Progress | None,
+        upload: Upload,
     ) -> BackupInfo:
         started = time.perf_counter()
         lower, upper = attempt.lower, attempt.upper
-        since = lower - 1 if lower else None
         try:
-            window = exported(store, since=since, upto=upper - 1, after=attempt.after)
+            whole_since, uploaded = upload(store, shard, attempt, progress)
         except HistoryGoneError as error:
             raise _chain_broken(lower - 1, error.since) from error
         if not lower:
-            shard.critical(RETENTION).downgrade(min(window.whole_since, upper - 1))
-        rows = window.rows if progress is None else _counted(window.rows, progress)
-        uploaded = shard.write_batch(BatchDesc(lower, upper), rows, on_full=attempt.record)
+            shard.critical(RETENTION).downgrade(min(whole_since, upper - 1))
         meta = (("seconds", f"{time.perf_counter() - started:.3f}"), ("token", token or ""))
         batch = replace(uploaded, parts=(*attempt.parts, *uploaded.parts), meta=meta)
         try:
@@ -291,6 +320,9 @@ class Collection:
             delete_batch(shard.blob, replace(batch, parts=own))
             raise
         forget(shard.blob, shard.log.shard, below=upper)
+        # The backup is made; versions that stay are collected by the next.
+        with suppress(DeterminateError, IndeterminateError, OutOfSpaceError):
+            shard.collect_if_due()
         # Another script that has taken the hold meanwhile holds what it needs itself.
         with suppress(FencedError):
             hold.move(upper - 1, durable=False)
@@ -307,12 +339,14 @@ class Collection:
         *,
         start: bytes | None = None,
         end: bytes | None = None,
+        build: Build = build_here,
     ) -> Timestamp:
         """Build a new store at `path` with the original timestamps; returns its newest instant.
 
         As of `as_of` (default: the newest), whole, or the keys of a span or with `prefix`; with
         `history=False` only what was alive then. `path` must not exist; it appears when the
-        restore is whole, so a crash leaves no half of one. Memory is bounded.
+        restore is whole, so a crash leaves no half of one. Memory is bounded. `build` writes the
+        files: in this process, or spread over others (`spark_connector.jobs.restore`).
 
         Raises `HistoryGoneError` or `NotYetWrittenError` outside the window, `CorruptionError`
         if a part is damaged.
@@ -320,8 +354,9 @@ class Collection:
         span = Span.of(start, end, prefix)
         with self.snapshot(as_of) as (shard, snapshot):
             at = snapshot.as_of
-            rows = snapshot.view(Window(-1, at), span) if history else snapshot.read(span)
-            restore_store(Path(path), rows, since=shard.since if history else at, as_of=at)
+            view = Window(-1, at) if history else AsOf(at)
+            files = partial(build, snapshot, view, span)
+            restore_store(Path(path), files, since=shard.since if history else at, as_of=at)
         return Timestamp(at)
 
     def restore_into(
@@ -361,14 +396,15 @@ class Collection:
 
     # -- upkeep -----------------------------------------------------------------------------
 
-    def compact(self) -> None:
+    def compact(self, *, merge: Merge = merge_here) -> None:
         """Merge the batches of the newest chain into one, and free what is no longer needed.
 
-        Every instant in `[since, upper)` stays restorable. Costs reading and writing the chain.
+        Every instant in `[since, upper)` stays restorable. Costs reading and writing the chain,
+        which `merge` does: in this process, or spread over others (`spark_connector.jobs.compact`).
         """
         newest = self._newest()
         if newest is not None:
-            newest.compact(full=True)
+            newest.compact(full=True, merge=merge)
             newest.gc()
 
     def scrub(self, *, delete_orphans_older_than: timedelta | None = None) -> ScrubReport:
@@ -467,6 +503,11 @@ class Collection:
             yield covering[-1], snapshot
 
 
+def _chain(shard: Shard) -> Chain:
+    state = shard.refresh()
+    return Chain(shard.log.shard, Timestamp(state.since), Timestamp(state.upper), state.batches)
+
+
 def _ns(duration: timedelta) -> int:
     return int(duration.total_seconds() * NS_PER_SECOND)
 
@@ -475,18 +516,6 @@ def _together(first: BackupInfo, second: BackupInfo) -> BackupInfo:
     """Two windows of one call as one."""
     sums = (a + b for a, b in zip(first[2:], second[2:], strict=True))
     return BackupInfo(first.lower, second.upper, *sums)  # type: ignore[arg-type]
-
-
-def _counted(
-    rows: Iterator[pa.RecordBatch], progress: Callable[[int], None]
-) -> Iterator[pa.RecordBatch]:
-    """`rows`, with `progress` told how many there were before each piece and at the end."""
-    count = 0
-    for batch in rows:
-        progress(count)
-        yield batch
-        count += batch.num_rows
-    progress(count)
 
 
 def _appended_before(shard: Shard, token: str | None) -> Batch | None:

@@ -9,7 +9,8 @@ and its owner's next call says so. Beside these there are pins: claims of this p
 open snapshots keep.
 
 Invariants
-1. A hold is durable before it is handed out, and is never below the `since` of that moment.
+1. A hold is never below the `since` of the moment it is handed out, and durable by then, unless
+   its owner says that he syncs before he relies on it.
 2. A lost hold never holds again.
 """
 
@@ -97,7 +98,9 @@ class Holds:
         """All holds, by name."""
         return [self._records[name] for name in sorted(self._records)]
 
-    def take(self, name: str, *, at: int | None, max_age: timedelta | None) -> Hold:
+    def take(
+        self, name: str, *, at: int | None, max_age: timedelta | None, durable: bool = True
+    ) -> Hold:
         """Take the hold `name` for a new owner, fencing the one before.
 
         A new hold stands at `at`, or the newest complete time. An existing one stays where it is
@@ -116,7 +119,8 @@ class Holds:
             max_age_ns = None if max_age is None else int(max_age.total_seconds() * NS_PER_SECOND)
             token = secrets.token_hex(8)
             self._store(HoldRecord(name, timestamp, token, max_age_ns))
-        self._committer.persist()
+        if durable:
+            self._committer.persist()
         return Hold(self, name, token)
 
     def move(self, name: str, token: str, to: int, *, durable: bool = True) -> None:
@@ -195,9 +199,17 @@ class Holds:
             self._pins[pin] = as_of
             return pin
 
-    def unpin(self, pin: int) -> None:
-        """Let a pin go. Repeatable."""
-        self._pins.pop(pin, None)
+    def pin_newest(self) -> tuple[Timestamp, int]:
+        """As `pin`, at the newest complete time, which it returns too. The caller holds the commit
+        lock. Hot: once per transaction."""
+        newest = Timestamp(self._committer.upper - 1)
+        pin = next(self._pin_ids)
+        self._pins[pin] = newest
+        return newest, pin
+
+    def unpin(self, pin: int) -> bool:
+        """Let a pin go. Repeatable; returns whether it was there."""
+        return self._pins.pop(pin, None) is not None
 
     # -- inside -----------------------------------------------------------------------------
 

@@ -79,8 +79,8 @@ SORTED_CHANGES_MAX = 100_000
 span is cheaper than the sort and needs no memory."""
 
 SORT_BYTES_MAX = 128 << 20
-"""Keys and values that an import from files sorts at once; beyond, sorted runs go to disk. Arrow
-holds the rows, their order and a sorted copy: three times as much at the peak."""
+"""Keys and values that an import from files, or one task of Spark's, sorts at once; beyond, sorted
+runs go to disk. Arrow holds the rows as they came and in one piece: twice as much at the peak."""
 
 GROUP_COMMIT_WAIT_S_MAX = 60.0
 """How long a commit waits for another thread's fsync before it looks again whether that died."""

@@ -5,8 +5,9 @@
     snapshot        the versions that a truncation kept, as such records
 
 A compare-and-set opens the journal for writing, which only one process can, replays what is
-there, appends one record, fsyncs and lets go. Readers replay without a lock, so they may miss the
-newest version but never see half of one.
+there, appends one record, fsyncs and lets go. Where nobody else has written since its own last
+one, it knows what is there: then it costs that one fsync. Readers replay without a lock, so they
+may miss the newest version but never see half of one.
 
 Invariants
 1. A version that was committed is in the journal and fsynced before the lock is released.
@@ -51,7 +52,7 @@ _LOCK_PAUSE_S_MAX = 0.005
 _READ_ATTEMPTS = 100
 """How often a truncation may overtake a reader before it gives up."""
 
-_Signature = tuple[tuple[str, int, int], ...]
+_Signature = tuple[tuple[str, int, int, int], ...]
 
 
 class _Cached(NamedTuple):
@@ -65,6 +66,7 @@ class FileConsensus:
     def __init__(self, root: str | os.PathLike[str]) -> None:
         self.root = Path(root)
         self._cache: dict[str, _Cached] = {}
+        self._closed: dict[str, Journal] = {}  # as our own last writes left them
 
     def head(self, key: str) -> Versioned | None:
         """See `Consensus.head`. Costs a directory listing, and a replay if something changed."""
@@ -72,7 +74,8 @@ class FileConsensus:
         return versions[-1] if versions else None
 
     def compare_and_set(self, key: str, *, expected: int | None, new: Versioned) -> Cas:
-        """See `Consensus.compare_and_set`. Costs a replay of the live versions and an fsync."""
+        """See `Consensus.compare_and_set`. Costs an fsync; after another's write, a replay of the
+        live versions and a second one, which makes sure of them."""
         require_cas(key, expected=expected, new=new)
         if expected is not None and not self._folder(key).is_dir():
             return Cas.MISMATCH
@@ -81,6 +84,7 @@ class FileConsensus:
             if (versions[-1].seqno if versions else None) != expected:
                 return Cas.MISMATCH
             journal.append(_SEQNO.pack(new.seqno) + new.data)
+            versions.append(new)
         return Cas.COMMITTED
 
     def scan(self, key: str, *, start: int, limit: int) -> list[Versioned]:
@@ -95,7 +99,8 @@ class FileConsensus:
             kept = [version for version in found if version.seqno >= seqno]
             if len(kept) < len(found):
                 journal.snapshot((0, _SEQNO.pack(v.seqno) + v.data) for v in kept)
-            return len(found) - len(kept)
+            gone, found[:] = len(found) - len(kept), kept
+            return gone
 
     def list_keys(self) -> list[str]:
         """See `Consensus.list_keys`. Looks into every key."""
@@ -134,12 +139,15 @@ class FileConsensus:
 
     @contextmanager
     def _writing(self, key: str, where: str) -> Iterator[tuple[Journal, list[Versioned]]]:
-        """Hold the journal of `key`, alone among all processes, with what is in it."""
+        """Hold the journal of `key`, alone among all processes, with what is in it; the caller
+        keeps that list as it changes what is there."""
         versions: list[Versioned] = []
         journal = self._opened(key, where, versions)
         try:
             with journal:
                 yield journal, versions
+                self._cache[key] = _Cached(_signature(self._folder(key)), versions)
+            self._closed[key] = journal
         except OutOfSpaceError:
             raise
         except StorageError as error:
@@ -155,7 +163,9 @@ class FileConsensus:
         while True:
             versions.clear()
             try:
-                return Journal.open(folder, restore=take, apply=take, content=_CONTENT)
+                return self._reopened(key, versions) or Journal.open(
+                    folder, restore=take, apply=take, content=_CONTENT
+                )
             except LockedError as error:
                 if time.monotonic() > deadline:
                     raise DeterminateError(where, str(error)) from error
@@ -163,6 +173,17 @@ class FileConsensus:
                 raise DeterminateError(where, str(error)) from error
             time.sleep(pause)
             pause = min(pause * 2, _LOCK_PAUSE_S_MAX)
+
+    def _reopened(self, key: str, versions: list[Versioned]) -> Journal | None:
+        """The journal as our last write left it, if nobody has written since."""
+        journal, cached = self._closed.get(key), self._cache.get(key)
+        if journal is None or cached is None or not journal.reopen():
+            return None
+        if cached.signature != _signature(self._folder(key)):
+            journal.close()
+            return None
+        versions += cached.versions
+        return journal
 
 
 def _replayed(folder: Path) -> list[Versioned]:
@@ -180,10 +201,10 @@ def _decode(record: Record) -> Versioned:
 
 
 def _signature(folder: Path) -> _Signature:
-    """What changes with every write: names, sizes and times of the files."""
+    """What changes with every write: names, inodes, sizes and times of the files."""
     found = []
     with os.scandir(folder) as entries:
         for entry in entries:
             status = entry.stat()
-            found.append((entry.name, status.st_size, status.st_mtime_ns))
+            found.append((entry.name, status.st_ino, status.st_size, status.st_mtime_ns))
     return tuple(sorted(found))

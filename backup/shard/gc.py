@@ -21,7 +21,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 
-from backup.shard.commands import RemoveRollups, RequestGc
+from backup.shard import codec, machine
+from backup.shard.commands import ExpireLapsed, RemoveRollups, RequestGc
 from backup.shard.log import StateLog
 from kvstore.limits import ROLLUP_EVERY
 
@@ -37,12 +38,23 @@ class Collected:
 
 def collect_if_due(log: StateLog) -> Collected:
     """Collect if enough has piled up and no one else was told to."""
+    expire_lapsed(log)
+    if machine.apply(log.state, RequestGc())[1].seqno is None:
+        return Collected()  # so far as this handle knows, which costs nothing to ask
     target = log.apply(RequestGc()).outcome.seqno
     return Collected() if target is None else collect(log, to=target)
 
 
+def expire_lapsed(log: StateLog) -> None:
+    """Forget the readers whose lease has run out: a crashed one would keep all it held."""
+    command = ExpireLapsed(log.clock.wall_ns())
+    if machine.apply(log.state, command)[1].count:
+        log.apply(command)
+
+
 def prepare(log: StateLog) -> None:
     """Write a rollup of the newest version that may be collected up to, if that frees parts."""
+    expire_lapsed(log)
     target = log.refresh().seqno_since
     states = [state for state in log.live_states() if state.seqno <= target]
     if not states or states[-1].seqno in log.state.rollups:
@@ -60,13 +72,13 @@ def collect(log: StateLog, *, to: int | None = None) -> Collected:
     rollup = max((seqno for seqno in state.rollups if seqno <= target), default=None)
     if rollup is None:
         return Collected()
-    states = log.live_states()
-    earliest = states[0].seqno
-    if earliest > rollup or states[-1].seqno < rollup:
+    first, diffs = log.live_diffs()
+    earliest = first.seqno
+    if earliest > rollup or (diffs[-1].seqno if diffs else earliest) < rollup:
         return Collected()
-    kept = set(next(s for s in states if s.seqno == rollup).blobs())
-    before = {name for s in states if s.seqno < rollup for name in s.blobs()}
-    blobs = tuple(sorted(before - kept))
+    upto = [diff for diff in diffs if diff.seqno <= rollup]
+    kept = set(codec.apply_diffs(first, upto, where=f"shard {log.shard}").blobs())
+    blobs = tuple(sorted(codec.blobs_named(first, upto[:-1]) - kept))
     for name in blobs:
         log.retrying(partial(log.blob.delete, name))
     if earliest < rollup:

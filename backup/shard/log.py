@@ -56,15 +56,19 @@ class StateLog:
         *,
         clock: WallClock,
         pause: Callable[[int], None],
+        known: State | None = None,
     ) -> None:
-        """`pause(attempt)` is called before each retry: it sleeps, or in tests does not."""
+        """`pause(attempt)` is called before each retry: it sleeps, or in tests does not.
+
+        From a `known` state of the shard, opening reads only what is newer.
+        """
         self.blob = blob
         self.consensus = consensus
         self.shard = require_consensus_key(shard)
         self.clock = clock
         self._pause = pause
         self._hostname = socket.gethostname()
-        self._state: State | None = None
+        self._state: State | None = known
 
     @property
     def state(self) -> State:
@@ -81,7 +85,7 @@ class StateLog:
             if attempt:
                 self._pause(attempt)
             try:
-                self._state = self._load()
+                self._catch_up()
                 if self._state is None and create:
                     self._state = self._create(rule)
             except (DeterminateError, IndeterminateError):
@@ -146,7 +150,21 @@ class StateLog:
         return self._retrying(call)
 
     def live_states(self) -> list[State]:
-        """Every version from the earliest live one on, ascending. Costs a scan of all."""
+        """Every version from the earliest live one on, ascending. O(versions x batches)."""
+        earliest, diffs = self.live_diffs()
+        states = [earliest]
+        for diff in diffs:
+            where = self._where(diff.seqno)
+            states.append(codec.apply_diffs(states[-1], [diff], where=where))
+        return states
+
+    def live_diffs(self) -> tuple[State, list[codec.Diff]]:
+        """The earliest live version, and the steps behind it. O(versions): a scan of all."""
+        earliest, versions = self._live_versions()
+        return earliest, [self._decoded(version) for version in versions]
+
+    def _live_versions(self) -> tuple[State, list[Versioned]]:
+        """The earliest live version, and the steps behind it."""
         for attempt in range(ATTEMPTS_MAX):
             if attempt:
                 self._pause(attempt)
@@ -156,10 +174,7 @@ class StateLog:
             rollup = None if name is None else self.retrying(partial(self._read_rollup, name))
             if rollup is None:
                 continue  # collected since the scan, or the scan was stale
-            states: list[State] = [rollup]
-            for version in versions[1:]:
-                states.append(self._step(states[-1], version))
-            return states
+            return rollup, versions[1:]
         where = f"shard {self.shard}"
         raise CorruptionError(where, "its earliest version has no rollup", "restore the blob")
 
@@ -207,8 +222,7 @@ class StateLog:
             return
         versions = self._scan(self._state.seqno + 1)
         if versions and versions[0].seqno == self._state.seqno + 1:
-            for version in versions:
-                self._state = self._step(self._state, version)
+            self._state = self._after(self._state, versions)
         elif versions:  # the versions in between were truncated
             loaded = self._load()
             if loaded is not None and loaded.seqno > self._state.seqno:
@@ -231,8 +245,7 @@ class StateLog:
                 versions = self._scan(state.seqno + 1)
                 if not versions or versions[0].seqno != state.seqno + 1:
                     continue  # collected between the two reads
-                for version in versions:
-                    state = self._step(state, version)
+                state = self._after(state, versions)
             return state
         raise CorruptionError(f"shard {self.shard}", "the rollup its head names is missing")
 
@@ -245,9 +258,13 @@ class StateLog:
                 return found
             start = page[-1].seqno + 1
 
-    def _step(self, state: State, version: Versioned) -> State:
-        where = self._where(version.seqno)
-        return codec.apply_diff(state, codec.decode_diff(version.data, where=where), where=where)
+    def _after(self, state: State, versions: list[Versioned]) -> State:
+        """The state that `versions`, one after the other, lead to."""
+        diffs = [self._decoded(version) for version in versions]
+        return codec.apply_diffs(state, diffs, where=self._where(versions[-1].seqno))
+
+    def _decoded(self, version: Versioned) -> codec.Diff:
+        return codec.decode_diff(version.data, where=self._where(version.seqno))
 
     def _read_rollup(self, name: str) -> State | None:
         data = self.blob.get(name)

@@ -2,7 +2,9 @@
 
 Each source yields record batches sorted by the rule's order. From what is buffered, everything
 below the least last key of any source is complete: it is cut off, put in order and handed on. So
-a key is never cut in two, and memory is O(sources x batch + versions of one key).
+a key is never cut in two, and memory is O(sources x batch + versions of one key). Each source has
+`rows` rows buffered before a window is cut, or all that it still has: so a window takes as many
+from the source it ends with, and looking at every source for each window costs O(1) a row.
 
 Ordering a window costs little more than reading it: the first eight bytes after the window's
 common prefix become integers, a merge sort over the concatenated runs (timsort, which finds them)
@@ -25,9 +27,14 @@ _WORD = 8
 _Indexes: TypeAlias = npt.NDArray[np.int64]
 
 
-def merge_sorted(sources: Sequence[Iterator[pa.RecordBatch]], rule: Rule) -> Iterator[Sorted]:
-    """Yield the rows of all sources, in order, in windows that hold whole keys."""
-    pending = [_Source(source) for source in sources]
+def merge_sorted(
+    sources: Sequence[Iterator[pa.RecordBatch]], rule: Rule, *, rows: int = 1
+) -> Iterator[Sorted]:
+    """Yield the rows of all sources, in order, in windows that hold whole keys.
+
+    A source buffers `rows` rows and the batch that completes them, or one key if that has more.
+    """
+    pending = [_Source(source, rows) for source in sources]
     while True:
         for source in pending:
             source.fill()
@@ -47,8 +54,9 @@ def merge_sorted(sources: Sequence[Iterator[pa.RecordBatch]], rule: Rule) -> Ite
 class _Source:
     """What one source has buffered: chunks in order, none empty."""
 
-    def __init__(self, batches: Iterator[pa.RecordBatch]) -> None:
+    def __init__(self, batches: Iterator[pa.RecordBatch], rows: int) -> None:
         self._batches = batches
+        self._rows = rows
         self.chunks: list[pa.RecordBatch] = []
         self.done = False
 
@@ -57,8 +65,12 @@ class _Source:
         return _key(self.chunks[-1], -1)
 
     def fill(self) -> None:
-        """Read on until two keys are buffered (so that the first is complete), or to the end."""
-        while not self.done and (not self.chunks or _key(self.chunks[0], 0) == self.last):
+        """Read on until enough rows and two keys are buffered (so that the first is complete), or
+        to the end."""
+        while not self.done and (
+            sum(chunk.num_rows for chunk in self.chunks) < self._rows
+            or _key(self.chunks[0], 0) == self.last
+        ):
             batch = next(self._batches, None)
             if batch is None:
                 self.done = True

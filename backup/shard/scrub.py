@@ -12,6 +12,7 @@ from collections.abc import Set
 from dataclasses import dataclass
 from functools import partial
 
+from backup.shard import codec
 from backup.shard.blob import Blob, reading
 from backup.shard.log import StateLog
 from backup.shard.part import part_bytes
@@ -48,8 +49,7 @@ def scrub(
     The listing is taken first: what is uploaded and named while the scrub runs is no orphan.
     """
     listed = {info.name for info in reading(lambda: list(log.blob.list(f"{log.shard}/")))}
-    states = log.live_states()
-    named = {name for state in states for name in state.blobs()}
+    named = codec.blobs_named(*log.live_diffs())
     gone = sorted(name for name in named - listed if reading(partial(log.blob.size, name)) is None)
     newest = {part.name: part for batch in log.state.batches for part in batch.parts}
     missing = tuple(name for name in gone if name in newest or name in log.state.rollups.values())

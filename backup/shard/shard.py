@@ -68,14 +68,15 @@ class Shard:
         clock: WallClock | None = None,
         pause: Callable[[int], None] = pause_with_backoff,
         inline_bytes_max: int = 0,
+        known: State | None = None,
     ) -> Shard:
-        """Open `shard`, creating it if need be.
+        """Open `shard`, creating it if need be. From a `known` state it reads what is newer.
 
         `inline_bytes_max`: parts up to this size are kept in the state, which saves a blob each
         but hides them from other programs. Raises `UsageError` if the shard is of another rule,
         or is missing and `create` is false.
         """
-        log = StateLog(blob, consensus, shard, clock=clock or Clock(), pause=pause)
+        log = StateLog(blob, consensus, shard, clock=clock or Clock(), pause=pause, known=known)
         log.open(rule=rule.name, create=create)
         return cls(log, rule, inline_bytes_max=inline_bytes_max)
 
@@ -171,21 +172,27 @@ class Shard:
 
     # -- maintenance -------------------------------------------------------------------------
 
-    def compact(self, *, full: bool = False) -> list[c.MergeOutcome]:
+    def compact(
+        self, *, full: bool = False, merge: compact.Merge = compact.merge_here
+    ) -> list[c.MergeOutcome]:
         """Merge what is pending; `full`: everything into one batch, so that what `since` has
         passed is truly gone from the newest version (`gc` then frees its bytes)."""
         if full:
             compact.request(self.log)
-        return compact.merge_pending(self.log)
+        return compact.merge_pending(self.log, merge=merge)
 
     def gc(self) -> gc.Collected:
         """Delete all that no version and no reader needs any more."""
         gc.prepare(self.log)
         return gc.collect(self.log)
 
+    def collect_if_due(self) -> None:
+        """`gc`, once so many versions have piled up that it pays; asking costs nothing."""
+        gc.collect_if_due(self.log)
+
     def maintain(self) -> None:
         """What every user of a shard should do now and then: expire, compact, collect if due."""
-        self.log.apply(c.ExpireLapsed(self.log.clock.wall_ns()))
+        gc.expire_lapsed(self.log)
         compact.merge_pending(self.log)
         gc.collect_if_due(self.log)
 

@@ -72,13 +72,22 @@ class RocksEngine:
         return rocks.WriteBatch(raw_mode=True)
 
     def write(self, batch: Batch) -> None:
-        with _translated(str(self.path)):
+        """Hot, as `sync` is: `_translated` without its object, 0.5 us less of a put's 10."""
+        try:
             self._open().write(batch)  # type: ignore[arg-type]  # it came from self.batch()
+        except KVStoreError:
+            raise
+        except Exception as error:
+            raise _from_text(str(self.path), error) from error
         self._idle = []
 
     def sync(self) -> None:
-        with _translated(str(self.path)):
+        try:
             self._open().flush_wal(True)
+        except KVStoreError:
+            raise
+        except Exception as error:
+            raise _from_text(str(self.path), error) from error
 
     def ingest(self, files: Sequence[Path]) -> None:
         options = rocks.IngestExternalFileOptions()

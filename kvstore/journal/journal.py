@@ -26,7 +26,7 @@ from types import TracebackType
 from kvstore.errors import ClosedError, LockedError, PoisonedError, UsageError
 from kvstore.journal.files import OS_FILES, Files, Lock, storage_errors, write_all
 from kvstore.journal.live import LiveFile, continue_live, create_live, seal_live
-from kvstore.journal.names import COMPACTING_NAME, LOCK_NAME, list_directory
+from kvstore.journal.names import COMPACTING_NAME, LOCK_NAME, FileName, list_directory
 from kvstore.journal.records import encode, encode_many, require_payload, require_payloads
 from kvstore.journal.recovery import Apply, Recovery, replay
 from kvstore.journal.snapshot import SnapshotInfo, remove_superseded, write_snapshot
@@ -66,6 +66,8 @@ class Journal:
         self._lock = lock
         self._content = content
         self._policy = sync
+        self._settles = sync.records_max > 0
+        self._file_bytes = file_bytes
         self._bytes_max = file_bytes  # or NO_ROOM: one check in `append` finds all that is rare
         self._records_max = file_records
         before = recovery.incarnation or identity << 32
@@ -160,11 +162,11 @@ class Journal:
         if payload.__class__ is not bytes or len(payload) > JOURNAL_RECORD_BYTES_MAX or type:
             require_payload(payload, type)  # what is left to check is rare: skip the call
         with self._append_lock:
-            if self._live_bytes >= self._bytes_max or self._next >= self._ordinal_end:
-                self._make_room()
             ordinal = self._next
-            self._write(encode(self._incarnation, ordinal, type, payload), 1)
-        if settle and self._policy.records_max:
+            if self._live_bytes >= self._bytes_max or ordinal >= self._ordinal_end:
+                self._make_room()
+            self._write(encode(self._incarnation, ordinal, type, payload), ordinal + 1)
+        if self._settles and settle:
             self.settle(ordinal)
         return ordinal
 
@@ -178,7 +180,9 @@ class Journal:
             first = self._next
             for chunk in _chunks(checked):
                 self._make_room()
-                self._write(encode_many(self._incarnation, self._next, type, chunk), len(chunk))
+                ordinal = self._next
+                data = encode_many(self._incarnation, ordinal, type, chunk)
+                self._write(data, ordinal + len(chunk))
             ordinals = range(first, self._next)
         if checked:
             self.settle(ordinals[-1])
@@ -228,6 +232,29 @@ class Journal:
         """Sync and let go of the journal. The live file goes on at the next open."""
         self._end(seal=False)
 
+    def reopen(self) -> bool:
+        """Open it again after `close`, where nobody has written since: no replay and no fsync.
+
+        False where somebody has, or it was poisoned: it stays closed, and `open` replays what is
+        there. Raises `LockedError` if another writer has it.
+        """
+        if not self._closed or self._failed is not None or self._interval is not None:
+            return False
+        with storage_errors(self._directory):
+            lock = self._files.lock(os.path.join(self._directory, LOCK_NAME))
+            try:
+                as_left = self._is_as_left()
+                if as_left:
+                    self._output = self._files.append(self._live.path(self._directory))
+            except BaseException:
+                lock.close()
+                raise
+        if not as_left:
+            lock.close()
+            return False
+        self._lock, self._closed, self._bytes_max = lock, False, self._file_bytes
+        return True
+
     def finalize(self) -> None:
         """Close, with the live file sealed under its final name: nothing is left half open."""
         self._end(seal=True)
@@ -268,8 +295,21 @@ class Journal:
     # -- opening ------------------------------------------------------------------------------
 
     def _use(self, live: LiveFile) -> None:
+        self._live: FileName
         self._live, self._output, self._live_bytes = live
+        self._put = self._output.write
         self._ordinal_end = self._live.number + self._records_max
+
+    def _is_as_left(self) -> bool:
+        """Under the lock: whether the live file is the one that was closed, at its length then.
+
+        Journals only grow: who appends, rotates or seals changes a size or a name, and of what was
+        synced nothing is ever cut.
+        """
+        if list_directory(self._files, self._directory).live != self._live:
+            return False
+        with self._files.read(self._live.path(self._directory)) as file:
+            return file.seek(0, os.SEEK_END) == self._live_bytes
 
     def _tidy(self, snapshot: Callable[[], Records] | None, compact_bytes: int) -> None:
         """Drop what crashes and compactions left over; write a snapshot if replay was long."""
@@ -292,20 +332,23 @@ class Journal:
 
     # -- acting -------------------------------------------------------------------------------
 
-    def _write(self, data: bytes, records: int) -> None:
-        """Hand bytes to the system and count them. An exception in between, whatever it is,
-        leaves no room, and the next call finds that a write was interrupted."""
-        limit, self._bytes_max = self._bytes_max, NO_ROOM
+    def _write(self, data: bytes, following: int) -> None:
+        """Hand bytes to the system and count them; `following` is the next ordinal then. An
+        exception in between, whatever it is, leaves no room, and the next call finds that a write
+        was interrupted."""
+        limit = self._bytes_max
+        self._bytes_max = NO_ROOM
         try:
-            written = self._output.write(data)
+            written = self._put(data)
         except OSError:
             with self._poisoning():
                 raise
-        if written != len(data):
+        size = len(data)
+        if written != size:
             with self._poisoning():
                 write_all(self._output, data[written:])
-        self._next += records
-        self._live_bytes += len(data)
+        self._next = following
+        self._live_bytes += size
         self._bytes_max = limit
         if self._interval is not None:
             self._interval.notify()
@@ -353,7 +396,7 @@ class Journal:
                     with self._sync_lock, self._poisoning():
                         if seal and self._next > self._live.number:
                             self._seal()
-                        else:
+                        elif self._durable < self._next - 1:
                             self._output.sync()
                             self._durable = self._next - 1
             finally:

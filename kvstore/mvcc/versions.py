@@ -162,17 +162,17 @@ class Versions:
         )
 
     def export(
-        self, *, since: int, upto: int, start: bytes = b""
+        self, span: Span, *, since: int, upto: int
     ) -> tuple[Iterator[VersionColumns], Tombstones]:
         """All point versions in `(since, upto]` in columns, and the range tombstones by start:
-        of the keys, and of the tombstones' starts, that lie at or above `start`."""
+        of the keys, and of the tombstones' starts, that lie in `span`."""
         fragments, stamps = self.view
-        cursor = self._cursor(Span(start))
+        cursor = self._cursor(span)
         columns = version_columns(
             cursor, since=since, upto=upto, stamps=stamps, fragments=fragments
         )
         tombstones = fragments.tombstones(Span(), since=since, upto=upto)
-        return columns, [found for found in tombstones if found.start >= start]
+        return columns, [found for found in tombstones if found.start in span]
 
     def imported_keys(self, span: Span, reference: bytes) -> Iterator[tuple[bytes, bytes | None]]:
         """Keys of `span` that an import wrote, with its values. One pass over the span."""

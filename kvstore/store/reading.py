@@ -178,24 +178,26 @@ class Reading(Opened):
             Span(), since=0, upto=high, revisions="all", order="key", index_floor=high
         )
 
-    def export(self, *, since: TimeLike | None, upto: TimeLike, start: bytes = b"") -> Export:
+    def export(self, *, since: TimeLike | None, upto: TimeLike, span: Span | None = None) -> Export:
         """All revisions in `(since, upto]` for a copy of this store's history.
 
         `since=None` is everything that is kept: whole from `Export.whole_since` on. A window that
-        the change index shows to be small comes as changes, others as columns, by key, in one pass
-        from the key `start` on.
+        the change index shows to be small comes as changes, others as columns, by key, in one
+        pass. A `span` cuts such a pass into pieces: of the columns come those whose key lies in
+        it, of the range tombstones those that start there, whole.
         Raises `HistoryGoneError` if `since` lies below what is kept.
         """
-        high = self._at(upto)
+        high, whole = self._at(upto), span or Span()
         if since is None:
-            columns, tombstones = self._versions.export(since=0, upto=high, start=start)
+            columns, tombstones = self._versions.export(whole, since=0, upto=high)
             # The pass shows the entries of this moment: what GC and clears take later stays in it.
             return Export(self.whole_since, None, columns, tombstones)
         low = to_timestamp(since, name="since")
         floor = max(self._index_floor, self.since)
-        few = None if low < floor else self._columns.few(since=low, upto=high)
+        by_index = low >= floor and whole == Span()
+        few = self._columns.few(since=low, upto=high) if by_index else None
         if few is None:
-            columns, tombstones = self._versions.export(since=low, upto=high, start=start)
+            columns, tombstones = self._versions.export(whole, since=low, upto=high)
         self._require_kept(Span(), low)
         if few is None:
             return Export(low, None, columns, tombstones)

@@ -17,6 +17,7 @@ import bulk
 import kvstore
 from backup.chains import Chains
 from backup.shard import Shard
+from backup.shard.file_consensus import FileConsensus
 from backup.shard.log import StateLog
 from kvstore.errors import (
     CorruptionError,
@@ -26,6 +27,7 @@ from kvstore.errors import (
     NotYetWrittenError,
     UsageError,
 )
+from kvstore.limits import LEASE_NS, ROLLUP_EVERY
 
 pytestmark = pytest.mark.usefixtures("each_engine")
 
@@ -547,3 +549,84 @@ def test_what_an_unfinished_backup_left_is_found_by_a_scrub(
     collection.scrub(delete_orphans_older_than=timedelta(days=1))
     assert not orphan.exists()
     assert collection.verify().backups == 5
+
+
+def test_a_restore_that_was_killed_keeps_space_only_until_its_lease_has_run_out(
+    store: kvstore.Store, tmp_path: Path
+) -> None:
+    clock = kvstore.ManualClock(1_700_000_000 * 10**9)
+    place = tmp_path / "backups"
+    collection = backup.Collection(place, clock=clock)
+    store.put(b"k", b"1")
+    collection.backup(store)
+    killed = collection.snapshot(None)
+    killed.__enter__()
+    store.put(b"k", b"2")
+    collection.backup(store)
+    collection.compact()
+    assert len(parts_of(place)) == 3
+    clock.advance(LEASE_NS + 1)
+    collection.compact()
+    assert len(parts_of(place)) == 1
+
+
+@pytest.mark.parametrize("warm", [True, False])
+def test_many_increments_leave_few_versions_of_the_state(
+    store: kvstore.Store, tmp_path: Path, warm: bool
+) -> None:
+    """What opening reads is bounded: whoever backs up collects now and then."""
+    place = tmp_path / "backups"
+    collection = backup.Collection(place)
+    for number in range(4 * ROLLUP_EVERY):
+        store.put(b"k%03d" % number, b"v")
+        if not warm:
+            collection = backup.Collection(place)
+        collection.backup(store)
+    (chain,) = (path.name for path in (place / "consensus").iterdir() if path.name != "collection")
+    assert len(FileConsensus(place / "consensus").scan(chain, start=0, limit=1 << 20)) < (
+        3 * ROLLUP_EVERY
+    )
+    assert len(collection.list()) == 4 * ROLLUP_EVERY
+    collection.verify()
+    collection.restore(tmp_path / "restored")
+    with kvstore.open(tmp_path / "restored", create=False) as restored:
+        assert len(list(restored.scan())) == 4 * ROLLUP_EVERY
+
+
+def test_two_collections_on_one_place_take_turns(store: kvstore.Store, tmp_path: Path) -> None:
+    """What one remembers of the last state, the other has moved on from."""
+    pair = [backup.Collection(tmp_path / "backups") for _ in range(2)]
+    for number in range(10):
+        store.put(b"k%d" % number, b"v")
+        assert pair[number % 2].backup(store).rows == 1
+    infos = pair[0].list()
+    assert infos == pair[1].list()
+    assert [a.upper for a in infos[:-1]] == [b.lower for b in infos[1:]]
+    pair[0].compact()
+    store.put(b"more", b"v")
+    assert pair[1].backup(store).rows == 1
+    assert len(pair[0].list()) == 2
+
+
+def test_keys_that_begin_alike_are_sorted_whole(store: kvstore.Store, tmp_path: Path) -> None:
+    """Also short ones, ones with zeros at their end, and many of one first word."""
+    keys = [b"prefix--%04d" % n for n in range(700, 0, -1)]
+    keys += [
+        b"a",
+        b"a\0",
+        b"a\0\0",
+        b"",
+        b"\0",
+        b"\xff" * 9,
+        b"\xff" * 8,
+        b"abcdefgh",
+        b"abcdefgh\0",
+    ]
+    collection = backup.Collection(tmp_path / "backups")
+    collection.backup(store)
+    with store.batch() as batch:
+        for key in keys:
+            batch.put(key, key)
+    assert collection.backup(store).rows == len(keys)
+    table = collection.scan_batches().read_all()
+    assert table.column("key").to_pylist() == sorted(keys) == table.column("value").to_pylist()

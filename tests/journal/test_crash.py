@@ -165,4 +165,4 @@ def test_a_crash_while_recovering_is_recoverable() -> None:
                 assert state_of(image) == [b"one"]
         else:
             break
-    assert step > 2
+    assert [name.split()[0] for name in again.steps] == ["truncate", "sync"]
