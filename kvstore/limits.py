@@ -66,7 +66,9 @@ IDLE_READERS_MAX = 4
 files it was made over until the next write."""
 
 SCAN_CHUNK = 4096
-"""Entries taken from the engine at once: chunks of a few thousand keep the collector asleep."""
+"""Entries taken from the engine at once, and rows of the batches of an Arrow scan: a few hundred
+kilobytes stay in the cache between taking and deciding, and the collector asleep (a scan into
+batches of 4,096 rows takes 366 ns a row, of 16,384 437)."""
 
 SCAN_CHUNK_BYTES = 16 << 20
 """Bytes of values taken from the engine at once, as the chunk before foretells: large values come

@@ -96,33 +96,29 @@ def value_among_imports(
 ) -> bytes | None:
     """The value of `key` at `as_of` in a store with imports. A seek and a step, mostly."""
     escaped = key.replace(b"\x00", b"\x00\xff")
-    newest, value = _newest_entry(reader, check, escaped + TERMINATOR, as_of, stamps)
+    stem, end, least = escaped + TERMINATOR, escaped + UNLIMITED, encode_suffix(as_of)
+    newest, value = -1, None
+    reader.seek(stem)
+    found = reader.key()
+    while found is not None and found < end:
+        suffix = found[-TAIL_BYTES:-1]
+        if suffix >= least:
+            timestamp = decode_suffix(suffix)
+            if timestamp > newest:
+                newest, value = timestamp, reader.value() if found[-1] else None
+            break
+        if suffix >= FIRST_TIMED_SUFFIX:
+            reader.seek(stem + least)
+        else:
+            lifetime = stamps.get(suffix)
+            if lifetime is not None:
+                added, reverted = lifetime
+                if newest < added <= as_of < reverted:
+                    newest, value = added, reader.value() if found[-1] else None
+            reader.next()
+        found = reader.key()
+    if found is None:
+        check(reader)
     if value is not None and fragments and fragments.newest(key, as_of) > newest:
         return None
     return value
-
-
-def _newest_entry(
-    reader: Reader, check: Check, stem: bytes, as_of: int, stamps: Stamps
-) -> tuple[int, bytes | None]:
-    """Time and value (None for a tombstone) of the entry that shows."""
-    least = encode_suffix(as_of)
-    newest, value = -1, None
-    reader.seek(stem)
-    while (found := reader.key()) is not None and found.startswith(stem):
-        tail = found[-TAIL_BYTES:]
-        if tail >= least:
-            timestamp = decode_suffix(tail[:-1])
-            if timestamp > newest:
-                return timestamp, reader.value() if tail[-1] else None
-            return newest, value
-        if tail >= FIRST_TIMED_SUFFIX:
-            reader.seek(stem + least)
-            continue
-        lifetime = stamps.get(tail[:-1])
-        if lifetime is not None and newest < lifetime.added <= as_of < lifetime.reverted:
-            newest, value = lifetime.added, reader.value() if tail[-1] else None
-        reader.next()
-    if found is None:
-        check(reader)
-    return newest, value

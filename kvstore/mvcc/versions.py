@@ -33,7 +33,7 @@ from kvstore.mvcc.diff import Difference, differences, stored_keys
 from kvstore.mvcc.export import VersionColumns, version_columns
 from kvstore.mvcc.fragments import UNLIMITED, Fragments, RangeTombstone
 from kvstore.mvcc.lookup import rest_of, value_among_imports, value_below, values_at
-from kvstore.mvcc.scan import Chunk, KeyColumn, live_columns, live_rows
+from kvstore.mvcc.scan import Chunk, Rows, live_columns, live_rows
 from kvstore.mvcc.version import Entry, Event, Stamps, Version, newest_at, timeline
 from kvstore.mvcc.write import WriteSet, stage
 from kvstore.span import Span
@@ -134,8 +134,8 @@ class Versions:
         read = self._read(span, as_of)
         return live_rows(self._cursor(span, reverse=reverse), read, reverse=reverse)
 
-    def scan_columns(self, span: Span, as_of: int, *, chunk: int) -> Iterator[KeyColumn]:
-        """As ascending `scan`, the keys as Arrow arrays; at most `chunk` rows at once."""
+    def scan_columns(self, span: Span, as_of: int, *, chunk: int) -> Iterator[Rows]:
+        """As ascending `scan`, as Arrow arrays; at most `chunk` rows at once."""
         read = self._read(span, as_of)
         return live_columns(self._cursor(span), read, chunk=chunk)
 
