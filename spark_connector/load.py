@@ -26,7 +26,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain, pairwise
+from itertools import chain
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeAlias
 
@@ -248,7 +248,8 @@ def _staging_directory(store: Store, staging: str | Path | None) -> Path:
 
 
 def _spans(borders: Sequence[bytes]) -> list[Span]:
-    return [Span(start, end) for start, end in pairwise([b"", *borders, None])]  # type: ignore[arg-type]
+    ends: list[bytes | None] = [*borders, None]
+    return [Span(start, end) for start, end in zip([b"", *borders], ends, strict=True)]
 
 
 def _results(staging: Path, tasks: DataFrame) -> list[Any]:
