@@ -16,7 +16,7 @@ PYTEST := $(PY) -m pytest
 # How long `make soak` has the journal decoder fuzzed by coverage, where atheris installs.
 FUZZ_SECONDS := 60
 
-.PHONY: help setup test check lint types format demo bench bench-quick soak clean
+.PHONY: help setup test check lint types format demo bench bench-quick bench-growth soak clean
 
 help:
 	@echo 'make setup        create $(VENV) and install the pinned versions into it'
@@ -24,7 +24,7 @@ help:
 	@echo 'make check        lint, formatting, types'
 	@echo 'make format       format, and fix what the linter can'
 	@echo 'make demo         the whole path on real data, under four minutes'
-	@echo 'make bench        the benchmarks; bench-quick: the same, small'
+	@echo 'make bench        the benchmarks; bench-quick: small; bench-growth: what must not grow'
 	@echo 'make soak         the long random tests'
 	@echo 'make clean        remove what these made'
 
@@ -86,10 +86,12 @@ $(PEERS): $(READY)
 
 bench: $(PEERS)
 	$(PY) -m benchmarks
-	for part in feeds gc journal collections spark; do $(PY) -m benchmarks.$$part || exit 1; done
 
 bench-quick: $(PEERS)
 	$(PY) -m benchmarks --quick
+
+bench-growth: $(PEERS)
+	$(PY) -m benchmarks --growth
 
 soak: $(READY)
 	$(PYTEST) -m soak --hypothesis-profile soak

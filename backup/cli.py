@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 from contextlib import ExitStack
 from pathlib import Path
@@ -38,10 +39,11 @@ from kvstore.cli.options import (
     to_span,
     to_time,
 )
-from kvstore.cli.output import note, print_figures, print_json, print_table, working
+from kvstore.cli.output import counting, note, print_figures, print_json, print_table, working
 from kvstore.errors import CorruptionError
 from kvstore.opening import engine_at
 from kvstore.store import Store
+from kvstore.timestamp import Timestamp
 
 PASSPHRASE: Final = "KVSTORE_PASSPHRASE"  # a name, not a secret
 
@@ -94,8 +96,10 @@ def run(
       kvstore backup run flights.db s3://bucket/flights --token "$(date +%F)"
     """
     age = None if max_age is None else to_duration(max_age)
-    with working(f"backing up {store}"), open_to_write(store) as opened:
-        info = _open(collection, key_file).backup(opened, full=full, token=token, max_age=age)
+    with working(f"backing up {store}", quiet=as_json) as progress, open_to_write(store) as opened:
+        info = _open(collection, key_file).backup(
+            opened, full=full, token=token, max_age=age, progress=counting(progress, "rows")
+        )
     print_figures(_info(info), as_json=as_json)
 
 
@@ -276,7 +280,8 @@ def replicate(
 ) -> None:
     """Bring a standby store up to a store or its collection, version for version.
 
-    It resumes where it stood, whichever side crashed. `promote` makes it an ordinary store.
+    It resumes where it stood, whichever side crashed. `promote` makes it an ordinary store. With
+    --follow it prints where it stands whenever it has moved on.
 
     \b
     Examples:
@@ -292,8 +297,16 @@ def replicate(
             origin = stack.enter_context(open_to_write(Path(source)))
         stack.enter_context(working(f"copying {source}"))
         stop = _stop_on_signals() if follow else None
-        upper = backup.replicate(origin, target, follow, stop=stop, max_age=age)
-    print_figures({"upper": iso(upper)}, as_json=as_json)
+
+        def tell(upper: Timestamp) -> None:
+            print_figures({"upper": iso(upper)}, as_json=as_json)
+            sys.stdout.flush()  # whoever waits for it reads a pipe
+
+        upper = backup.replicate(
+            origin, target, follow, stop=stop, max_age=age, progress=tell if follow else None
+        )
+    if not follow:
+        tell(upper)
 
 
 @app.command()

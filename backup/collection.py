@@ -12,9 +12,10 @@ new full backup begins another chain; the old one stays readable up to where it 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,20 +25,24 @@ import pyarrow.parquet as pq
 from backup.chains import RETENTION, Chains, Record
 from backup.place import find_place, sealed
 from backup.progress import forget, pending_parts
-from backup.restore import restore_into_store, restore_store
+from backup.restore import Build, build_here, restore_into_store, restore_store
 from backup.sealed import Secret
 from backup.shard import (
     EMPTY,
     VERSIONS,
+    AsOf,
     Batch,
+    Merge,
     Part,
     Shard,
     Snapshot,
     Storage,
     Window,
+    merge_here,
 )
 from backup.shard.part import open_part, part_bytes
 from backup.shard.scrub import ScrubReport
+from backup.upload import Progress, Upload, upload_here
 from backup.verify import Depth, VerifyReport, verify_chains
 from backup.window import BackupInfo, append_windows, appended_before, info, take_hold
 from kvstore.arrow import ROWS_SCHEMA
@@ -54,6 +59,15 @@ from kvstore.limits import BACKUP_ATTEMPTS
 from kvstore.span import Span
 from kvstore.store import Store
 from kvstore.timestamp import NS_PER_SECOND, TimeLike, Timestamp, to_timestamp
+
+
+class Chain(NamedTuple):
+    """Windows that join, oldest first: all that was written in `[since, upper)`."""
+
+    name: str
+    since: Timestamp
+    upper: Timestamp
+    batches: Sequence[Batch]
 
 
 class CollectionInfo(NamedTuple):
@@ -125,6 +139,17 @@ class Collection:
         newest = self._newest()
         return () if newest is None else newest.refresh().batches
 
+    def chain(self, name: str | None = None, *, covering: Sequence[int] = ()) -> Chain | None:
+        """The chain of that name; without one the newest that covers all times of `covering`, or
+        the newest of all where none does. None if it is not there."""
+        record = self._chains.read()
+        if record is None or (name is not None and name not in record.chains):
+            return None
+        names = record.chains if name is None else (name,)
+        found = [_chain(shard) for shard in map(self._chains.shard, names) if shard.upper]
+        whole = [c for c in found if all(c.since <= time < c.upper for time in covering)]
+        return next(reversed(whole or found), None)
+
     def chains(self) -> Sequence[Sequence[Batch]]:
         """What all chains are made of, oldest first."""
         return [shard.refresh().batches for shard in self._shards()]
@@ -184,7 +209,8 @@ class Collection:
         full: bool = False,
         token: str | None = None,
         max_age: timedelta | None = None,
-        progress: Callable[[int], None] | None = None,
+        progress: Progress | None = None,
+        upload: Upload = upload_here,
     ) -> BackupInfo:
         """Append what `store` has committed since the last backup; the first one is full.
 
@@ -193,7 +219,8 @@ class Collection:
         again after a crash, it is done once. Between backups the store keeps its history, unless
         it falls further behind than `max_age`. What a backup that was killed had uploaded of its
         window is taken: then that window is finished first, and the rest is another. `progress`
-        is called with the rows written so far; what it raises calls the backup off.
+        is called with the rows written so far; what it raises calls the backup off. `upload`
+        writes the parts: in this process, or spread over others (`spark_connector.jobs.backup`).
 
         Raises `UsageError` if the collection is another store's, `HistoryGoneError` if the store no
         longer has the window: then `full=True` begins another chain beside the present one.
@@ -214,7 +241,7 @@ class Collection:
                 return info(done)
             hold = take_hold(store, name, shard.upper, max_age)
             try:
-                return append_windows(shard, store, hold, token, progress)
+                return append_windows(shard, store, hold, token, progress, upload)
             except UpperMismatchError:
                 shard.refresh()
         raise LockedError(self.url, "other scripts that back up at the same time")
@@ -230,12 +257,14 @@ class Collection:
         *,
         start: bytes | None = None,
         end: bytes | None = None,
+        build: Build = build_here,
     ) -> Timestamp:
         """Build a new store at `path` with the original timestamps; returns its newest instant.
 
         As of `as_of` (default: the newest), whole, or the keys of a span or with `prefix`; with
         `history=False` only what was alive then. `path` must not exist; it appears when the
-        restore is whole, so a crash leaves no half of one. Memory is bounded.
+        restore is whole, so a crash leaves no half of one. Memory is bounded. `build` writes the
+        files: in this process, or spread over others (`spark_connector.jobs.restore`).
 
         Raises `HistoryGoneError` or `NotYetWrittenError` outside the window, `CorruptionError`
         if a part is damaged.
@@ -243,8 +272,9 @@ class Collection:
         span = Span.of(start, end, prefix)
         with self.snapshot(as_of) as (shard, snapshot):
             at = snapshot.as_of
-            rows = snapshot.view(Window(-1, at), span) if history else snapshot.read(span)
-            restore_store(Path(path), rows, since=shard.since if history else at, as_of=at)
+            view = Window(-1, at) if history else AsOf(at)
+            files = partial(build, snapshot, view, span)
+            restore_store(Path(path), files, since=shard.since if history else at, as_of=at)
         return Timestamp(at)
 
     def restore_into(
@@ -284,14 +314,15 @@ class Collection:
 
     # -- upkeep -----------------------------------------------------------------------------
 
-    def compact(self) -> None:
+    def compact(self, *, merge: Merge = merge_here) -> None:
         """Merge the batches of the newest chain into one, and free what is no longer needed.
 
-        Every instant in `[since, upper)` stays restorable. Costs reading and writing the chain.
+        Every instant in `[since, upper)` stays restorable. Costs reading and writing the chain,
+        which `merge` does: in this process, or spread over others (`spark_connector.jobs.compact`).
         """
         newest = self._newest()
         if newest is not None:
-            newest.compact(full=True)
+            newest.compact(full=True, merge=merge)
             newest.gc()
 
     def scrub(self, *, delete_orphans_older_than: timedelta | None = None) -> ScrubReport:
@@ -388,6 +419,11 @@ class Collection:
             raise HistoryGoneError(as_of=at, since=newest.since)
         with covering[-1].snapshot(at) as snapshot:
             yield covering[-1], snapshot
+
+
+def _chain(shard: Shard) -> Chain:
+    state = shard.refresh()
+    return Chain(shard.log.shard, Timestamp(state.since), Timestamp(state.upper), state.batches)
 
 
 def _ns(duration: timedelta) -> int:

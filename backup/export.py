@@ -20,6 +20,7 @@ from kvstore.changes.event import Operation
 from kvstore.limits import ARROW_BYTES_MAX, ARROW_ROWS_MAX
 from kvstore.mvcc import RangeTombstone
 from kvstore.mvcc.export import VersionColumns
+from kvstore.span import Span
 from kvstore.store import Store
 
 _OP_CODES = np.zeros(256, np.uint8)
@@ -41,27 +42,40 @@ class Position(NamedTuple):
 
 
 class Exported(NamedTuple):
-    """The sorted rows of a window, and the time from which on they are whole."""
+    """The sorted rows of a window, and the time from which on they are whole.
+
+    `is_small`: they were found by the change index, which is no work to share.
+    """
 
     whole_since: int
     rows: Iterator[pa.RecordBatch]
+    is_small: bool = False
 
 
 def exported(
-    store: Store, *, since: int | None, upto: int, after: Position | None = None
+    store: Store,
+    *,
+    since: int | None,
+    upto: int,
+    after: Position | None = None,
+    span: Span | None = None,
 ) -> Exported:
     """Every version in `(since, upto]`; `since=None` is all that is kept. Only those behind
-    `after`, where that is given.
+    `after` and those of `span`, where these are given: its keys, and the range tombstones that
+    start in it, whole. So pieces of the key space give each row once.
 
     Raises `HistoryGoneError` if the store no longer has the window.
     """
-    start = b"" if after is None else after.key
-    found = store.export(since=since, upto=upto, start=start)
+    wanted = span or Span()
+    if after is not None:
+        wanted = Span(max(wanted.start, after.key), wanted.end)
+    found = store.export(since=since, upto=upto, span=wanted)
+    is_small = found.changes is not None
     if found.changes is not None:
         rows = _few(found.changes)
     else:
         rows = _with_ranges(_point_batches(found.columns), found.tombstones)
-    return Exported(found.whole_since, rows if after is None else _behind(rows, after))
+    return Exported(found.whole_since, rows if after is None else _behind(rows, after), is_small)
 
 
 def _few(changes: list[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

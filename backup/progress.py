@@ -59,6 +59,11 @@ class Attempt:
         self.after = records[-1].last if records else None
         self.recorded = {part.name for part in self.parts}
 
+    @property
+    def since(self) -> int | None:
+        """Where the window `(since, upper - 1]` begins; None is before all time."""
+        return self.lower - 1 if self.lower else None
+
     @classmethod
     def begin(cls, blob: Blob, chain: str, lower: int, upper: int) -> Attempt:
         """A new one. Nothing is written until a part is full."""

@@ -15,8 +15,9 @@ from __future__ import annotations
 import hashlib
 import os
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from datetime import timedelta
+from functools import partial
 from itertools import chain, groupby
 from operator import itemgetter
 from pathlib import Path
@@ -26,7 +27,7 @@ import pyarrow.compute as pc
 
 import kvstore
 from backup.collection import Collection
-from backup.restore import restore_store, version_files
+from backup.restore import built_from, restore_store, version_files
 from backup.shard import OP_DELETE, OP_DELETE_RANGE
 from backup.source import CollectionSource, Rows, Source, Stop, StoreSource
 from kvstore.errors import UsageError
@@ -44,12 +45,14 @@ def replicate(
     *,
     stop: Stop | None = None,
     max_age: timedelta | None = None,
+    progress: Callable[[Timestamp], None] | None = None,
 ) -> Timestamp:
     """Bring the replica `target` up to `source`, making it if there is none; returns its `upper`.
 
     `source` is a live store, or a collection (or its URL) of one. `target` is a path, or a replica
     that is open (to be read meanwhile). With `follow` it goes on until `stop` is set: a commit
-    in a live store is copied as it comes, a collection is looked at every few seconds.
+    in a live store is copied as it comes, a collection is looked at every few seconds. `progress`
+    is called with the replica's `upper` once it is first up to the source, and as it moves on.
 
     A live store keeps history for its replica (hold `replica-...`), unless that falls further
     behind than `max_age`. Raises `UsageError` if `target` is an ordinary store or follows
@@ -60,10 +63,11 @@ def replicate(
     origin = _source(source, path, max_age)
     if not isinstance(target, Store) and not path.exists():
         first_copy(origin, path)
+    until, tell = stop if follow else None, progress or (lambda upper: None)
     if isinstance(target, Store):
-        return _follow(origin, target, stop if follow else None)
+        return _follow(origin, target, until, tell)
     with kvstore.open(path, create=False) as store:
-        return _follow(origin, store, stop if follow else None)
+        return _follow(origin, store, until, tell)
 
 
 def first_copy(source: Source, path: Path) -> None:
@@ -72,21 +76,28 @@ def first_copy(source: Source, path: Path) -> None:
     with source.rows(None, source.upper()) as rows:
         upto = rows.upper - 1
         since = min(rows.whole_since, upto)
-        restore_store(path, rows.batches, since=since, as_of=upto, replica_of=source_id)
+        build = partial(built_from, rows.batches)
+        restore_store(path, build, since=since, as_of=upto, replica_of=source_id)
     source.done(upto)
 
 
-def _follow(source: Source, target: Store, stop: Stop | None) -> Timestamp:
+def _follow(
+    source: Source, target: Store, stop: Stop | None, tell: Callable[[Timestamp], None]
+) -> Timestamp:
     replica = target.replica()
     if replica.source != source.source_id():
         raise UsageError(
             f"{target.path} follows store {replica.source}, not {source.source_id()}",
             "replicate into a path of its own",
         )
+    told = None
     while True:
         upper = source.upper()
         if upper > replica.upper:
             _take_window(source, target, replica, upper)
+        if replica.upper != told:
+            told = replica.upper
+            tell(told)
         if stop is None or stop.is_set():
             return replica.upper
         source.wait(upper, stop)

@@ -12,19 +12,22 @@ from __future__ import annotations
 import os
 import secrets
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple, Protocol
 
 import pyarrow as pa
 
 import bulk
 from backup.rows import data_entries, range_rows
+from backup.shard import Snapshot, View
 from bulk.ingest import staging_beside
 from bulk.sst import SstFile
 from bulk.staging import fsync_directory
 from kvstore.errors import UsageError
 from kvstore.mvcc import RangeTombstone
 from kvstore.opening import found
+from kvstore.span import Span
 from kvstore.store import Store
 from kvstore.timestamp import Timestamp
 
@@ -34,17 +37,49 @@ BYTES_PER_FILE = 256 << 20
 """Bytes of one SST: what RocksDB likes to open and compact."""
 
 
+class Built(NamedTuple):
+    """SSTs of point versions, which overlap no others of a restore, and range tombstones."""
+
+    files: Sequence[Path]
+    tombstones: Sequence[RangeTombstone]
+
+
+class Build(Protocol):
+    """Writes the rows of a view of a snapshot as files in `directory`, which are moved from it."""
+
+    def __call__(
+        self, snapshot: Snapshot, view: View, span: Span, directory: Path
+    ) -> Iterable[Built]:
+        """Build. Raises `CorruptionError` if a part is damaged."""
+        ...
+
+
+def build_here(snapshot: Snapshot, view: View, span: Span, directory: Path) -> Iterator[Built]:
+    """Build in this process, in bounded memory."""
+    return built_from(snapshot.view(view, span), directory)
+
+
+def built_from(batches: Iterable[pa.RecordBatch], directory: Path) -> Iterator[Built]:
+    """Write sorted rows as SSTs, one at a time."""
+    tombstones: list[RangeTombstone] = []
+    for file in version_files(directory, batches, tombstones):
+        yield Built([file], tombstones.copy())
+        tombstones.clear()
+    yield Built([], tombstones)
+
+
 def restore_store(
     path: Path,
-    batches: Iterable[pa.RecordBatch],
+    build: Callable[[Path], Iterable[Built]],
     *,
     since: int,
     as_of: int,
     replica_of: str | None = None,
 ) -> None:
-    """Build a store at `path` from sorted versions at or below `as_of`, whole from `since` on.
+    """Build a store at `path` of versions at or below `as_of`, whole from `since` on.
 
-    With `replica_of` it follows that store.
+    `build` writes their files into the directory it is given. With `replica_of` the store follows
+    that one.
 
     Raises `UsageError` if something is at `path`.
     """
@@ -56,11 +91,8 @@ def restore_store(
     try:
         place = building / "store"
         with found(place, since=since, newest=as_of, replica_of=replica_of) as founding:
-            tombstones: list[RangeTombstone] = []
-            for file in version_files(building, batches, tombstones):
-                founding.add([file], tombstones)
-                tombstones.clear()
-            founding.add([], tombstones)
+            for files, tombstones in build(building):
+                founding.add(files, tombstones)
         os.rename(place, path)
         fsync_directory(path.parent)
     finally:

@@ -21,6 +21,7 @@ import json
 import secrets
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
 
@@ -90,14 +91,14 @@ class Secret:
         if self._key is not None:
             return self._key
         assert self._passphrase is not None
-        scrypt = Scrypt(
-            salt=bytes.fromhex(fields["salt"]),
-            length=KEY_BYTES,
-            n=fields["n"],
-            r=fields["r"],
-            p=fields["p"],
-        )
-        return scrypt.derive(self._passphrase.encode())
+        salt = bytes.fromhex(fields["salt"])
+        return _derived(self._passphrase, salt, fields["n"], fields["r"], fields["p"])
+
+
+@lru_cache(maxsize=4)
+def _derived(passphrase: str, salt: bytes, n: int, r: int, p: int) -> bytes:
+    """Slow by design (0.1 s): kept, for processes that open a collection for every task."""
+    return Scrypt(salt=salt, length=KEY_BYTES, n=n, r=r, p=p).derive(passphrase.encode())
 
 
 def unlock(blob: Blob, secret: Secret | None, where: str) -> bytes | None:

@@ -10,18 +10,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
 from typing import NamedTuple
 
-import pyarrow as pa
-
 from backup.chains import RETENTION
-from backup.export import exported
 from backup.progress import Attempt, find, forget
-from backup.shard import Batch, BatchDesc, Shard, delete_batch
+from backup.shard import Batch, Shard, delete_batch
+from backup.upload import Progress, Upload
 from kvstore.errors import (
     DeterminateError,
     FencedError,
@@ -82,18 +79,19 @@ def append_windows(
     store: Store,
     hold: Hold,
     token: str | None,
-    progress: Callable[[int], None] | None,
+    progress: Progress | None,
+    upload: Upload,
 ) -> BackupInfo:
     """Finish the window that a killed backup began, if there is one, and take the next."""
     upper = int(store.sync())
     chain, done = shard.log.shard, None
     begun = find(shard.blob, chain, shard.upper)
     if begun is not None and int(hold.timestamp) < begun.upper:
-        done = _append_window(shard, store, hold, begun, None, progress)
+        done = _append_window(shard, store, hold, begun, None, progress, upload)
     if upper <= shard.upper:
         return done or BackupInfo(Timestamp(shard.upper), Timestamp(upper), 0, 0, 0, 0.0)
     fresh = Attempt.begin(shard.blob, chain, shard.upper, upper)
-    newest = _append_window(shard, store, hold, fresh, token, progress)
+    newest = _append_window(shard, store, hold, fresh, token, progress, upload)
     return newest if done is None else _together(done, newest)
 
 
@@ -103,19 +101,17 @@ def _append_window(
     hold: Hold,
     attempt: Attempt,
     token: str | None,
-    progress: Callable[[int], None] | None,
+    progress: Progress | None,
+    upload: Upload,
 ) -> BackupInfo:
     started = time.perf_counter()
     lower, upper = attempt.lower, attempt.upper
-    since = lower - 1 if lower else None
     try:
-        window = exported(store, since=since, upto=upper - 1, after=attempt.after)
+        whole_since, uploaded = upload(store, shard, attempt, progress)
     except HistoryGoneError as error:
         raise _chain_broken(lower - 1, error.since) from error
     if not lower:
-        shard.critical(RETENTION).downgrade(min(window.whole_since, upper - 1))
-    rows = window.rows if progress is None else _counted(window.rows, progress)
-    uploaded = shard.write_batch(BatchDesc(lower, upper), rows, on_full=attempt.record)
+        shard.critical(RETENTION).downgrade(min(whole_since, upper - 1))
     meta = (("seconds", f"{time.perf_counter() - started:.3f}"), ("token", token or ""))
     batch = replace(uploaded, parts=(*attempt.parts, *uploaded.parts), meta=meta)
     try:
@@ -132,18 +128,6 @@ def _append_window(
     with suppress(FencedError):
         hold.move(upper - 1, durable=False)
     return info(batch)
-
-
-def _counted(
-    rows: Iterator[pa.RecordBatch], progress: Callable[[int], None]
-) -> Iterator[pa.RecordBatch]:
-    """`rows`, with `progress` told how many there were before each piece and at the end."""
-    count = 0
-    for batch in rows:
-        progress(count)
-        yield batch
-        count += batch.num_rows
-    progress(count)
 
 
 def _together(first: BackupInfo, second: BackupInfo) -> BackupInfo:

@@ -11,11 +11,11 @@ neighbours on the machine: for work that waits for nothing it is the steadier of
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from benchmarks.subject import Process, Result
-from benchmarks.workloads import STEPPED, Call, Workload
+from benchmarks.workloads import Contender, Workload
 
 
 @dataclass(slots=True)
@@ -24,10 +24,15 @@ class Figure:
 
     workload: str
     subject: str
+    role: str
+    """`baseline`, `ours` or `peer`."""
     ratios: list[float] = field(default_factory=list)
     cpu_ratios: list[float] = field(default_factory=list)
     per_second: list[float] = field(default_factory=list)
     peak_bytes: int = 0
+    """Most resident memory of the process while it worked."""
+    grown_bytes: int = 0
+    """How much of that the work itself took: the rest was there before."""
     problem: str = ""
     durability: str = ""
     """What a commit of the subject waits for."""
@@ -40,59 +45,69 @@ class Figure:
 
 def measure(
     workload: Workload,
-    subjects: dict[str, Process],
+    subjects: Mapping[str, Process],
     peers: Sequence[str],
     *,
     rounds: int,
     first_step: int = 0,
 ) -> list[Figure]:
     """Run `workload` for all its contenders, interleaved."""
-    line: list[tuple[str, Call]] = [c for c in workload.contenders if c[0] in subjects]
-    baseline = line[0][0]
+    line = [workload.baseline, workload.ours]
     if workload.peers_call is not None:
-        line += [(peer, workload.peers_call) for peer in peers]
-    figures = {
-        subject: Figure(
-            workload.name, subject, durability=subjects[subject].facts.get("durability", "")
-        )
-        for subject, _ in line
-    }
-    for number in range(rounds):
-        turned = line[number % len(line) :] + line[: number % len(line)]
-        costs: dict[str, float] = {}
-        cpu_costs: dict[str, float] = {}
-        for subject, call in turned:
-            figure = figures[subject]
+        line += [Contender(peer, workload.peers_call) for peer in peers]
+    roles = ["baseline", "ours", *["peer"] * (len(line) - 2)]
+    durability = [subjects[each.subject].facts.get("durability", "") for each in line]
+    figures = [
+        Figure(workload.name, each.name, role, durability=waits)
+        for each, role, waits in zip(line, roles, durability, strict=True)
+    ]
+    for number in range(-workload.warm, rounds):
+        places = list(range(len(line)))
+        turn = number % len(line)
+        results = {}
+        for place in places[turn:] + places[:turn]:
+            figure, contender = figures[place], line[place]
             if figure.problem:
                 continue
-            best = _run(workload, subjects[subject], call, first_step + number)
-            if best.problem:
-                figure.problem = best.problem
-                continue
-            costs[subject] = cost = _cost(workload, best)
-            cpu_costs[subject] = best.cpu_seconds / max(best.items, 1)
-            figure.peak_bytes = max(figure.peak_bytes, best.peak_bytes)
-            figure.per_second.append(1 / cost)
-        for subject, cost in costs.items():
-            if baseline in costs:
-                figures[subject].ratios.append(costs[baseline] / cost)
-                cpu = cpu_costs[baseline] / max(cpu_costs[subject], 1e-12)
-                figures[subject].cpu_ratios.append(cpu)
-    return list(figures.values())
+            result = _run(workload, subjects[contender.subject], contender, first_step + number)
+            if result.problem:
+                figure.problem = result.problem
+            elif number >= 0:
+                results[place] = result
+        _note(workload, figures, results)
+    for figure in figures[1:]:
+        if not figure.ratios and not figure.problem:
+            figure.problem = f"no baseline: {figures[0].problem}"
+    return figures
 
 
-def _run(workload: Workload, process: Process, call: Call, step: int) -> Result:
+def _note(workload: Workload, figures: list[Figure], results: Mapping[int, Result]) -> None:
+    """Take down one round: each subject's result against that of the first."""
+    for place, result in results.items():
+        figure = figures[place]
+        figure.peak_bytes = max(figure.peak_bytes, result.peak_bytes)
+        figure.grown_bytes = max(figure.grown_bytes, result.grown_bytes)
+        figure.per_second.append(1 / _cost(workload, result))
+        if 0 not in results:
+            continue
+        figure.ratios.append(_cost(workload, results[0]) / _cost(workload, result))
+        if workload.has_cpu and workload.per != "bytes":
+            costs = [each.cpu_seconds / max(each.items, 1) for each in (results[0], result)]
+            figure.cpu_ratios.append(costs[0] / max(costs[1], 1e-12))
+
+
+def _run(workload: Workload, process: Process, contender: Contender, number: int) -> Result:
     """One turn of one subject; short operations are repeated and the least time counts."""
+    call = contender.call
     arguments = dict(call.arguments)
-    items = workload.items
+    items, repeats = workload.items, workload.repeats
     if call.operation in process.facts.get("slow", ()):
         arguments |= workload.slow_arguments
-        items = items and workload.slow_arguments.get("count", items)
+        items, repeats = items and workload.slow_arguments.get("count", items), 1
     best: Result | None = None
-    for repeat in range(workload.repeats):
-        if call.operation in STEPPED:
-            arguments["step"] = 1 + step * workload.repeats + repeat
-        result = process.call(call.operation, **arguments)
+    for repeat in range(repeats):
+        step = 1 + number * workload.repeats + repeat
+        result = process.call(call.operation, step=step, **arguments)
         if result.problem:
             return result
         if items is not None and result.items != items:

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import inspect
+import textwrap
 import threading
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 
 import backup
 import bulk
 import kvstore
-from benchmarks.raw import incompressible
+import kvstore.mvcc
+from benchmarks.data import Data
+from benchmarks.raw import in_threads, incompressible
 from benchmarks.subject import Subject, Work, tree_bytes
 from kvstore.arrow import ROWS_SCHEMA
 
 _FILL_ROWS = 10_000
+_INCREMENT_ROWS = 100
 
 
 class Ours(Subject):
@@ -128,6 +134,19 @@ class Ours(Subject):
             for key, value in zip(*incompressible(megabytes), strict=True):
                 writer.put(key, value)
         load.seal()
+        return self._ingesting(staging)
+
+    def ingest_rows(self) -> Work:
+        """Add one sealed import of all rows."""
+        staging = self.fresh("ingest-staging")
+        load = bulk.Import.create(staging)
+        with load.writer() as writer:
+            for key, value in zip(self.data.keys, self.data.values, strict=True):
+                writer.put(key, value)
+        load.seal()
+        return self._ingesting(staging)
+
+    def _ingesting(self, staging: Path) -> Work:
         if self.taking is not None:
             self.taking.close()
         self.taking = kvstore.open(self.fresh("ingest"))
@@ -138,17 +157,44 @@ class Ours(Subject):
 
         return work
 
-    def transact(self, count: int, step: int) -> Work:
-        keys, values = self.data.updates(count, step)
+    def transact(self, count: int, threads: int, synced: bool, step: int) -> Work:
+        durability = "group" if synced else "async"
+
+        def put(key: bytes, value: bytes) -> None:
+            with self.store.transaction(durability=durability) as txn:
+                txn.get(key)
+                txn.put(key, value)
+
+        return in_threads(put, self.data.updates(count, step), threads)
+
+    def deliver(self, count: int, step: int) -> Work:
+        """Durable puts, each delivered to a thread that follows; the next waits for its answer."""
+        rows = self.data.updates(count, step)
+        feed = self.store.feed("latency", start=self.now())
+        answered = threading.Semaphore(0)
+
+        def consume() -> None:
+            left = count
+            for batch in feed.batches(follow=True):
+                for _ in batch.events:
+                    answered.release()
+                    left -= 1
+                if not left:
+                    return
 
         def work() -> int:
-            for key, value in zip(keys, values, strict=True):
-                with self.store.transaction(durability="async") as txn:
-                    txn.get(key)
-                    txn.put(key, value)
+            consumer = threading.Thread(target=consume)
+            consumer.start()
+            for key, value in zip(*rows, strict=True):
+                self.store.put(key, value, durability="sync")
+                answered.acquire()
+            consumer.join()
+            self.store.drop_feed("latency")
             return count
 
         return work
+
+    # -- backups --------------------------------------------------------------------------
 
     def backup(self, rows: int, step: int) -> Work:
         """An incremental backup of so many changes; the first call's full one is not timed."""
@@ -163,6 +209,18 @@ class Ours(Subject):
 
         return work
 
+    def backup_full(self) -> Work:
+        """The first backup into a collection."""
+        collection = backup.Collection(str(self.fresh("backup-full")))
+        rows = self.data.rows
+
+        def work() -> int:
+            found = collection.backup(self.store).rows
+            assert found >= rows, "history is backed up too"
+            return rows
+
+        return work
+
     def restore(self) -> Work:
         """The newest state of the collection, as a new store."""
         collection = backup.Collection(str(self.directory / "backup"))
@@ -174,9 +232,48 @@ class Ours(Subject):
 
         return work
 
+    def scan_collection(self, as_of: str) -> Work:
+        """The rows of a collection as of a time before its last change."""
+        collection = backup.Collection(str(self.directory / "scanned"))
+        if not (self.directory / "scanned").exists():
+            collection.backup(self.store)
+        at = self.marks[as_of]
+        return lambda: sum(b.num_rows for b in collection.scan_batches(as_of=at))
+
+    def increments(self, action: str, count: int) -> Work:
+        """Something done to a collection of so many small backups. Items are its bytes."""
+        home = self.directory / f"increments-{count}"
+        if not home.exists():
+            self._back_up_often(home, count)
+        collection = backup.Collection(str(home / "collection"))
+        size, restored = collection.show().bytes, self.fresh(f"restored-{count}")
+        actions = {
+            "list": collection.list,
+            "verify": collection.verify,
+            "restore": lambda: collection.restore(restored),
+        }
+
+        def work() -> int:
+            actions[action]()
+            return size
+
+        return work
+
+    def _back_up_often(self, home: Path, count: int) -> None:
+        collection = backup.Collection(str(home / "collection"))
+        with kvstore.open(home / "store", durability="async") as store:
+            for number in range(count):
+                keys, values = self.data.updates(_INCREMENT_ROWS, number)
+                with store.batch() as batch:
+                    for key, value in zip(keys, values, strict=True):
+                        batch.put(key, value)
+                collection.backup(store)
+
+    # -- giving up ------------------------------------------------------------------------
+
     def gc(self, rows: int, step: int) -> Work:
         """Remove the versions that a commit of so many updates left behind."""
-        self.store.gc(before=self.now())
+        self._give_up_history()
         self.commit(rows, 1, step)()
         before = self.now()
 
@@ -188,7 +285,7 @@ class Ours(Subject):
         return work
 
     def delete_range(self, rows: int, step: int) -> Work:
-        start, end = self.data.middle(rows)
+        start, end = self.data.middle(rows) if rows < self.data.rows else (b"", b"\xff" * 17)
 
         def work() -> int:
             self.store.delete_range(start, end, durability="sync")
@@ -241,12 +338,32 @@ class Ours(Subject):
     def changes_arrow(self, since: str) -> Work:
         return lambda: sum(b.num_rows for b in self.store.changes_batches(self.marks[since]))
 
+    def changes_events(self, since: str) -> Work:
+        return lambda: sum(1 for _ in self.store.events(self.marks[since]))
+
+    def changes_feed(self, since: str) -> Work:
+        """Through a feed that starts over, until the changes are acked."""
+
+        def work() -> int:
+            feed = self.store.feed("benchmark", start=self.marks[since])
+            found = sum(len(batch.events) for batch in feed)
+            feed.ack(feed.position)
+            return found
+
+        return work
+
+    def _give_up_history(self) -> None:
+        """Let go of all versions and changes but the newest."""
+        if any(hold.name == "feed/benchmark" for hold in self.store.holds()):
+            self.store.drop_feed("benchmark")
+        self.store.gc(before=self.now())
+
     def disk(self) -> Work:
         return lambda: tree_bytes(self.directory / "db")
 
     def disk_trimmed(self) -> Work:
         """Bytes once history and the change log are given up to the present."""
-        self.store.gc(before=self.now())
+        self._give_up_history()
         self.settle()()
         return self.disk()
 
@@ -254,6 +371,58 @@ class Ours(Subject):
         if self.store is not None:
             self.store.close()
             self.store = None
+
+
+class Untested(Ours):
+    """The same store, but look-ups do not ask whether there are range tombstones at all."""
+
+    name = "kvstore, not looking for range tombstones"
+
+    def fill(self) -> Work:
+        filled = super().fill()
+
+        def work() -> int:
+            rows = filled()
+            get = kvstore.mvcc.Versions.get
+            source = textwrap.dedent(inspect.getsource(get))
+            head, _, rest = source.partition("    if boundaries := ")
+            assert rest.count("limit = fragments.limits[") == 1, "the test has moved"
+            source = head + rest.split("\n", 2)[2]
+            names: dict[str, Any] = {}
+            exec(source, get.__globals__, names)  # our own source, less two lines
+            self.store._versions.get = names["get"].__get__(self.store._versions)
+            return rows
+
+        return work
+
+
+class Unindexed(Ours):
+    """The same store, but commits leave no entry in the change log.
+
+    A process of its own: memory that one kind of commit took fresh from the system is what the
+    next one of the other kind would get for nothing.
+    """
+
+    name = "kvstore, no change log"
+
+    def fill(self) -> Work:
+        filled = super().fill()
+
+        def work() -> int:
+            rows = filled()
+            self.store._changes.index.stage = lambda *_, **__: None
+            return rows
+
+        return work
+
+
+class Tenth(Ours):
+    """A store of a tenth of the rows: what costs what changed costs the same there."""
+
+    name = "kvstore, a tenth of the rows"
+
+    def __init__(self, directory: Path, data: Data) -> None:
+        super().__init__(directory, Data(data.rows // 10))
 
 
 class OneTombstone(Ours):

@@ -7,12 +7,17 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from queue import SimpleQueue
+from threading import Semaphore, Thread
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import rocksdict as rocks
 
 from benchmarks.subject import Subject, Work, tree_bytes
+from kvstore.arrow import ROWS_SCHEMA
 from kvstore.engine.rocks import family_options
 from kvstore.limits import BLOCK_CACHE_BYTES
 
@@ -74,11 +79,16 @@ class Raw(Subject):
 
     def ingest(self, megabytes: int) -> Work:
         """Add one prebuilt file of that size by move."""
-        keys, values = incompressible(megabytes)
+        return self._ingesting(*incompressible(megabytes))
+
+    def ingest_rows(self) -> Work:
+        """Add one prebuilt file of all rows by move."""
+        return self._ingesting(self.data.keys, self.data.values)
+
+    def _ingesting(self, keys: Sequence[bytes], values: Sequence[bytes]) -> Work:
         file = self.fresh("ingest-sst") / "rows.sst"
         file.parent.mkdir()
         _write_sorted(file, keys, values)
-        del keys, values
         if self.taking is not None:
             self.taking.close()
         self.taking = _opened(self.fresh("ingest"))
@@ -100,29 +110,55 @@ class Raw(Subject):
 
         return work
 
-    def read_and_put(self, count: int, step: int) -> Work:
-        """What a transaction that reads one key and writes it does, without being one."""
-        keys, values = self.data.updates(count, step)
+    def read_and_put(self, count: int, threads: int, synced: bool, step: int) -> Work:
+        """What transactions that read one key and write it do, without being any."""
 
-        def work() -> int:
-            for key, value in zip(keys, values, strict=True):
-                self.db.get(key)
-                self._write([key], [value])
-            return count
+        def put(key: bytes, value: bytes) -> None:
+            self.db.get(key)
+            self._write([key], [value])
+            if synced:
+                self.db.flush_wal(True)
 
-        return work
+        return in_threads(put, self.data.updates(count, step), threads)
 
-    def delete_many(self, rows: int, step: int) -> Work:
-        """Delete so many rows key by key, in one batch."""
+    def look_up_and_delete(self, rows: int, step: int) -> Work:
+        """Look so many keys up, one by one, and delete them in one batch: the least that it takes
+        to remove what has to be found first."""
         keys, _ = self.data.updates(rows, step)
 
         def work() -> int:
+            get = self.db.get
             batch = rocks.WriteBatch(raw_mode=True)
             for key in keys:
-                batch.delete(key)
+                if get(key) is not None:
+                    batch.delete(key)
             self.db.write(batch)
             self.db.flush_wal(True)
             return rows
+
+        return work
+
+    def deliver(self, count: int, step: int) -> Work:
+        """Durable puts, each handed to another thread by a queue; the next waits for its answer."""
+        rows = self.data.updates(count, step)
+        queue: SimpleQueue[tuple[bytes, bytes] | None] = SimpleQueue()
+        answered = Semaphore(0)
+
+        def consume() -> None:
+            while queue.get() is not None:
+                answered.release()
+
+        def work() -> int:
+            consumer = Thread(target=consume)
+            consumer.start()
+            for key, value in zip(*rows, strict=True):
+                self._write([key], [value])
+                self.db.flush_wal(True)
+                queue.put((key, value))
+                answered.acquire()
+            queue.put(None)
+            consumer.join()
+            return count
 
         return work
 
@@ -177,7 +213,16 @@ class Raw(Subject):
         self.commit(rows, 1, step)()
         target = self.directory / "backup"
         target.mkdir(exist_ok=True)
-        checkpoint = self.fresh(f"checkpoint-{step}")
+        return self._copying(target, rows)
+
+    def backup_full(self) -> Work:
+        """A checkpoint, of which all files are copied."""
+        target = self.fresh("backup-full")
+        target.mkdir()
+        return self._copying(target, self.data.rows)
+
+    def _copying(self, target: Path, rows: int) -> Work:
+        checkpoint = self.fresh("checkpoint")
 
         def work() -> int:
             rocks.Checkpoint(self.db).create_checkpoint(str(checkpoint))
@@ -188,6 +233,30 @@ class Raw(Subject):
                     _fsync(copied)
             _fsync(target)
             return rows
+
+        return work
+
+    def restore(self) -> Work:
+        """A bulk load of rows that lie in a Parquet file, compressed as a collection's parts are:
+        what any restore has to do."""
+        file, target = self.directory / "rows.parquet", self.fresh("restored")
+        if not file.exists():
+            table = pa.table({"key": self.data.keys, "value": self.data.values}, schema=ROWS_SCHEMA)
+            pq.write_table(table, file, compression="zstd", compression_level=1)
+        sst = self.fresh("restored.sst")
+
+        def work() -> int:
+            writer = rocks.SstFileWriter(family_options("data", rocks.Cache(8 << 20)))
+            writer.open(str(sst))
+            for batch in pq.ParquetFile(file).iter_batches():
+                columns = (column.to_pylist() for column in batch.columns)
+                for key, value in zip(*columns, strict=True):
+                    writer[key] = value
+            writer.finish()
+            db = _opened(target)
+            _ingest(db, [sst])
+            db.close()
+            return self.data.rows
 
         return work
 
@@ -226,6 +295,29 @@ def _ingest(db: rocks.Rdict, files: Sequence[Path]) -> None:
     options = rocks.IngestExternalFileOptions()
     options.set_move_files(True)
     db.ingest_external_file([str(file) for file in files], options)
+
+
+def in_threads(
+    put: Callable[[bytes, bytes], None],
+    rows: tuple[Sequence[bytes], Sequence[bytes]],
+    threads: int,
+) -> Work:
+    """Call `put` for each row, shared by so many threads."""
+
+    def run(number: int) -> None:
+        for key, value in zip(rows[0][number::threads], rows[1][number::threads], strict=True):
+            put(key, value)
+
+    def work() -> int:
+        crew = [Thread(target=run, args=(number,)) for number in range(1, threads)]
+        for thread in crew:
+            thread.start()
+        run(0)
+        for thread in crew:
+            thread.join()
+        return len(rows[0])
+
+    return work
 
 
 def incompressible(megabytes: int) -> tuple[list[bytes], list[bytes]]:

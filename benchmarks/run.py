@@ -1,7 +1,8 @@
-"""The one runner: `python -m benchmarks.run [--quick] [--rows N,N] [--only NAME] [--no-peers]`.
+"""The one runner: `python -m benchmarks [--quick | --growth] [--rows N,N] [--only NAME]`.
 
 Writes one JSON line a figure to benchmarks/out/<commit>-<time>.jsonl, after a first line with the
-facts of the machine, and then the table and the picture (`benchmarks.report`).
+facts of the machine, and then the table and the picture (`benchmarks.report`). What was measured
+of the same commit before, at other sizes or of other workloads, is in them as well.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from datetime import datetime, timezone
 from importlib import metadata
@@ -25,24 +26,12 @@ from typing import Any
 from benchmarks import report
 from benchmarks.measure import Figure, measure
 from benchmarks.subject import Process
-from benchmarks.workloads import (
-    HUNDRED_RANGES,
-    IMPORTED,
-    ONE_RANGE,
-    OURS,
-    PEERS,
-    RAW,
-    Size,
-    Workload,
-    ending,
-    reading,
-    writing,
-)
+from benchmarks.workloads import PEERS, Call, Size, Stage, Workload, scenes
 
 OUT = Path(__file__).parent / "out"
 _PACKAGES = (
     "rocksdict", "pyarrow", "numpy", "lmdb", "plyvel", "duckdb", "deltalake", "pylance",
-    "pyiceberg", "arcticdb",
+    "pyiceberg", "arcticdb", "pyspark",
 )  # fmt: skip
 
 
@@ -53,112 +42,98 @@ def main() -> None:
     facts = machine_facts()
     target = OUT / f"{facts['commit']}-{datetime.now(timezone.utc):%Y%m%dT%H%M%S}.jsonl"
     with target.open("w") as lines:
-        print(json.dumps({"facts": facts, "command": sys.argv[1:]}), file=lines)
+        print(json.dumps({"facts": facts, "command": sys.argv[1:]}), file=lines, flush=True)
         for rows in options.rows:
             size = Size.of(rows, rounds=options.rounds)
-            for figure in _run(size, options, growth=len(options.rows) > 1):
+            for figure in _run(size, options):
                 line = _line(figure, rows)
                 print(json.dumps(line), file=lines, flush=True)
                 print(_text(line), flush=True)
-    report.write([target], OUT)
-    print(f"figures: {target}; table and picture beside it")
+    report.write(sorted(OUT.glob(f"{facts['commit']}-*.jsonl")), OUT)
+    print(f"figures: {target}; table and picture beside it; {time.monotonic() - _STARTED:.0f} s")
 
 
 def _parsed() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.run", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="200,000 rows, under five minutes")
-    parser.add_argument("--rows", help="how many rows; several, with commas: growth rows only")
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    kind = parser.add_mutually_exclusive_group()
+    kind.add_argument("--quick", action="store_true", help="200,000 rows, under five minutes")
+    kind.add_argument(
+        "--growth", action="store_true", help="what must not grow, at 100,000 to 10,000,000 rows"
+    )
+    parser.add_argument("--rows", help="how many rows; several sizes with commas")
     parser.add_argument("--rounds", type=int, default=3, help="rounds of each workload, >= 3")
     parser.add_argument("--only", action="append", default=[], help="a workload, or its beginning")
     parser.add_argument("--peers", help="which peers, with commas; none: an empty string")
     parser.add_argument("--scratch", help="where the stores lie; the system's place by default")
     options = parser.parse_args()
-    rows = options.rows or ("200000" if options.quick else "1000000")
+    if options.rounds < 3:
+        parser.error("a median needs at least 3 rounds")
+    usual = "100000,1000000,10000000" if options.growth else "1000000"
+    rows = options.rows or ("200000" if options.quick else usual)
     options.rows = [int(n.replace("_", "")) for n in rows.split(",")]
     options.peers = (
-        [p for p in (options.peers or "").split(",") if p]
-        if (options.peers is not None)
-        else list(PEERS)
+        list(PEERS) if options.peers is None else [p for p in options.peers.split(",") if p]
     )
     return options
 
 
-def _run(size: Size, options: argparse.Namespace, *, growth: bool) -> Iterator[Figure]:
-    """Every wanted workload at one size."""
+def _run(size: Size, options: argparse.Namespace) -> Iterator[Figure]:
+    """Every wanted workload at one size, scene by scene."""
 
-    def wanted(workloads: Iterable[Workload]) -> list[Workload]:
-        return [
-            w
-            for w in workloads
-            if (w.grows or not growth)
-            and (not options.only or any(w.name.startswith(o) for o in options.only))
+    def is_wanted(workload: Workload) -> bool:
+        return (workload.grows or not options.growth) and (
+            not options.only or any(workload.name.startswith(name) for name in options.only)
+        )
+
+    for scene in scenes(size):
+        if options.quick and not (scene.is_quick or options.only):
+            continue
+        stages = [
+            Stage(stage.prepare, list(filter(is_wanted, stage.workloads))) for stage in scene.stages
         ]
+        if any(stage.workloads for stage in stages):
+            peers = scene.has_peers and not options.growth
+            yield from _play(size, stages, options.peers if peers else [], options.scratch)
 
-    before, after, last = wanted(writing(size)), wanted(reading(size)), wanted(ending(size))
-    needed = {subject for w in (*before, *after, *last) for subject, _ in w.contenders}
+
+def _play(
+    size: Size, stages: Sequence[Stage], peers: Sequence[str], scratch: str | None
+) -> Iterator[Figure]:
+    """One scene: its subjects are started, prepared, measured, and ended."""
+    contenders = [c for stage in stages for w in stage.workloads for c in (w.baseline, w.ours)]
+    named = [PEERS[name] for name in peers]
     with ExitStack() as stack:
-        scratch = Path(
-            stack.enter_context(
-                tempfile.TemporaryDirectory(dir=options.scratch, ignore_cleanup_errors=True)
-            )
+        place = stack.enter_context(
+            tempfile.TemporaryDirectory(dir=scratch, ignore_cleanup_errors=True)
         )
         subjects: dict[str, Process] = {}
-        peers = [] if growth else [PEERS[name] for name in options.peers]
-        for where in [
-            s for s in (RAW, OURS, ONE_RANGE, HUNDRED_RANGES, IMPORTED) if s in needed
-        ] + peers:
-            place = scratch / where.rpartition(":")[2].lower()
-            subjects[where] = process = Process(where, place, size.rows)
+        for where in dict.fromkeys([*(c.subject for c in contenders), *named]):
+            directory = Path(place) / where.rpartition(":")[2].lower()
+            subjects[where] = process = Process(where, directory, size.rows)
             stack.callback(process.close)
-        yield from _phases(size, subjects, peers, before, after, last)
+        last = max(number for number, stage in enumerate(stages) if stage.workloads)
+        for number, stage in enumerate(stages[: last + 1]):
+            for call in stage.prepare:
+                _prepare(subjects, call)
+            for place_in_stage, workload in enumerate(stage.workloads, 1):
+                first = 1000 * number + 30 * place_in_stage
+                _say(workload.name)
+                yield from measure(workload, subjects, named, rounds=size.rounds, first_step=first)
 
 
-def _phases(
-    size: Size,
-    subjects: dict[str, Process],
-    peers: list[str],
-    before: list[Workload],
-    after: list[Workload],
-    last: list[Workload],
-) -> Iterator[Figure]:
-    """Fill, mark, write, mark, settle, read, delete."""
-    started = time.monotonic()
+def _prepare(subjects: Mapping[str, Process], call: Call) -> None:
+    _say(call.operation)
+    for process in subjects.values():
+        result = process.call(call.operation, **call.arguments)
+        if result.problem and result.problem != "not there":
+            process.broken = process.broken or f"{call.operation}: {result.problem}"
 
-    def everyone(operation: str, **arguments: Any) -> None:
-        for process in subjects.values():
-            if process.broken:
-                continue
-            result = process.call(operation, **arguments)
-            if result.problem and result.problem != "not there":
-                process.broken = f"{operation}: {result.problem}"
-        print(f"[{time.monotonic() - started:5.0f} s] {operation}", file=sys.stderr, flush=True)
 
-    def measured(workloads: list[Workload]) -> Iterator[Figure]:
-        for number, workload in enumerate(workloads):
-            yield from measure(
-                workload, subjects, peers, rounds=size.rounds, first_step=100 * (number + 1)
-            )
-            print(
-                f"[{time.monotonic() - started:5.0f} s] {workload.name}",
-                file=sys.stderr,
-                flush=True,
-            )
+_STARTED = time.monotonic()
 
-    loads = [w for w in before if w.name == "bulk-load"]
-    yield from measured(loads)
-    everyone("fill")
-    everyone("mark", name="loaded")
-    # The first commits of a process pay for its imports and its first memtable.
-    everyone("commit", rows=100, count=1, step=9_000)
-    yield from measured([w for w in before if w not in loads])
-    everyone("mark", name="window")
-    everyone("commit", rows=size.update_rows, count=1, step=10_000)
-    everyone("settle")
-    # Reads are measured with everything in the caches, as a service at work has it.
-    everyone("scan")
-    everyone("scan_arrow")
-    yield from measured(after)
-    yield from measured(last)
+
+def _say(what: str) -> None:
+    print(f"[{time.monotonic() - _STARTED:5.0f} s] {what}", file=sys.stderr, flush=True)
 
 
 def machine_facts() -> dict[str, Any]:
@@ -203,13 +178,15 @@ def _processor() -> str:
 def _line(figure: Figure, rows: int) -> dict[str, Any]:
     return {
         "workload": figure.workload,
-        "subject": figure.subject.rpartition(":")[2],
+        "subject": figure.subject,
+        "role": figure.role,
         "rows": rows,
         "median": figure.median,
         "ratios": figure.ratios,
         "cpu_ratios": figure.cpu_ratios,
         "per_second": figure.per_second,
         "peak_bytes": figure.peak_bytes,
+        "grown_bytes": figure.grown_bytes,
         "problem": figure.problem,
         "durability": figure.durability,
     }
@@ -221,9 +198,9 @@ def _text(line: dict[str, Any]) -> str:
         return f"{head} - {line['problem']}"
     ratios = line["ratios"]
     spread = f"({min(ratios):.3f} .. {max(ratios):.3f})"
-    return (
-        f"{head} {line['median']:8.3f}  {spread}  cpu {statistics.median(line['cpu_ratios']):.3f}"
-    )
+    cpu = line["cpu_ratios"]
+    beside = f"  cpu {statistics.median(cpu):.3f}" if cpu else ""
+    return f"{head} {line['median']:8.3f}  {spread}{beside}"
 
 
 if __name__ == "__main__":

@@ -1,170 +1,148 @@
-"""Spark in and out: `python -m benchmarks.spark [--rows N] [--rounds N]`.
+"""Spark in and out: what takes rows into a store, and out of a collection or a checkpoint.
 
-Every figure is a ratio of two runs of the same round, in one session, and of the rounds the median
-counts: the machine drifts by more than the differences that matter.
-
-    load        bulk_import            against Spark's own read + range partition + sort
-                delta-rs               the same job as a user of delta-rs would write it
-    read        collection, checkpoint against native Parquet of the same rows
-    changes     collection             against native Parquet of the same rows
-    backup      one process            rows per second (no Spark in it)
-
-Rows are 16 random bytes of key and 100 of value. A noop sink takes what is read.
+All jobs run in one local session, so figures are of one JVM that is warm. A noop sink takes what
+is read. Processor time is not told: the work is done in the JVM and its workers.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import shutil
-import statistics
-import tempfile
-import time
 from collections.abc import Callable
+from functools import cached_property
 from pathlib import Path
+from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
 
 import kvstore
 from backup import Collection
-from kvstore.arrow import binary_array
+from benchmarks.subject import Subject, Work
+from kvstore.arrow import ROWS_SCHEMA
 from spark_connector import register, run_import, session
+from spark_connector.jobs import backup as backup_job
 
-KEY_BYTES, VALUE_BYTES = 16, 100
-FILES = 4
-SEED = 20_260
-
-
-def main() -> None:
-    """Run it and print one JSON line per figure."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.spark", description=__doc__)
-    parser.add_argument("--rows", type=int, default=1_000_000)
-    parser.add_argument("--rounds", type=int, default=5)
-    given = parser.parse_args()
-    directory = Path(tempfile.mkdtemp(prefix="kvstore-bench-"))
-    spark = session("benchmark", memory="2g")
-    register(spark)
-    try:
-        source = directory / "source"
-        write_rows(source, given.rows)
-        loads = load_workloads(spark, source, directory)
-        report("load", given.rows, measure(loads, given.rounds), "spark sort")
-        reads = read_workloads(spark, source, directory)
-        report("read", given.rows, measure(reads, given.rounds), "native parquet")
-    finally:
-        spark.stop()
-        shutil.rmtree(directory, ignore_errors=True)
+_FILES = 4
 
 
-def write_rows(source: Path, rows: int) -> None:
-    """Parquet files of random rows, as the input of everything."""
-    source.mkdir()
-    random = np.random.default_rng(SEED)
-    for number in range(FILES):
-        count = rows // FILES
-        columns = {}
-        for name, width in (("key", KEY_BYTES), ("value", VALUE_BYTES)):
-            raw = random.bytes(count * width)
-            cut = [raw[at : at + width] for at in range(0, len(raw), width)]
-            columns[name] = binary_array(cut)
-        pq.write_table(pa.table(columns), source / f"{number}.parquet", compression="none")
+class Jobs(Subject):
+    """Jobs of one session over Parquet files of all rows, in no order."""
 
+    name = "Spark"
 
-def load_workloads(
-    spark: SparkSession, source: Path, directory: Path
-) -> dict[str, Callable[[], None]]:
-    """What gets the rows in, from the same files, into the same number of files."""
-    df = spark.read.parquet(str(source))
-    counter = iter(range(1 << 30))
+    @cached_property
+    def _session(self) -> SparkSession:
+        spark = session("benchmark", memory="2g")
+        register(spark)
+        return spark
 
-    def spark_sort() -> None:
-        df.repartitionByRange(FILES, "key").sortWithinPartitions("key").write.format("noop").mode(
-            "overwrite"
-        ).save()
+    @cached_property
+    def _rows(self) -> Path:
+        """Parquet files of the rows, as the input of everything."""
+        source = self.directory / "source"
+        source.mkdir()
+        keys, values = self.data.updates(self.data.rows, 0)
+        for number in range(_FILES):
+            columns = {"key": keys[number::_FILES], "value": values[number::_FILES]}
+            file = source / f"{number}.parquet"
+            pq.write_table(pa.table(columns, schema=ROWS_SCHEMA), file, compression="none")
+        return source
 
-    def bulk() -> None:
-        path = directory / f"store-{next(counter)}"
-        with kvstore.open(path) as store:
-            done = run_import(df, store, "key", "value", partitions=FILES)
-        print(json.dumps({"build_s": done.build_seconds, "add_s": done.add_seconds}))
-        shutil.rmtree(path)
+    @cached_property
+    def _sorted(self) -> Path:
+        """The same rows by key, as Spark itself writes them."""
+        target = self.directory / "native"
+        self._in_order(self._input()).write.parquet(str(target), compression="zstd")
+        return target
 
-    found = {"spark sort": spark_sort, "bulk_import": bulk}
-    try:
+    @cached_property
+    def _imported(self) -> Path:
+        """A collection and a checkpoint of a store with the rows."""
+        home = self.directory / "imported"
+        with kvstore.open(home / "store") as store:
+            run_import(self._input(), store, "key", "value", partitions=_FILES)
+            Collection(home / "collection").backup(store)
+            store.checkpoint(home / "checkpoint")
+        return home
+
+    def _input(self) -> DataFrame:
+        return self._session.read.parquet(str(self._rows))
+
+    def _in_order(self, rows: DataFrame) -> DataFrame:
+        return rows.repartitionByRange(_FILES, "key").sortWithinPartitions("key")
+
+    # -- in -------------------------------------------------------------------------------
+
+    def sort(self) -> Work:
+        """Spark's own part of the job: read, range-partition, sort."""
+        rows = self._in_order(self._input())
+        return self._doing(lambda: rows.write.format("noop").mode("overwrite").save())
+
+    def bulk_import(self) -> Work:
+        rows, target = self._input(), self.fresh("store")
+
+        def run() -> None:
+            with kvstore.open(target) as store:
+                run_import(rows, store, "key", "value", partitions=_FILES)
+
+        return self._doing(run)
+
+    def import_by_delta(self) -> Work:
+        """The same job as a user of delta-rs would write it."""
         from deltalake import write_deltalake
-    except ImportError:
-        return found
 
-    def delta() -> None:
-        path = directory / f"delta-{next(counter)}"
-        write_deltalake(str(path), pq.read_table(source).sort_by("key"))
-        shutil.rmtree(path)
+        source, target = self._rows, self.fresh("delta")
+        return self._doing(
+            lambda: write_deltalake(str(target), pq.read_table(source).sort_by("key"))
+        )
 
-    return {**found, "delta-rs": delta}
+    # -- backup ---------------------------------------------------------------------------
 
+    def backup_alone(self) -> Work:
+        """A full backup of the store, in one process."""
+        target = self.fresh("alone")
+        return self._doing(lambda: Collection(target).backup(self._store))
 
-def read_workloads(
-    spark: SparkSession, source: Path, directory: Path
-) -> dict[str, Callable[[], None]]:
-    """What gets all rows out, each into a sink that drops them."""
-    df = spark.read.parquet(str(source))
-    native = directory / "native"
-    df.repartitionByRange(FILES, "key").sortWithinPartitions("key").write.parquet(
-        str(native), compression="zstd"
-    )
-    with kvstore.open(directory / "store") as store:
-        run_import(df, store, "key", "value", partitions=FILES)
-        started = time.perf_counter()
-        rows = Collection(directory / "collection").backup(store).rows
-        seconds = time.perf_counter() - started
-        print(json.dumps({"figure": "backup, one process", "rows_per_s": round(rows / seconds)}))
-        store.checkpoint(directory / "checkpoint")
-    ours = spark.read.format("kvstore")
-    changes = {"readChangeFeed": "true", "startingTimestamp": "0"}
-    reads = {
-        "native parquet": spark.read.parquet(str(native)),
-        "collection": ours.load(str(directory / "collection")),
-        "checkpoint": ours.load(str(directory / "checkpoint")),
-        "changes of a collection": ours.options(**changes).load(str(directory / "collection")),
-    }
-    return {name: drained(each) for name, each in reads.items()}
+    def backup_by_tasks(self) -> Work:
+        target = self.fresh("shared")
+        return self._doing(lambda: backup_job.backup(self._session, self._store, str(target)))
 
+    @cached_property
+    def _store(self) -> kvstore.Store:
+        return kvstore.open(self._imported / "store")
 
-def drained(df: DataFrame) -> Callable[[], None]:
-    """Read all of it."""
-    return lambda: df.write.format("noop").mode("overwrite").save()
+    # -- out ------------------------------------------------------------------------------
 
+    def read_parquet(self) -> Work:
+        return self._draining(self._session.read.parquet(str(self._sorted)))
 
-def measure(workloads: dict[str, Callable[[], None]], rounds: int) -> dict[str, list[float]]:
-    """Seconds of each, taking turns; a first round that warms the JVM does not count."""
-    seconds: dict[str, list[float]] = {name: [] for name in workloads}
-    names = list(workloads)
-    for number in range(rounds + 1):
-        turn = number % len(names)
-        for name in names[turn:] + names[:turn]:
-            started = time.perf_counter()
-            workloads[name]()
-            if number:
-                seconds[name].append(time.perf_counter() - started)
-    return seconds
+    def read_collection(self) -> Work:
+        return self._draining(self._ours("collection"))
 
+    def read_checkpoint(self) -> Work:
+        return self._draining(self._ours("checkpoint"))
 
-def report(group: str, rows: int, seconds: dict[str, list[float]], baseline: str) -> None:
-    """One line per subject: rows per second, and how many times the baseline's time it took."""
-    for name, taken in seconds.items():
-        pairs = zip(taken, seconds[baseline], strict=True)
-        line = {
-            "group": group,
-            "subject": name,
-            "rows_per_s": round(rows / statistics.median(taken)),
-            "times_baseline": round(statistics.median(a / b for a, b in pairs), 2),
-            "rounds": [round(each, 2) for each in taken],
-        }
-        print(json.dumps(line))
+    def read_changes(self) -> Work:
+        """All changes of a collection since the beginning."""
+        return self._draining(self._ours("collection", readChangeFeed="true", startingTimestamp=0))
 
+    def _ours(self, name: str, **options: Any) -> DataFrame:
+        home = self._imported
+        return self._session.read.format("kvstore").options(**options).load(str(home / name))
 
-if __name__ == "__main__":
-    main()
+    def _draining(self, rows: DataFrame) -> Work:
+        return self._doing(lambda: rows.write.format("noop").mode("overwrite").save())
+
+    def _doing(self, run: Callable[[], object]) -> Work:
+        def work() -> int:
+            run()
+            return self.data.rows
+
+        return work
+
+    def close(self) -> None:
+        self._session.stop()
+        if "_store" in self.__dict__:
+            self._store.close()
+        shutil.rmtree(self.directory / "imported", ignore_errors=True)

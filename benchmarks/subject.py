@@ -5,7 +5,8 @@ the driver interleave: only one of them runs at any moment.
 
 An operation is a method that prepares the work and returns it as a callable; only the callable is
 timed. It returns how many items it handled, so that a subject that did less than it was asked
-for is found out. A subject that cannot do something has no such method.
+for is found out. A subject that cannot do something has no such method. An operation that takes a
+`step` gets another number each time, and takes other keys.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import importlib
+import inspect
 import multiprocessing
 import os
 import shutil
@@ -29,6 +31,7 @@ Work = Callable[[], int]
 """Prepared work: does it, returns how many items it handled."""
 
 _CALL_SECONDS_MAX = 240.0
+"""For a million rows, or fewer."""
 
 
 class Subject:
@@ -78,6 +81,7 @@ class Result(NamedTuple):
     cpu_seconds: float = 0.0
     items: int = 0
     peak_bytes: int = 0
+    grown_bytes: int = 0
     problem: str = ""
 
 
@@ -86,6 +90,7 @@ class Process:
 
     def __init__(self, where: str, directory: Path, rows: int) -> None:
         self.where = where
+        self._seconds_max = _CALL_SECONDS_MAX * max(1.0, rows / 1_000_000)
         context = multiprocessing.get_context("spawn")
         self._pipe, far = context.Pipe()
         self._process = context.Process(target=_serve, args=(where, directory, rows, far))
@@ -119,9 +124,9 @@ class Process:
 
     def _receive(self) -> Any:
         try:
-            if self._pipe.poll(_CALL_SECONDS_MAX):
+            if self._pipe.poll(self._seconds_max):
                 return self._pipe.recv()
-            self.broken = f"took longer than {_CALL_SECONDS_MAX:g} s"
+            self.broken = f"took longer than {self._seconds_max:g} s"
             self._process.kill()
         except (EOFError, OSError):
             self.broken = "its process died"
@@ -149,13 +154,17 @@ def _serve(where: str, directory: Path, rows: int, pipe: Connection) -> None:
 
 def _timed(method: Callable[..., Work], arguments: dict[str, Any]) -> Result:
     try:
+        if "step" not in inspect.signature(method).parameters:
+            arguments.pop("step", None)
         work = method(**arguments)
         gc.collect()
         _reset_peak()
+        resident = _peak_bytes()
         before, cpu_before = time.perf_counter(), time.process_time()
         items = work()
         seconds, cpu_seconds = time.perf_counter() - before, time.process_time() - cpu_before
-        return Result(seconds, cpu_seconds, items, _peak_bytes())
+        peak = _peak_bytes()
+        return Result(seconds, cpu_seconds, items, peak, peak - resident)
     except Exception as error:  # noqa: BLE001  # whatever a peer raises is its result
         lines = traceback.format_exception_only(error)
         return Result(problem=lines[-1].strip()[:300])

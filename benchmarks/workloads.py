@@ -1,9 +1,25 @@
 """The named workloads. A figure is the rate of a subject over the rate of its baseline.
 
+Unless a line says otherwise the baseline is raw rocksdict, one value a key.
+
+Writing
 bulk-load           load all rows, sorted, into an empty store
-commit-10k          durable commits of 10,000 updates, change log included where there is one
 commit-100          durable commits of 100 updates
 commit-100-8        the same from 8 threads, against one thread of raw rocksdict
+commit-10k          durable commits of 10,000 updates, change log included where there is one
+commit-index        the same with the change log, against the store without it: 1 less its share
+delete-range        delete a tenth of all rows, history kept, against one synced put
+delete-range-all    delete all rows, history kept, against one synced put
+import-commit       add an import of all rows, built before, against a move-ingest of as many
+import-1mb          add a prebuilt import, against a move-ingest of a prebuilt file
+import-100mb        the same at 100 MB
+import-1gb          the same at 1 GB (from 1,000,000 rows on)
+transact            transactions that read a key and write it, unsynced, against a get and a put
+transact-8          the same from 8 threads, against 8 threads
+transact-synced     the same, durable, against a get, a put and an fsync
+transact-synced-8   the same from 8 threads, against 8 threads
+
+Reading
 get                 point reads of the newest value, keys in no order
 get-as-of           point reads at a time before all updates
 get-many            one call for many sorted keys at that time
@@ -11,40 +27,77 @@ scan                all rows, newest values, one by one
 scan-as-of          all rows at a time before all updates
 scan-arrow          all rows as Arrow record batches
 scan-arrow-as-of    the same at a time before all updates
-changes             the 10,000 changes of a window, against iterating over as many rows
-changes-arrow       the same as Arrow record batches
-changes-by-key      the same, sorted by key
-delete-range        delete a tenth of all rows, history kept, against one synced put
+get-imported        point reads of rows that came by bulk load, then updated as all others
+scan-imported       rows that came by bulk load
+arrow-imported      Arrow batches of rows that came by bulk load
+get-no-ranges       point reads without any range tombstone, against the same code without the test
 get-1-range         point reads beside 1 range tombstone, against none
 get-100-ranges      point reads beside 100 range tombstones, against none
+get-many-1-range    one call for many sorted keys beside 1 range tombstone, against none
+get-many-100-ranges the same beside 100
 scan-1-range        rows beside 1 range tombstone, against none
 scan-100-ranges     rows beside 100 range tombstones, against none
 arrow-1-range       Arrow batches beside 1 range tombstone, against none
 arrow-100-ranges    Arrow batches beside 100 range tombstones, against none
-get-imported        point reads of rows that came by bulk load, then updated as all others
-scan-imported       rows that came by bulk load
-arrow-imported      Arrow batches of rows that came by bulk load
+
+Changes
+changes             the 10,000 changes of a window, against iterating over as many rows
+changes-arrow       the same as Arrow record batches
+changes-by-key      the same, sorted by key
+changes-events      the same as events
+changes-feed        the same through a feed, its position and one ack included
+changes-flat        changes-arrow in a store of all rows, against one of a tenth
+feed-latency        a durable put and its delivery to a thread that follows, against a queue's
+
+Upkeep
+gc                  remove the versions behind 10,000 updates, against looking up and deleting them
+gc-flat             GC after 1 % of all rows changed, against as many changes in a tenth of the rows
 disk                bytes after the updates, history and log kept, against one value a key
 disk-trimmed        the same once history and log are given up to the present
-import-1mb          add a prebuilt import, against a move-ingest of a prebuilt file
-import-100mb        the same at 100 MB
-import-1gb          the same at 1 GB (full runs only)
-transact            transactions that read a key and write it, against a get and a put
-gc                  remove the versions behind 10,000 updates, against deleting as many keys
+
+Backup
 backup              incremental backup of 10,000 changes, against copying a checkpoint's new files
-restore             the newest state from a collection, against a bulk load of as many rows
+backup-full         all rows, against copying a checkpoint's files
+backup-flat         the incremental backup in a store of all rows, against one of a tenth
+backup-scan         rows of a collection as of a time, against delta-rs at that version
+restore             the newest state from a collection, against a bulk load from Parquet
+increments-list     list many increments, against a quarter of them: seconds per byte
+increments-verify   verify them, likewise
+increments-restore  restore from them, likewise
+
+Journal and tasks
+journal-append-...  append records of 100 B to 1 MB, against a plain log with the same checksum
+journal-batch-...   the same, 100 at once
+journal-replay-...  read them back
+journal-synced      append with an fsync each
+tasks-claim         claim tasks while 100,000 wait, against 1,000
+
+Spark
+spark-import        bulk_import, against Spark's own read, range partition and sort
+spark-import-delta  bulk_import, against the same job by delta-rs
+spark-read          a collection into a sink, against native Parquet of the same rows
+spark-read-checkpoint  a checkpoint, likewise
+spark-read-changes  all changes of a collection, likewise
+spark-backup        a full backup by tasks on two cores, against one process
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 RAW = "benchmarks.raw:Raw"
 OURS = "benchmarks.ours:Ours"
 ONE_RANGE = "benchmarks.ours:OneTombstone"
-IMPORTED = "benchmarks.ours:Imported"
+UNINDEXED = "benchmarks.ours:Unindexed"
+UNTESTED = "benchmarks.ours:Untested"
 HUNDRED_RANGES = "benchmarks.ours:HundredTombstones"
+IMPORTED = "benchmarks.ours:Imported"
+TENTH = "benchmarks.ours:Tenth"
+JOURNAL = "benchmarks.journal:JournalLog"
+PLAIN = "benchmarks.journal:PlainLog"
+SPARK = "benchmarks.spark:Jobs"
 PEERS = {
     "lmdb": "benchmarks.peers.lmdb:Lmdb",
     "plyvel": "benchmarks.peers.plyvel:Plyvel",
@@ -80,6 +133,11 @@ class Size:
             update_rows=min(10_000, rows // 10),
         )
 
+    @property
+    def is_small(self) -> bool:
+        """Whether this is a quick run: what takes a tenth of a second is taken again then."""
+        return self.rows <= 300_000
+
 
 @dataclass(frozen=True, slots=True)
 class Call:
@@ -89,174 +147,421 @@ class Call:
     arguments: dict[str, Any] = field(default_factory=dict)
 
 
+class Contender(NamedTuple):
+    """A subject and what it is asked; `label` tells two of one subject apart."""
+
+    subject: str
+    call: Call
+    label: str = ""
+
+    @property
+    def name(self) -> str:
+        """As figures have it."""
+        return self.label or self.subject.rpartition(":")[2]
+
+
 @dataclass(frozen=True, slots=True)
 class Workload:
     """One row of the table. `items` is what each subject must report, None where that varies.
 
-    `contenders` are (subject, call) pairs beside the peers, which get `peers_call`; the first is
-    the baseline. `reach` is the ratio that the project has set itself.
+    `baseline` and `ours` are subjects beside the peers, which get `peers_call`. `reach` is the
+    ratio that the project has set itself, `grows` whether the growth run has it. Of `repeats`
+    runs in a turn the least time counts. `warm`: one round more comes first that does not count.
+    `has_cpu`: the work is done in the subject's own process.
     """
 
     name: str
-    contenders: tuple[tuple[str, Call], ...]
+    baseline: Contender
+    ours: Contender
     peers_call: Call | None = None
     items: int | None = None
     reach: float | None = None
-    per: str = "row"
+    per: str = "item"
     grows: bool = False
     repeats: int = 1
+    warm: bool = False
+    has_cpu: bool = True
     slow_arguments: dict[str, Any] = field(default_factory=dict)
 
 
-def writing(size: Size) -> list[Workload]:
-    """Workloads that change the stores, in the order they must run in."""
+class Stage(NamedTuple):
+    """Workloads after the same preparation, which every subject of the scene makes."""
+
+    prepare: Sequence[Call]
+    workloads: Sequence[Workload]
+
+
+class Scene(NamedTuple):
+    """Stages, one after the other, on the same subjects: processes that live as long as it."""
+
+    stages: Sequence[Stage]
+    has_peers: bool = False
+    is_quick: bool = True
+    """Whether a quick run has it too."""
+
+
+def scenes(size: Size) -> list[Scene]:
+    """All that is measured, in order."""
+    warm_up = Call("commit", {"rows": 100, "count": 1, "step": 9_000})
+    change = Call("commit", {"rows": size.update_rows, "count": 1, "step": 10_000})
+    fill, settle = Call("fill"), Call("settle")
+    loaded, window = Call("mark", {"name": "loaded"}), Call("mark", {"name": "window"})
+    # Reads are measured with everything in the caches, as a service at work has it.
+    warm_caches = (Call("scan"), Call("scan_arrow"))
+    return [
+        Scene(
+            [
+                Stage((), _loading(size)),
+                # The first commits of a process pay for its imports and its first memtable.
+                Stage((fill, loaded, warm_up), _committing(size)),
+                Stage((window, change, settle, *warm_caches), [*_reading(size), *_changes(size)]),
+                Stage((), _ending(size)),
+            ],
+            has_peers=True,
+        ),
+        Scene([Stage((fill, settle, window, change), _flat(size))]),
+        Scene([Stage((fill, loaded, warm_up, change), _collections(size))], is_quick=False),
+        Scene([Stage((), _journal(size))]),
+        Scene([Stage((), _spark())], is_quick=False),
+    ]
+
+
+def workloads(size: Size) -> list[Workload]:
+    """All workloads, in the order of the table above."""
+    named = [name.removesuffix("...") for name in _lines()]
+    found = [w for scene in scenes(size) for stage in scene.stages for w in stage.workloads]
+    return sorted(found, key=lambda w: named.index(_line_of(w.name).removesuffix("...")))
+
+
+def section(workload: str) -> str:
+    """The heading above a workload at the top of this file."""
+    return _lines()[_line_of(workload)]
+
+
+def _line_of(workload: str) -> str:
+    for name in _lines():
+        if workload == name or (name.endswith("...") and workload.startswith(name[:-3])):
+            return name
+    raise ValueError(f"{workload} has no line at the top of {__file__}")
+
+
+def _lines() -> dict[str, str]:
+    """The names at the top of this file, each with its heading."""
+    found, heading = {}, ""
+    for line in (__doc__ or "").splitlines()[4:]:
+        name = line.partition(" ")[0]
+        if name[:1].isupper():
+            heading = line
+        elif name:
+            found[name] = heading
+    return found
+
+
+def _raw(operation: str, **arguments: Any) -> Contender:
+    return Contender(RAW, Call(operation, arguments))
+
+
+def _ours(operation: str, **arguments: Any) -> Contender:
+    return Contender(OURS, Call(operation, arguments))
+
+
+def _loading(size: Size) -> list[Workload]:
+    load = Call("bulk_load")
+    return [Workload("bulk-load", _raw("bulk_load"), _ours("bulk_load"), load, size.rows, 0.95)]
+
+
+def _committing(size: Size) -> list[Workload]:
     hundred = {"rows": 100, "count": size.commits_100}
     many = {"rows": size.update_rows, "count": size.commits_10k}
-    load = Call("bulk_load")
     return [
-        Workload("bulk-load", ((RAW, load), (OURS, load)), load, size.rows, 0.95),
         Workload(
-            "commit-100",
-            ((RAW, Call("commit", hundred)), (OURS, Call("commit", hundred))),
-            Call("commit", hundred),
-            reach=0.95,
-            slow_arguments={"count": 2},
-        ),
-        Workload(
-            "commit-10k",
-            ((RAW, Call("commit", many)), (OURS, Call("commit", many))),
-            Call("commit", many),
-            reach=0.88,
-            slow_arguments={"count": 1},
-        ),
-    ]
-
-
-def reading(size: Size) -> list[Workload]:
-    """Workloads that only read."""
-    gets = {"count": size.lookups}
-    old = {"as_of": "loaded"}
-    window = {"since": "window"}
-    scan, get = Call("scan"), Call("get", gets)
-    few = Call("scan_rows", {"count": size.update_rows})
-
-    def against_raw(
-        name: str, raw: Call, ours: Call, reach: float, *, peers: bool = True, **more: Any
-    ) -> Workload:
-        return Workload(
-            name, ((RAW, raw), (OURS, ours)), ours if peers else None, reach=reach, **more
+            f"commit-{name}",
+            _raw("commit", **each),
+            _ours("commit", **each),
+            Call("commit", each),
+            reach=reach,
+            slow_arguments={"count": slow},
         )
-
-    # What takes a tenth of a second is taken again: the machine is not ours alone.
-    again = {"repeats": 1 if size.rows > 300_000 else 3}
-    rows = {"items": size.rows, **again}
-    found = {"items": size.lookups, "slow_arguments": {"count": 100}, **again}
-    changed = {"items": size.update_rows, "repeats": 5, "grows": True}
-    return [
-        against_raw("get", get, get, 0.95, **found),
-        against_raw("get-as-of", get, Call("get", {**gets, **old}), 0.9, **found),
-        against_raw("get-many", get, Call("get_many", {**gets, **old}), 2.2, peers=False, **found),
-        against_raw("scan", scan, scan, 0.7, grows=True, **rows),
-        against_raw("scan-as-of", scan, Call("scan", old), 0.65, **rows),
-        against_raw("scan-arrow", scan, Call("scan_arrow"), 0.6, grows=True, **rows),
-        against_raw("scan-arrow-as-of", scan, Call("scan_arrow", old), 0.55, **rows),
-        against_raw("changes", few, Call("changes", window), 5.0, **changed),
-        against_raw("changes-arrow", few, Call("changes_arrow", window), 5.0, **changed),
-        against_raw(
-            "changes-by-key", few, Call("changes_by_key", window), 5.0, peers=False, **changed
-        ),
-        *_beside_ranges("get", get, size.lookups),
-        *_beside_ranges("scan", scan, size.rows),
-        *_beside_ranges("arrow", Call("scan_arrow"), size.rows),
-        Workload("get-imported", ((RAW, get), (IMPORTED, get)), reach=0.95, **found),
-        Workload("scan-imported", ((RAW, scan), (IMPORTED, scan)), reach=0.7, **rows),
-        Workload(
-            "arrow-imported", ((RAW, scan), (IMPORTED, Call("scan_arrow"))), reach=0.6, **rows
-        ),
+        for name, each, reach, slow in (("100", hundred, 0.95, 2), ("10k", many, 0.88, 1))
     ]
 
 
-def ending(size: Size) -> list[Workload]:
-    """What must come last: it deletes, or writes more than the yardstick did."""
-    hundred = {"rows": 100, "count": size.commits_100}
-    some = {"count": 2_000}
-    many = {"rows": size.update_rows}
-    put, delete = Call("put_synced"), Call("delete_range", {"rows": size.rows // 10})
+def _reading(size: Size) -> list[Workload]:
+    again = {"repeats": 3 if size.is_small else 1}
+    rows = {"items": size.rows, **again}
+    found = {"items": size.lookups, "slow_arguments": {"count": 30}, **again}
+    gets = {"count": size.lookups}
+    get, scan = _raw("get", **gets), _raw("scan")
+
+    def plain(name: str, operation: str, reach: float, **more: Any) -> list[Workload]:
+        baseline, sizes = (get, found) if operation.startswith("get") else (scan, rows)
+        arguments = gets if baseline is get else {}
+        return [
+            Workload(
+                f"{name}{suffix}",
+                baseline,
+                _ours(operation, **arguments, **at),
+                Call(operation, {**arguments, **at}),
+                reach=target,
+                grows=bool(more.get("grows")) and not at,
+                **sizes,
+            )
+            for suffix, at, target in (
+                ("", {}, reach),
+                ("-as-of", {"as_of": "loaded"}, more["as_of"]),
+            )
+        ]
+
+    get_many = _ours("get_many", **gets, as_of="loaded")
+    imported = {
+        name: Contender(IMPORTED, Call(operation, arguments))
+        for name, operation, arguments in (
+            ("get", "get", gets),
+            ("scan", "scan", {}),
+            ("arrow", "scan_arrow", {}),
+        )
+    }
     return [
-        Workload("disk", ((RAW, Call("disk")), (OURS, Call("disk"))), Call("disk"), per="bytes"),
+        *plain("get", "get", 0.95, as_of=0.9),
+        Workload("get-many", get, get_many, reach=2.2, **found),
+        *plain("scan", "scan", 0.7, as_of=0.65, grows=True),
+        *plain("scan-arrow", "scan_arrow", 0.6, as_of=0.55, grows=True),
         Workload(
-            "disk-trimmed",
-            ((RAW, Call("disk")), (OURS, Call("disk_trimmed"))),
-            reach=0.87,
-            per="bytes",
+            "get-no-ranges",
+            Contender(UNTESTED, Call("get", gets)),
+            _ours("get", **gets),
+            reach=0.98,
+            **found,
         ),
+        *_beside_ranges("get", Call("get", gets), **found),
+        *_beside_ranges("get-many", Call("get_many", gets), **found),
+        *_beside_ranges("scan", Call("scan"), **rows),
+        *_beside_ranges("arrow", Call("scan_arrow"), **rows),
+        Workload("get-imported", get, imported["get"], reach=0.95, **found),
+        Workload("scan-imported", scan, imported["scan"], reach=0.7, **rows),
+        Workload("arrow-imported", scan, imported["arrow"], reach=0.6, **rows),
+    ]
+
+
+def _beside_ranges(name: str, call: Call, **more: Any) -> list[Workload]:
+    return [
         Workload(
-            "delete-range",
-            ((RAW, put), (OURS, delete)),
-            delete,
-            1,
-            1.0,
-            per="call",
+            f"{name}-{count}",
+            Contender(OURS, call),
+            Contender(where, call),
+            reach=reach,
+            **more,
+        )
+        for count, where, reach in (
+            ("1-range", ONE_RANGE, 0.95),
+            ("100-ranges", HUNDRED_RANGES, 0.85),
+        )
+    ]
+
+
+def _changes(size: Size) -> list[Workload]:
+    few = _raw("scan_rows", count=size.update_rows)
+    return [
+        Workload(
+            f"changes{name}",
+            few,
+            _ours(f"changes{operation}", since="window"),
+            Call(f"changes{operation}", {"since": "window"}) if for_peers else None,
+            items=size.update_rows,
+            reach=reach,
             grows=True,
             repeats=5,
+        )
+        for name, operation, for_peers, reach in (
+            ("", "", True, 5.0),
+            ("-arrow", "_arrow", True, 5.0),
+            ("-by-key", "_by_key", False, 5.0),
+            ("-events", "_events", False, None),
+            ("-feed", "_feed", False, None),
+        )
+    ]
+
+
+def _ending(size: Size) -> list[Workload]:
+    """What must come last: it deletes, or writes more than the yardstick did."""
+    hundred = {"rows": 100, "count": size.commits_100}
+    many = {"rows": size.update_rows}
+    put = _raw("put_synced")
+    tenth = Call("delete_range", {"rows": size.rows // 10})
+    eight = {**hundred, "count": 160, "threads": 8}
+    return [
+        Workload("disk", _raw("disk"), _ours("disk"), Call("disk"), per="bytes"),
+        Workload("disk-trimmed", _raw("disk"), _ours("disk_trimmed"), reach=0.87, per="bytes"),
+        *_transactions(),
+        Workload(
+            "feed-latency",
+            _raw("deliver", count=200),
+            _ours("deliver", count=200),
+            items=200,
         ),
-        *(
-            Workload(
-                f"import-{name}",
-                (
-                    (RAW, Call("ingest", {"megabytes": mb})),
-                    (OURS, Call("ingest", {"megabytes": mb})),
-                ),
-                items=1,
-                reach=0.5,
-                per="call",
-            )
-            for name, mb in (("1mb", 1), ("100mb", 100), ("1gb", 1024))
-            if mb <= 100 or size.rows > 300_000
+        Workload(
+            "commit-100-8", _raw("commit", **hundred), _ours("commit_threads", **eight), reach=4.0
         ),
-        Workload("transact", ((RAW, Call("read_and_put", some)), (OURS, Call("transact", some)))),
-        Workload("gc", ((RAW, Call("delete_many", many)), (OURS, Call("gc", many)))),
+        Workload("gc", _raw("look_up_and_delete", **many), _ours("gc", **many), repeats=3),
         Workload(
             "backup",
-            ((RAW, Call("backup", many)), (OURS, Call("backup", many))),
+            _raw("backup", **many),
+            _ours("backup", **many),
             items=size.update_rows,
             reach=4.5,
             grows=True,
         ),
-        Workload("restore", ((RAW, Call("bulk_load")), (OURS, Call("restore"))), items=size.rows),
+        Workload("restore", _raw("restore"), _ours("restore"), items=size.rows),
+        *_imports(size),
+        Workload("delete-range", put, Contender(OURS, tenth), tenth, 1, 1.0, grows=True, repeats=5),
         Workload(
-            "commit-100-8",
-            (
-                (RAW, Call("commit", hundred)),
-                (OURS, Call("commit_threads", {**hundred, "count": 160, "threads": 8})),
-            ),
-            reach=4.0,
+            "delete-range-all",
+            put,
+            _ours("delete_range", rows=size.rows),
+            items=1,
+            reach=0.67,
+            grows=True,
+            repeats=5,
         ),
     ]
 
 
-def _beside_ranges(name: str, call: Call, items: int) -> list[Workload]:
+def _transactions() -> list[Workload]:
     return [
-        Workload(f"{name}-1-range", ((OURS, call), (ONE_RANGE, call)), items=items, reach=0.95),
         Workload(
-            f"{name}-100-ranges", ((OURS, call), (HUNDRED_RANGES, call)), items=items, reach=0.85
+            f"transact{'-synced' * synced}{'-8' * (threads == 8)}",
+            _raw("read_and_put", count=count, threads=threads, synced=synced),
+            _ours("transact", count=count, threads=threads, synced=synced),
+            items=count,
+        )
+        for count, threads, synced in (
+            (2_000, 1, False),
+            (2_000, 8, False),
+            (400, 1, True),
+            (1_600, 8, True),
+        )
+    ]
+
+
+def _imports(size: Size) -> list[Workload]:
+    return [
+        Workload(
+            "import-commit",
+            _raw("ingest_rows"),
+            _ours("ingest_rows"),
+            items=1,
+            reach=0.5,
+            grows=True,
+        ),
+        *(
+            Workload(
+                f"import-{name}",
+                _raw("ingest", megabytes=megabytes),
+                _ours("ingest", megabytes=megabytes),
+                items=1,
+                reach=0.5,
+            )
+            for name, megabytes in (("1mb", 1), ("100mb", 100), ("1gb", 1024))
+            if megabytes <= 100 or not size.is_small
         ),
     ]
 
 
-STEPPED: frozenset[str] = frozenset(
-    {
-        "backup",
-        "commit",
-        "commit_threads",
-        "delete_many",
-        "delete_range",
-        "gc",
-        "get",
-        "get_many",
-        "put_synced",
-        "read_and_put",
-        "transact",
-    }
+def _flat(size: Size) -> list[Workload]:
+    """The same work in a store of all rows, against one of a tenth; and the share of the log."""
+    rows = size.update_rows
+
+    def flat(name: str, operation: str, reach: float, **arguments: Any) -> Workload:
+        repeats = arguments.pop("repeats", 1)
+        sides = (Contender(where, Call(operation, arguments)) for where in (TENTH, OURS))
+        return Workload(name, *sides, reach=reach, repeats=repeats)
+
+    commits = Call("commit", {"rows": rows, "count": 4})
+    return [
+        flat("changes-flat", "changes_arrow", 0.8, since="window", repeats=5),
+        flat("gc-flat", "gc", 0.33, rows=size.rows // 100, repeats=3),
+        flat("backup-flat", "backup", 0.8, rows=size.rows // 100),
+        Workload(
+            "commit-index",
+            Contender(UNINDEXED, commits),
+            Contender(OURS, commits),
+            reach=0.88,
+            repeats=3,
+        ),
+    ]
+
+
+def _collections(size: Size) -> list[Workload]:
+    old, count = {"as_of": "loaded"}, 400
+    delta = Contender(PEERS["deltalake"], Call("scan_arrow", old))
+    found = [
+        Workload("backup-full", _raw("backup_full"), _ours("backup_full"), items=size.rows),
+        Workload("backup-scan", delta, _ours("scan_collection", **old), items=size.rows),
+    ]
+    for name in ("list", "verify", "restore"):
+        few, many = (
+            _ours("increments", action=name, count=n)._replace(label=f"{n} increments")
+            for n in (count // 4, count)
+        )
+        found.append(Workload(f"increments-{name}", few, many, reach=0.8))
+    return found
+
+
+_RECORDS = (
+    ("100b", 100, 4_000),
+    ("1kb", 1_000, 2_000),
+    ("10kb", 10_000, 300),
+    ("1mb", 1_000_000, 4),
 )
-"""Operations that take another set of keys each round."""
+"""Name, payload bytes, records: small commits, rows, pages, blobs."""
+
+
+def _journal(size: Size) -> list[Workload]:
+    def against_plain(name: str, operation: str, **arguments: Any) -> Workload:
+        call = Call(operation, arguments)
+        return Workload(
+            f"journal-{name}",
+            Contender(PLAIN, call),
+            Contender(JOURNAL, call),
+            reach=0.6,
+            repeats=3,
+        )
+
+    claims = [
+        Contender(JOURNAL, Call("claim", {"waiting": waiting}), f"{waiting:,} waiting")
+        for waiting in (1_000, 10_000 if size.is_small else 100_000)
+    ]
+    return [
+        *(
+            against_plain(f"{kind}-{name}", operation, record_bytes=length, count=count, **more)
+            for name, length, count in _RECORDS
+            for kind, operation, more in (
+                ("append", "append", {}),
+                ("batch", "append", {"at_once": 100}),
+                ("replay", "replay", {}),
+            )
+        ),
+        against_plain("synced", "append", record_bytes=1_000, count=25, synced=True),
+        Workload("tasks-claim", *claims, reach=0.8),
+    ]
+
+
+def _spark() -> list[Workload]:
+    def against(name: str, baseline: str, operation: str, reach: float | None) -> Workload:
+        return Workload(
+            f"spark-{name}",
+            Contender(SPARK, Call(baseline), baseline),
+            Contender(SPARK, Call(operation), operation),
+            reach=reach,
+            warm=True,
+            has_cpu=False,
+        )
+
+    return [
+        against("import", "sort", "bulk_import", 0.71),
+        against("import-delta", "import_by_delta", "bulk_import", None),
+        against("read", "read_parquet", "read_collection", 0.8),
+        against("read-checkpoint", "read_parquet", "read_checkpoint", 0.4),
+        against("read-changes", "read_parquet", "read_changes", None),
+        against("backup", "backup_alone", "backup_by_tasks", 1.5),
+    ]

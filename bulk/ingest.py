@@ -105,8 +105,6 @@ def _ingest(
         for number, part in enumerate(manifest.parts, 1):
             tell(f"bring {number} of {len(manifest.parts)}")
             files.append(_bring(directory, incoming, part.name, move=move))
-        if files:
-            fsync_directory(incoming)
         tell("link")
         store.link_import(files)
     tell("add")
@@ -152,7 +150,11 @@ def _locate(directory: Path, incoming: Path, name: str) -> Path:
 
 
 def _bring(directory: Path, incoming: Path, name: str, *, move: bool) -> Path:
-    """Put a part beside the store's files, so that RocksDB can take it by a rename."""
+    """Put a part beside the store's files, so that RocksDB can take it by a rename.
+
+    A crash finds it in one of the two places, or in both; it is lost from neither before RocksDB,
+    which syncs what it takes, has it. So only the end of a copy's source waits for the disk.
+    """
     source, target = directory / name, incoming / name
     incoming.mkdir(parents=True, exist_ok=True)
     if not source.exists() and target.exists():
@@ -168,6 +170,7 @@ def _bring(directory: Path, incoming: Path, name: str, *, move: bool) -> Path:
             raise StorageError(f"{source} cannot be brought to {target}: {error}") from error
         _copy(source, target)
         if move:
+            fsync_directory(incoming)
             source.unlink()
     _advise(target)
     return target

@@ -1,33 +1,55 @@
-"""Sorting rows by key in bounded memory, for imports that are built without Spark.
+"""Sorting rows by key in bounded memory, in one process or in many.
 
-Rows up to `SORT_BYTES_MAX` are sorted in Arrow and handed on. Beyond, each such run goes to disk
-as an Arrow file. The runs are then read together, range of keys by range of keys: the keys that
-cut them are sampled so that a range has half a run's bytes in all runs together, and a range is
-sorted in Arrow again. No row is touched in Python, and none is compared more often than by two
-sorts. (Keys that differ much in the size of their values make ranges uneven; rows of one key are
-always in one range.)
+Rows are sorted as far as memory goes, and each such run goes to disk as an Arrow file. The runs are
+then read together, range of keys by range of keys: the keys that cut them are sampled so that a
+range has half a run's bytes in all runs together, and a range is sorted again. No row is touched
+in Python, and none is compared more often than by two sorts. (Keys that differ much in the size of
+their values make ranges uneven; rows of one key are always in one range.) Runs that several
+processes wrote can be merged by several others, each a span of keys. Rows of one process that fit
+into memory see no disk.
 
 Invariants
 1. Rows of one key stay in the order they came in: both sorts are stable, runs are read in order.
+2. A run that nobody names was left by a failed attempt, and is never read.
 """
 
 from __future__ import annotations
 
+import uuid
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import pairwise
 from pathlib import Path
-from typing import Final, Literal, TypeAlias
+from typing import Final, Literal, NamedTuple, TypeAlias
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from kvstore.errors import UsageError
 from kvstore.limits import ARROW_ROWS_MAX, SORT_BYTES_MAX
+from kvstore.span import Span
 
 Duplicates: TypeAlias = Literal["error", "last"]
 
 _SAMPLES_PER_RUN: Final = 1024
+_BYTES_PER_SAMPLE: Final = 256 << 10
+_SAMPLES_PER_RUN_MIN: Final = 100
+_SAMPLE_BYTES: Final = 1024
+"""Of a sampled key. A cut need not be a key: longer ones that agree so far stay together."""
+
+_FIRST_BYTES: Final = np.array([(1 << 64) - (1 << 8 * (8 - n)) for n in range(9)], np.uint64)
+"""Masks of the first n bytes of eight."""
+
+
+class Run(NamedTuple):
+    """A sorted run on disk. Small and picklable: what a worker sends to who has them merged."""
+
+    path: str
+    first: bytes
+    last: bytes
+    size_bytes: int
+    sample: list[bytes]
 
 
 def sorted_batches(
@@ -44,56 +66,164 @@ def sorted_batches(
     """
     if duplicates not in ("error", "last"):
         raise UsageError(f"duplicates={duplicates!r}", 'pass "error" or "last"')
-    runs: list[Path] = []
+    runs: list[Run] = []
+    for table, is_all in _memory_fulls(batches, bytes_max):
+        if is_all:
+            yield from _in_order(table, duplicates)
+            return
+        runs.append(_spill(table, scratch))
+    yield from merged(runs, Span(), duplicates=duplicates, bytes_max=bytes_max)
+
+
+def sorted_runs(
+    batches: Iterable[pa.RecordBatch], scratch: Path, *, bytes_max: int = SORT_BYTES_MAX
+) -> list[Run]:
+    """The rows of `batches` as sorted runs in `scratch`, under names that no other attempt uses."""
+    return [_spill(table, scratch) for table, _ in _memory_fulls(batches, bytes_max)]
+
+
+def merged(
+    runs: Sequence[Run],
+    span: Span,
+    *,
+    duplicates: Duplicates = "error",
+    bytes_max: int = SORT_BYTES_MAX,
+) -> Iterator[pa.RecordBatch]:
+    """The rows of `runs` in `span`, ascending by key. Memory is that of a range, twice."""
+    read = [
+        _read(run, span)
+        for run in runs
+        if run.last >= span.start and (span.end is None or run.first < span.end)
+    ]
+    found = [table for table in read if table.num_rows]
+    for part in _ranges(found, bytes_max // 2) if found else ():
+        yield from _in_order(part.combine_chunks(), duplicates)
+
+
+def cuts(runs: Sequence[Run], count: int) -> list[bytes]:
+    """Keys that cut the rows of `runs` into at most `count` pieces of about equal size."""
+    sample = [(key, run.size_bytes / len(run.sample)) for run in runs for key in run.sample]
+    return _cut_keys(sample, sum(run.size_bytes for run in runs) / count)[: count - 1]
+
+
+def _memory_fulls(
+    batches: Iterable[pa.RecordBatch], bytes_max: int
+) -> Iterator[tuple[pa.Table, bool]]:
+    """As much as memory holds at a time, and whether that is all there is."""
     waiting: list[pa.RecordBatch] = []
-    size = 0
+    size, is_all = 0, True
     for batch in batches:
         if not batch.num_rows:
             continue
         waiting.append(batch)
         size += batch.nbytes
         if size >= bytes_max:
-            runs.append(_spill(waiting, scratch / f"run-{len(runs):06d}.arrow"))
-            waiting, size = [], 0
-    if not runs:
-        if waiting:
-            yield from _in_order(pa.Table.from_batches(waiting), duplicates)
-        return
+            size, is_all = 0, False
+            yield _let_go(waiting), is_all
     if waiting:
-        runs.append(_spill(waiting, scratch / f"run-{len(runs):06d}.arrow"))
-    opened = [pa.ipc.open_file(pa.memory_map(str(run))).read_all() for run in runs]
-    for part in _ranges(opened, bytes_max // 2):
-        yield from _in_order(part, duplicates)
+        yield _let_go(waiting), is_all
 
 
-def _spill(batches: Sequence[pa.RecordBatch], path: Path) -> Path:
+def _cut_keys(sample: Iterable[tuple[bytes, float]], share: float) -> list[bytes]:
+    """Keys between which lies about `share` of what a sample of keys, each with its weight, stands
+    for. None is the empty key; a key that has more than its share is in one piece all the same."""
+    cuts: list[bytes] = []
+    passed = 0.0
+    for key, weight in sorted(sample):
+        if passed >= share and key > (cuts[-1] if cuts else b""):
+            cuts.append(key)
+            passed = 0.0
+        passed += weight
+    return cuts
+
+
+def _let_go(waiting: list[pa.RecordBatch]) -> pa.Table:
+    """The batches as one table of one chunk; the list is empty then, and its memory free."""
+    table = pa.Table.from_batches(waiting).combine_chunks()
+    waiting.clear()
+    return table
+
+
+def _spill(table: pa.Table, scratch: Path) -> Run:
+    path = scratch / f"run-{uuid.uuid4().hex}.arrow"
     path.parent.mkdir(parents=True, exist_ok=True)
-    table = _sorted(pa.Table.from_batches(batches)).combine_chunks()
+    table = table.take(_order(table))
     with pa.ipc.new_file(str(path), table.schema) as file:
         file.write_table(table)
-    return path
+    keys = table.column("key")
+    count = max(table.nbytes // _BYTES_PER_SAMPLE, _SAMPLES_PER_RUN_MIN)
+    step = max(len(keys) // count, 1)
+    sample = [keys[at].as_py()[:_SAMPLE_BYTES] for at in range(0, len(keys), step)]
+    return Run(str(path), keys[0].as_py(), keys[-1].as_py(), table.nbytes, sample)
 
 
-def _sorted(table: pa.Table) -> pa.Table:
-    # Arrow's sort of one column is stable, and says so.
-    return table.take(pc.array_sort_indices(table.column("key").combine_chunks()))
+def _read(run: Run, span: Span) -> pa.Table:
+    table = pa.ipc.open_file(pa.memory_map(run.path)).read_all()
+    keys = table.column("key")
+    start = _position(keys, span.start)
+    return table.slice(start, len(keys) if span.end is None else _position(keys, span.end) - start)
 
 
 def _in_order(table: pa.Table, duplicates: Duplicates) -> Iterator[pa.RecordBatch]:
-    table = _sorted(table)
-    if duplicates == "last" and table.num_rows > 1:
-        keys = table.column("key").combine_chunks()
+    order = _order(table)
+    if duplicates == "last" and len(order) > 1:
+        keys = table.column("key").combine_chunks().take(order)
         is_last = pc.not_equal(keys[:-1], keys[1:])
-        table = table.filter(pa.concat_arrays([is_last, pa.array([True])]))
-    yield from table.to_batches(max_chunksize=ARROW_ROWS_MAX)
+        order = order.filter(pa.concat_arrays([is_last, pa.array([True])]))
+    # Taken batch by batch: rows and a sorted copy of all of them are never there together.
+    for first in range(0, len(order), ARROW_ROWS_MAX):
+        yield from table.take(order.slice(first, ARROW_ROWS_MAX)).combine_chunks().to_batches()
+
+
+def _order(table: pa.Table) -> pa.Array:
+    """The places of the rows by key, those of equal keys as they are.
+
+    Eight bytes of each key, from where keys begin to differ, sort as one number: 0.1 us per row,
+    where comparing keys costs 0.5. Only rows in which these are equal are compared further.
+    """
+    keys = table.column("key").combine_chunks()
+    if keys.null_count:
+        raise UsageError("column key has nulls", "every row needs a key")
+    if keys.type != pa.binary():
+        return pc.array_sort_indices(keys)
+    words = _words(keys)
+    order = np.argsort(words)
+    ascending = words[order]
+    same = ascending[1:] == ascending[:-1]
+    if same.any():
+        tied = np.append(same, False) | np.append(False, same)
+        # In order of arrival, for Arrow's sort of one array is stable, and says so.
+        rows = np.sort(order[tied])
+        order[tied] = rows[pc.array_sort_indices(keys.take(pa.array(rows))).to_numpy()]
+    return pa.array(order)
+
+
+def _words(keys: pa.Array) -> npt.NDArray[np.uint64]:
+    """Of each key the eight bytes behind what all have in common, as numbers that sort alike.
+
+    Shorter keys are filled with zeros: those may tie with others, and are never out of order.
+    """
+    if not len(keys):
+        return np.empty(0, np.uint64)
+    least, greatest = pc.min_max(keys).as_py().values()
+    pairs = enumerate(zip(least, greatest, strict=False))
+    common = next((at for at, (a, b) in pairs if a != b), len(least))
+    _, offsets, data = keys.buffers()
+    places = np.frombuffer(offsets, np.int32)[keys.offset : keys.offset + len(keys) + 1]
+    padded = (data.to_pybytes() if data else b"") + bytes(8)
+    at_every_byte = np.ndarray((len(padded) - 7,), ">u8", padded, strides=(1,))
+    starts = places[:-1] + common
+    lengths = np.minimum(places[1:] - starts, 8)
+    words: npt.NDArray[np.uint64] = at_every_byte[starts].astype(np.uint64) & _FIRST_BYTES[lengths]
+    return words
 
 
 def _ranges(runs: Sequence[pa.Table], range_bytes: int) -> Iterator[pa.Table]:
     """What lies between two cuts in all runs, one after the other."""
     keys = [run.column("key").combine_chunks() for run in runs]
-    cuts = _cuts(keys, [run.nbytes for run in runs], range_bytes)
-    bounds = [[0, *(_position(of_run, cut) for cut in cuts), len(of_run)] for of_run in keys]
-    for step in range(len(cuts) + 1):
+    borders = _cuts(keys, [run.nbytes for run in runs], range_bytes)
+    bounds = [[0, *(_position(of_run, cut) for cut in borders), len(of_run)] for of_run in keys]
+    for step in range(len(borders) + 1):
         slices = [
             run.slice(places[step], places[step + 1] - places[step])
             for run, places in zip(runs, bounds, strict=True)
@@ -110,14 +240,7 @@ def _cuts(keys: Sequence[pa.Array], sizes: Sequence[int], range_bytes: int) -> l
         step = max(1, len(of_run) // _SAMPLES_PER_RUN)
         taken = of_run.take(pa.array(range(0, len(of_run), step))).to_pylist()
         samples += [(key, run_bytes / len(taken)) for key in taken]
-    cuts: list[bytes] = []
-    passed = 0.0
-    for (_, size), (key, _) in pairwise(sorted(samples)):
-        passed += size
-        if passed >= range_bytes and (not cuts or key > cuts[-1]):
-            cuts.append(key)
-            passed = 0.0
-    return cuts
+    return _cut_keys(samples, range_bytes)
 
 
 def _position(keys: pa.Array, cut: bytes) -> int:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import accumulate
 from typing import Final
 
 import pyarrow as pa
 
-from kvstore.limits import ARROW_BYTES_MAX, ARROW_ROWS_MAX
+from kvstore.limits import ARROW_BYTES_MAX, SCAN_CHUNK
 
-DEFAULT_BATCH_ROWS: Final = ARROW_ROWS_MAX
+DEFAULT_BATCH_ROWS: Final = SCAN_CHUNK
 
 ROWS_SCHEMA: Final = pa.schema(
     [pa.field("key", pa.binary(), nullable=False), pa.field("value", pa.binary(), nullable=False)]
@@ -19,61 +17,65 @@ ROWS_SCHEMA: Final = pa.schema(
 
 
 def binary_array(items: Sequence[bytes]) -> pa.Array:
-    """An Arrow binary array of `items`. A third of the time of `pa.array(items)`."""
-    offsets = pa.py_buffer(array("i", accumulate(map(len, items), initial=0)).tobytes())
-    data = pa.py_buffer(b"".join(items))
-    return pa.Array.from_buffers(pa.binary(), len(items), [None, offsets, data])
+    """An Arrow binary array of `items`, which have less than 2 GiB together."""
+    (array,) = binary_arrays(items)
+    return array
+
+
+def binary_arrays(items: Sequence[bytes]) -> list[pa.Array]:
+    """As `binary_array`, in as many arrays as their bytes need."""
+    array = pa.array(items, pa.binary())
+    return array.chunks if isinstance(array, pa.ChunkedArray) else [array]
 
 
 def row_batches(
-    chunks: Iterable[tuple[pa.Array, list[bytes]]], batch_rows: int
+    chunks: Iterable[tuple[pa.Array, pa.Array]], batch_rows: int
 ) -> pa.RecordBatchReader:
-    """Record batches of at most `batch_rows` rows and about `ARROW_BYTES_MAX` bytes.
+    """Record batches of at most `batch_rows` rows and about `ARROW_BYTES_MAX` bytes of values.
 
-    A chunk has at most `batch_rows` rows. One that is large enough becomes a batch as it is;
-    small ones, as keys with many old versions leave them, are put together.
+    A chunk, keys and values, has at most `batch_rows` rows. One that is large enough becomes a
+    batch as it is; smaller ones are put together, which copies them.
     """
     assert batch_rows > 0
     return pa.RecordBatchReader.from_batches(ROWS_SCHEMA, _batches(chunks, batch_rows))
 
 
 def _batches(
-    chunks: Iterable[tuple[pa.Array, list[bytes]]], batch_rows: int
+    chunks: Iterable[tuple[pa.Array, pa.Array]], batch_rows: int
 ) -> Iterator[pa.RecordBatch]:
-    waiting: list[pa.Array] = []
-    values: list[bytes] = []
-    for chunk_keys, chunk_values in chunks:
-        if values and len(values) + len(chunk_values) > batch_rows:
-            yield from _cut(waiting, values)
-            waiting, values = [], []
-        waiting.append(chunk_keys)
-        values += chunk_values
-        if len(values) * 2 > batch_rows:
-            yield from _cut(waiting, values)
-            waiting, values = [], []
-    if values:
-        yield from _cut(waiting, values)
+    waiting: list[tuple[pa.Array, pa.Array]] = []
+    rows = size = 0
+    for chunk in chunks:
+        if rows and (rows + len(chunk[0]) > batch_rows or size + chunk[1].nbytes > ARROW_BYTES_MAX):
+            yield from _cut(waiting)
+            waiting, rows, size = [], 0, 0
+        waiting.append(chunk)
+        rows += len(chunk[0])
+        size += chunk[1].nbytes
+        if rows * 2 > batch_rows:
+            yield from _cut(waiting)
+            waiting, rows, size = [], 0, 0
+    if rows:
+        yield from _cut(waiting)
 
 
-def _cut(waiting: list[pa.Array], values: list[bytes]) -> Iterator[pa.RecordBatch]:
-    """One batch, or several where the values are too large for one."""
-    keys = waiting[0] if len(waiting) == 1 else pa.concat_arrays(waiting)
-    first = 0
-    for last in _cuts(values):
-        columns = [keys.slice(first, last - first), binary_array(values[first:last])]
-        yield pa.RecordBatch.from_arrays(columns, schema=ROWS_SCHEMA)
-        first = last
-
-
-def _cuts(values: list[bytes]) -> Iterator[int]:
-    """Where to cut so that no piece has more than `ARROW_BYTES_MAX` bytes, or has one row."""
-    if sum(map(len, values)) <= ARROW_BYTES_MAX:
-        yield len(values)
+def _cut(waiting: list[tuple[pa.Array, pa.Array]]) -> Iterator[pa.RecordBatch]:
+    """One batch, or several where the values of a chunk are too large for one."""
+    columns = waiting[0]
+    if len(waiting) > 1:
+        columns = (
+            pa.concat_arrays([keys for keys, _ in waiting]),
+            pa.concat_arrays([values for _, values in waiting]),
+        )
+    batch = pa.RecordBatch.from_arrays(list(columns), schema=ROWS_SCHEMA)
+    if columns[1].nbytes <= ARROW_BYTES_MAX:
+        yield batch
         return
-    size = 0
-    for row, value in enumerate(values):
-        if size and size + len(value) > ARROW_BYTES_MAX:
-            yield row
-            size = 0
-        size += len(value)
-    yield len(values)
+    first = size = 0
+    for row, value in enumerate(columns[1]):
+        length = len(value.as_buffer())
+        if size and size + length > ARROW_BYTES_MAX:
+            yield batch.slice(first, row - first)
+            first, size = row, 0
+        size += length
+    yield batch.slice(first)

@@ -81,8 +81,11 @@ class Committer:
         """Reads at or above it are whole; one below it asks `since` and the clears."""
         self.upper = Timestamp(upper)
         self._durable = upper
-        self._synced = threading.Condition()
         self._syncing = False
+        self._sync_turns: list[tuple[int, threading.Lock]] = []
+        self._sync_lock = threading.Lock()
+        self.is_healthy = True
+        """Whether `require_healthy` would pass: hot readers look at this instead."""
         self._poison = ""
         self._is_finished = False
         self._published = threading.Condition()
@@ -92,6 +95,11 @@ class Committer:
     def durable(self) -> Timestamp:
         """Everything below it survives a crash."""
         return Timestamp(self._durable)
+
+    @property
+    def coming(self) -> int:
+        """Up to where entries above `upper` may be stored already: a replica's window. Else 0."""
+        return 0
 
     # -- writing ----------------------------------------------------------------------------
 
@@ -111,7 +119,8 @@ class Committer:
             self._index.stage(writes, timestamp, batch)
 
             def publish() -> None:
-                self._versions.publish_ranges(writes.tombstones(timestamp))
+                if writes.ranges:
+                    self._versions.publish_ranges(writes.tombstones(timestamp))
                 self.recent.add(timestamp, writes.points.keys(), writes.ranges)
 
             return publish
@@ -154,7 +163,7 @@ class Committer:
             self.require_healthy()
             batch = self._engine.batch()
             stage_records(batch)
-            self._guarded(lambda: self._engine.write(batch))
+            self._guarded(self._engine.write, batch)
             if durable:
                 self._guarded(self._engine.sync)
         if self._watchers:
@@ -174,7 +183,7 @@ class Committer:
             batch = self._engine.batch()
             publish = stage_records(batch, begins_at)
             self._meta.stage(batch, UPPER, {"timestamp": begins_at})
-            self._guarded(lambda: self._engine.write(batch))
+            self._guarded(self._engine.write, batch)
             self._sync_upto(self.upper)
             publish()
             self.upper = begins_at
@@ -221,7 +230,7 @@ class Committer:
             if not self._poison:
                 self.write_meta(stage_end)
         finally:
-            self._is_finished = True
+            self._is_finished, self.is_healthy = True, False
             self.wake()
 
     def observe(self, timestamp: int) -> None:
@@ -320,42 +329,81 @@ class Committer:
     def _wait_durable(self, upper: int) -> None:
         """Return once everything below `upper` is on disk, leading an fsync if nobody does."""
         while True:
-            with self._synced:
-                while self._durable < upper and self._syncing:
-                    self._synced.wait(GROUP_COMMIT_WAIT_S_MAX)
+            turn = None
+            with self._sync_lock:
                 self.require_healthy()
                 if self._durable >= upper:
                     return
-                self._syncing = True
-            self._sync_upto(self.upper, leading=True)
+                if self._syncing:
+                    turn = threading.Lock()
+                    turn.acquire()
+                    self._sync_turns.append((upper, turn))
+                else:
+                    self._syncing = True
+            if turn is None:
+                self._sync_upto(self.upper, leading=True)
+            else:
+                self._await(turn)
+
+    def _await(self, turn: threading.Lock) -> None:
+        """Return when `_give_turns` says so, or after a while. Whoever leaves without having been
+        told (an interrupt, too long a wait) hands on a lead it may have been given."""
+        told = False
+        try:
+            told = turn.acquire(timeout=GROUP_COMMIT_WAIT_S_MAX)
+        finally:
+            if not told:
+                with self._sync_lock:
+                    self._sync_turns = [each for each in self._sync_turns if each[1] is not turn]
+                    self._give_turns()
 
     def _sync_upto(self, upper: int, *, leading: bool = False) -> None:
         try:
             self._guarded(self._engine.sync)
         finally:
-            with self._synced:
+            with self._sync_lock:
                 if not self._poison:
                     self._durable = max(self._durable, upper)
                 if leading:
                     self._syncing = False
-                self._synced.notify_all()
+                self._give_turns()
+
+    def _give_turns(self) -> None:
+        """Wake those that need not wait any more, and one to lead the next fsync: each once, where
+        a condition would wake all of them at every fsync. The caller holds `_sync_lock`."""
+        if not self._sync_turns:
+            return
+        waiting = []
+        leads = self._syncing
+        for upper, turn in self._sync_turns:
+            if upper <= self._durable or self._poison:
+                turn.release()
+            elif not leads:
+                leads = True
+                turn.release()
+            else:
+                waiting.append((upper, turn))
+        self._sync_turns = waiting
 
     def _show(self, batch: Batch, publish: Callable[[], None], upper: Timestamp) -> None:
         """Write a commit and show it to readers. Interrupted between the two, readers would never
         learn of its range tombstones: then the committer is poisoned too."""
         try:
-            self._guarded(lambda: self._engine.write(batch))
+            self._guarded(self._engine.write, batch)
             publish()
             self.upper = upper
         except BaseException as error:
-            self._poison = self._poison or f"interrupted: {type(error).__name__}"
+            self._set_poison(self._poison or f"interrupted: {type(error).__name__}")
             raise
 
-    def _guarded(self, action: Callable[[], None]) -> None:
+    def _set_poison(self, reason: str) -> None:
+        self._poison, self.is_healthy = reason, False
+
+    def _guarded(self, action: Callable[..., None], *arguments: object) -> None:
         try:
-            action()
+            action(*arguments)
         except KVStoreError as error:
-            self._poison = error.what if isinstance(error, OutOfSpaceError) else str(error)
+            self._set_poison(error.what if isinstance(error, OutOfSpaceError) else str(error))
             self.wake()
             raise
 

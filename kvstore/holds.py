@@ -199,9 +199,17 @@ class Holds:
             self._pins[pin] = as_of
             return pin
 
-    def unpin(self, pin: int) -> None:
-        """Let a pin go. Repeatable."""
-        self._pins.pop(pin, None)
+    def pin_newest(self) -> tuple[Timestamp, int]:
+        """As `pin`, at the newest complete time, which it returns too. The caller holds the commit
+        lock. Hot: once per transaction."""
+        newest = Timestamp(self._committer.upper - 1)
+        pin = next(self._pin_ids)
+        self._pins[pin] = newest
+        return newest, pin
+
+    def unpin(self, pin: int) -> bool:
+        """Let a pin go. Repeatable; returns whether it was there."""
+        return self._pins.pop(pin, None) is not None
 
     # -- inside -----------------------------------------------------------------------------
 

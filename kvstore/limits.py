@@ -66,7 +66,9 @@ IDLE_READERS_MAX = 4
 files it was made over until the next write."""
 
 SCAN_CHUNK = 4096
-"""Entries taken from the engine at once: chunks of a few thousand keep the collector asleep."""
+"""Entries taken from the engine at once, and rows of the batches of an Arrow scan: a few hundred
+kilobytes stay in the cache between taking and deciding, and the collector asleep (a scan into
+batches of 4,096 rows takes 366 ns a row, of 16,384 437)."""
 
 SCAN_CHUNK_BYTES = 16 << 20
 """Bytes of values taken from the engine at once, as the chunk before foretells: large values come
@@ -77,8 +79,8 @@ SORTED_CHANGES_MAX = 100_000
 span is cheaper than the sort and needs no memory."""
 
 SORT_BYTES_MAX = 128 << 20
-"""Keys and values that an import from files sorts at once; beyond, sorted runs go to disk. Arrow
-holds the rows, their order and a sorted copy: three times as much at the peak."""
+"""Keys and values that an import from files, or one task of Spark's, sorts at once; beyond, sorted
+runs go to disk. Arrow holds the rows as they came and in one piece: twice as much at the peak."""
 
 GROUP_COMMIT_WAIT_S_MAX = 60.0
 """How long a commit waits for another thread's fsync before it looks again whether that died."""

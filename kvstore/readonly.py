@@ -50,6 +50,7 @@ class ReadOnlyCommitter(Committer):
         return self.upper
 
     def finish(self) -> None:
+        self._is_finished, self.is_healthy = True, False
         self.wake()
 
     def _refuse(self) -> NoReturn:

@@ -68,6 +68,10 @@ class ReplicaCommitter(Committer):
         """The id of the store it follows; None once it is promoted."""
         return self._source
 
+    @property
+    def coming(self) -> int:
+        return self._pending
+
     # -- what a replica refuses -------------------------------------------------------------
 
     def require_commits(self) -> None:
@@ -194,7 +198,7 @@ class ReplicaCommitter(Committer):
             batch = self._engine.batch()
             for key in doomed:
                 batch.delete(key, self._engine.families[DATA])
-            self._guarded(lambda written=batch: self._engine.write(written))  # type: ignore[misc]
+            self._guarded(self._engine.write, batch)
 
     def _entries_in(self, since: int, upto: int) -> Iterator[list[bytes]]:
         cursor = self._engine.cursor(DATA)

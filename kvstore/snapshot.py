@@ -47,7 +47,7 @@ class Readable(Protocol):
 class Snapshot:
     """Reads at `as_of`, which stays readable until the snapshot is closed."""
 
-    def __init__(self, store: Readable, as_of: Timestamp, release: Callable[[], None]) -> None:
+    def __init__(self, store: Readable, as_of: Timestamp, release: Callable[[], object]) -> None:
         self._store: Readable | None = store
         self._release = release
         self.as_of = as_of

@@ -14,14 +14,15 @@ from kvstore.changes import Change
 from kvstore.engine import FileSpan
 from kvstore.opening import open_read_only
 from kvstore.span import Span
-from spark_connector.origin import Frontiers
+from spark_connector.origin import Frontiers, Place
 
 
 class CheckpointOrigin:
     """An origin over a store opened read-only; it never moves on."""
 
-    def __init__(self, path: str) -> None:
-        self._store = open_read_only(path)
+    def __init__(self, place: Place) -> None:
+        self.place = place
+        self._store = open_read_only(place.path)
 
     def frontiers(self) -> Frontiers:
         return Frontiers(self._store.since, self._store.upper, self._store.store_id)

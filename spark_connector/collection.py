@@ -5,7 +5,7 @@ runs, sorted by key and time, have each key's versions together, newest first, a
 key is the newest: whole columns at a time.
 
 Where one run alone has rows for a span, as after a full backup, it is read row group by row group
-without a sort; else the span's rows are in memory at once, which is what splits bound.
+without a sort; else the span is cut into pieces whose rows fit into memory.
 Statistics keep a task from opening row groups that have no row for it.
 
 What is read follows from times alone: compaction may replace the batches between planning and
@@ -14,7 +14,7 @@ reading, or between two tasks, without a difference.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from types import TracebackType
 from typing import Final
 
@@ -24,7 +24,6 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from typing_extensions import Self
 
-from backup import Collection
 from backup.rows import range_rows
 from backup.shard import OP_DELETE_RANGE, OP_PUT, Part
 from kvstore.changes import Change
@@ -32,8 +31,9 @@ from kvstore.engine import FileSpan
 from kvstore.errors import UsageError
 from kvstore.mvcc import Cover, Fragments, RangeTombstone
 from kvstore.span import Span
+from kvstore.splits import split_span
 from kvstore.timestamp import Timestamp
-from spark_connector.origin import Frontiers
+from spark_connector.origin import Frontiers, Place
 from spark_connector.row_groups import (
     Group,
     columns_with,
@@ -43,32 +43,35 @@ from spark_connector.row_groups import (
     uncovered,
 )
 
+SORTED_BYTES_MAX: Final = 32 << 20
+"""Uncompressed bytes of several runs that are in memory at once, and sorted."""
+
 _RANGE_COLUMNS: Final = ["key", "timestamp", "op", "end_key"]
 _NEWEST_FIRST: Final = [("key", "ascending"), ("timestamp", "descending")]
 
 
 class CollectionOrigin:
-    """An origin over a collection."""
+    """An origin over one chain of a collection."""
 
-    def __init__(self, path: str) -> None:
-        self._collection = Collection(path)
-        self._batches = self._collection.batches()
-        if not self._batches:
-            raise UsageError(f"{path} holds no backup", "run a backup first")
+    def __init__(self, place: Place, covering: Sequence[int] = ()) -> None:
+        assert place.access is not None, "it is a collection"
+        self._collection = place.access.open()
+        chain = self._collection.chain(place.chain, covering=covering)
+        if chain is None:
+            what = "no backup" if place.chain is None else f"no chain {place.chain} any more"
+            raise UsageError(f"{place.path} holds {what}", "run a backup first, and read again")
+        self.place = place._replace(chain=chain.name)
+        self._chain = chain
+        self._batches = chain.batches
         self._files: dict[str, pq.ParquetFile] = {}
 
     def frontiers(self) -> Frontiers:
         source = self._collection.source
-        assert source is not None, "it has a window"
-        return Frontiers(self._collection.since, self._batches[-1].upper, source)
+        assert source is not None, "it has a chain"
+        return Frontiers(self._chain.since, self._chain.upper, source)
 
     def files(self, upto: int) -> Sequence[FileSpan]:
-        return [
-            FileSpan(group.first, group.last, group.size_bytes)
-            for groups in self._groups(since=-1, upto=upto)
-            for group in groups
-            if group.first is not None and group.last is not None
-        ]
+        return _file_spans(self._groups(since=-1, upto=upto))
 
     def state(
         self, span: Span, as_of: int, columns: Sequence[str], rows: int
@@ -145,7 +148,11 @@ class CollectionOrigin:
         if len(runs) == 1:
             tables = self._of_one_run(runs[0], span, since, upto, columns, cover)
         else:
-            tables = self._of_several(runs, span, since, upto, columns)
+            tables = (
+                table
+                for piece in _pieces(runs, span)
+                for table in self._of_several(runs, piece, since, upto, columns)
+            )
         for table in tables:
             alive = uncovered(table, cover) if cover.starts else table
             if state and "op" in alive.column_names:
@@ -192,6 +199,7 @@ class CollectionOrigin:
             points(group, needed, span, since=since, upto=upto)
             for groups in runs
             for group in groups
+            if group.may_hold(span)
         ]
         if not tables:
             return
@@ -232,3 +240,18 @@ class CollectionOrigin:
         if file is None:
             file = self._files[part.name] = self._collection.open_part(part)
         return [row_group(part, file, index) for index in range(file.num_row_groups)]
+
+
+def _file_spans(runs: Iterable[Sequence[Group]]) -> list[FileSpan]:
+    return [
+        FileSpan(group.first, group.last, group.size_bytes)
+        for groups in runs
+        for group in groups
+        if group.first is not None and group.last is not None
+    ]
+
+
+def _pieces(runs: Sequence[Sequence[Group]], span: Span) -> list[Span]:
+    """The span in pieces for which the runs have few enough bytes."""
+    size = sum(group.size_bytes for groups in runs for group in groups)
+    return split_span(span, _file_spans(runs), max(-(-size // SORTED_BYTES_MAX), 1))

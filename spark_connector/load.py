@@ -1,15 +1,20 @@
 """A DataFrame into a store, by Spark, as one import: `bulk_import`, or `stage_import` and later
 `bulk.ingest`.
 
-    range-partition by key -> sort -> one SST per task (mapInArrow) -> manifest -> add
+    sort runs (mapInArrow) -> merge, one SST per span of keys (mapInArrow) -> manifest -> add
 
-The SSTs are built in Spark's workers; the manifest is written and the import added in the process
-that called, for only that one has the store. What tasks return is their only result: a part
-that no result names was left by a failed or superseded attempt, and is never added.
+Runs and SSTs are built in Spark's workers, and lie in the staging directory; which keys are to go
+into one SST follows from samples that come with the runs. So Spark's own shuffle and sort of whole
+rows, and the pass over all input in which it looks for borders, are not paid for. Only where an
+order decides among repeated keys does Spark partition and sort: that order is one of its values.
 
-A DataFrame is computed twice (once to sample its keys), and again where a task is retried: one
-whose rows change between runs (`rand()`, `current_timestamp()`) gives an import of some of them.
-With `splits` nothing is sampled.
+The manifest is written and the import added in the process that called, for only that one has the
+store. What tasks return is their only result: a run or a part that no result names was left by
+a failed or superseded attempt, and is never read.
+
+A DataFrame is computed once, and partly again where a task is retried; twice with `order_by`, for
+Spark samples it first. One whose rows change between runs (`rand()`, `current_timestamp()`) then
+gives an import of some of them.
 """
 
 from __future__ import annotations
@@ -20,8 +25,10 @@ import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import chain, pairwise
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -30,14 +37,27 @@ from pyspark.sql import Column, DataFrame
 import bulk
 from bulk.ingest import INGEST_DIRECTORY, OnConflict
 from bulk.part import Part, PartWriter
+from bulk.sort import Run, cuts, merged, sorted_runs
 from bulk.staging import Manifest
 from kvstore.errors import KeyOrderError, UsageError
+from kvstore.span import Span
 from kvstore.store import Store
 from kvstore.timestamp import Timestamp
 from spark_connector.progress import Progress, watched
-from spark_connector.rows import KEY, Columns, Duplicates, sorted_rows
+from spark_connector.rows import (
+    KEY,
+    Columns,
+    Duplicates,
+    chosen,
+    require_order,
+    sorted_rows,
+    wanted_partitions,
+)
+from spark_connector.worker import spare_the_collector
 
 _RESULT_SCHEMA: Final = "result binary"
+_SCRATCH: Final = "sorting"
+"""In the staging directory: the sorted runs, as large as the rows, until they are merged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +101,9 @@ def bulk_import(
 
     `staging` must be an empty or new directory that the workers share with this process, on the
     store's file system so that files are moved rather than copied; by default one beside the
-    store's files. It is removed once the import was added. `on_conflict` is as in `bulk.ingest`,
-    the rest as in `stage_import`. `run_import` does the same and tells more.
+    store's files. It needs room for the rows twice, and is removed once the import was added.
+    `on_conflict` is as in `bulk.ingest`, the rest as in `stage_import`. `run_import` does the same
+    and tells more.
 
     Raises `UsageError` on bad columns, duplicates and null keys or values; then nothing was added.
     """
@@ -177,29 +198,42 @@ def stage_import(
     A key that occurs twice is an error, or with `duplicates="last"` the row with the greatest
     `order_by` is taken, among equals the greatest value. `partitions` is the number of files; by
     default one per `BYTES_PER_PARTITION` of input, at least Spark's parallelism. `splits` are the
-    least keys of all files but the first: then the files are the same in every run. `import_id`
+    least keys of all files but the first: then the files are the same in every run. A task holds up
+    to `SORT_BYTES_MAX` of rows in Python, twice, and sorts what is more on disk. `import_id`
     makes a job repeatable: an id that was added is not added again. `progress` is called now and
     then with tasks done and tasks known. Needs no store.
 
     Raises `UsageError` on bad columns, duplicates and null keys or values; `staging` is gone then.
     """
-    rows = sorted_rows(
-        df,
-        key,
-        value,
-        op=op,
-        partitions=partitions,
-        splits=splits,
-        duplicates=duplicates,
-        order_by=order_by,
-    )
+    require_order(duplicates, order_by)
+    count = wanted_partitions(df, partitions, splits)
+    rows = chosen(df, key, value, op=op)
     directory = Path(staging)
     staged = bulk.Import.create(directory, import_id=import_id)
-    build = _builder(directory.resolve(), staged.import_id, drop_repeats=duplicates == "last")
+    place = directory.resolve()
     try:
         with watched(df.sparkSession, progress):
-            collected = rows.mapInArrow(build, _RESULT_SCHEMA).collect()
-        return staged.seal(_parts(directory, [pickle.loads(row[0]) for row in collected]))
+            if order_by is None:
+                runs = _results(directory, rows.mapInArrow(_sorter(place), _RESULT_SCHEMA))
+                borders = cuts(runs, count) if splits is None else splits
+                build = _merger(place, staged.import_id, runs, _spans(borders))
+                pieces = len(borders) + 1 if runs else 0
+                tasks = df.sparkSession.range(0, pieces, 1, max(pieces, 1))
+            else:
+                build = _builder(place, staged.import_id)
+                tasks = sorted_rows(
+                    df,
+                    key,
+                    value,
+                    op=op,
+                    partitions=partitions,
+                    splits=splits,
+                    duplicates=duplicates,
+                    order_by=order_by,
+                )
+            parts = _results(directory, tasks.mapInArrow(build, _RESULT_SCHEMA))
+        shutil.rmtree(directory / _SCRATCH, ignore_errors=True)
+        return staged.seal(parts)
     except BaseException:
         shutil.rmtree(directory, ignore_errors=True)
         raise
@@ -213,41 +247,75 @@ def _staging_directory(store: Store, staging: str | Path | None) -> Path:
     return store.path / INGEST_DIRECTORY / f"staging-{secrets.token_hex(8)}"
 
 
-def _parts(directory: Path, results: Iterable[Part | _Refusal]) -> list[Part]:
-    parts = []
+def _spans(borders: Sequence[bytes]) -> list[Span]:
+    return [Span(start, end) for start, end in pairwise([b"", *borders, None])]  # type: ignore[arg-type]
+
+
+def _results(staging: Path, tasks: DataFrame) -> list[Any]:
+    """What the tasks returned. Raises what one of them found wrong with its rows."""
+    results = [pickle.loads(row[0]) for row in tasks.collect()]
     for result in results:
-        if isinstance(result, Part):
-            parts.append(result)
-        elif result.twice is not None:
-            raise KeyOrderError(str(directory), previous=result.twice, key=result.twice)
-        else:
+        if isinstance(result, _Refusal):
+            if result.twice is not None:
+                raise KeyOrderError(str(staging), previous=result.twice, key=result.twice)
             raise UsageError(result.what, result.remedy)
-    return parts
+    return results
 
 
 # -- in Spark's workers ---------------------------------------------------------------------
 
+_Task: TypeAlias = "Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]"
 
-def _builder(
-    staging: Path, import_id: int, *, drop_repeats: bool
-) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """The task: batches of sorted rows in, one part out, named in the task's only result."""
+
+def _sorter(staging: Path) -> _Task:
+    """The task that makes runs of a partition's rows, which come in any order."""
+
+    def sort(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        return _told(partial(sorted_runs, batches, staging / _SCRATCH))
+
+    return sort
+
+
+def _merger(staging: Path, import_id: int, runs: Sequence[Run], spans: Sequence[Span]) -> _Task:
+    """The task that makes one part of what all runs have in a span, whose number comes in."""
+
+    def merge(numbers: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for number in chain.from_iterable(batch.column(0).to_pylist() for batch in numbers):
+            rows = merged(runs, spans[number])
+            yield from _told(partial(_written, staging, import_id, rows))
+
+    return merge
+
+
+def _builder(staging: Path, import_id: int) -> _Task:
+    """The task that makes one part of sorted rows, of equal keys the first."""
 
     def build(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        result: Part | _Refusal | None
-        try:
-            with PartWriter(staging, import_id) as writer:
-                for batch in _without_repeats(batches) if drop_repeats else batches:
-                    writer.write(batch)
-                result = writer.finish()
-        except KeyOrderError as error:
-            result = _Refusal(error.what, error.remedy, twice=error.key)
-        except UsageError as error:
-            result = _Refusal(error.what, error.remedy)
-        if result is not None:
-            yield pa.record_batch({"result": pa.array([pickle.dumps(result)], pa.binary())})
+        return _told(partial(_written, staging, import_id, _without_repeats(batches)))
 
     return build
+
+
+def _told(work: Callable[[], Sequence[Run | Part]]) -> Iterator[pa.RecordBatch]:
+    """What came of `work`, as the only rows of its task."""
+    spare_the_collector()
+    results: Sequence[Run | Part | _Refusal]
+    try:
+        results = work()
+    except KeyOrderError as error:
+        results = [_Refusal(error.what, error.remedy, twice=error.key)]
+    except UsageError as error:
+        results = [_Refusal(error.what, error.remedy)]
+    for result in results:
+        yield pa.record_batch({"result": pa.array([pickle.dumps(result)], pa.binary())})
+
+
+def _written(staging: Path, import_id: int, rows: Iterable[pa.RecordBatch]) -> list[Part]:
+    with PartWriter(staging, import_id) as writer:
+        for batch in rows:
+            writer.write(batch)
+        part = writer.finish()
+    return [] if part is None else [part]
 
 
 def _without_repeats(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

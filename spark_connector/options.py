@@ -6,12 +6,14 @@ mode at hand, or contradicts itself is an error: an option that does nothing is 
     every read   path  prefix | startKey, endKey  keyEncoding  columns  numPartitions
                  batchRows  batchBytes
     state        timestampAsOf | versionAsOf                       at or before it
-    changes      readChangeFeed=true  revisions
+    changes      readChangeFeed=true  revisions  includePreimage
                  startingTimestamp | startingAfterTimestamp        changes after it, it excluded
                  endingTimestamp                                   up to it, it included
     stream       as changes, without an end; maxRowsPerTrigger | maxBytesPerTrigger
                  failOnDataLoss
     batch reads  pushdown
+    collections  keyFile | passphraseEnv | passphraseFile          references: no secret travels
+                 endpoint  region  skipSignature                   of an object store
     write        path  compression
 """
 
@@ -28,6 +30,7 @@ from kvstore.errors import UsageError
 from kvstore.limits import ARROW_BYTES_MAX, ARROW_ROWS_MAX
 from kvstore.span import Span
 from kvstore.timestamp import Timestamp, to_timestamp
+from spark_connector.access import Access
 
 Mode: TypeAlias = Literal["state", "changes", "stream", "write"]
 
@@ -46,11 +49,20 @@ _READ = {
     "batchrows": "batchRows",
     "batchbytes": "batchBytes",
     "readchangefeed": "readChangeFeed",
+    "keyfile": "keyFile",
+    "passphraseenv": "passphraseEnv",
+    "passphrasefile": "passphraseFile",
+    "endpoint": "endpoint",
+    "region": "region",
+    "skipsignature": "skipSignature",
 }
+_SECRETS = {"passphrase", "access_key_id", "secret_access_key", "session_token", "account_key"}
+"""Would be in plans, logs and checkpoints of streams."""
 _WINDOW = {
     "startingtimestamp": "startingTimestamp",
     "startingaftertimestamp": "startingAfterTimestamp",
     "revisions": "revisions",
+    "includepreimage": "includePreimage",
 }
 _HONOURED: Final[Mapping[str, Mapping[str, str]]] = {
     "state": {
@@ -92,7 +104,7 @@ _DECODERS: Final[Mapping[str, Callable[[str], bytes]]] = {
 class ReadOptions:
     """The options of one read, checked. Times are None where they were not given."""
 
-    path: str
+    access: Access
     span: Span
     columns: tuple[str, ...] | None
     partitions: int | None
@@ -102,6 +114,7 @@ class ReadOptions:
     since: Timestamp | None = None
     upto: Timestamp | None = None
     revisions: Revisions = "all"
+    images: bool = False
     rows_per_trigger: int | None = None
     bytes_per_trigger: int | None = None
     fail_on_data_loss: bool = True
@@ -126,7 +139,7 @@ def read_options(options: Mapping[str, str], mode: Mode) -> ReadOptions:
     if mode == "stream" and not _flag(given, "readchangefeed", default=False):
         raise UsageError("a stream reads changes", 'say so: .option("readChangeFeed", "true")')
     return ReadOptions(
-        path=given["path"],
+        access=_access(given),
         span=_span(given),
         columns=_columns(given),
         partitions=_count(given, "numpartitions", at_most=PARTITIONS_MAX),
@@ -136,6 +149,7 @@ def read_options(options: Mapping[str, str], mode: Mode) -> ReadOptions:
         since=_time(given, "startingtimestamp", "startingaftertimestamp"),
         upto=_time(given, "endingtimestamp"),
         revisions=_revisions(given),
+        images=_flag(given, "includepreimage", default=False),
         rows_per_trigger=rows,
         bytes_per_trigger=size,
         fail_on_data_loss=_flag(given, "failondataloss", default=True),
@@ -148,6 +162,12 @@ def honoured(options: Mapping[str, str], mode: Mode) -> dict[str, str]:
     if "paths" in given:
         raise UsageError("several paths are given", "read one at a time, and unite the frames")
     for name in given:
+        if name in _SECRETS:
+            raise UsageError(
+                f"option {name} is a secret, and options are written to plans and logs",
+                "pass keyFile, passphraseFile or passphraseEnv; object stores' credentials come "
+                "from the environment",
+            )
         if name not in _KNOWN:
             known = ", ".join(sorted(_HONOURED[mode].values()))
             raise UsageError(f"option {name!r} is not known", f"{_MODE_TEXT[mode]} takes {known}")
@@ -215,6 +235,18 @@ def _span(given: Mapping[str, str]) -> Span:
     if "keyencoding" in given and bounds == [None, None, None]:
         raise UsageError("keyEncoding is given without a key", "remove it")
     return Span.of(*bounds)
+
+
+def _access(given: Mapping[str, str]) -> Access:
+    return Access(
+        given["path"],
+        key_file=given.get("keyfile"),
+        passphrase_env=given.get("passphraseenv"),
+        passphrase_file=given.get("passphrasefile"),
+        endpoint=given.get("endpoint"),
+        region=given.get("region"),
+        skip_signature=_flag(given, "skipsignature", default=False),
+    )
 
 
 def _columns(given: Mapping[str, str]) -> tuple[str, ...] | None:

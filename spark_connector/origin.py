@@ -19,15 +19,22 @@ from typing_extensions import Self
 
 from kvstore.changes import Change
 from kvstore.engine import FileSpan
-from kvstore.errors import LockedError, NotAStoreError
+from kvstore.errors import LockedError, NotAStoreError, UsageError
 from kvstore.span import Span
+from spark_connector.access import Access
 
 
 class Place(NamedTuple):
-    """What to open: picklable, and pinned to one checkpoint of several."""
+    """What to open: picklable, pinned to one checkpoint of several, or one chain."""
 
     path: str
-    is_collection: bool
+    access: Access | None = None
+    """How to open it, if it is a collection."""
+    chain: str | None = None
+
+    @property
+    def is_collection(self) -> bool:
+        return self.access is not None
 
 
 class Frontiers(NamedTuple):
@@ -40,6 +47,9 @@ class Frontiers(NamedTuple):
 
 class Origin(Protocol):
     """Something with history. Used with `with`."""
+
+    place: Place
+    """Where it was found; of a collection, the chain that was chosen."""
 
     def frontiers(self) -> Frontiers:
         """What can be read here. A store that never moves on, a collection as of now."""
@@ -79,18 +89,24 @@ class Origin(Protocol):
     ) -> None: ...
 
 
-def find(path: str) -> Place:
-    """What lies at `path`; of a directory of checkpoints the newest.
+def find(access: Access | str) -> Place:
+    """What lies there; of a directory of checkpoints the newest.
 
     Raises `LockedError` if it is a store that another process has open, `NotAStoreError` if it
-    is nothing that can be read.
+    is nothing that can be read, `UsageError` if it is a store and options say how to open a
+    collection.
     """
+    access = Access(access) if isinstance(access, str) else access
+    path = access.url
     root = Path(path)
     if "://" in path or (root / "consensus").is_dir():
-        return Place(path, is_collection=True)
+        return Place(path, access)
+    if access != Access(path):
+        options = ", ".join(access.as_options())
+        raise UsageError(f"{path} is no collection; {options} are for collections", "remove them")
     if (root / "CURRENT").is_file():
         _require_nobody_writes(root)
-        return Place(path, is_collection=False)
+        return Place(path)
     checkpoints = [
         (current.stat().st_mtime_ns, str(current.parent))
         for current in root.glob("*/CURRENT")
@@ -99,19 +115,19 @@ def find(path: str) -> Place:
     if not checkpoints:
         found = "neither a store, a checkpoint nor a collection"
         raise NotAStoreError(path, found, "check the path, and that all machines see it")
-    return Place(max(checkpoints)[1], is_collection=False)
+    return Place(max(checkpoints)[1])
 
 
-def open_origin(place: Place) -> Origin:
-    """Open what `find` found."""
+def open_origin(place: Place, *, covering: Sequence[int] = ()) -> Origin:
+    """Open what `find` found; of a collection the chain that covers these times, if one does."""
     # Tasks open one of the two: neither pays for importing the other.
     if place.is_collection:
         from spark_connector.collection import CollectionOrigin
 
-        return CollectionOrigin(place.path)
+        return CollectionOrigin(place, covering)
     from spark_connector.checkpoint import CheckpointOrigin
 
-    return CheckpointOrigin(place.path)
+    return CheckpointOrigin(place)
 
 
 def _require_nobody_writes(store: Path) -> None:

@@ -1,4 +1,5 @@
-"""The rows of a load: chosen columns as binary, range-partitioned and sorted by key.
+"""The rows of a load: chosen columns as binary; for who cannot sort them himself, range-partitioned
+and sorted by key.
 
 Rows are range-partitioned by the key alone: with a second column in the range expression Spark
 spreads one key over several partitions. Spark orders binary by unsigned bytes, as we do.
@@ -26,6 +27,7 @@ BYTES_PER_PARTITION: Final = 128 << 20
 70 ms, so files should not be small; and a sort that fits memory does not spill."""
 
 PARTITIONS_MAX: Final = 10_000
+
 _UNKNOWN_SIZE: Final = 1 << 60
 """Spark's estimate of a plan it knows nothing about is about the largest long."""
 
@@ -53,32 +55,48 @@ def sorted_rows(
 
     Raises `UsageError` on bad columns.
     """
-    if duplicates not in ("error", "last") or (duplicates == "last") != (order_by is not None):
-        raise UsageError(
-            f"duplicates={duplicates!r} with order_by={order_by!r}",
-            'pass duplicates="last" and order_by together: arrival order means nothing in Spark',
-        )
-    if splits is not None and partitions is not None:
-        raise UsageError("partitions and splits are both given", "pass one")
-    if partitions is not None and not 1 <= partitions <= PARTITIONS_MAX:
-        raise UsageError(f"partitions={partitions}", f"pass a number from 1 to {PARTITIONS_MAX}")
-    rows = _chosen(df, key, value, op, order_by)
+    require_order(duplicates, order_by)
+    rows = chosen(df, key, value, op=op, order_by=order_by)
+    count = wanted_partitions(df, partitions, splits)
     if splits is not None:
-        parted = rows.repartitionById(len(splits) + 1, _partition_of(_checked(splits)))
+        parted = rows.repartitionById(count, _partition_of(splits))
     else:
         # The count is always passed: without one, adaptive execution merges all into one.
-        parted = rows.repartitionByRange(partitions or _partition_count(df), KEY)
+        parted = rows.repartitionByRange(count, KEY)
     # Among rows of equal order the value decides: arrival differs from run to run.
     last_first = [F.col(_ORDER).desc(), F.col(VALUE).desc()] if order_by is not None else []
     return parted.sortWithinPartitions(F.col(KEY), *last_first).drop(_ORDER)
 
 
-def _chosen(
+def require_order(duplicates: Duplicates, order_by: Column | str | None) -> None:
+    """Raise `UsageError` unless an order is given where, and only where, it decides."""
+    if duplicates not in ("error", "last") or (duplicates == "last") != (order_by is not None):
+        raise UsageError(
+            f"duplicates={duplicates!r} with order_by={order_by!r}",
+            'pass duplicates="last" and order_by together: arrival order means nothing in Spark',
+        )
+
+
+def wanted_partitions(df: DataFrame, partitions: int | None, splits: Sequence[bytes] | None) -> int:
+    """How many files to write. Raises `UsageError` on bad `partitions` and `splits`."""
+    if splits is not None:
+        if partitions is not None:
+            raise UsageError("partitions and splits are both given", "pass one")
+        return len(_checked(splits)) + 1
+    if partitions is None:
+        return _partition_count(df)
+    if not 1 <= partitions <= PARTITIONS_MAX:
+        raise UsageError(f"partitions={partitions}", f"pass a number from 1 to {PARTITIONS_MAX}")
+    return partitions
+
+
+def chosen(
     df: DataFrame,
     key: Columns,
     value: Column | str,
+    *,
     op: Column | str | None,
-    order_by: Column | str | None,
+    order_by: Column | str | None = None,
 ) -> DataFrame:
     """The columns to load, under the names of this module, as binary."""
     several = not isinstance(key, (Column, str))
@@ -88,11 +106,11 @@ def _chosen(
         columns.append(_column(op).cast(StringType()).alias(OP))
     if order_by is not None:
         columns.append(_column(order_by).alias(_ORDER))
-    chosen = df.select(*columns)
+    rows = df.select(*columns)
     for name, given in ((KEY, key), (VALUE, value)):
-        _require_bytes(name, given, chosen.schema[name].dataType)
-        chosen = chosen.withColumn(name, F.col(name).cast(BinaryType()))
-    return chosen
+        _require_bytes(name, given, rows.schema[name].dataType)
+        rows = rows.withColumn(name, F.col(name).cast(BinaryType()))
+    return rows
 
 
 def _column(given: Column | str) -> Column:

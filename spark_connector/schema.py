@@ -4,7 +4,8 @@
     changes   key binary               of a range delete its start
               end_key binary           of a range delete only
               value binary             of a put only
-              _change_type string      put | delete | delete_range
+              _change_type string      put | delete | delete_range; with images:
+                                       insert | update_preimage | update_postimage | delete
               _commit_version bigint   the commit's timestamp in nanoseconds: exact
               _commit_timestamp timestamp    the same, cut to Spark's microseconds
 
@@ -44,8 +45,10 @@ CHANGES: Final = StructType(
     ]
 )
 
-_CHANGE_TYPES: Final = pa.array(["delete", "put", "delete_range"])
-"""By the `op` of backup/rows.py."""
+_CHANGE_TYPES: Final = pa.array(
+    ["delete", "put", "delete_range", "insert", "update_preimage", "update_postimage"]
+)
+"""By the `op` of backup/rows.py, and of images.py."""
 
 _SOURCE_OF: Final = {
     "_change_type": "op",

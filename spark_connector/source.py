@@ -21,7 +21,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql import SparkSession
 from pyspark.sql.datasource import (
     DataSource,
@@ -35,10 +38,12 @@ from pyspark.sql.types import StructType
 
 from kvstore.commit import require_readable
 from kvstore.errors import HistoryGoneError, UsageError
+from kvstore.limits import ARROW_ROWS_MAX
 from kvstore.span import Span
 from kvstore.splits import split_span
 from spark_connector import pushdown
 from spark_connector.checkpoint import ranges_batch
+from spark_connector.images import image_rows
 from spark_connector.options import (
     ReadOptions,
     honoured,
@@ -54,15 +59,15 @@ from spark_connector.schema import (
     shaped,
     stored_columns,
 )
+from spark_connector.worker import spare_the_collector
 
 FORMAT: Final = "kvstore"
 
-BYTES_PER_SPLIT: Final = 32 << 20
-"""Bytes on file that one task reads: a Python task costs some 70 ms, and holds its rows of a
-collection with several windows in memory."""
+BYTES_PER_SPLIT: Final = 128 << 20
+"""Bytes that one task reads at most, as Spark has it for files: a Python task costs some 50 ms."""
 
 BYTES_WORTH_SPLITTING: Final = 4 << 20
-"""From here on every core gets a piece."""
+"""From here on every core gets a piece, and as many as every other: no core waits at the end."""
 
 SPLITS_MAX: Final = 10_000
 
@@ -77,6 +82,7 @@ class Piece(InputPartition):
     since: int | None
     upto: int
     latest: bool
+    images: bool = False
 
 
 class KVStoreSource(DataSource):
@@ -147,20 +153,27 @@ class Reader(DataSourceReader):
 
     def partitions(self) -> list[InputPartition]:
         options = self._options
-        place = find(options.path)
-        with open_origin(place) as origin:
+        with open_origin(find(options.access), covering=self._covering()) as origin:
             since, upto = self._window(origin)
             span = options.span.intersect(self._narrowed.start, self._narrowed.end)
             if span is None or (since is not None and since >= upto):
                 return [InputPartition(None)]
-            return pieces(
-                origin, place, span, since=since, upto=upto, options=options, whole=options.span
-            )
+            place, whole = origin.place, options.span
+            return pieces(origin, place, span, since=since, upto=upto, options=options, whole=whole)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         if not isinstance(partition, Piece):  # Spark makes one of its own where there is none
             return iter(())
         return read_piece(partition, self._options, self._schema)
+
+    def _covering(self) -> list[int]:
+        """The times by which a chain of a collection is chosen: without an end, the newest."""
+        options = self._options
+        end = options.upto if self._changes else options.as_of
+        if end is None:
+            return []
+        from_start = options.since is None or (options.since == 0 and _latest(options))
+        return [end] if from_start else [options.since or 0, end]
 
     def _window(self, origin: Origin) -> tuple[int | None, int]:
         options = self._options
@@ -213,12 +226,45 @@ def pieces(
     files = origin.files(upto)
     count = options.partitions or _split_count(sum(file.size_bytes for file in files))
     only_latest = _latest(options) if latest is None else latest
-    base = Piece(place, span, whole, since, upto, only_latest)
+    base = Piece(place, span, whole, since, upto, only_latest, options.images)
     return [replace(base, span=part) for part in split_span(span, files, count)]
+
+
+def cut_state(
+    origin: Origin, span: Span, as_of: int, *, rows: int | None, size: int | None
+) -> bytes | None:
+    """The key before which the state in `span` has so many rows or bytes; None: it has no more.
+
+    At least one row is before it. Reads these rows, in pieces of bounded memory.
+    """
+    limit = rows if size is None else size
+    assert limit is not None, "one of the two is given"
+    files = origin.files(as_of)
+    columns = ["key"] if size is None else ["key", "value"]
+    passed, is_first = 0, True
+    for piece in split_span(span, files, _split_count(sum(file.size_bytes for file in files))):
+        for batch in origin.state(piece, as_of, columns, ARROW_ROWS_MAX):
+            if not batch.num_rows:
+                continue
+            weights = np.ones(batch.num_rows, np.int64) if size is None else _row_bytes(batch)
+            sums = passed + np.cumsum(weights)
+            fitting = max(int(np.searchsorted(sums, limit, side="right")), int(is_first))
+            if fitting < batch.num_rows:
+                key: bytes = batch.column("key")[fitting].as_py()
+                return key
+            passed, is_first = int(sums[-1]), False
+    return None
+
+
+def _row_bytes(batch: pa.RecordBatch) -> npt.NDArray[np.int64]:
+    keys, values = (pc.binary_length(batch.column(name)) for name in ("key", "value"))
+    found: npt.NDArray[np.int64] = pc.add(keys, values).to_numpy().astype(np.int64)
+    return found
 
 
 def read_piece(piece: Piece, options: ReadOptions, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
     """The rows of a piece as Spark wants them, bounded in rows and bytes."""
+    spare_the_collector()
     columns = stored_columns(schema.names)
     with open_origin(piece.place) as origin:
         for batch in _stored(origin, piece, columns, options.batch_rows):
@@ -233,6 +279,9 @@ def _stored(
         yield from origin.state(piece.span, piece.upto, columns, rows)
         return
     window: Any = {"since": piece.since, "upto": piece.upto, "latest": piece.latest}
+    if piece.images:
+        yield from image_rows(origin, piece.span, **window, rows=rows)
+        return
     ours = [each for each in origin.ranges(piece.whole, **window) if each.key in piece.span]
     if ours:
         yield ranges_batch(ours, columns)
@@ -251,8 +300,10 @@ def _bounded(batch: pa.RecordBatch, size_max: int) -> Iterator[pa.RecordBatch]:
 
 
 def _split_count(size_bytes: int) -> int:
-    cores = (os.cpu_count() or 1) if size_bytes >= BYTES_WORTH_SPLITTING else 1
-    return min(max(-(-size_bytes // BYTES_PER_SPLIT), cores), SPLITS_MAX)
+    if size_bytes < BYTES_WORTH_SPLITTING:
+        return 1
+    cores = os.cpu_count() or 1
+    return min(-(-size_bytes // (BYTES_PER_SPLIT * cores)) * cores, SPLITS_MAX)
 
 
 def _latest(options: ReadOptions) -> bool:

@@ -25,6 +25,7 @@ from bulk.part import Part, PartWriter
 from bulk.staged import Import
 from bulk.staging import MANIFEST_NAME, read_manifest, seal
 from kvstore.errors import UsageError
+from spark_connector.worker import spare_the_collector
 
 _TYPES = {"key": BinaryType(), "value": BinaryType(), "op": StringType()}
 
@@ -46,6 +47,7 @@ class StagingWriter(DataSourceArrowWriter):
         self._compression = compression
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        spare_the_collector()
         with PartWriter(self._staging, self._import_id, compression=self._compression) as writer:
             for batch in iterator:
                 writer.write(batch)

@@ -1,13 +1,16 @@
 """`spark.readStream.format("kvstore")`: changes as they reach a collection or a new checkpoint.
 
-    offset := {"timestamp": t, "store": id, "state": bool}      everything up to t was read
+    offset := {"timestamp": t, "store": id, "state": false}             all up to t was read
+              {"timestamp": t, "store": id, "state": true, "key": hex}  of the state at t, the keys
+                                                                        below `key`; without: none
 
 A micro-batch is the window between two offsets, and history never changes: whatever is read again
 after a crash is what was read before. With a start given, a stream begins after it. Without one
-its first micro-batch is the state (as puts) at a time, and the next begins after that time.
+it begins with the state (as puts) at one time, and goes on with what changed after that time.
 
-`maxRowsPerTrigger` cuts windows between commits; one commit larger than that comes whole, as does
-the first state. An offset ends where the origin ended, so an idle origin gives no micro-batches.
+`maxRowsPerTrigger` cuts windows between commits, where one larger than that comes whole, and the
+first state between keys. An offset ends where the origin ended, so an idle origin gives no
+micro-batches.
 
 Invariants
 1. What a micro-batch holds follows from its two offsets alone.
@@ -31,10 +34,11 @@ from pyspark.sql.streaming.datasource import (
 from pyspark.sql.types import StructType
 
 from kvstore.errors import HistoryGoneError, UsageError
+from kvstore.span import Span
 from spark_connector.options import ReadOptions
-from spark_connector.origin import Frontiers, find, open_origin
+from spark_connector.origin import Frontiers, Origin, find, open_origin
 from spark_connector.schema import arrow_schema
-from spark_connector.source import Piece, pieces, read_piece, require_window
+from spark_connector.source import Piece, cut_state, pieces, read_piece, require_window
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -61,42 +65,51 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._target = self._frontiers().upper - 1
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
-        with open_origin(find(self._options.path)) as origin:
+        rows = limit.max_rows if isinstance(limit, ReadMaxRows) else None
+        size = limit.max_bytes if isinstance(limit, ReadMaxBytes) else None
+        is_limited = rows is not None or size is not None
+        with self._open(start) as origin:
             frontiers = origin.frontiers()
             since = self._readable(start, frontiers)
-            target = frontiers.upper - 1 if self._target is None else self._target
-            if since >= target and not start["state"]:
+            target = frontiers.upper - 1
+            if self._target is not None:
+                target = min(target, self._target)
+            if start["state"]:
+                at, span = (since if "key" in start else target), self._left(start)
+                key = None
+                if is_limited and span is not None:
+                    key = cut_state(origin, span, at, rows=rows, size=size)
+                return _offset(at, frontiers.store_id, state=key is not None, key=key)
+            if since >= target:
                 return start
-            rows = limit.max_rows if isinstance(limit, ReadMaxRows) else None
-            size = limit.max_bytes if isinstance(limit, ReadMaxBytes) else None
-            if not start["state"] and (rows is not None or size is not None):
+            if is_limited:
                 target = origin.cut(
                     self._options.span, since=since, upto=target, rows=rows, size=size
                 )
         return _offset(target, frontiers.store_id)
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
-        place = find(self._options.path)
         upto = int(end["timestamp"])
-        with open_origin(place) as origin:
+        is_state = start["state"]
+        with self._open(start, upto) as origin:
             frontiers = origin.frontiers()
-            since = self._readable(start, frontiers)
-            _require_same_store(end, frontiers, self._options.path)
-            if since >= upto:
-                return [InputPartition(None)]
             # The first state is each key's latest change since the beginning of time.
-            latest = start["state"] or self._options.revisions == "latest"
+            since = 0 if is_state else self._readable(start, frontiers)
+            _require_same_store(end, frontiers, self._options.access.url)
+            span = self._left(start, end) if is_state else self._options.span
+            if since >= upto or span is None:
+                return [InputPartition(None)]
+            latest = is_state or self._options.revisions == "latest"
             oldest, upper = frontiers.since, frontiers.upper
             require_window(since, upto, oldest=oldest, upper=upper, latest=latest)
-            span, options = self._options.span, self._options
             return pieces(
                 origin,
-                place,
+                origin.place,
                 span,
                 since=since,
                 upto=upto,
-                options=options,
-                whole=span,
+                options=self._options,
+                whole=self._options.span,
                 latest=latest,
             )
 
@@ -106,14 +119,26 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return read_piece(partition, self._options, self._schema)
 
     def _frontiers(self) -> Frontiers:
-        with open_origin(find(self._options.path)) as origin:
+        with open_origin(find(self._options.access)) as origin:
             return origin.frontiers()
+
+    def _open(self, start: dict[str, Any], *ends: int) -> Origin:
+        """The origin, of a collection the chain that goes on from `start`."""
+        began = [] if _is_fresh(start) else [int(start["timestamp"])]
+        times = list(ends) if start["state"] and ends else [*began, *ends]
+        return open_origin(find(self._options.access), covering=times)
+
+    def _left(self, start: dict[str, Any], end: dict[str, Any] | None = None) -> Span | None:
+        """The keys of the first state from `start` on, below `end`; None if there are none."""
+        low = bytes.fromhex(start.get("key", ""))
+        high = bytes.fromhex(end["key"]) if end is not None and "key" in end else None
+        return self._options.span.intersect(low, high)
 
     def _readable(self, start: dict[str, Any], frontiers: Frontiers) -> int:
         """Where the next window begins: at the offset, or where history begins if it may."""
-        _require_same_store(start, frontiers, self._options.path)
+        _require_same_store(start, frontiers, self._options.access.url)
         since = int(start["timestamp"])
-        if since >= frontiers.since or start["state"]:
+        if since >= frontiers.since or _is_fresh(start):
             return since
         if self._options.fail_on_data_loss:
             raise HistoryGoneError(
@@ -125,8 +150,16 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return frontiers.since
 
 
-def _offset(timestamp: int, store_id: str, *, state: bool = False) -> dict[str, Any]:
-    return {"timestamp": int(timestamp), "store": store_id, "state": state}
+def _offset(
+    timestamp: int, store_id: str, *, state: bool = False, key: bytes | None = None
+) -> dict[str, Any]:
+    offset = {"timestamp": int(timestamp), "store": store_id, "state": state}
+    return offset if key is None else {**offset, "key": key.hex()}
+
+
+def _is_fresh(offset: dict[str, Any]) -> bool:
+    """Whether nothing was read yet, so that any time of the state will do."""
+    return bool(offset["state"]) and "key" not in offset
 
 
 def _require_same_store(offset: dict[str, Any], frontiers: Frontiers, path: str) -> None:

@@ -9,12 +9,13 @@ from backup.shard.batch import (
     write_batch,
 )
 from backup.shard.blob import Blob, BlobInfo, FileBlob, MemoryBlob
+from backup.shard.compact import Merge, merge_here
 from backup.shard.consensus import Cas, Consensus, MemoryConsensus, Versioned
 from backup.shard.critical import Critical
 from backup.shard.file_consensus import FileConsensus
 from backup.shard.frontier import EMPTY
 from backup.shard.leases import Listen, Reader
-from backup.shard.read import ListenBatch, Snapshot, Split
+from backup.shard.read import ListenBatch, Snapshot, Split, split_batches
 from backup.shard.rules import (
     DIFFS,
     DIFFS_SCHEMA,
@@ -26,6 +27,7 @@ from backup.shard.rules import (
     AsOf,
     Compact,
     Rule,
+    View,
     Window,
 )
 from backup.shard.shard import Shard
@@ -41,6 +43,7 @@ __all__ = [
     "Critical",
     "Snapshot",
     "Split",
+    "split_batches",
     "ListenBatch",
     "BatchDesc",
     "write_batch",
@@ -63,6 +66,9 @@ __all__ = [
     "AsOf",
     "Compact",
     "Window",
+    "View",
+    "Merge",
+    "merge_here",
     "open_storage",
     "Storage",
     "Blob",

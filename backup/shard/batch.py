@@ -25,7 +25,15 @@ from backup.shard.blob import Blob
 from backup.shard.frontier import require_frontier
 from backup.shard.merge import merge_sorted
 from backup.shard.part import PartBuilder, read_part, touches
-from backup.shard.rules import OP_DELETE_RANGE, AsOf, Rule, View, Window, column_numpy
+from backup.shard.rules import (
+    OP_DELETE_RANGE,
+    AsOf,
+    Rule,
+    View,
+    Window,
+    column_numpy,
+    lower_bound,
+)
 from backup.shard.state import Batch, Part
 from kvstore.clock import Clock, WallClock
 from kvstore.errors import DeterminateError, IndeterminateError, KeyOrderError, UsageError
@@ -128,9 +136,18 @@ def delete_batch(blob: Blob, batch: Batch) -> None:
 
 
 def read_batches(
-    blob: Blob, batches: Iterable[Batch], *, rule: Rule, view: View, span: Span | None = None
+    blob: Blob,
+    batches: Iterable[Batch],
+    *,
+    rule: Rule,
+    view: View,
+    span: Span | None = None,
+    whole: Span | None = None,
 ) -> Iterator[pa.RecordBatch]:
     """Yield the rows of `view` over all `batches`, merged, in order, only those in `span`.
+
+    Range tombstones are cut to `span`. Where it is a piece of a `whole`, they are cut to that, and
+    come with the piece that they then begin in: pieces together give what the whole gives.
 
     Record batches are of any size above zero; a key is never cut in two. Memory is bounded by
     `_MERGE_ROWS_MAX`, however much is read. Raises `MissingPartError`, `CorruptionError`.
@@ -140,12 +157,16 @@ def read_batches(
     share = _MERGE_ROWS_MAX // (2 * max(len(runs), 1))  # a source may hold twice its rows
     rows = max(_SOURCE_ROWS_MIN, min(ROW_GROUP_ROWS_MAX, share))
     sources = [
-        chain.from_iterable(read_part(blob, part, rule, span=span, batch_rows=rows) for part in run)
+        chain.from_iterable(
+            read_part(blob, part, rule, span=span, batch_rows=rows, whole=whole) for part in run
+        )
         for run in runs
     ]
     fold = rule.fold(view)
     for window in merge_sorted(sources, rule, rows=rows if len(runs) > 1 else 1):
         folded = fold(window)
+        if whole is not None:  # what begins before the piece has covered its rows
+            folded = folded.slice(lower_bound(folded.column(0), span.start))
         if folded.num_rows:
             yield folded
 

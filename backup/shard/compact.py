@@ -12,7 +12,7 @@ sure, otherwise `scrub` lists them. An output whose fate is unknown is never del
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Protocol
 
 from backup.shard.batch import BatchDesc, delete_batch, part_names, read_batches, write_batch
 from backup.shard.commands import ApplyMerge, MergeOutcome, RequestMerge
@@ -33,8 +33,28 @@ def request(log: StateLog, *, lower: int = 0, upper: int | None = None) -> Slot 
     return slot
 
 
-def merge_slot(log: StateLog, slot: Slot) -> MergeOutcome:
-    """Merge the batches of `slot` and put the result in place. Streams: memory is bounded."""
+class Merge(Protocol):
+    """Writes the rows of batches that follow each other as the parts of one."""
+
+    def __call__(self, log: StateLog, inputs: tuple[Batch, ...], since: int) -> Batch:
+        """Merge, without what no reader at or after `since` sees.
+
+        Raises `MissingPartError` if an input is gone.
+        """
+        ...
+
+
+def merge_here(log: StateLog, inputs: tuple[Batch, ...], since: int) -> Batch:
+    """Merge in this process. Streams: memory is bounded."""
+    rule = RULES[log.state.rule]
+    lower, upper = inputs[0].lower, inputs[-1].upper
+    rows = read_batches(log.blob, inputs, rule=rule, view=Compact(lower, since))
+    desc = BatchDesc(lower, upper, since)
+    return write_batch(log.blob, desc, rows, rule=rule, names=part_names(log.shard, log.clock))
+
+
+def merge_slot(log: StateLog, slot: Slot, *, merge: Merge = merge_here) -> MergeOutcome:
+    """Merge the batches of `slot` and put the result in place."""
     state = log.refresh()
     lower, upper = slot
     inputs = tuple(b for b in state.batches if lower <= b.lower and b.upper <= upper)
@@ -42,7 +62,7 @@ def merge_slot(log: StateLog, slot: Slot) -> MergeOutcome:
         return MergeOutcome.NO_MATCH
     since = min(state.since, TIMESTAMP_MAX)
     try:
-        output = _merged(log, inputs, since)
+        output = merge(log, inputs, since)
     except MissingPartError:
         if inputs_in_place(log.refresh().batches, inputs):
             raise
@@ -55,11 +75,11 @@ def merge_slot(log: StateLog, slot: Slot) -> MergeOutcome:
     return outcome
 
 
-def merge_pending(log: StateLog) -> list[MergeOutcome]:
+def merge_pending(log: StateLog, *, merge: Merge = merge_here) -> list[MergeOutcome]:
     """Merge every slot in the state, the ones of crashed processes too."""
     outcomes = []
     for slot in log.refresh().slots:
-        outcome = merge_slot(log, slot)
+        outcome = merge_slot(log, slot, merge=merge)
         outcomes.append(outcome)
     return outcomes
 
@@ -67,11 +87,3 @@ def merge_pending(log: StateLog) -> list[MergeOutcome]:
 def inputs_in_place(batches: tuple[Batch, ...], inputs: tuple[Batch, ...]) -> bool:
     """True if all `inputs` are still batches of the shard."""
     return set(inputs) <= set(batches)
-
-
-def _merged(log: StateLog, inputs: tuple[Batch, ...], since: int) -> Batch:
-    rule = RULES[log.state.rule]
-    lower, upper = inputs[0].lower, inputs[-1].upper
-    rows = read_batches(log.blob, inputs, rule=rule, view=Compact(lower, since))
-    desc = BatchDesc(lower, upper, since)
-    return write_batch(log.blob, desc, rows, rule=rule, names=part_names(log.shard, log.clock))

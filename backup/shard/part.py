@@ -126,10 +126,11 @@ class PartBuilder:
 
 
 def read_part(
-    blob: Blob, part: Part, rule: Rule, *, span: Span, batch_rows: int
+    blob: Blob, part: Part, rule: Rule, *, span: Span, batch_rows: int, whole: Span | None = None
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of `part` in `span`, range tombstones cut to it, in order.
+    """Yield the rows of `part` in `span`, in order, and the range tombstones that reach into it.
 
+    Those are cut to `whole`, or to `span` where none is given.
     Memory is O(batch_rows). Raises `MissingPartError` if its blob is gone, `CorruptionError` if
     it is not what was written.
     """
@@ -146,7 +147,7 @@ def read_part(
         for batch in file.iter_batches(batch_size=batch_rows, row_groups=groups):
             wanted = _from(batch, part.drop_below, rule)
             if span != _EVERYTHING:
-                wanted = _within(wanted, span, rule)
+                wanted = _within(wanted, span, span if whole is None else whole, rule)
             if wanted.num_rows:
                 yield wanted
     except (pa.ArrowException, OSError) as error:
@@ -264,40 +265,40 @@ def _from(batch: pa.RecordBatch, drop_below: int, rule: Rule) -> pa.RecordBatch:
     return keep(batch, column_numpy(batch, rule.time_column) >= drop_below)
 
 
-def _within(batch: pa.RecordBatch, span: Span, rule: Rule) -> pa.RecordBatch:
-    """The rows whose key lies in `span`, and range rows cut to it, still in order."""
+def _within(batch: pa.RecordBatch, span: Span, whole: Span, rule: Rule) -> pa.RecordBatch:
+    """The rows whose key lies in `span`, and range rows over it, cut to `whole`, in order."""
     keys = batch.column("key")
     low = lower_bound(keys, span.start)
     high = len(keys) if span.end is None else lower_bound(keys, span.end)
     inside = batch.slice(low, max(high - low, 0))
     if "op" not in batch.schema.names:
         return inside
-    before = _reaching_in(batch.slice(0, low), span)
+    before = _reaching_in(batch.slice(0, low), span.start, whole.start)
     if not _has_ranges(inside) and before is None:
         return inside
     pieces = [piece for piece in (before, inside) if piece is not None]
-    return _cut_ends(pa.concat_batches(pieces), span, rule)
+    return _cut_ends(pa.concat_batches(pieces), whole.end, rule)
 
 
 def _has_ranges(batch: pa.RecordBatch) -> bool:
     return bool((column_numpy(batch, "op") == OP_DELETE_RANGE).any())
 
 
-def _reaching_in(batch: pa.RecordBatch, span: Span) -> pa.RecordBatch | None:
-    """Range rows that start before the span and end inside or after it, moved to its start."""
+def _reaching_in(batch: pa.RecordBatch, start: bytes, least: bytes) -> pa.RecordBatch | None:
+    """Range rows that begin before `start` and end behind it, none beginning below `least`."""
     ranges = keep(batch, column_numpy(batch, "op") == OP_DELETE_RANGE)
-    reach = pc.greater(ranges.column("end_key"), pa.scalar(span.start, pa.binary()))
-    ranges = ranges.filter(reach)
+    ranges = ranges.filter(pc.greater(ranges.column("end_key"), pa.scalar(start, pa.binary())))
     if ranges.num_rows == 0:
         return None
-    starts = pa.array([span.start] * ranges.num_rows, pa.binary())
+    keys, first = ranges.column("key"), pa.scalar(least, pa.binary())
+    starts = pc.if_else(pc.less(keys, first), first, keys)
     return ranges.set_column(0, batch.schema.field(0), starts)
 
 
-def _cut_ends(batch: pa.RecordBatch, span: Span, rule: Rule) -> pa.RecordBatch:
-    if span.end is not None:
+def _cut_ends(batch: pa.RecordBatch, end: bytes | None, rule: Rule) -> pa.RecordBatch:
+    if end is not None:
         ends = batch.column("end_key")
-        limit = pa.scalar(span.end, pa.binary())
+        limit = pa.scalar(end, pa.binary())
         cut = pc.if_else(pc.greater(ends, limit), limit, ends)
         place = batch.schema.get_field_index("end_key")
         batch = batch.set_column(place, batch.schema.field(place), cut)

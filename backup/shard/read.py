@@ -8,7 +8,7 @@ part is reported as `LeaseExpiredError`, not as damage.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from types import TracebackType
@@ -40,11 +40,16 @@ class Split:
     span: Span
     batches: tuple[Batch, ...]
 
-    def read(self, blob: Blob, view: View | None = None) -> Iterator[pa.RecordBatch]:
-        """Yield the split's rows in order: the state at `as_of`, or another `view` of them."""
+    def read(
+        self, blob: Blob, view: View | None = None, *, whole: Span | None = None
+    ) -> Iterator[pa.RecordBatch]:
+        """Yield the split's rows in order: the state at `as_of`, or another `view` of them.
+
+        `whole` is the span that was cut: given it, each range tombstone comes with one split.
+        """
         view = view or AsOf(self.as_of)
         rule = RULES[self.rule]
-        return read_batches(blob, self.batches, rule=rule, view=view, span=self.span)
+        return read_batches(blob, self.batches, rule=rule, view=view, span=self.span, whole=whole)
 
     def to_json(self) -> str:
         """Write it down; `from_json` reads it back."""
@@ -122,29 +127,37 @@ class Snapshot:
 
         Costs a look at the footers of the largest parts where the parts alone are too few.
         """
-        span = span or Span()
-        cuts = _cuts(self._fences(count, span), count)
-        bounds = [span.start, *(cut for cut in cuts if cut > span.start and cut in span), span.end]
-        return [
-            Split(self.rule, self.as_of, Span(low or b"", high), self.batches)
-            for low, high in pairwise(bounds)
-        ]
+        pieces = split_batches(self._blob, self.batches, count, rule=self.rule, span=span)
+        return [Split(self.rule, self.as_of, piece, self.batches) for piece in pieces]
 
-    def _fences(self, count: int, span: Span) -> list[tuple[bytes, int]]:
-        """Keys where parts or their row groups begin, each with the rows that follow it."""
-        parts = [part for batch in self.batches for part in batch.parts]
-        share = sum(part.rows for part in parts) // max(count, 1)
-        fences: list[tuple[bytes, int]] = []
-        for part in parts:
-            if part.rows <= share:
-                fences.append((part.key_min, part.rows))
-                continue
-            metadata = open_part(self._blob, part, RULES[self.rule]).metadata
-            for group in (metadata.row_group(i) for i in range(metadata.num_row_groups)):
-                statistics = group.column(0).statistics
-                known = statistics is not None and statistics.has_min_max
-                fences.append((statistics.min if known else part.key_min, group.num_rows))
-        return sorted(fence for fence in fences if fence[0] in span)
+
+def split_batches(
+    blob: Blob, batches: Sequence[Batch], count: int, *, rule: str, span: Span | None = None
+) -> list[Span]:
+    """Cut `span` into at most `count` pieces in which batches have about equal rows, in order."""
+    span = span or Span()
+    cuts = _cuts(_fences(blob, batches, count, rule, span), count)
+    bounds = [span.start, *(cut for cut in cuts if cut > span.start and cut in span), span.end]
+    return [Span(low or b"", high) for low, high in pairwise(bounds)]
+
+
+def _fences(
+    blob: Blob, batches: Sequence[Batch], count: int, rule: str, span: Span
+) -> list[tuple[bytes, int]]:
+    """Keys where parts or their row groups begin, each with the rows that follow it."""
+    parts = [part for batch in batches for part in batch.parts]
+    share = sum(part.rows for part in parts) // max(count, 1)
+    fences: list[tuple[bytes, int]] = []
+    for part in parts:
+        if part.rows <= share:
+            fences.append((part.key_min, part.rows))
+            continue
+        metadata = open_part(blob, part, RULES[rule]).metadata
+        for group in (metadata.row_group(i) for i in range(metadata.num_row_groups)):
+            statistics = group.column(0).statistics
+            known = statistics is not None and statistics.has_min_max
+            fences.append((statistics.min if known else part.key_min, group.num_rows))
+    return sorted(fence for fence in fences if fence[0] in span)
 
 
 def _cuts(fences: list[tuple[bytes, int]], count: int) -> list[bytes]:

@@ -172,12 +172,14 @@ class Shard:
 
     # -- maintenance -------------------------------------------------------------------------
 
-    def compact(self, *, full: bool = False) -> list[c.MergeOutcome]:
+    def compact(
+        self, *, full: bool = False, merge: compact.Merge = compact.merge_here
+    ) -> list[c.MergeOutcome]:
         """Merge what is pending; `full`: everything into one batch, so that what `since` has
         passed is truly gone from the newest version (`gc` then frees its bytes)."""
         if full:
             compact.request(self.log)
-        return compact.merge_pending(self.log)
+        return compact.merge_pending(self.log, merge=merge)
 
     def gc(self) -> gc.Collected:
         """Delete all that no version and no reader needs any more."""

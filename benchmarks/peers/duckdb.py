@@ -90,11 +90,15 @@ class Duckdb(Subject):
 
     def scan_arrow(self, as_of: str | None = None) -> Work:
         version = self.version if as_of is None else self.marks[as_of]
-        return lambda: _rows(self.db.execute(_ALL, (version,)))
+        return lambda: self._rows(_ALL, version)
 
     def changes_arrow(self, since: str) -> Work:
         query = "SELECT version, key, value FROM versions WHERE version > ? ORDER BY version"
-        return lambda: _rows(self.db.execute(query, (self.marks[since],)))
+        return lambda: self._rows(query, self.marks[since])
+
+    def _rows(self, query: str, version: int) -> int:
+        found = self.db.sql(query, params=(version,)).to_arrow_reader()
+        return sum(batch.num_rows for batch in found)
 
     def delete_range(self, rows: int, step: int) -> Work:
         start, end = self.data.middle(rows)
@@ -120,7 +124,3 @@ class Duckdb(Subject):
     def close(self) -> None:
         if self.db is not None:
             self.db.close()
-
-
-def _rows(result: duckdb.DuckDBPyConnection) -> int:
-    return sum(batch.num_rows for batch in result.to_arrow_reader())

@@ -14,9 +14,9 @@ Invariants
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from operator import itemgetter
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias, cast
 
 from kvstore.changes.entry import (
     OP_DELETE,
@@ -25,6 +25,7 @@ from kvstore.changes.entry import (
     OP_PUT_LARGE,
     Entry,
     Row,
+    offsets_of,
     pack,
     peek,
     unpack,
@@ -41,6 +42,7 @@ FIRST_STREAM: Final = CONTROL_STREAM
 """The stream of a store that has one."""
 
 _CHUNKS_MAX = (1 << 32) - 1
+_PUT = bytes([OP_PUT])
 _ENTRIES_PER_TAKE = 64
 """Small entries taken at once; large ones are taken one by one, a chunk being what is held."""
 
@@ -105,9 +107,7 @@ class ChangeIndex:
         if found.is_split:
             self._stage_split(writes, timestamp, batch, found, tag)
             return
-        chunks = list(_columns(writes, self._inline))
-        for number, (ops, keys, values) in enumerate(chunks):
-            packed = pack(ops, keys, values, is_last=number == len(chunks) - 1, changeset=tag)
+        for number, packed in enumerate(_packed(writes, self._inline, tag)):
             self._put(batch, FIRST_STREAM, timestamp, number, packed)
 
     def stage_event(self, op: int, key: bytes, timestamp: int, batch: Batch) -> None:
@@ -139,18 +139,7 @@ class ChangeIndex:
             points[key] = value
             note(number)
         for stream, (part_writes, order) in parts.items():
-            chunks = list(_columns(part_writes, self._inline))
-            taken = 0
-            for number, (ops, keys, values) in enumerate(chunks):
-                packed = pack(
-                    ops,
-                    keys,
-                    values,
-                    is_last=number == len(chunks) - 1,
-                    changeset=changeset,
-                    sequence=order[taken : taken + len(ops)],
-                )
-                taken += len(ops)
+            for number, packed in enumerate(_packed(part_writes, self._inline, changeset, order)):
                 self._put(batch, stream, timestamp, number, packed)
 
     def _put(self, batch: Batch, stream: bytes, timestamp: int, chunk: int, packed: bytes) -> None:
@@ -285,30 +274,50 @@ def _where(timestamp: int, chunk: int) -> str:
     return f"change entry {timestamp}/{chunk}"
 
 
-def _columns(writes: WriteSet, inline: int) -> Iterator[tuple[bytes, list[bytes], list[bytes]]]:
-    """Columns of a write set's entries, cut where a chunk would grow too large.
+def _packed(
+    writes: WriteSet,
+    inline: int,
+    changeset: tuple[int, int],
+    order: Sequence[int] | None = None,
+) -> Iterable[bytes]:
+    """The entry of a write set, cut into chunks where it would grow too large.
 
-    Hot: a commit of small puts, the common one, is taken as the columns it is.
+    Hot: of small puts, the common ones, nothing is looked at but the lengths, which tell that
+    they are.
     """
-    keys = list(writes.points)
-    values = [value for value in writes.points.values() if value is not None]
-    sizes = list(map(len, values))
-    if (
-        not writes.ranges
-        and len(values) == len(keys)
-        and max(sizes, default=0) <= inline
-        and sum(sizes) + sum(map(len, keys)) < CHANGE_CHUNK_BYTES
-    ):
-        if keys:
-            yield bytes([OP_PUT]) * len(keys), keys, values
-        return
-    yield from _columns_each(writes, inline)
+    points = writes.points
+    if points and not writes.ranges:
+        values = cast("dict[bytes, bytes]", points).values()
+        try:
+            offsets = offsets_of(points), offsets_of(values)
+        except (TypeError, OverflowError):  # a delete; far more than a chunk
+            return _chunks(writes, inline, changeset, order)
+        key_bytes, value_bytes = int(offsets[0][-1]), int(offsets[1][-1])
+        if key_bytes + value_bytes < CHANGE_CHUNK_BYTES and (
+            value_bytes <= inline or max(map(len, values)) <= inline
+        ):
+            ops = _PUT * len(points)
+            return (
+                pack(ops, points, values, changeset=changeset, sequence=order, offsets=offsets),
+            )
+    return _chunks(writes, inline, changeset, order)
 
 
-def _columns_each(
-    writes: WriteSet, inline: int
-) -> Iterator[tuple[bytes, list[bytes], list[bytes]]]:
-    """As `_columns`, row by row: any operation, any size."""
+def _chunks(
+    writes: WriteSet, inline: int, changeset: tuple[int, int], order: Sequence[int] | None
+) -> Iterator[bytes]:
+    """As `_packed`, row by row: any operation, any size."""
+    chunks = list(_columns(writes, inline))
+    taken = 0
+    for number, (ops, keys, values) in enumerate(chunks, start=1):
+        sequence = None if order is None else order[taken : taken + len(ops)]
+        is_last = number == len(chunks)
+        yield pack(ops, keys, values, is_last=is_last, changeset=changeset, sequence=sequence)
+        taken += len(ops)
+
+
+def _columns(writes: WriteSet, inline: int) -> Iterator[tuple[bytes, list[bytes], list[bytes]]]:
+    """Columns of a write set's entries, cut where a chunk would grow too large."""
     keys = [start for start, _ in writes.ranges]
     values = [end for _, end in writes.ranges]
     ops = bytearray([OP_DELETE_RANGE]) * len(keys)

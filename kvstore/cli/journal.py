@@ -28,6 +28,7 @@ JournalArgument = Annotated[
     typer.Argument(metavar="DIRECTORY", help="Where the journal's files are.", show_default=False),
 ]
 
+_CONTENTS: Final = f"{memory.CONTENT}, {tasks.CONTENT}"
 _KEEPS: Final[tuple[Keep, ...]] = ("prefix", "all")
 
 
@@ -98,6 +99,10 @@ def salvage(
             help="prefix: up to the first loss, a state that once was. all: every record."
         ),
     ] = "prefix",
+    content: Annotated[
+        str | None,
+        typer.Option(help=f"What it holds, where no file says so any more: {_CONTENTS}."),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Copy what can be read of a damaged journal, and name what is lost. Exits with 1 if any is.
@@ -109,7 +114,7 @@ def salvage(
     """
     kept = one_of("--keep", keep, _KEEPS)
     with working(f"copying {source}"):
-        report = journal_salvage(str(source), str(destination), keep=kept)
+        report = journal_salvage(str(source), str(destination), keep=kept, content=content)
     losses = [str(loss.error()) for loss in report.losses]
     print_figures(
         {

@@ -51,14 +51,19 @@ def print_table(columns: list[str], rows: list[list[str]]) -> None:
 
 
 @contextmanager
-def working(what: str) -> Iterator[Callable[[str], None]]:
+def working(what: str, *, quiet: bool = False) -> Iterator[Callable[[str], None]]:
     """Say on a terminal what is being done, for as long as it takes; yields what says more."""
     console = Console(stderr=True)
-    if not console.is_terminal:
+    if quiet or not console.is_terminal:
         yield lambda progress: None
         return
     with console.status(what) as status:
         yield lambda progress: status.update(f"{what}: {progress}")
+
+
+def counting(progress: Callable[[str], None], what: str) -> Callable[[int], None]:
+    """Say on with a count of `what`."""
+    return lambda count: progress(f"{count:,} {what}")
 
 
 def note(text: str) -> None:

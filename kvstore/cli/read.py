@@ -6,8 +6,11 @@ what they see is the moment they began.
 
 from __future__ import annotations
 
+import os
 import time
+from contextlib import suppress
 from itertools import islice
+from pathlib import Path
 from typing import Annotated, Final
 
 import typer
@@ -160,16 +163,24 @@ def changes(
     images: Annotated[
         str, typer.Option(help="Values to print: none, delta, pre, post or pre+post.")
     ] = "delta",
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on as changes come.")] = False,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Go on as changes come, polling for them.")
+    ] = False,
     poll: Annotated[
-        float, typer.Option(metavar="SECONDS", min=0.01, help="How often to look, with --follow.")
+        float,
+        typer.Option(
+            metavar="SECONDS", min=0.01, help="With --follow, time between looks at the files."
+        ),
     ] = 1.0,
     encoding: EncodingOption = Encoding.TEXT,
 ) -> None:
     """Print what changed, as JSON lines in time order; bounds are written as --encoding says.
 
-    With --follow it looks again and again at what a service has written, until interrupted.
-    What it has not read yet must be kept so long: garbage collection does not know of it.
+    With --follow it goes on with what a service writes meanwhile, until interrupted: it looks at
+    the sizes and times of the store's files every --poll seconds (1 by default), and opens it
+    again when they have changed. What it has not read yet must be kept so long: garbage
+    collection does not know of it. (In the service's own process, Store.follow waits for
+    commits and polls nothing.)
 
     \b
     Examples:
@@ -181,6 +192,7 @@ def changes(
     wanted = one_of("--images", images, IMAGES)
     position: TimeLike | None = to_time(since)
     while True:
+        seen = files_at(store)
         with open_to_read(store) as opened:
             after = opened.since if position is None else position
             for line in changes_json_lines(opened, after, span=span, images=wanted):
@@ -190,6 +202,23 @@ def changes(
             return
         typer.get_text_stream("stdout").flush()
         time.sleep(poll)
+        while files_at(store) == seen:
+            time.sleep(poll)
+
+
+def files_at(store: Path) -> set[tuple[str, int, int]]:
+    """Names, sizes and times of a store's files: they change with every commit. Some 20 us.
+
+    Chosen: a look now and then. Notifications (inotify) would need a package for each system, and
+    a commit of another process is read from its files in any case.
+    """
+    found = set()
+    with suppress(FileNotFoundError), os.scandir(store) as entries:
+        for entry in entries:
+            if not entry.name.startswith(("LOG", "rocksdict")):  # which opening to read rewrites
+                stat = entry.stat(follow_symlinks=False)
+                found.add((entry.name, stat.st_size, stat.st_mtime_ns))
+    return found
 
 
 def stats(store: StoreArgument, as_json: JsonOption = False) -> None:

@@ -16,7 +16,7 @@ from kvstore.cli.options import (
     to_duration,
     to_time,
 )
-from kvstore.cli.output import print_figures, print_json, print_line, working
+from kvstore.cli.output import counting, print_figures, print_json, print_line, working
 
 
 def register(app: typer.Typer) -> None:
@@ -35,8 +35,8 @@ def verify(store: StoreArgument, as_json: JsonOption = False) -> None:
       kvstore verify flights.db
       kvstore verify flights.db --json | jq '.problems[]'
     """
-    with working(f"reading {store}"), open_to_read(store) as opened:
-        report = opened.verify()
+    with working(f"reading {store}", quiet=as_json) as progress, open_to_read(store) as opened:
+        report = opened.verify(progress=counting(progress, "versions and changes"))
     looked_at = {
         "keys": report.keys,
         "versions": report.versions,
@@ -81,8 +81,9 @@ def gc(
       kvstore gc flights.db --before 2013-01-01T00:00Z --compact
     """
     age = None if keep is None else to_duration(keep)
-    with working(f"collecting {store}"), open_to_write(store) as opened:
-        report = opened.gc(to_time(before), age, compact=compact)
+    with working(f"collecting {store}", quiet=as_json) as progress, open_to_write(store) as opened:
+        removed = counting(progress, "versions removed")
+        report = opened.gc(to_time(before), age, compact=compact, progress=removed)
     print_figures(
         {
             "since": iso(report.since),

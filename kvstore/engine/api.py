@@ -121,6 +121,13 @@ class Engine(Protocol):
         """A pass over `start <= key < end`, ascending, or descending if `reverse`."""
         ...
 
+    def first(self, start: bytes, end: bytes) -> tuple[bytes, bytes] | None:
+        """The first entry of `data` with `start <= key < end`; None where there is none.
+
+        `start >= end` is an empty stretch.
+        """
+        ...
+
     def borrow(self) -> tuple[Any, Reader]:
         """A reader of `data` that sees all writes so far, and a ticket to give it back with.
 

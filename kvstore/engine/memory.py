@@ -153,6 +153,19 @@ class MemoryEngine:
         edition = self._hold(FAMILY_NUMBERS[family])
         return MemoryCursor(self, edition, start, end, reverse=reverse)
 
+    def first(self, start: bytes, end: bytes) -> tuple[bytes, bytes] | None:
+        # Under the lock, as writers change what nobody holds in place: holding it costs as much.
+        with self._lock:
+            self._require_usable()
+            edition = self._state.families[_DATA]
+            at, index = edition.position(start)
+            chunk = edition.chunks[at]
+            if index == len(chunk.keys) and at + 1 < len(edition.chunks):
+                chunk, index = edition.chunks[at + 1], 0
+            if index < len(chunk.keys) and chunk.keys[index] < end:
+                return chunk.keys[index], chunk.values[index]
+            return None
+
     def borrow(self) -> tuple[None, MemoryReader]:
         return None, MemoryReader(self, self._hold(_DATA))
 

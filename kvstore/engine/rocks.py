@@ -72,13 +72,22 @@ class RocksEngine:
         return rocks.WriteBatch(raw_mode=True)
 
     def write(self, batch: Batch) -> None:
-        with _translated(str(self.path)):
+        """Hot, as `sync` is: `_translated` without its object, 0.5 us less of a put's 10."""
+        try:
             self._open().write(batch)  # type: ignore[arg-type]  # it came from self.batch()
+        except KVStoreError:
+            raise
+        except Exception as error:
+            raise _from_text(str(self.path), error) from error
         self._idle = []
 
     def sync(self) -> None:
-        with _translated(str(self.path)):
+        try:
             self._open().flush_wal(True)
+        except KVStoreError:
+            raise
+        except Exception as error:
+            raise _from_text(str(self.path), error) from error
 
     def ingest(self, files: Sequence[Path]) -> None:
         options = rocks.IngestExternalFileOptions()
@@ -109,13 +118,30 @@ class RocksEngine:
         self._cursors.add(cursor)
         return cursor
 
+    def first(self, start: bytes, end: bytes) -> tuple[bytes, bytes] | None:
+        # Hot: `borrow` and `give_back` without their calls.
+        idle = self._idle
+        try:
+            reader = idle.pop()
+        except IndexError:
+            reader = self._new_reader()
+        reader.seek(start)
+        key = reader.key()
+        entry = None
+        if key is None:
+            self.check(reader)
+        elif key < end:
+            entry = key, reader.value()
+        if len(idle) < IDLE_READERS_MAX:
+            idle.append(reader)
+        return entry
+
     def borrow(self) -> tuple[list[Reader], Reader]:
         idle = self._idle
         try:
             return idle, idle.pop()
         except IndexError:
-            self._open()
-            return idle, self._family[DATA].iter()
+            return idle, self._new_reader()
 
     def give_back(self, ticket: list[Reader], reader: Reader) -> None:
         if len(ticket) < IDLE_READERS_MAX:
@@ -174,6 +200,11 @@ class RocksEngine:
             # they hold is in the log. The handle lets go of the database, and its lock, anyway.
             with suppress(Exception):
                 handle.close()
+
+    def _new_reader(self) -> Reader:
+        self._open()
+        reader: Reader = self._family[DATA].iter()
+        return reader
 
     def _open(self) -> rocks.Rdict:
         if self._db is None:

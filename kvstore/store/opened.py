@@ -175,8 +175,9 @@ class Opened:
         self._live().require_healthy()
 
     def _at(self, as_of: TimeLike | None) -> int:
-        committer = self._committer if not self._closed else self._live()
-        committer.require_healthy()
+        committer = self._committer
+        if self._closed or not committer.is_healthy:
+            self._live().require_healthy()
         if as_of is None:
             return committer.upper - 1
         if type(as_of) is Timestamp and committer.since <= as_of < committer.upper:

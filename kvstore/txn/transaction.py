@@ -19,7 +19,7 @@ Control" (1981).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import chain, islice
 from types import TracebackType
 from typing import TypeVar, overload
@@ -38,6 +38,8 @@ from kvstore.timestamp import Timestamp
 from kvstore.txn.reads import ReadSet
 
 T = TypeVar("T")
+
+_NOTHING_DELETED = Fragments()
 
 
 class Transactions:
@@ -63,29 +65,43 @@ class Transactions:
         committer = self._committer
         with committer.lock:
             committer.require_healthy()
-            read_at = Timestamp(committer.upper - 1)
-            pin = self._holds.pin(read_at)
+            read_at, pin = self._holds.pin_newest()
             committer.recent.watch(read_at)
+        return Transaction(self, read_at, pin, durability=durability)
 
-        def end() -> None:
-            with committer.lock:
-                committer.recent.unwatch()
-                self._holds.unpin(pin)
-
-        return Transaction(self, read_at, durability=durability, end=end)
+    def end(self, pin: int) -> None:
+        """Let go of what an open transaction keeps. Repeatable."""
+        with self._committer.lock:
+            self._let_go(pin)
 
     def commit(
-        self, writes: WriteSet, reads: ReadSet, read_at: int, *, durability: Durability | None
+        self,
+        writes: WriteSet,
+        reads: ReadSet,
+        read_at: int,
+        pin: int,
+        *,
+        durability: Durability | None,
     ) -> Timestamp:
-        """Commit `writes` if nothing in `reads` was written since `read_at`."""
+        """Commit `writes` if nothing in `reads` was written since `read_at`, and end it."""
+        committer = self._committer
 
         def check() -> None:
-            for commit in self._since(read_at):
-                where = reads.touched(commit.keys, commit.spans)
-                if where is not None:
-                    raise ConflictError(read_at=read_at, written_at=commit.timestamp, where=where)
+            if committer.upper - 1 != read_at:  # else nothing was committed meanwhile
+                for commit in self._since(read_at):
+                    where = reads.touched(commit.keys, commit.spans)
+                    if where is not None:
+                        raise ConflictError(
+                            read_at=read_at, written_at=commit.timestamp, where=where
+                        )
+            # What it read was looked at for the last time: its own writes are noted for others.
+            self._let_go(pin)
 
-        return self._committer.commit(writes, durability=durability, check=check)
+        return committer.commit(writes, durability=durability, check=check)
+
+    def _let_go(self, pin: int) -> None:
+        if self._holds.unpin(pin):
+            self._committer.recent.unwatch()
 
     def _since(self, read_at: int) -> Iterator[Touched]:
         remembered = self._committer.recent.since(read_at)
@@ -118,15 +134,16 @@ class Transaction:
         self,
         owner: Transactions,
         read_at: Timestamp,
+        pin: int,
         *,
         durability: Durability | None,
-        end: Callable[[], None],
     ) -> None:
         self._owner = owner
         self._durability = durability
-        self._end: Callable[[], None] | None = end
+        self._pin = pin
+        self._is_open = True
         self._writes = WriteSet()
-        self._deleted = Fragments()
+        self._deleted = _NOTHING_DELETED
         self._reads = ReadSet()
         self._passes: list[_Pass] = []
         self.read_at = read_at
@@ -208,18 +225,19 @@ class Transaction:
                 for scanned in self._passes:
                     scanned.note(self._reads)
                 self.timestamp = self._owner.commit(
-                    writes, self._reads, self.read_at, durability=self._durability
+                    writes, self._reads, self.read_at, self._pin, durability=self._durability
                 )
+                self._is_open = False  # the commit has ended it
             return self.timestamp
         finally:
             self.rollback()
 
     def rollback(self) -> None:
         """Drop the writes and end. Repeatable; after `commit` it does nothing."""
-        if self._end is not None:
-            end, self._end = self._end, None
-            self._passes.clear()
-            end()
+        self._passes.clear()
+        if self._is_open:
+            self._is_open = False
+            self._owner.end(self._pin)
 
     def require_unchanged(self, span: Span) -> None:
         """Have the commit fail if anything in `span` is written by others before it."""
@@ -233,7 +251,7 @@ class Transaction:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
     ) -> None:
-        if error is None and self._end is not None:
+        if error is None and self._is_open:
             self.commit()
         else:
             self.rollback()
@@ -257,7 +275,7 @@ class Transaction:
         return _merged(kept, own, reverse=reverse)
 
     def _require_open(self) -> WriteSet:
-        if self._end is None:
+        if not self._is_open:
             raise ClosedError("the transaction")
         if self._writes.size > BATCH_BYTES_MAX:
             raise UsageError(

@@ -1,10 +1,11 @@
 """Walking a whole store, in bounded memory, and listing all that breaks an invariant.
 
-    data      keys are well formed and ascend; times lie below upper; tombstones are empty; rows
-              of imports have a record and lie in its spans
+    data      keys are well formed and ascend; times lie below upper, or in the window a replica is
+              taking; tombstones are empty; rows of imports have a record and lie in its spans
     index     each commit has all its chunks, each row stands in its stream and has its version,
               with the same value, and each version above the floor has its row
     ranges    the map in memory is what is stored, and what the index says above the floor
+    epochs    they join, runs and times are in order, and each counts the events that are there
     records   frontiers, holds, clears and imports agree with each other and with the rows
 
 Both directions between index and versions take no memory: rows are looked up in `data`, and the
@@ -18,7 +19,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import lru_cache
 
 from kvstore.changes.entry import (
@@ -52,6 +53,7 @@ from kvstore.meta import INDEX_FLOOR, Meta
 from kvstore.mvcc import Fragments, RangeTombstone, Versions
 from kvstore.mvcc.versions import stored_tombstones
 from kvstore.span import Span
+from kvstore.verify.epochs import check_epochs, epochs_at
 from kvstore.verify.records import (
     check_frontiers,
     check_hold,
@@ -73,17 +75,23 @@ def verify(
     holds: Holds,
     imports: Imports,
     clears: Clears,
+    progress: Callable[[int], None] | None = None,
 ) -> VerifyReport:
-    """Verify a store. The caller keeps GC away. O(everything stored), one look-up per change."""
+    """Verify a store. The caller keeps GC away. O(everything stored), one look-up per change.
+
+    `progress` is called with the versions and changes looked at so far.
+    """
     started = time.perf_counter()
     with committer.lock:
         pin = holds.pin(committer.since)
         walk = _Walk(versions, index, committer, holds=holds, imports=imports, clears=clears)
+    walk.tell = progress or walk.tell
     try:
         walk.data()
         walk.index()
         walk.compare()
         walk.ranges()
+        walk.epochs()
         walk.records()
     finally:
         holds.unpin(pin)
@@ -138,10 +146,13 @@ class _Walk:
         self._meta = Meta(versions.engine)
         self.findings = Findings()
         self.keys = self.entries = self.chunks = 0
+        self.tell: Callable[[int], None] = lambda looked_at: None
         self._clears: tuple[Clear, ...] = clears.all()
         self._upto = committer.upper - 1
+        self._coming = committer.coming
         self._floor = max(committer.since, self._meta.timestamp(INDEX_FLOOR))
         self._view = versions.view
+        self._epochs = epochs_at(committer)
         self._records = {record.reference: record for record in imports.all()}
         self._cursor = self._engine.cursor(DATA)
         self.stored_ranges: list[RangeTombstone] = []
@@ -164,6 +175,8 @@ class _Walk:
         with self.findings.reading():
             for entry, value in _pairs(self._cursor):
                 self.entries += 1
+                if self.entries % SCAN_CHUNK == 0:
+                    self.tell(self.entries)
                 if entry <= previous:
                     self.findings.add(f"data key {entry.hex()}", "is not above the one before")
                 previous = entry
@@ -191,6 +204,8 @@ class _Walk:
                 self.findings.add(where, f"outside the spans of its import {suffix.hex()}")
             return
         timestamp = decode_suffix(suffix)
+        if self._upto < timestamp <= self._coming:
+            return
         if not 0 < timestamp <= self._upto:
             self.findings.add(where, f"a version at {timestamp}, with upper at {self._upto + 1}")
         elif self._is_cleared(key, timestamp):
@@ -206,6 +221,7 @@ class _Walk:
     def index(self) -> None:
         """The pass over the change index above the floor."""
         expected: tuple[int, int] | None = None
+        rows = 0
         with self.findings.reading():
             for commit in self._index.read(since=self._floor, upto=self._upto):
                 self.chunks += 1
@@ -215,6 +231,8 @@ class _Walk:
                 expected = None if commit.entry.is_last else (commit.timestamp, commit.chunk + 1)
                 for row in commit.entry.rows():
                     self._row(row, commit)
+                rows += commit.entry.count
+                self.tell(self.entries + rows)
             if expected is not None:
                 self.findings.add(f"change entry {expected[0]}/{expected[1]}", "is missing")
             self._index_whole = True
@@ -302,7 +320,18 @@ class _Walk:
                 alone = alone.clearing(clear.span.start, clear.span.end)
         yield from alone.tombstones(Span(), since=0, upto=whole.timestamp)
 
-    # -- records ----------------------------------------------------------------------------
+    # -- epochs and records -----------------------------------------------------------------
+
+    def epochs(self) -> None:
+        """Epochs, held against the change index above the floor."""
+        check_epochs(
+            self.findings,
+            self._epochs,
+            self._meta,
+            self._index,
+            floor=self._floor,
+            upto=self._upto,
+        )
 
     def records(self) -> None:
         """Frontiers, holds and imports."""

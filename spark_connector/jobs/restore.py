@@ -1,64 +1,156 @@
-"""Import what a collection held at a time into a store, built by Spark in parallel.
+"""Restore a collection with Spark: `Collection.restore` and `restore_into`, built by tasks.
 
-    python -m spark_connector.jobs.restore COLLECTION STORE [--as-of TIME] [--prefix P] [--cores N]
+    python -m spark_connector.jobs.restore COLLECTION PATH [--as-of TIME] [--prefix P]
+                                           [--state-only | --into] [--cores N]
 
-As `Collection.restore_into` does in one process: the rows alive then become visible at once, at the
-time they are added. The store is made if nothing is there; nobody else may have it open. To
-build a store with its history, use `Collection.restore`.
+A new store at PATH gets its history with the original timestamps: the driver cuts the key space of
+a snapshot, each task writes sorted files of its piece beside PATH (on a file system that Spark's
+workers share), and the driver takes them into the store, which appears when it is whole. With
+`--into`, PATH is a store that nobody else has open, or none yet: what was alive then becomes
+visible in it at once, at the time it is added. Also for `spark-submit`.
 """
 
 from __future__ import annotations
 
-import argparse
+import os
+import secrets
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+if not __package__:
+    del sys.path[0]  # as the package says
 
 from pyspark.sql import SparkSession
 
 import kvstore
+from backup.restore import Built, built_from
+from backup.shard import Snapshot, Split, View
 from kvstore import Store
+from kvstore.errors import UsageError
+from kvstore.span import Span
+from kvstore.timestamp import TimeLike, Timestamp
+from spark_connector.access import Access
+from spark_connector.jobs.command import access_of, parser_of, running
+from spark_connector.jobs.tasks import run_tasks, task_count
 from spark_connector.load import ImportReport, run_import
-from spark_connector.session import session
 from spark_connector.source import FORMAT
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What one task builds: files of a split of `whole`, in a new folder of `directory`."""
+
+    access: Access
+    split: Split
+    view: View
+    whole: Span
+    directory: str
+
+
+@dataclass(frozen=True, slots=True)
+class SparkBuild:
+    """Builds a store's files by tasks; see `backup.restore.Build`."""
+
+    spark: SparkSession
+    access: Access
+    tasks: int | None = None
+
+    def __call__(
+        self, snapshot: Snapshot, view: View, span: Span, directory: Path
+    ) -> Iterator[Built]:
+        count = self.tasks or task_count(self.spark, sum(b.size for b in snapshot.batches))
+        pieces = [
+            Piece(self.access, split, view, span, str(directory))
+            for split in snapshot.splits(count, span)
+        ]
+        yield from (built for task in run_tasks(self.spark, pieces, build_piece) for built in task)
+
+
+def build_piece(piece: Piece) -> list[Built]:
+    """Write the files of one piece. The task; another attempt at it writes elsewhere."""
+    directory = Path(piece.directory) / secrets.token_hex(8)
+    directory.mkdir()
+    blob = piece.access.storage().blob
+    rows = piece.split.read(blob, piece.view, whole=piece.whole)
+    return list(built_from(rows, directory))
+
+
+def restore(
+    spark: SparkSession,
+    access: Access | str,
+    path: str | os.PathLike[str],
+    *,
+    as_of: TimeLike | None = None,
+    prefix: bytes | None = None,
+    start: bytes | None = None,
+    end: bytes | None = None,
+    history: bool = True,
+    tasks: int | None = None,
+) -> Timestamp:
+    """Build a new store at `path`, as `Collection.restore` does, with its errors."""
+    found = Access(access) if isinstance(access, str) else access
+    build = SparkBuild(spark, found, tasks)
+    return found.open().restore(path, as_of, prefix, history, start=start, end=end, build=build)
 
 
 def restore_into(
     spark: SparkSession,
-    url: str,
+    access: Access | str,
     store: Store,
     *,
     as_of: str | None = None,
     prefix: str | None = None,
 ) -> ImportReport:
-    """Import the state of the collection at `url` into `store`. `as_of` and `prefix` (text) are
-    those of `spark.read.format("kvstore")`, and raise as they do."""
-    reader = spark.read.format(FORMAT)
+    """Import the state of a collection into `store`. `as_of` and `prefix` (text) are those of
+    `spark.read.format("kvstore")`, and raise as they do."""
+    found = Access(access) if isinstance(access, str) else access
+    reader = spark.read.format(FORMAT).options(**found.as_options())
     if as_of is not None:
         reader = reader.option("timestampAsOf", as_of)
     if prefix is not None:
         reader = reader.option("prefix", prefix)
-    return run_import(reader.load(url), store, "key", "value")
+    return run_import(reader.load(found.url), store, "key", "value")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line; returns the exit status."""
-    parser = argparse.ArgumentParser(
-        prog="python -m spark_connector.jobs.restore",
-        description="Import the state of a backup collection into a store with Spark.",
-    )
+    parser = parser_of("restore", "Restore a collection, or its state into a store, in parallel.")
     parser.add_argument("collection", help="path or URL, as all of Spark's machines see it")
-    parser.add_argument("store", help="directory, on a file system that Spark's workers share")
+    parser.add_argument("path", help="of the store, on a file system that Spark's workers share")
     parser.add_argument("--as-of", help="ISO-8601 with a zone, or nanoseconds (default: newest)")
     parser.add_argument("--prefix", help="only keys that begin with this text")
-    parser.add_argument("--cores", type=int, default=2, help="of a local session (default: 2)")
+    parser.add_argument("--tasks", type=int, help="pieces to cut the work into (default: by size)")
+    ways = parser.add_mutually_exclusive_group()
+    ways.add_argument("--state-only", action="store_true", help="without history")
+    ways.add_argument("--into", action="store_true", help="import into the store at PATH")
     given = parser.parse_args(arguments)
-    spark = session("restore", cores=given.cores)
-    with kvstore.open(given.store) as store:
-        report = restore_into(
-            spark, given.collection, store, as_of=given.as_of, prefix=given.prefix
-        )
-    sys.stdout.write(f"{report.rows:,} rows in {report.files} files, visible at {report.stamp}\n")
+    access = access_of(given)
+    if given.into and given.tasks is not None:
+        raise UsageError("--tasks means nothing with --into", "leave it out")
+    with running("restore", given) as spark:
+        if given.into:
+            with kvstore.open(given.path) as store:
+                report = restore_into(spark, access, store, as_of=given.as_of, prefix=given.prefix)
+            text = f"{report.rows:,} rows in {report.files} files, visible at {report.stamp}"
+        else:
+            at = restore(
+                spark,
+                access,
+                given.path,
+                as_of=_time(given.as_of),
+                prefix=None if given.prefix is None else given.prefix.encode(),
+                history=not given.state_only,
+                tasks=given.tasks,
+            )
+            text = f"{given.path} is the store as of {at}"
+    sys.stdout.write(f"{text}\n")
     return 0
+
+
+def _time(text: str | None) -> TimeLike | None:
+    return Timestamp(int(text)) if text is not None and text.isdigit() else text
 
 
 if __name__ == "__main__":

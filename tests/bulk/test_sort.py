@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable
+from itertools import pairwise
 from pathlib import Path
 
 import pyarrow as pa
@@ -11,8 +12,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from bulk.sort import sorted_batches
+from bulk.sort import cuts, merged, sorted_batches, sorted_runs
 from kvstore.errors import UsageError
+from kvstore.span import Span
 
 Rows = list[tuple[bytes, bytes]]
 
@@ -47,6 +49,53 @@ def test_rows_come_out_sorted_and_in_order_of_arrival_within_a_key(
         bytes_max=bytes_max,
     )
     assert rows_of(found) == expected
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.lists(st.lists(st.tuples(st.binary(max_size=2), st.binary(max_size=3)), max_size=9)),
+    st.sampled_from([1, 60, 1 << 20]),
+    st.integers(1, 5),
+)
+def test_runs_of_several_writers_merge_into_pieces_that_hold_each_row_once_in_order(
+    tmp_path: Path, writers: list[Rows], bytes_max: int, count: int
+) -> None:
+    runs = [
+        run for rows in writers for run in sorted_runs([batch(rows)], tmp_path, bytes_max=bytes_max)
+    ]
+    borders = cuts(runs, count)
+    assert len(borders) < count
+    assert borders == sorted(set(borders))
+    spans = [Span(a, b) for a, b in pairwise([b"", *borders, None])]  # type: ignore[arg-type]
+    pieces = [rows_of(merged(runs, span, bytes_max=bytes_max)) for span in spans]
+    for span, piece in zip(spans, pieces, strict=True):
+        assert all(key in span for key, _ in piece)
+    expected = sorted((row for rows in writers for row in rows), key=lambda row: row[0])
+    assert [row for piece in pieces for row in piece] == expected
+
+
+def test_pieces_of_runs_are_about_even_whatever_the_runs_hold(tmp_path: Path) -> None:
+    """One writer has all low keys and ten times the rows of each other."""
+    low = [(b"a%06d" % n, b"v") for n in range(20_000)]
+    others = [[(b"%c%06d" % (98 + k, n), b"v") for n in range(2_000)] for k in range(5)]
+    runs = [run for rows in (low, *others) for run in sorted_runs([batch(rows)], tmp_path)]
+    spans = [Span(a, b) for a, b in pairwise([b"", *cuts(runs, 6), None])]  # type: ignore[arg-type]
+    sizes = [len(rows_of(merged(runs, span))) for span in spans]
+    assert sizes == pytest.approx([5000] * 6, rel=0.1)
+
+
+@given(
+    st.binary(max_size=9),
+    st.lists(st.binary(max_size=12) | st.integers(0, 3).map(bytes), max_size=60),
+    st.integers(0, 3),
+)
+def test_keys_with_a_common_beginning_and_of_any_length_are_ordered_as_bytes(
+    tmp_path_factory: pytest.TempPathFactory, common: bytes, ends: list[bytes], skipped: int
+) -> None:
+    arrived = [(common + end, b"%d" % place) for place, end in enumerate(ends)]
+    whole = batch([(b"skipped", b"")] * skipped + arrived)
+    found = sorted_batches([whole.slice(skipped)], tmp_path_factory.getbasetemp())
+    assert rows_of(found) == sorted(arrived, key=lambda row: row[0])
 
 
 def test_what_does_not_fit_goes_to_disk_and_ranges_stay_small(tmp_path: Path) -> None:

@@ -206,6 +206,7 @@ def test_epochs_lost_in_a_crash_are_counted_again(tmp_path: Path, pending_max: i
         assert epochs[-1].quiescent
 
 
+@pytest.mark.damages_store
 def test_trimming_drops_the_runs_below_since(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

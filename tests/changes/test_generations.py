@@ -164,6 +164,7 @@ def test_opening_takes_the_newest_commit_of_all_streams(tmp_path: Path) -> None:
         assert store.put(b"again", b"1") > newest
 
 
+@pytest.mark.damages_store
 def test_trimming_drops_generations_that_ended_and_keeps_the_open_one(tmp_path: Path) -> None:
     with kvstore.open(tmp_path / "s", durability="async") as store:
         store.put(b"a", b"1")

@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-import time
+import threading
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -286,27 +286,29 @@ def test_a_follower_copies_as_backups_come_and_ends_in_order_when_told(
     with subprocess.Popen(
         [*command, place, standby, "--follow", "--json"], env=environment, stdout=subprocess.PIPE
     ) as child:
+        assert child.stdout is not None
+        never = threading.Timer(60, child.kill)
+        never.start()
+        first = json.loads(child.stdout.readline())["upper"]
         run("put", store, "a", "2")
         upper = told(run("backup", "run", store, place, "--json"))["upper"]
-        try:
-            wait_for(lambda: reads(standby, b"a") == b"2")
-        finally:
-            child.terminate()
-        assert child.stdout is not None
-        assert json.loads(child.stdout.read())["upper"] == upper
+        moved = json.loads(child.stdout.readline())["upper"]
+        child.terminate()
+        never.cancel()
+        assert child.stdout.read() == b""
+    assert first < upper == moved
     assert child.returncode == 0
+    with kvstore.open_read_only(standby) as copy:
+        assert copy.get(b"a") == b"2"
 
 
-def reads(path: str, key: bytes) -> bytes | None:
-    try:
-        with kvstore.open_read_only(path) as store:
-            return store.get(key)
-    except kvstore.errors.KVStoreError:
-        return None  # not there yet, or being changed under our eyes
-
-
-def wait_for(condition: Callable[[], bool]) -> None:
-    until = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < until, "it never came"
-        time.sleep(0.05)
+def test_a_backup_counts_on_a_terminal_and_is_quiet_with_json(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run("put", tmp_path / "s", "a", "1", "--create")
+    monkeypatch.setenv("FORCE_COLOR", "1")  # then rich takes stderr for a terminal
+    monkeypatch.setenv("COLUMNS", "300")
+    assert "1 rows" in run("backup", "run", tmp_path / "s", tmp_path / "b").stderr
+    assert run("backup", "run", tmp_path / "s", tmp_path / "c", "--json").stderr == ""
+    monkeypatch.delenv("FORCE_COLOR")
+    assert run("backup", "run", tmp_path / "s", tmp_path / "d").stderr == ""

@@ -11,6 +11,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 import kvstore
+from kvstore.cli import options, read
 from kvstore.cli.app import app
 from kvstore.cli.exits import EXIT_CODES, exit_code
 from kvstore.errors import KVStoreError
@@ -175,6 +176,7 @@ def test_gc_tells_what_it_gave_up(run: Run, path: Path) -> None:
     run("gc", path, code=2)
 
 
+@pytest.mark.damages_store
 def test_verify_is_0_for_a_sound_store_and_1_for_a_damaged_one(run: Run, path: Path) -> None:
     (report,) = lines(run("verify", path, "--json"))
     assert (report["ok"], report["keys"], report["problems"]) == (True, 4, [])
@@ -184,6 +186,29 @@ def test_verify_is_0_for_a_sound_store_and_1_for_a_damaged_one(run: Run, path: P
         store._engine.write(batch)
     damaged = run("verify", path, code=1)
     assert "too short" in damaged.stdout or "not a framed key" in damaged.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "count"),
+    [
+        (("gc", "--before", "12"), "1 versions removed"),
+        (("verify",), "12 versions and changes"),
+    ],
+)
+def test_long_commands_count_on_a_terminal_and_are_quiet_with_json(
+    run: Run,
+    path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    words: tuple[str, ...],
+    count: str,
+) -> None:
+    command, *rest = words
+    monkeypatch.setenv("FORCE_COLOR", "1")  # then rich takes stderr for a terminal
+    monkeypatch.setenv("COLUMNS", "300")
+    assert count in run(command, path, *rest).stderr
+    assert run(command, path, *rest, "--json").stderr == ""
+    monkeypatch.delenv("FORCE_COLOR")
+    assert run(command, path, *rest).stderr == ""
 
 
 # -- journals ---------------------------------------------------------------------------------
@@ -271,3 +296,29 @@ def test_the_root_help_lists_the_exit_codes(run: Run) -> None:
     shown = run("--help").stdout
     assert "Exit codes" in shown
     assert "journal" in shown
+
+
+def test_following_opens_the_store_again_only_when_its_files_have_changed(
+    run: Run, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened, looks = [], iter(range(100))
+
+    def open_to_read(store: Path) -> kvstore.Store:
+        opened.append(store)
+        return options.open_to_read(store)
+
+    with kvstore.open(path) as store:
+
+        def sleep(_seconds: float) -> None:
+            look = next(looks)
+            if look == 3:
+                store.put(b"new", b"1")
+            elif look == 6:
+                raise KeyboardInterrupt
+
+        monkeypatch.setattr(read, "open_to_read", open_to_read)
+        monkeypatch.setattr(read.time, "sleep", sleep)
+        since = store.upper - 1
+        found = run("changes", path, "--since", f"{since:d}", "--follow", code=130)
+    assert [line["key"] for line in lines(found)] == ["new"]
+    assert len(opened) == 2

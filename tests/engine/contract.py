@@ -191,6 +191,23 @@ class EngineContract:
         assert reader.value() == b"2"
         engine.give_back(ticket, reader)
 
+    @settings(
+        suppress_health_check=[
+            HealthCheck.function_scoped_fixture,
+            HealthCheck.differing_executors,  # inherited by each implementation
+        ]
+    )
+    @given(batches, st.lists(st.tuples(keys, keys), max_size=5))
+    def test_first_is_the_first_entry_of_a_stretch(
+        self, engine: Engine, drawn: list[Writes], stretches: list[tuple[bytes, bytes]]
+    ) -> None:
+        write(engine, [("delete_range", b"", b"\xff" * 20)])
+        for writes in drawn:
+            write(engine, writes)
+            for start, end in stretches:
+                rows = read(engine, DATA, start, end) if start < end else []
+                assert engine.first(start, end) == (rows[0] if rows else None)
+
     # -- closing ------------------------------------------------------------------------------
 
     def test_after_close_everything_raises(self, engine: Engine) -> None:
@@ -204,6 +221,7 @@ class EngineContract:
             lambda: engine.cursor(META),
             lambda: engine.get(DATA, b"001"),
             lambda: engine.borrow(),
+            lambda: engine.first(b"", b"z"),
             lambda: engine.sync(),
             lambda: engine.stats(),
         ):

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 import kvstore
 from kvstore import Epoch, Store, Timestamp
 from kvstore.changes import capture
+from kvstore.changes.audit import Audit
 from kvstore.codec.keys import encode_change_key
 from kvstore.engine import CHANGES
 from kvstore.errors import CorruptionError, EventsMissingError
-from kvstore.feeds.quiescent import Audit
 
 pytestmark = pytest.mark.usefixtures("each_engine")
 
@@ -142,6 +142,7 @@ def test_a_reader_goes_on_where_it_was(tmp_path: Path) -> None:
         assert first < [second]
 
 
+@pytest.mark.damages_store
 def test_a_missing_entry_is_noticed(tmp_path: Path) -> None:
     with kvstore.open(tmp_path / "s", durability="async") as store:
         stamps = [store.put(b"%d" % number, b"1") for number in range(5)]
@@ -171,6 +172,22 @@ def test_a_changeset_over_the_trimmed_part_of_the_index_is_not_taken_for_a_loss(
         state, times = apply(store, middle)
         assert state == {b"a": b"4"}
         assert times == [last]
+
+
+def test_an_epoch_over_the_trimmed_part_is_not_counted_while_no_quiescent_one_follows(
+    tmp_path: Path,
+) -> None:
+    with kvstore.open(tmp_path / "s", durability="async") as store:
+        first, second = store.changeset(), store.changeset()
+        first.__enter__()
+        middle = [store.put(b"a", b"%d" % number) for number in range(3)][1]
+        second.__enter__()
+        store.gc(before=middle)
+        first.__exit__(None, None, None)  # closes an epoch of three events; two are trimmed
+        assert list(store.quiescent_points(middle)) == []
+        second.__exit__(None, None, None)
+        last = store.put(b"a", b"4")
+        assert apply(store, middle) == ({b"a": b"4"}, [last])
 
 
 def test_points_survive_trimming_restarts_and_positions_in_between(

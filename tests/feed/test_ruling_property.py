@@ -123,6 +123,7 @@ def test_state_plus_feed_is_the_later_state(
                 history.do(str(op), *arguments)
         read(limit=None)
         assert replica.rows == dict(history.store.scan())
+        history.store.verify().require_ok()
         history.store.close()
 
 
@@ -218,6 +219,34 @@ def test_a_live_feed_beside_writers_imports_and_reshards_misses_nothing(tmp_path
         assert not consumer.is_alive()
         assert not failures
         assert replica.seen == sorted(set(replica.seen))
+        store.verify().require_ok()
+
+
+def test_images_are_exact_while_everything_is_written_at_once(tmp_path: Path) -> None:
+    """Each key's image before is its last image after, over range deletes, imports, their reverts
+    and reshards, for a consumer that reads them while others write."""
+    with kvstore.open(tmp_path / "s", durability="async") as store:
+        feed = store.feed("live", start=0, images="pre+post", expand="all", batch_rows=11)
+        state: dict[bytes, bytes | None] = {}
+        wrong: list[Event] = []
+        writers = [
+            threading.Thread(target=write_for_a_while, args=(store, seed, tmp_path))
+            for seed in range(3)
+        ]
+        for writer in writers:
+            writer.start()
+        for count in (3, 1, 2):
+            store.reshard(count)
+            for event in chain.from_iterable(batch.events for batch in feed):
+                wrong += [event] if event.pre != state.get(event.key) else []
+                state[event.key] = event.post
+        for writer in writers:
+            writer.join()
+        for event in chain.from_iterable(batch.events for batch in feed):
+            wrong += [event] if event.pre != state.get(event.key) else []
+            state[event.key] = event.post
+        assert not wrong
+        assert {k: v for k, v in state.items() if v is not None} == dict(store.scan())
 
 
 CHILD = """

@@ -21,11 +21,12 @@ import bulk
 import kvstore
 from kvstore import GcPolicy, ManualClock, Store
 from kvstore.codec.keys import TAIL_BYTES, split_data_key
-from kvstore.codec.ordered import unframe
+from kvstore.codec.ordered import frame, unframe
 from kvstore.engine.api import CHANGES, DATA, RANGES
 from kvstore.engine.rocks import RocksEngine
 from kvstore.errors import HistoryGoneError, HoldLostError, UsageError
 from kvstore.gc.rules import garbage
+from kvstore.gc.search import garbage_of_keys
 
 pytestmark = pytest.mark.usefixtures("each_engine")
 
@@ -240,6 +241,47 @@ def test_stale_import_and_leftover_files_are_taken_back(tmp_path: Path) -> None:
         assert store.gc(before=0).imports == 1
         assert store.imports() == []
         assert not waiting.exists()
+
+
+def test_a_run_that_its_progress_calls_off_is_made_good_by_the_next(store: Store) -> None:
+    for key in KEYS:
+        store.put(key, b"old")
+    newest = [store.put(key, b"new") for key in KEYS][-1]
+    told: list[int] = []
+
+    def call_off(versions: int) -> None:
+        told.append(versions)
+        raise RuntimeError("enough")
+
+    with pytest.raises(RuntimeError):
+        store.gc(before=newest, progress=call_off)
+    assert told == [len(KEYS)]
+    store.gc(before=newest, progress=told.append)
+    assert stored(store, DATA) == len(KEYS)
+    assert dict(store.scan()) == dict.fromkeys(KEYS, b"new")
+    store.verify().require_ok()
+
+
+@pytest.mark.parametrize("entries_max", [1, 2, 3, 100])
+def test_keys_that_changed_are_looked_up_in_pieces(store: Store, entries_max: int) -> None:
+    """Deleted keys go whole, others but for the newest, the oldest entry first; keys that are
+    neighbours of each other's bytes are not mixed up."""
+    keys = [b"", b"\x00", b"\x00\x01", b"a", b"a\x00", b"a\x00\xff", b"a\xff", b"b"]
+    for number in range(3):
+        for key in keys:
+            store.put(key, b"%d" % number)
+    for key in keys[::2]:
+        store.delete(key)
+    since = store.upper - 1
+    for key in keys[:4]:
+        store.put(key, b"above")
+    found = list(garbage_of_keys(store._versions, keys, since, entries_max=entries_max))
+    expected = []
+    for key in keys:
+        tails = garbage(store._versions.tails(key), {}, (), since=since)
+        expected += [frame(key) + tail for tail in tails]
+    assert found == expected
+    assert len(found) == 4 * 2 + 4 * 4
 
 
 def test_gc_takes_one_of_before_and_keep(store: Store) -> None:

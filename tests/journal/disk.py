@@ -136,8 +136,11 @@ class DiskOutput:
         self._disk = disk
         self._name = os.path.basename(path)
         self._inode = disk.inodes[path]
+        self._is_closed = False
 
     def write(self, data: bytes, /) -> int:
+        if self._is_closed:
+            raise ValueError("write to a closed file")
         disk = self._disk
         if disk.die_after_bytes is not None and disk.die_before == len(disk.steps) + 1:
             self._inode.live += data[: disk.die_after_bytes]
@@ -153,7 +156,7 @@ class DiskOutput:
         self._inode.durable = self._inode.live
 
     def close(self) -> None:
-        pass
+        self._is_closed = True
 
 
 class DiskLock:

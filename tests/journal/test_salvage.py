@@ -102,6 +102,16 @@ def test_a_torn_tail_is_reported_apart_from_losses() -> None:
     assert saved(disk) == items(*range(1, 8))
 
 
+def test_where_no_file_says_what_the_records_mean_the_caller_must() -> None:
+    disk = damaged()
+    for inode in disk.inodes.values():
+        inode.live = inode.live[1:]
+    with pytest.raises(UsageError, match="what its records mean"):
+        salvage(SOURCE, TARGET, keep="all", files=disk)
+    assert salvage(SOURCE, TARGET, keep="all", content="test", files=disk).losses
+    assert set(saved(disk)) <= set(items(*range(1, 9)))
+
+
 @given(st.data())
 def test_whatever_the_damage_a_salvage_keeps_a_prefix_and_changes_no_source(
     data: st.DataObject,
@@ -114,7 +124,7 @@ def test_whatever_the_damage_a_salvage_keeps_a_prefix_and_changes_no_source(
         inode.live = inode.live[:at] + data.draw(st.binary(max_size=9)) + inode.live[at + size :]
     before = {path: inode.live for path, inode in disk.inodes.items()}
     keep = data.draw(st.sampled_from(KEEPS))
-    report = salvage(SOURCE, TARGET, keep=keep, files=disk)
+    report = salvage(SOURCE, TARGET, keep=keep, content="test", files=disk)
     assert before.items() <= {path: inode.live for path, inode in disk.inodes.items()}.items()
     kept = saved(disk)
     assert set(kept) <= set(items(*range(1, 9)))

@@ -21,6 +21,7 @@ from kvstore.errors import (
     UsageError,
 )
 from kvstore.journal import Journal, Record, Sync, read
+from kvstore.journal.records import encode, encode_many
 from tests.journal.disk import Disk
 from tests.journal.folds import PATH, Payloads, live_file, open_journal, state_of
 
@@ -336,6 +337,21 @@ def test_an_interrupt_in_the_middle_of_a_write_poisons_instead_of_repeating_an_o
         journal.append(b"x")
     journal.close()
     assert state_of(disk) == [b"kept"]
+
+
+lengths = st.sampled_from([0, 1, 50, 222, 223, 224, 225, 252, 253, 1000, 4096, 64_231, 64_232])
+payloads = st.builds(
+    lambda length, fill, pairs: b"".join([fill * length, *pairs])[-length:] if length else b"",
+    lengths,
+    st.sampled_from([b"a", b"\xfe", b"\xfd", b"\xfe\xfd", b"\0"]),
+    st.lists(st.sampled_from([b"\xfe\xfd", b"\xfe", b"text"]), max_size=3),
+)
+
+
+@given(st.lists(payloads, max_size=40))
+def test_records_written_together_are_as_those_written_one_by_one(items: list[bytes]) -> None:
+    alone = b"".join(encode(1 << 33, 7 + place, 3, item) for place, item in enumerate(items))
+    assert encode_many(1 << 33, 7, 3, items) == alone
 
 
 def test_a_journal_reopened_as_it_was_left_goes_on_without_replay_or_sync() -> None:

@@ -35,3 +35,41 @@ def test_script(script: Path, engine: str, tmp_path: Path, request: pytest.Fixtu
         script.write_text(answered)
     else:
         assert answered == written
+
+
+APPLIES = {
+    "get": "get",
+    "get, tombstones told": "deletions_told",
+    "scan, limits and resume": "scan scan_under_ranges pages",
+    "fail on more recent": "conditional",
+    "point and range at one time": "same_timestamp",
+    "put and delete": "write_too_old history",
+    "delete of what is not there": "conditional",
+    "compare and set": "conditional",
+    "range tombstone": "del_range write_too_old fragments",
+    "range tombstone, idempotent": "del_range",
+    "bad input": "bad_spans bad_spans_store",
+    "clear of a span": "clear",
+    "revert to a time": "revert_range",
+    "incremental iteration": "diff_all changes",
+    "export, all revisions": "diff_all",
+    "export, latest, full and incremental": "diff_latest",
+    "export in pieces": "pages",
+    "backup and restore": "backup",
+    "GC threshold": "gc time",
+    "GC rule": "gc",
+    "protected timestamps": "holds snapshots",
+    "bulk add, stamped when added": "import",
+    "bulk add, conflicts": "import_conflicts",
+    "undo of a bulk add": "revert revert_order",
+    "transactions": "transactions",
+}
+"""Rows of the semantics that this store follows (CockroachDB's, see ARCHITECTURE.md), and where
+they are shown. What does not apply: intents and inline values; point-wise and predicate range
+deletes, since one range tombstone does both; raw and cleared range keys, since GC alone removes
+them; fingerprints and statistics; the physical rollback of a time span, which is `revert_range`."""
+
+
+def test_each_row_of_the_semantics_has_a_script_and_no_script_is_without_one() -> None:
+    named = {name for scripts in APPLIES.values() for name in scripts.split()}
+    assert named == {script.stem for script in SCRIPTS}

@@ -1,8 +1,8 @@
 """A session whose tasks get three attempts, and whose workers are killed: run in its own process.
 
 `python -m tests.spark.retrying DIRECTORY` loads rows while workers die at three points (before
-the sort, half way through a part, after a part was finished but before it was reported) and prints
-what came of it as JSON.
+the sort, half way through a part, after a part was finished but before it was reported), then backs
+up, compacts and restores while tasks fail and die, and prints what came of it as JSON.
 """
 
 from __future__ import annotations
@@ -10,32 +10,53 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 from pyspark import TaskContext
+from pyspark.sql import SparkSession
 
 import kvstore
+from backup import Collection
+from bulk.part import PartWriter
+from kvstore import Store
 from spark_connector import load, session
+from spark_connector.jobs import backup, compact, restore
 
 ROWS = 6000
+
+_write = PartWriter.write
 
 
 def main(directory: Path) -> None:
     spark = session("retries", memory="512m", **{"spark.master": "local[2,3]"})
-    built: Any = load._builder
+    sorter: Any = load._sorter
+    merger: Any = load._merger
 
-    def dying_builder(*args: Any, **named: Any) -> Any:
-        build = built(*args, **named)
+    def dying_sorter(*args: Any) -> Any:
+        sort = sorter(*args)
+
+        def attempt(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            results = list(sort(batches))
+            context = TaskContext.get()
+            assert context is not None
+            if context.attemptNumber() == 0 and context.partitionId() == 2:
+                os._exit(1)  # its runs are on disk; nobody hears of them
+            yield from results
+
+        return attempt
+
+    def dying_merger(*args: Any) -> Any:
+        build = merger(*args)
 
         def attempt(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             context = TaskContext.get()
             assert context is not None
             number, partition = context.attemptNumber(), context.partitionId()
             if number == 0 and partition % 2 == 0:
-                batches = _dies_after_one(batches)
+                PartWriter.write = _write_half_and_die  # type: ignore[method-assign]  # here only
             results = list(build(batches))
             if number == 1 or (number == 0 and partition % 2 == 1):
                 os._exit(1)  # the part is whole and on disk; nobody hears of it
@@ -43,7 +64,8 @@ def main(directory: Path) -> None:
 
         return attempt
 
-    load._builder = dying_builder
+    load._sorter = dying_sorter
+    load._merger = dying_merger
     df = spark.sql(
         f"SELECT CAST(lpad(CAST(id AS STRING), 6, '0') AS BINARY) AS key, "
         f"CAST(CAST(id AS STRING) AS BINARY) AS value FROM range(0, {ROWS}, 1, 3)"
@@ -55,6 +77,7 @@ def main(directory: Path) -> None:
         stamp = load.bulk.ingest(store, staging)
         rows = [key.decode() for key, _ in store.scan()]
         changes = list(store.changes(0, order="time"))
+        jobs = _jobs_are_right(spark, store, directory)
         print(
             json.dumps(
                 {
@@ -63,6 +86,7 @@ def main(directory: Path) -> None:
                     "stamps": {change.timestamp for change in changes} == {stamp},
                     "manifest_rows": manifest.rows,
                     "orphans": orphans,
+                    "jobs": jobs,
                 }
             )
         )
@@ -78,10 +102,52 @@ def _dies_at_first(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch
         yield batch
 
 
-def _dies_after_one(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    for batch in batches:
-        yield batch.slice(0, batch.num_rows // 2)
-        os._exit(1)
+def _write_half_and_die(writer: PartWriter, batch: pa.RecordBatch) -> None:
+    _write(writer, batch.slice(0, batch.num_rows // 2))
+    os._exit(1)
+
+
+def _jobs_are_right(spark: SparkSession, store: Store, directory: Path) -> dict[str, Any]:
+    """Backups, a compaction and a restore, whose tasks fail, and die when they are done."""
+    for job, name in (
+        (backup, "write_piece"),
+        (compact, "merge_piece"),
+        (restore, "build_piece"),
+    ):
+        setattr(job, name, _failing(getattr(job, name)))
+    store.delete_range(b"000100", b"005000")
+    url = str(directory / "collection")
+    collection = Collection(url)
+    backup.backup(spark, store, url, tasks=3)
+    lost = [len(collection.scrub().orphans)]
+    store.put(b"000200", b"new")
+    collection.backup(store)
+    compact.compact(spark, url, tasks=3)
+    lost.append(len(collection.scrub().orphans))
+    compared = collection.verify("contents", store).rows
+    at = restore.restore(spark, url, directory / "restored", tasks=3)
+    with kvstore.open(directory / "restored") as restored:
+        same = list(restored.versions(since=None, upto=at)) == list(
+            store.versions(since=None, upto=at)
+        )
+    left = [entry.name for entry in directory.iterdir() if entry.name.startswith(".")]
+    batches = len(collection.list())
+    return {"lost": lost, "rows": compared, "same": same, "left": left, "batches": batches}
+
+
+def _failing(work: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    def attempt(item: Any) -> Any:
+        context = TaskContext.get()
+        assert context is not None
+        number, partition = context.attemptNumber(), context.partitionId()
+        if number == 0 and partition % 2 == 0:
+            raise OSError("a storage that comes back")
+        done = work(item)
+        if number < 2:
+            os._exit(1)  # all is written; nobody hears of it
+        return done
+
+    return attempt
 
 
 if __name__ == "__main__":

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+import bulk
 import kvstore
 from backup import Collection
 from kvstore import Store
-from kvstore.errors import CorruptionError
-from spark_connector.jobs import restore, verify
+from kvstore.errors import CorruptionError, UsageError
+from spark_connector.jobs import backup, compact, restore, verify
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -53,7 +57,123 @@ def test_verify_reads_every_part_and_names_the_damaged(
         verify.verify(spark, url)
 
 
-@pytest.mark.parametrize("job", [verify, restore])
+def write(store: Store, first: int) -> None:
+    """Rows of several sizes, a range delete over most of them, and an import over some."""
+    with store.batch() as batch:
+        for number in range(first, first + 3000):
+            batch.put(b"%05d" % number, number.to_bytes(4, "big") * (number % 50))
+    store.delete_range(b"%05d" % (first + 10), b"%05d" % (first + 2000))
+    staged = bulk.Import.create(f"{store.path}-staging-{first}")
+    with staged.writer() as writer:
+        for number in range(first, first + 3000, 7):
+            writer.put(b"%05d" % number, b"imported")
+    staged.seal()
+    bulk.ingest(store, staged.staging)
+
+
+def test_backup_compact_and_restore_over_splits_equal_one_process(
+    spark: SparkSession, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # No window is too small to be shared.
+    monkeypatch.setattr("kvstore.changes.columns.SORTED_CHANGES_MAX", 0)
+    url = str(tmp_path / "c")
+    collection = Collection(url)
+    write(store, 0)
+    first = backup.backup(spark, store, url, tasks=5)
+    assert first.parts > 1
+    write(store, 1500)
+    collection.backup(store)  # either goes on where the other ended
+    write(store, 2500)
+    last = backup.backup(spark, store, url, tasks=5, token="monday")
+    assert backup.backup(spark, store, url, tasks=5, token="monday") == last
+    assert [info.lower for info in collection.list()][1:] == [
+        info.upper for info in collection.list()
+    ][:-1]
+    collection.verify("contents", store)
+    compact.compact(spark, url, tasks=3)
+    assert len(collection.list()) == 1
+    collection.verify("contents", store)
+    at = restore.restore(spark, url, tmp_path / "restored", tasks=3)
+    with kvstore.open(tmp_path / "restored") as restored:
+        assert list(restored.versions(since=None, upto=at)) == list(
+            store.versions(since=None, upto=at)
+        )
+    assert not list(tmp_path.glob(".*"))  # no copy of the store, no half of a restore
+
+
+def test_errors_of_tasks_are_those_of_one_process(
+    spark: SparkSession, store: Store, tmp_path: Path
+) -> None:
+    url = str(tmp_path / "c")
+    write(store, 0)
+    backup.backup(spark, store, url)
+    part = next((tmp_path / "c" / "blob").rglob("*.parquet"))
+    part.unlink()
+    with pytest.raises(CorruptionError, match="its blob is gone"):
+        restore.restore(spark, url, tmp_path / "restored", tasks=2)
+    assert not (tmp_path / "restored").exists()
+    with kvstore.open(tmp_path / "other") as other, pytest.raises(UsageError, match="of its own"):
+        backup.backup(spark, other, url)
+
+
+@pytest.mark.usefixtures("spark")
+def test_jobs_run_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    store, url, restored = (str(tmp_path / name) for name in ("s", "c", "r"))
+    (tmp_path / "key").write_text("0f" * 32)
+    key = ["--key-file", str(tmp_path / "key")]
+    with kvstore.open(store) as opened:
+        write(opened, 0)
+        expected = list(opened.changes(0))
+    assert backup.main([store, url, "--tasks", "2", *key]) == 0
+    with kvstore.open(store) as opened:
+        write(opened, 4000)
+    assert backup.main([store, url, *key]) == 0
+    assert verify.main([url, *key]) == 0
+    assert compact.main([url, *key]) == 0
+    assert restore.main([url, restored, *key]) == 0
+    with kvstore.open(restored) as opened:
+        assert (
+            list(opened.changes(0, expected[0].timestamp))[:100]
+            == [c for c in expected if c.timestamp == expected[0].timestamp][:100]
+        )
+        assert opened.get(b"04000") == b"imported"
+    assert restore.main([url, str(tmp_path / "o"), "--into", "--prefix", "04", *key]) == 0
+    assert "rows in 2 files" in capsys.readouterr().out
+
+
+def test_a_job_runs_under_spark_submit(tmp_path: Path) -> None:
+    """Where to run is what spark-submit says, not what a job would choose by itself."""
+    import pyspark
+
+    from spark_connector.java import java_for_spark
+
+    with kvstore.open(tmp_path / "s") as store:
+        write(store, 0)
+    ended = subprocess.run(
+        [
+            Path(pyspark.__file__).parent / "bin" / "spark-submit",
+            *("--master", "local[1]", "--conf", "spark.ui.enabled=false"),
+            *("--driver-memory", "512m", backup.__file__),
+            *(str(tmp_path / "s"), str(tmp_path / "c"), "--cores", "7"),
+        ],
+        env={
+            **os.environ,
+            "JAVA_HOME": str(java_for_spark().home),
+            "PYSPARK_PYTHON": sys.executable,
+            "PYTHONPATH": str(Path(backup.__file__).parents[2]),
+            "SPARK_LOCAL_IP": "127.0.0.1",
+        },
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr[-3000:]
+    with kvstore.open(tmp_path / "s") as store:
+        Collection(tmp_path / "c").verify("contents", store)
+
+
+@pytest.mark.parametrize("job", [backup, compact, verify, restore])
 def test_jobs_explain_themselves(job: object, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         job.main(["--help"])  # type: ignore[attr-defined]

@@ -308,6 +308,40 @@ def test_explicit_splits_are_the_borders_of_the_files(
             stage_import(frame(spark, rows), tmp_path / "t", "key", "value", splits=wrong)
 
 
+def test_parts_are_about_even_however_the_rows_come(spark: SparkSession, tmp_path: Path) -> None:
+    """The first input partition has all low keys, and so a run of its own."""
+    df = spark.sql(
+        "SELECT CAST(lpad(CAST(id AS STRING), 6, '0') AS BINARY) AS key, X'' AS value "
+        "FROM range(0, 40000, 1, 7)"
+    )
+    manifest = stage_import(df, tmp_path / "s", "key", "value", partitions=5)
+    assert [part.rows for part in manifest.parts] == pytest.approx([8000] * 5, rel=0.25)
+
+
+def test_keys_alike_for_longer_than_what_is_sampled_of_them_are_all_there(
+    spark: SparkSession, store: Store
+) -> None:
+    rows = {b"k" * (1024 + n): b"%d" % n for n in range(200)}
+    bulk_import(frame(spark, rows), store, "key", "value", partitions=3)
+    assert dict(store.scan()) == rows
+
+
+def test_rows_beyond_a_tasks_memory_are_sorted_on_disk(
+    spark: SparkSession, store: Store, tmp_path: Path
+) -> None:
+    """Three values of 64 MiB and one of 32, in one task that sorts at most 128 MiB at once."""
+    df = spark.sql(
+        "SELECT CAST(chr(100 - CAST(id AS INT)) AS BINARY) AS key, "
+        "CAST(repeat(chr(48 + CAST(id AS INT)), IF(id = 3, 32, 64) * 1048576) AS BINARY) AS value "
+        "FROM range(0, 4, 1, 4)"
+    )
+    stage_import(df, tmp_path / "s", "key", "value", partitions=1)
+    assert not (tmp_path / "s" / "sorting").exists()
+    bulk.ingest(store, tmp_path / "s")
+    found = {key: (value[:1], len(value) >> 20) for key, value in store.scan()}
+    assert found == {b"a": (b"3", 32), b"b": (b"2", 64), b"c": (b"1", 64), b"d": (b"0", 64)}
+
+
 def test_job_of_a_known_id_is_added_once(spark: SparkSession, store: Store) -> None:
     df = frame(spark, {b"a": b"1"})
     report = run_import(df, store, "key", "value", import_id=77)

@@ -1,4 +1,4 @@
-"""Workers that die are started again, and the import holds each row once all the same."""
+"""Workers that die are started again, and imports and backups hold each row once all the same."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.spark
-def test_killed_workers_and_finished_but_lost_attempts_never_change_the_import(
+def test_killed_workers_and_finished_but_lost_attempts_never_change_the_result(
     tmp_path: Path,
 ) -> None:
     """In a process of its own: attempts are counted by the master, and a JVM has one."""
@@ -27,6 +27,9 @@ def test_killed_workers_and_finished_but_lost_attempts_never_change_the_import(
     )
     assert ended.returncode == 0, ended.stderr[-4000:]
     outcome = json.loads(ended.stdout.splitlines()[-1])
+    jobs = outcome.pop("jobs")
+    assert min(jobs.pop("lost")) >= 3  # parts of attempts that were lost, which nothing names
+    assert jobs == {"rows": 6002, "same": True, "left": [], "batches": 1}
     orphans = outcome.pop("orphans")
     assert orphans >= 3  # whole parts of attempts that nobody heard of, and a half one
     assert outcome == {"rows": True, "changes": 6000, "stamps": True, "manifest_rows": 6000}

@@ -88,6 +88,100 @@ def test_stream_without_a_start_begins_with_the_state(
     assert [row for batch in seen for row in batch] == expected(store, at)
 
 
+@pytest.mark.parametrize("origin", ["collection", "checkpoints"])
+def test_the_first_state_comes_in_micro_batches_each_row_once_over_restarts(
+    spark: SparkSession, store: Store, tmp_path: Path, origin: str
+) -> None:
+    """Cut between keys at one pinned time, though the store moves on between two of them."""
+    path, state = tmp_path / "origin", tmp_path / "state"
+    copies = iter(range(100))
+
+    def publish() -> None:
+        if origin == "collection":
+            Collection(path).backup(store)
+        else:
+            path.mkdir(exist_ok=True)
+            store.checkpoint(path / str(next(copies)))
+
+    with store.batch() as batch:
+        for number in range(25):
+            batch.put(b"%02d" % number, b"1")
+    store.delete_range(b"03", b"06")
+    publish()
+    at = store.upper - 1
+    seen: Seen = []
+
+    def stop_in(batch: DataFrame, batch_id: int) -> None:
+        found = [
+            (r._commit_version, r._change_type, bytes(r.key), r.value) for r in batch.collect()
+        ]
+        seen.append(sorted(found, key=lambda row: row[2]))
+        if batch_id == 1:
+            # The process dies with its second batch taken but not written down; time goes on.
+            store.put(b"00", b"2")
+            store.delete(b"24")
+            publish()
+            raise RuntimeError("killed")
+
+    reader = spark.readStream.format("kvstore").options(
+        readChangeFeed="true", maxRowsPerTrigger="10"
+    )
+    query = (
+        reader.load(str(path))
+        .writeStream.foreachBatch(stop_in)
+        .option("checkpointLocation", str(state))
+        .trigger(availableNow=True)
+        .start()
+    )
+    with pytest.raises(Exception, match="killed"):
+        query.awaitTermination()
+    taken = seen.pop()
+    run(spark, path, state, seen, maxRowsPerTrigger="10")
+    assert sorted(seen[1], key=lambda row: row[2]) == taken  # the same two offsets, the same rows
+    assert [len(batch) for batch in seen[:3]] == [10, 10, 2]
+    rows = [row for batch in seen for row in batch]
+    first, later = rows[:22], rows[22:]
+    assert [(key, value) for _, _, key, value in sorted(first, key=lambda row: row[2])] == list(
+        store.scan(as_of=at)
+    )
+    run(spark, path, state, seen, maxRowsPerTrigger="10")
+    later = [row for batch in seen for row in batch][22:]
+    assert later == expected(store, at)
+
+
+def test_the_first_state_is_cut_by_bytes_as_well(
+    spark: SparkSession, store: Store, tmp_path: Path
+) -> None:
+    with store.batch() as batch:
+        for number in range(10):
+            batch.put(b"%02d" % number, b"x" * 98)
+        batch.put(b"05", b"x" * 5000)  # larger than a batch may be: alone in one
+    store.checkpoint(tmp_path / "copy")
+    seen: Seen = []
+    run(spark, tmp_path / "copy", tmp_path / "state", seen, maxBytesPerTrigger="300")
+    assert [len(batch) for batch in seen] == [3, 2, 1, 3, 1]
+
+
+def test_a_stream_goes_on_from_an_older_chain_to_the_newest(
+    spark: SparkSession, store: Store, tmp_path: Path
+) -> None:
+    collection, state = Collection(tmp_path / "c"), tmp_path / "state"
+    store.put(b"a", b"1")
+    collection.backup(store)
+    seen: Seen = []
+    run(spark, tmp_path / "c", state, seen, startingTimestamp="0")
+    store.put(b"b", b"2")
+    collection.backup(store)
+    store.gc(before=store.upper - 1)
+    store.put(b"c", b"3")
+    since = collection.upper - 1
+    collection.backup(store, full=True)  # begins where the stream has not been yet
+    assert collection.since > seen[0][0][0]
+    assert collection.since <= since
+    run(spark, tmp_path / "c", state, seen, startingTimestamp="0")
+    assert [row[2] for batch in seen for row in batch] == [b"a", b"b", b"c"]
+
+
 def test_lost_history_stops_the_stream_unless_it_may_be_skipped(
     spark: SparkSession, store: Store, tmp_path: Path
 ) -> None:

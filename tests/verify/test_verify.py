@@ -6,13 +6,15 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import bulk
 import kvstore
-from kvstore import ManualClock, Store
+from kvstore import Epoch, ManualClock, Store
 from kvstore.changes.entry import OP_DELETE, OP_PUT, pack
+from kvstore.changes.epoch import pack_run, run_name, unpack_run
 from kvstore.changes.index import FIRST_STREAM
 from kvstore.codec.keys import (
     TOMBSTONE,
@@ -25,10 +27,11 @@ from kvstore.codec.keys import (
 from kvstore.codec.ordered import frame
 from kvstore.engine.api import CHANGES, DATA, META, RANGES
 from kvstore.errors import CorruptionError
+from kvstore.meta import Meta
 from kvstore.timestamp import Timestamp
 from kvstore.verify import report
 
-pytestmark = pytest.mark.usefixtures("each_engine")
+pytestmark = [pytest.mark.usefixtures("each_engine"), pytest.mark.damages_store]
 
 
 @pytest.fixture
@@ -292,3 +295,100 @@ def test_stats_count_what_is_held(store: Store) -> None:
     assert figures["upper"] == store.upper
     assert (figures["imports"], figures["holds"], figures["range_fragments"]) == (1, 1, 2)
     assert figures["data_bytes"] + figures["data_memtable_bytes"] > 0
+
+
+# -- epochs ---------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def reopened(tmp_path: Path) -> Iterator[Store]:
+    """A store with three runs of written epochs, of three domains, and one that waits."""
+    for number in range(3):
+        with kvstore.open(tmp_path / "e", durability="async") as opened:
+            opened.put(b"bare", b"%d" % number)
+            with opened.changeset():
+                opened.put(b"a", b"%d" % number)
+                opened.put(b"b", b"%d" % number)
+    with kvstore.open(tmp_path / "e", durability="async") as opened:
+        opened.put(b"c", b"1")
+        yield opened
+
+
+def run_of(store: Store, number: int) -> dict[str, Any]:
+    found = Meta(store._engine).read(run_name(number))
+    assert found is not None
+    return found
+
+
+def rewrite(store: Store, number: int, change: Callable[[list[Epoch]], list[Epoch]]) -> None:
+    """Put other epochs in the place of a run's."""
+    fields = run_of(store, number)
+    epochs = change(unpack_run(run_name(number), fields))
+    numbers: list[int] = []
+    for epoch in epochs:
+        numbers += (epoch.end, epoch.closed_at, epoch.events, 1 * epoch.quiescent)
+    begin = epochs[0].begin if epochs else int(fields["begin"])
+    record = pack_run(epochs[0].domain, begin, numbers, quiet=int(fields["quiet"]))
+    batch = store._engine.batch()
+    Meta(store._engine).stage(batch, run_name(number), record)
+    store._engine.write(batch)
+
+
+def test_sound_epochs_have_no_problems(reopened: Store) -> None:
+    assert problems(reopened) == []
+    with reopened.changeset():
+        reopened.put(b"open", b"1")
+        assert problems(reopened) == [], "a changeset that is open is in no epoch yet"
+    reopened.gc(before=reopened.now())
+    reopened.put(b"d", b"1")
+    assert problems(reopened) == []
+
+
+def shifted(epochs: list[Epoch]) -> list[Epoch]:
+    return [epochs[0]._replace(begin=epochs[0].begin + 1), *epochs[1:]]
+
+
+def miscounted(epochs: list[Epoch]) -> list[Epoch]:
+    return [epochs[0]._replace(events=epochs[0].events + 1), *epochs[1:]]
+
+
+def early(epochs: list[Epoch]) -> list[Epoch]:
+    return [epochs[0], epochs[1]._replace(closed_at=Timestamp(1)), *epochs[2:]]
+
+
+def late(epochs: list[Epoch]) -> list[Epoch]:
+    return [*epochs[:-1], epochs[-1]._replace(closed_at=Timestamp(1 << 62))]
+
+
+def empty(epochs: list[Epoch]) -> list[Epoch]:
+    return [epochs[0]._replace(end=epochs[0].begin), *epochs[1:]]
+
+
+@pytest.mark.parametrize(
+    ("damage", "where", "problem"),
+    [
+        (lambda s: write(s, META, run_name(1).encode(), None), f"{1:016x}", "run of epochs is mis"),
+        (lambda s: write(s, META, run_name(1).encode(), None), "changes below", "in no epoch"),
+        (lambda s: write(s, META, run_name(2).encode(), None), f"{2:016x}", "run of epochs is mis"),
+        (lambda s: write(s, META, b"epochs/x", b'{"v": 1}'), "epochs/x", "not the name of a run"),
+        (lambda s: rewrite(s, 1, shifted), "domain", "an epoch begins at 1, the one before ended"),
+        (lambda s: rewrite(s, 1, lambda e: e[2:]), "domain", "an epoch begins at"),
+        (lambda s: rewrite(s, 1, miscounted), "epoch", "it counts 2 events, 1 are there"),
+        (lambda s: rewrite(s, 1, early), "epoch", "before the one before it"),
+        (lambda s: rewrite(s, 1, late), "epoch", "ends or lies wrong"),
+        (lambda s: rewrite(s, 1, empty), "epoch", "ends or lies wrong"),
+        (lambda s: drop_commit(s, b"c"), "epoch", "it counts 1 events, 0 are there"),
+    ],
+)
+def test_each_kind_of_damage_to_epochs_is_found_and_named(
+    reopened: Store, damage: Damage, where: str, problem: str
+) -> None:
+    damage(reopened)
+    found = problems(reopened)
+    assert [line for line in found if where in line and problem in line], found
+
+
+def drop_commit(store: Store, key: bytes) -> None:
+    """Take the change entry of the newest commit of `key`."""
+    at = next(iter(store.history(key))).timestamp
+    write(store, CHANGES, encode_change_key(FIRST_STREAM, at), None)

@@ -1,0 +1,69 @@
+"""Uploading a window: from a store's rows to parts, which are yet to be appended as a batch.
+
+Whoever does it, one process or the tasks of a cluster, writes parts by `write_batch` of rows from
+`exported`; only who calls these, and for which piece of the key space, differs.
+
+Invariants
+1. Parts come in the order of their keys, and hold each row of the window once.
+2. Nothing names the parts until the batch is appended: what an upload that failed has left is an
+   orphan, which changes no result and is found by a scrub.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import NamedTuple, Protocol, TypeAlias
+
+import pyarrow as pa
+
+from backup.export import Exported, exported
+from backup.progress import Attempt
+from backup.shard import Batch, BatchDesc, Shard
+from kvstore.store import Store
+
+Progress: TypeAlias = "Callable[[int], None]"
+"""Is told the rows written so far; what it raises calls the backup off."""
+
+
+class Uploaded(NamedTuple):
+    """A batch to append, whose history is whole from `whole_since` on."""
+
+    whole_since: int
+    batch: Batch
+
+
+class Upload(Protocol):
+    """Writes the rows of a window that come behind those an attempt has uploaded before."""
+
+    def __call__(
+        self, store: Store, shard: Shard, attempt: Attempt, progress: Progress | None
+    ) -> Uploaded:
+        """Upload. Raises `HistoryGoneError` if the store no longer has the window."""
+        ...
+
+
+def upload_here(
+    store: Store, shard: Shard, attempt: Attempt, progress: Progress | None
+) -> Uploaded:
+    """Upload in this process, in bounded memory; each full part is recorded."""
+    window = exported(store, since=attempt.since, upto=attempt.upper - 1, after=attempt.after)
+    return upload_window(window, shard, attempt, progress)
+
+
+def upload_window(
+    window: Exported, shard: Shard, attempt: Attempt, progress: Progress | None
+) -> Uploaded:
+    """Upload rows that are there already, in this process."""
+    rows = window.rows if progress is None else _counted(window.rows, progress)
+    desc = BatchDesc(attempt.lower, attempt.upper)
+    return Uploaded(window.whole_since, shard.write_batch(desc, rows, on_full=attempt.record))
+
+
+def _counted(rows: Iterator[pa.RecordBatch], progress: Progress) -> Iterator[pa.RecordBatch]:
+    """`rows`, with `progress` told how many there were before each piece and at the end."""
+    count = 0
+    for batch in rows:
+        progress(count)
+        yield batch
+        count += batch.num_rows
+    progress(count)

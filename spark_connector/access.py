@@ -1,0 +1,104 @@
+"""How a collection is opened, wherever Spark opens it: the driver, planning workers, every task.
+
+What travels are references, never secrets: the name of an environment variable, or the path of
+a file, which must be there on every machine that opens the collection. Credentials of an object
+store come as its own tools take them: from the environment, a profile, the machine's role.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from backup import Collection
+from backup.place import find_place
+from backup.sealed import Secret
+from backup.shard import Storage
+from kvstore.errors import UsageError
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """The address of a collection, and where to find what opens it. At most one key.
+
+    `endpoint`, `region` and `skip_signature` are for object stores; what is not given, the
+    environment says.
+    """
+
+    url: str
+    key_file: str | None = None
+    passphrase_env: str | None = None
+    passphrase_file: str | None = None
+    endpoint: str | None = None
+    region: str | None = None
+    skip_signature: bool = False
+
+    def __post_init__(self) -> None:
+        if self.url.startswith("memory://"):
+            raise UsageError(
+                f"{self.url} is in the memory of one process", "Spark has several: use a path"
+            )
+        keys = [self.key_file, self.passphrase_env, self.passphrase_file]
+        if sum(key is not None for key in keys) > 1:
+            raise UsageError(
+                "more than one of keyFile, passphraseEnv, passphraseFile is given", "pass one"
+            )
+
+    def as_options(self) -> dict[str, str]:
+        """The same as options of `format("kvstore")`, without the path."""
+        given = {
+            "keyFile": self.key_file,
+            "passphraseEnv": self.passphrase_env,
+            "passphraseFile": self.passphrase_file,
+            "endpoint": self.endpoint,
+            "region": self.region,
+            "skipSignature": "true" if self.skip_signature else None,
+        }
+        return {name: value for name, value in given.items() if value is not None}
+
+    def open(self) -> Collection:
+        """Open it. Raises `UsageError` where the key is missing or wrong."""
+        return Collection(
+            self.url, self._passphrase(), key_file=self.key_file, options=self._options()
+        )
+
+    def storage(self) -> Storage:
+        """Where its blobs are, decrypting if it has a key. Raises as `open`."""
+        passphrase, secret = self._passphrase(), None
+        if passphrase is not None or self.key_file is not None:
+            secret = Secret(passphrase=passphrase, key_file=self.key_file)
+        return find_place(self.url, secret, options=self._options())
+
+    def _passphrase(self) -> str | None:
+        if self.passphrase_file is not None:
+            return _first_line(self.passphrase_file)
+        if self.passphrase_env is None:
+            return None
+        passphrase = os.environ.get(self.passphrase_env)
+        if passphrase is None:
+            raise UsageError(
+                f"environment variable {self.passphrase_env} is not set in Spark's processes",
+                "set it before the session starts, or spark.executorEnv; or use a key file",
+            )
+        return passphrase
+
+    def _options(self) -> dict[str, Any]:
+        options: dict[str, Any] = {}
+        if self.endpoint is not None:
+            options["endpoint"] = self.endpoint
+            if self.endpoint.startswith("http://"):
+                options["client_options"] = {"allow_http": True}
+        if self.region is not None:
+            options["region"] = self.region
+        if self.skip_signature:
+            options["skip_signature"] = True
+        return options
+
+
+def _first_line(path: str) -> str:
+    try:
+        return Path(path).read_text().partition("\n")[0].rstrip("\r")
+    except OSError as error:
+        raise UsageError(f"passphrase file {path} cannot be read: {error}") from error

@@ -1,0 +1,188 @@
+"""Back a store up with Spark: `Collection.backup`, its parts written by tasks.
+
+    python -m spark_connector.jobs.backup STORE COLLECTION [--full] [--token T] [--cores N]
+
+The driver has the store open. It takes one timestamp and a checkpoint beside the store (hard links:
+the tasks' file system must be the store's), and cuts the key space; each task writes the parts of
+its piece from the checkpoint, and the driver appends them as one batch. So the result is that of
+one process, row for row, and either kind goes on where the other ended.
+
+A window that the change index shows to be small is no work to share: the driver writes it.
+Also for `spark-submit`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import secrets
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+
+if not __package__:
+    del sys.path[0]  # as the package says
+
+from pyspark.sql import SparkSession
+
+import kvstore
+from backup.export import Position, exported
+from backup.progress import Attempt
+from backup.shard import VERSIONS, Batch, BatchDesc, Shard, part_names, write_batch
+from backup.upload import Progress, Uploaded, upload_window
+from backup.window import BackupInfo
+from kvstore import Store
+from kvstore.opening import open_read_only
+from kvstore.span import Span
+from spark_connector.access import Access
+from spark_connector.jobs.command import access_of, parser_of, running
+from spark_connector.jobs.tasks import run_tasks, task_count
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What one task writes: the rows of `span` in the window, behind `after`."""
+
+    access: Access
+    chain: str
+    copy: str
+    span: Span
+    since: int | None
+    upto: int
+    desc: BatchDesc
+    after: Position | None
+
+
+@dataclass(frozen=True, slots=True)
+class SparkUpload:
+    """Uploads windows by tasks; see `backup.upload.Upload`."""
+
+    spark: SparkSession
+    access: Access
+    tasks: int | None = None
+    copies: Path | None = None
+
+    def __call__(
+        self, store: Store, shard: Shard, attempt: Attempt, progress: Progress | None
+    ) -> Uploaded:
+        upto = attempt.upper - 1
+        window = exported(store, since=attempt.since, upto=upto, after=attempt.after)
+        if window.is_small:
+            return upload_window(window, shard, attempt, progress)
+        del window  # and with it the pass that it has begun
+        with _copy_of(store, self.copies) as copy:
+            with open_read_only(copy) as opened:
+                # What is whole in the copy may be less than it was in the store a moment ago.
+                newest = min(upto, int(opened.upper) - 1)
+                whole_since = exported(opened, since=attempt.since, upto=newest).whole_since
+                size = sum(file.size_bytes for file in opened.files())
+                spans = opened.splits(
+                    self.tasks or task_count(self.spark, size),
+                    None if attempt.after is None else Span(attempt.after.key),
+                )
+            pieces = [
+                Piece(
+                    self.access,
+                    shard.log.shard,
+                    str(copy),
+                    span,
+                    attempt.since,
+                    newest,
+                    BatchDesc(attempt.lower, attempt.upper),
+                    attempt.after,
+                )
+                for span in spans
+            ]
+            written = run_tasks(self.spark, pieces, write_piece)
+        parts = tuple(part for batch in written for part in batch.parts)
+        if progress is not None:
+            progress(sum(part.rows for part in parts))
+        return Uploaded(whole_since, Batch(attempt.lower, attempt.upper, parts=parts))
+
+
+def write_piece(piece: Piece) -> Batch:
+    """Write the parts of one piece. The task."""
+    blob = piece.access.storage().blob
+    with open_read_only(piece.copy) as copy:
+        window = exported(
+            copy, since=piece.since, upto=piece.upto, after=piece.after, span=piece.span
+        )
+        names = part_names(piece.chain)
+        return write_batch(blob, piece.desc, window.rows, rule=VERSIONS, names=names)
+
+
+def backup(
+    spark: SparkSession,
+    store: Store,
+    access: Access | str,
+    *,
+    full: bool = False,
+    token: str | None = None,
+    max_age: timedelta | None = None,
+    tasks: int | None = None,
+    copies: Path | None = None,
+) -> BackupInfo:
+    """Append what `store` has committed since the last backup, its parts written by tasks.
+
+    As `Collection.backup`, with its parameters and errors. `copies`: a directory for the checkpoint
+    that tasks read, on the store's file system and seen by all of Spark's machines (default: beside
+    the store). `tasks`: pieces of the key space (default: by size).
+    """
+    found = Access(access) if isinstance(access, str) else access
+    upload = SparkUpload(spark, found, tasks, copies)
+    return found.open().backup(store, full=full, token=token, max_age=max_age, upload=upload)
+
+
+@contextmanager
+def _copy_of(store: Store, copies: Path | None) -> Iterator[Path]:
+    """A checkpoint for as long as the tasks run."""
+    name = "memory" if store.path is None else store.path.name
+    beside = Path(tempfile.gettempdir()) if store.path is None else store.path.absolute().parent
+    directory = beside if copies is None else copies
+    for left in directory.glob(f".{name}.copied-*"):  # by processes that were killed:
+        if left.name.split("-")[-2] != str(os.getpid()):  # only one has the store open
+            shutil.rmtree(left, ignore_errors=True)
+    copy = directory / f".{name}.copied-{os.getpid()}-{secrets.token_hex(4)}"
+    try:
+        store.checkpoint(copy)
+        yield copy
+    finally:
+        shutil.rmtree(copy, ignore_errors=True)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command line; returns the exit status."""
+    parser = parser_of("backup", "Back a store up into a collection, in parallel.")
+    _add_store(parser)
+    parser.add_argument("collection", help="path or URL, as all of Spark's machines see it")
+    parser.add_argument("--full", action="store_true", help="begin a chain beside the present one")
+    parser.add_argument("--token", help="name of this backup: run again with it, it is done once")
+    parser.add_argument("--tasks", type=int, help="pieces to cut the work into (default: by size)")
+    given = parser.parse_args(arguments)
+    with running("backup", given) as spark, kvstore.open(given.store, create=False) as store:
+        info = backup(
+            spark,
+            store,
+            access_of(given),
+            full=given.full,
+            token=given.token,
+            tasks=given.tasks,
+        )
+    sys.stdout.write(
+        f"{info.rows:,} rows in {info.parts} parts, {info.bytes:,} bytes: "
+        f"[{info.lower}, {info.upper})\n"
+    )
+    return 0
+
+
+def _add_store(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("store", help="directory; nobody else may have it open")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,61 @@
+"""What the command lines of the jobs share: how a collection is opened, and which session runs.
+
+Under `spark-submit` the session is the one that it sets up; else a local one is started.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from pyspark.sql import SparkSession
+
+from spark_connector.access import Access
+from spark_connector.session import session
+
+
+def parser_of(job: str, description: str) -> argparse.ArgumentParser:
+    """A parser that has the options every job takes."""
+    parser = argparse.ArgumentParser(
+        prog=f"python -m spark_connector.jobs.{job}",
+        description=description,
+        epilog="Credentials of an object store come from the environment, as its own tools take "
+        "them. Files named here are read on every machine. Also for spark-submit.",
+    )
+    parser.add_argument(
+        "--cores", type=int, default=os.cpu_count() or 1, help="of a local session (default: all)"
+    )
+    keys = parser.add_mutually_exclusive_group()
+    keys.add_argument("--key-file", help="of an encrypted collection: 32 bytes or 64 hex digits")
+    keys.add_argument("--passphrase-env", help="the environment variable with its passphrase")
+    keys.add_argument("--passphrase-file", help="the file with its passphrase")
+    parser.add_argument("--endpoint", help="of an object store")
+    parser.add_argument("--region", help="of an object store")
+    parser.add_argument(
+        "--skip-signature", action="store_true", help="an object store that asks for no credentials"
+    )
+    return parser
+
+
+def access_of(given: argparse.Namespace) -> Access:
+    """How to open the collection that a command line names."""
+    return Access(
+        given.collection.removeprefix("file://"),
+        key_file=given.key_file,
+        passphrase_env=given.passphrase_env,
+        passphrase_file=given.passphrase_file,
+        endpoint=given.endpoint,
+        region=given.region,
+        skip_signature=given.skip_signature,
+    )
+
+
+@contextmanager
+def running(job: str, given: argparse.Namespace) -> Iterator[SparkSession]:
+    """The session to run a job in; one that was there before goes on afterwards."""
+    if "PYSPARK_GATEWAY_PORT" in os.environ:  # spark-submit has begun, and says where to run
+        yield SparkSession.builder.appName(f"kvstore {job}").getOrCreate()
+        return
+    yield session(job, cores=given.cores)

@@ -1,0 +1,106 @@
+"""Compact a collection with Spark: `Collection.compact`, its parts merged by tasks.
+
+    python -m spark_connector.jobs.compact COLLECTION [--cores N]
+
+The driver cuts the key space of what is to be merged; each task merges its piece of all batches and
+writes the parts; the driver puts them in the place of the inputs by one command, if these are
+still there. Also for `spark-submit`.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+if not __package__:
+    del sys.path[0]  # as the package says
+
+from pyspark.sql import SparkSession
+
+from backup.shard import (
+    VERSIONS,
+    Batch,
+    BatchDesc,
+    Compact,
+    part_names,
+    read_batches,
+    split_batches,
+    write_batch,
+)
+from backup.shard.log import StateLog
+from kvstore.span import Span
+from spark_connector.access import Access
+from spark_connector.jobs.command import access_of, parser_of, running
+from spark_connector.jobs.tasks import run_tasks, task_count
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What one task merges: the rows of `span` in `inputs`."""
+
+    access: Access
+    chain: str
+    span: Span
+    inputs: tuple[Batch, ...]
+    since: int
+
+
+@dataclass(frozen=True, slots=True)
+class SparkMerge:
+    """Merges batches by tasks; see `backup.shard.compact.Merge`."""
+
+    spark: SparkSession
+    access: Access
+    tasks: int | None = None
+
+    def __call__(self, log: StateLog, inputs: tuple[Batch, ...], since: int) -> Batch:
+        count = self.tasks or task_count(self.spark, sum(batch.size for batch in inputs))
+        spans = split_batches(log.blob, inputs, count, rule=log.state.rule)
+        pieces = [Piece(self.access, log.shard, span, inputs, since) for span in spans]
+        merged = run_tasks(self.spark, pieces, merge_piece)
+        parts = tuple(part for batch in merged for part in batch.parts)
+        return Batch(inputs[0].lower, inputs[-1].upper, since, parts)
+
+
+def merge_piece(piece: Piece) -> Batch:
+    """Merge one piece. The task."""
+    blob = piece.access.storage().blob
+    lower, upper = piece.inputs[0].lower, piece.inputs[-1].upper
+    rows = read_batches(
+        blob,
+        piece.inputs,
+        rule=VERSIONS,
+        view=Compact(lower, piece.since),
+        span=piece.span,
+        whole=Span(),
+    )
+    desc = BatchDesc(lower, upper, piece.since)
+    return write_batch(blob, desc, rows, rule=VERSIONS, names=part_names(piece.chain))
+
+
+def compact(spark: SparkSession, access: Access | str, *, tasks: int | None = None) -> None:
+    """Merge the batches of the newest chain into one, as `Collection.compact` does."""
+    found = Access(access) if isinstance(access, str) else access
+    found.open().compact(merge=SparkMerge(spark, found, tasks))
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command line; returns the exit status."""
+    parser = parser_of("compact", "Merge the backups of a collection into one, in parallel.")
+    parser.add_argument("collection", help="path or URL, as all of Spark's machines see it")
+    parser.add_argument("--tasks", type=int, help="pieces to cut the work into (default: by size)")
+    given = parser.parse_args(arguments)
+    access = access_of(given)
+    with running("compact", given) as spark:
+        before = access.open().show()
+        compact(spark, access, tasks=given.tasks)
+        after = access.open().show()
+    sys.stdout.write(
+        f"{before.batches} backups became {after.batches}, {before.bytes:,} bytes {after.bytes:,}\n"
+    )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,65 @@
+"""Spreading work over Spark's cores: descriptions go out, descriptions come back, no rows.
+
+A task that fails is tried again by Spark, and may run twice at once: so tasks write under names
+that are never used twice, and what counts is what came back. Errors that trying again cannot
+mend come back too, and are raised here as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Final, TypeVar
+
+from pyspark.sql import SparkSession
+
+from kvstore.errors import (
+    CorruptionError,
+    HistoryGoneError,
+    KVStoreError,
+    NotYetWrittenError,
+    UsageError,
+)
+
+BYTES_PER_TASK: Final = 64 << 20
+"""Bytes on file of one task: some parts, and long against the 70 ms that a Python task costs."""
+
+TASKS_PER_CORE: Final = 2
+"""Pieces are even by their files' bounds only: with several to a core, none waits for one long."""
+
+BYTES_WORTH_SHARING: Final = 4 << 20
+"""Below it one task is done before several have started."""
+
+_LASTING = (CorruptionError, HistoryGoneError, NotYetWrittenError, UsageError)
+
+_Item = TypeVar("_Item")
+_Result = TypeVar("_Result")
+
+
+def task_count(spark: SparkSession, size_bytes: int) -> int:
+    """Into how many pieces to cut `size_bytes` on file."""
+    if size_bytes < BYTES_WORTH_SHARING:
+        return 1
+    cores = spark.sparkContext.defaultParallelism
+    rounds = max(TASKS_PER_CORE, -(-size_bytes // (BYTES_PER_TASK * cores)))
+    return cores * rounds
+
+
+def run_tasks(
+    spark: SparkSession, items: Sequence[_Item], work: Callable[[_Item], _Result]
+) -> list[_Result]:
+    """What `work` makes of each item, in order, each in a task of its own."""
+    if not items:
+        return []
+
+    def attempt(item: _Item) -> _Result | KVStoreError:
+        try:
+            return work(item)
+        except _LASTING as error:
+            return error
+
+    results = []
+    for outcome in spark.sparkContext.parallelize(items, len(items)).map(attempt).collect():
+        if isinstance(outcome, KVStoreError):
+            raise outcome
+        results.append(outcome)
+    return results

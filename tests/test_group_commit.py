@@ -1,0 +1,141 @@
+"""Commits that wait for the disk share an fsync: none is told too early, none is forgotten."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+import kvstore
+from kvstore import Store, commit
+from kvstore.errors import PoisonedError, StorageError
+
+WAITERS = 6
+
+pytestmark = pytest.mark.usefixtures("each_engine")
+
+
+class Disk:
+    """An engine's fsync that waits to be let through, and counts."""
+
+    def __init__(self, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._sync = store._engine.sync
+        self.begun = threading.Semaphore(0)
+        self.allowed = threading.Semaphore(0)
+        self.fails = False
+        self.count = 0
+        monkeypatch.setattr(store._engine, "sync", self.sync)
+
+    def sync(self) -> None:
+        self.count += 1
+        self.begun.release()
+        assert self.allowed.acquire(timeout=60)
+        if self.fails:
+            raise StorageError("storage failed", "look at the disk")
+        self._sync()
+
+    def open_up(self) -> None:
+        """Let everything through from now on."""
+        self.allowed.release(1_000_000)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    with kvstore.open(tmp_path / "s", durability="group") as opened:
+        yield opened
+
+
+@pytest.fixture
+def disk(store: Store, monkeypatch: pytest.MonkeyPatch) -> Iterator[Disk]:
+    disk = Disk(store, monkeypatch)
+    yield disk
+    disk.open_up()
+
+
+class Crew:
+    """Threads that commit once each; `outcome` has what became of them."""
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        self.outcome: list[int | Exception] = []
+        self.threads: list[threading.Thread] = []
+
+    def commit(self, count: int) -> None:
+        for _ in range(count):
+            thread = threading.Thread(target=self._one, args=(len(self.threads),))
+            self.threads.append(thread)
+            thread.start()
+
+    def _one(self, number: int) -> None:
+        try:
+            stamp = self.store.put(b"%d" % number, b"v")
+            assert stamp < self.store._committer.durable
+            self.outcome.append(stamp)
+        except Exception as error:  # noqa: BLE001  # looked at by the test
+            self.outcome.append(error)
+
+    def join(self) -> None:
+        for thread in self.threads:
+            thread.join(60)
+            assert not thread.is_alive()
+
+
+def spin(condition: Callable[[], bool]) -> None:
+    """Go on once something is so that nothing tells of."""
+    give_up = threading.Event()
+    timer = threading.Timer(60, give_up.set)
+    timer.start()
+    while not condition():
+        assert not give_up.is_set()
+    timer.cancel()
+
+
+def waiting(store: Store) -> int:
+    return len(store._committer._sync_turns)
+
+
+def test_commits_that_came_during_an_fsync_share_the_next(store: Store, disk: Disk) -> None:
+    crew = Crew(store)
+    crew.commit(1)
+    assert disk.begun.acquire(timeout=60)
+    crew.commit(WAITERS)
+    spin(lambda: waiting(store) == WAITERS)
+    assert crew.outcome == [], "nobody is told before the disk is"
+    disk.allowed.release(2)
+    crew.join()
+    assert sorted(crew.outcome) == sorted(stamp for stamp in crew.outcome if stamp)  # type: ignore[type-var]
+    assert len(crew.outcome) == 1 + WAITERS
+    assert disk.count == 2
+    assert waiting(store) == 0
+
+
+def test_a_failed_fsync_is_told_to_all_that_wait(store: Store, disk: Disk) -> None:
+    crew = Crew(store)
+    crew.commit(1)
+    assert disk.begun.acquire(timeout=60)
+    crew.commit(WAITERS)
+    spin(lambda: waiting(store) == WAITERS)
+    disk.fails = True
+    disk.allowed.release()
+    crew.join()
+    assert disk.count == 1, "after a failed fsync nothing is known: there is no other"
+    kinds = sorted(type(found).__name__ for found in crew.outcome)
+    assert kinds == [PoisonedError.__name__] * WAITERS + [StorageError.__name__]
+
+
+def test_who_waits_too_long_looks_again_and_stands_in_nobodys_way(
+    store: Store, disk: Disk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(commit, "GROUP_COMMIT_WAIT_S_MAX", 0.0001)
+    crew = Crew(store)
+    for _ in range(3):
+        crew.commit(WAITERS)
+        assert disk.begun.acquire(timeout=60)
+        disk.allowed.release()
+    disk.open_up()
+    crew.join()
+    assert len(crew.outcome) == 3 * WAITERS
+    assert not [found for found in crew.outcome if isinstance(found, Exception)]
+    assert waiting(store) == 0
