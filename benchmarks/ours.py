@@ -435,15 +435,58 @@ class Tenth(Ours):
 class OneTombstone(Ours):
     """Beside one range tombstone over everything, older than the rows."""
 
-    name = "kvstore, 1 range tombstone"
     tombstones = 1
 
 
 class HundredTombstones(Ours):
     """Beside 100 range tombstones that tile the key space, older than the rows."""
 
-    name = "kvstore, 100 range tombstones"
     tombstones = 100
+
+
+class Sides(Subject):
+    """The same rows in stores with and without range tombstones, all in one process.
+
+    Two processes that run the same code differ by more than is to be told here.
+    """
+
+    name = "kvstore, range tombstones"
+
+    def __init__(self, directory: Path, data: Data) -> None:
+        super().__init__(directory, data)
+        kinds = {"none": Ours, "not asked": Untested, "1": OneTombstone, "100": HundredTombstones}
+        self._stores = {side: kind(self._at(side), data) for side, kind in kinds.items()}
+
+    def fill(self) -> Work:
+        return self._each("fill")
+
+    def settle(self) -> Work:
+        return self._each("settle")
+
+    def get(self, side: str, **arguments: Any) -> Work:
+        return self._stores[side].get(**arguments)
+
+    def get_many(self, side: str, **arguments: Any) -> Work:
+        return self._stores[side].get_many(**arguments)
+
+    def scan(self, side: str = "") -> Work:
+        return self._stores[side].scan() if side else self._each("scan")
+
+    def scan_arrow(self, side: str) -> Work:
+        return self._stores[side].scan_arrow()
+
+    def close(self) -> None:
+        for store in self._stores.values():
+            store.close()
+
+    def _at(self, side: str) -> Path:
+        directory = self.directory / side.replace(" ", "-")
+        directory.mkdir(parents=True, exist_ok=True)
+        return directory
+
+    def _each(self, operation: str) -> Work:
+        works = [getattr(store, operation)() for store in self._stores.values()]
+        return lambda: sum(work() for work in works)
 
 
 class Imported(Ours):

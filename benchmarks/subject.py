@@ -154,7 +154,8 @@ def _serve(where: str, directory: Path, rows: int, pipe: Connection) -> None:
 
 def _timed(method: Callable[..., Work], arguments: dict[str, Any]) -> Result:
     try:
-        if "step" not in inspect.signature(method).parameters:
+        taken = inspect.signature(method).parameters
+        if "step" not in taken and "arguments" not in taken:
             arguments.pop("step", None)
         work = method(**arguments)
         gc.collect()

@@ -90,10 +90,8 @@ from typing import Any, NamedTuple
 
 RAW = "benchmarks.raw:Raw"
 OURS = "benchmarks.ours:Ours"
-ONE_RANGE = "benchmarks.ours:OneTombstone"
 UNINDEXED = "benchmarks.ours:Unindexed"
-UNTESTED = "benchmarks.ours:Untested"
-HUNDRED_RANGES = "benchmarks.ours:HundredTombstones"
+SIDES = "benchmarks.ours:Sides"
 IMPORTED = "benchmarks.ours:Imported"
 TENTH = "benchmarks.ours:Tenth"
 JOURNAL = "benchmarks.journal:JournalLog"
@@ -220,6 +218,7 @@ def scenes(size: Size) -> list[Scene]:
             ],
             has_peers=True,
         ),
+        Scene([Stage((fill, settle, Call("scan")), _beside_ranges(size))]),
         Scene([Stage((fill, settle, window, change), _flat(size))]),
         Scene([Stage((fill, loaded, warm_up, change), _collections(size))], is_quick=False),
         Scene([Stage((), _journal(size))]),
@@ -335,36 +334,36 @@ def _reading(size: Size) -> list[Workload]:
             grows=True,
             **rows,
         ),
-        Workload(
-            "get-no-ranges",
-            Contender(UNTESTED, Call("get", gets)),
-            _ours("get", **gets),
-            reach=0.98,
-            **found,
-        ),
-        *_beside_ranges("get", Call("get", gets), **found),
-        *_beside_ranges("get-many", Call("get_many", gets), **found),
-        *_beside_ranges("scan", Call("scan"), **rows),
-        *_beside_ranges("arrow", Call("scan_arrow"), **rows),
         Workload("get-imported", get, imported["get"], reach=0.95, **found),
         Workload("scan-imported", scan, imported["scan"], reach=0.7, **rows),
         Workload("arrow-imported", scan, imported["arrow"], reach=0.6, **rows),
     ]
 
 
-def _beside_ranges(name: str, call: Call, **more: Any) -> list[Workload]:
+def _beside_ranges(size: Size) -> list[Workload]:
+    gets = {"count": size.lookups}
+    calls = {
+        "get": (Call("get", gets), size.lookups),
+        "get-many": (Call("get_many", gets), size.lookups),
+        "scan": (Call("scan"), size.rows),
+        "arrow": (Call("scan_arrow"), size.rows),
+    }
+
+    def on(side: str, call: Call) -> Contender:
+        return Contender(SIDES, Call(call.operation, {**call.arguments, "side": side}), side)
+
+    def against(name: str, baseline: str, ours: str, reach: float) -> Workload:
+        call, items = calls[name.rsplit("-", 2)[0]]
+        sides = on(baseline, call), on(ours, call)
+        return Workload(name, *sides, items=items, reach=reach, repeats=3)
+
     return [
-        Workload(
-            f"{name}-{count}",
-            Contender(OURS, call),
-            Contender(where, call),
-            reach=reach,
-            **more,
-        )
-        for count, where, reach in (
-            ("1-range", ONE_RANGE, 0.95),
-            ("100-ranges", HUNDRED_RANGES, 0.85),
-        )
+        against("get-no-ranges", "not asked", "none", 0.98),
+        *(
+            against(f"{name}-{what}", "none", side, reach)
+            for name in calls
+            for what, side, reach in (("1-range", "1", 0.95), ("100-ranges", "100", 0.85))
+        ),
     ]
 
 
