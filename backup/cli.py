@@ -17,9 +17,10 @@ from typing import Annotated, Any, Final
 import typer
 
 import backup
-from backup.collection import BackupInfo, Collection
+from backup.collection import Collection
 from backup.source import Stop
 from backup.verify import Depth
+from backup.window import BackupInfo
 from kvstore.cli.exits import NOT_FOUND
 from kvstore.cli.options import (
     AsOfOption,

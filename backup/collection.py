@@ -12,10 +12,8 @@ new full backup begins another chain; the old one stays readable up to where it 
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import replace
+from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -26,7 +24,7 @@ import pyarrow.parquet as pq
 
 from backup.chains import RETENTION, Chains, Record
 from backup.place import find_place, sealed
-from backup.progress import Attempt, find, forget, pending_parts
+from backup.progress import forget, pending_parts
 from backup.restore import Build, build_here, restore_into_store, restore_store
 from backup.sealed import Secret
 from backup.shard import (
@@ -40,43 +38,27 @@ from backup.shard import (
     Snapshot,
     Storage,
     Window,
-    delete_batch,
     merge_here,
 )
 from backup.shard.part import open_part, part_bytes
 from backup.shard.scrub import ScrubReport
 from backup.upload import Progress, Upload, upload_here
 from backup.verify import Depth, VerifyReport, verify_chains
+from backup.window import BackupInfo, append_windows, appended_before, info, take_hold
 from kvstore.arrow import ROWS_SCHEMA
 from kvstore.clock import Clock, WallClock
 from kvstore.errors import (
     CorruptionError,
-    DeterminateError,
-    FencedError,
     HistoryGoneError,
-    IndeterminateError,
     LockedError,
     NotYetWrittenError,
-    OutOfSpaceError,
     UpperMismatchError,
     UsageError,
 )
-from kvstore.holds import Hold
 from kvstore.limits import BACKUP_ATTEMPTS
 from kvstore.span import Span
 from kvstore.store import Store
 from kvstore.timestamp import NS_PER_SECOND, TimeLike, Timestamp, to_timestamp
-
-
-class BackupInfo(NamedTuple):
-    """One backup, or several that compaction has merged: all versions in `[lower, upper)`."""
-
-    lower: Timestamp
-    upper: Timestamp
-    rows: int
-    bytes: int
-    parts: int
-    seconds: float
 
 
 class Chain(NamedTuple):
@@ -189,7 +171,7 @@ class Collection:
 
     def list(self) -> list[BackupInfo]:
         """All backups, oldest first; those that were compacted count as one."""
-        return [_info(batch) for shard in self._shards() for batch in shard.refresh().batches]
+        return [info(batch) for shard in self._shards() for batch in shard.refresh().batches]
 
     def show(self) -> CollectionInfo:
         """What is there, at a glance."""
@@ -248,85 +230,21 @@ class Collection:
         name = f"backup-{record.collection_id}"
         done = None
         if token is not None:  # looks into each chain
-            appended = (_appended_before(chain, token) for chain in self._shards(record))
+            appended = (appended_before(chain, token) for chain in self._shards(record))
             done = next(filter(None, appended), None)
         if full and shard.upper and done is None:
             record = self._chains.extend(record)
             shard = self._chains.shard(record.chains[-1])
         for _ in range(BACKUP_ATTEMPTS):
-            done = done or _appended_before(shard, token)
+            done = done or appended_before(shard, token)
             if done is not None:
-                return _info(done)
-            hold = self._hold(store, name, shard.upper, max_age)
+                return info(done)
+            hold = take_hold(store, name, shard.upper, max_age)
             try:
-                return self._append_windows(shard, store, hold, token, progress, upload)
+                return append_windows(shard, store, hold, token, progress, upload)
             except UpperMismatchError:
                 shard.refresh()
         raise LockedError(self.url, "other scripts that back up at the same time")
-
-    def _hold(self, store: Store, name: str, lower: int, max_age: timedelta | None) -> Hold:
-        try:
-            # Durable with the sync that every backup makes before it reads.
-            at = lower - 1 if lower else None
-            return store.hold(name, at=at, max_age=max_age, durable=False)
-        except HistoryGoneError as error:
-            raise _chain_broken(lower - 1, error.since) from error
-
-    def _append_windows(
-        self,
-        shard: Shard,
-        store: Store,
-        hold: Hold,
-        token: str | None,
-        progress: Progress | None,
-        upload: Upload,
-    ) -> BackupInfo:
-        """Finish the window that a killed backup began, if there is one, and take the next."""
-        upper = int(store.sync())
-        chain, done = shard.log.shard, None
-        begun = find(shard.blob, chain, shard.upper)
-        if begun is not None and int(hold.timestamp) < begun.upper:
-            done = self._append_window(shard, store, hold, begun, None, progress, upload)
-        if upper <= shard.upper:
-            return done or BackupInfo(Timestamp(shard.upper), Timestamp(upper), 0, 0, 0, 0.0)
-        fresh = Attempt.begin(shard.blob, chain, shard.upper, upper)
-        newest = self._append_window(shard, store, hold, fresh, token, progress, upload)
-        return newest if done is None else _together(done, newest)
-
-    def _append_window(
-        self,
-        shard: Shard,
-        store: Store,
-        hold: Hold,
-        attempt: Attempt,
-        token: str | None,
-        progress: Progress | None,
-        upload: Upload,
-    ) -> BackupInfo:
-        started = time.perf_counter()
-        lower, upper = attempt.lower, attempt.upper
-        try:
-            whole_since, uploaded = upload(store, shard, attempt, progress)
-        except HistoryGoneError as error:
-            raise _chain_broken(lower - 1, error.since) from error
-        if not lower:
-            shard.critical(RETENTION).downgrade(min(whole_since, upper - 1))
-        meta = (("seconds", f"{time.perf_counter() - started:.3f}"), ("token", token or ""))
-        batch = replace(uploaded, parts=(*attempt.parts, *uploaded.parts), meta=meta)
-        try:
-            shard.writer().compare_and_append(batch, token=token)
-        except UpperMismatchError:
-            own = tuple(part for part in batch.parts if part.name not in attempt.recorded)
-            delete_batch(shard.blob, replace(batch, parts=own))
-            raise
-        forget(shard.blob, shard.log.shard, below=upper)
-        # The backup is made; versions that stay are collected by the next.
-        with suppress(DeterminateError, IndeterminateError, OutOfSpaceError):
-            shard.collect_if_due()
-        # Another script that has taken the hold meanwhile holds what it needs itself.
-        with suppress(FencedError):
-            hold.move(upper - 1, durable=False)
-        return _info(batch)
 
     # -- reading ----------------------------------------------------------------------------
 
@@ -510,36 +428,3 @@ def _chain(shard: Shard) -> Chain:
 
 def _ns(duration: timedelta) -> int:
     return int(duration.total_seconds() * NS_PER_SECOND)
-
-
-def _together(first: BackupInfo, second: BackupInfo) -> BackupInfo:
-    """Two windows of one call as one."""
-    sums = (a + b for a, b in zip(first[2:], second[2:], strict=True))
-    return BackupInfo(first.lower, second.upper, *sums)  # type: ignore[arg-type]
-
-
-def _appended_before(shard: Shard, token: str | None) -> Batch | None:
-    """The batch that an earlier call with this token appended."""
-    if token is None:
-        return None
-    return next((b for b in shard.refresh().batches if ("token", token) in b.meta), None)
-
-
-def _chain_broken(needed: int, since: int) -> HistoryGoneError:
-    return HistoryGoneError(
-        as_of=needed,
-        since=since,
-        remedy="the chain is broken: backup(store, full=True) begins another; "
-        "what is there stays restorable",
-    )
-
-
-def _info(batch: Batch) -> BackupInfo:
-    return BackupInfo(
-        Timestamp(batch.lower),
-        Timestamp(batch.upper),
-        batch.rows,
-        batch.size,
-        len(batch.parts),
-        float(dict(batch.meta).get("seconds", 0.0)),
-    )

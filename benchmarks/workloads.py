@@ -27,6 +27,7 @@ scan                all rows, newest values, one by one
 scan-as-of          all rows at a time before all updates
 scan-arrow          all rows as Arrow record batches
 scan-arrow-as-of    the same at a time before all updates
+scan-arrow-2        all rows as Arrow record batches by two processes, started before
 get-imported        point reads of rows that came by bulk load, then updated as all others
 scan-imported       rows that came by bulk load
 arrow-imported      Arrow batches of rows that came by bulk load
@@ -326,6 +327,14 @@ def _reading(size: Size) -> list[Workload]:
         Workload("get-many", get, get_many, reach=2.2, **found),
         *plain("scan", "scan", 0.7, as_of=0.65, grows=True),
         *plain("scan-arrow", "scan_arrow", 0.6, as_of=0.55, grows=True),
+        Workload(
+            "scan-arrow-2",
+            Contender(RAW, Call("scan")),
+            _ours("scan_arrow", workers=2),
+            reach=1.0,
+            grows=True,
+            **rows,
+        ),
         Workload(
             "get-no-ranges",
             Contender(UNTESTED, Call("get", gets)),

@@ -74,6 +74,22 @@ SCAN_CHUNK_BYTES = 16 << 20
 """Bytes of values taken from the engine at once, as the chunk before foretells: large values come
 in chunks of fewer."""
 
+SCAN_WORKERS_MAX = 64
+"""Processes of one scan: more than a machine has cores gain nothing, and each is 100 MB."""
+
+SCAN_PIECE_BYTES = 4 << 20
+"""Bytes on file of the pieces that a parallel scan is cut into: what a worker may be ahead, so that
+none waits for another."""
+
+SCAN_PIECES_MAX = 1 << 16
+"""Pieces of one parallel scan: 256 GiB on file; pieces of larger stores are larger."""
+
+SCAN_PART_BYTES = 4 << 20
+"""Rows that a worker of a parallel scan hands over at once."""
+
+SCAN_PARTS_AHEAD_MAX = 4
+"""Parts written and not yet taken, of each worker: what a parallel scan holds on disk."""
+
 SORTED_CHANGES_MAX = 100_000
 """Changes of a window that are sorted by key in memory (some 20 MB); beyond, a pass over the
 span is cheaper than the sort and needs no memory."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -25,6 +26,7 @@ from kvstore.meta import FORMAT, INDEX_FLOOR, SINCE, UPPER, Meta
 from kvstore.mvcc import RangeTombstone, Versions
 from kvstore.readonly import ReadOnlyCommitter
 from kvstore.replica import REPLICA, ReplicaCommitter, stage_replica
+from kvstore.scanners import SCANS_DIRECTORY
 from kvstore.store import Store
 
 FORMAT_VERSION: Final = 1
@@ -88,7 +90,10 @@ def _open_engine(path: Path | None, engine: str, *, create: bool) -> Engine:
         )
     if engine == "memory":
         return MemoryEngine(path, create=create)
-    return RocksEngine(path, create=create)
+    opened = RocksEngine(path, create=create)
+    # What parallel scans left when the machine died. Nobody else has the store open now.
+    shutil.rmtree(path / SCANS_DIRECTORY, ignore_errors=True)
+    return opened
 
 
 def open_read_only(path: str | os.PathLike[str]) -> Store:

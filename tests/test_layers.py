@@ -9,7 +9,7 @@
               txn, gc, verify, feeds
               commit, recent, batch, clears, holds, imports, readonly, changesets, replica
               changes
-              mvcc, meta, splits, tasks
+              mvcc, meta, splits, scanners, tasks
               engine, journal
               codec, arrow
               clock, span, timestamp, errors, limits
@@ -38,7 +38,7 @@ KVSTORE_LAYERS = (
     ("clock", "span", "timestamp", "errors", "limits"),
     ("codec", "arrow"),
     ("engine", "journal"),
-    ("mvcc", "meta", "splits", "tasks"),
+    ("mvcc", "meta", "splits", "scanners", "tasks"),
     ("changes",),
     (
         "commit",

@@ -52,6 +52,7 @@ class RocksEngine:
 
     def __init__(self, path: Path, *, read_only: bool = False, create: bool = True) -> None:
         self.path = path
+        self.is_read_only = read_only
         require_store_directory(path, create=create and not read_only)
         access = rocks.AccessType.read_only(False) if read_only else rocks.AccessType.read_write()
         cache = rocks.Cache(PASSING_CACHE_BYTES if read_only else BLOCK_CACHE_BYTES)

@@ -26,6 +26,7 @@ from kvstore.holds import Holds
 from kvstore.imports import Imports
 from kvstore.meta import FORMAT, INDEX_FLOOR, Meta
 from kvstore.mvcc import Versions
+from kvstore.scanners import Scanners
 from kvstore.span import Span
 from kvstore.tasks import Tasks
 from kvstore.timestamp import TimeLike, Timestamp, to_timestamp
@@ -73,6 +74,7 @@ class Opened:
             path=path,
         )
         self._gc_worker: GcWorker | None = None
+        self._scanners = Scanners()
         self._clearing = Clearing(
             versions, committer, holds=self._holds, imports=self._imports, clears=self._clears
         )
@@ -137,6 +139,7 @@ class Opened:
         self._closed = True
         with ExitStack() as last:  # whatever fails, the engine is closed
             last.callback(self._engine.close)
+            last.callback(self._scanners.close)
             last.callback(self._finish)
             with self._tasks_lock:
                 if self._tasks is not None:

@@ -31,16 +31,16 @@ if not __package__:
 from pyspark.sql import SparkSession
 
 import kvstore
-from backup.collection import BackupInfo
 from backup.export import Position, exported
 from backup.progress import Attempt
 from backup.shard import VERSIONS, Batch, BatchDesc, Shard, part_names, write_batch
 from backup.upload import Progress, Uploaded, upload_window
+from backup.window import BackupInfo
 from kvstore import Store
 from kvstore.opening import open_read_only
 from kvstore.span import Span
 from spark_connector.access import Access
-from spark_connector.jobs.command import access_of, parser_of, running
+from spark_connector.jobs.command import access_of, parser_of, running, told
 from spark_connector.jobs.tasks import run_tasks, task_count
 
 
@@ -155,6 +155,7 @@ def _copy_of(store: Store, copies: Path | None) -> Iterator[Path]:
         shutil.rmtree(copy, ignore_errors=True)
 
 
+@told
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line; returns the exit status."""
     parser = parser_of("backup", "Back a store up into a collection, in parallel.")

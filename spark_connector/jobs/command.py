@@ -7,13 +7,19 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import wraps
+from typing import ParamSpec
 
 from pyspark.sql import SparkSession
 
+from kvstore.errors import KVStoreError
 from spark_connector.access import Access
 from spark_connector.session import session
+
+_P = ParamSpec("_P")
 
 
 def parser_of(job: str, description: str) -> argparse.ArgumentParser:
@@ -50,6 +56,20 @@ def access_of(given: argparse.Namespace) -> Access:
         region=given.region,
         skip_signature=given.skip_signature,
     )
+
+
+def told(main: Callable[_P, int]) -> Callable[_P, int]:
+    """A command whose errors are told, and become the exit status 1."""
+
+    @wraps(main)
+    def telling(*args: _P.args, **named: _P.kwargs) -> int:
+        try:
+            return main(*args, **named)
+        except KVStoreError as error:
+            sys.stderr.write(f"{error}\n")
+            return 1
+
+    return telling
 
 
 @contextmanager

@@ -31,7 +31,7 @@ from backup.shard import (
 from backup.shard.log import StateLog
 from kvstore.span import Span
 from spark_connector.access import Access
-from spark_connector.jobs.command import access_of, parser_of, running
+from spark_connector.jobs.command import access_of, parser_of, running, told
 from spark_connector.jobs.tasks import run_tasks, task_count
 
 
@@ -85,6 +85,7 @@ def compact(spark: SparkSession, access: Access | str, *, tasks: int | None = No
     found.open().compact(merge=SparkMerge(spark, found, tasks))
 
 
+@told
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line; returns the exit status."""
     parser = parser_of("compact", "Merge the backups of a collection into one, in parallel.")

@@ -32,7 +32,7 @@ from kvstore.errors import UsageError
 from kvstore.span import Span
 from kvstore.timestamp import TimeLike, Timestamp
 from spark_connector.access import Access
-from spark_connector.jobs.command import access_of, parser_of, running
+from spark_connector.jobs.command import access_of, parser_of, running, told
 from spark_connector.jobs.tasks import run_tasks, task_count
 from spark_connector.load import ImportReport, run_import
 from spark_connector.source import FORMAT
@@ -114,6 +114,7 @@ def restore_into(
     return run_import(reader.load(found.url), store, "key", "value")
 
 
+@told
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line; returns the exit status."""
     parser = parser_of("restore", "Restore a collection, or its state into a store, in parallel.")

@@ -21,7 +21,7 @@ from backup import VerifyReport
 from backup.shard import Part
 from kvstore.errors import CorruptionError
 from spark_connector.access import Access
-from spark_connector.jobs.command import access_of, parser_of, running
+from spark_connector.jobs.command import access_of, parser_of, running, told
 from spark_connector.jobs.tasks import run_tasks
 
 
@@ -51,17 +51,14 @@ def _check(access: Access, part: Part) -> str | None:
     return access.open().check_part(part)
 
 
+@told
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line; returns the exit status."""
     parser = parser_of("verify", "Verify a backup collection's parts, in parallel.")
     parser.add_argument("collection", help="path or URL, as all of Spark's machines see it")
     given = parser.parse_args(arguments)
     with running("verify", given) as spark:
-        try:
-            report = verify(spark, access_of(given))
-        except CorruptionError as error:
-            sys.stderr.write(f"{error}\n")
-            return 1
+        report = verify(spark, access_of(given))
     sys.stdout.write(f"{report.parts} parts, {report.bytes:,} bytes: as they were written\n")
     return 0
 

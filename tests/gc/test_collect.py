@@ -9,7 +9,7 @@ import subprocess
 import sys
 import textwrap
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
 
@@ -23,6 +23,7 @@ from kvstore import GcPolicy, ManualClock, Store
 from kvstore.codec.keys import TAIL_BYTES, split_data_key
 from kvstore.codec.ordered import frame, unframe
 from kvstore.engine.api import CHANGES, DATA, RANGES
+from kvstore.engine.rocks import RocksEngine
 from kvstore.errors import HistoryGoneError, HoldLostError, UsageError
 from kvstore.gc.rules import garbage
 from kvstore.gc.search import garbage_of_keys
@@ -521,3 +522,30 @@ def test_snapshots_stay_whole_while_writers_and_gc_run(store: Store) -> None:
     collector.join()
     assert wrong == []
     assert store.verify().problems == ()
+
+
+@pytest.mark.parametrize("step_ns", [0, -5, 7])
+def test_a_hold_taken_for_the_next_sync_is_on_disk_after_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step_ns: int
+) -> None:
+    """Also where no time has passed since the last sync, or the clock has gone back."""
+    clock = ManualClock(1_700_000_000 * 10**9)
+    with kvstore.open(tmp_path / "store", engine="rocksdb", clock=clock) as store:
+        store.put(b"k", b"v")
+        store.sync()
+        calls: list[str] = []
+        for name in ("write", "sync"):
+            monkeypatch.setattr(RocksEngine, name, _noted(getattr(RocksEngine, name), name, calls))
+        store.hold("backup", durable=False)
+        assert calls == ["write"]
+        clock.set(clock.wall_ns() + step_ns)
+        store.sync()
+        assert calls[-1] == "sync"
+
+
+def _noted(call: Callable[..., None], name: str, calls: list[str]) -> Callable[..., None]:
+    def noted(*args: object) -> None:
+        calls.append(name)
+        call(*args)
+
+    return noted

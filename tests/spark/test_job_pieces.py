@@ -20,11 +20,15 @@ from backup import Collection
 from backup.shard import Batch
 from kvstore import Store
 from kvstore.errors import HistoryGoneError, UsageError
+from kvstore.limits import KEY_BYTES_MAX
 from spark_connector.access import Access
 from spark_connector.jobs import backup, compact, restore
 from spark_connector.jobs.backup import SparkUpload
 from spark_connector.jobs.compact import SparkMerge
 from spark_connector.jobs.restore import SparkBuild
+from spark_connector.options import read_options
+from spark_connector.schema import STATE
+from spark_connector.source import Reader
 from tests.backup.histories import change, staged_import, versions
 
 NO_SESSION: Any = None
@@ -219,6 +223,45 @@ def test_a_window_the_copy_does_not_have_is_refused(tmp_path: Path) -> None:
             collection.backup(store, upload=upload)
         collection.backup(store, full=True, upload=upload)
         assert collection.show().chains == 2
+
+
+def test_longest_keys_and_a_value_of_64_mib_go_there_and_back(tmp_path: Path) -> None:
+    url = str(tmp_path / "c")
+    large = b"x" * (64 << 20)
+    keys = [b"", b"\x00" * KEY_BYTES_MAX, b"k" * (KEY_BYTES_MAX - 1), b"\xff" * KEY_BYTES_MAX]
+    with kvstore.open(tmp_path / "store") as store:
+        with store.batch() as batch:
+            for key in keys:
+                batch.put(key, key[:9])
+        store.put(b"large", large)
+        store.delete_range(b"\x00", b"\x00\x01")
+        Collection(url).backup(store, upload=SparkUpload(NO_SESSION, Access(url), 5))
+        rows = dict(store.scan())
+        assert len(rows) == 4
+    Collection(url).restore(tmp_path / "restored", build=SparkBuild(NO_SESSION, Access(url), 5))
+    with kvstore.open(tmp_path / "restored") as restored:
+        assert dict(restored.scan()) == rows
+        restored.checkpoint(tmp_path / "copy")
+    for path in (url, str(tmp_path / "copy")):
+        reader = Reader(
+            read_options({"path": path, "numPartitions": "4"}, "state"), STATE, changes=False
+        )
+        found: dict[bytes, bytes] = {}
+        for piece in reader.partitions():
+            for each in reader.read(piece):
+                found |= zip(each["key"].to_pylist(), each["value"].to_pylist(), strict=True)
+        assert found == rows
+
+
+def test_a_store_without_rows_is_backed_up_and_restored(tmp_path: Path) -> None:
+    url = str(tmp_path / "c")
+    with kvstore.open(tmp_path / "store") as store:
+        Collection(url).backup(store, upload=SparkUpload(NO_SESSION, Access(url), 3))
+        Collection(url).verify("contents", store)
+    Collection(url).compact(merge=SparkMerge(NO_SESSION, Access(url), 3))
+    Collection(url).restore(tmp_path / "restored", build=SparkBuild(NO_SESSION, Access(url), 3))
+    with kvstore.open(tmp_path / "restored") as restored:
+        assert list(restored.scan()) == []
 
 
 def test_a_failed_append_takes_back_the_parts_of_tasks(

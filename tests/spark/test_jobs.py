@@ -139,6 +139,10 @@ def test_jobs_run_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFi
         assert opened.get(b"04000") == b"imported"
     assert restore.main([url, str(tmp_path / "o"), "--into", "--prefix", "04", *key]) == 0
     assert "rows in 2 files" in capsys.readouterr().out
+    assert restore.main([url, restored, *key]) == 1
+    assert "restore to a path that does not" in capsys.readouterr().err
+    assert verify.main([url]) == 1
+    assert "is encrypted" in capsys.readouterr().err
 
 
 def test_a_job_runs_under_spark_submit(tmp_path: Path) -> None:

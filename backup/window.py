@@ -1,0 +1,145 @@
+"""Windows: what one backup appends to a chain, in an order that makes a kill at any step good.
+
+1. A hold at the chain's upper, and all that the store has, are made durable by one fsync.
+2. What a killed backup had uploaded of its window is finished first.
+3. The rows of the window are uploaded; nothing refers to them yet.
+4. One compare-and-append puts them in place: until then nothing has happened, from then on all has.
+5. The hold moves on, the records of the upload go, and versions of the chain's state that pile up.
+"""
+
+from __future__ import annotations
+
+import time
+from contextlib import suppress
+from dataclasses import replace
+from datetime import timedelta
+from typing import NamedTuple
+
+from backup.chains import RETENTION
+from backup.progress import Attempt, find, forget
+from backup.shard import Batch, Shard, delete_batch
+from backup.upload import Progress, Upload
+from kvstore.errors import (
+    DeterminateError,
+    FencedError,
+    HistoryGoneError,
+    IndeterminateError,
+    OutOfSpaceError,
+    UpperMismatchError,
+)
+from kvstore.holds import Hold
+from kvstore.store import Store
+from kvstore.timestamp import Timestamp
+
+
+class BackupInfo(NamedTuple):
+    """One backup, or several that compaction has merged: all versions in `[lower, upper)`."""
+
+    lower: Timestamp
+    upper: Timestamp
+    rows: int
+    bytes: int
+    parts: int
+    seconds: float
+
+
+def info(batch: Batch) -> BackupInfo:
+    """What a batch of a chain says of itself."""
+    return BackupInfo(
+        Timestamp(batch.lower),
+        Timestamp(batch.upper),
+        batch.rows,
+        batch.size,
+        len(batch.parts),
+        float(dict(batch.meta).get("seconds", 0.0)),
+    )
+
+
+def appended_before(shard: Shard, token: str | None) -> Batch | None:
+    """The batch that an earlier call with this token appended."""
+    if token is None:
+        return None
+    return next((b for b in shard.refresh().batches if ("token", token) in b.meta), None)
+
+
+def take_hold(store: Store, name: str, lower: int, max_age: timedelta | None) -> Hold:
+    """The collection's hold on its source, at the chain's upper; the next sync makes it durable.
+
+    Raises `HistoryGoneError` if the source no longer has what follows.
+    """
+    try:
+        at = lower - 1 if lower else None
+        return store.hold(name, at=at, max_age=max_age, durable=False)
+    except HistoryGoneError as error:
+        raise _chain_broken(lower - 1, error.since) from error
+
+
+def append_windows(
+    shard: Shard,
+    store: Store,
+    hold: Hold,
+    token: str | None,
+    progress: Progress | None,
+    upload: Upload,
+) -> BackupInfo:
+    """Finish the window that a killed backup began, if there is one, and take the next."""
+    upper = int(store.sync())
+    chain, done = shard.log.shard, None
+    begun = find(shard.blob, chain, shard.upper)
+    if begun is not None and int(hold.timestamp) < begun.upper:
+        done = _append_window(shard, store, hold, begun, None, progress, upload)
+    if upper <= shard.upper:
+        return done or BackupInfo(Timestamp(shard.upper), Timestamp(upper), 0, 0, 0, 0.0)
+    fresh = Attempt.begin(shard.blob, chain, shard.upper, upper)
+    newest = _append_window(shard, store, hold, fresh, token, progress, upload)
+    return newest if done is None else _together(done, newest)
+
+
+def _append_window(
+    shard: Shard,
+    store: Store,
+    hold: Hold,
+    attempt: Attempt,
+    token: str | None,
+    progress: Progress | None,
+    upload: Upload,
+) -> BackupInfo:
+    started = time.perf_counter()
+    lower, upper = attempt.lower, attempt.upper
+    try:
+        whole_since, uploaded = upload(store, shard, attempt, progress)
+    except HistoryGoneError as error:
+        raise _chain_broken(lower - 1, error.since) from error
+    if not lower:
+        shard.critical(RETENTION).downgrade(min(whole_since, upper - 1))
+    meta = (("seconds", f"{time.perf_counter() - started:.3f}"), ("token", token or ""))
+    batch = replace(uploaded, parts=(*attempt.parts, *uploaded.parts), meta=meta)
+    try:
+        shard.writer().compare_and_append(batch, token=token)
+    except UpperMismatchError:
+        own = tuple(part for part in batch.parts if part.name not in attempt.recorded)
+        delete_batch(shard.blob, replace(batch, parts=own))
+        raise
+    forget(shard.blob, shard.log.shard, below=upper)
+    # The backup is made; versions that stay are collected by the next.
+    with suppress(DeterminateError, IndeterminateError, OutOfSpaceError):
+        shard.collect_if_due()
+    # Another script that has taken the hold meanwhile holds what it needs itself.
+    with suppress(FencedError):
+        hold.move(upper - 1, durable=False)
+    return info(batch)
+
+
+def _together(first: BackupInfo, second: BackupInfo) -> BackupInfo:
+    """Two windows of one call as one."""
+    sums = (a + b for a, b in zip(first[2:], second[2:], strict=True))
+    return BackupInfo(first.lower, second.upper, *sums)  # type: ignore[arg-type]
+
+
+def _chain_broken(needed: int, since: int) -> HistoryGoneError:
+    return HistoryGoneError(
+        as_of=needed,
+        since=since,
+        remedy="the chain is broken: backup(store, full=True) begins another; "
+        "what is there stays restorable",
+    )

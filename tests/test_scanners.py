@@ -1,0 +1,230 @@
+"""Scans by several processes: rows and order of a scan, and nothing left whatever ends it."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+import bulk
+import kvstore
+from kvstore.errors import ClosedError, CorruptionError, StorageError
+from kvstore.scanners import SCANS_DIRECTORY
+
+ROWS = 20_000
+
+
+def key(number: int) -> bytes:
+    return b"k\x00%06d" % number
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[kvstore.Store]:
+    """Commits, updates, deletes, range tombstones and an import, partly in the memtable."""
+    path = tmp_path_factory.mktemp("scanners")
+    with kvstore.open(path / "store", durability="async") as store:
+        with store.batch() as batch:
+            for number in range(ROWS):
+                batch.put(key(number), b"first %d " % number * 5)
+        store._engine.compact("data")
+        load = bulk.Import.create(path / "staging")
+        with load.writer() as writer:
+            for number in range(0, ROWS, 7):
+                writer.put(key(number), b"imported")
+        load.seal()
+        bulk.ingest(store, path / "staging")
+        store.delete_range(key(3_000), key(5_000))
+        with store.batch() as batch:
+            for number in range(0, ROWS, 3):
+                batch.put(key(number), b"second")
+            for number in range(1, ROWS, 3):
+                batch.delete(key(number))
+        yield store
+
+
+def nothing_is_left(store: kvstore.Store) -> bool:
+    assert store.path is not None
+    scans = store.path / SCANS_DIRECTORY
+    left = [str(file) for file in scans.rglob("*")] if scans.exists() else []
+    assert not left
+    return True
+
+
+def crew_of(store: kvstore.Store) -> list[int]:
+    """The processes that wait for the next scan."""
+    return [worker._process.pid for worker in store._scanners._idle]
+
+
+@pytest.mark.parametrize("workers", [2, 3])
+@pytest.mark.parametrize("batch_rows", [100, 4096])
+def test_the_rows_are_those_of_a_scan_in_its_order(
+    store: kvstore.Store, workers: int, batch_rows: int
+) -> None:
+    loaded = store.history(key(0))[-1].timestamp
+    for bounds in ({}, {"prefix": b"k\x000001"}, {"start": key(2_500), "end": key(9_000)}):
+        for as_of in (None, loaded):
+            alone = store.scan_batches(**bounds, as_of=as_of).read_all()
+            beside = store.scan_batches(
+                **bounds, as_of=as_of, batch_rows=batch_rows, workers=workers
+            )
+            batches = list(beside)
+            assert pa.Table.from_batches(batches, beside.schema).equals(alone)
+            assert max(batch.num_rows for batch in batches) <= batch_rows
+    assert nothing_is_left(store)
+
+
+def test_workers_stay_for_the_next_scan(store: kvstore.Store) -> None:
+    store.scan_batches(workers=2).read_all()
+    crew = crew_of(store)
+    store.scan_batches(workers=2).read_all()
+    assert set(crew_of(store)) == set(crew)
+
+
+def test_it_shows_the_moment_it_was_made(store: kvstore.Store) -> None:
+    alone = store.scan_batches().read_all()
+    beside = store.scan_batches(workers=2)
+    store.put(b"k\x00later", b"")
+    store.delete_range(key(0), key(100))
+    assert beside.read_all().equals(alone)
+    assert store.scan_batches(workers=2).read_all().equals(store.scan_batches().read_all())
+
+
+def test_an_empty_span_has_no_rows(store: kvstore.Store) -> None:
+    assert store.scan_batches(prefix=b"nothing", workers=2).read_all().num_rows == 0
+    assert nothing_is_left(store)
+
+
+@pytest.mark.parametrize("taken", [0, 1])
+def test_letting_go_of_it_leaves_nothing(store: kvstore.Store, taken: int) -> None:
+    scan = store.scan_batches(batch_rows=100, workers=2)
+    held = [scan.read_next_batch() for _ in range(taken)]
+    (running,) = store._scanners._scans
+    crew = [worker._process for worker in running._crew]
+    del scan, running
+    assert [process.poll() for process in crew] == [-signal.SIGKILL] * 2
+    assert nothing_is_left(store)
+    for batch in held:  # what was handed out stays readable
+        assert batch.column("key")[0].as_py() == next(store.scan())[0]
+
+
+def test_a_worker_that_is_killed_is_an_error_and_leaves_nothing(store: kvstore.Store) -> None:
+    scan = store.scan_batches(batch_rows=100, workers=2)
+    scan.read_next_batch()
+    (running,) = store._scanners._scans
+    os.kill(running._crew[1]._process.pid, signal.SIGKILL)
+    with pytest.raises(StorageError, match="worker process"):
+        scan.read_all()
+    del running
+    assert nothing_is_left(store)
+    assert store.scan_batches(workers=2).read_all().equals(store.scan_batches().read_all())
+
+
+def test_a_worker_killed_while_it_waits_is_replaced(store: kvstore.Store) -> None:
+    store.scan_batches(workers=2).read_all()
+    worker = store._scanners._idle[-1]
+    os.kill(worker._process.pid, signal.SIGKILL)
+    worker._process.wait()
+    assert store.scan_batches(workers=2).read_all().equals(store.scan_batches().read_all())
+
+
+@pytest.mark.damages_store
+def test_damage_is_raised_here_and_leaves_nothing(tmp_path: Path) -> None:
+    with kvstore.open(tmp_path / "store", durability="async") as store:
+        with store.batch() as batch:
+            for number in range(2_000):
+                batch.put(key(number), os.urandom(2_000))  # not in the change index
+        store._engine.compact("data")
+    largest = max((tmp_path / "store").glob("*.sst"), key=lambda file: file.stat().st_size)
+    content = bytearray(largest.read_bytes())
+    content[len(content) // 2] ^= 0xFF
+    largest.write_bytes(content)
+    with kvstore.open(tmp_path / "store") as store:
+        with pytest.raises(CorruptionError):
+            store.scan_batches(workers=2).read_all()
+        assert nothing_is_left(store)
+
+
+def test_closing_the_store_ends_its_scans_and_processes(tmp_path: Path) -> None:
+    with kvstore.open(tmp_path / "store", durability="async") as store:
+        with store.batch() as batch:
+            for number in range(ROWS):
+                batch.put(key(number), b"")
+        store.scan_batches(workers=2).read_all()
+        running = store.scan_batches(batch_rows=100, workers=3)
+        running.read_next_batch()
+        (scan,) = store._scanners._scans
+        crew = [worker._process for worker in scan._crew]
+    assert all(process.poll() is not None for process in crew)
+    assert nothing_is_left(store)
+    with pytest.raises(ClosedError):
+        running.read_all()
+
+
+_SCANNING = """
+import sys
+import kvstore
+with kvstore.open(sys.argv[1]) as store:
+    scan = store.scan_batches(batch_rows=10, workers=2)
+    scan.read_next_batch()
+    (running,) = store._scanners._scans
+    print(*(worker._process.pid for worker in running._crew), flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_killing_the_process_that_scans_leaves_nothing(tmp_path: Path) -> None:
+    with kvstore.open(tmp_path / "store", durability="async") as store:
+        with store.batch() as batch:
+            for number in range(ROWS):
+                batch.put(key(number), b"x" * 2_000)
+        store._engine.compact("data")
+    scanning = subprocess.Popen(
+        [sys.executable, "-c", _SCANNING, str(tmp_path / "store")],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    assert scanning.stdout is not None
+    crew = [os.pidfd_open(int(pid)) for pid in scanning.stdout.readline().split()]
+    assert len(list((tmp_path / "store" / SCANS_DIRECTORY).iterdir())) == 1
+    scanning.kill()
+    scanning.communicate()
+    for worker in crew:  # readable once the process has ended
+        assert select.select([worker], [], [], 60)[0]
+        os.close(worker)
+    assert not list((tmp_path / "store" / SCANS_DIRECTORY).iterdir())
+
+
+def test_opening_removes_what_a_dead_machine_left(tmp_path: Path) -> None:
+    with kvstore.open(tmp_path / "store") as store:
+        store.put(b"k", b"v")
+        store.checkpoint(tmp_path / "copy")
+    (tmp_path / "store" / SCANS_DIRECTORY).mkdir()
+    os.rename(tmp_path / "copy", tmp_path / "store" / SCANS_DIRECTORY / "0123")
+    with kvstore.open(tmp_path / "store") as store:
+        assert nothing_is_left(store)
+        assert store.get(b"k") == b"v"
+
+
+def test_a_read_only_store_is_read_where_it_is(store: kvstore.Store, tmp_path: Path) -> None:
+    store.checkpoint(tmp_path / "copy")
+    expected = store.scan_batches().read_all()
+    with kvstore.open_read_only(tmp_path / "copy") as copy:
+        assert copy.scan_batches(workers=2).read_all().equals(expected)
+    assert not (tmp_path / "copy" / SCANS_DIRECTORY).exists()
+
+
+def test_a_store_in_memory_is_scanned_by_its_own_process(tmp_path: Path) -> None:
+    with kvstore.open(tmp_path / "store", engine="memory") as store:
+        store.put(b"k", b"v")
+        assert store.scan_batches(workers=2).read_all().to_pydict() == {
+            "key": [b"k"],
+            "value": [b"v"],
+        }
+        assert not crew_of(store)
