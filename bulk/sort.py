@@ -27,7 +27,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from kvstore.errors import UsageError
-from kvstore.limits import ARROW_ROWS_MAX, SORT_BYTES_MAX
+from kvstore.limits import ARROW_ROWS_MAX, RUN_BYTES_MAX, SORT_BYTES_MAX
 from kvstore.span import Span
 
 Duplicates: TypeAlias = Literal["error", "last"]
@@ -76,7 +76,7 @@ def sorted_batches(
 
 
 def sorted_runs(
-    batches: Iterable[pa.RecordBatch], scratch: Path, *, bytes_max: int = SORT_BYTES_MAX
+    batches: Iterable[pa.RecordBatch], scratch: Path, *, bytes_max: int = RUN_BYTES_MAX
 ) -> list[Run]:
     """The rows of `batches` as sorted runs in `scratch`, under names that no other attempt uses."""
     return [_spill(table, scratch) for table, _ in _memory_fulls(batches, bytes_max)]

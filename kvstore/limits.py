@@ -95,8 +95,12 @@ SORTED_CHANGES_MAX = 100_000
 span is cheaper than the sort and needs no memory."""
 
 SORT_BYTES_MAX = 128 << 20
-"""Keys and values that an import from files, or one task of Spark's, sorts at once; beyond, sorted
-runs go to disk. Arrow holds the rows as they came and in one piece: twice as much at the peak."""
+"""Keys and values that an import from files sorts at once; beyond, sorted runs go to disk. Arrow
+holds the rows as they came and in one piece: twice as much at the peak."""
+
+RUN_BYTES_MAX = 32 << 20
+"""Keys and values of a sorted run that others merge, as tasks of Spark do. Memory that is used
+again costs no page faults: a million rows take 0.13 s in such runs, 0.18 in runs of 128 MiB."""
 
 GROUP_COMMIT_WAIT_S_MAX = 60.0
 """How long a commit waits for another thread's fsync before it looks again whether that died."""

@@ -198,8 +198,8 @@ def stage_import(
     A key that occurs twice is an error, or with `duplicates="last"` the row with the greatest
     `order_by` is taken, among equals the greatest value. `partitions` is the number of files; by
     default one per `BYTES_PER_PARTITION` of input, at least Spark's parallelism. `splits` are the
-    least keys of all files but the first: then the files are the same in every run. A task holds up
-    to `SORT_BYTES_MAX` of rows in Python, twice, and sorts what is more on disk. `import_id`
+    least keys of all files but the first: then the files are the same in every run. A task holds at
+    most `SORT_BYTES_MAX` of rows in Python, and sorts what is more on disk. `import_id`
     makes a job repeatable: an id that was added is not added again. `progress` is called now and
     then with tasks done and tasks known. Needs no store.
 

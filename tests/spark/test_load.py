@@ -329,7 +329,7 @@ def test_keys_alike_for_longer_than_what_is_sampled_of_them_are_all_there(
 def test_rows_beyond_a_tasks_memory_are_sorted_on_disk(
     spark: SparkSession, store: Store, tmp_path: Path
 ) -> None:
-    """Three values of 64 MiB and one of 32, in one task that sorts at most 128 MiB at once."""
+    """Three values of 64 MiB and one of 32, sorted in runs of 32 MiB, merged 64 at a time."""
     df = spark.sql(
         "SELECT CAST(chr(100 - CAST(id AS INT)) AS BINARY) AS key, "
         "CAST(repeat(chr(48 + CAST(id AS INT)), IF(id = 3, 32, 64) * 1048576) AS BINARY) AS value "
