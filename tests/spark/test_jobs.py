@@ -128,7 +128,7 @@ def test_jobs_run_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFi
     with kvstore.open(store) as opened:
         write(opened, 4000)
     assert backup.main([store, url, *key]) == 0
-    assert verify.main([url, *key]) == 0
+    assert verify.main([url, "--contents", store, *key]) == 0
     assert compact.main([url, *key]) == 0
     assert restore.main([url, restored, *key]) == 0
     with kvstore.open(restored) as opened:
