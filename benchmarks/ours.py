@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 import textwrap
 import threading
 from pathlib import Path
@@ -137,13 +138,17 @@ class Ours(Subject):
         return self._ingesting(staging)
 
     def ingest_rows(self) -> Work:
-        """Add one sealed import of all rows."""
-        staging = self.fresh("ingest-staging")
-        load = bulk.Import.create(staging)
-        with load.writer() as writer:
-            for key, value in zip(self.data.keys, self.data.values, strict=True):
-                writer.put(key, value)
-        load.seal()
+        """Add one sealed import of all rows, built once: what is added has other names."""
+        built, staging = self.directory / "ingest-built", self.fresh("ingest-staging")
+        if not built.exists():
+            load = bulk.Import.create(built)
+            with load.writer() as writer:
+                for key, value in zip(self.data.keys, self.data.values, strict=True):
+                    writer.put(key, value)
+            load.seal()
+        staging.mkdir()
+        for file in built.iterdir():
+            os.link(file, staging / file.name)
         return self._ingesting(staging)
 
     def _ingesting(self, staging: Path) -> Work:

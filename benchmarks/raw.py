@@ -79,16 +79,19 @@ class Raw(Subject):
 
     def ingest(self, megabytes: int) -> Work:
         """Add one prebuilt file of that size by move."""
-        return self._ingesting(*incompressible(megabytes))
+        file = self.fresh("ingest.sst")
+        _write_sorted(file, *incompressible(megabytes))
+        return self._ingesting(file)
 
     def ingest_rows(self) -> Work:
-        """Add one prebuilt file of all rows by move."""
-        return self._ingesting(self.data.keys, self.data.values)
+        """Add one file of all rows by move, built once: what is added has another name."""
+        built, file = self.directory / "ingest-built.sst", self.fresh("ingest.sst")
+        if not built.exists():
+            _write_sorted(built, self.data.keys, self.data.values)
+        os.link(built, file)
+        return self._ingesting(file)
 
-    def _ingesting(self, keys: Sequence[bytes], values: Sequence[bytes]) -> Work:
-        file = self.fresh("ingest-sst") / "rows.sst"
-        file.parent.mkdir()
-        _write_sorted(file, keys, values)
+    def _ingesting(self, file: Path) -> Work:
         if self.taking is not None:
             self.taking.close()
         self.taking = _opened(self.fresh("ingest"))

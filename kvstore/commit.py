@@ -81,9 +81,8 @@ class Committer:
         """Reads at or above it are whole; one below it asks `since` and the clears."""
         self.upper = Timestamp(upper)
         self._durable = upper
+        self._synced = threading.Condition()
         self._syncing = False
-        self._sync_turns: list[tuple[int, threading.Lock]] = []
-        self._sync_lock = threading.Lock()
         self.is_healthy = True
         """Whether `require_healthy` would pass: hot readers look at this instead."""
         self._poison = ""
@@ -329,61 +328,25 @@ class Committer:
     def _wait_durable(self, upper: int) -> None:
         """Return once everything below `upper` is on disk, leading an fsync if nobody does."""
         while True:
-            turn = None
-            with self._sync_lock:
+            with self._synced:
+                while self._durable < upper and self._syncing:
+                    self._synced.wait(GROUP_COMMIT_WAIT_S_MAX)
                 self.require_healthy()
                 if self._durable >= upper:
                     return
-                if self._syncing:
-                    turn = threading.Lock()
-                    turn.acquire()
-                    self._sync_turns.append((upper, turn))
-                else:
-                    self._syncing = True
-            if turn is None:
-                self._sync_upto(self.upper, leading=True)
-            else:
-                self._await(turn)
-
-    def _await(self, turn: threading.Lock) -> None:
-        """Return when `_give_turns` says so, or after a while. Whoever leaves without having been
-        told (an interrupt, too long a wait) hands on a lead it may have been given."""
-        told = False
-        try:
-            told = turn.acquire(timeout=GROUP_COMMIT_WAIT_S_MAX)
-        finally:
-            if not told:
-                with self._sync_lock:
-                    self._sync_turns = [each for each in self._sync_turns if each[1] is not turn]
-                    self._give_turns()
+                self._syncing = True
+            self._sync_upto(self.upper, leading=True)
 
     def _sync_upto(self, upper: int, *, leading: bool = False) -> None:
         try:
             self._guarded(self._engine.sync)
         finally:
-            with self._sync_lock:
+            with self._synced:
                 if not self._poison:
                     self._durable = max(self._durable, upper)
                 if leading:
                     self._syncing = False
-                self._give_turns()
-
-    def _give_turns(self) -> None:
-        """Wake those that need not wait any more, and one to lead the next fsync: each once, where
-        a condition would wake all of them at every fsync. The caller holds `_sync_lock`."""
-        if not self._sync_turns:
-            return
-        waiting = []
-        leads = self._syncing
-        for upper, turn in self._sync_turns:
-            if upper <= self._durable or self._poison:
-                turn.release()
-            elif not leads:
-                leads = True
-                turn.release()
-            else:
-                waiting.append((upper, turn))
-        self._sync_turns = waiting
+                self._synced.notify_all()
 
     def _show(self, batch: Batch, publish: Callable[[], None], upper: Timestamp) -> None:
         """Write a commit and show it to readers. Interrupted between the two, readers would never

@@ -64,7 +64,7 @@ from spark_connector.worker import spare_the_collector
 FORMAT: Final = "kvstore"
 
 BYTES_PER_SPLIT: Final = 128 << 20
-"""Bytes that one task reads at most, as Spark has it for files: a Python task costs some 50 ms."""
+"""Bytes that one task reads at most, as Spark has it for files: a Python task costs tens of ms."""
 
 BYTES_WORTH_SPLITTING: Final = 4 << 20
 """From here on every core gets a piece, and as many as every other: no core waits at the end."""

@@ -93,7 +93,7 @@ def spin(condition: Callable[[], bool]) -> None:
 
 
 def waiting(store: Store) -> int:
-    return len(store._committer._sync_turns)
+    return len(store._committer._synced._waiters)  # type: ignore[attr-defined]
 
 
 def test_commits_that_came_during_an_fsync_share_the_next(store: Store, disk: Disk) -> None:
