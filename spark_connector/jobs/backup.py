@@ -129,7 +129,7 @@ def backup(
     that tasks read, on the store's file system and seen by all of Spark's machines (default: beside
     the store). `tasks`: pieces of the key space (default: by size).
     """
-    found = Access(access) if isinstance(access, str) else access
+    found = Access.of(access)
     upload = SparkUpload(spark, found, tasks, copies)
     return found.open().backup(store, full=full, token=token, max_age=max_age, upload=upload)
 

@@ -56,7 +56,7 @@ def verify(
 
     Raises `CorruptionError` naming every part that is missing or damaged, or what differs.
     """
-    found = Access(access) if isinstance(access, str) else access
+    found = Access.of(access)
     chains = found.open().chains()
     parts = [part for batches in chains for batch in batches for part in batch.parts]
     # Largest first: the last task to start should not be the longest.
