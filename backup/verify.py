@@ -19,6 +19,7 @@ from kvstore.errors import CorruptionError, UsageError
 from kvstore.store import Store
 
 Depth: TypeAlias = Literal["files", "checksums", "contents"]
+Fingerprint: TypeAlias = "tuple[int, int]"
 DEPTHS = ("files", "checksums", "contents")
 
 _NUMBERS = struct.Struct("<qBIi")
@@ -64,29 +65,49 @@ def _compare_contents(shard: Shard, where: str, store: Store) -> int:
     """Compare the state at the oldest time that both keep, and all changes after it."""
     since, upto = max(shard.since, store.since), shard.upper - 1
     with shard.snapshot(upto) as snapshot:
-        ours = fingerprint(snapshot.view(Window(since, upto)))
-    theirs = fingerprint(row_batches(store.changes(since, upto)))
-    if ours != theirs:
-        raise CorruptionError(
-            where,
-            f"its changes in ({since}, {upto}] differ from the store's: "
-            f"{ours[1]} versions against {theirs[1]}",
-            "find out which is right, and make a new full backup",
+        changes = Compared(
+            fingerprint(snapshot.view(Window(since, upto))),
+            fingerprint(row_batches(store.changes(since, upto))),
         )
     with shard.snapshot(since) as snapshot:
-        ours_then = fingerprint(snapshot.read())
-    theirs_then = fingerprint(row_batches(store.changes(0, since, revisions="latest")))
-    if ours_then != theirs_then:
-        raise CorruptionError(
-            where,
-            f"its state at {since} differs from the store's: "
-            f"{ours_then[1]} rows against {theirs_then[1]}",
-            "find out which is right, and make a new full backup",
+        state = Compared(
+            fingerprint(snapshot.read()),
+            fingerprint(row_batches(store.changes(0, since, revisions="latest"))),
         )
-    return ours[1] + ours_then[1]
+    return require_equal(where, changes, state, since=since, upto=upto)
 
 
-def fingerprint(batches: Iterable[pa.RecordBatch]) -> tuple[int, int]:
+class Compared(NamedTuple):
+    """Fingerprints of the same rows as a collection and a store have them."""
+
+    ours: Fingerprint
+    theirs: Fingerprint
+
+
+def require_equal(where: str, changes: Compared, state: Compared, *, since: int, upto: int) -> int:
+    """How many rows were compared. Raises `CorruptionError` if two differ."""
+    for what, rows, (ours, theirs) in (
+        (f"changes in ({since}, {upto}]", "versions", changes),
+        (f"state at {since}", "rows", state),
+    ):
+        if ours != theirs:
+            raise CorruptionError(
+                where,
+                f"its {what} differ from the store's: {ours[1]} {rows} against {theirs[1]}",
+                "find out which is right, and make a new full backup",
+            )
+    return changes.ours[1] + state.ours[1]
+
+
+def together(fingerprints: Iterable[Fingerprint]) -> Fingerprint:
+    """The fingerprint of all rows of parts that share none."""
+    total = count = 0
+    for number, rows in fingerprints:
+        total, count = total + number, count + rows
+    return total % _MODULUS, count
+
+
+def fingerprint(batches: Iterable[pa.RecordBatch]) -> Fingerprint:
     """An order-independent hash of rows, and how many they are. O(bytes)."""
     total = count = 0
     for batch in batches:

@@ -8,7 +8,7 @@ store come as its own tools take them: from the environment, a profile, the mach
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +45,18 @@ class Access:
             raise UsageError(
                 "more than one of keyFile, passphraseEnv, passphraseFile is given", "pass one"
             )
+
+    @classmethod
+    def of(cls, access: Access | str) -> Access:
+        """The same wherever it is opened: Spark's processes have folders of their own."""
+        found = cls(access) if isinstance(access, str) else access
+        url = found.url if "://" in found.url else os.path.abspath(found.url)
+        files = (
+            None if path is None else os.path.abspath(path)
+            for path in (found.key_file, found.passphrase_file)
+        )
+        key_file, passphrase_file = files
+        return replace(found, url=url, key_file=key_file, passphrase_file=passphrase_file)
 
     def as_options(self) -> dict[str, str]:
         """The same as options of `format("kvstore")`, without the path."""

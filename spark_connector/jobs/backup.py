@@ -14,13 +14,8 @@ Also for `spark-submit`.
 from __future__ import annotations
 
 import argparse
-import os
-import secrets
-import shutil
 import sys
-import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -41,6 +36,7 @@ from kvstore.opening import open_read_only
 from kvstore.span import Span
 from spark_connector.access import Access
 from spark_connector.jobs.command import access_of, parser_of, running, told
+from spark_connector.jobs.copies import copy_of
 from spark_connector.jobs.tasks import run_tasks, task_count
 
 
@@ -75,7 +71,7 @@ class SparkUpload:
         if window.is_small:
             return upload_window(window, shard, attempt, progress)
         del window  # and with it the pass that it has begun
-        with _copy_of(store, self.copies) as copy:
+        with copy_of(store, self.copies) as copy:
             with open_read_only(copy) as opened:
                 # What is whole in the copy may be less than it was in the store a moment ago.
                 newest = min(upto, int(opened.upper) - 1)
@@ -133,26 +129,9 @@ def backup(
     that tasks read, on the store's file system and seen by all of Spark's machines (default: beside
     the store). `tasks`: pieces of the key space (default: by size).
     """
-    found = Access(access) if isinstance(access, str) else access
+    found = Access.of(access)
     upload = SparkUpload(spark, found, tasks, copies)
     return found.open().backup(store, full=full, token=token, max_age=max_age, upload=upload)
-
-
-@contextmanager
-def _copy_of(store: Store, copies: Path | None) -> Iterator[Path]:
-    """A checkpoint for as long as the tasks run."""
-    name = "memory" if store.path is None else store.path.name
-    beside = Path(tempfile.gettempdir()) if store.path is None else store.path.absolute().parent
-    directory = beside if copies is None else copies
-    for left in directory.glob(f".{name}.copied-*"):  # by processes that were killed:
-        if left.name.split("-")[-2] != str(os.getpid()):  # only one has the store open
-            shutil.rmtree(left, ignore_errors=True)
-    copy = directory / f".{name}.copied-{os.getpid()}-{secrets.token_hex(4)}"
-    try:
-        store.checkpoint(copy)
-        yield copy
-    finally:
-        shutil.rmtree(copy, ignore_errors=True)
 
 
 @told

@@ -81,7 +81,7 @@ def merge_piece(piece: Piece) -> Batch:
 
 def compact(spark: SparkSession, access: Access | str, *, tasks: int | None = None) -> None:
     """Merge the batches of the newest chain into one, as `Collection.compact` does."""
-    found = Access(access) if isinstance(access, str) else access
+    found = Access.of(access)
     found.open().compact(merge=SparkMerge(spark, found, tasks))
 
 

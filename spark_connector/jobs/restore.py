@@ -62,7 +62,7 @@ class SparkBuild:
     ) -> Iterator[Built]:
         count = self.tasks or task_count(self.spark, sum(b.size for b in snapshot.batches))
         pieces = [
-            Piece(self.access, split, view, span, str(directory))
+            Piece(self.access, split, view, span, str(directory.absolute()))
             for split in snapshot.splits(count, span)
         ]
         yield from (built for task in run_tasks(self.spark, pieces, build_piece) for built in task)
@@ -90,7 +90,7 @@ def restore(
     tasks: int | None = None,
 ) -> Timestamp:
     """Build a new store at `path`, as `Collection.restore` does, with its errors."""
-    found = Access(access) if isinstance(access, str) else access
+    found = Access.of(access)
     build = SparkBuild(spark, found, tasks)
     return found.open().restore(path, as_of, prefix, history, start=start, end=end, build=build)
 
@@ -105,7 +105,7 @@ def restore_into(
 ) -> ImportReport:
     """Import the state of a collection into `store`. `as_of` and `prefix` (text) are those of
     `spark.read.format("kvstore")`, and raise as they do."""
-    found = Access(access) if isinstance(access, str) else access
+    found = Access.of(access)
     reader = spark.read.format(FORMAT).options(**found.as_options())
     if as_of is not None:
         reader = reader.option("timestampAsOf", as_of)

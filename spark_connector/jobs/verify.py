@@ -1,15 +1,18 @@
-"""Read every part of a collection in parallel, and compare it with what was written.
+"""Verify a collection with Spark: `Collection.verify`, its parts and contents read by tasks.
 
-    python -m spark_connector.jobs.verify COLLECTION [--cores N]
+    python -m spark_connector.jobs.verify COLLECTION [--contents STORE] [--cores N]
 
-As `Collection.verify()` does in one process. Exit status 1, and the damaged parts by name, if any.
-Also for `spark-submit`.
+Every part is read, and its bytes compared with those that were written. With a store, whose
+checkpoint the tasks read, every version is compared as well, by fingerprints of pieces of the key
+space. Exit status 1, and what is damaged by name, if anything is. Also for `spark-submit`.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
 from functools import partial
 
 if not __package__:
@@ -17,20 +20,43 @@ if not __package__:
 
 from pyspark.sql import SparkSession
 
+import kvstore
 from backup import VerifyReport
-from backup.shard import Part
+from backup.rows import row_batches
+from backup.shard import AsOf, Part, Split, Window
+from backup.verify import Compared, fingerprint, require_equal, together
+from kvstore import Store
 from kvstore.errors import CorruptionError
+from kvstore.opening import open_read_only
+from kvstore.span import Span
 from spark_connector.access import Access
 from spark_connector.jobs.command import access_of, parser_of, running, told
-from spark_connector.jobs.tasks import run_tasks
+from spark_connector.jobs.copies import copy_of
+from spark_connector.jobs.tasks import run_tasks, task_count
 
 
-def verify(spark: SparkSession, access: Access | str) -> VerifyReport:
-    """Check all parts of all chains, each in a task of its own.
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What one task compares: a split of the newest chain, with the same keys of `copy`."""
 
-    Raises `CorruptionError` naming every part that is missing or damaged.
+    access: Access
+    split: Split
+    copy: str
+    since: int
+
+
+def verify(
+    spark: SparkSession,
+    access: Access | str,
+    store: Store | None = None,
+    *,
+    tasks: int | None = None,
+) -> VerifyReport:
+    """Check all parts of all chains, each in a task of its own, and their contents with a `store`.
+
+    Raises `CorruptionError` naming every part that is missing or damaged, or what differs.
     """
-    found = Access(access) if isinstance(access, str) else access
+    found = Access.of(access)
     chains = found.open().chains()
     parts = [part for batches in chains for batch in batches for part in batch.parts]
     # Largest first: the last task to start should not be the longest.
@@ -44,7 +70,48 @@ def verify(spark: SparkSession, access: Access | str) -> VerifyReport:
             "restore an instant before it, and make a new full backup",
         )
     size = sum(part.size for part in parts)
-    return VerifyReport(len(chains), sum(map(len, chains)), len(parts), size, rows=0)
+    rows = _compare(spark, found, store, tasks) if store is not None and parts else 0
+    return VerifyReport(len(chains), sum(map(len, chains)), len(parts), size, rows)
+
+
+def _compare(spark: SparkSession, access: Access, store: Store, tasks: int | None) -> int:
+    with access.open().snapshot(None) as (shard, snapshot), copy_of(store) as copy:
+        since, upto = max(shard.since, store.since), snapshot.as_of
+        count = tasks or task_count(spark, sum(batch.size for batch in snapshot.batches))
+        pieces = [Piece(access, split, str(copy), since) for split in snapshot.splits(count)]
+        found = run_tasks(spark, pieces, compare_piece)
+    changes, state = (
+        Compared(together(each.ours for each in side), together(each.theirs for each in side))
+        for side in zip(*found, strict=True)
+    )
+    return require_equal(access.url, changes, state, since=since, upto=upto)
+
+
+def compare_piece(piece: Piece) -> tuple[Compared, Compared]:
+    """Fingerprints of a piece's changes and of its state before them. The task."""
+    blob, span, since = piece.access.storage().blob, piece.split.span, piece.since
+    upto = piece.split.as_of
+    with open_read_only(piece.copy) as copy:
+        # The copy's time ends with its last commit, the collection's may go on without one.
+        newest = int(copy.upper) - 1
+        low, high = min(since, newest), min(upto, newest)
+        ranges = [each for each in copy.range_deletes(low, high, Span()) if each.key in span]
+        points = (
+            change
+            for change in copy.changes(low, high, span.start, span.end)
+            if change.op != "delete_range"
+        )
+        state = copy.changes(0, low, span.start, span.end, "latest")
+        theirs = [
+            together([fingerprint(row_batches(points)), fingerprint(row_batches(ranges))]),
+            fingerprint(row_batches(state)),
+        ]
+    ours = [
+        fingerprint(piece.split.read(blob, Window(since, upto), whole=Span())),
+        fingerprint(piece.split.read(blob, AsOf(since))),
+    ]
+    changes, states = (Compared(*each) for each in zip(ours, theirs, strict=True))
+    return changes, states
 
 
 def _check(access: Access, part: Part) -> str | None:
@@ -56,10 +123,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """The command line; returns the exit status."""
     parser = parser_of("verify", "Verify a backup collection's parts, in parallel.")
     parser.add_argument("collection", help="path or URL, as all of Spark's machines see it")
+    parser.add_argument("--contents", metavar="STORE", help="compare every version with this store")
     given = parser.parse_args(arguments)
-    with running("verify", given) as spark:
-        report = verify(spark, access_of(given))
-    sys.stdout.write(f"{report.parts} parts, {report.bytes:,} bytes: as they were written\n")
+    with running("verify", given) as spark, ExitStack() as stack:
+        store = None
+        if given.contents is not None:
+            store = stack.enter_context(kvstore.open(given.contents, create=False))
+        report = verify(spark, access_of(given), store)
+    compared = f", {report.rows:,} rows as in the store" if given.contents is not None else ""
+    sys.stdout.write(
+        f"{report.parts} parts, {report.bytes:,} bytes: as they were written{compared}\n"
+    )
     return 0
 
 

@@ -19,10 +19,10 @@ import kvstore
 from backup import Collection
 from backup.shard import Batch
 from kvstore import Store
-from kvstore.errors import HistoryGoneError, UsageError
+from kvstore.errors import CorruptionError, HistoryGoneError, UsageError
 from kvstore.limits import KEY_BYTES_MAX
 from spark_connector.access import Access
-from spark_connector.jobs import backup, compact, restore
+from spark_connector.jobs import backup, compact, restore, verify
 from spark_connector.jobs.backup import SparkUpload
 from spark_connector.jobs.compact import SparkMerge
 from spark_connector.jobs.restore import SparkBuild
@@ -43,7 +43,7 @@ def _tasks_here(monkeypatch: pytest.MonkeyPatch) -> None:
             work(pickle.loads(pickle.dumps(item)))
         return [pickle.loads(pickle.dumps(work(pickle.loads(pickle.dumps(i))))) for i in items]
 
-    for job in (backup, compact, restore):
+    for job in (backup, compact, restore, verify):
         monkeypatch.setattr(job, "run_tasks", run)
     monkeypatch.setattr("kvstore.changes.columns.SORTED_CHANGES_MAX", 0)
 
@@ -88,6 +88,8 @@ def test_backups_by_tasks_and_by_one_process_mix_and_hold_the_same_versions(
                 shared.compact(merge=SparkMerge(NO_SESSION, Access(url), 3))
         upper = shared.upper
         alone.backup(store)
+        report = verify.verify(NO_SESSION, url, store, tasks=4)
+        assert report == shared.verify("contents", store)
         assert shared.verify("contents", store).rows == alone.verify("contents", store).rows
         assert rows_of(shared, tmp_path / "r1") == versions(store, upper - 1)
         assert len(shared.scrub().orphans) > 5  # what the first attempts have left, named by nobody
@@ -153,6 +155,21 @@ def test_restore_by_tasks_equals_restore_by_one_process(tmp_path: Path, seed: in
             assert one.since == other.since
             assert versions(one, one.upper - 1) == versions(other, other.upper - 1)
             other.verify().require_ok()
+
+
+def test_contents_that_differ_are_told_by_tasks_as_by_one_process(tmp_path: Path) -> None:
+    url = str(tmp_path / "c")
+    with kvstore.open(tmp_path / "store") as store:
+        rewrite(store, tmp_path, random.Random(5), 0)
+        Collection(url).backup(store)
+    with kvstore.open(tmp_path / "other") as store:
+        store.put(b"k10", b"of another")
+        for compared in (
+            lambda: Collection(url).verify("contents", store),
+            lambda: verify.verify(NO_SESSION, url, store, tasks=4),
+        ):
+            with pytest.raises(CorruptionError, match="differ from the store's"):
+                compared()
 
 
 def test_range_tombstones_over_many_pieces_are_written_once_and_whole(tmp_path: Path) -> None:

@@ -117,10 +117,14 @@ def test_errors_of_tasks_are_those_of_one_process(
 
 
 @pytest.mark.usefixtures("spark")
-def test_jobs_run_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    store, url, restored = (str(tmp_path / name) for name in ("s", "c", "r"))
+def test_jobs_run_from_the_command_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With relative paths, which mean what they mean here, not where Spark was started."""
+    monkeypatch.chdir(tmp_path)
+    store, url, restored = "s", "c", "r"
     (tmp_path / "key").write_text("0f" * 32)
-    key = ["--key-file", str(tmp_path / "key")]
+    key = ["--key-file", "key"]
     with kvstore.open(store) as opened:
         write(opened, 0)
         expected = list(opened.changes(0))
@@ -128,7 +132,7 @@ def test_jobs_run_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFi
     with kvstore.open(store) as opened:
         write(opened, 4000)
     assert backup.main([store, url, *key]) == 0
-    assert verify.main([url, *key]) == 0
+    assert verify.main([url, "--contents", store, *key]) == 0
     assert compact.main([url, *key]) == 0
     assert restore.main([url, restored, *key]) == 0
     with kvstore.open(restored) as opened:
@@ -137,7 +141,7 @@ def test_jobs_run_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFi
             == [c for c in expected if c.timestamp == expected[0].timestamp][:100]
         )
         assert opened.get(b"04000") == b"imported"
-    assert restore.main([url, str(tmp_path / "o"), "--into", "--prefix", "04", *key]) == 0
+    assert restore.main([url, "o", "--into", "--prefix", "04", *key]) == 0
     assert "rows in 2 files" in capsys.readouterr().out
     assert restore.main([url, restored, *key]) == 1
     assert "restore to a path that does not" in capsys.readouterr().err

@@ -46,7 +46,7 @@ def expected(store: Store, since: int = 0) -> list[tuple[int, str, bytes, bytes 
     return [(c.timestamp, c.op, c.key, c.value) for c in changes]
 
 
-def test_collection_is_followed_over_restarts_each_change_once(
+def test_collection_is_followed_over_restarts_and_reshards_each_change_once(
     spark: SparkSession, store: Store, tmp_path: Path
 ) -> None:
     collection, state = Collection(tmp_path / "c"), tmp_path / "state"
@@ -57,6 +57,7 @@ def test_collection_is_followed_over_restarts_each_change_once(
     start = {"startingTimestamp": "0", "maxRowsPerTrigger": "4"}
     run(spark, tmp_path / "c", state, seen, **start)
     assert [len(batch) for batch in seen] == [4, 4, 2]
+    store.reshard(streams=4)
     with store.batch() as batch:
         for number in range(6):
             batch.delete(b"%02d" % number)
