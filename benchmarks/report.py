@@ -91,14 +91,23 @@ def tables(facts: Sequence[Line], lines: Sequence[Line]) -> str:
     if unsynced:
         out += [f"(1) does not sync its commits: {', '.join(sorted(unsynced))}.", ""]
     out += dict.fromkeys(_problems(lines))
+    out += [f"\n{line}" for line in _machines(facts)]
+    return "\n".join(out) + "\n"
+
+
+def _machines(facts: Sequence[Line]) -> Iterator[str]:
+    """What ran where, once for all runs that only differ in how busy the machine was."""
+    loads: dict[tuple[str, str], list[float]] = {}
     for fact in facts:
         packages = ", ".join(f"{name} {version}" for name, version in fact["packages"].items())
-        out.append(
-            f"\nCommit {fact['commit']}, {fact['processor']}, {fact['cores']} cores,"
-            f" {fact['memory_bytes'] / 2**30:.0f} GiB, load at the start {fact['load'][0]},"
-            f" Python {fact['python']}, {packages}."
+        machine = (
+            f"Commit {fact['commit']}, {fact['processor']}, {fact['cores']} cores,"
+            f" {fact['memory_bytes'] / 2**30:.0f} GiB"
         )
-    return "\n".join(out) + "\n"
+        software = f"Python {fact['python']}, {packages}."
+        loads.setdefault((machine, software), []).append(fact["load"][0])
+    for (machine, software), found in loads.items():
+        yield f"{machine}, load at the start {min(found)} to {max(found)}, {software}"
 
 
 def _table(run: _Run) -> Iterator[str]:

@@ -183,17 +183,23 @@ def test_pass_over_changes_that_is_open_stays_valid_while_gc_runs(store: Store) 
     assert store.since > start
 
 
-def test_scan_that_is_open_sees_its_state_to_the_end(store: Store) -> None:
+def test_scans_that_are_open_see_their_state_through_gc_compaction_and_imports(
+    store: Store, tmp_path: Path
+) -> None:
     with store.batch() as batch:
         for number in range(20_000):
             batch.put(b"%08d" % number, b"old")
-    rows = store.scan()
-    seen = [next(rows)]
+    forward, backward = store.scan(), store.scan(reverse=True)
+    columns = iter(store.scan_batches(batch_rows=100))
+    seen, turned, first = [next(forward)], [next(backward)], next(columns)
     store.delete_range(b"0", b"1")
+    add_import(store, tmp_path / "in", {b"%08d" % number: b"new" for number in range(0, 20_000, 7)})
     store.gc(before=store.now(), compact=True)
-    assert stored(store, DATA) == 0
-    seen.extend(rows)
-    assert len(seen) == 20_000
+    assert stored(store, DATA) == sum(1 for _ in store.scan()) == 2_858
+    seen.extend(forward)
+    turned.extend(backward)
+    assert seen == turned[::-1] == [(b"%08d" % number, b"old") for number in range(20_000)]
+    assert first.num_rows + sum(batch.num_rows for batch in columns) == 20_000
 
 
 def test_gc_looks_at_each_change_once(store: Store) -> None:
