@@ -97,8 +97,9 @@ class Duckdb(Subject):
         return lambda: self._rows(query, self.marks[since])
 
     def _rows(self, query: str, version: int) -> int:
-        found = self.db.sql(query, params=(version,)).to_arrow_reader()
-        return sum(batch.num_rows for batch in found)
+        with self.db.cursor() as cursor:  # a connection with a result left open takes no other
+            found = cursor.sql(query, params=(version,)).to_arrow_reader()
+            return sum(batch.num_rows for batch in found)
 
     def delete_range(self, rows: int, step: int) -> Work:
         start, end = self.data.middle(rows)
