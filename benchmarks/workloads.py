@@ -517,8 +517,11 @@ def _collections(size: Size) -> list[Workload]:
 
 _RECORDS = (
     ("100b", 100, 4_000),
+    ("252b", 252, 4_000),
     ("1kb", 1_000, 2_000),
     ("10kb", 10_000, 300),
+    ("64kb", 64_000, 60),
+    ("300kb", 300_000, 12),
     ("1mb", 1_000_000, 4),
 )
 """Name, payload bytes, records: small commits, rows, pages, blobs."""
