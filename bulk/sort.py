@@ -26,6 +26,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from kvstore.arrow import key_words
 from kvstore.errors import UsageError
 from kvstore.limits import ARROW_ROWS_MAX, RUN_BYTES_MAX, SORT_BYTES_MAX
 from kvstore.span import Span
@@ -37,9 +38,6 @@ _BYTES_PER_SAMPLE: Final = 256 << 10
 _SAMPLES_PER_RUN_MIN: Final = 100
 _SAMPLE_BYTES: Final = 1024
 """Of a sampled key. A cut need not be a key: longer ones that agree so far stay together."""
-
-_FIRST_BYTES: Final = np.array([(1 << 64) - (1 << 8 * (8 - n)) for n in range(9)], np.uint64)
-"""Masks of the first n bytes of eight."""
 
 
 class Run(NamedTuple):
@@ -199,23 +197,13 @@ def _order(table: pa.Table) -> pa.Array:
 
 
 def _words(keys: pa.Array) -> npt.NDArray[np.uint64]:
-    """Of each key the eight bytes behind what all have in common, as numbers that sort alike.
-
-    Shorter keys are filled with zeros: those may tie with others, and are never out of order.
-    """
+    """Of each key the eight bytes behind what all have in common, as numbers that sort alike."""
     if not len(keys):
-        return np.empty(0, np.uint64)
+        return key_words(keys, skip=0)
     least, greatest = pc.min_max(keys).as_py().values()
     pairs = enumerate(zip(least, greatest, strict=False))
     common = next((at for at, (a, b) in pairs if a != b), len(least))
-    _, offsets, data = keys.buffers()
-    places = np.frombuffer(offsets, np.int32)[keys.offset : keys.offset + len(keys) + 1]
-    padded = (data.to_pybytes() if data else b"") + bytes(8)
-    at_every_byte = np.ndarray((len(padded) - 7,), ">u8", padded, strides=(1,))
-    starts = places[:-1] + common
-    lengths = np.minimum(places[1:] - starts, 8)
-    words: npt.NDArray[np.uint64] = at_every_byte[starts].astype(np.uint64) & _FIRST_BYTES[lengths]
-    return words
+    return key_words(keys, skip=common)
 
 
 def _ranges(runs: Sequence[pa.Table], range_bytes: int) -> Iterator[pa.Table]:

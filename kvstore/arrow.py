@@ -1,10 +1,12 @@
-"""Rows as Arrow record batches, built from whole buffers rather than row by row."""
+"""Rows as Arrow record batches, and keys as numbers: whole buffers rather than row by row."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from kvstore.limits import ARROW_BYTES_MAX, SCAN_CHUNK
@@ -26,6 +28,31 @@ def binary_arrays(items: Sequence[bytes]) -> list[pa.Array]:
     """As `binary_array`, in as many arrays as their bytes need."""
     array = pa.array(items, pa.binary())
     return array.chunks if isinstance(array, pa.ChunkedArray) else [array]
+
+
+_FIRST_BYTES: Final = np.array([(1 << 64) - (1 << 8 * (8 - n)) for n in range(9)], np.uint64)
+"""Masks of the first n bytes of eight."""
+
+
+def key_words(keys: pa.Array, *, skip: int) -> npt.NDArray[np.uint64]:
+    """Eight bytes of each key after the first `skip` as an integer; short keys filled with zeros.
+
+    Integers order as the keys do, except that different keys may give the same one. A gather.
+    """
+    if not len(keys):
+        return np.empty(0, np.uint64)
+    _, offsets, data = keys.buffers()
+    places = np.frombuffer(offsets, np.int32)[keys.offset : keys.offset + len(keys) + 1]
+    first, last = int(places[0]), int(places[-1])
+    padded = np.zeros(last - first + skip + 8, np.uint8)
+    if last > first:
+        padded[: last - first] = np.frombuffer(data, np.uint8)[first:last]
+    # A view that begins a word at every byte: one gather instead of a loop.
+    every = np.ndarray((len(padded) - 7,), ">u8", padded.data, strides=(1,))
+    lengths = np.clip(places[1:] - places[:-1] - skip, 0, 8)
+    words: npt.NDArray[np.uint64] = every[places[:-1] - first + skip].astype(np.uint64)
+    words &= _FIRST_BYTES[lengths]
+    return words
 
 
 def row_batches(

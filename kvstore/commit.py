@@ -287,7 +287,7 @@ class Committer:
     def require_healthy(self) -> None:
         """Raise `PoisonedError` if an earlier write failed, `ClosedError` after `finish`."""
         if self._is_finished:
-            raise ClosedError(f"the store at {self._where}")
+            raise ClosedError(self._where)
         if self._poison:
             raise PoisonedError(self._where, self._poison)
 

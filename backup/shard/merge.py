@@ -22,8 +22,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from backup.shard.rules import Rule, Sorted, lower_bound
+from kvstore.arrow import key_words
 
-_WORD = 8
 _Indexes: TypeAlias = npt.NDArray[np.int64]
 
 
@@ -113,30 +113,6 @@ def _shared(low: bytes, high: bytes) -> int:
     """How many bytes `low` and `high` begin with alike: so do all keys between them."""
     pairs = enumerate(zip(low, high, strict=False))
     return next((i for i, (a, b) in pairs if a != b), min(len(low), len(high)))
-
-
-def key_words(keys: pa.Array, *, skip: int) -> npt.NDArray[np.uint64]:
-    """Eight bytes of each key after the first `skip` as an integer; short keys filled with zeros.
-
-    Integers order as the keys do, except that different keys may give the same one.
-    """
-    _, offsets_buffer, data_buffer = keys.buffers()
-    offsets = np.frombuffer(offsets_buffer, dtype=np.int32, count=len(keys) + keys.offset + 1)
-    offsets = offsets[keys.offset :]
-    data = np.zeros(0, np.uint8) if data_buffer is None else np.frombuffer(data_buffer, np.uint8)
-    first, last = int(offsets[0]), int(offsets[-1])
-    padded = np.zeros(last - first + skip + _WORD, dtype=np.uint8)
-    padded[: last - first] = data[first:last]
-    # A view that begins a word at every byte: one gather instead of a loop.
-    every = np.ndarray((len(padded) - _WORD + 1,), dtype=">u8", buffer=padded.data, strides=(1,))
-    words: npt.NDArray[np.uint64] = every[offsets[:-1] - first + skip].astype(np.uint64)
-    left = offsets[1:] - offsets[:-1] - skip
-    short = np.flatnonzero(left < _WORD)
-    if len(short):
-        unused = (_WORD - np.maximum(left[short], 0)).astype(np.uint64) * np.uint64(_WORD)
-        kept = np.where(unused < 64, words[short] >> np.minimum(unused, 63), 0).astype(np.uint64)
-        words[short] = np.where(unused < 64, kept << np.minimum(unused, 63), 0)
-    return words
 
 
 def _break_ties(

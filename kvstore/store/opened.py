@@ -168,7 +168,7 @@ class Opened:
 
     def _live(self) -> Committer:
         if self._closed:
-            raise ClosedError(f"the store at {self.path}")
+            raise ClosedError(f"the store at {self.path}" if self.path else "the store in memory")
         return self._committer
 
     def _raise_index_floor(self, timestamp: int) -> None:

@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 
 from backup.shard.batch import BatchDesc, concat_batches, part_names, read_batches, write_batch
 from backup.shard.blob import MemoryBlob
-from backup.shard.merge import key_words, merge_sorted
+from backup.shard.merge import merge_sorted
 from backup.shard.rules import DIFFS, VERSIONS, AsOf, Compact, Rule, View, Window
 from backup.shard.state import Batch
+from kvstore.arrow import key_words
 from kvstore.span import Span
 from tests.shard.rows import (
     Diff,
