@@ -20,9 +20,7 @@ def parts_of(rows: list[Row], *, size: int) -> list[list[dict[str, object]]]:
     """The rows of each part, as any reader of Parquet has them."""
     blob = MemoryBlob()
     batches = versions(rows, size=size)
-    written = write_batch(
-        blob, BatchDesc(0, 99), batches, rule=VERSIONS, names=part_names("s")
-    )
+    written = write_batch(blob, BatchDesc(0, 99), batches, rule=VERSIONS, names=part_names("s"))
     data = [blob.get(part.name) or b"" for part in written.parts]
     return [pq.read_table(io.BytesIO(each)).to_pylist() for each in data]
 
@@ -51,9 +49,7 @@ def random_rows(pick: random.Random) -> list[Row]:
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_a_filter_gives_the_state_at_every_time(
-    seed: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_filter_gives_the_state_at_every_time(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     pick = random.Random(seed)
     monkeypatch.setattr(batch_module, "ROW_GROUP_ROWS_MAX", pick.choice([1, 2, 5, 100]))
     rows = random_rows(pick)
