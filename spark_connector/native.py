@@ -44,8 +44,8 @@ from spark_connector.row_groups import Group
 from spark_connector.schema import STATE, offered
 
 NEWER_SHARE: Final = 32
-"""Changes behind the base are laid over it if they are at most this part of its rows: one costs
-7 us to read here, to broadcast and to look for, and a row of the base 0.25 us less than otherwise."""
+"""Changes behind the base are laid over it if they are at most this part of its rows: each costs
+7 us to read here and to broadcast, and a row of the base takes 0.25 us less than otherwise."""
 
 NEWER_ROWS_FEW: Final = 1_000
 """Never too many."""
