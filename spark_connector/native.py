@@ -197,9 +197,10 @@ def _newest_of(
     """Of each key its newest change behind the base."""
     batches: Iterable[pa.RecordBatch] = ()
     if parts:
-        names = _NEWER_SCHEMA.names
-        window = {"since": since, "upto": as_of, "latest": True}
-        batches = origin.points(span, **window, columns=names, rows=ARROW_ROWS_MAX)  # type: ignore[arg-type]
+        names, rows = _NEWER_SCHEMA.names, ARROW_ROWS_MAX
+        batches = origin.points(
+            span, since=since, upto=as_of, latest=True, columns=names, rows=rows
+        )
     return pa.Table.from_batches([b.cast(_NEWER_SCHEMA) for b in batches], _NEWER_SCHEMA)
 
 
