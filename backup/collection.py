@@ -44,7 +44,7 @@ from backup.shard.part import open_part, part_bytes
 from backup.shard.scrub import ScrubReport
 from backup.upload import Progress, Upload, upload_here
 from backup.verify import Depth, VerifyReport, verify_chains
-from backup.window import BackupInfo, append_windows, appended_before, info, take_hold
+from backup.window import Backup, BackupInfo, append_windows, appended_before, info, take_hold
 from kvstore.arrow import ROWS_SCHEMA
 from kvstore.clock import Clock, WallClock
 from kvstore.errors import (
@@ -241,7 +241,7 @@ class Collection:
                 return info(done)
             hold = take_hold(store, name, shard.upper, max_age)
             try:
-                return append_windows(shard, store, hold, token, progress, upload)
+                return append_windows(shard, Backup(store, hold, upload, progress), token)
             except UpperMismatchError:
                 shard.refresh()
         raise LockedError(self.url, "other scripts that back up at the same time")

@@ -205,8 +205,9 @@ def _build_parts(
     """Check, encode and upload row groups while the next are made: 1.0 M rows/s become 1.4."""
     groups = _row_groups(map(checks.require_schema, batches))
     head = list(islice(groups, 2))
-    with Beside() if len(head) > 1 else nullcontext(_at_once) as run:
-        builder = PartBuilder(checks.rule)
+    is_small = len(head) == 1
+    with nullcontext(_at_once) if is_small else Beside() as run:
+        builder = PartBuilder(checks.rule, is_small=is_small)
         for group in chain(head, groups):
             builder.nbytes += group.nbytes
             run(partial(_add, builder, checks, group))

@@ -18,6 +18,7 @@ from __future__ import annotations
 import hashlib
 import io
 from collections.abc import Iterator
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -26,7 +27,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from backup.shard.blob import Blob, reading
-from backup.shard.rules import OP_DELETE_RANGE, Rule, column_numpy, keep, lower_bound
+from backup.shard.rules import OP_DELETE_RANGE, RULES, Rule, column_numpy, keep, lower_bound
 from backup.shard.state import Part
 from kvstore.errors import CorruptionError, FormatVersionError
 from kvstore.limits import BOUND_BYTES_MAX, PART_BYTES_MAX, ROW_GROUP_BYTES_MAX
@@ -35,6 +36,10 @@ from kvstore.span import Span, prefix_end
 PART_FORMAT = b"1"
 _FORMAT_KEY = b"kvstore.part"
 _RULE_KEY = b"kvstore.rule"
+_LEVEL = 1
+_LEVEL_SMALL = -5
+"""Of zstd: 10,000 rows of 116 bytes, half of it random, take 1.3 ms and 722 kB; at level 1 2.0 ms
+and 672 kB."""
 _WHOLE_BYTES_MAX = 1 << 20
 """Parts up to this size are fetched in one piece; of larger ones only what is asked for."""
 
@@ -45,23 +50,20 @@ def checksum(data: bytes) -> str:
 
 
 class PartBuilder:
-    """Collects sorted batches into the bytes of one part. Memory: the compressed part."""
+    """Collects sorted batches into the bytes of one part. Memory: the compressed part.
 
-    def __init__(self, rule: Rule) -> None:
+    `is_small`: it is one of many, which compaction will write again; it is compressed in a hurry.
+    """
+
+    def __init__(self, rule: Rule, *, is_small: bool = False) -> None:
         self._rule = rule
         self._sink = pa.BufferOutputStream()
-        metadata = {_FORMAT_KEY: PART_FORMAT, _RULE_KEY: rule.name.encode()}
-        schema = rule.schema.with_metadata(metadata)
-        order = [
-            pq.SortingColumn(schema.get_field_index(name), descending=way == "descending")
-            for name, way in rule.order
-        ]
-        numbers = [f.name for f in schema if not pa.types.is_binary(f.type)]
+        schema, numbers, order = _layout(rule.name)
         self._writer = pq.ParquetWriter(
             self._sink,
             schema,
             compression="zstd",
-            compression_level=1,
+            compression_level=_LEVEL_SMALL if is_small else _LEVEL,
             use_dictionary=numbers,
             write_statistics=["key", *numbers],
             write_page_checksum=True,
@@ -123,6 +125,20 @@ class PartBuilder:
             diff_sum=self._diff_sum,
         )
         return part, data
+
+
+@cache
+def _layout(rule_name: str) -> tuple[pa.Schema, list[str], list[pq.SortingColumn]]:
+    """The schema of a part, its columns of numbers, and how rows are sorted."""
+    rule = RULES[rule_name]
+    metadata = {_FORMAT_KEY: PART_FORMAT, _RULE_KEY: rule.name.encode()}
+    schema = rule.schema.with_metadata(metadata)
+    numbers = [f.name for f in schema if not pa.types.is_binary(f.type)]
+    order = [
+        pq.SortingColumn(schema.get_field_index(name), descending=way == "descending")
+        for name, way in rule.order
+    ]
+    return schema, numbers, order
 
 
 def read_part(
