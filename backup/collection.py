@@ -225,15 +225,15 @@ class Collection:
         Raises `UsageError` if the collection is another store's, `HistoryGoneError` if the store no
         longer has the window: then `full=True` begins another chain beside the present one.
         """
-        record = self._chains.begin(store.store_id)
+        record = self._chains.begin(store.store_id, token if full else None)
         shard = self._chains.shard(record.chains[-1])
         name = f"backup-{record.collection_id}"
         done = None
         if token is not None:  # looks into each chain
             appended = (appended_before(chain, token) for chain in self._shards(record))
             done = next(filter(None, appended), None)
-        if full and shard.upper and done is None:
-            record = self._chains.extend(record)
+        if full and shard.upper and done is None and not record.is_begun_by(token):
+            record = self._chains.extend(record, token)
             shard = self._chains.shard(record.chains[-1])
         for _ in range(BACKUP_ATTEMPTS):
             done = done or appended_before(shard, token)

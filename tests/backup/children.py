@@ -112,7 +112,8 @@ def expiry(collection: Collection) -> kvstore.Timestamp:
 
 
 def restore(collection: Collection, store: kvstore.Store, place: Path) -> None:
-    collection.restore(place / "restored")
+    if not (place / "restored").exists():  # else a child before was killed when all was done
+        collection.restore(place / "restored")
 
 
 def restore_into(collection: Collection, store: kvstore.Store, place: Path) -> None:
