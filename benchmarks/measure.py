@@ -100,7 +100,7 @@ def _run(workload: Workload, process: Process, contender: Contender, number: int
     """One turn of one subject; short operations are repeated and the least time counts."""
     call = contender.call
     arguments = dict(call.arguments)
-    items, repeats = workload.items, workload.repeats
+    items, repeats = call.items or workload.items, workload.repeats
     if call.operation in process.facts.get("slow", ()):
         arguments |= workload.slow_arguments
         items, repeats = items and workload.slow_arguments.get("count", items), 1

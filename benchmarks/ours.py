@@ -6,6 +6,8 @@ import inspect
 import os
 import textwrap
 import threading
+from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -327,28 +329,37 @@ class Ours(BackedUp):
             self.store.scan_batches(workers=workers).read_all()
         return lambda: sum(b.num_rows for b in self.store.scan_batches(as_of=at, workers=workers))
 
-    def changes(self, since: str) -> Work:
-        return lambda: len(list(self.store.changes(self.marks[since], order="time")))
+    def changes(self, windows: int) -> Work:
+        return self._in_windows(
+            windows, lambda *times: len(list(self.store.changes(*times, order="time")))
+        )
 
-    def changes_by_key(self, since: str) -> Work:
-        return lambda: len(list(self.store.changes(self.marks[since])))
+    def changes_by_key(self, windows: int) -> Work:
+        return self._in_windows(windows, lambda *times: len(list(self.store.changes(*times))))
 
-    def changes_arrow(self, since: str) -> Work:
-        return lambda: sum(b.num_rows for b in self.store.changes_batches(self.marks[since]))
+    def changes_arrow(self, windows: int) -> Work:
+        return self._in_windows(
+            windows, lambda *times: sum(b.num_rows for b in self.store.changes_batches(*times))
+        )
 
-    def changes_events(self, since: str) -> Work:
-        return lambda: sum(1 for _ in self.store.events(self.marks[since]))
+    def changes_events(self, windows: int) -> Work:
+        return self._in_windows(windows, lambda *times: sum(1 for _ in self.store.events(*times)))
 
-    def changes_feed(self, since: str) -> Work:
+    def changes_feed(self, windows: int) -> Work:
         """Through a feed that starts over, until the changes are acked."""
 
         def work() -> int:
-            feed = self.store.feed("benchmark", start=self.marks[since])
+            feed = self.store.feed("benchmark", start=self.marks["window-0"])
             found = sum(len(batch.events) for batch in feed)
             feed.ack(feed.position)
             return found
 
         return work
+
+    def _in_windows(self, windows: int, read: Callable[..., int]) -> Work:
+        """Read what came after each mark, up to the next."""
+        times = [self.marks[f"window-{number}"] for number in range(windows)] + [self.now()]
+        return lambda: sum(read(*window) for window in pairwise(times))
 
     def _give_up_history(self) -> None:
         """Let go of all versions and changes but the newest."""

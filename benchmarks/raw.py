@@ -200,14 +200,18 @@ class Raw(BackedUp):
 
         return work
 
-    def scan_rows(self, count: int) -> Work:
-        """As many rows as a window has changes: the least that any log of them could cost."""
-        start, end = self.data.middle(count)
+    def scan_rows(self, count: int, windows: int) -> Work:
+        """As many rows as windows have changes: the least that any log of them could cost."""
+        keys = self.data.keys
+        starts = range(0, len(keys) - count, max((len(keys) - count) // windows, 1))
 
         def work() -> int:
-            options = rocks.ReadOptions()
-            options.set_iterate_upper_bound(end)
-            return len(list(self.db.items(from_key=start, read_opt=options)))
+            found = 0
+            for start in starts[:windows]:
+                options = rocks.ReadOptions()
+                options.set_iterate_upper_bound(keys[start + count])
+                found += len(list(self.db.items(from_key=keys[start], read_opt=options)))
+            return found
 
         return work
 

@@ -42,7 +42,7 @@ arrow-1-range       Arrow batches beside 1 range tombstone, against none
 arrow-100-ranges    Arrow batches beside 100 range tombstones, against none
 
 Changes
-changes             the 10,000 changes of a window, against iterating over as many rows
+changes             windows of 10,000 changes each, against iterating over as many rows
 changes-arrow       the same as Arrow record batches
 changes-by-key      the same, sorted by key
 changes-events      the same as events
@@ -121,6 +121,7 @@ class Size:
     commits_100: int
     commits_10k: int
     update_rows: int
+    windows: int
 
     @classmethod
     def of(cls, rows: int, *, rounds: int) -> Size:
@@ -132,6 +133,7 @@ class Size:
             commits_100=max(20, min(40, rows // 25_000)),
             commits_10k=max(1, min(20 // rounds, rows // 150_000)),
             update_rows=min(10_000, rows // 10),
+            windows=max(2, min(20, rows // 50_000)),
         )
 
     @property
@@ -142,10 +144,11 @@ class Size:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """An operation of a subject, with its arguments."""
+    """An operation of a subject, with its arguments; `items`, where it differs from others'."""
 
     operation: str
     arguments: dict[str, Any] = field(default_factory=dict)
+    items: int | None = None
 
 
 class Contender(NamedTuple):
@@ -204,9 +207,18 @@ class Scene(NamedTuple):
 def scenes(size: Size) -> list[Scene]:
     """All that is measured, in order."""
     warm_up = Call("commit", {"rows": 100, "count": 1, "step": 9_000})
-    change = Call("commit", {"rows": size.update_rows, "count": 1, "step": 10_000})
+    updates = {"rows": size.update_rows, "count": 1}
+    change = Call("commit", {**updates, "step": 10_000})
+    windows = [
+        call
+        for number in range(size.windows)
+        for call in (
+            Call("mark", {"name": f"window-{number}"}),
+            Call("commit", {**updates, "step": 10_000 + number}),
+        )
+    ]
     fill, settle = Call("fill"), Call("settle")
-    loaded, window = Call("mark", {"name": "loaded"}), Call("mark", {"name": "window"})
+    loaded = Call("mark", {"name": "loaded"})
     # Reads are measured with everything in the caches, as a service at work has it.
     warm_caches = (Call("scan"), Call("scan_arrow"))
     return [
@@ -215,13 +227,13 @@ def scenes(size: Size) -> list[Scene]:
                 Stage((), _loading(size)),
                 # The first commits of a process pay for its imports and its first memtable.
                 Stage((fill, loaded, warm_up), _committing(size)),
-                Stage((window, change, settle, *warm_caches), [*_reading(size), *_changes(size)]),
+                Stage((*windows, settle, *warm_caches), [*_reading(size), *_changes(size)]),
                 Stage((), _ending(size)),
             ],
             has_peers=True,
         ),
         Scene([Stage((fill, settle, Call("scan")), _beside_ranges(size))]),
-        Scene([Stage((fill, settle, window, change), _flat(size))]),
+        Scene([Stage((fill, settle, *windows), _flat(size))]),
         Scene([Stage((fill, loaded, warm_up, change), _collections(size))], is_quick=False),
         Scene([Stage((), _journal(size))]),
         Scene([Stage((), _spark())], is_quick=False),
@@ -370,17 +382,19 @@ def _beside_ranges(size: Size) -> list[Workload]:
 
 
 def _changes(size: Size) -> list[Workload]:
-    few = _raw("scan_rows", count=size.update_rows)
+    """Windows that follow each other: one alone takes less than a process needs to wake up."""
+    rows, windows = size.update_rows, size.windows
+    last = {"since": f"window-{windows - 1}"}
     return [
         Workload(
             f"changes{name}",
-            few,
-            _ours(f"changes{operation}", since="window"),
-            Call(f"changes{operation}", {"since": "window"}) if for_peers else None,
-            items=size.update_rows,
+            _raw("scan_rows", count=rows, windows=windows),
+            _ours(f"changes{operation}", windows=windows),
+            Call(f"changes{operation}", last, items=rows) if for_peers else None,
+            items=rows * windows,
             reach=reach,
             grows=True,
-            repeats=5,
+            repeats=3,
         )
         for name, operation, for_peers, reach in (
             ("", "", True, 5.0),
@@ -499,7 +513,7 @@ def _flat(size: Size) -> list[Workload]:
 
     commits = Call("commit", {"rows": rows, "count": 4})
     return [
-        flat("changes-flat", "changes_arrow", 0.8, since="window", repeats=5),
+        flat("changes-flat", "changes_arrow", 0.8, windows=size.windows, repeats=3),
         flat("gc-flat", "gc", 0.33, rows=size.rows // 100, repeats=3),
         flat("backup-flat", "backup", 0.8, rows=size.rows // 100, count=5, is_single=True),
         Workload(

@@ -115,9 +115,11 @@ class Committer:
 
         def stage_writes(batch: Batch, timestamp: Timestamp) -> Callable[[], None]:
             stage(writes, timestamp, batch, self._engine.families)
-            self._index.stage(writes, timestamp, batch)
+            full = self._index.stage(writes, timestamp, batch)
 
             def publish() -> None:
+                if full:
+                    self._guarded(self._index.complete, full)
                 if writes.ranges:
                     self._versions.publish_ranges(writes.tombstones(timestamp))
                 self.recent.add(timestamp, writes.points.keys(), writes.ranges)

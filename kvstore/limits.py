@@ -15,6 +15,10 @@ CHANGE_CHUNK_BYTES = 4 << 20
 INLINE_VALUE_BYTES = 1024
 """Values up to this size travel in the change index; larger ones are read from the versions."""
 
+THIN_FROM_BYTES = 64 << 10
+"""Values of a change entry that the log does not take a second time: fewer cost less than the
+further write does that puts the full entry in its place (15 us)."""
+
 ARROW_ROWS_MAX = 16_384
 """Rows of one record batch: large enough to amortise Arrow, small enough to stay in cache."""
 

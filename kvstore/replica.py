@@ -22,7 +22,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
-from kvstore.changes.index import ChangeIndex
+from kvstore.changes.index import ChangeIndex, FullEntry
 from kvstore.clock import Timeline, WallClock
 from kvstore.codec.keys import encode_range_key
 from kvstore.codec.ordered import escape
@@ -110,17 +110,20 @@ class ReplicaCommitter(Committer):
             self._require_window([timestamp for timestamp, _ in commits], upper)
             batch = self._engine.batch()
             capture, index = self.capture, self._index
+            full: list[FullEntry] = []
             for timestamp, writes in commits:
                 writes.seal()
                 index.changeset, index.staged = capture.begin_commit(), 0
                 stage(writes, timestamp, batch, self._engine.families)
-                index.stage(writes, timestamp, batch)
+                full += index.stage(writes, timestamp, batch)
                 capture.finish_commit(index.changeset[1], index.staged, timestamp + 1)
             if capture.is_due:
                 capture.stage(batch)
             self._meta.stage(batch, UPPER, {"timestamp": upper})
 
             def publish() -> None:
+                if full:
+                    self._guarded(index.complete, full)
                 tombstones = [found for t, writes in commits for found in writes.tombstones(t)]
                 self._versions.publish_ranges(tombstones)
 

@@ -11,7 +11,7 @@
     stream     fixed binary (16)       the stream's id
 
 Keys and values of a large entry are the entry's own buffers: nothing is copied, and reading 10,000
-changes of one commit costs some 0.5 ms. Small entries are gathered into batches of a few thousand
+changes of one commit costs some 0.2 ms. Small entries are gathered into batches of a few thousand
 rows. Both kinds come in time order; within a commit that is spread over streams, stream after
 stream, the control stream with its range deletes first. Sort by `seq` for the order in which
 the changes were made.

@@ -4,6 +4,11 @@ It is written in the same engine batch as the versions, so neither can be there 
 and it is what makes an incremental read cost what changed. Large values do not travel in it: the
 reader fetches them from the versions, which are kept as long as the index is.
 
+A large entry is staged thin: without its values, as if each were too large to travel. The log of
+the engine has them with the versions already, and a second time costs more than all else that
+the index does (3 us a KB). The full entry follows outside the log and takes the thin one's place.
+What a crash takes back is the full one; the thin one says the same, and is slower to read.
+
 Invariants
 1. A commit at t has, in each stream it touches, exactly one run of chunks (stream, t, 0..n), the
    last one marked. Which streams those are follows from t and the keys (`generation`).
@@ -14,7 +19,7 @@ Invariants
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from operator import itemgetter
 from typing import Any, Final, NamedTuple, TypeAlias, cast
 
@@ -23,9 +28,10 @@ from kvstore.changes.entry import (
     OP_DELETE_RANGE,
     OP_PUT,
     OP_PUT_LARGE,
+    Column,
     Entry,
     Row,
-    offsets_of,
+    column,
     pack,
     peek,
     unpack,
@@ -34,7 +40,7 @@ from kvstore.changes.generation import Generation, Generations
 from kvstore.changes.stream import CONTROL_STREAM
 from kvstore.codec.keys import decode_change_key, encode_change_key
 from kvstore.engine.api import CHANGES, Batch, Engine
-from kvstore.limits import CHANGE_CHUNK_BYTES, INLINE_VALUE_BYTES
+from kvstore.limits import CHANGE_CHUNK_BYTES, INLINE_VALUE_BYTES, THIN_FROM_BYTES
 from kvstore.meta import Meta
 from kvstore.mvcc.write import WriteSet
 
@@ -42,13 +48,24 @@ FIRST_STREAM: Final = CONTROL_STREAM
 """The stream of a store that has one."""
 
 _CHUNKS_MAX = (1 << 32) - 1
-_PUT = bytes([OP_PUT])
+_PUT, _PUT_LARGE = bytes([OP_PUT]), bytes([OP_PUT_LARGE])
 _ENTRIES_PER_TAKE = 64
 """Small entries taken at once; large ones are taken one by one, a chunk being what is held."""
 
 
 Select: TypeAlias = "Callable[[Generation], Iterable[bytes]]"
 """The streams a reader wants of a generation."""
+
+
+FullEntry: TypeAlias = "tuple[bytes, bytes]"
+"""Key and value, in `changes`, of an entry that was staged thin."""
+
+
+class Packed(NamedTuple):
+    """One chunk of a commit's entry: what is staged, and the full one where that is thin."""
+
+    staged: bytes
+    full: bytes | None = None
 
 
 class Commit(NamedTuple):
@@ -99,22 +116,31 @@ class ChangeIndex:
         batch: Batch,
         *,
         changeset: tuple[int, int] | None = None,
-    ) -> None:
-        """Add the entries of a sealed write set to the engine batch that holds its versions."""
+    ) -> list[FullEntry]:
+        """Add the entries of a sealed write set to the engine batch that holds its versions.
+
+        Those returned belong in the place of thin ones: `complete` puts them there.
+        """
         tag = self.changeset if changeset is None else changeset
         self.staged += len(writes.ranges) + len(writes.points)
         found = self.generations.at(timestamp)
         if found.is_split:
-            self._stage_split(writes, timestamp, batch, found, tag)
-            return
-        for number, packed in enumerate(_packed(writes, self._inline, tag)):
-            self._put(batch, FIRST_STREAM, timestamp, number, packed)
+            return self._stage_split(writes, timestamp, batch, found, tag)
+        return self._put(batch, FIRST_STREAM, timestamp, _packed(writes, self._inline, tag))
+
+    def complete(self, entries: Iterable[FullEntry]) -> None:
+        """Write what `stage` returned, once the batch is written and before anybody may read it."""
+        batch = self._engine.batch()
+        for key, packed in entries:
+            batch.put(key, packed, self._engine.families[CHANGES])
+        self._engine.write(batch, logged=False)
 
     def stage_event(self, op: int, key: bytes, timestamp: int, batch: Batch) -> None:
         """Add the entry of a commit that is one event (an import, a revert)."""
         self.staged += 1
-        packed = pack(bytes([op]), [key], [b""], changeset=self.changeset)
-        self._put(batch, CONTROL_STREAM, timestamp, 0, packed)
+        row = column([key]), column([b""])
+        packed = pack(bytes([op]), *row, changeset=self.changeset)
+        self._put(batch, CONTROL_STREAM, timestamp, [Packed(packed)])
 
     def _stage_split(
         self,
@@ -123,8 +149,9 @@ class ChangeIndex:
         batch: Batch,
         found: Generation,
         changeset: tuple[int, int],
-    ) -> None:
+    ) -> list[FullEntry]:
         """As `stage`, each key to its stream: 1.5 us per key, most of it for the token."""
+        full: list[FullEntry] = []
         parts: dict[bytes, tuple[WriteSet, list[int]]] = {}
         ranges = len(writes.ranges)
         if ranges:
@@ -139,12 +166,22 @@ class ChangeIndex:
             points[key] = value
             note(number)
         for stream, (part_writes, order) in parts.items():
-            for number, packed in enumerate(_packed(part_writes, self._inline, changeset, order)):
-                self._put(batch, stream, timestamp, number, packed)
+            part_writes.size = writes.size  # at most
+            packed = _packed(part_writes, self._inline, changeset, order)
+            full += self._put(batch, stream, timestamp, packed)
+        return full
 
-    def _put(self, batch: Batch, stream: bytes, timestamp: int, chunk: int, packed: bytes) -> None:
-        families: Mapping[str, Any] = self._engine.families
-        batch.put(encode_change_key(stream, timestamp, chunk), packed, families[CHANGES])
+    def _put(
+        self, batch: Batch, stream: bytes, timestamp: int, chunks: Iterable[Packed]
+    ) -> list[FullEntry]:
+        changes: Any = self._engine.families[CHANGES]
+        full = []
+        for number, chunk in enumerate(chunks):
+            key = encode_change_key(stream, timestamp, number)
+            batch.put(key, chunk.staged, changes)
+            if chunk.full is not None:
+                full.append((key, chunk.full))
+        return full
 
     # -- reading ----------------------------------------------------------------------------
 
@@ -279,41 +316,47 @@ def _packed(
     inline: int,
     changeset: tuple[int, int],
     order: Sequence[int] | None = None,
-) -> Iterable[bytes]:
+) -> Iterable[Packed]:
     """The entry of a write set, cut into chunks where it would grow too large.
 
     Hot: of small puts, the common ones, nothing is looked at but the lengths, which tell that
     they are.
     """
     points = writes.points
-    if points and not writes.ranges:
-        values = cast("dict[bytes, bytes]", points).values()
+    if points and not writes.ranges and writes.size < CHANGE_CHUNK_BYTES:
         try:
-            offsets = offsets_of(points), offsets_of(values)
-        except (TypeError, OverflowError):  # a delete; far more than a chunk
+            keys, values = column(points), column(cast("dict[bytes, bytes]", points).values())
+        except TypeError:  # a delete
             return _chunks(writes, inline, changeset, order)
-        key_bytes, value_bytes = int(offsets[0][-1]), int(offsets[1][-1])
-        if key_bytes + value_bytes < CHANGE_CHUNK_BYTES and (
-            value_bytes <= inline or max(map(len, values)) <= inline
-        ):
-            ops = _PUT * len(points)
-            return (
-                pack(ops, points, values, changeset=changeset, sequence=order, offsets=offsets),
-            )
+        if len(values.data) <= inline or values.longest() <= inline:
+            return [_chunk(_PUT * len(points), keys, values, changeset=changeset, sequence=order)]
     return _chunks(writes, inline, changeset, order)
 
 
 def _chunks(
     writes: WriteSet, inline: int, changeset: tuple[int, int], order: Sequence[int] | None
-) -> Iterator[bytes]:
+) -> Iterator[Packed]:
     """As `_packed`, row by row: any operation, any size."""
     chunks = list(_columns(writes, inline))
     taken = 0
     for number, (ops, keys, values) in enumerate(chunks, start=1):
         sequence = None if order is None else order[taken : taken + len(ops)]
         is_last = number == len(chunks)
-        yield pack(ops, keys, values, is_last=is_last, changeset=changeset, sequence=sequence)
+        packed = column(keys), column(values)
+        yield _chunk(ops, *packed, is_last=is_last, changeset=changeset, sequence=sequence)
         taken += len(ops)
+
+
+def _chunk(ops: bytes, keys: Column, values: Column, **tags: Any) -> Packed:
+    """An entry, thin and full where its values are so many that it pays.
+
+    The full one is left to the engine to compress, when it comes to writing it.
+    """
+    if len(values.data) < THIN_FROM_BYTES or OP_DELETE_RANGE in ops:
+        return Packed(pack(ops, keys, values, **tags))
+    none = Column(bytes(len(values.offsets)), b"")
+    thin = pack(ops.replace(_PUT, _PUT_LARGE), keys, none, **tags)
+    return Packed(thin, pack(ops, keys, values, compress=False, **tags))
 
 
 def _columns(writes: WriteSet, inline: int) -> Iterator[tuple[bytes, list[bytes], list[bytes]]]:

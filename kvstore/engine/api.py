@@ -103,8 +103,11 @@ class Engine(Protocol):
         """A new, empty batch."""
         ...
 
-    def write(self, batch: Batch) -> None:
-        """Make the batch visible, without waiting for the disk."""
+    def write(self, batch: Batch, *, logged: bool = True) -> None:
+        """Make the batch visible, without waiting for the disk.
+
+        What is not logged may be gone after a crash, whatever was synced: for what can be missed.
+        """
         ...
 
     def sync(self) -> None:

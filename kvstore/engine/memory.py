@@ -104,12 +104,12 @@ class MemoryEngine:
     def batch(self) -> Batch:
         return Entries()
 
-    def write(self, batch: Batch) -> None:
+    def write(self, batch: Batch, *, logged: bool = True) -> None:
         assert isinstance(batch, Entries), "it came from self.batch()"
         if not batch.ops:
             return
-        payload = b""
-        if self._journal is not None:
+        payload = None
+        if self._journal is not None and logged:
             payload = encode(batch.ops, batch.keys, batch.values)
         with self._writing:
             self._append(BATCH, payload, then=lambda: self._show(batch))
@@ -289,10 +289,11 @@ class MemoryEngine:
             edition.holders += 1
             return edition
 
-    def _append(self, kind: int, payload: bytes, *, then: Callable[[], None]) -> None:
-        """Journal a record and make it count. The caller holds `_writing`."""
+    def _append(self, kind: int, payload: bytes | None, *, then: Callable[[], None]) -> None:
+        """Journal a record, None where there is none, and make it count. The caller holds
+        `_writing`."""
         self._require_usable()
-        if self._journal is not None:
+        if self._journal is not None and payload is not None:
             self._journal.append(payload, kind)
         try:
             then()

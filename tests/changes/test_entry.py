@@ -17,7 +17,9 @@ from kvstore.changes.entry import (
     OP_PUT,
     OP_PUT_LARGE,
     OP_REVERT,
+    Column,
     Row,
+    column,
     pack,
     peek,
     unpack,
@@ -30,16 +32,20 @@ operations = st.sampled_from(
 rows = st.lists(st.builds(Row, operations, st.binary(max_size=40), st.binary(max_size=400)))
 
 
+def columns(found: list[Row]) -> tuple[Column, Column]:
+    return column([row.key for row in found]), column([row.value for row in found])
+
+
 def packed(found: list[Row], *, is_last: bool = True) -> bytes:
     ops = bytes(row.op for row in found)
-    return pack(ops, [row.key for row in found], [row.value for row in found], is_last=is_last)
+    return pack(ops, *columns(found), is_last=is_last)
 
 
 def test_golden_entry() -> None:
     entry = pack(
         bytes([OP_DELETE_RANGE, OP_PUT, OP_DELETE]),
-        [b"a", b"bc", b""],
-        [b"z", b"v", b""],
+        column([b"a", b"bc", b""]),
+        column([b"z", b"v", b""]),
         changeset=(1, 2),
     )
     assert entry.hex() == (
@@ -63,9 +69,8 @@ def test_golden_entry() -> None:
 
 
 def test_golden_entry_of_a_commit_over_several_streams() -> None:
-    entry = pack(
-        bytes([OP_PUT, OP_PUT]), [b"a", b"b"], [b"", b"v"], is_last=False, sequence=[1, 258]
-    )
+    keys, values = column([b"a", b"b"]), column([b"", b"v"])
+    entry = pack(bytes([OP_PUT, OP_PUT]), keys, values, is_last=False, sequence=[1, 258])
     assert entry.hex() == (
         "01000200"
         "02000000"
@@ -91,8 +96,7 @@ def test_sequences_come_back_and_headers_can_be_read_alone(found: list[Row], fir
     numbers = list(range(first, first + len(found)))
     entry = pack(
         bytes(row.op for row in found),
-        [row.key for row in found],
-        [row.value for row in found],
+        *columns(found),
         changeset=(3, first),
         sequence=numbers,
     )
@@ -107,6 +111,20 @@ def test_sequences_come_back_and_headers_can_be_read_alone(found: list[Row], fir
 def test_offsets_are_the_same_in_bulk_and_one_by_one(count: int) -> None:
     found = [Row(OP_PUT, b"k" * (n % 7), b"v" * (n % 5)) for n in range(count)]
     assert list(unpack(packed(found), where="here").rows()) == found
+    assert columns(found)[0].longest() == min(count - 1, 6)
+
+
+@pytest.mark.parametrize("count", [BULK_ROWS_MIN - 1, BULK_ROWS_MIN])
+def test_columns_of_nothing_but_empty_items(count: int) -> None:
+    found = [Row(OP_DELETE, b"", b"")] * count
+    assert list(unpack(packed(found), where="here").rows()) == found
+    assert columns(found)[0].longest() == 0
+
+
+@pytest.mark.parametrize("count", [BULK_ROWS_MIN - 1, BULK_ROWS_MIN])
+def test_a_missing_item_is_no_column(count: int) -> None:
+    with pytest.raises(TypeError):
+        column([b"v"] * (count - 1) + [None])  # type: ignore[list-item]
 
 
 @given(rows, st.booleans())

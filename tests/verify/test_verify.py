@@ -13,7 +13,7 @@ import pytest
 import bulk
 import kvstore
 from kvstore import Epoch, ManualClock, Store
-from kvstore.changes.entry import OP_DELETE, OP_PUT, pack
+from kvstore.changes.entry import OP_DELETE, OP_PUT, column, pack
 from kvstore.changes.epoch import pack_run, run_name, unpack_run
 from kvstore.changes.index import FIRST_STREAM
 from kvstore.codec.keys import (
@@ -158,7 +158,7 @@ Damage = Callable[[Store], object]
                 s,
                 CHANGES,
                 encode_change_key(FIRST_STREAM, 2),
-                pack(bytes([OP_PUT]), [b"b"], [b"vb"], is_last=False),
+                pack(bytes([OP_PUT]), column([b"b"]), column([b"vb"]), is_last=False),
             ),
             "change entry",
             "chunks of a commit are missing",
@@ -168,7 +168,7 @@ Damage = Callable[[Store], object]
                 s,
                 CHANGES,
                 encode_change_key(FIRST_STREAM, 2),
-                pack(bytes([OP_PUT, OP_PUT]), [b"b", b"b"], [b"vb", b"vb"]),
+                pack(bytes([OP_PUT, OP_PUT]), column([b"b", b"b"]), column([b"vb", b"vb"])),
             ),
             "change index",
             "more than once",
@@ -178,7 +178,7 @@ Damage = Callable[[Store], object]
                 s,
                 CHANGES,
                 encode_change_key(FIRST_STREAM, 2),
-                pack(bytes([99, OP_DELETE]), [b"b", b"q"], [b"vb", b""]),
+                pack(bytes([99, OP_DELETE]), column([b"b", b"q"]), column([b"vb", b""])),
             ),
             "change entry",
             "unknown operation 99",

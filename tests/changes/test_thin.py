@@ -1,0 +1,100 @@
+"""Thin entries: what a crash leaves of a large commit's entry says the same as the full one."""
+
+from __future__ import annotations
+
+import itertools
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import kvstore
+from kvstore.changes.entry import OP_PUT, OP_PUT_LARGE
+from kvstore.limits import THIN_FROM_BYTES
+from kvstore.store import Store
+from tests.harness.strategies import ops
+
+pytestmark = pytest.mark.usefixtures("each_engine")
+
+LARGE = [(b"key%05d" % n, b"v%099d" % n) for n in range(6 * THIN_FROM_BYTES // 100)]
+
+
+def crash(store: Store, tmp_path: Path) -> Path:
+    """What a kill would leave of a store that is open."""
+    left = tmp_path / f"left-{len(list(tmp_path.iterdir()))}"
+    shutil.copytree(store._engine.path, left, ignore=shutil.ignore_patterns("lock"))  # type: ignore[attr-defined]
+    return left
+
+
+def stored(store: Store) -> set[int]:
+    """The operations in the index."""
+    found = store._changes.index.read(since=0, upto=store.upper)
+    return {op for commit in found for op in bytes(commit.entry.ops)}
+
+
+def every_way(store: Store) -> list[Any]:
+    """All that can be asked about changes."""
+    events = [list(store.events(0, images=how)) for how in ("none", "delta", "pre+post")]
+    arrow = store.changes_batches(0, images="pre+post").read_all().to_pylist()
+    latest = list(store.changes(0, revisions="latest"))
+    return [events, arrow, latest, list(store.changes(0, order="time"))]
+
+
+@pytest.mark.parametrize("streams", [1, 3])
+def test_a_large_commit_is_full_and_after_a_crash_thin_and_the_same(
+    tmp_path: Path, streams: int
+) -> None:
+    with kvstore.open(tmp_path / "store") as store:
+        if streams > 1:
+            store.reshard(streams=streams)
+        with store.batch() as batch:
+            for key, value in LARGE:
+                batch.put(key, value)
+        store.put(LARGE[0][0], b"small")
+        before = every_way(store)
+        left = crash(store, tmp_path)
+        assert stored(store) == {OP_PUT}
+    with kvstore.open(left) as again:
+        assert stored(again) == {OP_PUT, OP_PUT_LARGE}
+        assert every_way(again) == before
+        again.gc(before=batch.timestamp)
+        again.verify().require_ok()
+
+
+def test_the_log_takes_the_values_once(tmp_path: Path) -> None:
+    with kvstore.open(tmp_path / "store") as store:
+        with store.batch() as batch:
+            for key, value in LARGE:
+                batch.put(key, value)
+        left = crash(store, tmp_path)
+        logs = [path for path in left.iterdir() if path.name.endswith((".log", "journal"))]
+        held = b"".join(path.read_bytes() for path in logs)
+        assert held.count(LARGE[-1][1]) == 1
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(ops, min_size=1, max_size=6), st.sampled_from([1, 2]))
+def test_any_history_reads_the_same_after_a_crash(
+    tmp_path: Path, history: list[list[Any]], streams: int
+) -> None:
+    place = tmp_path / str(next(_numbers))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("kvstore.changes.index.THIN_FROM_BYTES", 1)
+        with kvstore.open(place / "store", durability="async") as store:
+            if streams > 1:
+                store.reshard(streams=streams)
+            for writes in history:
+                with store.batch() as batch:
+                    for op, *args in writes:
+                        getattr(batch, op)(*(arg for arg in args if arg is not None))
+            store.sync()
+            before = every_way(store)
+            left = crash(store, place)
+    with kvstore.open(left) as again:
+        assert every_way(again) == before
+
+
+_numbers = itertools.count()
