@@ -20,7 +20,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from backup.shard.beside import Beside
+from backup.shard.beside import Beside, ahead
 from backup.shard.blob import Blob
 from backup.shard.frontier import require_frontier
 from backup.shard.merge import merge_sorted
@@ -163,7 +163,8 @@ def read_batches(
         for run in runs
     ]
     fold = rule.fold(view)
-    for window in merge_sorted(sources, rule, rows=rows if len(runs) > 1 else 1):
+    windows = merge_sorted(sources, rule, rows=rows if len(runs) > 1 else 1)
+    for window in ahead(windows):
         folded = fold(window)
         if whole is not None:  # what begins before the piece has covered its rows
             folded = folded.slice(lower_bound(folded.column(0), span.start))

@@ -159,9 +159,12 @@ def read_part(
     if not groups:
         return
     batch_rows = min(batch_rows, *(_rows_within_bounds(file.metadata.row_group(i)) for i in groups))
+    # A column of nothing but nulls costs a sixth of the time.
+    has_ranges = any(_may_have_ranges(file.metadata.row_group(i)) for i in groups)
+    columns = [n for n in rule.schema.names if has_ranges or n != "end_key"]
     try:
-        for batch in file.iter_batches(batch_size=batch_rows, row_groups=groups):
-            wanted = _from(batch, part.drop_below, rule)
+        for batch in file.iter_batches(batch_size=batch_rows, row_groups=groups, columns=columns):
+            wanted = _from(_whole_rows(batch, rule.schema), part.drop_below, rule)
             if span != _EVERYTHING:
                 wanted = _within(wanted, span, span if whole is None else whole, rule)
             if wanted.num_rows:
@@ -264,9 +267,26 @@ def _group_touches(group: pq.RowGroupMetaData, span: Span) -> bool:
         return False
     if keys.max >= span.start:
         return True
-    ops = columns["op"].statistics if "op" in columns else None
     # A range row stands at its start, and may reach into the span from before it.
+    return _may_have_ranges(group)
+
+
+def _may_have_ranges(group: pq.RowGroupMetaData) -> bool:
+    """True unless the statistics say that the row group has no range rows."""
+    columns = {group.column(i).path_in_schema: group.column(i) for i in range(group.num_columns)}
+    ops = columns["op"].statistics if "op" in columns else None
     return "op" in columns and (ops is None or not ops.has_min_max or ops.max >= OP_DELETE_RANGE)
+
+
+def _whole_rows(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """`batch` with nulls for each column that was not read."""
+    if batch.num_columns == len(schema):
+        return batch
+    read = set(batch.schema.names)
+    columns = [
+        batch.column(f.name) if f.name in read else pa.nulls(batch.num_rows, f.type) for f in schema
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
 def _rows_within_bounds(group: pq.RowGroupMetaData) -> int:
