@@ -109,6 +109,10 @@ again costs no page faults: a million rows take 0.13 s in such runs, 0.18 in run
 GROUP_COMMIT_WAIT_S_MAX = 60.0
 """How long a commit waits for another thread's fsync before it looks again whether that died."""
 
+COMMIT_YIELDS_MAX = 16
+"""How often a transaction lets others run before it waits for the commit lock. What holds that for
+longer than a commit in memory takes is waited for."""
+
 STREAMS_MAX = 1024
 """Streams of one generation. A commit writes an entry to each stream it touches, and a reader of
 all of them holds a chunk of each."""
