@@ -80,6 +80,19 @@ def test_the_rows_are_those_of_a_scan_in_its_order(
     assert nothing_is_left(store)
 
 
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_snapshot_scans_as_the_store_does(store: kvstore.Store, workers: int) -> None:
+    with store.snapshot() as snapshot:
+        expected = store.scan_batches(prefix=b"k\x000001", as_of=snapshot.as_of).read_all()
+        store.put(key(1_000), b"later")
+        beside = snapshot.scan_batches(prefix=b"k\x000001", batch_rows=100, workers=workers)
+    batches = list(beside)  # the snapshot has let its time go: what it began goes on
+    assert pa.Table.from_batches(batches, beside.schema).equals(expected)
+    assert len(batches) > 1
+    assert max(batch.num_rows for batch in batches) <= 100
+    assert nothing_is_left(store)
+
+
 def test_workers_stay_for_the_next_scan(store: kvstore.Store) -> None:
     store.scan_batches(workers=2).read_all()
     crew = crew_of(store)
