@@ -43,7 +43,7 @@ _HEADER = struct.Struct("<BBBxIIQQ")
 _CODEC_NONE, _CODEC_LZ4 = 0, 1
 _LAST, _SEQUENCED = 1, 2
 
-COMPRESS_FROM_BYTES: Final = 4096
+COMPRESS_FROM_BYTES: Final = 16_384
 """Bodies below this are stored as they are: the codec's call costs more than it saves."""
 
 BULK_ROWS_MIN: Final = 128
