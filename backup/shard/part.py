@@ -19,6 +19,7 @@ from __future__ import annotations
 import hashlib
 import io
 from collections.abc import Iterator
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -27,7 +28,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from backup.shard.blob import Blob, reading
-from backup.shard.rules import OP_DELETE_RANGE, Rule, column_numpy, keep, lower_bound
+from backup.shard.rules import OP_DELETE_RANGE, RULES, Rule, column_numpy, keep, lower_bound
 from backup.shard.state import Part
 from backup.shard.until import UNTIL, Until
 from kvstore.errors import CorruptionError, FormatVersionError
@@ -38,6 +39,10 @@ PART_FORMAT = b"2"
 _FORMATS_READ = (b"1", PART_FORMAT)
 _FORMAT_KEY = b"kvstore.part"
 _RULE_KEY = b"kvstore.rule"
+_LEVEL = 1
+_LEVEL_SMALL = -5
+"""Of zstd: 10,000 rows of 116 bytes, half of it random, take 1.3 ms and 722 kB; at level 1 2.0 ms
+and 672 kB."""
 _WHOLE_BYTES_MAX = 1 << 20
 """Parts up to this size are fetched in one piece; of larger ones only what is asked for."""
 
@@ -48,25 +53,21 @@ def checksum(data: bytes) -> str:
 
 
 class PartBuilder:
-    """Collects sorted batches into the bytes of one part. Memory: the compressed part."""
+    """Collects sorted batches into the bytes of one part. Memory: the compressed part.
 
-    def __init__(self, rule: Rule) -> None:
+    `is_small`: it is one of many, which compaction will write again; it is compressed in a hurry.
+    """
+
+    def __init__(self, rule: Rule, *, is_small: bool = False) -> None:
         self._rule = rule
         self._sink = pa.BufferOutputStream()
-        metadata = {_FORMAT_KEY: PART_FORMAT, _RULE_KEY: rule.name.encode()}
         self._until = Until() if "op" in rule.schema.names else None
-        schema = rule.schema if self._until is None else rule.schema.append(UNTIL)
-        schema = schema.with_metadata(metadata)
-        order = [
-            pq.SortingColumn(schema.get_field_index(name), descending=way == "descending")
-            for name, way in rule.order
-        ]
-        numbers = [f.name for f in schema if not pa.types.is_binary(f.type)]
+        schema, numbers, order = _layout(rule.name)
         self._writer = pq.ParquetWriter(
             self._sink,
             schema,
             compression="zstd",
-            compression_level=1,
+            compression_level=_LEVEL_SMALL if is_small else _LEVEL,
             use_dictionary=numbers,
             write_statistics=["key", *numbers],
             write_page_checksum=True,
@@ -132,6 +133,21 @@ class PartBuilder:
         return part, data
 
 
+@cache
+def _layout(rule_name: str) -> tuple[pa.Schema, list[str], list[pq.SortingColumn]]:
+    """The schema of a part, its columns of numbers, and how rows are sorted."""
+    rule = RULES[rule_name]
+    metadata = {_FORMAT_KEY: PART_FORMAT, _RULE_KEY: rule.name.encode()}
+    schema = rule.schema.append(UNTIL) if "op" in rule.schema.names else rule.schema
+    schema = schema.with_metadata(metadata)
+    numbers = [f.name for f in schema if not pa.types.is_binary(f.type)]
+    order = [
+        pq.SortingColumn(schema.get_field_index(name), descending=way == "descending")
+        for name, way in rule.order
+    ]
+    return schema, numbers, order
+
+
 def read_part(
     blob: Blob, part: Part, rule: Rule, *, span: Span, batch_rows: int, whole: Span | None = None
 ) -> Iterator[pa.RecordBatch]:
@@ -150,10 +166,12 @@ def read_part(
     if not groups:
         return
     batch_rows = min(batch_rows, *(_rows_within_bounds(file.metadata.row_group(i)) for i in groups))
+    # A column of nothing but nulls costs a sixth of the time.
+    has_ranges = any(_may_have_ranges(file.metadata.row_group(i)) for i in groups)
+    columns = [n for n in rule.schema.names if has_ranges or n != "end_key"]
     try:
-        columns = rule.schema.names
-        for batch in file.iter_batches(batch_rows, row_groups=groups, columns=columns):
-            wanted = _from(batch, part.drop_below, rule)
+        for batch in file.iter_batches(batch_size=batch_rows, row_groups=groups, columns=columns):
+            wanted = _from(_whole_rows(batch, rule.schema), part.drop_below, rule)
             if span != _EVERYTHING:
                 wanted = _within(wanted, span, span if whole is None else whole, rule)
             if wanted.num_rows:
@@ -256,9 +274,26 @@ def _group_touches(group: pq.RowGroupMetaData, span: Span) -> bool:
         return False
     if keys.max >= span.start:
         return True
-    ops = columns["op"].statistics if "op" in columns else None
     # A range row stands at its start, and may reach into the span from before it.
+    return _may_have_ranges(group)
+
+
+def _may_have_ranges(group: pq.RowGroupMetaData) -> bool:
+    """True unless the statistics say that the row group has no range rows."""
+    columns = {group.column(i).path_in_schema: group.column(i) for i in range(group.num_columns)}
+    ops = columns["op"].statistics if "op" in columns else None
     return "op" in columns and (ops is None or not ops.has_min_max or ops.max >= OP_DELETE_RANGE)
+
+
+def _whole_rows(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """`batch` with nulls for each column that was not read."""
+    if batch.num_columns == len(schema):
+        return batch
+    read = set(batch.schema.names)
+    columns = [
+        batch.column(f.name) if f.name in read else pa.nulls(batch.num_rows, f.type) for f in schema
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
 def _rows_within_bounds(group: pq.RowGroupMetaData) -> int:
