@@ -1,6 +1,6 @@
 """Sorting rows by key in bounded memory, in one process or in many.
 
-Rows are sorted as far as memory goes, and each such run goes to disk as an Arrow file. The runs are
+Rows are sorted as far as memory goes, and each such run goes to disk. The runs are
 then read together, range of keys by range of keys: the keys that cut them are sampled so that a
 range has half a run's bytes in all runs together, and a range is sorted again. No row is touched
 in Python, and none is compared more often than by two sorts. (Keys that differ much in the size of
@@ -8,9 +8,14 @@ their values make ranges uneven; rows of one key are always in one range.) Runs 
 processes wrote can be merged by several others, each a span of keys. Rows of one process that fit
 into memory see no disk.
 
+    run := blocks, one after the other; a block is an Arrow record batch, encapsulated as IPC has it
+
+Where they are, and their checksums, stands in the `Run`, which never is on disk.
+
 Invariants
 1. Rows of one key stay in the order they came in: both sorts are stable, runs are read in order.
 2. A run that nobody names was left by a failed attempt, and is never read.
+3. A block is read only if its bytes are what was written.
 """
 
 from __future__ import annotations
@@ -20,6 +25,7 @@ from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Final, Literal, NamedTuple, TypeAlias
+from zlib import crc32
 
 import numpy as np
 import numpy.typing as npt
@@ -27,7 +33,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from kvstore.arrow import key_words
-from kvstore.errors import UsageError
+from kvstore.errors import CorruptionError, UsageError
 from kvstore.limits import ARROW_ROWS_MAX, RUN_BYTES_MAX, SORT_BYTES_MAX
 from kvstore.span import Span
 
@@ -39,15 +45,32 @@ _SAMPLES_PER_RUN_MIN: Final = 100
 _SAMPLE_BYTES: Final = 1024
 """Of a sampled key. A cut need not be a key: longer ones that agree so far stay together."""
 
+_BLOCK_BYTES: Final = 1 << 20
+"""What a reader of one key must check; its entry in the run is a key and three numbers."""
+
+
+class Block(NamedTuple):
+    """Rows of a run that are read together: their first key, and which bytes they are."""
+
+    first: bytes
+    offset: int
+    size: int
+    crc: int
+
 
 class Run(NamedTuple):
     """A sorted run on disk. Small and picklable: what a worker sends to who has them merged."""
 
     path: str
-    first: bytes
     last: bytes
     size_bytes: int
     sample: list[bytes]
+    schema: pa.Schema
+    blocks: list[Block]
+
+    @property
+    def first(self) -> bytes:
+        return self.blocks[0].first
 
 
 def sorted_batches(
@@ -146,20 +169,46 @@ def _spill(table: pa.Table, scratch: Path) -> Run:
     path = scratch / f"run-{uuid.uuid4().hex}.arrow"
     path.parent.mkdir(parents=True, exist_ok=True)
     table = table.take(_order(table))
-    with pa.ipc.new_file(str(path), table.schema) as file:
-        file.write_table(table)
     keys = table.column("key")
     count = max(table.nbytes // _BYTES_PER_SAMPLE, _SAMPLES_PER_RUN_MIN)
     step = max(len(keys) // count, 1)
     sample = [keys[at].as_py()[:_SAMPLE_BYTES] for at in range(0, len(keys), step)]
-    return Run(str(path), keys[0].as_py(), keys[-1].as_py(), table.nbytes, sample)
+    blocks = _write(table, path)
+    return Run(str(path), keys[-1].as_py(), table.nbytes, sample, table.schema, blocks)
+
+
+def _write(table: pa.Table, path: Path) -> list[Block]:
+    rows = max(len(table) * _BLOCK_BYTES // max(table.nbytes, 1), 1)
+    blocks, offset = [], 0
+    with path.open("xb", buffering=0) as file:
+        for batch in table.to_batches(max_chunksize=rows):
+            data = memoryview(batch.serialize())
+            blocks.append(Block(batch.column("key")[0].as_py(), offset, len(data), crc32(data)))
+            offset += len(data)
+            while data:
+                data = data[file.write(data) :]
+    return blocks
 
 
 def _read(run: Run, span: Span) -> pa.Table:
-    table = pa.ipc.open_file(pa.memory_map(run.path)).read_all()
+    """The rows of a run in `span`. Raises `CorruptionError`."""
+    firsts = [block.first for block in run.blocks]
+    # The block before the first that begins in the span may reach into it.
+    low = max(bisect_left(firsts, span.start) - 1, 0)
+    high = len(firsts) if span.end is None else bisect_left(firsts, span.end)
+    data = memoryview(pa.memory_map(run.path).read_buffer())
+    batches = [_checked(run, block, data) for block in run.blocks[low:high]]
+    table = pa.Table.from_batches(batches, run.schema)
     keys = table.column("key")
     start = _position(keys, span.start)
     return table.slice(start, len(keys) if span.end is None else _position(keys, span.end) - start)
+
+
+def _checked(run: Run, block: Block, data: memoryview) -> pa.RecordBatch:
+    found = data[block.offset : block.offset + block.size]
+    if len(found) != block.size or crc32(found) != block.crc:
+        raise CorruptionError(run.path, f"the block at byte {block.offset} fails its checksum")
+    return pa.ipc.read_record_batch(pa.py_buffer(found), run.schema)
 
 
 def _in_order(table: pa.Table, duplicates: Duplicates) -> Iterator[pa.RecordBatch]:

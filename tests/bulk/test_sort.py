@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from bulk.sort import cuts, merged, sorted_batches, sorted_runs
-from kvstore.errors import UsageError
+from kvstore.errors import CorruptionError, UsageError
 from kvstore.span import Span
 
 Rows = list[tuple[bytes, bytes]]
@@ -108,6 +108,38 @@ def test_what_does_not_fit_goes_to_disk_and_ranges_stay_small(tmp_path: Path) ->
     assert rows_of(found) == sorted(rows)
     assert len(list(tmp_path.glob("run-*.arrow"))) >= 10
     assert max(part.nbytes for part in found) < bytes_max
+
+
+def test_a_flipped_bit_or_a_lost_end_of_a_run_is_noticed(tmp_path: Path) -> None:
+    pick = random.Random(4)
+    rows = sorted((pick.randbytes(8), pick.randbytes(300)) for _ in range(10_000))
+    (run,) = sorted_runs([batch(rows)], tmp_path)
+    assert len(run.blocks) > 2
+    file = Path(run.path)
+    whole = file.read_bytes()
+    for at in [0, len(whole) - 1, *(pick.randrange(len(whole)) for _ in range(30))]:
+        damaged = bytearray(whole)
+        damaged[at] ^= 1 << pick.randrange(8)
+        file.write_bytes(damaged)
+        with pytest.raises(CorruptionError, match="fails its checksum"):
+            list(merged([run], Span()))
+    file.write_bytes(whole[:-1])
+    with pytest.raises(CorruptionError):
+        list(merged([run], Span()))
+    file.write_bytes(whole)
+    assert rows_of(merged([run], Span())) == rows
+
+
+def test_a_span_reads_only_the_blocks_it_needs(tmp_path: Path) -> None:
+    rows = [(b"%06d" % n, bytes(300)) for n in range(20_000)]
+    (run,) = sorted_runs([batch(rows)], tmp_path)
+    second, third = (block.first for block in run.blocks[1:3])
+    damaged = bytearray(Path(run.path).read_bytes())
+    damaged[run.blocks[0].offset] ^= 1
+    damaged[run.blocks[3].offset] ^= 1
+    Path(run.path).write_bytes(damaged)
+    found = rows_of(merged([run], Span(second + b"\0", third + b"\0")))
+    assert found == [row for row in rows if second < row[0] <= third]
 
 
 def test_an_unknown_rule_for_duplicates_is_refused(tmp_path: Path) -> None:
