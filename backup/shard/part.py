@@ -3,7 +3,7 @@
 File
     columns    as the rule's schema says, sorted by its order (recorded as sorting columns)
     row group  up to `ROW_GROUP_ROWS_MAX` rows, with min/max statistics of key, time and op
-    pages      zstd, each with a checksum
+    pages      zstd, at a level that only who writes cares for, each with a checksum
     metadata   kvstore.part = "1" (format version), kvstore.rule = name of the rule
 
 Invariants
