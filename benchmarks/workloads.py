@@ -78,10 +78,14 @@ tasks-claim         claim tasks while 100,000 wait, against 1,000
 Spark
 spark-import        bulk_import, against Spark's own read, range partition and sort
 spark-import-delta  bulk_import, against the same job by delta-rs
-spark-read          a collection into a sink, against native Parquet of the same rows
+spark-read          a collection into a sink by read_collection, against Parquet of the same rows
+spark-read-increments  a collection with five increments of a thousandth of the rows, likewise
+spark-read-source   a collection by format("kvstore"), likewise
 spark-read-checkpoint  a checkpoint, likewise
 spark-read-changes  all changes of a collection, likewise
+spark-read-delta    read_collection, against Spark's scan of the files that delta-rs names
 spark-backup        a full backup by tasks on two cores, against one process
+spark-backup-delta  the same, against copying a table into another by delta-rs
 """
 
 from __future__ import annotations
@@ -599,7 +603,11 @@ def _spark() -> list[Workload]:
         against("import", "sort", "bulk_import", 0.71),
         against("import-delta", "import_by_delta", "bulk_import", None),
         against("read", "read_parquet", "read_collection", 0.8),
+        against("read-increments", "read_parquet", "read_increments", None),
+        against("read-source", "read_parquet", "read_source", None),
         against("read-checkpoint", "read_parquet", "read_checkpoint", 0.4),
         against("read-changes", "read_parquet", "read_changes", None),
+        against("read-delta", "read_by_delta", "read_collection", None),
         against("backup", "backup_alone", "backup_by_tasks", 1.5),
+        against("backup-delta", "copy_by_delta", "backup_by_tasks", None),
     ]

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Protocol
 
+from kvstore.arrow import DEFAULT_BATCH_ROWS
 from kvstore.errors import ClosedError
 from kvstore.timestamp import Timestamp
 
@@ -38,7 +39,14 @@ class Readable(Protocol):
         ...
 
     def scan_batches(
-        self, start: bytes | None, end: bytes | None, prefix: bytes | None, as_of: Timestamp
+        self,
+        start: bytes | None,
+        end: bytes | None,
+        prefix: bytes | None,
+        as_of: Timestamp,
+        *,
+        batch_rows: int,
+        workers: int,
     ) -> pa.RecordBatchReader:
         """The same as Arrow record batches."""
         ...
@@ -73,10 +81,18 @@ class Snapshot:
         return self._open().scan(start, end, prefix, self.as_of, reverse=reverse, limit=limit)
 
     def scan_batches(
-        self, start: bytes | None = None, end: bytes | None = None, prefix: bytes | None = None
+        self,
+        start: bytes | None = None,
+        end: bytes | None = None,
+        prefix: bytes | None = None,
+        *,
+        batch_rows: int = DEFAULT_BATCH_ROWS,
+        workers: int = 1,
     ) -> pa.RecordBatchReader:
         """As `Store.scan_batches`, at this snapshot's time."""
-        return self._open().scan_batches(start, end, prefix, self.as_of)
+        return self._open().scan_batches(
+            start, end, prefix, self.as_of, batch_rows=batch_rows, workers=workers
+        )
 
     def close(self) -> None:
         """Let history go. Repeatable."""

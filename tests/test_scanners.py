@@ -15,6 +15,7 @@ import pytest
 
 import bulk
 import kvstore
+from kvstore import scanners
 from kvstore.errors import ClosedError, CorruptionError, StorageError
 from kvstore.scanners import SCANS_DIRECTORY
 
@@ -49,6 +50,11 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[kvstore.Store]:
         yield store
 
 
+@pytest.fixture(autouse=True)
+def _small_spans_are_worth_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scanners, "SCAN_WORKERS_BYTES_MIN", 0)
+
+
 def nothing_is_left(store: kvstore.Store) -> bool:
     assert store.path is not None
     scans = store.path / SCANS_DIRECTORY
@@ -77,6 +83,19 @@ def test_the_rows_are_those_of_a_scan_in_its_order(
             batches = list(beside)
             assert pa.Table.from_batches(batches, beside.schema).equals(alone)
             assert max(batch.num_rows for batch in batches) <= batch_rows
+    assert nothing_is_left(store)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_snapshot_scans_as_the_store_does(store: kvstore.Store, workers: int) -> None:
+    with store.snapshot() as snapshot:
+        expected = store.scan_batches(prefix=b"k\x000001", as_of=snapshot.as_of).read_all()
+        store.put(key(1_000), b"later")
+        beside = snapshot.scan_batches(prefix=b"k\x000001", batch_rows=100, workers=workers)
+    batches = list(beside)  # the snapshot has let its time go: what it began goes on
+    assert pa.Table.from_batches(batches, beside.schema).equals(expected)
+    assert len(batches) > 1
+    assert max(batch.num_rows for batch in batches) <= 100
     assert nothing_is_left(store)
 
 
@@ -170,6 +189,8 @@ def test_closing_the_store_ends_its_scans_and_processes(tmp_path: Path) -> None:
 _SCANNING = """
 import sys
 import kvstore
+import kvstore.scanners
+kvstore.scanners.SCAN_WORKERS_BYTES_MIN = 0
 with kvstore.open(sys.argv[1]) as store:
     scan = store.scan_batches(batch_rows=10, workers=2)
     scan.read_next_batch()
@@ -228,3 +249,20 @@ def test_a_store_in_memory_is_scanned_by_its_own_process(tmp_path: Path) -> None
             "value": [b"v"],
         }
         assert not crew_of(store)
+
+
+@pytest.mark.parametrize("on_file", [False, True])
+def test_a_small_span_is_scanned_by_the_stores_own_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, on_file: bool
+) -> None:
+    with kvstore.open(tmp_path / "store", durability="async") as store:
+        with store.batch() as batch:
+            for number in range(100):
+                batch.put(key(number), os.urandom(2_000))
+        if on_file:
+            store._engine.compact("data")
+        expected = store.scan_batches().read_all()
+        for least, crew in ((10_000_000, 0), (100_000, 2)):
+            monkeypatch.setattr(scanners, "SCAN_WORKERS_BYTES_MIN", least)
+            assert store.scan_batches(workers=2).read_all().equals(expected)
+            assert len(crew_of(store)) == crew

@@ -154,7 +154,7 @@ class FileBlob:
 
     def put(self, name: str, data: bytes) -> None:
         """See `Blob.put`. Costs one write and two fsyncs (file, folder)."""
-        path = self._path(name)
+        path = self.path(name)
         try:
             self._make_folder(path.parent)
         except OSError as error:
@@ -177,7 +177,7 @@ class FileBlob:
     def get(self, name: str) -> bytes | None:
         """See `Blob.get`."""
         try:
-            return self._path(name).read_bytes()
+            return self.path(name).read_bytes()
         except FileNotFoundError:
             return None
         except OSError as error:
@@ -186,7 +186,7 @@ class FileBlob:
     def get_range(self, name: str, *, start: int, length: int) -> bytes | None:
         """See `Blob.get_range`."""
         try:
-            with self._path(name).open("rb", buffering=0) as file:
+            with self.path(name).open("rb", buffering=0) as file:
                 return os.pread(file.fileno(), length, start)
         except FileNotFoundError:
             return None
@@ -196,13 +196,13 @@ class FileBlob:
     def size(self, name: str) -> int | None:
         """See `Blob.size`."""
         try:
-            return self._path(name).stat().st_size
+            return self.path(name).stat().st_size
         except FileNotFoundError:
             return None
 
     def delete(self, name: str) -> int | None:
         """See `Blob.delete`."""
-        path = self._path(name)
+        path = self.path(name)
         try:
             size = path.stat().st_size
             path.unlink()
@@ -234,7 +234,8 @@ class FileBlob:
                 swept += 1
         return swept
 
-    def _path(self, name: str) -> Path:
+    def path(self, name: str) -> Path:
+        """The file of `name`, whether it is there or not."""
         return self.root / require_name(name)
 
     def _make_folder(self, folder: Path) -> None:

@@ -1,10 +1,11 @@
 """Parts: sorted Parquet files that anything can read, and this project can read in pieces.
 
 File
-    columns    as the rule's schema says, sorted by its order (recorded as sorting columns)
+    columns    as the rule's schema says, sorted by its order (recorded as sorting columns);
+               of versions also `until` (see `until.py`), from format 2 on
     row group  up to `ROW_GROUP_ROWS_MAX` rows, with min/max statistics of key, time and op
     pages      zstd, at a level that only who writes cares for, each with a checksum
-    metadata   kvstore.part = "1" (format version), kvstore.rule = name of the rule
+    metadata   kvstore.part = "2" (format version), kvstore.rule = name of the rule
 
 Invariants
 1. A part is written once, under a name that is never used again, so retrying its upload is safe.
@@ -29,11 +30,13 @@ import pyarrow.parquet as pq
 from backup.shard.blob import Blob, reading
 from backup.shard.rules import OP_DELETE_RANGE, RULES, Rule, column_numpy, keep, lower_bound
 from backup.shard.state import Part
+from backup.shard.until import UNTIL, Until
 from kvstore.errors import CorruptionError, FormatVersionError
 from kvstore.limits import BOUND_BYTES_MAX, PART_BYTES_MAX, ROW_GROUP_BYTES_MAX
 from kvstore.span import Span, prefix_end
 
-PART_FORMAT = b"1"
+PART_FORMAT = b"2"
+_FORMATS_READ = (b"1", PART_FORMAT)
 _FORMAT_KEY = b"kvstore.part"
 _RULE_KEY = b"kvstore.rule"
 _LEVEL = 1
@@ -58,6 +61,7 @@ class PartBuilder:
     def __init__(self, rule: Rule, *, is_small: bool = False) -> None:
         self._rule = rule
         self._sink = pa.BufferOutputStream()
+        self._until = Until() if "op" in rule.schema.names else None
         schema, numbers, order = _layout(rule.name)
         self._writer = pq.ParquetWriter(
             self._sink,
@@ -91,6 +95,8 @@ class PartBuilder:
             self._note_ranges(batch)
         if self._diff_sum is not None:
             self._diff_sum += sum(column_numpy(batch, "diff").tolist())
+        if self._until is not None:
+            batch = batch.append_column(UNTIL, self._until(batch))
         self._writer.write_batch(batch, row_group_size=batch.num_rows)
         self.rows += batch.num_rows
 
@@ -132,7 +138,8 @@ def _layout(rule_name: str) -> tuple[pa.Schema, list[str], list[pq.SortingColumn
     """The schema of a part, its columns of numbers, and how rows are sorted."""
     rule = RULES[rule_name]
     metadata = {_FORMAT_KEY: PART_FORMAT, _RULE_KEY: rule.name.encode()}
-    schema = rule.schema.with_metadata(metadata)
+    schema = rule.schema.append(UNTIL) if "op" in rule.schema.names else rule.schema
+    schema = schema.with_metadata(metadata)
     numbers = [f.name for f in schema if not pa.types.is_binary(f.type)]
     order = [
         pq.SortingColumn(schema.get_field_index(name), descending=way == "descending")
@@ -208,8 +215,8 @@ def open_part(blob: Blob, part: Part, rule: Rule) -> pq.ParquetFile:
     except (pa.ArrowException, OSError) as error:
         raise _damaged(part, error) from error
     metadata = file.schema_arrow.metadata or {}
-    if metadata.get(_FORMAT_KEY) != PART_FORMAT:
-        found, supported = metadata.get(_FORMAT_KEY), PART_FORMAT
+    if metadata.get(_FORMAT_KEY) not in _FORMATS_READ:
+        found, supported = metadata.get(_FORMAT_KEY), _FORMATS_READ
         raise FormatVersionError(f"part {part.name}", found=found, supported=supported)
     if metadata.get(_RULE_KEY) != rule.name.encode():
         raise CorruptionError(f"part {part.name}", f"its rule is {metadata.get(_RULE_KEY)!r}")

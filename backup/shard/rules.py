@@ -280,7 +280,7 @@ def _consolidate(window: pa.RecordBatch, times: Longs) -> pa.RecordBatch:
     """Sum the diffs of rows with one key, value and time; drop what adds up to zero."""
     if window.num_rows == 0:
         return window
-    same = _same_as_previous(window.column("key")) & _same_as_previous(window.column("value"))
+    same = same_as_previous(window.column("key")) & same_as_previous(window.column("value"))
     same[1:] &= times[1:] == times[:-1]
     starts = np.flatnonzero(~same)
     sums = np.add.reduceat(column_numpy(window, "diff"), starts)
@@ -331,7 +331,7 @@ def lower_bound(keys: pa.Array, key: bytes) -> int:
 
 def _first_of_each_key(keys: pa.Array, chosen: Bools) -> Bools:
     """Of the `chosen` rows, mark the first of each key. Rows of a key are adjacent."""
-    same = _same_as_previous(keys)
+    same = same_as_previous(keys)
     if not same.any():
         return chosen
     if chosen.all():
@@ -344,7 +344,8 @@ def _first_of_each_key(keys: pa.Array, chosen: Bools) -> Bools:
     return marked
 
 
-def _same_as_previous(values: pa.Array) -> Bools:
+def same_as_previous(values: pa.Array) -> Bools:
+    """Mark each value that equals the one before it."""
     same = np.zeros(len(values), dtype=np.bool_)
     if len(values) > 1:
         equal = pc.equal(values.slice(1), values.slice(0, len(values) - 1))

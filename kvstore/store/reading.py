@@ -18,7 +18,7 @@ from kvstore.errors import UsageError
 from kvstore.limits import KEY_BYTES_MAX, SCAN_WORKERS_MAX
 from kvstore.mvcc import RangeTombstone, Version
 from kvstore.mvcc.export import VersionColumns
-from kvstore.scanners import ParallelScan
+from kvstore.scanners import ParallelScan, is_worth_workers
 from kvstore.snapshot import Snapshot
 from kvstore.span import Span, require_key
 from kvstore.splits import split_span, user_spans
@@ -119,7 +119,8 @@ class Reading(Opened):
         With `workers` above 1 so many processes read a checkpoint, made now, side by side: for
         scans of millions of rows. The first such scan of a store waits 0.5 s for them, and each
         some 20 ms; they stay until the store is closed. Order and rows are the same. A worker
-        that dies raises `StorageError`. A store in memory has nothing to share: it is read here.
+        that dies raises `StorageError`. Read here all the same: a store in memory, which has
+        nothing to share, and a span of less than 48 MB, of which processes would be slower.
         """
         span = Span.of(start, end, prefix)
         for name, given, most in (
@@ -129,7 +130,8 @@ class Reading(Opened):
             if type(given) is not int or given < 1 or (most is not None and given > most):
                 raise UsageError(f"{name}={given}", f"pass 1 to {most}" if most else "at least 1")
         engine = self._engine
-        if workers > 1 and isinstance(engine, RocksEngine):
+        self._live()
+        if workers > 1 and isinstance(engine, RocksEngine) and is_worth_workers(engine, span):
 
             def scan_beside(at: int) -> ParallelScan:
                 # The view first: entries leave the engine before what covers them leaves it.

@@ -63,6 +63,7 @@ class Transactions:
     def begin(self, *, durability: Durability | None = None) -> Transaction:
         """A transaction at the newest complete time."""
         committer = self._committer
+        committer.give_way()
         with committer.lock:
             committer.require_healthy()
             read_at, pin = self._holds.pin_newest()
@@ -97,6 +98,7 @@ class Transactions:
             # What it read was looked at for the last time: its own writes are noted for others.
             self._let_go(pin)
 
+        committer.give_way()
         return committer.commit(writes, durability=durability, check=check)
 
     def _let_go(self, pin: int) -> None:

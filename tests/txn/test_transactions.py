@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 import bulk
 import kvstore
 from kvstore import ManualClock, Span, Store, recent
+from kvstore.engine.api import Batch
 from kvstore.errors import ClosedError, ConflictError, UsageError
 from kvstore.txn import ReadSet
 from tests.txn.serialization import Record, cycle, edges
@@ -457,3 +458,34 @@ def test_recorded_histories_of_threads_are_serialisable(
                 record.reads[key] = 0 if value is None else written_at[value]
     assert cycle(edges(history)) is None
     assert len(history) + len(conflicts) == 240
+
+
+def test_transaction_that_gave_way_in_vain_waits_for_the_commit(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The commit holds its lock until the transaction has looked as often as it will."""
+    committer = store._committer
+    writing, looked = threading.Event(), threading.Event()
+    write, give_way = store._engine.write, committer.give_way
+
+    def write_late(batch: Batch) -> None:
+        writing.set()
+        assert looked.wait(60)
+        monkeypatch.setattr(store._engine, "write", write)
+        write(batch)
+
+    def give_way_and_tell() -> None:
+        give_way()
+        looked.set()
+
+    monkeypatch.setattr(store._engine, "write", write_late)
+    monkeypatch.setattr(committer, "give_way", give_way_and_tell)
+    writer = threading.Thread(target=store.put, args=(b"x", b"1"))
+    writer.start()
+    assert writing.wait(60)
+    with store.transaction() as txn:
+        assert txn.get(b"x") == b"1"
+        txn.put(b"x", b"2")
+    writer.join()
+    assert store.get(b"x") == b"2"
+    assert not committer._is_committing
