@@ -38,6 +38,7 @@ class Ours(BackedUp):
         super().__init__(directory, data)
         self.store: kvstore.Store | None = None
         self.taking: kvstore.Store | None = None
+        self.collection: backup.Collection | None = None
 
     def now(self) -> kvstore.Timestamp:
         return kvstore.Timestamp(self.store.sync() - 1)
@@ -202,9 +203,12 @@ class Ours(BackedUp):
 
     # -- backups --------------------------------------------------------------------------
 
-    def increment(self, rows: int) -> Work:
-        """An incremental backup."""
-        collection = backup.Collection(str(self.directory / "backup"))
+    def increment(self, rows: int, is_single: bool) -> Work:
+        """An incremental backup by one handle, held open as the store is; a single one by a new
+        handle, as a script's, which has to read the collection's state."""
+        if is_single or self.collection is None:
+            self.collection = backup.Collection(str(self.directory / "backup"))
+        collection = self.collection
         return lambda: collection.backup(self.store).rows
 
     def backup_full(self) -> Work:

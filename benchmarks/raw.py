@@ -215,7 +215,7 @@ class Raw(BackedUp):
 
         return work
 
-    def increment(self, rows: int) -> Work:
+    def increment(self, rows: int, is_single: bool) -> Work:
         """What RocksDB offers: a checkpoint, of which the files not yet copied are copied."""
         target = self.directory / "backup"
         target.mkdir(exist_ok=True)

@@ -119,22 +119,23 @@ class BackedUp(Subject):
         """Durable commits of so many updates each."""
         raise NotImplementedError
 
-    def increment(self, rows: int) -> Work:
-        """What came since the last call, in which so many rows changed; the first is a full one."""
+    def increment(self, rows: int, is_single: bool) -> Work:
+        """What came since the last call, in which so many rows changed; the first is a full one.
+        `is_single`: by who comes once."""
         raise NotImplementedError
 
     def backup(self, rows: int, count: int, step: int, is_single: bool = False) -> Work:
         """So many increments, each after a durable commit of its own. Only they are timed: their
         sum, in which what is due now and then has its share, or else the median."""
         if not self._has_backup:
-            self.increment(rows)()
+            self.increment(rows, is_single)()
             self._has_backup = True
 
         def work() -> Timed:
             watch = Stopwatch()
             for number in range(count):
                 self.commit(rows, 1, step * 100 + number)()
-                increment = self.increment(rows)
+                increment = self.increment(rows, is_single)
                 with watch:
                     found = increment()
                 assert found == rows, f"an increment of {found} rows"

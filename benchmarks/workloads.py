@@ -59,7 +59,7 @@ disk-trimmed        the same once history and log are given up to the present
 Backup
 backup              20 increments, each of 10,000 changes just committed: the sum, against that of
                     copying a checkpoint's new files after each
-backup-single       the median of those, against the median copy
+backup-single       the median one, by a handle just opened, against the median copy
 backup-full         all rows, against copying a checkpoint's files
 backup-flat         a single increment in a store of all rows, against one of a tenth
 backup-scan         rows of a collection as of a time, against delta-rs at that version

@@ -4,7 +4,7 @@ File
     columns    as the rule's schema says, sorted by its order (recorded as sorting columns);
                of versions also `until` (see `until.py`), from format 2 on
     row group  up to `ROW_GROUP_ROWS_MAX` rows, with min/max statistics of key, time and op
-    pages      zstd, each with a checksum
+    pages      zstd, at a level that only who writes cares for, each with a checksum
     metadata   kvstore.part = "2" (format version), kvstore.rule = name of the rule
 
 Invariants

@@ -567,6 +567,27 @@ def test_contents_that_differ_from_the_store_are_found(
         collection.verify("deeply")  # type: ignore[arg-type]
 
 
+def test_contents_of_an_older_chain_are_compared_too(
+    store: kvstore.Store, collection: backup.Collection
+) -> None:
+    store.put(b"a", b"1")
+    collection.backup(store)
+    store.put(b"b", b"2")
+    collection.backup(store, full=True)
+    assert collection.verify("contents", store).rows == 1 + 2
+    record = collection._chains.read()
+    assert record is not None
+    # Says that nothing was written when b was.
+    collection._chains.shard(record.chains[0]).writer().progress(collection.upper)
+    with pytest.raises(CorruptionError, match="differ"):
+        collection.verify("contents", store)
+    store._holds.drop(store.holds()[0].name)
+    store.gc(before=store.sync() - 1)
+    store.put(b"c", b"3")
+    collection.backup(store, full=True)
+    assert collection.verify("contents", store).rows == 3
+
+
 def test_an_altered_manifest_is_an_error_that_names_the_place(
     backed_up: Path, collection: backup.Collection
 ) -> None:
