@@ -7,12 +7,18 @@ Most collections have one chain. Where the source lost the history that the next
 full backup begins another; the old one stays readable up to where it ended. The record changes
 by compare-and-set, so two scripts that begin a collection, or a chain, at once agree on one.
 
+    shard name := "chain-" | 12 random hex digits [ "-" | 12 hex digits of the token's BLAKE2b ]
+
+A full backup with a token leaves its mark in the name of the chain it begins: however often it is
+killed, even between the window it had begun and the rest, it goes on with that one.
+
 A chain that has expired is written down as `dropping`, then destroyed, then forgotten: a crash in
 between leaves a name by which the next expiry finds what is left.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import secrets
 from contextlib import suppress
@@ -50,6 +56,10 @@ class Record:
     chains: tuple[str, ...]
     dropping: tuple[str, ...] = ()
 
+    def is_begun_by(self, token: str | None) -> bool:
+        """Whether the backup `token` has begun the newest chain."""
+        return token is not None and self.chains[-1].endswith(f"-{_mark(token)}")
+
 
 class Chains:
     """The record, and the shards it names."""
@@ -75,8 +85,8 @@ class Chains:
         chains, dropping = tuple(fields["chains"]), tuple(fields.get("dropping", ()))
         return Record(head.seqno, fields["id"], fields["source"], chains, dropping)
 
-    def begin(self, source: str) -> Record:
-        """The record, made with one chain if there is none yet.
+    def begin(self, source: str, token: str | None = None) -> Record:
+        """The record, made with one chain if there is none yet: the backup `token` begins it.
 
         Raises `UsageError` if the collection belongs to another store.
         """
@@ -89,12 +99,12 @@ class Chains:
                         "back this store up into a collection of its own",
                     )
                 return record
-            self._write(Record(0, secrets.token_hex(6), source, (_new_name(),)), expected=None)
+            self._write(Record(0, secrets.token_hex(6), source, (_new_name(token),)), expected=None)
         raise LockedError(self._where, "scripts that keep changing it")
 
-    def extend(self, record: Record) -> Record:
+    def extend(self, record: Record, token: str | None = None) -> Record:
         """Begin another chain after those of `record`. Raises `LockedError` if one just was."""
-        longer = replace(record, chains=(*record.chains, _new_name()))
+        longer = replace(record, chains=(*record.chains, _new_name(token)))
         return self._replace(record, longer)
 
     def drop(self, record: Record, names: set[str]) -> Record:
@@ -146,5 +156,10 @@ class Chains:
         return new in reading(partial(consensus.scan, _KEY, start=new.seqno, limit=1))
 
 
-def _new_name() -> str:
-    return f"chain-{secrets.token_hex(6)}"
+def _new_name(token: str | None = None) -> str:
+    name = f"chain-{secrets.token_hex(6)}"
+    return name if token is None else f"{name}-{_mark(token)}"
+
+
+def _mark(token: str) -> str:
+    return hashlib.blake2b(token.encode(), digest_size=6).hexdigest()

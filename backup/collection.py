@@ -44,7 +44,7 @@ from backup.shard.part import open_part, part_bytes
 from backup.shard.scrub import ScrubReport
 from backup.upload import Progress, Upload, upload_here
 from backup.verify import Depth, VerifyReport, verify_chains
-from backup.window import BackupInfo, append_windows, appended_before, info, take_hold
+from backup.window import Backup, BackupInfo, append_windows, appended_before, info, take_hold
 from kvstore.arrow import ROWS_SCHEMA
 from kvstore.clock import Clock, WallClock
 from kvstore.errors import (
@@ -225,15 +225,15 @@ class Collection:
         Raises `UsageError` if the collection is another store's, `HistoryGoneError` if the store no
         longer has the window: then `full=True` begins another chain beside the present one.
         """
-        record = self._chains.begin(store.store_id)
+        record = self._chains.begin(store.store_id, token if full else None)
         shard = self._chains.shard(record.chains[-1])
         name = f"backup-{record.collection_id}"
         done = None
         if token is not None:  # looks into each chain
             appended = (appended_before(chain, token) for chain in self._shards(record))
             done = next(filter(None, appended), None)
-        if full and shard.upper and done is None:
-            record = self._chains.extend(record)
+        if full and shard.upper and done is None and not record.is_begun_by(token):
+            record = self._chains.extend(record, token)
             shard = self._chains.shard(record.chains[-1])
         for _ in range(BACKUP_ATTEMPTS):
             done = done or appended_before(shard, token)
@@ -241,7 +241,7 @@ class Collection:
                 return info(done)
             hold = take_hold(store, name, shard.upper, max_age)
             try:
-                return append_windows(shard, store, hold, token, progress, upload)
+                return append_windows(shard, Backup(store, hold, upload, progress), token)
             except UpperMismatchError:
                 shard.refresh()
         raise LockedError(self.url, "other scripts that back up at the same time")

@@ -93,14 +93,23 @@ class Attempt:
         return True
 
 
-def find(blob: Blob, chain: str, lower: int) -> Attempt | None:
-    """The attempt at the window from `lower` on that came farthest; None if there is none."""
+class Left(NamedTuple):
+    """What uploads before have left: whether there are any records, and the attempt at the window
+    asked for that came farthest."""
+
+    is_any: bool
+    farthest: Attempt | None
+
+
+def find(blob: Blob, chain: str, lower: int) -> Left:
+    """What there is of the window from `lower` on. Costs one listing, mostly of nothing."""
+    attempts = _attempts(blob, chain)
     found = [
         Attempt(blob, chain, name, records)
-        for name, numbers in _attempts(blob, chain).items()
+        for name, numbers in attempts.items()
         if int(name.split("-")[0]) == lower and (records := _records(blob, chain, name, numbers))
     ]
-    return max(found, key=lambda attempt: len(attempt.parts), default=None)
+    return Left(bool(attempts), max(found, key=lambda attempt: len(attempt.parts), default=None))
 
 
 def forget(blob: Blob, chain: str, *, below: int | None = None) -> None:

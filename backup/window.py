@@ -18,7 +18,7 @@ from typing import NamedTuple
 from backup.chains import RETENTION
 from backup.progress import Attempt, find, forget
 from backup.shard import Batch, Shard, delete_batch
-from backup.upload import Progress, Upload
+from backup.upload import Progress, Upload, upload_here
 from kvstore.errors import (
     DeterminateError,
     FencedError,
@@ -74,40 +74,46 @@ def take_hold(store: Store, name: str, lower: int, max_age: timedelta | None) ->
         raise _chain_broken(lower - 1, error.since) from error
 
 
-def append_windows(
-    shard: Shard,
-    store: Store,
-    hold: Hold,
-    token: str | None,
-    progress: Progress | None,
-    upload: Upload,
-) -> BackupInfo:
+class Backup(NamedTuple):
+    """What a call of `Collection.backup` appends with."""
+
+    store: Store
+    hold: Hold
+    upload: Upload = upload_here
+    progress: Progress | None = None
+
+
+def append_windows(shard: Shard, backup: Backup, token: str | None) -> BackupInfo:
     """Finish the window that a killed backup began, if there is one, and take the next."""
+    store, chain = backup.store, shard.log.shard
     upper = int(store.sync())
-    chain, done = shard.log.shard, None
-    begun = find(shard.blob, chain, shard.upper)
-    if begun is not None and int(hold.timestamp) < begun.upper:
-        done = _append_window(shard, store, hold, begun, None, progress, upload)
-    if upper <= shard.upper:
-        return done or BackupInfo(Timestamp(shard.upper), Timestamp(upper), 0, 0, 0, 0.0)
-    fresh = Attempt.begin(shard.blob, chain, shard.upper, upper)
-    newest = _append_window(shard, store, hold, fresh, token, progress, upload)
-    return newest if done is None else _together(done, newest)
+    done = None
+    has_records, begun = find(shard.blob, chain, shard.upper)
+    if begun is not None and int(backup.hold.timestamp) < begun.upper:
+        done = _append_window(shard, backup, begun, None)
+    if upper > shard.upper:
+        fresh = Attempt.begin(shard.blob, chain, shard.upper, upper)
+        newest = _append_window(shard, backup, fresh, token)
+        done = newest if done is None else _together(done, newest)
+        has_records = has_records or bool(fresh.recorded)
+    if done is None:
+        return BackupInfo(Timestamp(shard.upper), Timestamp(upper), 0, 0, 0, 0.0)
+    if has_records:
+        forget(shard.blob, chain, below=done.upper)
+    # The backup is made; versions that stay are collected by the next.
+    with suppress(DeterminateError, IndeterminateError, OutOfSpaceError):
+        shard.collect_if_due()
+    # Another script that has taken the hold meanwhile holds what it needs itself.
+    with suppress(FencedError):
+        backup.hold.move(done.upper - 1, durable=False)
+    return done
 
 
-def _append_window(
-    shard: Shard,
-    store: Store,
-    hold: Hold,
-    attempt: Attempt,
-    token: str | None,
-    progress: Progress | None,
-    upload: Upload,
-) -> BackupInfo:
+def _append_window(shard: Shard, backup: Backup, attempt: Attempt, token: str | None) -> BackupInfo:
     started = time.perf_counter()
     lower, upper = attempt.lower, attempt.upper
     try:
-        whole_since, uploaded = upload(store, shard, attempt, progress)
+        whole_since, uploaded = backup.upload(backup.store, shard, attempt, backup.progress)
     except HistoryGoneError as error:
         raise _chain_broken(lower - 1, error.since) from error
     if not lower:
@@ -120,13 +126,6 @@ def _append_window(
         own = tuple(part for part in batch.parts if part.name not in attempt.recorded)
         delete_batch(shard.blob, replace(batch, parts=own))
         raise
-    forget(shard.blob, shard.log.shard, below=upper)
-    # The backup is made; versions that stay are collected by the next.
-    with suppress(DeterminateError, IndeterminateError, OutOfSpaceError):
-        shard.collect_if_due()
-    # Another script that has taken the hold meanwhile holds what it needs itself.
-    with suppress(FencedError):
-        hold.move(upper - 1, durable=False)
     return info(batch)
 
 

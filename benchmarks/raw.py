@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import rocksdict as rocks
 
-from benchmarks.subject import Subject, Work, tree_bytes
+from benchmarks.subject import BackedUp, Work, tree_bytes
 from kvstore.arrow import ROWS_SCHEMA
 from kvstore.engine.rocks import family_options
 from kvstore.limits import BLOCK_CACHE_BYTES
@@ -24,7 +24,7 @@ from kvstore.limits import BLOCK_CACHE_BYTES
 _FILL_ROWS = 10_000
 
 
-class Raw(Subject):
+class Raw(BackedUp):
     """Plain keys in one RocksDB database."""
 
     name = "raw"
@@ -215,9 +215,8 @@ class Raw(Subject):
 
         return work
 
-    def backup(self, rows: int, step: int) -> Work:
+    def increment(self, rows: int) -> Work:
         """What RocksDB offers: a checkpoint, of which the files not yet copied are copied."""
-        self.commit(rows, 1, step)()
         target = self.directory / "backup"
         target.mkdir(exist_ok=True)
         return self._copying(target, rows)

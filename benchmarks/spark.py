@@ -1,7 +1,9 @@
 """Spark in and out: what takes rows into a store, and out of a collection or a checkpoint.
 
 All jobs run in one local session, so figures are of one JVM that is warm. A noop sink takes what
-is read. Processor time is not told: the work is done in the JVM and its workers.
+is read; planning a read is part of it. Processor time is not told: the work is done in the JVM and
+its workers. delta-rs is used as by someone without Delta's JVM: the package `deltalake` writes and
+lists a table's files, and Spark reads those as Parquet.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ import kvstore
 from backup import Collection
 from benchmarks.subject import Subject, Work
 from kvstore.arrow import ROWS_SCHEMA
-from spark_connector import register, run_import, session
+from spark_connector import read_collection, register, run_import, session
 from spark_connector.jobs import backup as backup_job
 
 _FILES = 4
@@ -66,6 +68,29 @@ class Jobs(Subject):
             store.checkpoint(home / "checkpoint")
         return home
 
+    @cached_property
+    def _incremented(self) -> Path:
+        """A collection with five increments, of a thousandth of the rows each."""
+        home = self.directory / "incremented"
+        with kvstore.open(home / "store") as store:
+            run_import(self._input(), store, "key", "value", partitions=_FILES)
+            Collection(home / "collection").backup(store)
+            for step in range(1, 6):
+                with store.batch() as batch:
+                    for row in zip(*self.data.updates(self.data.rows // 1000, step), strict=True):
+                        batch.put(*row)
+                Collection(home / "collection").backup(store)
+        return home / "collection"
+
+    @cached_property
+    def _delta(self) -> Path:
+        """A Delta table of the rows by key, made by delta-rs."""
+        from deltalake import write_deltalake
+
+        target = self.directory / "table"
+        write_deltalake(str(target), pq.read_table(self._rows).sort_by("key"))
+        return target
+
     def _input(self) -> DataFrame:
         return self._session.read.parquet(str(self._rows))
 
@@ -108,6 +133,18 @@ class Jobs(Subject):
         target = self.fresh("shared")
         return self._doing(lambda: backup_job.backup(self._session, self._store, str(target)))
 
+    def copy_by_delta(self) -> Work:
+        """What delta-rs has for a backup: the table's rows into another table."""
+        from deltalake import DeltaTable, write_deltalake
+
+        source, target = self._delta, self.fresh("delta-copy")
+
+        def run() -> None:
+            rows = DeltaTable(str(source)).to_pyarrow_dataset().scanner().to_reader()
+            write_deltalake(str(target), rows)
+
+        return self._doing(run)
+
     @cached_property
     def _store(self) -> kvstore.Store:
         return kvstore.open(self._imported / "store")
@@ -115,24 +152,44 @@ class Jobs(Subject):
     # -- out ------------------------------------------------------------------------------
 
     def read_parquet(self) -> Work:
-        return self._draining(self._session.read.parquet(str(self._sorted)))
+        source = str(self._sorted)
+        return self._draining(lambda: self._session.read.parquet(source))
+
+    def read_by_delta(self) -> Work:
+        """A Delta table as a user of delta-rs has Spark read it: the files that it names."""
+        from deltalake import DeltaTable
+
+        source = str(self._delta)
+        return self._draining(lambda: self._session.read.parquet(*DeltaTable(source).file_uris()))
 
     def read_collection(self) -> Work:
-        return self._draining(self._ours("collection"))
+        """By Spark's own scan of the parts."""
+        source = str(self._imported / "collection")
+        return self._draining(lambda: read_collection(self._session, source, native=True))
+
+    def read_increments(self) -> Work:
+        """Likewise, with increments behind the full backup."""
+        source = str(self._incremented)
+        return self._draining(lambda: read_collection(self._session, source, native=True))
+
+    def read_source(self) -> Work:
+        """By `format("kvstore")`."""
+        return self._ours("collection")
 
     def read_checkpoint(self) -> Work:
-        return self._draining(self._ours("checkpoint"))
+        return self._ours("checkpoint")
 
     def read_changes(self) -> Work:
         """All changes of a collection since the beginning."""
-        return self._draining(self._ours("collection", readChangeFeed="true", startingTimestamp=0))
+        return self._ours("collection", readChangeFeed="true", startingTimestamp=0)
 
-    def _ours(self, name: str, **options: Any) -> DataFrame:
-        home = self._imported
-        return self._session.read.format("kvstore").options(**options).load(str(home / name))
+    def _ours(self, name: str, **options: Any) -> Work:
+        source = str(self._imported / name)
+        reader = self._session.read.format("kvstore").options(**options)
+        return self._draining(lambda: reader.load(source))
 
-    def _draining(self, rows: DataFrame) -> Work:
-        return self._doing(lambda: rows.write.format("noop").mode("overwrite").save())
+    def _draining(self, frame: Callable[[], DataFrame]) -> Work:
+        return self._doing(lambda: frame().write.format("noop").mode("overwrite").save())
 
     def _doing(self, run: Callable[[], object]) -> Work:
         def work() -> int:
@@ -145,4 +202,5 @@ class Jobs(Subject):
         self._session.stop()
         if "_store" in self.__dict__:
             self._store.close()
-        shutil.rmtree(self.directory / "imported", ignore_errors=True)
+        for name in ("imported", "incremented"):
+            shutil.rmtree(self.directory / name, ignore_errors=True)

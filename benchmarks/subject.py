@@ -4,9 +4,10 @@ A process each keeps native libraries apart, makes peak memory a fact about one 
 the driver interleave: only one of them runs at any moment.
 
 An operation is a method that prepares the work and returns it as a callable; only the callable is
-timed. It returns how many items it handled, so that a subject that did less than it was asked
-for is found out. A subject that cannot do something has no such method. An operation that takes a
-`step` gets another number each time, and takes other keys.
+timed, or, where it must do other things in between, what it says of itself (`Timed`). It returns
+how many items it handled, so that a subject that did less than it was asked for is found out. A
+subject that cannot do something has no such method. An operation that takes a `step` gets another
+number each time, and takes other keys.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import inspect
 import multiprocessing
 import os
 import shutil
+import statistics
 import time
 import traceback
 from collections.abc import Callable
@@ -27,8 +29,42 @@ from typing import Any, NamedTuple
 
 from benchmarks.data import Data
 
-Work = Callable[[], int]
+
+class Timed(NamedTuple):
+    """What a work took that is not to be charged for all it did."""
+
+    items: int
+    seconds: float
+    cpu_seconds: float
+
+
+Work = Callable[[], "int | Timed"]
 """Prepared work: does it, returns how many items it handled."""
+
+
+class Stopwatch:
+    """Takes the time of what is done `with` it, lap by lap."""
+
+    def __init__(self) -> None:
+        self._laps: list[tuple[float, float]] = []
+
+    def __enter__(self) -> None:
+        self._laps.append((time.perf_counter(), time.process_time()))
+
+    def __exit__(self, *_: object) -> None:
+        began, cpu_began = self._laps[-1]
+        self._laps[-1] = time.perf_counter() - began, time.process_time() - cpu_began
+
+    def total(self, items: int) -> Timed:
+        """All laps together handled so many items."""
+        seconds, cpu_seconds = map(sum, zip(*self._laps, strict=True))
+        return Timed(items, seconds, cpu_seconds)
+
+    def median(self, items: int) -> Timed:
+        """The middle lap, which handled so many."""
+        seconds, cpu_seconds = map(statistics.median, zip(*self._laps, strict=True))
+        return Timed(items, seconds, cpu_seconds)
+
 
 _CALL_SECONDS_MAX = 240.0
 """For a million rows, or fewer."""
@@ -72,6 +108,39 @@ class Subject:
 
     def close(self) -> None:
         """Let go of everything."""
+
+
+class BackedUp(Subject):
+    """A subject that can be backed up increment by increment."""
+
+    _has_backup = False
+
+    def commit(self, rows: int, count: int, step: int) -> Work:
+        """Durable commits of so many updates each."""
+        raise NotImplementedError
+
+    def increment(self, rows: int) -> Work:
+        """What came since the last call, in which so many rows changed; the first is a full one."""
+        raise NotImplementedError
+
+    def backup(self, rows: int, count: int, step: int, is_single: bool = False) -> Work:
+        """So many increments, each after a durable commit of its own. Only they are timed: their
+        sum, in which what is due now and then has its share, or else the median."""
+        if not self._has_backup:
+            self.increment(rows)()
+            self._has_backup = True
+
+        def work() -> Timed:
+            watch = Stopwatch()
+            for number in range(count):
+                self.commit(rows, 1, step * 100 + number)()
+                increment = self.increment(rows)
+                with watch:
+                    found = increment()
+                assert found == rows, f"an increment of {found} rows"
+            return watch.median(rows) if is_single else watch.total(rows * count)
+
+        return work
 
 
 class Result(NamedTuple):
@@ -162,8 +231,11 @@ def _timed(method: Callable[..., Work], arguments: dict[str, Any]) -> Result:
         _reset_peak()
         resident = _peak_bytes()
         before, cpu_before = time.perf_counter(), time.process_time()
-        items = work()
+        found = work()
         seconds, cpu_seconds = time.perf_counter() - before, time.process_time() - cpu_before
+        items, seconds, cpu_seconds = (
+            found if isinstance(found, Timed) else (found, seconds, cpu_seconds)
+        )
         peak = _peak_bytes()
         return Result(seconds, cpu_seconds, items, peak, peak - resident)
     except Exception as error:  # noqa: BLE001  # whatever a peer raises is its result

@@ -57,9 +57,11 @@ disk                bytes after the updates, history and log kept, against one v
 disk-trimmed        the same once history and log are given up to the present
 
 Backup
-backup              incremental backup of 10,000 changes, against copying a checkpoint's new files
+backup              20 increments, each of 10,000 changes just committed: the sum, against that of
+                    copying a checkpoint's new files after each
+backup-single       the median of those, against the median copy
 backup-full         all rows, against copying a checkpoint's files
-backup-flat         the incremental backup in a store of all rows, against one of a tenth
+backup-flat         a single increment in a store of all rows, against one of a tenth
 backup-scan         rows of a collection as of a time, against delta-rs at that version
 restore             the newest state from a collection, against a bulk load from Parquet
 increments-list     list many increments, against a quarter of them: seconds per byte
@@ -76,10 +78,14 @@ tasks-claim         claim tasks while 100,000 wait, against 1,000
 Spark
 spark-import        bulk_import, against Spark's own read, range partition and sort
 spark-import-delta  bulk_import, against the same job by delta-rs
-spark-read          a collection into a sink, against native Parquet of the same rows
+spark-read          a collection into a sink by read_collection, against Parquet of the same rows
+spark-read-increments  a collection with five increments of a thousandth of the rows, likewise
+spark-read-source   a collection by format("kvstore"), likewise
 spark-read-checkpoint  a checkpoint, likewise
 spark-read-changes  all changes of a collection, likewise
+spark-read-delta    read_collection, against Spark's scan of the files that delta-rs names
 spark-backup        a full backup by tasks on two cores, against one process
+spark-backup-delta  the same, against copying a table into another by delta-rs
 """
 
 from __future__ import annotations
@@ -425,14 +431,7 @@ def _ending(size: Size) -> list[Workload]:
             "commit-100-8", _raw("commit", **hundred), _ours("commit_threads", **eight), reach=4.0
         ),
         Workload("gc", _raw("look_up_and_delete", **many), _ours("gc", **many), repeats=3),
-        Workload(
-            "backup",
-            _raw("backup", **many),
-            _ours("backup", **many),
-            items=size.update_rows,
-            reach=4.5,
-            grows=True,
-        ),
+        *_backups(size),
         Workload("restore", _raw("restore"), _ours("restore"), items=size.rows),
         *_imports(size),
         Workload("delete-range", put, Contender(OURS, tenth), tenth, 1, 1.0, grows=True, repeats=5),
@@ -445,6 +444,24 @@ def _ending(size: Size) -> list[Workload]:
             grows=True,
             repeats=5,
         ),
+    ]
+
+
+def _backups(size: Size) -> list[Workload]:
+    """Increments: all of a turn, as a checkpoint's new files come in bursts, and a single one."""
+    rows, count = size.update_rows, 6 if size.is_small else 20
+    each = {"rows": rows, "count": count}
+    single = {**each, "is_single": True}
+    return [
+        Workload(
+            "backup",
+            _raw("backup", **each),
+            _ours("backup", **each),
+            items=rows * count,
+            reach=4.5,
+            grows=True,
+        ),
+        Workload("backup-single", _raw("backup", **single), _ours("backup", **single), items=rows),
     ]
 
 
@@ -502,7 +519,7 @@ def _flat(size: Size) -> list[Workload]:
     return [
         flat("changes-flat", "changes_arrow", 0.8, windows=size.windows, repeats=3),
         flat("gc-flat", "gc", 0.33, rows=size.rows // 100, repeats=3),
-        flat("backup-flat", "backup", 0.8, rows=size.rows // 100),
+        flat("backup-flat", "backup", 0.8, rows=size.rows // 100, count=5, is_single=True),
         Workload(
             "commit-index",
             Contender(UNINDEXED, commits),
@@ -586,7 +603,11 @@ def _spark() -> list[Workload]:
         against("import", "sort", "bulk_import", 0.71),
         against("import-delta", "import_by_delta", "bulk_import", None),
         against("read", "read_parquet", "read_collection", 0.8),
+        against("read-increments", "read_parquet", "read_increments", None),
+        against("read-source", "read_parquet", "read_source", None),
         against("read-checkpoint", "read_parquet", "read_checkpoint", 0.4),
         against("read-changes", "read_parquet", "read_changes", None),
+        against("read-delta", "read_by_delta", "read_collection", None),
         against("backup", "backup_alone", "backup_by_tasks", 1.5),
+        against("backup-delta", "copy_by_delta", "backup_by_tasks", None),
     ]

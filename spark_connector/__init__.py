@@ -2,6 +2,7 @@
 
 from spark_connector.keys import tuple_key
 from spark_connector.load import ImportReport, bulk_import, run_import, stage_import
+from spark_connector.native import read_collection
 from spark_connector.rows import sorted_rows
 from spark_connector.session import session
 from spark_connector.sink import batch_importer
@@ -11,6 +12,7 @@ __all__ = [
     "ImportReport",
     "batch_importer",
     "bulk_import",
+    "read_collection",
     "register",
     "run_import",
     "session",

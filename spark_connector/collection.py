@@ -25,7 +25,7 @@ import pyarrow.parquet as pq
 from typing_extensions import Self
 
 from backup.rows import range_rows
-from backup.shard import OP_DELETE_RANGE, OP_PUT, Part
+from backup.shard import OP_DELETE_RANGE, OP_PUT, Batch, Part
 from kvstore.changes import Change
 from kvstore.engine import FileSpan
 from kvstore.errors import UsageError
@@ -62,7 +62,6 @@ class CollectionOrigin:
             raise UsageError(f"{place.path} holds {what}", "run a backup first, and read again")
         self.place = place._replace(chain=chain.name)
         self._chain = chain
-        self._batches = chain.batches
         self._files: dict[str, pq.ParquetFile] = {}
 
     def frontiers(self) -> Frontiers:
@@ -91,6 +90,22 @@ class CollectionOrigin:
             found = self._all(span, since=since, upto=upto, columns=columns)
         for table in found:
             yield from table.select(list(columns)).to_batches(max_chunksize=rows)
+
+    @property
+    def batches(self) -> Sequence[Batch]:
+        """Of the chain, oldest first."""
+        return self._chain.batches
+
+    def cover(self, span: Span, as_of: int) -> Cover:
+        """The range deletes that a read of the state has to know."""
+        return self._fragments(span, since=-1, upto=as_of).cover(span, as_of)
+
+    def groups(self, part: Part) -> list[Group]:
+        """The row groups of a part."""
+        file = self._files.get(part.name)
+        if file is None:
+            file = self._files[part.name] = self._collection.open_part(part)
+        return [row_group(part, file, index) for index in range(file.num_row_groups)]
 
     def ranges(self, span: Span, *, since: int, upto: int, latest: bool) -> list[Change]:
         if latest and since == 0:
@@ -227,19 +242,13 @@ class CollectionOrigin:
 
     def _groups(self, *, since: int, upto: int) -> Iterator[list[Group]]:
         """The row groups of each run that may hold rows of `(since, upto]`, oldest batch first."""
-        for batch in self._batches:
+        for batch in self.batches:
             runs: dict[int, list[Group]] = {}
             for part in batch.parts:
                 if part.time_max > since and part.time_min <= upto:
-                    runs.setdefault(part.run, []).extend(self._of_part(part))
+                    runs.setdefault(part.run, []).extend(self.groups(part))
             for groups in runs.values():
                 yield [group for group in groups if group.newest > since and group.oldest <= upto]
-
-    def _of_part(self, part: Part) -> list[Group]:
-        file = self._files.get(part.name)
-        if file is None:
-            file = self._files[part.name] = self._collection.open_part(part)
-        return [row_group(part, file, index) for index in range(file.num_row_groups)]
 
 
 def _file_spans(runs: Iterable[Sequence[Group]]) -> list[FileSpan]:

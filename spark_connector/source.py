@@ -95,11 +95,13 @@ class KVStoreSource(DataSource):
         return FORMAT
 
     def schema(self) -> StructType:
+        spare_the_collector()
         columns = self.options.get("columns")
         names = None if columns is None else [name.strip() for name in columns.split(",")]
         return offered(changes=reads_changes(self.options), columns=names)
 
     def reader(self, schema: StructType) -> DataSourceReader:
+        spare_the_collector()
         changes = reads_changes(self.options)
         options = read_options(self.options, "changes" if changes else "state")
         asked = require_known(schema, changes=changes)

@@ -6,8 +6,11 @@ Hypothesis draws new examples on every run and prints how to repeat a failure. `
 
 from __future__ import annotations
 
+import multiprocessing
 import os
+import sys
 from collections.abc import Iterator
+from multiprocessing import forkserver
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -59,6 +62,18 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     )
     yield started
     started.stop()
+
+
+@pytest.fixture(scope="session")
+def spawn() -> Any:
+    """Processes forked from one that has imported everything, opened nothing: cheap and clean."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["tests.backup.children", "tests.crash.children"])
+    with pytest.MonkeyPatch.context() as patch:
+        # All that its imports are looked up by; without them each child would import anew.
+        patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))
+        forkserver.ensure_running()
+    return context
 
 
 @pytest.fixture(params=ENGINES, scope="module")

@@ -33,6 +33,7 @@ from backup.shard.rules import (
 from backup.shard.shard import Shard
 from backup.shard.state import Batch, Part, State
 from backup.shard.storage import Storage, open_storage
+from backup.shard.until import UNTIL
 from backup.shard.write import Writer
 
 __all__ = [
@@ -55,6 +56,7 @@ __all__ = [
     "Part",
     "State",
     "EMPTY",
+    "UNTIL",
     "Rule",
     "VERSIONS",
     "VERSIONS_SCHEMA",

@@ -20,7 +20,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from backup.shard.beside import Beside
+from backup.shard.beside import Beside, ahead
 from backup.shard.blob import Blob
 from backup.shard.frontier import require_frontier
 from backup.shard.merge import merge_sorted
@@ -163,7 +163,8 @@ def read_batches(
         for run in runs
     ]
     fold = rule.fold(view)
-    for window in merge_sorted(sources, rule, rows=rows if len(runs) > 1 else 1):
+    windows = merge_sorted(sources, rule, rows=rows if len(runs) > 1 else 1)
+    for window in ahead(windows):
         folded = fold(window)
         if whole is not None:  # what begins before the piece has covered its rows
             folded = folded.slice(lower_bound(folded.column(0), span.start))
@@ -205,8 +206,9 @@ def _build_parts(
     """Check, encode and upload row groups while the next are made: 1.0 M rows/s become 1.4."""
     groups = _row_groups(map(checks.require_schema, batches))
     head = list(islice(groups, 2))
-    with Beside() if len(head) > 1 else nullcontext(_at_once) as run:
-        builder = PartBuilder(checks.rule)
+    is_small = len(head) == 1
+    with nullcontext(_at_once) if is_small else Beside() as run:
+        builder = PartBuilder(checks.rule, is_small=is_small)
         for group in chain(head, groups):
             builder.nbytes += group.nbytes
             run(partial(_add, builder, checks, group))

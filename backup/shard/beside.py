@@ -1,15 +1,19 @@
-"""Beside: work in a thread beside the caller, one call after the other, at most one unfinished.
+"""Work in a thread beside the caller, one call after the other, at most one unfinished.
 
-For calls that spend their time outside the interpreter lock (encoding, hashing, writing), while
-the caller makes what the next one needs. An error reaches the caller with its next `run`, or at
-the end; nothing runs after it.
+`Beside` carries out what the caller hands it; `ahead` has the next item of an iterator made while
+the caller is busy with the last. For calls that spend their time outside the interpreter lock
+(reading, decoding, encoding, hashing, writing). An error reaches the caller with its next call, or
+at the end; nothing runs after it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
+from typing import TypeVar
+
+_T = TypeVar("_T")
 
 
 class Beside:
@@ -36,3 +40,16 @@ class Beside:
         if self._running is not None:
             self._running.result()
         self._running = self._pool.submit(call)
+
+
+def ahead(items: Iterator[_T]) -> Iterator[_T]:
+    """Yield `items`, each made in a thread while the caller is busy with the one before.
+
+    One more is held than without. Closing waits for the one that is being made.
+    """
+    pool = ThreadPoolExecutor(1, thread_name_prefix="kvstore-ahead")
+    with pool:
+        coming = pool.submit(next, items, None)
+        while (item := coming.result()) is not None:
+            coming = pool.submit(next, items, None)
+            yield item

@@ -24,6 +24,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple, Protocol, TypeVar
 
+from backup.shard.newfile import write_synced
 from kvstore.errors import DeterminateError, IndeterminateError, OutOfSpaceError, UsageError
 
 NAME_CHARS_MAX = 255
@@ -153,7 +154,7 @@ class FileBlob:
 
     def put(self, name: str, data: bytes) -> None:
         """See `Blob.put`. Costs one write and two fsyncs (file, folder)."""
-        path = self._path(name)
+        path = self.path(name)
         try:
             self._make_folder(path.parent)
         except OSError as error:
@@ -161,7 +162,7 @@ class FileBlob:
         try:
             temporary = path.with_name(f"{_TEMPORARY}{secrets.token_hex(8)}")
             try:
-                _write_synced(temporary, data)
+                write_synced(temporary, data)
                 os.link(temporary, path)
             finally:
                 temporary.unlink(missing_ok=True)
@@ -176,7 +177,7 @@ class FileBlob:
     def get(self, name: str) -> bytes | None:
         """See `Blob.get`."""
         try:
-            return self._path(name).read_bytes()
+            return self.path(name).read_bytes()
         except FileNotFoundError:
             return None
         except OSError as error:
@@ -185,7 +186,7 @@ class FileBlob:
     def get_range(self, name: str, *, start: int, length: int) -> bytes | None:
         """See `Blob.get_range`."""
         try:
-            with self._path(name).open("rb", buffering=0) as file:
+            with self.path(name).open("rb", buffering=0) as file:
                 return os.pread(file.fileno(), length, start)
         except FileNotFoundError:
             return None
@@ -195,13 +196,13 @@ class FileBlob:
     def size(self, name: str) -> int | None:
         """See `Blob.size`."""
         try:
-            return self._path(name).stat().st_size
+            return self.path(name).stat().st_size
         except FileNotFoundError:
             return None
 
     def delete(self, name: str) -> int | None:
         """See `Blob.delete`."""
-        path = self._path(name)
+        path = self.path(name)
         try:
             size = path.stat().st_size
             path.unlink()
@@ -214,15 +215,11 @@ class FileBlob:
 
     def list(self, prefix: str = "") -> Iterator[BlobInfo]:
         """See `Blob.list`. Walks the folder the prefix lies in."""
-        folder = self.root / prefix.rpartition("/")[0]
-        found = [path for path in folder.rglob("*") if not path.name.startswith(_TEMPORARY)]
-        for path in sorted(found, key=lambda path: path.relative_to(self.root).as_posix()):
-            name = path.relative_to(self.root).as_posix()
-            try:
-                if name.startswith(prefix) and path.is_file():
-                    yield BlobInfo(name, path.stat().st_size)
-            except FileNotFoundError:
-                continue  # deleted since the walk
+        folder = prefix.rpartition("/")[0]
+        for name in sorted(_names(self.root, folder)):
+            with suppress(FileNotFoundError):  # deleted since the walk
+                if name.startswith(prefix):
+                    yield BlobInfo(name, (self.root / name).stat().st_size)
 
     def restore(self, name: str) -> None:
         """See `Blob.restore`: deleted files are not kept."""
@@ -237,7 +234,8 @@ class FileBlob:
                 swept += 1
         return swept
 
-    def _path(self, name: str) -> Path:
+    def path(self, name: str) -> Path:
+        """The file of `name`, whether it is there or not."""
         return self.root / require_name(name)
 
     def _make_folder(self, folder: Path) -> None:
@@ -282,9 +280,12 @@ def translate_os_error(where: str, error: OSError) -> OutOfSpaceError | Indeterm
     return IndeterminateError(where, str(error))
 
 
-def _write_synced(path: Path, data: bytes) -> None:
-    with path.open("xb", buffering=0) as file:
-        view = memoryview(data)
-        while view:
-            view = view[file.write(view) :]
-        os.fsync(file.fileno())
+def _names(root: Path, folder: str) -> Iterator[str]:
+    """Every file below `folder`, by its path from `root`, in no order."""
+    with suppress(FileNotFoundError), os.scandir(root / folder) as entries:
+        for entry in entries:
+            name = f"{folder}/{entry.name}" if folder else entry.name
+            if entry.is_dir():
+                yield from _names(root, name)
+            elif not entry.name.startswith(_TEMPORARY):
+                yield name

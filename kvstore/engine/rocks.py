@@ -114,6 +114,8 @@ class RocksEngine:
     ) -> RocksCursor:
         self._open()
         options = rocks.ReadOptions()
+        if self.is_read_only:  # 30 ns less an entry; blocks of a pass are not read again
+            options.fill_cache(False)  # type: ignore[call-arg]  # as it is, not as its stub has it
         if end is not None and not reverse:
             options.set_iterate_upper_bound(end)
         cursor = RocksCursor(

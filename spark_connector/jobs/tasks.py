@@ -19,6 +19,7 @@ from kvstore.errors import (
     NotYetWrittenError,
     UsageError,
 )
+from spark_connector.worker import spare_the_collector
 
 BYTES_PER_TASK: Final = 64 << 20
 """Bytes on file of one task: some parts, and long against the 70 ms that a Python task costs."""
@@ -52,6 +53,7 @@ def run_tasks(
         return []
 
     def attempt(item: _Item) -> _Result | KVStoreError:
+        spare_the_collector()
         try:
             return work(item)
         except _LASTING as error:

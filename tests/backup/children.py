@@ -1,7 +1,8 @@
 """Processes that kill themselves at a step of a backup, a compaction, an expiry or a restore.
 
-A step is a call that changes storage (blob, consensus, engine, files): the n-th kills the process
-just before it is made, or just after.
+A step is an effect that outlives the process: a call of the operating system, of the engine or of
+a journal that changes files. The n-th kills the process just before it is made; before the next one
+nothing more has happened than that, so all n together are every state that a kill can leave.
 """
 
 from __future__ import annotations
@@ -14,28 +15,37 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+import pandas  # noqa: F401  # pyarrow imports it when it first converts: 0.2 s a child
+import pyarrow.parquet  # noqa: F401
+
 import kvstore
 from backup import Collection
-from backup.shard import FileBlob, FileConsensus, batch, part
+from backup.shard import batch, part
 from bulk.sst import SstFile
 from kvstore.engine.rocks import RocksEngine
+from kvstore.journal import Journal
 from tests.backup.histories import change
 
+CALLS = (
+    "fsync", "link", "unlink", "remove", "rename", "replace", "mkdir",
+    "rmdir", "write", "truncate", "ftruncate",
+)  # fmt: skip
+"""Of the operating system. What opens a file comes before what writes it."""
+
 STEPS = (
-    (FileBlob, "put"),
-    (FileBlob, "delete"),
-    (FileConsensus, "compare_and_set"),
-    (FileConsensus, "truncate"),
+    *((os, name) for name in CALLS),
+    (Journal, "append"),
     (RocksEngine, "write"),
     (RocksEngine, "sync"),
     (RocksEngine, "ingest"),
+    (RocksEngine, "checkpoint"),
+    (RocksEngine, "compact"),
     (SstFile, "finish"),
-    (os, "rename"),
 )
 
 
 def small_parts() -> None:
-    """Have a backup of a few hundred rows fill several parts."""
+    """Have a backup of a few dozen rows fill several parts."""
     part.PART_BYTES_MAX = 4_000
     batch.ROW_GROUP_ROWS_MAX = 20
 
@@ -57,9 +67,7 @@ class Fuse:
 
         def step(*args: Any, **kwargs: Any) -> Any:
             self._burn()
-            result = inner(*args, **kwargs)
-            self._burn()
-            return result
+            return inner(*args, **kwargs)
 
         setattr(owner, name, step)
 
@@ -72,16 +80,21 @@ class Fuse:
 def run(action: str, place: Path, at: int, said: Connection) -> None:
     """Do `action` in `place` until step `at`; say how many steps there were if it ends."""
     small_parts()
+    fuse = Fuse(at)
     with kvstore.open(place / "store", durability="async") as store:
-        collection = Collection(place / "collection")
-        fuse = Fuse(at)
         fuse.lay()
-        ACTIONS[action](collection, store, place)
-        said.send(fuse.count)
+        ACTIONS[action](Collection(place / "collection"), store, place)
+        steps = fuse.count
+        fuse.count = -1 << 30  # closing the store is no step of the action
+    said.send(steps)
 
 
 def back_up(collection: Collection, store: kvstore.Store, place: Path) -> None:
     collection.backup(store, token="t")
+
+
+def begin_again(collection: Collection, store: kvstore.Store, place: Path) -> None:
+    collection.backup(store, token="t", full=True)
 
 
 def compact(collection: Collection, store: kvstore.Store, place: Path) -> None:
@@ -93,13 +106,14 @@ def expire(collection: Collection, store: kvstore.Store, place: Path) -> None:
 
 
 def expiry(collection: Collection) -> kvstore.Timestamp:
-    """An instant in the middle of the collection."""
-    backups = collection.list()
-    return kvstore.Timestamp(backups[len(backups) // 2].upper - 1)
+    """An instant in the middle of the newest chain: older ones have ended by then."""
+    batches = collection.batches()
+    return kvstore.Timestamp(batches[len(batches) // 2].upper - 1)
 
 
 def restore(collection: Collection, store: kvstore.Store, place: Path) -> None:
-    collection.restore(place / "restored")
+    if not (place / "restored").exists():  # else a child before was killed when all was done
+        collection.restore(place / "restored")
 
 
 def restore_into(collection: Collection, store: kvstore.Store, place: Path) -> None:
@@ -109,6 +123,7 @@ def restore_into(collection: Collection, store: kvstore.Store, place: Path) -> N
 
 ACTIONS: dict[str, Callable[[Collection, kvstore.Store, Path], None]] = {
     "back_up": back_up,
+    "begin_again": begin_again,
     "compact": compact,
     "expire": expire,
     "restore": restore,
@@ -116,13 +131,13 @@ ACTIONS: dict[str, Callable[[Collection, kvstore.Store, Path], None]] = {
 }
 
 
-def prepare(place: Path, seed: int, *, backups: int) -> None:
-    """A store and some backups of it, each but the last of several parts; then more changes."""
+def prepare(place: Path, seed: int, *, backups: int, chains: int, changes: int) -> None:
+    """A store, so many backups of it in each of so many chains; then more changes."""
     small_parts()
     pick = random.Random(seed)
     with kvstore.open(place / "store", durability="async") as store:
         collection = Collection(place / "collection")
-        for _ in range(backups):
-            change(store, pick, 60)
-            collection.backup(store)
-        change(store, pick, 150)
+        for number in range(backups * chains):
+            change(store, pick, changes)
+            collection.backup(store, full=number > 0 and number % backups == 0)
+        change(store, pick, changes)

@@ -10,15 +10,19 @@ from datetime import timedelta
 from itertools import pairwise
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 import backup
 import bulk
 import kvstore
 from backup.chains import Chains
-from backup.shard import Shard
+from backup.export import exported
+from backup.progress import Attempt
+from backup.shard import BatchDesc, Shard
 from backup.shard.file_consensus import FileConsensus
 from backup.shard.log import StateLog
+from backup.upload import Progress, Uploaded, upload_here
 from kvstore.errors import (
     CorruptionError,
     HistoryGoneError,
@@ -334,6 +338,42 @@ def test_a_broken_chain_says_so_and_a_new_full_keeps_the_old_window(
         assert dict(restored.scan()) == dict(store.scan(as_of=at))
     collection.expire(before=collection.upper - 1)
     assert collection.show().chains == 1
+
+
+def test_a_full_backup_that_failed_twice_begins_one_chain_only(
+    store: kvstore.Store, collection: backup.Collection
+) -> None:
+    """First while it uploads, then between the window it had begun and what came since."""
+    pick = random.Random(1)
+
+    def write(rows: int) -> None:
+        for number in range(rows):
+            store.put(b"k%03d" % number, pick.randbytes(100))
+
+    def failing_upload(
+        store: kvstore.Store, shard: Shard, attempt: Attempt, progress: Progress | None
+    ) -> Uploaded:
+        if not attempt.parts and shard.upper:
+            raise Crash  # behind the window that was begun
+        if attempt.parts:
+            return upload_here(store, shard, attempt, progress)
+        rows = pa.concat_batches(exported(store, since=None, upto=attempt.upper - 1).rows)
+        desc = BatchDesc(attempt.lower, attempt.upper)
+        attempt.record(*shard.write_batch(desc, [rows.slice(0, 20)]).parts, rows.slice(19, 1))
+        raise Crash
+
+    write(200)
+    collection.backup(store)
+    write(200)
+    for _ in range(2):
+        with pytest.raises(Crash):
+            collection.backup(store, full=True, token="t", upload=failing_upload)
+        write(100)
+    collection.backup(store, full=True, token="t")
+    _, (begun, rest) = collection.chains()
+    assert begun.upper == rest.lower
+    assert collection.backup(store, full=True, token="t").upper == rest.upper
+    assert collection.verify("contents", store).rows
 
 
 class Crash(BaseException):

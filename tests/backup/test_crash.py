@@ -1,20 +1,22 @@
 """Killed at any step of a backup, compaction, expiry or restore, all is well when made again.
 
-Every round copies one prepared store and collection, lets a child do the work and kills it at a
-step of its own, then does the work again here and compares with the store.
+Every step is taken: for each a copy of one prepared store and collection, a child that does the
+work and is killed there, and the work made again here, compared with the store. The first child
+that comes through ends the test. All of it lies in memory where the system has such a place: a kill
+takes nothing from the page cache, so a disk would add nothing but its time.
 """
 
 from __future__ import annotations
 
-import multiprocessing
 import random
 import shutil
 import signal
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
 from datetime import timedelta
-from itertools import pairwise
+from itertools import count, pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -24,15 +26,30 @@ from backup.shard import batch, part
 from tests.backup import children
 from tests.backup.histories import versions
 
-ROUNDS = 5
-"""Steps at which one run of a test kills; which ones, its seed says."""
+MEMORY = Path("/dev/shm")
 
 
-@pytest.fixture(scope="module")
-def spawn() -> Any:
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["tests.backup.children"])
-    return context
+class Depth(NamedTuple):
+    """How much is prepared, and how often what is made again is killed as well."""
+
+    changes: int
+    kills: int
+
+
+DEPTHS = [
+    pytest.param(Depth(changes=12, kills=1), id="once"),
+    pytest.param(Depth(changes=90, kills=2), id="twice", marks=pytest.mark.soak),
+]
+each_depth = pytest.mark.parametrize("depth", DEPTHS)
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Iterator[Path]:
+    if not MEMORY.is_dir():
+        yield tmp_path
+        return
+    with tempfile.TemporaryDirectory(dir=MEMORY, prefix="kvstore-crash-") as path:
+        yield Path(path)
 
 
 @pytest.fixture(autouse=True)
@@ -57,44 +74,57 @@ def run(spawn: Any, action: str, place: Path, at: int) -> int | None:
     return steps
 
 
-def rounds(
-    spawn: Any, action: str, tmp_path: Path, check: Callable[[Path, bool], None], *, backups: int
-) -> None:
-    """Kill `action` at steps chosen over all of it, and let `check` look at each place."""
-    children.prepare(tmp_path / "prepared", seed=backups, backups=backups)
-    shutil.copytree(tmp_path / "prepared", tmp_path / "whole")
-    steps = run(spawn, action, tmp_path / "whole", at=1 << 30)
-    assert steps is not None
-    check(tmp_path / "whole", False)
+def at_every_step(
+    spawn: Any,
+    action: str,
+    home: Path,
+    check: Callable[[Path, bool], None],
+    depth: Depth,
+    *,
+    backups: int,
+    chains: int = 1,
+) -> int:
+    """Kill `action` at each of its steps, and let `check` look at each place; how many."""
+    children.prepare(
+        home / "prepared", seed=backups, backups=backups, chains=chains, changes=depth.changes
+    )
     pick = random.Random(action)
-    for number in range(ROUNDS):
-        share = steps / ROUNDS
-        at = min(int(number * share + pick.random() * share), steps - 1)
-        place = tmp_path / f"killed-at-{at}"
-        shutil.copytree(tmp_path / "prepared", place)
-        assert run(spawn, action, place, at) is None
-        check(place, True)
+    for at in count():
+        place = home / f"killed-at-{at}"
+        shutil.copytree(home / "prepared", place)
+        steps = run(spawn, action, place, at)
+        if steps is None and depth.kills > 1:
+            run(spawn, action, place, pick.randrange(at + 10))
+        check(place, steps is None)
         shutil.rmtree(place)
+        if steps is not None:
+            assert steps == at
+            return steps
+    raise AssertionError("unreachable")
 
 
 def sound(store: kvstore.Store, collection: Collection, pick: random.Random) -> None:
     """Windows join, all is there and right, and a random instant restores as the store was."""
-    infos = collection.list()
-    assert all(a.upper == b.lower for a, b in pairwise(infos))
+    for batches in collection.chains():
+        assert all(a.upper == b.lower for a, b in pairwise(batches))
     collection.verify(depth="checksums")
     collection.verify(depth="contents", store=store)
-    at = kvstore.Timestamp(pick.randrange(collection.since, collection.upper))
-    path = store.path.with_name(f"restored-{at}") if store.path else Path()
+    since = collection.since
+    at = kvstore.Timestamp(pick.randrange(since, collection.upper))
+    assert store.path is not None
+    path = store.path.with_name(f"restored-{at}")
     assert collection.restore(path, as_of=at) == at
     with kvstore.open(path) as restored:
         assert list(restored.scan()) == list(store.scan(as_of=at))
-        since = collection.since
         assert list(restored.changes(since, at)) == list(store.changes(since, at))
     shutil.rmtree(path)
 
 
+@each_depth
 @pytest.mark.parametrize("backups", [0, 2], ids=["full", "incremental"])
-def test_a_killed_backup_is_finished_by_the_next(spawn: Any, tmp_path: Path, backups: int) -> None:
+def test_a_killed_backup_is_finished_by_the_next(
+    spawn: Any, home: Path, depth: Depth, backups: int
+) -> None:
     pick = random.Random(1)
 
     def check(place: Path, killed: bool) -> None:
@@ -108,14 +138,32 @@ def test_a_killed_backup_is_finished_by_the_next(spawn: Any, tmp_path: Path, bac
             assert collection.list()[0].lower == 0
             if killed and before == backups:
                 assert collection.upper >= upto
-            sound(store, collection, pick)
             collection.scrub(delete_orphans_older_than=timedelta(0))
             sound(store, collection, pick)
 
-    rounds(spawn, "back_up", tmp_path, check, backups=backups)
+    assert at_every_step(spawn, "back_up", home, check, depth, backups=backups) > 20
 
 
-def test_a_killed_compaction_loses_nothing(spawn: Any, tmp_path: Path) -> None:
+@each_depth
+def test_a_killed_full_backup_beside_a_chain_is_finished_by_the_next(
+    spawn: Any, home: Path, depth: Depth
+) -> None:
+    pick = random.Random(5)
+
+    def check(place: Path, killed: bool) -> None:
+        with kvstore.open(place / "store", durability="async") as store:
+            collection = Collection(place / "collection")
+            collection.backup(store, token="t", full=True)
+            old, new = collection.chains()
+            assert (len(old), old[0].lower, new[0].lower) == (2, 0, 0)
+            assert len(new) <= 2
+            sound(store, collection, pick)
+
+    assert at_every_step(spawn, "begin_again", home, check, depth, backups=2) > 20
+
+
+@each_depth
+def test_a_killed_compaction_loses_nothing(spawn: Any, home: Path, depth: Depth) -> None:
     pick = random.Random(2)
 
     def check(place: Path, killed: bool) -> None:
@@ -124,28 +172,36 @@ def test_a_killed_compaction_loses_nothing(spawn: Any, tmp_path: Path) -> None:
             sound(store, collection, pick)
             collection.compact()
             assert len(collection.list()) == 1
-            sound(store, collection, pick)
             collection.backup(store)
             sound(store, collection, pick)
 
-    rounds(spawn, "compact", tmp_path, check, backups=3)
+    assert at_every_step(spawn, "compact", home, check, depth, backups=3) > 20
 
 
-def test_a_killed_expiry_gives_up_no_more_than_was_asked(spawn: Any, tmp_path: Path) -> None:
+@each_depth
+@pytest.mark.parametrize("chains", [1, 2], ids=["within-a-chain", "of-an-ended-chain"])
+def test_a_killed_expiry_gives_up_no_more_than_was_asked(
+    spawn: Any, home: Path, depth: Depth, chains: int
+) -> None:
     pick = random.Random(3)
+    limits = []
 
     def check(place: Path, killed: bool) -> None:
         with kvstore.open(place / "store", durability="async") as store:
             collection = Collection(place / "collection")
+            limits.append(children.expiry(Collection(home / "prepared" / "collection")))
+            assert collection.since <= limits[0] < collection.upper
             sound(store, collection, pick)
-            limit = children.expiry(collection)
-            assert collection.expire(before=limit) >= limit
+            assert collection.expire(before=limits[0]) == limits[0]
+            assert len(collection.chains()) == 1
             sound(store, collection, pick)
 
-    rounds(spawn, "expire", tmp_path, check, backups=3)
+    steps = at_every_step(spawn, "expire", home, check, depth, backups=2, chains=chains)
+    assert steps > 20
 
 
-def test_a_killed_restore_leaves_nothing_in_its_place(spawn: Any, tmp_path: Path) -> None:
+@each_depth
+def test_a_killed_restore_leaves_nothing_in_its_place(spawn: Any, home: Path, depth: Depth) -> None:
     def check(place: Path, killed: bool) -> None:
         collection = Collection(place / "collection")
         if not (place / "restored").exists():
@@ -160,10 +216,13 @@ def test_a_killed_restore_leaves_nothing_in_its_place(spawn: Any, tmp_path: Path
         ):
             assert versions(restored, at) == versions(store, at)
 
-    rounds(spawn, "restore", tmp_path, check, backups=2)
+    assert at_every_step(spawn, "restore", home, check, depth, backups=2) > 10
 
 
-def test_a_killed_restore_into_a_store_adds_all_or_nothing(spawn: Any, tmp_path: Path) -> None:
+@each_depth
+def test_a_killed_restore_into_a_store_adds_all_or_nothing(
+    spawn: Any, home: Path, depth: Depth
+) -> None:
     def check(place: Path, killed: bool) -> None:
         collection = Collection(place / "collection")
         with (
@@ -177,26 +236,25 @@ def test_a_killed_restore_into_a_store_adds_all_or_nothing(spawn: Any, tmp_path:
             assert list(target.scan()) == expected
             assert target.verify().problems == ()
 
-    rounds(spawn, "restore_into", tmp_path, check, backups=2)
+    assert at_every_step(spawn, "restore_into", home, check, depth, backups=2) > 10
 
 
-def test_parts_of_a_killed_full_backup_are_not_uploaded_again(spawn: Any, tmp_path: Path) -> None:
-    children.prepare(tmp_path / "prepared", seed=4, backups=0)
-    shutil.copytree(tmp_path / "prepared", tmp_path / "whole")
-    steps = run(spawn, "back_up", tmp_path / "whole", at=1 << 30)
-    assert steps is not None
-    resumed = 0
-    for at in range(steps // 6, steps // 2, steps // 9):
-        place = tmp_path / f"killed-at-{at}"
-        shutil.copytree(tmp_path / "prepared", place)
-        assert run(spawn, "back_up", place, at) is None
-        left = set((place / "collection" / "blob").glob("chain-*/part/*"))
-        recorded = len(list((place / "collection" / "blob").glob("progress/*/*/*.json")))
+@each_depth
+def test_parts_of_a_killed_full_backup_are_not_uploaded_again(
+    spawn: Any, home: Path, depth: Depth
+) -> None:
+    resumed = []
+
+    def check(place: Path, killed: bool) -> None:
+        blobs = place / "collection" / "blob"
+        left = set(blobs.glob("chain-*/part/*.parquet"))
+        recorded = len(list(blobs.glob("progress/*/*/*.json")))
         with kvstore.open(place / "store", durability="async") as store:
             store.put(b"later", b"v")
             store.gc(before=store.upper - 1)
             collection = Collection(place / "collection")
-            assert collection.list() == []
+            if collection.list():
+                return
             # What a scrub finds before the retry are parts that were not recorded: at most one.
             report = collection.scrub(delete_orphans_older_than=timedelta(0))
             assert len(report.deleted) == len(left) - recorded <= 1
@@ -204,13 +262,15 @@ def test_parts_of_a_killed_full_backup_are_not_uploaded_again(spawn: Any, tmp_pa
                 name.rpartition("/")[2] for name in report.deleted
             }
             info = collection.backup(store)
-            after = {path.name for path in (place / "collection" / "blob").glob("chain-*/part/*")}
+            after = {path.name for path in blobs.glob("chain-*/part/*.parquet")}
             assert uploaded <= after
             # All that is there is in a backup: nothing was uploaded beside what was.
             assert len(after) == info.parts == sum(found.parts for found in collection.list())
             assert len(collection.list()) == (2 if recorded else 1)
-            assert not list((place / "collection" / "blob").glob("progress/*/*/*.json"))
+            assert not list(blobs.glob("progress/*/*/*.json"))
             assert collection.verify(depth="contents", store=store).rows
-            sound(store, collection, random.Random(at))
-        resumed += recorded > 0
-    assert resumed >= 2
+        resumed.append(recorded)
+
+    depth = Depth(max(depth.changes, 25), kills=1)
+    at_every_step(spawn, "back_up", home, check, depth, backups=0)
+    assert max(resumed) >= 2

@@ -6,7 +6,6 @@ power see `test_power_cut.py`.
 
 from __future__ import annotations
 
-import multiprocessing
 import random
 import time
 from collections.abc import Callable, Iterator
@@ -27,14 +26,6 @@ Acknowledged = list[tuple[Any, ...]]
 
 ROUNDS = 6
 KILL_AFTER_S_MAX = 0.25
-
-
-@pytest.fixture(scope="module")
-def spawn() -> Any:
-    """Processes forked from one that has imported everything, opened nothing: cheap and clean."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["tests.crash.children"])
-    return context
 
 
 def run_and_kill(spawn: Any, child: Child, place: Path, rng: random.Random) -> Acknowledged:

@@ -1,0 +1,74 @@
+"""A new file has the bytes it was given, whichever way they went."""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from backup.shard import newfile
+
+SIZES = [
+    0,
+    1,
+    (64 << 10) - 1,
+    64 << 10,
+    (64 << 10) + 1,
+    700_123,
+    (1 << 20) + 4096,
+    4 << 20,
+    (4 << 20) + 1,
+]
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_all_bytes_are_there_and_no_more(tmp_path: Path, size: int) -> None:
+    for number in range(2):  # the second finds what the first has left in the buffer
+        data = random.Random(number).randbytes(size)
+        newfile.write_synced(tmp_path / str(number), data)
+        assert (tmp_path / str(number)).read_bytes() == data
+
+
+def test_a_file_that_is_there_is_not_touched(tmp_path: Path) -> None:
+    (tmp_path / "taken").write_bytes(b"old")
+    for size in (10, 100_000):
+        with pytest.raises(FileExistsError):
+            newfile.write_synced(tmp_path / "taken", bytes(size))
+    assert (tmp_path / "taken").read_bytes() == b"old"
+
+
+@pytest.mark.parametrize("refused", ["open", "write"])
+def test_a_file_system_that_takes_no_direct_writes_gets_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: str
+) -> None:
+    monkeypatch.setattr(newfile, "_DIRECT", os.O_APPEND)  # something to tell by
+    call = getattr(os, refused)
+    refusals = []
+
+    def refusing(first: Any, second: Any, *more: Any) -> Any:
+        is_direct = second & os.O_APPEND if refused == "open" else not refusals
+        if is_direct:
+            refusals.append(1)
+            raise OSError(errno.EINVAL, "not here")
+        return call(first, second, *more)
+
+    monkeypatch.setattr(os, refused, refusing)
+    newfile.write_synced(tmp_path / "file", b"x" * 100_000)
+    assert refusals
+    assert (tmp_path / "file").read_bytes() == b"x" * 100_000
+
+
+def test_who_finds_the_buffer_in_use_does_without(tmp_path: Path) -> None:
+    with newfile._buffer.lock:
+        newfile.write_synced(tmp_path / "file", b"x" * 100_000)
+    assert (tmp_path / "file").read_bytes() == b"x" * 100_000
+
+
+def test_an_error_leaves_the_buffer_free(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        newfile.write_synced(tmp_path / "missing" / "file", b"x" * 100_000)
+    assert not newfile._buffer.lock.locked()
