@@ -68,16 +68,17 @@ class Versions:
         # Hot: see `kvstore.mvcc.lookup` for what is done here line by line. A plain tuple is taken
         # apart in 10 ns, the named one of `view` in 50.
         fragments, stamps = self._parts
-        if stamps:
-            ticket, reader = self.engine.borrow()
-            check = self.engine.check
-            value = value_among_imports(reader, check, key, as_of, fragments, stamps)
-            self.engine.give_back(ticket, reader)
-            return value
         at, rest = self._bound
         if at != as_of:
             rest = rest_of(as_of)
             self._bound = (as_of, rest)
+        if stamps:
+            engine = self.engine
+            ticket, reader = engine.borrow()
+            check = engine.check
+            value = value_among_imports(reader, check, key, as_of, rest, fragments, stamps)
+            engine.give_back(ticket, reader)
+            return value
         escaped = key.replace(b"\x00", b"\x00\xff")
         limit = UNLIMITED
         if boundaries := fragments.boundaries:
@@ -251,9 +252,10 @@ class Versions:
         self, ordered: Sequence[bytes], as_of: int, fragments: Fragments, stamps: Stamps
     ) -> list[bytes | None]:
         ticket, reader = self.engine.borrow()
-        check = self.engine.check
+        check, rest = self.engine.check, rest_of(as_of)
         values = [
-            value_among_imports(reader, check, key, as_of, fragments, stamps) for key in ordered
+            value_among_imports(reader, check, key, as_of, rest, fragments, stamps)
+            for key in ordered
         ]
         self.engine.give_back(ticket, reader)
         return values
