@@ -22,7 +22,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from itertools import pairwise
+from operator import and_
 from typing import Final
 
 import pyarrow as pa
@@ -209,8 +211,8 @@ def _frame(spark: SparkSession, scan: Scan) -> DataFrame:
         return spark.createDataFrame([], STATE)
     paths = [path.translate(_GLOB_CHARACTERS) for path in scan.paths]
     base = spark.read.schema(_PART_COLUMNS).options(**_PARQUET).parquet(*paths)
-    for condition in _conditions(scan):
-        base = base.where(condition)
+    # One condition: Spark analyses each `where` by itself, 10 ms each.
+    base = base.where(reduce(and_, _conditions(scan)))
     if not scan.newer.num_rows:
         return base
     newer = spark.createDataFrame(scan.newer)

@@ -160,6 +160,14 @@ def test_user_schema_of_other_columns_is_refused(spark: SparkSession, history: H
         reader.load(history.checkpoint).collect()
 
 
+def test_directory_of_a_store_that_nobody_has_open_is_read(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    with kvstore.open(tmp_path / "store") as store:
+        store.put(b"a", b"1")
+    assert rows(load(spark, str(tmp_path / "store"))) == [(b"a", b"1")]
+
+
 def test_store_that_is_open_for_writing_is_refused(spark: SparkSession, history: History) -> None:
     with pytest.raises(Exception, match="is held by a process that writes"):
         load(spark, str(history.store.path)).collect()
