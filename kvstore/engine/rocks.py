@@ -9,6 +9,8 @@ What rocksdict 0.3.29 was seen to do, and what follows from it
 * Iterators, family handles and family objects each keep the database, and its lock, open: `close`
   drops them all, cursors included.
 * `Snapshot` iterators do not keep to the snapshot; plain iterators keep to their own view.
+* Tailing iterators outlive writes, but overlook range deletes: they are of no use here.
+* A database that is opened again without a list of its families gets default options for them.
 * Iteration over `items()` ends early, without a word, at a damaged block: the end of every pass is
   checked with a second iterator, which has a status.
 * An ingest that copies holds the interpreter lock throughout; a move takes 2 ms at any size.
