@@ -76,11 +76,14 @@ def write_batch(
     names: Callable[[], str],
     inline_bytes_max: int = 0,
     on_full: OnFull | None = None,
+    beside: bool = True,
 ) -> Batch:
     """Upload sorted `batches` as the parts of a new batch, to be appended to a shard.
 
     Nothing refers to the parts until then; `delete_batch` takes them back. Needs no shard, so
     any process may do it. A part of at most `inline_bytes_max` bytes travels in the batch itself.
+    `beside`: a row group is encoded in a thread while the next is made; who is one of several
+    processes that fill the cores has more of each without.
     `on_full` hears of each part but the last once it is uploaded, with its last row; a part for
     which it returns True is never taken back here, whatever fails.
 
@@ -104,7 +107,7 @@ def write_batch(
             doomed.remove(part)
 
     try:
-        _build_parts(batches, _Checks(desc, rule), upload)
+        _build_parts(batches, _Checks(desc, rule), upload, beside=beside)
     except Exception:
         delete_batch(blob, Batch(desc.lower, desc.upper, parts=tuple(doomed)))
         raise
@@ -201,13 +204,18 @@ def _in_time(part: Part, view: View) -> bool:
 
 
 def _build_parts(
-    batches: Iterable[pa.RecordBatch], checks: _Checks, upload: Callable[[PartBuilder], None]
+    batches: Iterable[pa.RecordBatch],
+    checks: _Checks,
+    upload: Callable[[PartBuilder], None],
+    *,
+    beside: bool,
 ) -> None:
-    """Check, encode and upload row groups while the next are made: 1.0 M rows/s become 1.4."""
+    """Check, encode and upload row groups, `beside` while the next are made: 1.0 M rows/s become
+    1.4."""
     groups = _row_groups(map(checks.require_schema, batches))
     head = list(islice(groups, 2))
     is_small = len(head) == 1
-    with nullcontext(_at_once) if is_small else Beside() as run:
+    with Beside() if beside and not is_small else nullcontext(_at_once) as run:
         builder = PartBuilder(checks.rule, is_small=is_small)
         for group in chain(head, groups):
             builder.nbytes += group.nbytes

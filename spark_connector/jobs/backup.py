@@ -109,7 +109,7 @@ def write_piece(piece: Piece) -> Batch:
             copy, since=piece.since, upto=piece.upto, after=piece.after, span=piece.span
         )
         names = part_names(piece.chain)
-        return write_batch(blob, piece.desc, window.rows, rule=VERSIONS, names=names)
+        return write_batch(blob, piece.desc, window.rows, rule=VERSIONS, names=names, beside=False)
 
 
 def backup(

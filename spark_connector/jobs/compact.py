@@ -76,7 +76,8 @@ def merge_piece(piece: Piece) -> Batch:
         whole=Span(),
     )
     desc = BatchDesc(lower, upper, piece.since)
-    return write_batch(blob, desc, rows, rule=VERSIONS, names=part_names(piece.chain))
+    names = part_names(piece.chain)
+    return write_batch(blob, desc, rows, rule=VERSIONS, names=names, beside=False)
 
 
 def compact(spark: SparkSession, access: Access | str, *, tasks: int | None = None) -> None:

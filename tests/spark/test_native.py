@@ -189,6 +189,7 @@ def test_what_cannot_be_scanned_goes_to_the_source_and_says_why(
     refused("encrypted", Access(str(tmp_path / "sealed"), key_file=str(key)))
     with monkeypatch.context() as patch:
         patch.setattr(part_module, "UNTIL", part_module.UNTIL.with_name("other"))
+        patch.setattr(part_module, "_layout", part_module._layout.__wrapped__)
         Collection(tmp_path / "older").backup(store)
     refused("older format", str(tmp_path / "older"))
     with monkeypatch.context() as patch:
