@@ -137,7 +137,7 @@ class Size:
             commits_100=max(20, min(40, rows // 25_000)),
             commits_10k=max(1, min(20 // rounds, rows // 150_000)),
             update_rows=min(10_000, rows // 10),
-            windows=max(2, min(20, rows // 50_000)),
+            windows=max(2, min(4, rows // 250_000)),
         )
 
     @property
