@@ -157,22 +157,31 @@ def read_batches(
     """
     span = span or Span()
     runs = [run for batch in batches for run in _runs(batch, view, span)]
-    share = _MERGE_ROWS_MAX // (2 * max(len(runs), 1))  # a source may hold twice its rows
-    rows = max(_SOURCE_ROWS_MIN, min(ROW_GROUP_ROWS_MAX, share))
     sources = [
-        chain.from_iterable(
-            read_part(blob, part, rule, span=span, batch_rows=rows, whole=whole) for part in run
+        (
+            chain.from_iterable(
+                read_part(blob, part, rule, span=span, batch_rows=rows, whole=whole) for part in run
+            ),
+            rows if len(runs) > 1 else 1,
         )
-        for run in runs
+        for run, rows in zip(runs, _shares(runs), strict=True)
     ]
     fold = rule.fold(view)
-    windows = merge_sorted(sources, rule, rows=rows if len(runs) > 1 else 1)
+    windows = merge_sorted(sources, rule)
     for window in ahead(windows):
         folded = fold(window)
         if whole is not None:  # what begins before the piece has covered its rows
             folded = folded.slice(lower_bound(folded.column(0), span.start))
         if folded.num_rows:
             yield folded
+
+
+def _shares(runs: Sequence[Sequence[Part]]) -> list[int]:
+    """How many rows each run buffers: of the keys, all reach about as far, so that a merge takes
+    windows as large as they can be, and looks at every run for few of them."""
+    counts = [sum(part.rows for part in run) for run in runs]
+    share = _MERGE_ROWS_MAX / (2 * max(sum(counts), 1))  # a source may hold twice its rows
+    return [max(_SOURCE_ROWS_MIN, min(ROW_GROUP_ROWS_MAX, int(count * share))) for count in counts]
 
 
 def put_retrying(blob: Blob, name: str, data: bytes) -> None:

@@ -2,9 +2,10 @@
 
 Each source yields record batches sorted by the rule's order. From what is buffered, everything
 below the least last key of any source is complete: it is cut off, put in order and handed on. So
-a key is never cut in two, and memory is O(sources x batch + versions of one key). Each source has
-`rows` rows buffered before a window is cut, or all that it still has: so a window takes as many
-from the source it ends with, and looking at every source for each window costs O(1) a row.
+a key is never cut in two, and memory is O(rows buffered + versions of one key). Each source has
+so many rows buffered before a window is cut, or all that it still has: so a window takes as many
+from the source it ends with. Where sources buffer in proportion to their sizes, a window takes
+most of what all have, and looking at every source for each window costs little.
 
 Ordering a window costs little more than reading it: the first eight bytes after the window's
 common prefix become integers, a merge sort over the concatenated runs (timsort, which finds them)
@@ -28,13 +29,14 @@ _Indexes: TypeAlias = npt.NDArray[np.int64]
 
 
 def merge_sorted(
-    sources: Sequence[Iterator[pa.RecordBatch]], rule: Rule, *, rows: int = 1
+    sources: Sequence[tuple[Iterator[pa.RecordBatch], int]], rule: Rule
 ) -> Iterator[Sorted]:
     """Yield the rows of all sources, in order, in windows that hold whole keys.
 
-    A source buffers `rows` rows and the batch that completes them, or one key if that has more.
+    A source buffers the rows given beside it and the batch that completes them, or one key if that
+    has more.
     """
-    pending = [_Source(source, rows) for source in sources]
+    pending = [_Source(source, rows) for source, rows in sources]
     while True:
         for source in pending:
             source.fill()

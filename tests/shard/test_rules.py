@@ -241,7 +241,7 @@ def test_windows_hold_whole_keys_and_all_rows_in_order() -> None:
     rng = random.Random(7)
     rows = [put(f"k{rng.randrange(300):03}".encode(), t) for t in range(2000)]
     sources = [versions(rows[i::5], size=rng.randrange(1, 60)) for i in range(5)]
-    windows = [w.whole() for w in merge_sorted([iter(source) for source in sources], VERSIONS)]
+    windows = [w.whole() for w in merge_sorted([(iter(source), 1) for source in sources], VERSIONS)]
     assert rows_of(windows) == in_order(rows)
     ends = [(w.column(0)[0].as_py(), w.column(0)[-1].as_py()) for w in windows]
     assert all(before[1] < after[0] for before, after in itertools.pairwise(ends))
@@ -258,7 +258,7 @@ def test_a_merge_buffers_a_few_batches_of_each_source_however_long_they_are() ->
             yield batch
 
     rows = [put(f"{i * 7919 % 20_000:05}".encode(), i) for i in range(20_000)]
-    sources = [counted(versions(rows[i::10], size=50)) for i in range(10)]
+    sources = [(counted(versions(rows[i::10], size=50)), 1) for i in range(10)]
     passed = most = 0
     for window in merge_sorted(sources, VERSIONS):
         most = max(most, pulled - passed)
@@ -267,10 +267,26 @@ def test_a_merge_buffers_a_few_batches_of_each_source_however_long_they_are() ->
     assert most <= 10 * 2 * 50
 
 
+def test_small_runs_beside_a_large_one_do_not_make_windows_small() -> None:
+    blob, names = MemoryBlob(), part_names("s")
+    rows = [put(b"%06d" % i, 1) for i in range(30_000)]
+    batches = [write_batch(blob, BatchDesc(0, 2), versions(rows), rule=VERSIONS, names=names)]
+    for number in range(2, 22):
+        few = [put(b"%06d" % i, number) for i in range(number, 30_000, 300)]
+        desc = BatchDesc(number, number + 1)
+        batches.append(write_batch(blob, desc, versions(few), rule=VERSIONS, names=names))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("backup.shard.batch._MERGE_ROWS_MAX", 16_000)
+        patch.setattr("backup.shard.batch._SOURCE_ROWS_MIN", 1)
+        found = [w.num_rows for w in read_batches(blob, batches, rule=VERSIONS, view=Window(0, 99))]
+    assert sum(found) == 32_000
+    assert len(found) < 10
+
+
 def test_one_key_with_more_versions_than_a_batch_stays_in_one_window() -> None:
     rows = [put(b"hot", t) for t in range(1000)] + [put(b"z", 1)]
     sources = [versions(rows[i::3], size=10) for i in range(3)]
-    windows = [w.whole() for w in merge_sorted([iter(source) for source in sources], VERSIONS)]
+    windows = [w.whole() for w in merge_sorted([(iter(source), 1) for source in sources], VERSIONS)]
     assert rows_of(windows) == in_order(rows)
     assert windows[0].num_rows == 1000
 
