@@ -137,7 +137,7 @@ class Size:
             commits_100=max(20, min(40, rows // 25_000)),
             commits_10k=max(1, min(20 // rounds, rows // 150_000)),
             update_rows=min(10_000, rows // 10),
-            windows=max(2, min(4, rows // 250_000)),
+            windows=max(4, min(20, rows // 50_000)),
         )
 
     @property
@@ -218,7 +218,7 @@ def scenes(size: Size) -> list[Scene]:
         for number in range(size.windows)
         for call in (
             Call("mark", {"name": f"window-{number}"}),
-            Call("commit", {**updates, "step": 10_000 + number}),
+            Call("commit", {**updates, "step": 10_001 + number}),
         )
     ]
     fill, settle = Call("fill"), Call("settle")
@@ -231,7 +231,8 @@ def scenes(size: Size) -> list[Scene]:
                 Stage((), _loading(size)),
                 # The first commits of a process pay for its imports and its first memtable.
                 Stage((fill, loaded, warm_up), _committing(size)),
-                Stage((*windows, settle, *warm_caches), [*_reading(size), *_changes(size)]),
+                Stage((change, settle, *warm_caches), _reading(size)),
+                Stage((*windows, settle, Call("scan")), _changes(size)),
                 Stage((), _ending(size)),
             ],
             has_peers=True,
