@@ -335,11 +335,11 @@ class Ours(BackedUp):
 
     def changes(self, windows: int) -> Work:
         return self._in_windows(
-            windows, lambda *times: len(list(self.store.changes(*times, order="time")))
+            windows, lambda *times: sum(1 for _ in self.store.changes(*times, order="time"))
         )
 
     def changes_by_key(self, windows: int) -> Work:
-        return self._in_windows(windows, lambda *times: len(list(self.store.changes(*times))))
+        return self._in_windows(windows, lambda *times: sum(1 for _ in self.store.changes(*times)))
 
     def changes_arrow(self, windows: int) -> Work:
         return self._in_windows(
