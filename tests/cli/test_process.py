@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -77,6 +78,8 @@ def following(path: Path, environment: dict[str, str]) -> Iterator[subprocess.Po
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         env=environment,
+        # Whoever runs the tests in the background has them ignore interrupts, and so would this.
+        preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
     ) as child:
         yield child
         child.kill()
