@@ -55,7 +55,9 @@ class _Buffer:
     def filled(self, data: bytes) -> memoryview:
         """A view of `data` in it. The caller has the lock."""
         if self._memory is None:
-            self._memory = mmap.mmap(-1, _DIRECT_BYTES_MAX)
+            # Private: what is mapped shared, as by default, a forked process would write into too.
+            flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+            self._memory = mmap.mmap(-1, _DIRECT_BYTES_MAX, flags=flags)
         self._memory[: len(data)] = data
         return memoryview(self._memory)[: len(data)]
 

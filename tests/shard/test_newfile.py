@@ -72,3 +72,14 @@ def test_an_error_leaves_the_buffer_free(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         newfile.write_synced(tmp_path / "missing" / "file", b"x" * 100_000)
     assert not newfile._buffer.lock.locked()
+
+
+def test_a_forked_process_has_a_buffer_of_its_own(tmp_path: Path) -> None:
+    newfile.write_synced(tmp_path / "before", b"x" * 100_000)  # now there is a buffer
+    ours = newfile._buffer.filled(b"o" * 100_000)
+    child = os.fork()
+    if not child:
+        newfile._buffer.filled(b"c" * 100_000)
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert ours == b"o" * 100_000
