@@ -23,7 +23,7 @@ import pyarrow.compute as pc
 from backup.shard.beside import Beside, ahead
 from backup.shard.blob import Blob
 from backup.shard.frontier import require_frontier
-from backup.shard.merge import merge_sorted
+from backup.shard.merge import ONE_ROW, Share, merge_sorted
 from backup.shard.part import PartBuilder, read_part, touches
 from backup.shard.rules import (
     OP_DELETE_RANGE,
@@ -42,7 +42,9 @@ from kvstore.span import Span
 
 _PUT_ATTEMPTS = 5
 _MERGE_ROWS_MAX = 1 << 19
-"""Rows buffered by a merge over all its sources together."""
+_MERGE_BYTES_MAX = 256 << 20
+"""Buffered by a merge over all its sources together; bytes count where values are large."""
+_SOURCE_BYTES_MIN = 256 << 10
 _SOURCE_ROWS_MIN = 512
 """Rows a source buffers at least: below it the cost of a batch outweighs its rows."""
 
@@ -153,18 +155,28 @@ def read_batches(
     come with the piece that they then begin in: pieces together give what the whole gives.
 
     Record batches are of any size above zero; a key is never cut in two. Memory is bounded by
-    `_MERGE_ROWS_MAX`, however much is read. Raises `MissingPartError`, `CorruptionError`.
+    `_MERGE_ROWS_MAX` and `_MERGE_BYTES_MAX`, however much is read. Raises `MissingPartError`,
+    `CorruptionError`.
     """
     span = span or Span()
     runs = [run for batch in batches for run in _runs(batch, view, span)]
     sources = [
         (
             chain.from_iterable(
-                read_part(blob, part, rule, span=span, batch_rows=rows, whole=whole) for part in run
+                read_part(
+                    blob,
+                    part,
+                    rule,
+                    span=span,
+                    batch_rows=share.rows,
+                    batch_bytes=share.nbytes,
+                    whole=whole,
+                )
+                for part in run
             ),
-            rows if len(runs) > 1 else 1,
+            share if len(runs) > 1 else ONE_ROW,
         )
-        for run, rows in zip(runs, _shares(runs), strict=True)
+        for run, share in zip(runs, _shares(runs), strict=True)
     ]
     fold = rule.fold(view)
     windows = merge_sorted(sources, rule)
@@ -176,12 +188,22 @@ def read_batches(
             yield folded
 
 
-def _shares(runs: Sequence[Sequence[Part]]) -> list[int]:
-    """How many rows each run buffers: of the keys, all reach about as far, so that a merge takes
+def _shares(runs: Sequence[Sequence[Part]]) -> list[Share]:
+    """How much each run buffers: of the keys, all reach about as far, so that a merge takes
     windows as large as they can be, and looks at every run for few of them."""
-    counts = [sum(part.rows for part in run) for run in runs]
-    share = _MERGE_ROWS_MAX / (2 * max(sum(counts), 1))  # a source may hold twice its rows
-    return [max(_SOURCE_ROWS_MIN, min(ROW_GROUP_ROWS_MAX, int(count * share))) for count in counts]
+    sums = [(sum(p.rows for p in run), sum(p.size for p in run)) for run in runs]
+    rows, size = (max(sum(column), 1) for column in zip(*sums, strict=True)) if sums else (1, 1)
+    return [  # a source may hold twice its share
+        Share(
+            _within(count * _MERGE_ROWS_MAX // (2 * rows), _SOURCE_ROWS_MIN, ROW_GROUP_ROWS_MAX),
+            _within(part * _MERGE_BYTES_MAX // (2 * size), _SOURCE_BYTES_MIN, ROW_GROUP_BYTES_MAX),
+        )
+        for count, part in sums
+    ]
+
+
+def _within(number: int, least: int, most: int) -> int:
+    return max(least, min(most, number))
 
 
 def put_retrying(blob: Blob, name: str, data: bytes) -> None:

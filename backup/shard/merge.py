@@ -2,10 +2,10 @@
 
 Each source yields record batches sorted by the rule's order. From what is buffered, everything
 below the least last key of any source is complete: it is cut off, put in order and handed on. So
-a key is never cut in two, and memory is O(rows buffered + versions of one key). Each source has
-so many rows buffered before a window is cut, or all that it still has: so a window takes as many
-from the source it ends with. Where sources buffer in proportion to their sizes, a window takes
-most of what all have, and looking at every source for each window costs little.
+a key is never cut in two, and memory is O(what is buffered + versions of one key). Each source has
+its share of rows or bytes buffered before a window is cut, or all that it still has: so a window
+takes as many from the source it ends with. Where sources buffer in proportion to their sizes, a
+window takes most of what all have, and looking at every source for each window costs little.
 
 Ordering a window costs little more than reading it: the first eight bytes after the window's
 common prefix become integers, a merge sort over the concatenated runs (timsort, which finds them)
@@ -15,7 +15,7 @@ orders those, and only rows that tie go through Arrow's comparison of all column
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -28,15 +28,25 @@ from kvstore.arrow import key_words
 _Indexes: TypeAlias = npt.NDArray[np.int64]
 
 
+class Share(NamedTuple):
+    """How much a source buffers: so many rows, or fewer that have so many bytes."""
+
+    rows: int
+    nbytes: int
+
+
+ONE_ROW: Final = Share(1, 1)
+
+
 def merge_sorted(
-    sources: Sequence[tuple[Iterator[pa.RecordBatch], int]], rule: Rule
+    sources: Sequence[tuple[Iterator[pa.RecordBatch], Share]], rule: Rule
 ) -> Iterator[Sorted]:
     """Yield the rows of all sources, in order, in windows that hold whole keys.
 
-    A source buffers the rows given beside it and the batch that completes them, or one key if that
+    A source buffers the share given beside it and the batch that completes it, or one key if that
     has more.
     """
-    pending = [_Source(source, rows) for source, rows in sources]
+    pending = [_Source(source, share) for source, share in sources]
     while True:
         for source in pending:
             source.fill()
@@ -56,9 +66,9 @@ def merge_sorted(
 class _Source:
     """What one source has buffered: chunks in order, none empty."""
 
-    def __init__(self, batches: Iterator[pa.RecordBatch], rows: int) -> None:
+    def __init__(self, batches: Iterator[pa.RecordBatch], share: Share) -> None:
         self._batches = batches
-        self._rows = rows
+        self._share = share
         self.chunks: list[pa.RecordBatch] = []
         self.done = False
 
@@ -67,17 +77,19 @@ class _Source:
         return _key(self.chunks[-1], -1)
 
     def fill(self) -> None:
-        """Read on until enough rows and two keys are buffered (so that the first is complete), or
+        """Read on until the share and two keys are buffered (so that the first is complete), or
         to the end."""
-        while not self.done and (
-            sum(chunk.num_rows for chunk in self.chunks) < self._rows
-            or _key(self.chunks[0], 0) == self.last
-        ):
+        while not self.done and (not self._has_share() or _key(self.chunks[0], 0) == self.last):
             batch = next(self._batches, None)
             if batch is None:
                 self.done = True
             elif batch.num_rows:
                 self.chunks.append(batch)
+
+    def _has_share(self) -> bool:
+        rows = sum(int(chunk.num_rows) for chunk in self.chunks)
+        nbytes = sum(int(chunk.nbytes) for chunk in self.chunks)
+        return rows >= self._share.rows or nbytes >= self._share.nbytes
 
     def take_below(self, bound: bytes | None) -> list[pa.RecordBatch]:
         """Cut off the rows below `bound`; all of them if it is None."""

@@ -149,13 +149,21 @@ def _layout(rule_name: str) -> tuple[pa.Schema, list[str], list[pq.SortingColumn
 
 
 def read_part(
-    blob: Blob, part: Part, rule: Rule, *, span: Span, batch_rows: int, whole: Span | None = None
+    blob: Blob,
+    part: Part,
+    rule: Rule,
+    *,
+    span: Span,
+    batch_rows: int,
+    batch_bytes: int = ROW_GROUP_BYTES_MAX,
+    whole: Span | None = None,
 ) -> Iterator[pa.RecordBatch]:
     """Yield the rows of `part` in `span`, in order, and the range tombstones that reach into it.
 
     Those are cut to `whole`, or to `span` where none is given.
-    Memory is O(batch_rows). Raises `MissingPartError` if its blob is gone, `CorruptionError` if
-    it is not what was written.
+    Memory is a batch of `batch_rows` or about `batch_bytes`, whatever is less, and what Parquet
+    decodes for it. Raises `MissingPartError` if its blob is gone, `CorruptionError` if it is not
+    what was written.
     """
     if not touches(part, span):
         return
@@ -165,9 +173,10 @@ def read_part(
     ]
     if not groups:
         return
-    batch_rows = min(batch_rows, *(_rows_within_bounds(file.metadata.row_group(i)) for i in groups))
+    metas = [file.metadata.row_group(i) for i in groups]
+    batch_rows = min(batch_rows, *(_rows_within(meta, batch_bytes) for meta in metas))
     # A column of nothing but nulls costs a sixth of the time.
-    has_ranges = any(_may_have_ranges(file.metadata.row_group(i)) for i in groups)
+    has_ranges = any(map(_may_have_ranges, metas))
     columns = [n for n in rule.schema.names if has_ranges or n != "end_key"]
     try:
         for batch in file.iter_batches(batch_size=batch_rows, row_groups=groups, columns=columns):
@@ -296,10 +305,10 @@ def _whole_rows(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
-def _rows_within_bounds(group: pq.RowGroupMetaData) -> int:
-    """Rows of this group that stay below its byte bound even if they came from several groups."""
+def _rows_within(group: pq.RowGroupMetaData, size: int) -> int:
+    """Rows of this group that stay below `size` bytes even if they came from several groups."""
     width = max(int(group.total_byte_size) // int(group.num_rows), 1)
-    return max(ROW_GROUP_BYTES_MAX // width, 1)
+    return max(size // width, 1)
 
 
 def _from(batch: pa.RecordBatch, drop_below: int, rule: Rule) -> pa.RecordBatch:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from backup.shard.batch import BatchDesc, concat_batches, part_names, read_batches, write_batch
 from backup.shard.blob import MemoryBlob
-from backup.shard.merge import merge_sorted
+from backup.shard.merge import ONE_ROW, merge_sorted
 from backup.shard.rules import DIFFS, VERSIONS, AsOf, Compact, Rule, View, Window
 from backup.shard.state import Batch
 from kvstore.arrow import key_words
@@ -241,7 +241,9 @@ def test_windows_hold_whole_keys_and_all_rows_in_order() -> None:
     rng = random.Random(7)
     rows = [put(f"k{rng.randrange(300):03}".encode(), t) for t in range(2000)]
     sources = [versions(rows[i::5], size=rng.randrange(1, 60)) for i in range(5)]
-    windows = [w.whole() for w in merge_sorted([(iter(source), 1) for source in sources], VERSIONS)]
+    windows = [
+        w.whole() for w in merge_sorted([(iter(source), ONE_ROW) for source in sources], VERSIONS)
+    ]
     assert rows_of(windows) == in_order(rows)
     ends = [(w.column(0)[0].as_py(), w.column(0)[-1].as_py()) for w in windows]
     assert all(before[1] < after[0] for before, after in itertools.pairwise(ends))
@@ -258,7 +260,7 @@ def test_a_merge_buffers_a_few_batches_of_each_source_however_long_they_are() ->
             yield batch
 
     rows = [put(f"{i * 7919 % 20_000:05}".encode(), i) for i in range(20_000)]
-    sources = [(counted(versions(rows[i::10], size=50)), 1) for i in range(10)]
+    sources = [(counted(versions(rows[i::10], size=50)), ONE_ROW) for i in range(10)]
     passed = most = 0
     for window in merge_sorted(sources, VERSIONS):
         most = max(most, pulled - passed)
@@ -283,10 +285,32 @@ def test_small_runs_beside_a_large_one_do_not_make_windows_small() -> None:
     assert len(found) < 10
 
 
+def test_a_merge_of_large_values_buffers_a_bounded_number_of_bytes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("backup.shard.batch.ROW_GROUP_BYTES_MAX", 4 << 20)
+    monkeypatch.setattr("backup.shard.batch._MERGE_BYTES_MAX", 32 << 20)
+    blob, names = MemoryBlob(), part_names("s")
+    value, batches = bytes(1 << 20), []
+    for number in range(4):
+        rows = [put(b"%06d" % i, number + 1, value) for i in range(number, 200, 4)]
+        desc = BatchDesc(number + 1, number + 2)
+        batches.append(write_batch(blob, desc, versions(rows, size=4), rule=VERSIONS, names=names))
+    before, most, found = pa.total_allocated_bytes(), 0, 0
+    for window in read_batches(blob, batches, rule=VERSIONS, view=Window(0, 99)):
+        most = max(most, pa.total_allocated_bytes() - before)
+        found += window.num_rows
+    assert found == 200
+    # What the sources buffer and decode; a window and the next, each of them unsorted as well.
+    assert most < 4 * (32 << 20)
+
+
 def test_one_key_with_more_versions_than_a_batch_stays_in_one_window() -> None:
     rows = [put(b"hot", t) for t in range(1000)] + [put(b"z", 1)]
     sources = [versions(rows[i::3], size=10) for i in range(3)]
-    windows = [w.whole() for w in merge_sorted([(iter(source), 1) for source in sources], VERSIONS)]
+    windows = [
+        w.whole() for w in merge_sorted([(iter(source), ONE_ROW) for source in sources], VERSIONS)
+    ]
     assert rows_of(windows) == in_order(rows)
     assert windows[0].num_rows == 1000
 
