@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 import kvstore
 from kvstore.changes.entry import OP_PUT, OP_PUT_LARGE
+from kvstore.errors import OutOfSpaceError, PoisonedError
 from kvstore.limits import THIN_FROM_BYTES
 from kvstore.store import Store
 from tests.harness.strategies import ops
@@ -73,6 +74,33 @@ def test_the_log_takes_the_values_once(tmp_path: Path) -> None:
         logs = [path for path in left.iterdir() if path.name.endswith((".log", "journal"))]
         held = b"".join(path.read_bytes() for path in logs)
         assert held.count(LARGE[-1][1]) == 1
+
+
+def test_a_full_entry_that_cannot_be_written_poisons_and_its_commit_stands(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = kvstore.open(tmp_path / "store")
+    store.put(b"before", b"1")
+    write = store._engine.write
+
+    def refuse_unlogged(batch: Any, *, logged: bool = True) -> None:
+        if not logged:
+            raise OutOfSpaceError("store")
+        write(batch, logged=logged)
+
+    monkeypatch.setattr(store._engine, "write", refuse_unlogged)
+    with pytest.raises(OutOfSpaceError), store.batch() as batch:
+        for key, value in LARGE:
+            batch.put(key, value)
+    monkeypatch.undo()
+    with pytest.raises(PoisonedError):
+        store.put(b"after", b"2")
+    store.close()
+    with kvstore.open(tmp_path / "store") as again:
+        assert list(again.scan()) == [(b"before", b"1"), *LARGE]
+        assert stored(again) == {OP_PUT, OP_PUT_LARGE}
+        changed = again.changes(0, order="time")
+        assert [(change.key, change.value) for change in changed] == [(b"before", b"1"), *LARGE]
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
