@@ -89,9 +89,11 @@ def test_a_full_entry_that_cannot_be_written_poisons_and_its_commit_stands(
         write(batch, logged=logged)
 
     monkeypatch.setattr(store._engine, "write", refuse_unlogged)
-    with pytest.raises(OutOfSpaceError), store.batch() as batch:
-        for key, value in LARGE:
-            batch.put(key, value)
+    batch = store.batch()
+    for key, value in LARGE:
+        batch.put(key, value)
+    with pytest.raises(OutOfSpaceError):
+        batch.commit()
     monkeypatch.undo()
     with pytest.raises(PoisonedError):
         store.put(b"after", b"2")
