@@ -4,6 +4,7 @@ Unless a line says otherwise the baseline is raw rocksdict, one value a key.
 
 Writing
 bulk-load           load all rows, sorted, into an empty store
+bulk-load-2         the same by two processes, started before, with half of the rows each
 commit-100          durable commits of 100 updates
 commit-100-8        the same from 8 threads, against one thread of raw rocksdict
 commit-10k          durable commits of 10,000 updates, change log included where there is one
@@ -285,8 +286,13 @@ def _ours(operation: str, **arguments: Any) -> Contender:
 
 
 def _loading(size: Size) -> list[Workload]:
-    load = Call("bulk_load")
-    return [Workload("bulk-load", _raw("bulk_load"), _ours("bulk_load"), load, size.rows, 0.95)]
+    load, by_two = Call("bulk_load"), _ours("bulk_load_parts", workers=2)
+    return [
+        Workload("bulk-load", _raw("bulk_load"), _ours("bulk_load"), load, size.rows, 0.95),
+        Workload(
+            "bulk-load-2", _raw("bulk_load"), by_two, items=size.rows, reach=1.2, has_cpu=False
+        ),
+    ]
 
 
 def _committing(size: Size) -> list[Workload]:
@@ -351,6 +357,7 @@ def _reading(size: Size) -> list[Workload]:
             _ours("scan_arrow", workers=2),
             reach=1.0,
             grows=True,
+            has_cpu=False,
             **rows,
         ),
         Workload("get-imported", get, imported["get"], reach=0.95, **found),
