@@ -20,11 +20,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from backup.shard.beside import Beside, ahead
+from backup.shard.beside import Beside, ahead, start
 from backup.shard.blob import Blob
 from backup.shard.frontier import require_frontier
 from backup.shard.merge import ONE_ROW, Share, merge_sorted
-from backup.shard.part import PartBuilder, read_part, touches
+from backup.shard.part import PartBuilder, checksum, read_part, touches
 from backup.shard.rules import (
     OP_DELETE_RANGE,
     AsOf,
@@ -95,23 +95,26 @@ def write_batch(
     require_frontier(desc.lower, name="lower")
     require_frontier(desc.upper, name="upper")
     parts: list[Part] = []
-    doomed: list[Part] = []
+    doomed: list[str] = []
 
     def upload(builder: PartBuilder) -> None:
-        part, data = builder.finish(names())
-        if part.size <= inline_bytes_max:
+        name, data = names(), builder.finish()
+        if len(data) <= inline_bytes_max:
+            part = builder.part(name, size=len(data), checksum=checksum(data))
             parts.append(replace(part, inline=data))
             return
-        doomed.append(part)
-        put_retrying(blob, part.name, data)
+        doomed.append(name)
+        hashed = start(checksum, data)  # it takes half as long as writing a small part
+        put_retrying(blob, name, data)
+        part = builder.part(name, size=len(data), checksum=hashed.result())
         parts.append(part)
         if builder.is_full and on_full is not None and on_full(part, builder.last_row):
-            doomed.remove(part)
+            doomed.remove(name)
 
     try:
         _build_parts(batches, _Checks(desc, rule), upload, beside=beside)
     except Exception:
-        delete_batch(blob, Batch(desc.lower, desc.upper, parts=tuple(doomed)))
+        _delete(blob, doomed)
         raise
     meta = tuple(sorted(desc.meta.items()))
     return Batch(desc.lower, desc.upper, desc.since, tuple(parts), meta)
@@ -134,7 +137,11 @@ def concat_batches(batches: Sequence[Batch]) -> Batch:
 
 def delete_batch(blob: Blob, batch: Batch) -> None:
     """Take back the parts of a batch that surely no shard names."""
-    for name in batch.names():
+    _delete(blob, batch.names())
+
+
+def _delete(blob: Blob, names: Iterable[str]) -> None:
+    for name in names:
         # An orphan costs space until a scrub; the caller's own error matters more.
         with suppress(DeterminateError, IndeterminateError):
             blob.delete(name)

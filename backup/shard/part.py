@@ -112,17 +112,21 @@ class PartBuilder:
             reach = pc.max(batch.column("end_key").take(pa.array(rows))).as_py()
             self._reach = reach if self._reach is None else max(reach, self._reach)
 
-    def finish(self, name: str) -> tuple[Part, bytes]:
-        """The part's entry and its bytes, to be put under `name`."""
+    def finish(self) -> bytes:
+        """The part's bytes. Nothing more can be added."""
+        self._writer.close()
+        data: bytes = self._sink.getvalue().to_pybytes()
+        return data
+
+    def part(self, name: str, *, size: int, checksum: str) -> Part:
+        """The entry of what `finish` gave, which lies under `name`."""
         assert self._key_min is not None
         key_last = self.last_row.column("key")[0].as_py()
-        self._writer.close()
-        data = self._sink.getvalue().to_pybytes()
-        part = Part(
+        return Part(
             name=name,
             rows=self.rows,
-            size=len(data),
-            checksum=checksum(data),
+            size=size,
+            checksum=checksum,
             key_min=self._key_min[:BOUND_BYTES_MAX],
             key_max=_rounded_up(max(key_last, self._reach or b"")),
             time_min=min(self._times),
@@ -130,7 +134,6 @@ class PartBuilder:
             ranges=self._ranges,
             diff_sum=self._diff_sum,
         )
-        return part, data
 
 
 @cache
