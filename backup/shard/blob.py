@@ -155,22 +155,23 @@ class FileBlob:
     def put(self, name: str, data: bytes) -> None:
         """See `Blob.put`. Costs one write and two fsyncs (file, folder)."""
         path = self.path(name)
+        folder = path.parent
         try:
-            self._make_folder(path.parent)
+            self._make_folder(folder)
         except OSError as error:
             raise DeterminateError(f"put of {path}", str(error)) from error
         try:
-            temporary = path.with_name(f"{_TEMPORARY}{secrets.token_hex(8)}")
+            temporary = folder / f"{_TEMPORARY}{secrets.token_hex(8)}"
             try:
                 write_synced(temporary, data)
                 os.link(temporary, path)
             finally:
                 temporary.unlink(missing_ok=True)
-            sync_folder(path.parent)
+            sync_folder(folder)
         except FileExistsError:
             if self.get(name) != data:
                 raise name_taken(name) from None
-            sync_folder(path.parent)  # an earlier put may have failed before its own
+            sync_folder(folder)  # an earlier put may have failed before its own
         except OSError as error:
             raise translate_os_error(f"put of {path}", error) from error
 

