@@ -266,8 +266,7 @@ def _build_parts(
 
 
 def _add(builder: PartBuilder, checks: _Checks, group: pa.RecordBatch) -> None:
-    checks.require(group)
-    builder.add_row_group(group)
+    builder.add_row_group(group, is_distinct=checks.require(group))
 
 
 def _at_once(call: Callable[[], None]) -> None:
@@ -320,13 +319,14 @@ class _Checks:
             )
         return batch
 
-    def require(self, group: pa.RecordBatch) -> None:
-        """Raise unless the times lie within the bounds, and rows follow those before in order."""
+    def require(self, group: pa.RecordBatch) -> bool:
+        """Raise unless the times lie within the bounds, and rows follow those before in order.
+        Returns whether no key is in it twice."""
         _require_times(group, self._desc, self.rule)
         if self._previous is not None:
             _require_order(pa.concat_batches([self._previous, group.slice(0, 1)]), self.rule)
-        _require_order(group, self.rule)
         self._previous = group.slice(group.num_rows - 1)
+        return _require_order(group, self.rule)
 
 
 def _require_times(batch: pa.RecordBatch, desc: BatchDesc, rule: Rule) -> None:
@@ -340,11 +340,12 @@ def _require_times(batch: pa.RecordBatch, desc: BatchDesc, rule: Rule) -> None:
         )
 
 
-def _require_order(batch: pa.RecordBatch, rule: Rule) -> None:
+def _require_order(batch: pa.RecordBatch, rule: Rule) -> bool:
+    """Raise unless rows are in order. Returns whether no key is in them twice."""
     rows = batch.num_rows - 1
     keys = batch.column(0)
     if pc.all(pc.less(keys.slice(0, rows), keys.slice(1))).as_py():
-        return  # what most batches are: their other columns need no look
+        return True  # what most batches are: their other columns need no look
     undecided = np.ones(rows, dtype=np.bool_)
     for name, way in rule.order:
         before, after = batch.column(name).slice(0, rows), batch.column(name).slice(1)
@@ -358,7 +359,8 @@ def _require_order(batch: pa.RecordBatch, rule: Rule) -> None:
             raise _order_error(batch, int(bad[0]), name)
         undecided &= pc.equal(before, after).to_numpy(zero_copy_only=False)
         if not undecided.any():
-            return
+            break
+    return False
 
 
 def _order_error(batch: pa.RecordBatch, row: int, column: str) -> KeyOrderError:

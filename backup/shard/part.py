@@ -86,8 +86,9 @@ class PartBuilder:
         self.nbytes = 0
         """Of the batches that it has, or is about to get: its user counts."""
 
-    def add_row_group(self, batch: pa.RecordBatch) -> None:
-        """Append `batch`, not empty, which follows what was added before."""
+    def add_row_group(self, batch: pa.RecordBatch, *, is_distinct: bool) -> None:
+        """Append `batch`, not empty, which follows what was added before. `is_distinct`: no key is
+        in it twice."""
         keys = batch.column("key")
         if self._key_min is None:
             self._key_min = keys[0].as_py()
@@ -99,7 +100,7 @@ class PartBuilder:
         if self._diff_sum is not None:
             self._diff_sum += sum(column_numpy(batch, "diff").tolist())
         if self._until is not None:
-            batch = batch.append_column(UNTIL, self._until(batch))
+            batch = batch.append_column(UNTIL, self._until(batch, is_distinct=is_distinct))
         self._writer.write_batch(batch, row_group_size=batch.num_rows)
         self.rows += batch.num_rows
 
