@@ -28,8 +28,6 @@ import struct
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import takewhile
-from operator import is_
 from typing import Any
 
 from backup.shard.state import (
@@ -107,16 +105,19 @@ def encode_diff(before: State | None, after: State) -> bytes:
     seqno, previous, rollup = after.seqno, 0, list(after.rollup)
     if before is not None:
         previous = before.seqno
-        same = sum(1 for _ in takewhile(bool, map(is_, before.batches, after.batches)))
-        before = replace(before, batches=before.batches[same:])
-        after = replace(after, batches=after.batches[same:])
+        count = len(before.batches)
+        if after.batches[:count] == before.batches:  # appended to: they are the same objects
+            after = replace(after, batches=after.batches[count:])
+            before = replace(before, batches=())
     for name, encode in _ENCODERS.items():
         if before is not None and name != "head" and getattr(before, name) is getattr(after, name):
             continue
         old = {} if before is None else _section(before, name)
         new = _section(after, name)
         entries = {
-            key: encode(value) for key, value in new.items() if not _same(old.get(key), value)
+            key: encode(value)
+            for key, value in new.items()
+            if (known := old.get(key)) is not value and not _same(known, value)
         }
         if entries:
             changed[name] = entries
@@ -180,7 +181,7 @@ def blobs_named(state: State, diffs: Iterable[Diff]) -> set[str]:
 
 
 def _same(old: Any, new: Any) -> bool:
-    return old is new or (type(old) is type(new) and old == new)
+    return type(old) is type(new) and bool(old == new)
 
 
 def _seal(magic: bytes, body: Mapping[str, Any]) -> bytes:

@@ -70,6 +70,7 @@ class FileConsensus:
 
     def __init__(self, root: str | os.PathLike[str]) -> None:
         self.root = Path(root)
+        self._folders: dict[str, str] = {}
         self._cache: dict[str, _Cached] = {}
         self._closed: dict[str, _Closed] = {}  # as our own last writes left them
 
@@ -115,7 +116,10 @@ class FileConsensus:
         return [name for name in names if self._versions(name)]
 
     def _folder(self, key: str) -> str:
-        return os.path.join(self.root, require_consensus_key(key))
+        folder = self._folders.get(key)
+        if folder is None:
+            folder = self._folders[key] = os.path.join(self.root, require_consensus_key(key))
+        return folder
 
     def _versions(self, key: str) -> list[Versioned]:
         """Every live version, ascending, without a lock."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 import errno
 import mmap
 import os
+from contextlib import suppress
 from pathlib import Path
 from threading import Lock
 
@@ -24,7 +25,7 @@ _BLOCK_BYTES = 4096
 """What direct writes are multiples of, on any disk in use."""
 
 
-def write_synced(path: Path, data: bytes) -> None:
+def write_synced(path: str | Path, data: bytes) -> None:
     """Write `data` to the new file `path`, and return once it survives the machine.
 
     Its name may not: who called fsyncs the folder. Raises `OSError`; part of it may be there then.
@@ -38,7 +39,8 @@ def write_synced(path: Path, data: bytes) -> None:
     except OSError as error:
         if error.errno != errno.EINVAL:
             raise
-        path.unlink(missing_ok=True)
+        with suppress(FileNotFoundError):
+            os.unlink(path)
         _write(path, memoryview(data), len(data))
     finally:
         _buffer.lock.release()
@@ -66,7 +68,7 @@ class _Buffer:
 _buffer = _Buffer()
 
 
-def _write(path: Path, data: memoryview, size: int, direct: int = 0) -> None:
+def _write(path: str | Path, data: memoryview, size: int, direct: int = 0) -> None:
     """`data`, of which `size` bytes count: a direct write takes whole blocks, and the rest of the
     last one is cut off again (0.1 ms less than to write the last bytes through the page cache)."""
     file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | direct, 0o666)
