@@ -163,10 +163,12 @@ def verify(
     """
     wanted = one_of("--depth", depth, _DEPTHS)
     with ExitStack() as stack:
-        stack.enter_context(working(f"reading {collection}"))
+        progress = stack.enter_context(working(f"reading {collection}", quiet=as_json))
         opened = None if store is None else stack.enter_context(open_to_read(store))
         try:
-            report = _open(collection, key_file).verify(wanted, opened)
+            report = _open(collection, key_file).verify(
+                wanted, opened, progress=counting(progress, "rows")
+            )
         except CorruptionError as error:
             note(str(error))
             raise typer.Exit(NOT_FOUND) from error
@@ -181,8 +183,8 @@ def compact(collection: CollectionArgument, key_file: KeyFileOption = None) -> N
     Examples:
       kvstore backup compact /backups/flights
     """
-    with working(f"compacting {collection}"):
-        _open(collection, key_file).compact()
+    with working(f"compacting {collection}") as progress:
+        _open(collection, key_file).compact(progress=counting(progress, "rows"))
 
 
 @app.command()
@@ -206,8 +208,9 @@ def expire(
       kvstore backup expire /backups/flights --keep 90d
     """
     age = None if keep is None else to_duration(keep)
-    with working(f"expiring {collection}"):
-        since = _open(collection, key_file).expire(to_time(before), keep=age)
+    with working(f"expiring {collection}", quiet=as_json) as progress:
+        rows = counting(progress, "rows")
+        since = _open(collection, key_file).expire(to_time(before), keep=age, progress=rows)
     print_figures({"since": iso(since)}, as_json=as_json)
 
 
@@ -241,14 +244,18 @@ def restore(
       kvstore backup restore /backups/flights flights.db --into --prefix AA
     """
     span = to_span(encoding, start=start, end=end, prefix=prefix)
-    bounds: dict[str, Any] = {"start": span.start, "end": span.end}
     source = _open(collection, key_file)
-    with working(f"restoring {path}"):
+    with working(f"restoring {path}", quiet=as_json) as progress:
+        how: dict[str, Any] = {
+            "start": span.start,
+            "end": span.end,
+            "progress": counting(progress, "rows"),
+        }
         if into:
             with open_to_write(path) as opened:
-                stamp = source.restore_into(opened, to_time(as_of), **bounds)
+                stamp = source.restore_into(opened, to_time(as_of), **how)
         else:
-            stamp = source.restore(path, to_time(as_of), history=not state_only, **bounds)
+            stamp = source.restore(path, to_time(as_of), history=not state_only, **how)
     print_figures({"timestamp": iso(stamp)}, as_json=as_json)
 
 

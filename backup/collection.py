@@ -34,15 +34,17 @@ from backup.shard import (
     Batch,
     Merge,
     Part,
+    Progress,
     Shard,
     Snapshot,
     Storage,
+    Tally,
     Window,
     merge_here,
 )
 from backup.shard.part import open_part, part_bytes
 from backup.shard.scrub import ScrubReport
-from backup.upload import Progress, Upload, upload_here
+from backup.upload import Upload, upload_here
 from backup.verify import Depth, VerifyReport, verify_chains
 from backup.window import Backup, BackupInfo, append_windows, appended_before, info, take_hold
 from kvstore.arrow import ROWS_SCHEMA
@@ -191,14 +193,22 @@ class Collection:
             recovery_point_age_seconds=max(self._clock.wall_ns() - upper, 0) / NS_PER_SECOND,
         )
 
-    def verify(self, depth: Depth = "checksums", store: Store | None = None) -> VerifyReport:
+    def verify(
+        self,
+        depth: Depth = "checksums",
+        store: Store | None = None,
+        *,
+        progress: Progress | None = None,
+    ) -> VerifyReport:
         """Prove that what was written is there.
 
         `"files"`: every part exists. `"checksums"`: every part is read and its bytes compared.
         `"contents"`: and every version equals the `store`'s, by fingerprint, over the time both
-        cover. Raises `CorruptionError` naming all that is missing or differs.
+        cover. `progress` is called with the rows of the parts read so far, contents being a second
+        time. Raises `CorruptionError` naming all that is missing or differs.
         """
-        return verify_chains(self._filled(), self.url, depth=depth, store=store)
+        shards = self._filled()
+        return verify_chains(shards, self.url, depth=depth, store=store, progress=progress)
 
     # -- writing ----------------------------------------------------------------------------
 
@@ -257,13 +267,15 @@ class Collection:
         *,
         start: bytes | None = None,
         end: bytes | None = None,
+        progress: Progress | None = None,
         build: Build = build_here,
     ) -> Timestamp:
         """Build a new store at `path` with the original timestamps; returns its newest instant.
 
         As of `as_of` (default: the newest), whole, or the keys of a span or with `prefix`; with
         `history=False` only what was alive then. `path` must not exist; it appears when the
-        restore is whole, so a crash leaves no half of one. Memory is bounded. `build` writes the
+        restore is whole, so a crash leaves no half of one. Memory is bounded. `progress` is called
+        with the rows written so far; what it raises calls the restore off. `build` writes the
         files: in this process, or spread over others (`spark_connector.jobs.restore`).
 
         Raises `HistoryGoneError` or `NotYetWrittenError` outside the window, `CorruptionError`
@@ -273,7 +285,7 @@ class Collection:
         with self.snapshot(as_of) as (shard, snapshot):
             at = snapshot.as_of
             view = Window(-1, at) if history else AsOf(at)
-            files = partial(build, snapshot, view, span)
+            files = partial(build, snapshot, view, span, tally=Tally(progress))
             restore_store(Path(path), files, since=shard.since if history else at, as_of=at)
         return Timestamp(at)
 
@@ -285,15 +297,18 @@ class Collection:
         *,
         start: bytes | None = None,
         end: bytes | None = None,
+        progress: Progress | None = None,
     ) -> Timestamp:
         """Import what was alive at `as_of` into a live store, stamped when added, as one import.
 
         Keys that the backup does not have stay as they are: delete their range first to replace
-        it. Returns the stamp. Raises as `restore`; then nothing was added.
+        it. Returns the stamp. `progress` and errors are as in `restore`: after one, nothing was
+        added.
         """
         span = Span.of(start, end, prefix)
         with self.snapshot(as_of) as (_, snapshot):
-            return restore_into_store(store, snapshot.read(span))
+            rows = Tally(progress).over(snapshot.read(span))
+            return restore_into_store(store, rows)
 
     def scan_batches(
         self, as_of: TimeLike | None = None, prefix: bytes | None = None
@@ -314,15 +329,16 @@ class Collection:
 
     # -- upkeep -----------------------------------------------------------------------------
 
-    def compact(self, *, merge: Merge = merge_here) -> None:
+    def compact(self, *, progress: Progress | None = None, merge: Merge = merge_here) -> None:
         """Merge the batches of the newest chain into one, and free what is no longer needed.
 
         Every instant in `[since, upper)` stays restorable. Costs reading and writing the chain,
         which `merge` does: in this process, or spread over others (`spark_connector.jobs.compact`).
+        `progress` is called with the rows written so far; what it raises calls it off.
         """
         newest = self._newest()
         if newest is not None:
-            newest.compact(full=True, merge=merge)
+            newest.compact(full=True, merge=merge, progress=progress)
             newest.gc()
 
     def scrub(self, *, delete_orphans_older_than: timedelta | None = None) -> ScrubReport:
@@ -345,11 +361,18 @@ class Collection:
             deleted=tuple(name for report in found for name in report.deleted),
         )
 
-    def expire(self, before: TimeLike | None = None, *, keep: timedelta | None = None) -> Timestamp:
+    def expire(
+        self,
+        before: TimeLike | None = None,
+        *,
+        keep: timedelta | None = None,
+        progress: Progress | None = None,
+    ) -> Timestamp:
         """Give up instants before `before`, or older than `keep`; returns the new `since`.
 
         Moves `since`, rewrites what it has passed and frees the space. Instants from `since` on
-        stay restorable. Raises `UsageError` unless exactly one of the two is given.
+        stay restorable. `progress` is called with the rows rewritten so far. Raises `UsageError`
+        unless exactly one of the two is given.
         """
         if (before is None) == (keep is None):
             raise UsageError("expire takes before= or keep=", "pass one of the two")
@@ -369,7 +392,7 @@ class Collection:
         target = min(limit, newest.upper - 1)
         if target > newest.since:
             newest.critical(RETENTION).downgrade(target)
-        newest.compact(full=True)
+        newest.compact(full=True, progress=progress)
         newest.gc()
         return Timestamp(newest.refresh().since)
 

@@ -20,7 +20,7 @@ import pyarrow as pa
 
 import bulk
 from backup.rows import data_entries, range_rows
-from backup.shard import Snapshot, View
+from backup.shard import Snapshot, Tally, View
 from bulk.ingest import staging_beside
 from bulk.sst import SstFile
 from bulk.staging import fsync_directory
@@ -48,15 +48,17 @@ class Build(Protocol):
     """Writes the rows of a view of a snapshot as files in `directory`, which are moved from it."""
 
     def __call__(
-        self, snapshot: Snapshot, view: View, span: Span, directory: Path
+        self, snapshot: Snapshot, view: View, span: Span, directory: Path, tally: Tally
     ) -> Iterable[Built]:
-        """Build. Raises `CorruptionError` if a part is damaged."""
+        """Build; `tally` counts rows written. Raises `CorruptionError` if a part is damaged."""
         ...
 
 
-def build_here(snapshot: Snapshot, view: View, span: Span, directory: Path) -> Iterator[Built]:
+def build_here(
+    snapshot: Snapshot, view: View, span: Span, directory: Path, tally: Tally
+) -> Iterator[Built]:
     """Build in this process, in bounded memory."""
-    return built_from(snapshot.view(view, span), directory)
+    return built_from(tally.over(snapshot.view(view, span)), directory)
 
 
 def built_from(batches: Iterable[pa.RecordBatch], directory: Path) -> Iterator[Built]:

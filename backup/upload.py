@@ -11,18 +11,12 @@ Invariants
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import NamedTuple, Protocol, TypeAlias
-
-import pyarrow as pa
+from typing import NamedTuple, Protocol
 
 from backup.export import Exported, exported
 from backup.progress import Attempt
-from backup.shard import Batch, BatchDesc, Shard
+from backup.shard import Batch, BatchDesc, Progress, Shard, Tally
 from kvstore.store import Store
-
-Progress: TypeAlias = "Callable[[int], None]"
-"""Is told the rows written so far; what it raises calls the backup off."""
 
 
 class Uploaded(NamedTuple):
@@ -54,16 +48,6 @@ def upload_window(
     window: Exported, shard: Shard, attempt: Attempt, progress: Progress | None
 ) -> Uploaded:
     """Upload rows that are there already, in this process."""
-    rows = window.rows if progress is None else _counted(window.rows, progress)
+    rows = window.rows if progress is None else Tally(progress).over(window.rows)
     desc = BatchDesc(attempt.lower, attempt.upper)
     return Uploaded(window.whole_since, shard.write_batch(desc, rows, on_full=attempt.record))
-
-
-def _counted(rows: Iterator[pa.RecordBatch], progress: Progress) -> Iterator[pa.RecordBatch]:
-    """`rows`, with `progress` told how many there were before each piece and at the end."""
-    count = 0
-    for batch in rows:
-        progress(count)
-        yield batch
-        count += batch.num_rows
-    progress(count)

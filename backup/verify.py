@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple, TypeAlias
 import pyarrow as pa
 
 from backup.rows import row_batches
-from backup.shard import Shard, Window
+from backup.shard import Progress, Shard, Tally, Window
 from kvstore.errors import CorruptionError, UsageError
 from kvstore.store import Store
 
@@ -37,16 +37,22 @@ class VerifyReport(NamedTuple):
 
 
 def verify_chains(
-    shards: Sequence[Shard], where: str, *, depth: Depth, store: Store | None
+    shards: Sequence[Shard],
+    where: str,
+    *,
+    depth: Depth,
+    store: Store | None,
+    progress: Progress | None = None,
 ) -> VerifyReport:
     """Check all chains; see `Collection.verify`."""
     if depth not in DEPTHS:
         raise UsageError(f"depth={depth!r}", f"pass one of {', '.join(DEPTHS)}")
     if (depth == "contents") != (store is not None):
         raise UsageError(f"depth={depth!r} and store", 'pass a store with depth="contents" only')
+    tally = Tally(progress)
     damaged: list[str] = []
     for shard in shards:
-        found = shard.scrub(checksums=depth != "files")
+        found = shard.scrub(checksums=depth != "files", tally=tally)
         damaged += [f"{name} is missing" for name in found.missing]
         damaged += [f"{name}: its checksum differs" for name in found.altered]
     if damaged:
@@ -60,23 +66,23 @@ def verify_chains(
         # Of an older chain the store may have lost all; of the newest that is an error.
         since = store.since
         compared = [shard for shard in shards if shard is shards[-1] or shard.upper > since]
-        rows = sum(_compare_contents(shard, where, store) for shard in compared)
+        rows = sum(_compare_contents(shard, where, store, tally) for shard in compared)
     return VerifyReport(
         len(shards), len(batches), len(parts), sum(part.size for part in parts), rows
     )
 
 
-def _compare_contents(shard: Shard, where: str, store: Store) -> int:
+def _compare_contents(shard: Shard, where: str, store: Store, tally: Tally) -> int:
     """Compare the state at the oldest time that both keep, and all changes after it."""
     since, upto = max(shard.since, store.since), shard.upper - 1
     with shard.snapshot(upto) as snapshot:
         changes = Compared(
-            fingerprint(snapshot.view(Window(since, upto))),
+            fingerprint(tally.over(snapshot.view(Window(since, upto)))),
             fingerprint(row_batches(store.changes(since, upto))),
         )
     with shard.snapshot(since) as snapshot:
         state = Compared(
-            fingerprint(snapshot.read()),
+            fingerprint(tally.over(snapshot.read())),
             fingerprint(row_batches(store.changes(0, since, revisions="latest"))),
         )
     return require_equal(where, changes, state, since=since, upto=upto)

@@ -17,8 +17,8 @@ from typing import NamedTuple
 
 from backup.chains import RETENTION
 from backup.progress import Attempt, find, forget
-from backup.shard import Batch, Shard, delete_batch
-from backup.upload import Progress, Upload, upload_here
+from backup.shard import Batch, Progress, Shard, delete_batch
+from backup.upload import Upload, upload_here
 from kvstore.errors import (
     DeterminateError,
     FencedError,

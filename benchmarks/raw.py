@@ -165,14 +165,15 @@ class Raw(BackedUp):
 
         return work
 
-    def put_synced(self, step: int) -> Work:
-        """One durable put: what a delete of any range should cost."""
-        (key,), (value,) = self.data.updates(1, step)
+    def put_synced(self, count: int, step: int) -> Work:
+        """Durable puts: what deletes of any ranges should cost."""
+        rows = list(zip(*self.data.updates(count, step), strict=True))
 
         def work() -> int:
-            self._write([key], [value])
-            self.db.flush_wal(True)
-            return 1
+            for key, value in rows:
+                self._write([key], [value])
+                self.db.flush_wal(True)
+            return count
 
         return work
 

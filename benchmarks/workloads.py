@@ -4,12 +4,13 @@ Unless a line says otherwise the baseline is raw rocksdict, one value a key.
 
 Writing
 bulk-load           load all rows, sorted, into an empty store
+bulk-load-2         the same by two processes, started before, with half of the rows each
 commit-100          durable commits of 100 updates
 commit-100-8        the same from 8 threads, against one thread of raw rocksdict
 commit-10k          durable commits of 10,000 updates, change log included where there is one
 commit-index        the same with the change log, against the store without it: 1 less its share
-delete-range        delete a tenth of all rows, history kept, against one synced put
-delete-range-all    delete all rows, history kept, against one synced put
+delete-range        delete a tenth of all rows, history kept, against a synced put: 20 of each
+delete-range-all    delete all rows, history kept, against a synced put: 20 of each
 import-commit       add an import of all rows, built before, against a move-ingest of as many
 import-1mb          add a prebuilt import, against a move-ingest of a prebuilt file
 import-100mb        the same at 100 MB
@@ -27,7 +28,7 @@ scan                all rows, newest values, one by one
 scan-as-of          all rows at a time before all updates
 scan-arrow          all rows as Arrow record batches
 scan-arrow-as-of    the same at a time before all updates
-scan-arrow-2        all rows as Arrow record batches by two processes, started before
+scan-arrow-2        likewise by two processes, started before; below 48 MB by one
 get-imported        point reads of rows that came by bulk load, then updated as all others
 scan-imported       rows that came by bulk load
 arrow-imported      Arrow batches of rows that came by bulk load
@@ -285,8 +286,13 @@ def _ours(operation: str, **arguments: Any) -> Contender:
 
 
 def _loading(size: Size) -> list[Workload]:
-    load = Call("bulk_load")
-    return [Workload("bulk-load", _raw("bulk_load"), _ours("bulk_load"), load, size.rows, 0.95)]
+    load, by_two = Call("bulk_load"), _ours("bulk_load_parts", workers=2)
+    return [
+        Workload("bulk-load", _raw("bulk_load"), _ours("bulk_load"), load, size.rows, 0.95),
+        Workload(
+            "bulk-load-2", _raw("bulk_load"), by_two, items=size.rows, reach=1.2, has_cpu=False
+        ),
+    ]
 
 
 def _committing(size: Size) -> list[Workload]:
@@ -351,6 +357,7 @@ def _reading(size: Size) -> list[Workload]:
             _ours("scan_arrow", workers=2),
             reach=1.0,
             grows=True,
+            has_cpu=False,
             **rows,
         ),
         Workload("get-imported", get, imported["get"], reach=0.95, **found),
@@ -415,8 +422,9 @@ def _ending(size: Size) -> list[Workload]:
     """What must come last: it deletes, or writes more than the yardstick did."""
     hundred = {"rows": 100, "count": size.commits_100}
     many = {"rows": size.update_rows}
-    put = _raw("put_synced")
-    tenth = Call("delete_range", {"rows": size.rows // 10})
+    twenty: dict[str, Any] = {"count": 20}
+    tenth: dict[str, Any] = {"rows": size.rows // 10}
+    ends: dict[str, Any] = {"baseline": _raw("put_synced", **twenty), "grows": True}
     eight = {**hundred, "count": 160, "threads": 8}
     return [
         Workload("disk", _raw("disk"), _ours("disk"), Call("disk"), per="bytes"),
@@ -435,15 +443,18 @@ def _ending(size: Size) -> list[Workload]:
         *_backups(size),
         Workload("restore", _raw("restore"), _ours("restore"), items=size.rows),
         *_imports(size),
-        Workload("delete-range", put, Contender(OURS, tenth), tenth, 1, 1.0, grows=True, repeats=5),
+        Workload(
+            "delete-range",
+            ours=_ours("delete_range", **tenth, **twenty),
+            peers_call=Call("delete_range", tenth),
+            reach=1.0,
+            **ends,
+        ),
         Workload(
             "delete-range-all",
-            put,
-            _ours("delete_range", rows=size.rows),
-            items=1,
+            ours=_ours("delete_range", rows=size.rows, **twenty),
             reach=0.67,
-            grows=True,
-            repeats=5,
+            **ends,
         ),
     ]
 
@@ -536,7 +547,7 @@ def _collections(size: Size) -> list[Workload]:
     delta = Contender(PEERS["deltalake"], Call("scan_arrow", old))
     found = [
         Workload("backup-full", _raw("backup_full"), _ours("backup_full"), items=size.rows),
-        Workload("backup-scan", delta, _ours("scan_collection", **old), items=size.rows),
+        Workload("backup-scan", delta, _ours("scan_collection", **old), items=size.rows, reach=1.0),
     ]
     for name in ("list", "verify", "restore"):
         few, many = (

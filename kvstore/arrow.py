@@ -47,7 +47,8 @@ def key_words(keys: pa.Array, *, skip: int) -> npt.NDArray[np.uint64]:
     lengths = places[1:] - places[:-1] - skip
     if lengths.min() >= 8:  # none needs filling: 0.04 ms for 10,000 keys against 0.07
         inside = np.ndarray((last - first - 7,), ">u8", data, offset=first, strides=(1,))
-        return inside[places[:-1] - (first - skip)].astype(np.uint64)
+        whole: npt.NDArray[np.uint64] = inside[places[:-1] - (first - skip)].astype(np.uint64)
+        return whole
     padded = np.zeros(last - first + skip + 8, np.uint8)
     if last > first:
         padded[: last - first] = np.frombuffer(data, np.uint8)[first:last]

@@ -53,7 +53,7 @@ def open(  # noqa: A001  # kvstore.open is the public name
 
     Raises `LockedError` while another handle has it open, `NotAStoreError` where something else
     (or a store of another engine) lies at `path`, `FormatVersionError` if a newer release wrote
-    it, `CorruptionError` if bytes are damaged. Costs about 10 ms, and 1 us per range tombstone
+    it, `CorruptionError` if bytes are damaged. Costs some 7 ms, and 1 us per range tombstone
     and import; in memory some 5 us per entry.
     """
     require_durability(durability)

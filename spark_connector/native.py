@@ -97,11 +97,12 @@ def read_collection(
 ) -> DataFrame:
     """The keys and values of a collection as of a time, read by Spark's Parquet scan if possible.
 
-    Rows and schema are those of `spark.read.format("kvstore")`, at 1.5 times its speed or more;
-    filters are pushed and columns pruned as with any Parquet file. `as_of` is the newest time
-    of the collection by default, and pinned by this call, as are the files: where the chain is
-    compacted or expired before a query of this frame has ended, the query fails, and asking again
-    gives another frame. The format itself is the other door: it looks for the files in each task.
+    Rows and schema are those of `spark.read.format("kvstore")`, a fifth to a half faster where few
+    changes lie behind the base, no faster where many do; filters are pushed and columns pruned as
+    with any Parquet file. `as_of` is the newest time of the collection by default, and pinned by
+    this call, as are the files: where the chain is compacted or expired before a query of this
+    frame has ended, the query fails, and asking again gives another frame. The format itself is
+    the other door: it looks for the files in each task.
 
     Native is a collection on a file system that all of Spark's machines see, not encrypted, whose
     oldest backup has most of the rows (the changes behind it are a thirty-second part of it or

@@ -33,6 +33,7 @@ from backup.shard.rules import (
 from backup.shard.shard import Shard
 from backup.shard.state import Batch, Part, State
 from backup.shard.storage import Storage, open_storage
+from backup.shard.tally import Progress, Tally
 from backup.shard.until import UNTIL
 from backup.shard.write import Writer
 
@@ -71,6 +72,8 @@ __all__ = [
     "View",
     "Merge",
     "merge_here",
+    "Progress",
+    "Tally",
     "open_storage",
     "Storage",
     "Blob",

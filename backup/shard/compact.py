@@ -21,6 +21,7 @@ from backup.shard.machine import part_names as names_of
 from backup.shard.part import MissingPartError
 from backup.shard.rules import RULES, Compact
 from backup.shard.state import Batch
+from backup.shard.tally import Progress, Tally
 from backup.shard.tiers import Slot
 from kvstore.timestamp import TIMESTAMP_MAX
 
@@ -36,24 +37,27 @@ def request(log: StateLog, *, lower: int = 0, upper: int | None = None) -> Slot 
 class Merge(Protocol):
     """Writes the rows of batches that follow each other as the parts of one."""
 
-    def __call__(self, log: StateLog, inputs: tuple[Batch, ...], since: int) -> Batch:
-        """Merge, without what no reader at or after `since` sees.
+    def __call__(self, log: StateLog, inputs: tuple[Batch, ...], since: int, tally: Tally) -> Batch:
+        """Merge, without what no reader at or after `since` sees; `tally` counts rows written.
 
         Raises `MissingPartError` if an input is gone.
         """
         ...
 
 
-def merge_here(log: StateLog, inputs: tuple[Batch, ...], since: int) -> Batch:
+def merge_here(log: StateLog, inputs: tuple[Batch, ...], since: int, tally: Tally) -> Batch:
     """Merge in this process. Streams: memory is bounded."""
     rule = RULES[log.state.rule]
     lower, upper = inputs[0].lower, inputs[-1].upper
     rows = read_batches(log.blob, inputs, rule=rule, view=Compact(lower, since))
     desc = BatchDesc(lower, upper, since)
+    rows = tally.over(rows)
     return write_batch(log.blob, desc, rows, rule=rule, names=part_names(log.shard, log.clock))
 
 
-def merge_slot(log: StateLog, slot: Slot, *, merge: Merge = merge_here) -> MergeOutcome:
+def merge_slot(
+    log: StateLog, slot: Slot, *, merge: Merge = merge_here, tally: Tally | None = None
+) -> MergeOutcome:
     """Merge the batches of `slot` and put the result in place."""
     state = log.refresh()
     lower, upper = slot
@@ -62,7 +66,7 @@ def merge_slot(log: StateLog, slot: Slot, *, merge: Merge = merge_here) -> Merge
         return MergeOutcome.NO_MATCH
     since = min(state.since, TIMESTAMP_MAX)
     try:
-        output = merge(log, inputs, since)
+        output = merge(log, inputs, since, tally or Tally())
     except MissingPartError:
         if inputs_in_place(log.refresh().batches, inputs):
             raise
@@ -75,13 +79,12 @@ def merge_slot(log: StateLog, slot: Slot, *, merge: Merge = merge_here) -> Merge
     return outcome
 
 
-def merge_pending(log: StateLog, *, merge: Merge = merge_here) -> list[MergeOutcome]:
+def merge_pending(
+    log: StateLog, *, merge: Merge = merge_here, progress: Progress | None = None
+) -> list[MergeOutcome]:
     """Merge every slot in the state, the ones of crashed processes too."""
-    outcomes = []
-    for slot in log.refresh().slots:
-        outcome = merge_slot(log, slot, merge=merge)
-        outcomes.append(outcome)
-    return outcomes
+    tally = Tally(progress)
+    return [merge_slot(log, slot, merge=merge, tally=tally) for slot in log.refresh().slots]
 
 
 def inputs_in_place(batches: tuple[Batch, ...], inputs: tuple[Batch, ...]) -> bool:

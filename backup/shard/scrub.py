@@ -17,6 +17,7 @@ from backup.shard.blob import Blob, reading
 from backup.shard.log import StateLog
 from backup.shard.part import part_bytes
 from backup.shard.state import Part
+from backup.shard.tally import Tally
 from kvstore.errors import CorruptionError
 
 
@@ -41,10 +42,12 @@ def scrub(
     checksums: bool = False,
     delete_orphans_before_ns: int | None = None,
     pending: Set[str] = frozenset(),
+    tally: Tally | None = None,
 ) -> ScrubReport:
     """Look at every blob of the shard; read them all if `checksums`.
 
-    `pending` names parts of uploads that may still be resumed: no orphans.
+    `pending` names parts of uploads that may still be resumed: no orphans. `tally` counts the rows
+    of the parts that were read.
 
     The listing is taken first: what is uploaded and named while the scrub runs is no orphan.
     """
@@ -58,6 +61,8 @@ def scrub(
         for name, part in newest.items():
             if name not in missing and _is_altered(log.blob, part):
                 altered.append(name)
+            if tally is not None:
+                tally.add(part.rows)
     orphans = tuple(sorted(listed - named - pending))
     deleted = []
     if delete_orphans_before_ns is not None:

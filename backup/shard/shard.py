@@ -34,6 +34,7 @@ from backup.shard.log import StateLog
 from backup.shard.read import Snapshot
 from backup.shard.rules import VERSIONS, Rule
 from backup.shard.state import Batch, State
+from backup.shard.tally import Progress, Tally
 from backup.shard.write import Writer
 from kvstore.clock import Clock, WallClock
 from kvstore.errors import UsageError
@@ -173,13 +174,19 @@ class Shard:
     # -- maintenance -------------------------------------------------------------------------
 
     def compact(
-        self, *, full: bool = False, merge: compact.Merge = compact.merge_here
+        self,
+        *,
+        full: bool = False,
+        merge: compact.Merge = compact.merge_here,
+        progress: Progress | None = None,
     ) -> list[c.MergeOutcome]:
         """Merge what is pending; `full`: everything into one batch, so that what `since` has
-        passed is truly gone from the newest version (`gc` then frees its bytes)."""
+        passed is truly gone from the newest version (`gc` then frees its bytes).
+
+        `progress` is called with the rows written so far; what it raises calls the merge off."""
         if full:
             compact.request(self.log)
-        return compact.merge_pending(self.log, merge=merge)
+        return compact.merge_pending(self.log, merge=merge, progress=progress)
 
     def gc(self) -> gc.Collected:
         """Delete all that no version and no reader needs any more."""
@@ -202,6 +209,7 @@ class Shard:
         checksums: bool = False,
         delete_orphans_before_ns: int | None = None,
         pending: Set[str] = frozenset(),
+        tally: Tally | None = None,
     ) -> scrub.ScrubReport:
         """Compare names with blobs; see `scrub.scrub`."""
         return scrub.scrub(
@@ -209,6 +217,7 @@ class Shard:
             checksums=checksums,
             delete_orphans_before_ns=delete_orphans_before_ns,
             pending=pending,
+            tally=tally,
         )
 
     def finalise(self) -> None:

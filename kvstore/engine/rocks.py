@@ -337,6 +337,7 @@ def _opened(path: Path, cache: rocks.Cache, access: rocks.AccessType) -> rocks.R
     """Open the database; cut a torn log, and refuse a damaged one."""
     families = {family: family_options(family, cache) for family in FAMILIES}
     options = _database_options(cache)
+    options.set_max_file_opening_threads(_opening_threads(path))
     try:
         with _translated(str(path)):
             return rocks.Rdict(str(path), options, families, access)
@@ -351,6 +352,20 @@ def _opened(path: Path, cache: rocks.Cache, access: rocks.AccessType) -> rocks.R
     options.set_wal_recovery_mode(rocks.DBRecoveryMode.point_in_time())
     with _translated(str(path)):
         return rocks.Rdict(str(path), options, families, access)
+
+
+def _opening_threads(path: Path) -> int:
+    """With how many threads to open the files of each family.
+
+    RocksDB starts as many as it may, whatever there is to open: by its default of 16 four files
+    take 4.7 ms, and 15 on a busy machine; by one thread 1.9, and 400 files 8.9.
+    """
+    files = len(list(path.glob("*.sst")))
+    return max(1, min(files // _FILES_PER_OPENING_THREAD, 16))
+
+
+_FILES_PER_OPENING_THREAD = 64
+"""Files in the page cache take 20 us each, which no thread is worth; others wait for the disk."""
 
 
 def salvage(path: Path) -> None:

@@ -28,8 +28,8 @@ from pyspark.sql import SparkSession
 import kvstore
 from backup.export import Position, exported
 from backup.progress import Attempt
-from backup.shard import VERSIONS, Batch, BatchDesc, Shard, part_names, write_batch
-from backup.upload import Progress, Uploaded, upload_window
+from backup.shard import VERSIONS, Batch, BatchDesc, Progress, Shard, part_names, write_batch
+from backup.upload import Uploaded, upload_window
 from backup.window import BackupInfo
 from kvstore import Store
 from kvstore.opening import open_read_only

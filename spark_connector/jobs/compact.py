@@ -23,6 +23,7 @@ from backup.shard import (
     Batch,
     BatchDesc,
     Compact,
+    Tally,
     part_names,
     read_batches,
     split_batches,
@@ -54,12 +55,13 @@ class SparkMerge:
     access: Access
     tasks: int | None = None
 
-    def __call__(self, log: StateLog, inputs: tuple[Batch, ...], since: int) -> Batch:
+    def __call__(self, log: StateLog, inputs: tuple[Batch, ...], since: int, tally: Tally) -> Batch:
         count = self.tasks or task_count(self.spark, sum(batch.size for batch in inputs))
         spans = split_batches(log.blob, inputs, count, rule=log.state.rule)
         pieces = [Piece(self.access, log.shard, span, inputs, since) for span in spans]
         merged = run_tasks(self.spark, pieces, merge_piece)
         parts = tuple(part for batch in merged for part in batch.parts)
+        tally.add(sum(part.rows for part in parts))
         return Batch(inputs[0].lower, inputs[-1].upper, since, parts)
 
 

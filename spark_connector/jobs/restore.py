@@ -26,7 +26,7 @@ from pyspark.sql import SparkSession
 
 import kvstore
 from backup.restore import Built, built_from
-from backup.shard import Snapshot, Split, View
+from backup.shard import Snapshot, Split, Tally, View
 from kvstore import Store
 from kvstore.errors import UsageError
 from kvstore.span import Span
@@ -58,23 +58,27 @@ class SparkBuild:
     tasks: int | None = None
 
     def __call__(
-        self, snapshot: Snapshot, view: View, span: Span, directory: Path
+        self, snapshot: Snapshot, view: View, span: Span, directory: Path, tally: Tally
     ) -> Iterator[Built]:
         count = self.tasks or task_count(self.spark, sum(b.size for b in snapshot.batches))
         pieces = [
             Piece(self.access, split, view, span, str(directory.absolute()))
             for split in snapshot.splits(count, span)
         ]
-        yield from (built for task in run_tasks(self.spark, pieces, build_piece) for built in task)
+        for built, rows in run_tasks(self.spark, pieces, build_piece):
+            yield from built
+            tally.add(rows)
 
 
-def build_piece(piece: Piece) -> list[Built]:
-    """Write the files of one piece. The task; another attempt at it writes elsewhere."""
+def build_piece(piece: Piece) -> tuple[list[Built], int]:
+    """Write the files of one piece, of so many rows. The task; another attempt at it writes
+    elsewhere."""
     directory = Path(piece.directory) / secrets.token_hex(8)
     directory.mkdir()
     blob = piece.access.storage().blob
-    rows = piece.split.read(blob, piece.view, whole=piece.whole)
-    return list(built_from(rows, directory))
+    tally = Tally()
+    rows = tally.over(piece.split.read(blob, piece.view, whole=piece.whole))
+    return list(built_from(rows, directory)), tally.rows
 
 
 def restore(

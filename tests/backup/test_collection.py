@@ -7,6 +7,7 @@ import shutil
 import threading
 from collections.abc import Iterator
 from datetime import timedelta
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
@@ -19,10 +20,10 @@ import kvstore
 from backup.chains import Chains
 from backup.export import exported
 from backup.progress import Attempt
-from backup.shard import BatchDesc, Shard
+from backup.shard import BatchDesc, Progress, Shard
 from backup.shard.file_consensus import FileConsensus
 from backup.shard.log import StateLog
-from backup.upload import Progress, Uploaded, upload_here
+from backup.upload import Uploaded, upload_here
 from kvstore.errors import (
     CorruptionError,
     HistoryGoneError,
@@ -292,6 +293,64 @@ def test_compaction_keeps_every_instant(
             assert versions(restored, at) == versions(store, at)
     store.put(b"later", b"1")
     collection.backup(store)
+    collection.verify("contents", store)
+
+
+def test_long_work_tells_how_far_it_has_come(
+    store: kvstore.Store, collection: backup.Collection, tmp_path: Path
+) -> None:
+    for _ in range(2):
+        for number in range(5):
+            store.put(b"k%d" % number, b"")
+        collection.backup(store)
+    told: list[int] = []
+
+    def rows() -> list[int]:
+        found, told[:] = told.copy(), []
+        assert found == sorted(found)
+        return [min(found), max(found)]
+
+    collection.verify(progress=told.append)
+    assert rows() == [5, 10]
+    collection.verify("contents", store, progress=told.append)
+    assert rows() == [5, 20]
+    collection.restore(tmp_path / "whole", progress=told.append)
+    assert rows() == [0, 10]
+    collection.restore(tmp_path / "state", history=False, progress=told.append)
+    assert rows() == [0, 5]
+    collection.restore_into(store, progress=told.append)
+    assert rows() == [0, 5]
+    collection.compact(progress=told.append)
+    assert rows() == [0, 10]
+    upper = collection.show().upper
+    collection.expire(upper, progress=told.append)
+    assert rows() == [0, 5]
+
+
+def test_work_that_its_progress_calls_off_changes_nothing(
+    store: kvstore.Store, collection: backup.Collection, tmp_path: Path
+) -> None:
+    instants = live_through(store, collection, tmp_path / "staging", seed=8)
+
+    def call_off(rows: int) -> None:
+        if rows:
+            raise KeyboardInterrupt
+
+    before = collection.list(), store.upper
+    for work in (
+        partial(collection.restore, tmp_path / "restored"),
+        partial(collection.restore_into, store),
+        partial(collection.verify, "contents", store),
+        collection.compact,
+    ):
+        with pytest.raises(KeyboardInterrupt):
+            work(progress=call_off)
+    assert (collection.list(), store.upper) == before
+    assert list(tmp_path.glob("*restor*")) == []
+    with pytest.raises(KeyboardInterrupt):
+        collection.expire(instants[50], progress=call_off)
+    assert collection.expire(instants[50]) == instants[50]
+    assert collection.scrub().orphans == ()
     collection.verify("contents", store)
 
 

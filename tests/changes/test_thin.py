@@ -13,13 +13,22 @@ from hypothesis import strategies as st
 
 import kvstore
 from kvstore.changes.entry import OP_PUT, OP_PUT_LARGE
+from kvstore.errors import OutOfSpaceError, PoisonedError
 from kvstore.limits import THIN_FROM_BYTES
 from kvstore.store import Store
+from kvstore.timestamp import Timestamp
 from tests.harness.strategies import ops
 
 pytestmark = pytest.mark.usefixtures("each_engine")
 
 LARGE = [(b"key%05d" % n, b"v%099d" % n) for n in range(6 * THIN_FROM_BYTES // 100)]
+
+
+def put_large(store: Store) -> Timestamp:
+    with store.batch() as batch:
+        for key, value in LARGE:
+            batch.put(key, value)
+    return batch.timestamp
 
 
 def crash(store: Store, tmp_path: Path) -> Path:
@@ -50,9 +59,7 @@ def test_a_large_commit_is_full_and_after_a_crash_thin_and_the_same(
     with kvstore.open(tmp_path / "store") as store:
         if streams > 1:
             store.reshard(streams=streams)
-        with store.batch() as batch:
-            for key, value in LARGE:
-                batch.put(key, value)
+        stamp = put_large(store)
         store.put(LARGE[0][0], b"small")
         before = every_way(store)
         left = crash(store, tmp_path)
@@ -60,19 +67,43 @@ def test_a_large_commit_is_full_and_after_a_crash_thin_and_the_same(
     with kvstore.open(left) as again:
         assert stored(again) == {OP_PUT, OP_PUT_LARGE}
         assert every_way(again) == before
-        again.gc(before=batch.timestamp)
+        again.gc(before=stamp)
         again.verify().require_ok()
 
 
 def test_the_log_takes_the_values_once(tmp_path: Path) -> None:
     with kvstore.open(tmp_path / "store") as store:
-        with store.batch() as batch:
-            for key, value in LARGE:
-                batch.put(key, value)
+        put_large(store)
         left = crash(store, tmp_path)
         logs = [path for path in left.iterdir() if path.name.endswith((".log", "journal"))]
         held = b"".join(path.read_bytes() for path in logs)
         assert held.count(LARGE[-1][1]) == 1
+
+
+def test_a_full_entry_that_cannot_be_written_poisons_and_its_commit_stands(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = kvstore.open(tmp_path / "store")
+    store.put(b"before", b"1")
+    write = store._engine.write
+
+    def refuse_unlogged(batch: Any, *, logged: bool = True) -> None:
+        if not logged:
+            raise OutOfSpaceError("store")
+        write(batch, logged=logged)
+
+    monkeypatch.setattr(store._engine, "write", refuse_unlogged)
+    with pytest.raises(OutOfSpaceError):
+        put_large(store)
+    monkeypatch.undo()
+    with pytest.raises(PoisonedError):
+        store.put(b"after", b"2")
+    store.close()
+    with kvstore.open(tmp_path / "store") as again:
+        assert list(again.scan()) == [(b"before", b"1"), *LARGE]
+        assert stored(again) == {OP_PUT, OP_PUT_LARGE}
+        changed = again.changes(0, order="time")
+        assert [(change.key, change.value) for change in changed] == [(b"before", b"1"), *LARGE]
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -6,6 +6,7 @@ A subclass says how to open one (`open`), and, if it keeps its bytes on disk, in
 
 from __future__ import annotations
 
+import shutil
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -269,6 +270,25 @@ class DurableContract(EngineContract):
         for family in FAMILIES:
             assert read(engine, family) == [(b"", b"2"), (b"a", b"1"), (b"\xff", b"")]
         engine.close()
+
+    def test_what_is_not_logged_is_seen_and_leaves_the_rest_as_it_was(self, tmp_path: Path) -> None:
+        engine = self.open(tmp_path / "engine")
+        fill(engine, {b"a": b"1", b"b": b"1"})
+        batch = engine.batch()
+        batch.put(b"b", b"2", engine.families[DATA])
+        engine.write(batch, logged=False)
+        assert read(engine) == [(b"a", b"1"), (b"b", b"2")]
+        fill(engine, {b"c": b"3"})
+        engine.sync()
+        left = tmp_path / "left"  # by a kill
+        shutil.copytree(tmp_path / "engine", left, ignore=shutil.ignore_patterns("lock", "LOCK"))
+        engine.close()
+        again = self.open(left)
+        assert read(again) in (
+            [(b"a", b"1"), (b"b", b"1"), (b"c", b"3")],
+            [(b"a", b"1"), (b"b", b"2"), (b"c", b"3")],
+        )
+        again.close()
 
     def test_a_second_opening_is_refused_until_the_first_is_closed(self, tmp_path: Path) -> None:
         engine = self.open(tmp_path / "engine")
