@@ -4,7 +4,8 @@ File
     columns    as the rule's schema says, sorted by its order (recorded as sorting columns);
                of versions also `until` (see `until.py`), from format 2 on
     row group  up to `ROW_GROUP_ROWS_MAX` rows, with min/max statistics of key, time and op
-    pages      zstd, at a level that only who writes cares for, each with a checksum
+    pages      zstd, at a level that only who writes cares for, each with a checksum; in a small
+               part only those of keys and values are compressed
     metadata   kvstore.part = "2" (format version), kvstore.rule = name of the rule
 
 Invariants
@@ -63,7 +64,9 @@ class PartBuilder:
 
     def __init__(self, rule: Rule, *, is_small: bool = False) -> None:
         self._rule = rule
-        self._sink = io.BytesIO()  # gives its bytes without a copy: 40 ms of a part of 40 MB
+        # The one gives its bytes without a copy, 40 ms of a part of 40 MB; the other is written
+        # to without the interpreter, 0.2 ms of a small part's 1.5.
+        self._sink: Any = pa.BufferOutputStream() if is_small else io.BytesIO()
         self._until = Until() if "op" in rule.schema.names else None
         schema, numbers, order = _layout(rule.name)
         self._writer = pq.ParquetWriter(
@@ -119,7 +122,8 @@ class PartBuilder:
     def finish(self) -> bytes:
         """The part's bytes. Nothing more can be added."""
         self._writer.close()
-        return self._sink.getvalue()
+        found = self._sink.getvalue()
+        return found if isinstance(found, bytes) else bytes(found)
 
     def part(self, name: str, *, size: int, checksum: str) -> Part:
         """The entry of what `finish` gave, which lies under `name`."""
