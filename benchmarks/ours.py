@@ -20,7 +20,7 @@ import bulk
 import kvstore
 import kvstore.mvcc
 from benchmarks.data import Data
-from benchmarks.raw import in_threads, incompressible
+from benchmarks.raw import copy_new_files, in_threads, incompressible
 from benchmarks.subject import BackedUp, Subject, Work, tree_bytes
 from kvstore.arrow import ROWS_SCHEMA
 
@@ -472,6 +472,23 @@ class Unindexed(Ours):
         def work() -> int:
             rows = filled()
             self.store._changes.index.stage = lambda *_, **__: None
+            return rows
+
+        return work
+
+
+class Copied(Ours):
+    """The same store, of whose checkpoints the files not yet copied are copied."""
+
+    name = "kvstore, checkpoints copied"
+
+    def increment(self, rows: int, is_single: bool) -> Work:
+        target, checkpoint = self.directory / "copies", self.fresh("checkpoint")
+        target.mkdir(exist_ok=True)
+
+        def work() -> int:
+            self.store.checkpoint(checkpoint)
+            copy_new_files(checkpoint, target)
             return rows
 
         return work

@@ -233,12 +233,7 @@ class Raw(BackedUp):
 
         def work() -> int:
             rocks.Checkpoint(self.db).create_checkpoint(str(checkpoint))
-            for file in checkpoint.iterdir():
-                copied = target / file.name
-                if file.suffix != ".sst" or not copied.exists():
-                    shutil.copyfile(file, copied)
-                    _fsync(copied)
-            _fsync(target)
+            copy_new_files(checkpoint, target)
             return rows
 
         return work
@@ -335,6 +330,16 @@ def incompressible(megabytes: int) -> tuple[list[bytes], list[bytes]]:
         [row.to_bytes(16, "big") for row in range(rows)],
         [value[row % 64 * 16_384 :][:16_368] for row in range(rows)],
     )
+
+
+def copy_new_files(checkpoint: Path, target: Path) -> None:
+    """Copy what a checkpoint has and `target` has not; tables never change."""
+    for file in checkpoint.iterdir():
+        copied = target / file.name
+        if file.is_file() and (file.suffix != ".sst" or not copied.exists()):
+            shutil.copyfile(file, copied)
+            _fsync(copied)
+    _fsync(target)
 
 
 def _fsync(path: Path) -> None:

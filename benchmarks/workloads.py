@@ -59,7 +59,8 @@ disk-trimmed        the same once history and log are given up to the present
 
 Backup
 backup              20 increments, each of 10,000 changes just committed: the sum, against that of
-                    copying a checkpoint's new files after each
+                    copying a raw checkpoint's new files after each
+backup-copied       the same, against copying the new files of the store's own checkpoints
 backup-single       the median one, by a handle just opened, against the median copy
 backup-full         all rows, against copying a checkpoint's files
 backup-flat         a single increment in a store of all rows, against one of a tenth
@@ -101,6 +102,7 @@ UNINDEXED = "benchmarks.ours:Unindexed"
 SIDES = "benchmarks.ours:Sides"
 IMPORTED = "benchmarks.ours:Imported"
 TENTH = "benchmarks.ours:Tenth"
+COPIED = "benchmarks.ours:Copied"
 JOURNAL = "benchmarks.journal:JournalLog"
 PLAIN = "benchmarks.journal:PlainLog"
 SPARK = "benchmarks.spark:Jobs"
@@ -528,10 +530,18 @@ def _flat(size: Size) -> list[Workload]:
         return Workload(name, *sides, reach=reach, repeats=repeats)
 
     commits = Call("commit", {"rows": rows, "count": 4})
+    increments = {"rows": rows, "count": 6 if size.is_small else 20}
     return [
         flat("changes-flat", "changes_arrow", 0.8, windows=size.windows, repeats=3),
         flat("gc-flat", "gc", 0.33, rows=size.rows // 100, repeats=3),
         flat("backup-flat", "backup", 0.8, rows=size.rows // 100, count=5, is_single=True),
+        Workload(
+            "backup-copied",
+            Contender(COPIED, Call("backup", increments)),
+            Contender(OURS, Call("backup", increments)),
+            items=rows * increments["count"],
+            reach=4.5,
+        ),
         Workload(
             "commit-index",
             Contender(UNINDEXED, commits),
