@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -442,6 +442,15 @@ class Collection:
             raise HistoryGoneError(as_of=at, since=newest.since)
         with covering[-1].snapshot(at) as snapshot:
             yield covering[-1], snapshot
+
+    @contextmanager
+    def snapshots(self) -> Iterator[Mapping[Shard, Snapshot]]:
+        """All chains, oldest first, each held still at its newest instant."""
+        with ExitStack() as held:
+            yield {
+                shard: held.enter_context(shard.snapshot(shard.upper - 1))
+                for shard in self._filled()
+            }
 
 
 def _chain(shard: Shard) -> Chain:

@@ -63,13 +63,20 @@ def verify_chains(
     parts = [part for batch in batches for part in batch.parts]
     rows = 0
     if store is not None:
-        # Of an older chain the store may have lost all; of the newest that is an error.
-        since = store.since
-        compared = [shard for shard in shards if shard is shards[-1] or shard.upper > since]
+        compared = comparable(shards, store)
         rows = sum(_compare_contents(shard, where, store, tally) for shard in compared)
     return VerifyReport(
         len(shards), len(batches), len(parts), sum(part.size for part in parts), rows
     )
+
+
+def comparable(shards: Sequence[Shard], store: Store) -> list[Shard]:
+    """The chains, of all, oldest first, that can be compared with what `store` keeps.
+
+    Of an older chain it may have lost all; of the newest that is an error.
+    """
+    since = store.since
+    return [shard for shard in shards if shard is shards[-1] or shard.upper > since]
 
 
 def _compare_contents(shard: Shard, where: str, store: Store, tally: Tally) -> int:

@@ -3,17 +3,20 @@
     python -m spark_connector.jobs.verify COLLECTION [--contents STORE] [--cores N]
 
 Every part is read, and its bytes compared with those that were written. With a store, whose
-checkpoint the tasks read, every version is compared as well, by fingerprints of pieces of the key
-space. Exit status 1, and what is damaged by name, if anything is. Also for `spark-submit`.
+checkpoint the tasks read, every version is compared as well, of older chains as far as the store's
+history reaches, by fingerprints of pieces of the key space. Exit status 1, and what is damaged by
+name, if anything is. Also for `spark-submit`.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain, islice
+from typing import TypeAlias
 
 if not __package__:
     del sys.path[0]  # as the package says
@@ -24,7 +27,7 @@ import kvstore
 from backup import VerifyReport
 from backup.rows import row_batches
 from backup.shard import AsOf, Part, Split, Window
-from backup.verify import Compared, fingerprint, require_equal, together
+from backup.verify import Compared, comparable, fingerprint, require_equal, together
 from kvstore import Store
 from kvstore.errors import CorruptionError
 from kvstore.opening import open_read_only
@@ -37,12 +40,16 @@ from spark_connector.jobs.tasks import run_tasks, task_count
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """What one task compares: a split of the newest chain, with the same keys of `copy`."""
+    """What one task compares: a split of a chain, with the same keys of `copy`."""
 
     access: Access
     split: Split
     copy: str
     since: int
+
+
+_Outcome: TypeAlias = tuple[Compared, Compared]
+"""Of a piece: its changes, and its state before them."""
 
 
 def verify(
@@ -75,19 +82,30 @@ def verify(
 
 
 def _compare(spark: SparkSession, access: Access, store: Store, tasks: int | None) -> int:
-    with access.open().snapshot(None) as (shard, snapshot), copy_of(store) as copy:
-        since, upto = max(shard.since, store.since), snapshot.as_of
-        count = tasks or task_count(spark, sum(batch.size for batch in snapshot.batches))
-        pieces = [Piece(access, split, str(copy), since) for split in snapshot.splits(count)]
-        found = run_tasks(spark, pieces, compare_piece)
+    # The copy comes last: it has all that the chains have.
+    with access.open().snapshots() as chains, copy_of(store) as copy:
+        plan: list[list[Piece]] = []
+        for shard in comparable(list(chains), store):
+            snapshot, since = chains[shard], max(shard.since, store.since)
+            count = tasks or task_count(spark, sum(batch.size for batch in snapshot.batches))
+            plan.append(
+                [Piece(access, split, str(copy), since) for split in snapshot.splits(count)]
+            )
+        found = iter(run_tasks(spark, list(chain.from_iterable(plan)), compare_piece))
+        return sum(_require_equal(access.url, pieces, found) for pieces in plan)
+
+
+def _require_equal(where: str, pieces: Sequence[Piece], found: Iterator[_Outcome]) -> int:
+    """As `backup.verify.require_equal`, of one chain, by what the next tasks have found."""
     changes, state = (
         Compared(together(each.ours for each in side), together(each.theirs for each in side))
-        for side in zip(*found, strict=True)
+        for side in zip(*islice(found, len(pieces)), strict=True)
     )
-    return require_equal(access.url, changes, state, since=since, upto=upto)
+    since, upto = pieces[0].since, pieces[0].split.as_of
+    return require_equal(where, changes, state, since=since, upto=upto)
 
 
-def compare_piece(piece: Piece) -> tuple[Compared, Compared]:
+def compare_piece(piece: Piece) -> _Outcome:
     """Fingerprints of a piece's changes and of its state before them. The task."""
     blob, span, since = piece.access.storage().blob, piece.split.span, piece.since
     upto = piece.split.as_of

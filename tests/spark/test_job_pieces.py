@@ -66,6 +66,38 @@ def rewrite(store: Store, directory: Path, pick: random.Random, step: int) -> No
         change(store, pick, 5)
 
 
+def test_verify_compares_older_chains_as_one_process_does(tmp_path: Path) -> None:
+    url = str(tmp_path / "c")
+    collection = Collection(url)
+    with kvstore.open(tmp_path / "store", durability="async") as store:
+        change(store, random.Random(1), 60)
+        collection.backup(store)
+        change(store, random.Random(2), 60)
+        collection.backup(store, full=True)
+        report = verify.verify(NO_SESSION, url, store, tasks=3)
+        assert report == collection.verify("contents", store)
+        assert report.chains == 2
+        with collection.snapshots() as chains:
+            older = next(iter(chains))
+        # Says that nothing was written between the two.
+        older.writer().progress(collection.upper)
+        for each in (
+            lambda: collection.verify("contents", store),
+            lambda: verify.verify(NO_SESSION, url, store, tasks=3),
+        ):
+            with pytest.raises(CorruptionError, match="differ"):
+                each()
+        # What the store has forgotten cannot be compared any more.
+        store._holds.drop(store.holds()[0].name)
+        change(store, random.Random(3), 5)
+        store.gc(before=store.sync() - 1)
+        change(store, random.Random(4), 5)
+        collection.backup(store, full=True)
+        report = verify.verify(NO_SESSION, url, store, tasks=3)
+        assert report == collection.verify("contents", store)
+        assert report.chains == 3
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_backups_by_tasks_and_by_one_process_mix_and_hold_the_same_versions(
     tmp_path: Path, seed: int
