@@ -26,8 +26,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
 
-from backup.shard import Cas, Shard, State, Storage, Versioned
+from backup.shard import Cas, Shard, Storage, Versioned
 from backup.shard.blob import reading
+from backup.shard.log import StateLog
 from kvstore.clock import WallClock
 from kvstore.errors import (
     CorruptionError,
@@ -68,7 +69,7 @@ class Chains:
         self._place = place
         self._where = where
         self._clock = clock
-        self._states: dict[str, State] = {}
+        self._logs: dict[str, StateLog] = {}
 
     def read(self) -> Record | None:
         """The newest record; None where no backup was ever made."""
@@ -120,11 +121,13 @@ class Chains:
     def shard(self, name: str) -> Shard:
         """A handle on a chain, made if its first backup has not been yet.
 
-        Reads what others have written since the last handle: all of it is decoded once.
+        Reads what others have written since the last handle looked: all of it is decoded once.
         """
         blob, consensus = self._place.blob, self._place.consensus
-        shard = Shard.open(blob, consensus, name, clock=self._clock, known=self._states.get(name))
-        self._states[name] = shard.state
+        log = self._logs.get(name)
+        known = None if log is None else log.state
+        shard = Shard.open(blob, consensus, name, clock=self._clock, known=known)
+        self._logs[name] = shard.log
         return shard
 
     def _replace(self, old: Record, new: Record) -> Record:

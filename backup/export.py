@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from backup.shard import OP_DELETE, OP_DELETE_RANGE, OP_PUT, VERSIONS_SCHEMA
+from backup.shard.rules import Longs, Sorted
 from kvstore.arrow import binary_array, key_words
 from kvstore.changes.event import Operation
 from kvstore.limits import ARROW_BYTES_MAX, ARROW_ROWS_MAX
@@ -85,20 +86,21 @@ def _few(changes: list[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     columns = {name: together.column(name) for name in VERSIONS_SCHEMA.names}
     columns["op"] = pa.array(_OP_CODES[columns["op"].to_numpy()])
     rows = pa.RecordBatch.from_arrays(list(columns.values()), schema=VERSIONS_SCHEMA)
-    rows = rows.take(_order(rows))
+    rows = Sorted(rows, _order(rows)).whole()
     for start in range(0, rows.num_rows, ARROW_ROWS_MAX):
         yield rows.slice(start, ARROW_ROWS_MAX)
 
 
-def _order(rows: pa.RecordBatch) -> pa.Array:
+def _order(rows: pa.RecordBatch) -> Longs:
     """Where each row goes. Keys that their first bytes tell apart are sorted as numbers: 0.4 ms
     for 10,000 against 1.2."""
     prefixes = key_words(rows.column("key"), skip=0)
     order = np.argsort(prefixes)
     ascending = prefixes[order]
     if (ascending[1:] != ascending[:-1]).all():
-        return pa.array(order)
-    return pc.sort_indices(rows, _ORDER)
+        return order
+    places: Longs = pc.sort_indices(rows, _ORDER).to_numpy()
+    return places
 
 
 def _behind(rows: Iterator[pa.RecordBatch], after: Position) -> Iterator[pa.RecordBatch]:

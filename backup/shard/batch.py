@@ -20,11 +20,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from backup.shard.beside import Beside, ahead
+from backup.shard.beside import Beside, ahead, start
 from backup.shard.blob import Blob
 from backup.shard.frontier import require_frontier
 from backup.shard.merge import ONE_ROW, Share, merge_sorted
-from backup.shard.part import PartBuilder, read_part, touches
+from backup.shard.part import PartBuilder, checksum, read_part, touches
 from backup.shard.rules import (
     OP_DELETE_RANGE,
     AsOf,
@@ -95,23 +95,26 @@ def write_batch(
     require_frontier(desc.lower, name="lower")
     require_frontier(desc.upper, name="upper")
     parts: list[Part] = []
-    doomed: list[Part] = []
+    doomed: list[str] = []
 
     def upload(builder: PartBuilder) -> None:
-        part, data = builder.finish(names())
-        if part.size <= inline_bytes_max:
+        name, data = names(), builder.finish()
+        if len(data) <= inline_bytes_max:
+            part = builder.part(name, size=len(data), checksum=checksum(data))
             parts.append(replace(part, inline=data))
             return
-        doomed.append(part)
-        put_retrying(blob, part.name, data)
+        doomed.append(name)
+        hashed = start(checksum, data)  # it takes half as long as writing a small part
+        put_retrying(blob, name, data)
+        part = builder.part(name, size=len(data), checksum=hashed.result())
         parts.append(part)
         if builder.is_full and on_full is not None and on_full(part, builder.last_row):
-            doomed.remove(part)
+            doomed.remove(name)
 
     try:
         _build_parts(batches, _Checks(desc, rule), upload, beside=beside)
     except Exception:
-        delete_batch(blob, Batch(desc.lower, desc.upper, parts=tuple(doomed)))
+        _delete(blob, doomed)
         raise
     meta = tuple(sorted(desc.meta.items()))
     return Batch(desc.lower, desc.upper, desc.since, tuple(parts), meta)
@@ -134,7 +137,11 @@ def concat_batches(batches: Sequence[Batch]) -> Batch:
 
 def delete_batch(blob: Blob, batch: Batch) -> None:
     """Take back the parts of a batch that surely no shard names."""
-    for name in batch.names():
+    _delete(blob, batch.names())
+
+
+def _delete(blob: Blob, names: Iterable[str]) -> None:
+    for name in names:
         # An orphan costs space until a scrub; the caller's own error matters more.
         with suppress(DeterminateError, IndeterminateError):
             blob.delete(name)
@@ -259,8 +266,7 @@ def _build_parts(
 
 
 def _add(builder: PartBuilder, checks: _Checks, group: pa.RecordBatch) -> None:
-    checks.require(group)
-    builder.add_row_group(group)
+    builder.add_row_group(group, is_distinct=checks.require(group))
 
 
 def _at_once(call: Callable[[], None]) -> None:
@@ -293,8 +299,8 @@ def _small_slices(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
     """Cut a batch that is too large for one row group; most pass as they are."""
     pieces = max(-(-batch.num_rows // ROW_GROUP_ROWS_MAX), -(-batch.nbytes // ROW_GROUP_BYTES_MAX))
     step = -(-batch.num_rows // max(pieces, 1))
-    for start in range(0, batch.num_rows, max(step, 1)):
-        yield batch.slice(start, step)
+    for first in range(0, batch.num_rows, max(step, 1)):
+        yield batch.slice(first, step)
 
 
 # -- checks ----------------------------------------------------------------------------------
@@ -317,13 +323,14 @@ class _Checks:
             )
         return batch
 
-    def require(self, group: pa.RecordBatch) -> None:
-        """Raise unless the times lie within the bounds, and rows follow those before in order."""
+    def require(self, group: pa.RecordBatch) -> bool:
+        """Raise unless the times lie within the bounds, and rows follow those before in order.
+        Returns whether no key is in it twice."""
         _require_times(group, self._desc, self.rule)
         if self._previous is not None:
             _require_order(pa.concat_batches([self._previous, group.slice(0, 1)]), self.rule)
-        _require_order(group, self.rule)
         self._previous = group.slice(group.num_rows - 1)
+        return _require_order(group, self.rule)
 
 
 def _require_times(batch: pa.RecordBatch, desc: BatchDesc, rule: Rule) -> None:
@@ -337,7 +344,8 @@ def _require_times(batch: pa.RecordBatch, desc: BatchDesc, rule: Rule) -> None:
         )
 
 
-def _require_order(batch: pa.RecordBatch, rule: Rule) -> None:
+def _require_order(batch: pa.RecordBatch, rule: Rule) -> bool:
+    """Raise unless rows are in order. Returns whether no key is in them twice."""
     rows = batch.num_rows - 1
     undecided = np.ones(rows, dtype=np.bool_)
     for name, way in rule.order:
@@ -349,11 +357,12 @@ def _require_order(batch: pa.RecordBatch, rule: Rule) -> None:
         right = pc.less(before, after) if way == "ascending" else pc.greater(before, after)
         undecided &= ~right.to_numpy(zero_copy_only=False)
         if not undecided.any():  # after one look, where no key has two versions
-            return
+            return name == "key"
         same = pc.equal(before, after).to_numpy(zero_copy_only=False)
         bad = np.flatnonzero(undecided & ~same)
         if len(bad):
             raise _order_error(batch, int(bad[0]), name)
+    return False
 
 
 def _order_error(batch: pa.RecordBatch, row: int, column: str) -> KeyOrderError:

@@ -27,7 +27,7 @@ import json
 import struct
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from backup.shard.state import (
@@ -99,28 +99,31 @@ def decode_state(data: bytes, *, where: str) -> State:
 
 
 def encode_diff(before: State | None, after: State) -> bytes:
-    """The step from `before` (None: nothing) to `after`. Unchanged entries cost a comparison."""
-    old: Sections = {name: {} for name in _DECODERS} if before is None else _sections(before)
+    """The step from `before` (None: nothing) to `after`. What they share costs next to nothing."""
     changed: dict[str, dict[str, Any]] = {}
     dropped: dict[str, list[str]] = {}
-    for name, section in _sections(after).items():
+    seqno, previous, rollup = after.seqno, 0, list(after.rollup)
+    if before is not None:
+        previous = before.seqno
+        count = len(before.batches)
+        if after.batches[:count] == before.batches:  # appended to: they are the same objects
+            after = replace(after, batches=after.batches[count:])
+            before = replace(before, batches=())
+    for name, encode in _ENCODERS.items():
+        if before is not None and name != "head" and getattr(before, name) is getattr(after, name):
+            continue
+        old = {} if before is None else _section(before, name)
+        new = _section(after, name)
         entries = {
-            key: _ENCODERS[name](value)
-            for key, value in section.items()
-            if not _same(old[name].get(key), value)
+            key: encode(value)
+            for key, value in new.items()
+            if (known := old.get(key)) is not value and not _same(known, value)
         }
-        gone = sorted(key for key in old[name] if key not in section)
         if entries:
             changed[name] = entries
-        if gone:
+        if gone := sorted(old.keys() - new.keys()):
             dropped[name] = gone
-    body = {
-        "seqno": after.seqno,
-        "previous": 0 if before is None else before.seqno,
-        "rollup": list(after.rollup),
-        "set": changed,
-        "drop": dropped,
-    }
+    body = {"seqno": seqno, "previous": previous, "rollup": rollup, "set": changed, "drop": dropped}
     return _seal(_DIFF, body)
 
 
@@ -178,7 +181,7 @@ def blobs_named(state: State, diffs: Iterable[Diff]) -> set[str]:
 
 
 def _same(old: Any, new: Any) -> bool:
-    return old is new or (type(old) is type(new) and old == new)
+    return type(old) is type(new) and bool(old == new)
 
 
 def _seal(magic: bytes, body: Mapping[str, Any]) -> bytes:
@@ -207,16 +210,20 @@ def _open(magic: bytes, data: bytes, *, where: str) -> dict[str, Any]:
 
 
 def _sections(state: State) -> Sections:
-    return {
-        "head": {name: getattr(state, name) for name in _SCALARS},
-        "batches": {str(batch.lower): batch for batch in state.batches},
-        "slots": {str(lower): upper for lower, upper in state.slots},
-        "rollups": {str(seqno): name for seqno, name in state.rollups.items()},
-        "leased": dict(state.leased),
-        "critical": dict(state.critical),
-        "writers": dict(state.writers),
-        "schemas": {str(schema): columns for schema, columns in state.schemas.items()},
-    }
+    return {name: _section(state, name) for name in _ENCODERS}
+
+
+def _section(state: State, name: str) -> dict[str, Any]:
+    match name:
+        case "head":
+            return {name: getattr(state, name) for name in _SCALARS}
+        case "batches":
+            return {str(batch.lower): batch for batch in state.batches}
+        case "slots":
+            return {str(lower): upper for lower, upper in state.slots}
+        case "rollups" | "schemas":
+            return {str(number): value for number, value in getattr(state, name).items()}
+    return dict(getattr(state, name))
 
 
 def _assemble(sections: Sections, *, where: str) -> State:

