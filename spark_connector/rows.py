@@ -23,8 +23,8 @@ Duplicates: TypeAlias = Literal["error", "last"]
 Columns: TypeAlias = "Column | str | Sequence[Column | str]"
 
 BYTES_PER_PARTITION: Final = 128 << 20
-"""Input that one task sorts and writes when `partitions` is not given. A Python task costs some
-70 ms, so files should not be small; and a sort that fits memory does not spill."""
+"""Input that one task sorts and writes when `partitions` is not given. A Python task costs tens
+of ms, so files should not be small; and a sort that fits memory does not spill."""
 
 PARTITIONS_MAX: Final = 10_000
 

@@ -13,6 +13,7 @@ import pytest
 
 from kvstore.errors import UsageError
 from spark_connector import session
+from spark_connector.session import _defaults
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -53,6 +54,17 @@ def test_files_of_spark_stay_out_of_the_callers_folder(spark: SparkSession) -> N
         assert set(os.listdir()) == before
     finally:
         spark.sql("DROP TABLE three")
+
+
+def test_workers_are_spoken_to_by_sockets_in_the_sessions_folder(spark: SparkSession) -> None:
+    enabled, folder = (
+        "spark.python.unix.domain.socket.enabled",
+        "spark.python.unix.domain.socket.dir",
+    )
+    conf = spark.sparkContext.getConf()
+    assert conf.get(enabled) == "true"
+    assert list(Path(conf.get(folder) or "").glob(".*.sock"))
+    assert not set(_defaults(Path("/" + "far/" * 20), cores=1, memory="1g")) & {enabled, folder}
 
 
 def test_running_session_is_returned_in_every_thread(spark: SparkSession) -> None:

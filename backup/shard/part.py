@@ -41,8 +41,9 @@ _FORMATS_READ = (b"1", PART_FORMAT)
 _FORMAT_KEY = b"kvstore.part"
 _RULE_KEY = b"kvstore.rule"
 _LEVEL = 1
+"""Of zstd. JSON of 150 bytes takes 33 bytes a row at 1, and at -1 39 for a twentieth less time."""
 _LEVEL_SMALL = -5
-"""Of zstd: 10,000 rows of 116 bytes, half of it random, take 1.3 ms and 722 kB; at level 1 2.0 ms
+"""10,000 rows of 116 bytes, half of it random, take 1.3 ms and 722 kB; at level 1 2.0 ms
 and 672 kB."""
 _LARGE = ("key", "value")
 """Columns that are compressed in a small part too: a compressor more costs 0.05 ms, whatever it is

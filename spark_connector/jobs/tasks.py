@@ -22,7 +22,7 @@ from kvstore.errors import (
 from spark_connector.worker import spare_the_collector
 
 BYTES_PER_TASK: Final = 64 << 20
-"""Bytes on file of one task: some parts, and long against the 70 ms that a Python task costs."""
+"""Bytes on file of one task: some parts, and long against the tens of ms a task costs."""
 
 TASKS_PER_CORE: Final = 2
 """Pieces are even by their files' bounds only: with several to a core, none waits for one long."""
