@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -39,7 +40,8 @@ class GrowingDigest:
         self._looked_at = size_bytes
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, thread_name_prefix="kvstore-digest")
-        self._looking = self._thread.submit(self._look)
+        with suppress(RuntimeError):  # the interpreter ends: `finish` looks at all of it
+            self._looking = self._thread.submit(self._look)
 
     def finish(self) -> str:
         """Bring the whole file to disk; its SHA-256 in hex."""
