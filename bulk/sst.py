@@ -9,6 +9,7 @@ Invariants
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -16,11 +17,11 @@ from typing import Final, NamedTuple
 
 import rocksdict as rocks
 
-from bulk.digest import GrowingDigest
 from kvstore.errors import KVStoreError, OutOfSpaceError, StorageError, UsageError
 from kvstore.limits import BLOCK_BYTES
 
 UNFINISHED_SUFFIX: Final = ".tmp"
+_HASH_CHUNK = 1 << 20
 
 
 class OutOfOrder(Exception):  # noqa: N818  # a signal to the caller, who knows the user's keys
@@ -48,7 +49,6 @@ class SstFile:
         self._unfinished = path.with_name(path.name + UNFINISHED_SUFFIX)
         self._options = _options(compression)
         self._writer: rocks.SstFileWriter | None = None
-        self._digest: GrowingDigest | None = None
 
     def add(self, keys: Sequence[bytes], values: Sequence[bytes]) -> None:
         """Add encoded rows. Raises `OutOfOrder` at a key that is not above the one before."""
@@ -61,16 +61,14 @@ class SstFile:
             if "ascending order" in str(error):
                 raise OutOfOrder(index) from error
             raise _translated(self._unfinished, error) from error
-        assert self._digest is not None, "opened with the writer"
-        self._digest.follow(writer.file_size())
 
     def finish(self) -> Written | None:
         """Bring the file to disk under its name; None if it has no rows. Costs one fsync."""
-        if self._writer is None or self._digest is None:
+        if self._writer is None:
             return None
         self._guarded(self._writer.finish)
         self._writer = None
-        digest = self._digest.finish()
+        digest = fsync_and_hash(self._unfinished)
         os.replace(self._unfinished, self._path)
         found = self._path.stat()
         return Written(found.st_size, digest, found.st_mtime_ns, found.st_ino)
@@ -78,8 +76,6 @@ class SstFile:
     def abandon(self) -> None:
         """Drop what was written. Repeatable."""
         self._writer = None
-        if self._digest is not None:
-            self._digest.close()
         self._unfinished.unlink(missing_ok=True)
 
     @property
@@ -93,7 +89,6 @@ class SstFile:
             writer = rocks.SstFileWriter(self._options)
             self._guarded(lambda: writer.open(str(self._unfinished)))
             self._writer = writer
-            self._digest = GrowingDigest(self._unfinished)
         return self._writer
 
     def _guarded(self, action: Callable[[], None]) -> None:
@@ -101,6 +96,20 @@ class SstFile:
             action()
         except Exception as error:
             raise _translated(self._unfinished, error) from error
+
+
+def fsync_and_hash(path: Path) -> str:
+    """SHA-256 of a file, in hex, once all of it is on disk.
+
+    And in the page cache again, from which RocksDB drops what it writes. A thread that hashed while
+    it wrote made writing 7 % faster, and adding 100 MB four times as slow, out of a cold file.
+    """
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(_HASH_CHUNK):
+            digest.update(chunk)
+        os.fsync(file.fileno())
+    return digest.hexdigest()
 
 
 def _options(compression: str) -> rocks.Options:

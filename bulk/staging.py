@@ -29,8 +29,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
-from bulk.digest import fsync_and_hash
 from bulk.part import Part
+from bulk.sst import fsync_and_hash
 from kvstore.codec.keys import IMPORT_ID_MAX
 from kvstore.errors import FormatVersionError, ImportRefusedError, KeyOrderError, UsageError
 
