@@ -82,8 +82,9 @@ class Duckdb(Subject):
         version = self.version if as_of is None else self.marks[as_of]
 
         def work() -> int:
-            for key in wanted:
-                assert self.db.execute(_NEWEST, (key, version)).fetchone()
+            with self.db.cursor() as cursor:  # a connection with a result left open takes no other
+                for key in wanted:
+                    assert cursor.execute(_NEWEST, (key, version)).fetchone()
             return len(wanted)
 
         return work
@@ -97,7 +98,7 @@ class Duckdb(Subject):
         return lambda: self._rows(query, self.marks[since])
 
     def _rows(self, query: str, version: int) -> int:
-        with self.db.cursor() as cursor:  # a connection with a result left open takes no other
+        with self.db.cursor() as cursor:  # as in `get`
             found = cursor.sql(query, params=(version,)).to_arrow_reader()
             return sum(batch.num_rows for batch in found)
 
