@@ -62,8 +62,13 @@ def test_workers_are_spoken_to_by_sockets_in_the_sessions_folder(spark: SparkSes
         "spark.python.unix.domain.socket.dir",
     )
     conf = spark.sparkContext.getConf()
-    assert conf.get(enabled) == "true"
-    assert list(Path(conf.get(folder) or "").glob(".*.sock"))
+    scratch = Path(conf.get("spark.local.dir") or "").parent
+    # Its path is too long for sockets where the system's folder for temporary files is.
+    wanted = _defaults(scratch, cores=1, memory="1g")
+    assert (conf.get(enabled), conf.get(folder)) == (wanted.get(enabled), wanted.get(folder))
+    if enabled in wanted:
+        spark.range(2).mapInArrow(_name_the_span, "span string").collect()
+        assert list(scratch.glob(".*.sock"))
     assert not set(_defaults(Path("/" + "far/" * 20), cores=1, memory="1g")) & {enabled, folder}
 
 

@@ -44,9 +44,9 @@ _PUT_ATTEMPTS = 5
 _MERGE_ROWS_MAX = 1 << 19
 _MERGE_BYTES_MAX = 256 << 20
 """Buffered by a merge over all its sources together; bytes count where values are large."""
-_SOURCE_BYTES_MIN = 256 << 10
 _SOURCE_ROWS_MIN = 512
-"""Rows a source buffers at least: below it the cost of a batch outweighs its rows."""
+_SOURCE_BYTES_MIN = 256 << 10
+"""A source buffers one of the two at least: below it the cost of a batch outweighs its rows."""
 
 
 OnFull: TypeAlias = "Callable[[Part, pa.RecordBatch], bool]"

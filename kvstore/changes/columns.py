@@ -65,7 +65,7 @@ CHANGES_SCHEMA: Final = pa.schema(
     ]
 )
 
-VERSIONS_SCHEMA: Final = pa.schema(
+VERSION_CHANGES_SCHEMA: Final = pa.schema(
     [CHANGES_SCHEMA.field(name) for name in ("key", "timestamp", "op", "value", "end_key")]
 )
 """What makes a version; the rest is how it came about."""
@@ -113,7 +113,7 @@ class ColumnReader:
         held: list[pa.RecordBatch] = []
         rows = size = 0
         wanted = Wanted(Span())
-        for batch in self.batches(wanted, since=since, upto=upto, schema=VERSIONS_SCHEMA):
+        for batch in self.batches(wanted, since=since, upto=upto, schema=VERSION_CHANGES_SCHEMA):
             held.append(batch)
             rows, size = rows + batch.num_rows, size + batch.nbytes
             if rows > SORTED_CHANGES_MAX or size > FEW_CHANGES_BYTES:

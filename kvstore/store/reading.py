@@ -31,7 +31,7 @@ T = TypeVar("T")
 class Export(NamedTuple):
     """A window of history: `changes` where they are few, else `columns` and `tombstones`.
 
-    Those are record batches of `kvstore.changes.columns.VERSIONS_SCHEMA` in time order.
+    Those are record batches of `kvstore.changes.columns.VERSION_CHANGES_SCHEMA` in time order.
     """
 
     whole_since: int
