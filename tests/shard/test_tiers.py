@@ -1,0 +1,57 @@
+"""Merges are planned from the newest batch back; the plan is that of looking at every batch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from backup.shard.state import Batch, Part
+from backup.shard.tiers import (
+    _EMPTY_BATCH_BYTES,
+    MERGE_FAN_IN,
+    Slot,
+    covering,
+    plan_merge,
+)
+
+SIZES = st.sampled_from([0, 10, 1_000, 100_000, 1_000_000])
+
+
+def of_size(lower: int, upper: int, size: int) -> Batch:
+    part = Part("s/part/1-a", 1, size, "", b"a", b"b", lower, lower)
+    return Batch(lower, upper, parts=(part,))
+
+
+def planned_of_all(batches: Sequence[Batch], slots: Sequence[Slot]) -> Slot | None:
+    """Every slot, and every batch outside one, is a unit; the run takes units while none is larger
+    than those after it together."""
+    units: dict[Slot, int] = {}
+    for batch in batches:
+        span = (batch.lower, batch.upper)
+        unit = covering(slots, span) or span
+        units[unit] = units.get(unit, 0) + batch.size + _EMPTY_BATCH_BYTES
+    run: list[Slot] = []
+    total = 0
+    for unit, size in reversed(units.items()):
+        if run and size > total:
+            break
+        run.append(unit)
+        total += size
+    return (run[-1][0], run[0][1]) if len(run) >= MERGE_FAN_IN else None
+
+
+@st.composite
+def chains(draw: st.DrawFn) -> tuple[list[Batch], list[Slot]]:
+    edges = [0, *range(3, 3 + draw(st.integers(0, 20)))]
+    batches = [of_size(*span, draw(SIZES)) for span in pairwise(edges)]
+    cuts: list[Any] = sorted(draw(st.sets(st.sampled_from(edges), max_size=6)))
+    return batches, list(zip(cuts[::2], cuts[1::2], strict=False))
+
+
+@given(chains())
+def test_the_plan_is_that_of_looking_at_every_batch(chain: tuple[list[Batch], list[Slot]]) -> None:
+    assert plan_merge(*chain) == planned_of_all(*chain)
