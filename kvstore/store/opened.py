@@ -93,6 +93,7 @@ class Opened:
             self._holds,
             index_floor=self._index_floor,
             is_live=self._require_live,
+            require_kept=self._require_kept,
         )
         self._tasks: Tasks | None = None
         self._tasks_lock = threading.Lock()
