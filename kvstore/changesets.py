@@ -79,10 +79,12 @@ class Changesets:
             if ambient(self._capture) is None:
                 self._turn.wait_for(lambda: not self._forcing)
             self._committer.require_healthy()
-            self._capture.begin_changeset(changeset)
+            with self._committer.whole():
+                self._capture.begin_changeset(changeset)
 
     def _finish(self, changeset: Changeset) -> None:
         with self._turn:
             if changeset in self._capture.open:
-                self._capture.finish_changeset(changeset, self._committer.upper)
+                with self._committer.whole():
+                    self._capture.finish_changeset(changeset, self._committer.upper)
                 self._turn.notify_all()

@@ -108,6 +108,11 @@ class ReplicaCommitter(Committer):
         """
         with self.lock:
             self._require_window([timestamp for timestamp, _ in commits], upper)
+            self._apply(commits, upper)
+        self.wake()
+
+    def _apply(self, commits: Sequence[tuple[int, WriteSet]], upper: int) -> None:
+        with self.whole():
             batch = self._engine.batch()
             capture, index = self.capture, self._index
             full: list[FullEntry] = []
@@ -128,7 +133,6 @@ class ReplicaCommitter(Committer):
                 self._versions.publish_ranges(tombstones)
 
             self._show(batch, publish, Timestamp(upper))
-        self.wake()
 
     def begin_window(self, upto: int) -> None:
         """Say durably that sorted files with times in `[upper, upto]` are coming."""
