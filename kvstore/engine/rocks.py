@@ -30,7 +30,7 @@ from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import rocksdict as rocks
 
@@ -124,6 +124,9 @@ class RocksEngine:
             self._family[family], options, start, end, reverse=reverse, where=str(self.path)
         )
         self._cursors.add(cursor)
+        if self._db is None:  # closed meanwhile by another thread, which may have overlooked it
+            cursor.close()
+            raise ClosedError(str(self.path))
         return cursor
 
     def first(self, start: bytes, end: bytes) -> tuple[bytes, bytes] | None:
@@ -188,26 +191,33 @@ class RocksEngine:
     def stats(self) -> Mapping[str, int]:
         self._open()
         figures = {}
-        for name in FAMILIES:
-            family = self._family[name]
-            for figure, prop in _FIGURES.items():
-                figures[f"{name}_{figure}"] = family.property_int_value(prop) or 0
+        with _translated(str(self.path)):
+            for name in FAMILIES:
+                family = self._family[name]
+                for figure, prop in _FIGURES.items():
+                    figures[f"{name}_{figure}"] = family.property_int_value(prop) or 0
         return figures
 
     def close(self) -> None:
         if self._db is None:
             return
-        for cursor in list(self._cursors):
-            cursor.close()
-        self._idle = []
-        self.families = {}
+        # First what other threads look at: whoever comes now makes nothing that stays open.
         handles = [*self._family.values(), self._db]
-        self._family, self._db = {}, None
+        self._db = None
+        self._family = self.families = _Closed(str(self.path))
+        self._idle = []
+        for cursor in self._open_cursors():
+            cursor.close()
         for handle in handles:
             # Closing flushes memtables, which a full disk refuses. Nothing is lost by that: what
             # they hold is in the log. The handle lets go of the database, and its lock, anyway.
             with suppress(Exception):
                 handle.close()
+
+    def _open_cursors(self) -> list[RocksCursor]:
+        while True:
+            with suppress(RuntimeError):  # another thread has added one meanwhile
+                return list(self._cursors)
 
     def _new_reader(self) -> Reader:
         self._open()
@@ -218,6 +228,17 @@ class RocksEngine:
         if self._db is None:
             raise ClosedError(str(self.path))
         return self._db
+
+
+class _Closed(dict[str, Any]):
+    """In the place of the families of a database that was closed."""
+
+    def __init__(self, where: str) -> None:
+        super().__init__()
+        self._where = where
+
+    def __missing__(self, name: str) -> NoReturn:
+        raise ClosedError(self._where)
 
 
 class RocksCursor:
@@ -430,8 +451,8 @@ class _translated:  # noqa: N801  # used as a statement: `with _translated(where
 
 def _from_text(where: str, error: Exception) -> KVStoreError:
     text = str(error)
-    if isinstance(error, rocks.DbClosedError):
-        return ClosedError(where)
+    if isinstance(error, rocks.DbClosedError) or text.startswith("Already "):
+        return ClosedError(where)  # or another thread is just closing it: "Already borrowed"
     if "lock hold by current process" in text or "While lock file" in text:
         return LockedError(
             where, "this process" if "current process" in text else "another process"
