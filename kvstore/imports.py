@@ -36,9 +36,8 @@ from kvstore.changes.index import ChangeIndex
 from kvstore.codec.keys import TAIL_BYTES, TOMBSTONE, VALUE, encode_reference, span_bounds
 from kvstore.codec.ordered import frame
 from kvstore.commit import Committer
-from kvstore.engine.api import DATA, Batch
+from kvstore.engine.api import DATA, Batch, chunks
 from kvstore.errors import CorruptionError, HistoryGoneError, ImportRefusedError, UsageError
-from kvstore.limits import SCAN_CHUNK
 from kvstore.meta import Meta
 from kvstore.mvcc.version import Lifetime
 from kvstore.mvcc.versions import Versions
@@ -338,11 +337,7 @@ class Imports:
 
     def _remove_rows(self, record: ImportRecord, committer: Committer) -> None:
         for span in record.spans:
-            cursor = self._engine.cursor(DATA, *span_bounds(span.start, span.end))
-            while True:
-                keys, _ = cursor.take(SCAN_CHUNK)
-                if not keys:
-                    break
+            for keys, _ in chunks(self._engine.cursor(DATA, *span_bounds(span.start, span.end))):
                 doomed = [key for key in keys if key[-TAIL_BYTES:-1] == record.reference]
                 if doomed:
                     committer.write_meta(partial(self._stage_removal, doomed), durable=False)

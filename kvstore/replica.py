@@ -27,9 +27,8 @@ from kvstore.clock import Timeline, WallClock
 from kvstore.codec.keys import encode_range_key
 from kvstore.codec.ordered import escape
 from kvstore.commit import Committer, Durability, Stage
-from kvstore.engine.api import DATA, RANGES, Batch
+from kvstore.engine.api import DATA, RANGES, Batch, chunks
 from kvstore.errors import UsageError
-from kvstore.limits import SCAN_CHUNK
 from kvstore.meta import INDEX_FLOOR, UPPER, Meta
 from kvstore.mvcc import RangeTombstone, Versions, WriteSet
 from kvstore.mvcc.columns import Columns
@@ -208,15 +207,11 @@ class ReplicaCommitter(Committer):
             self._guarded(self._engine.write, batch)
 
     def _entries_in(self, since: int, upto: int) -> Iterator[list[bytes]]:
-        cursor = self._engine.cursor(DATA)
-        try:
-            while keys := cursor.take(SCAN_CHUNK)[0]:
-                times = Columns(keys).times
-                places = ((times > since) & (times <= upto)).nonzero()[0]
-                if len(places):
-                    yield [keys[place] for place in places]
-        finally:
-            cursor.close()
+        for keys, _ in chunks(self._engine.cursor(DATA)):
+            times = Columns(keys).times
+            places = ((times > since) & (times <= upto)).nonzero()[0]
+            if len(places):
+                yield [keys[place] for place in places]
 
 
 class Replica:
