@@ -79,7 +79,7 @@ class Opened:
         self._clearing = Clearing(
             versions, committer, holds=self._holds, imports=self._imports, clears=self._clears
         )
-        self._conditional = Conditional(versions, committer)
+        self._conditional = Conditional(versions, committer, require_kept=self._require_kept)
         self._transactions = Transactions(
             versions, index, committer, holds=self._holds, imports=self._imports
         )
@@ -167,6 +167,7 @@ class Opened:
             self._gc_worker.stop()
         with self._committer.lock:
             self._committer.finish()
+        self._changesets.wake()
 
     def _live(self) -> Committer:
         if self._closed:
