@@ -130,6 +130,8 @@ class ReplicaCommitter(Committer):
                     self._guarded(index.complete, full)
                 tombstones = [found for t, writes in commits for found in writes.tombstones(t)]
                 self._versions.publish_ranges(tombstones)
+                for timestamp, writes in commits:
+                    self.recent.add(timestamp, writes.points.keys(), writes.ranges)
 
             self._show(batch, publish, Timestamp(upper))
 
@@ -161,11 +163,12 @@ class ReplicaCommitter(Committer):
             self._meta.stage(batch, UPPER, {"timestamp": upto + 1})
             self._meta.stage(batch, INDEX_FLOOR, {"timestamp": upto})
             stage_replica(self._meta, batch, self._source)
-            self._show(
-                batch,
-                lambda: self._versions.publish_ranges(list(tombstones)),
-                Timestamp(upto + 1),
-            )
+
+            def publish() -> None:
+                self._versions.publish_ranges(list(tombstones))
+                self.recent.add(upto, (), [(b"", None)])  # any key may be in the files
+
+            self._show(batch, publish, Timestamp(upto + 1))
             self._pending = 0
             self._sync_upto(self.upper)
         self.wake()
