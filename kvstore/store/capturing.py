@@ -167,6 +167,7 @@ class Capturing(Writing):
             lambda low, high: self.changes(low, high, revisions="latest"),
             since=start,
             index_floor=self._index_floor,
+            holds=self._holds,
         )
 
     def drop_feed(self, name: str) -> None:
