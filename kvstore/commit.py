@@ -231,6 +231,8 @@ class Committer:
                     durable=False,
                 )
                 self.upper = upper
+                if self._watchers:  # those that the record has woken may have looked too early
+                    self.wake()
             return self.upper
 
     def sync(self) -> Timestamp:
