@@ -184,6 +184,39 @@ def test_a_key_written_between_check_and_commit_is_a_conflict(
 # -- abort ----------------------------------------------------------------------------------
 
 
+def test_a_row_that_deletes_is_no_conflict_at_a_second_try_either(
+    store: kvstore.Store, tmp_path: Path
+) -> None:
+    store.put(b"b", b"alive")
+    staged = bulk.Import.create(tmp_path / "staged")
+    with staged.writer() as writer:
+        writer.put(b"a", b"1")
+        writer.delete(b"b")
+    staged.seal()
+
+    def killed(step: str) -> None:
+        if step == "add":
+            raise RuntimeError("killed here")
+
+    with pytest.raises(RuntimeError):
+        bulk.ingest(store, tmp_path / "staged", on_conflict="error", progress=killed)
+    bulk.ingest(store, tmp_path / "staged", on_conflict="error")
+    assert dict(store.scan()) == {b"a": b"1"}
+
+
+def test_gc_beside_a_check_for_conflicts_does_not_refuse_the_import(
+    store: kvstore.Store, tmp_path: Path
+) -> None:
+    stage(tmp_path / "staged", {b"a": b"1"})
+
+    def collect(step: str) -> None:
+        store.put(b"other", b"v")
+        store.gc(before=store.now())
+
+    bulk.ingest(store, tmp_path / "staged", on_conflict="error", progress=collect)
+    assert store.get(b"a") == b"1"
+
+
 def test_an_import_left_half_added_is_invisible_and_can_be_aborted_or_added(
     store: kvstore.Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
