@@ -40,7 +40,7 @@ from kvstore.cli.options import (
     to_time,
 )
 from kvstore.cli.output import counting, note, print_figures, print_json, print_table, working
-from kvstore.errors import CorruptionError
+from kvstore.errors import CorruptionError, UsageError
 from kvstore.opening import engine_at
 from kvstore.store import Store
 from kvstore.timestamp import Timestamp
@@ -114,7 +114,7 @@ def list_(
       kvstore backup list /backups/flights
       kvstore backup list /backups/flights --json | jq .upper
     """
-    found = _open(collection, key_file).list()
+    found = _existing(collection, key_file).list()
     if as_json:
         for info in found:
             print_json(_info(info))
@@ -135,7 +135,7 @@ def show(
     Examples:
       kvstore backup show /backups/flights
     """
-    found = _open(collection, key_file).show()
+    found = _existing(collection, key_file).show()
     fields = {**found._asdict(), "since": iso(found.since), "upper": iso(found.upper)}
     print_figures(fields, as_json=as_json)
 
@@ -184,7 +184,7 @@ def compact(collection: CollectionArgument, key_file: KeyFileOption = None) -> N
       kvstore backup compact /backups/flights
     """
     with working(f"compacting {collection}") as progress:
-        _open(collection, key_file).compact(progress=counting(progress, "rows"))
+        _existing(collection, key_file).compact(progress=counting(progress, "rows"))
 
 
 @app.command()
@@ -210,7 +210,7 @@ def expire(
     age = None if keep is None else to_duration(keep)
     with working(f"expiring {collection}", quiet=as_json) as progress:
         rows = counting(progress, "rows")
-        since = _open(collection, key_file).expire(to_time(before), keep=age, progress=rows)
+        since = _existing(collection, key_file).expire(to_time(before), keep=age, progress=rows)
     print_figures({"since": iso(since)}, as_json=as_json)
 
 
@@ -348,6 +348,14 @@ def _stop_on_signals() -> Stop:
 def _open(collection: str, key_file: Path | None) -> Collection:
     passphrase = None if key_file is not None else os.environ.get(PASSPHRASE)
     return Collection(collection, passphrase, key_file=key_file)
+
+
+def _existing(collection: str, key_file: Path | None) -> Collection:
+    """Raises `UsageError` where nothing was backed up: a path mistyped in a script is told."""
+    found = _open(collection, key_file)
+    if found.source is None:
+        raise UsageError(f"{collection} holds no backup", "check the path, or run a backup first")
+    return found
 
 
 def _info(info: BackupInfo) -> dict[str, Any]:

@@ -205,9 +205,12 @@ class Collection:
         `"files"`: every part exists. `"checksums"`: every part is read and its bytes compared.
         `"contents"`: and every version equals the `store`'s, by fingerprint, over the time both
         cover. `progress` is called with the rows of the parts read so far, contents being a second
-        time. Raises `CorruptionError` naming all that is missing or differs.
+        time. Raises `CorruptionError` naming all that is missing or differs, `UsageError` if there
+        is no backup to prove anything of.
         """
         shards = self._filled()
+        if not shards:
+            raise self._no_backup()
         return verify_chains(shards, self.url, depth=depth, store=store, progress=progress)
 
     # -- writing ----------------------------------------------------------------------------
@@ -232,9 +235,12 @@ class Collection:
         is called with the rows written so far; what it raises calls the backup off. `upload`
         writes the parts: in this process, or spread over others (`spark_connector.jobs.backup`).
 
-        Raises `UsageError` if the collection is another store's, `HistoryGoneError` if the store no
-        longer has the window: then `full=True` begins another chain beside the present one.
+        Raises `UsageError` if the collection is another store's or the token empty,
+        `HistoryGoneError` if the store no longer has the window: then `full=True` begins another
+        chain beside the present one.
         """
+        if token is not None and not token:
+            raise UsageError("the token is empty", "name the backup, or pass no token")
         record = self._chains.begin(store.store_id, token if full else None)
         shard = self._chains.shard(record.chains[-1])
         name = f"backup-{record.collection_id}"
@@ -415,6 +421,9 @@ class Collection:
 
     # -- inside -----------------------------------------------------------------------------
 
+    def _no_backup(self) -> UsageError:
+        return UsageError(f"{self.url} holds no backup", "check the path, or run a backup first")
+
     def _shards(self, record: Record | None = None) -> Sequence[Shard]:
         record = record or self._chains.read()
         return [] if record is None else [self._chains.shard(name) for name in record.chains]
@@ -432,7 +441,7 @@ class Collection:
         """The newest chain that covers `as_of`, held still at it."""
         shards = self._filled()
         if not shards:
-            raise UsageError(f"{self.url} holds no backup", "run a backup first")
+            raise self._no_backup()
         newest = shards[-1]
         at = newest.upper - 1 if as_of is None else int(to_timestamp(as_of, name="as_of"))
         if at >= newest.upper:

@@ -34,10 +34,10 @@ def find_place(
 
 def sealed(plain: Storage, secret: Secret | None, where: str) -> Storage:
     """`plain`, encrypted by the key that `secret` opens; as it is where there is no key."""
-    data_key = unlock(plain.blob, secret, where)
-    if data_key is None:
+    key = unlock(plain.blob, secret, where)
+    if key is None:
         return plain
-    return Storage(SealedBlob(plain.blob, data_key), SealedConsensus(plain.consensus, data_key))
+    return Storage(SealedBlob(plain.blob, key), SealedConsensus(plain.consensus, key))
 
 
 def _require_ours(root: Path) -> None:

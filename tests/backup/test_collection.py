@@ -243,6 +243,24 @@ def test_a_backup_made_again_with_its_token_is_done_once(
 # -- in other places --------------------------------------------------------------------------
 
 
+def test_an_empty_token_is_refused_and_not_that_of_all_backups_without_one(
+    store: kvstore.Store, collection: backup.Collection
+) -> None:
+    store.put(b"a", b"1")
+    collection.backup(store)
+    with pytest.raises(UsageError, match="token is empty"):
+        collection.backup(store, token="")
+
+
+def test_what_was_never_backed_up_is_not_verified(
+    store: kvstore.Store, collection: backup.Collection
+) -> None:
+    with pytest.raises(UsageError, match="holds no backup"):
+        collection.verify()
+    with pytest.raises(UsageError, match="holds no backup"):
+        collection.verify("contents", store)
+
+
 def test_a_live_store_takes_the_state_as_one_import(
     store: kvstore.Store, collection: backup.Collection, tmp_path: Path
 ) -> None:
@@ -548,6 +566,67 @@ def test_a_collection_in_the_clear_takes_no_key(
     collection.backup(store)
     with pytest.raises(UsageError, match="not encrypted"):
         backup.Collection(collection.url, "passphrase")
+
+
+def test_looking_for_an_encrypted_collection_makes_none(
+    store: kvstore.Store, tmp_path: Path
+) -> None:
+    collection = backup.Collection(tmp_path / "mistyped", "passphrase")
+    assert collection.list() == []
+    assert collection.source is None
+    assert not (tmp_path / "mistyped").exists()
+    other = backup.Collection(tmp_path / "mistyped", "passphrase")
+    store.put(b"a", b"1")
+    other.backup(store)
+    assert len(collection.list()) == 1  # by the key that the other made
+    with pytest.raises(UsageError, match="does not open"):
+        backup.Collection(tmp_path / "mistyped", "other")
+
+
+def test_a_collection_begun_in_the_clear_beside_is_not_encrypted(
+    store: kvstore.Store, tmp_path: Path
+) -> None:
+    sealed = backup.Collection(tmp_path / "both", "passphrase")
+    backup.Collection(tmp_path / "both").backup(store)
+    with pytest.raises(UsageError, match="not encrypted"):
+        sealed.backup(store)
+    assert len(backup.Collection(tmp_path / "both").list()) == 1
+
+
+def test_an_empty_passphrase_encrypts_nothing(store: kvstore.Store, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="passphrase is empty"):
+        backup.Collection(tmp_path / "sealed", "").backup(store)
+    assert not (tmp_path / "sealed").exists()
+
+
+def test_a_passphrase_may_be_any_bytes_of_the_environment(
+    store: kvstore.Store, tmp_path: Path
+) -> None:
+    backup.Collection(tmp_path / "sealed", "p\udcff").backup(store)
+    assert backup.Collection(tmp_path / "sealed", "p\udcff").verify().backups == 1
+
+
+def test_a_key_record_that_is_damaged_is_a_wrong_key_or_corruption(
+    store: kvstore.Store, tmp_path: Path
+) -> None:
+    backup.Collection(tmp_path / "sealed", "passphrase").backup(store)
+    record = tmp_path / "sealed" / "blob" / "encryption.json"
+    whole = record.read_bytes()
+    for damaged in (
+        b"",
+        whole[:-1],
+        bytes(len(whole)),
+        b"[]",
+        whole.replace(b'"kdf"', b'"kdg"'),
+        whole.replace(b'"n": 32768', b'"n": 32769'),
+        whole.replace(b'"salt": "', b'"salt": "x'),
+    ):
+        record.write_bytes(damaged)
+        with pytest.raises(CorruptionError):
+            backup.Collection(tmp_path / "sealed", "passphrase")
+    record.write_bytes(whole.replace(b'"r": 8', b'"r": 9'))
+    with pytest.raises(UsageError, match="does not open"):
+        backup.Collection(tmp_path / "sealed", "passphrase")
 
 
 def test_damaged_ciphertext_is_refused(store: kvstore.Store, tmp_path: Path) -> None:
