@@ -148,7 +148,7 @@ class Collection:
         if record is None or (name is not None and name not in record.chains):
             return None
         names = record.chains if name is None else (name,)
-        found = [_chain(shard) for shard in map(self._chains.shard, names) if shard.upper]
+        found = [_chain(shard) for shard in map(self._chains.find, names) if shard and shard.upper]
         whole = [c for c in found if all(c.since <= time < c.upper for time in covering)]
         return next(reversed(whole or found), None)
 
@@ -426,7 +426,8 @@ class Collection:
 
     def _shards(self, record: Record | None = None) -> Sequence[Shard]:
         record = record or self._chains.read()
-        return [] if record is None else [self._chains.shard(name) for name in record.chains]
+        found = map(self._chains.find, () if record is None else record.chains)
+        return [shard for shard in found if shard is not None]
 
     def _newest(self) -> Shard | None:
         shards = self._filled()

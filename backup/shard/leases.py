@@ -8,6 +8,7 @@ downgrade and every poll; who stays silent for longer finds `LeaseExpiredError`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from types import TracebackType
 
 from backup.shard import commands as c
@@ -18,7 +19,14 @@ from backup.shard.log import StateLog
 from backup.shard.part import MissingPartError
 from backup.shard.read import ListenBatch, Snapshot, explained, listen_window
 from backup.shard.rules import RULES
-from kvstore.errors import HistoryGoneError, LeaseExpiredError
+from kvstore.errors import (
+    AccessDeniedError,
+    DeterminateError,
+    HistoryGoneError,
+    IndeterminateError,
+    LeaseExpiredError,
+    OutOfSpaceError,
+)
 
 
 class Reader:
@@ -96,11 +104,29 @@ class Reader:
         """Stop holding anything. Doing it twice does nothing more."""
         self._log.apply(c.ExpireLeasedReader(self.name))
 
+    def leave(self) -> None:
+        """`expire`, if the storage takes it: else the lease runs out by itself."""
+        with suppress(AccessDeniedError, DeterminateError, IndeterminateError, OutOfSpaceError):
+            self.expire()
+
     def explain(self, error: MissingPartError) -> Exception:
         """What a missing part means: damage, unless this reader's lease has run out."""
         if self.name in self._log.refresh().leased:
             return error
         return LeaseExpiredError(self.name)
+
+
+def snapshot_unheld(log: StateLog, as_of: int) -> Snapshot:
+    """The shard at `as_of`, held by nobody. Raises as `Shard.snapshot`."""
+    state = log.refresh()
+    return Snapshot(
+        log.blob,
+        rule=state.rule,
+        as_of=as_of,
+        batches=machine.snapshot(state, as_of),
+        explain=lambda error: error,
+        release=lambda: None,
+    )
 
 
 class Listen:

@@ -29,7 +29,7 @@ from backup.shard.blob import Blob
 from backup.shard.consensus import Consensus
 from backup.shard.critical import Critical
 from backup.shard.frontier import frontier_text
-from backup.shard.leases import Reader
+from backup.shard.leases import Reader, snapshot_unheld
 from backup.shard.log import StateLog
 from backup.shard.read import Snapshot
 from backup.shard.rules import VERSIONS, Rule
@@ -37,7 +37,7 @@ from backup.shard.state import Batch, State
 from backup.shard.tally import Progress, Tally
 from backup.shard.write import Writer
 from kvstore.clock import Clock, WallClock
-from kvstore.errors import UsageError
+from kvstore.errors import AccessDeniedError, OutOfSpaceError, UsageError
 from kvstore.limits import LEASE_NS
 
 _PAUSE_SECONDS_MAX = 0.25
@@ -154,13 +154,18 @@ class Shard:
     def snapshot(self, as_of: int) -> Snapshot:
         """The shard at `as_of`, held by a reader of its own until it is closed.
 
-        Raises `HistoryGoneError` below `since`, `NotYetWrittenError` at or above `upper`.
+        Where the storage takes no writes (read-only, or full) nothing holds it: should another
+        process compact it away meanwhile, reading raises `MissingPartError`. Raises
+        `HistoryGoneError` below `since`, `NotYetWrittenError` at or above `upper`.
         """
-        reader = self.reader()
         try:
-            return reader.snapshot(as_of, on_release=reader.expire)
+            reader = self.reader()
+        except (AccessDeniedError, OutOfSpaceError):
+            return snapshot_unheld(self.log, as_of)
+        try:
+            return reader.snapshot(as_of, on_release=reader.leave)
         except BaseException:
-            reader.expire()
+            reader.leave()
             raise
 
     def critical(self, name: str) -> Critical:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from obstore.store import LocalStore, MemoryStore, ObjectStore
 
+from backup.shard.batch import put_retrying
 from backup.shard.blob import Blob, FileBlob, MemoryBlob
 from backup.shard.object_store import ObjectBlob
 from kvstore.errors import DeterminateError
@@ -38,6 +40,13 @@ class TestFileBlob(BlobContract):
         assert blob.sweep(before_ns=0) == 0
         assert blob.sweep(before_ns=1 << 62) == 1
         assert os.listdir(tmp_path / "a") == ["whole"]
+
+    def test_a_folder_that_was_removed_is_made_again(self, tmp_path: Path) -> None:
+        blob = FileBlob(tmp_path / "root")
+        blob.put("folder/a", b"x")
+        shutil.rmtree(tmp_path / "root")
+        put_retrying(blob, "folder/b", b"y")
+        assert blob.get("folder/b") == b"y"
 
     def test_a_folder_that_cannot_be_written_is_a_determinate_error(self, tmp_path: Path) -> None:
         (tmp_path / "file").write_bytes(b"")
