@@ -118,9 +118,10 @@ class Chains:
         dropping = (*record.dropping, *sorted(names))
         return self._replace(record, replace(record, chains=kept, dropping=dropping))
 
-    def forget(self, record: Record) -> Record:
-        """The chains that were `dropping` are destroyed."""
-        return self._replace(record, replace(record, dropping=()))
+    def forget(self, record: Record, names: set[str]) -> Record:
+        """Of the chains that were `dropping`, these are destroyed."""
+        left = tuple(name for name in record.dropping if name not in names)
+        return self._replace(record, replace(record, dropping=left))
 
     def shard(self, name: str) -> Shard:
         """A handle on a chain, made if its first backup has not been yet. Raises as `find`."""

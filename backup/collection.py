@@ -377,8 +377,8 @@ class Collection:
         """Give up instants before `before`, or older than `keep`; returns the new `since`.
 
         Moves `since`, rewrites what it has passed and frees the space. Instants from `since` on
-        stay restorable. `progress` is called with the rows rewritten so far. Raises `UsageError`
-        unless exactly one of the two is given.
+        stay restorable. What a restore is reading stays until the next expiry. `progress` is called
+        with the rows rewritten so far. Raises `UsageError` unless exactly one of the two is given.
         """
         if (before is None) == (keep is None):
             raise UsageError("expire takes before= or keep=", "pass one of the two")
@@ -396,6 +396,7 @@ class Collection:
             limit = int(to_timestamp(before, name="before"))
         self._drop_ended(record, shards[:-1], limit)
         target = min(limit, newest.upper - 1)
+        newest.expire_lapsed()
         if target > newest.since:
             newest.critical(RETENTION).downgrade(target)
         newest.compact(full=True, progress=progress)
@@ -409,15 +410,22 @@ class Collection:
             record = self._chains.drop(record, ended)
         if not record.dropping:
             return
+        destroyed = set()
         for name in record.dropping:
-            shard = self._chains.shard(name)
-            forget(shard.blob, name)
-            if shard.since != EMPTY:  # else a crash came later than this
-                shard.critical(RETENTION).downgrade(EMPTY)
-            if shard.upper != EMPTY:
-                shard.writer().progress(EMPTY)
-            shard.finalise()
-        self._chains.forget(record)
+            shard = self._chains.find(name)
+            if shard is not None:
+                forget(shard.blob, name)
+                shard.expire_lapsed()
+                if shard.since != EMPTY:  # else a crash came later than this
+                    shard.critical(RETENTION).downgrade(EMPTY)
+                if shard.since != EMPTY:
+                    continue  # a restore reads it: the next expiry finds it again
+                if shard.upper != EMPTY:
+                    shard.writer().progress(EMPTY)
+                shard.finalise()
+            destroyed.add(name)
+        if destroyed:
+            self._chains.forget(record, destroyed)
 
     # -- inside -----------------------------------------------------------------------------
 
@@ -427,7 +435,8 @@ class Collection:
     def _shards(self, record: Record | None = None) -> Sequence[Shard]:
         record = record or self._chains.read()
         found = map(self._chains.find, () if record is None else record.chains)
-        return [shard for shard in found if shard is not None]
+        # Another script may have just begun to destroy one.
+        return [shard for shard in found if shard is not None and shard.since != EMPTY]
 
     def _newest(self) -> Shard | None:
         shards = self._filled()

@@ -220,7 +220,8 @@ ROLLUP_EVERY = 64
 """Versions between rollups: what opening a shard reads beyond the rollup is at most about this."""
 
 LEASE_NS = 15 * 60 * 1_000_000_000
-"""Default lease of a shard reader: long enough for a slow restore between two heartbeats."""
+"""Default lease of a shard reader: long enough for what a slow restore does between two record
+batches, which renew it."""
 
 ATTEMPTS_MAX = 1_000
 """Times a shard command is tried against contention or a failing storage before it gives up."""

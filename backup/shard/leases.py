@@ -2,7 +2,8 @@
 
 A reader holds two things: `since`, so that compaction keeps the history it wants, and the version
 its oldest open snapshot uses, so that collection keeps the parts. A lease is renewed by every
-downgrade and every poll; who stays silent for longer finds `LeaseExpiredError`.
+downgrade, every poll, and now and then while the rows of a snapshot are taken; who stays silent for
+longer finds `LeaseExpiredError`.
 """
 
 from __future__ import annotations
@@ -28,15 +29,21 @@ from kvstore.errors import (
     OutOfSpaceError,
 )
 
+_REFUSED = (AccessDeniedError, DeterminateError, IndeterminateError, OutOfSpaceError)
+
 
 class Reader:
     """A leased reader: holds `since`, and the versions its open snapshots use."""
 
-    def __init__(self, log: StateLog, name: str, registered: c.ReaderRegistered) -> None:
+    def __init__(
+        self, log: StateLog, name: str, registered: c.ReaderRegistered, *, lease_ns: int
+    ) -> None:
         self.name = name
         self.since = registered.since
         self._log = log
         self._in_use: list[int] = []
+        self._lease_ns = lease_ns
+        self._renewed_ns = log.clock.wall_ns()
 
     def __enter__(self) -> Reader:
         return self
@@ -70,6 +77,7 @@ class Reader:
             batches=batches,
             explain=self.explain,
             release=release,
+            renew=self.renew_if_due,
         )
 
     def listen(self, as_of: int) -> Listen:
@@ -100,13 +108,23 @@ class Reader:
         """Renew the lease. Raises `LeaseExpiredError`."""
         self.downgrade_since(self.since)
 
+    def renew_if_due(self) -> None:
+        """Renew a lease of which a third has passed. Where the storage refuses, later again: who
+        reads need not stop for it before the parts are gone."""
+        now_ns = self._log.clock.wall_ns()
+        if now_ns - self._renewed_ns < self._lease_ns // 3:
+            return
+        self._renewed_ns = now_ns
+        with suppress(*_REFUSED, LeaseExpiredError):
+            self.heartbeat()
+
     def expire(self) -> None:
         """Stop holding anything. Doing it twice does nothing more."""
         self._log.apply(c.ExpireLeasedReader(self.name))
 
     def leave(self) -> None:
         """`expire`, if the storage takes it: else the lease runs out by itself."""
-        with suppress(AccessDeniedError, DeterminateError, IndeterminateError, OutOfSpaceError):
+        with suppress(*_REFUSED):
             self.expire()
 
     def explain(self, error: MissingPartError) -> Exception:

@@ -145,11 +145,12 @@ class Shard:
     # -- reading and holding -----------------------------------------------------------------
 
     def reader(self, *, lease_ns: int = LEASE_NS, from_critical: bool = False) -> Reader:
-        """Register a leased reader. Use it with `with`; renew it within `lease_ns`."""
+        """Register a leased reader. Use it with `with`; renew it within `lease_ns`, as reading
+        the rows of its snapshots does."""
         name = f"r-{secrets.token_hex(8)}"
         now_ns = self.log.clock.wall_ns()
         command = c.RegisterLeasedReader(name, now_ns, lease_ns, from_critical)
-        return Reader(self.log, name, self.log.apply(command).outcome)
+        return Reader(self.log, name, self.log.apply(command).outcome, lease_ns=lease_ns)
 
     def snapshot(self, as_of: int) -> Snapshot:
         """The shard at `as_of`, held by a reader of its own until it is closed.
@@ -197,6 +198,10 @@ class Shard:
         """Delete all that no version and no reader needs any more."""
         gc.prepare(self.log)
         return gc.collect(self.log)
+
+    def expire_lapsed(self) -> None:
+        """Forget the readers whose lease has run out: they hold `since` back otherwise."""
+        gc.expire_lapsed(self.log)
 
     def collect_if_due(self) -> None:
         """`gc`, once so many versions have piled up that it pays; asking costs nothing."""

@@ -769,6 +769,61 @@ def test_a_restore_that_was_killed_keeps_space_only_until_its_lease_has_run_out(
     assert len(parts_of(place)) == 1
 
 
+def test_an_expiry_passes_a_restore_that_was_killed_once_its_lease_has_run_out(
+    store: kvstore.Store, tmp_path: Path
+) -> None:
+    clock = kvstore.ManualClock(1_700_000_000 * 10**9)
+    collection = backup.Collection(tmp_path / "backups", clock=clock)
+    store.put(b"k", b"1")
+    collection.backup(store)
+    killed = collection.snapshot(None)
+    killed.__enter__()
+    store.put(b"k", b"2")
+    upper = collection.backup(store).upper
+    assert collection.expire(before=upper) == 0
+    clock.advance(LEASE_NS + 1)
+    assert collection.expire(before=upper) == upper - 1
+
+
+def two_chains(store: kvstore.Store, collection: backup.Collection) -> tuple[int, int]:
+    """Two chains; an instant that only the older has, at which k is 1, and the newer's upper."""
+    old = store.put(b"k", b"1")
+    store.put(b"k", b"2")
+    collection.backup(store)
+    store.gc(before=store.upper)
+    store.put(b"k", b"3")
+    return old, collection.backup(store, full=True).upper
+
+
+def test_a_chain_that_is_being_restored_is_removed_by_the_next_expiry(
+    store: kvstore.Store, tmp_path: Path
+) -> None:
+    clock = kvstore.ManualClock(1_700_000_000 * 10**9)
+    collection = backup.Collection(tmp_path / "backups", clock=clock)
+    old, upper = two_chains(store, collection)
+    with collection.snapshot(old) as (_, snapshot):
+        assert collection.expire(before=upper) == upper - 1
+        assert pa.Table.from_batches(snapshot.read()).column("value").to_pylist() == [b"1"]
+        assert collection.show().chains == 1
+    assert len(parts_of(tmp_path / "backups")) == 2
+    collection.expire(before=upper)
+    assert len(parts_of(tmp_path / "backups")) == 1
+
+
+def test_a_killed_restore_of_an_ended_chain_stops_no_expiry(
+    store: kvstore.Store, tmp_path: Path
+) -> None:
+    clock = kvstore.ManualClock(1_700_000_000 * 10**9)
+    collection = backup.Collection(tmp_path / "backups", clock=clock)
+    old, upper = two_chains(store, collection)
+    killed = collection.snapshot(old)
+    killed.__enter__()
+    collection.expire(before=upper)
+    clock.advance(LEASE_NS + 1)
+    collection.expire(before=upper)
+    assert len(parts_of(tmp_path / "backups")) == 1
+
+
 @pytest.mark.parametrize("warm", [True, False])
 def test_many_increments_leave_few_versions_of_the_state(
     store: kvstore.Store, tmp_path: Path, warm: bool
