@@ -139,7 +139,8 @@ class Shard:
         )
 
     def writer(self, name: str | None = None) -> Writer:
-        """A writer. One `name` is used by one process at a time; keep it to retry after a crash."""
+        """A writer. One `name` is used by one process at a time; keep it to retry after a crash.
+        Without one it is forgotten some days after its last append."""
         return Writer(self.log, name or f"w-{secrets.token_hex(8)}")
 
     # -- reading and holding -----------------------------------------------------------------

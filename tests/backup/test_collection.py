@@ -847,6 +847,22 @@ def test_many_increments_leave_few_versions_of_the_state(
         assert len(list(restored.scan())) == 4 * ROLLUP_EVERY
 
 
+def test_a_backup_a_day_for_months_leaves_few_writers_in_the_state(
+    store: kvstore.Store, tmp_path: Path
+) -> None:
+    clock = kvstore.ManualClock(1_700_000_000 * 10**9)
+    collection = backup.Collection(tmp_path / "backups", clock=clock)
+    for number in range(3 * ROLLUP_EVERY):
+        clock.advance(86_400 * 10**9)
+        store.put(b"k", b"%d" % number)
+        collection.backup(store)
+    with collection.snapshot(None) as (shard, _):
+        assert len(shard.state.writers) <= ROLLUP_EVERY + 5
+    collection.compact()
+    with collection.snapshot(None) as (shard, _):
+        assert len(shard.state.writers) <= 5
+
+
 def test_two_collections_on_one_place_take_turns(store: kvstore.Store, tmp_path: Path) -> None:
     """What one remembers of the last state, the other has moved on from."""
     pair = [backup.Collection(tmp_path / "backups") for _ in range(2)]
