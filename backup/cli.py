@@ -1,4 +1,4 @@
-"""`kvstore backup`: run, list, show, verify, compact, expire, restore, replicate, promote.
+"""`kvstore backup`: run, list, show, verify, compact, expire, scrub, restore, replicate, promote.
 
 A collection is a path or a URL (`s3://`, `gs://`, `az://`). An encrypted one is opened with the
 passphrase in the environment variable KVSTORE_PASSPHRASE, or with `--key-file`.
@@ -212,6 +212,36 @@ def expire(
         rows = counting(progress, "rows")
         since = _existing(collection, key_file).expire(to_time(before), keep=age, progress=rows)
     print_figures({"since": iso(since)}, as_json=as_json)
+
+
+@app.command()
+def scrub(
+    collection: CollectionArgument,
+    delete: Annotated[
+        str | None,
+        typer.Option(
+            metavar="AGE",
+            help="Delete orphans older than: 7d. Longer than any backup takes.",
+            show_default=False,
+        ),
+    ] = None,
+    key_file: KeyFileOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """List what interrupted backups left (orphans), and what is missing. Exits with 1 if any is.
+
+    \b
+    Examples:
+      kvstore backup scrub /backups/flights
+      kvstore backup scrub /backups/flights --delete 7d
+    """
+    age = None if delete is None else to_duration(delete)
+    with working(f"looking through {collection}", quiet=as_json):
+        report = _existing(collection, key_file).scrub(delete_orphans_older_than=age)
+    fields = {name: list(getattr(report, name)) for name in ("missing", "orphans", "deleted")}
+    print_figures(fields, as_json=as_json)
+    if report.missing:
+        raise typer.Exit(NOT_FOUND)
 
 
 @app.command()

@@ -42,6 +42,7 @@ from backup.shard import (
     Window,
     merge_here,
 )
+from backup.shard.blob import sweep
 from backup.shard.part import open_part, part_bytes
 from backup.shard.scrub import ScrubReport
 from backup.upload import Upload, upload_here
@@ -349,10 +350,12 @@ class Collection:
 
     def scrub(self, *, delete_orphans_older_than: timedelta | None = None) -> ScrubReport:
         """Name the blobs that nothing needs (left by backups that did not finish), and those
-        that are missing. Orphans older than given are deleted; leave time for running backups."""
+        that are missing. Orphans older than given are deleted, and what was left of writing them;
+        leave time for running backups."""
         before_ns = None
         if delete_orphans_older_than is not None:
             before_ns = self._clock.wall_ns() - _ns(delete_orphans_older_than)
+            sweep(self._place.blob, before_ns=before_ns)
         found = [
             shard.scrub(
                 delete_orphans_before_ns=before_ns,

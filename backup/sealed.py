@@ -29,7 +29,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.kdf.scrypt import Scrypt
 
 from backup.shard.batch import put_retrying
-from backup.shard.blob import Blob, BlobInfo, reading
+from backup.shard.blob import Blob, BlobInfo, reading, sweep
 from backup.shard.consensus import Cas, Consensus, Versioned
 from kvstore.errors import CorruptionError, FormatVersionError, UsageError
 from kvstore.limits import SCRYPT_N, SEALED_CHUNK_BYTES
@@ -233,6 +233,10 @@ class SealedBlob:
     def restore(self, name: str) -> None:
         """See `Blob.restore`."""
         self._blob.restore(name)
+
+    def sweep(self, *, before_ns: int) -> int:
+        """See `FileBlob.sweep`."""
+        return sweep(self._blob, before_ns=before_ns)
 
     def _seal(self, name: str, data: bytes) -> bytes:
         cipher, prefix = self._key.made(), secrets.token_bytes(_PREFIX_BYTES)

@@ -23,7 +23,7 @@ import secrets
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple, Protocol, TypeVar
+from typing import NamedTuple, Protocol, TypeVar, runtime_checkable
 
 from backup.shard.newfile import write_synced
 from kvstore.errors import (
@@ -249,9 +249,10 @@ class FileBlob:
         """Remove what crashed puts left that was last written before `before_ns`; how many."""
         swept = 0
         for path in self.root.rglob(f"{_TEMPORARY}*"):
-            if path.stat().st_mtime_ns < before_ns:
-                path.unlink(missing_ok=True)
-                swept += 1
+            with suppress(FileNotFoundError):  # its put has just ended
+                if path.stat().st_mtime_ns < before_ns:
+                    path.unlink()
+                    swept += 1
         return swept
 
     def path(self, name: str) -> Path:
@@ -269,6 +270,20 @@ class FileBlob:
             Path(folder).mkdir(exist_ok=True)
             sync_folder(above)
         self._made.add(folder)
+
+
+@runtime_checkable
+class Sweeps(Protocol):
+    """A blob on which a crashed put leaves something."""
+
+    def sweep(self, *, before_ns: int) -> int:
+        """Remove what crashed puts left that was last written before `before_ns`; how many."""
+        ...
+
+
+def sweep(blob: Blob, *, before_ns: int) -> int:
+    """See `Sweeps`; nothing where a storage leaves nothing."""
+    return blob.sweep(before_ns=before_ns) if isinstance(blob, Sweeps) else 0
 
 
 def reading(call: Callable[[], _T]) -> _T:

@@ -261,6 +261,58 @@ def test_what_was_never_backed_up_is_not_verified(
         collection.verify("contents", store)
 
 
+def test_two_restores_to_one_place_do_not_take_it_from_each_other(
+    store: kvstore.Store, collection: backup.Collection, tmp_path: Path
+) -> None:
+    store.put(b"a", b"1")
+    collection.backup(store)
+    target = tmp_path / "restored"
+
+    def second(_rows: int) -> None:
+        with pytest.raises(LockedError, match="another restore"):
+            collection.restore(target)
+
+    collection.restore(target, progress=second)
+    with kvstore.open(target) as restored:
+        assert list(restored.scan()) == [(b"a", b"1")]
+    assert not list(tmp_path.glob(".restored*"))
+
+
+def test_a_restore_removes_what_a_killed_one_left_at_its_own_place_only(
+    store: kvstore.Store, collection: backup.Collection, tmp_path: Path
+) -> None:
+    store.put(b"a", b"1")
+    collection.backup(store)
+    own, other = (tmp_path / f".{name}.restoring-0123" for name in ("r[1]*", "r1x"))
+    for left in (own, other):
+        left.mkdir()
+    collection.restore(tmp_path / "r[1]*")
+    assert not own.exists()
+    assert other.exists()
+
+
+def test_a_restore_to_what_is_there_is_refused_before_it_begins(
+    store: kvstore.Store, collection: backup.Collection, tmp_path: Path
+) -> None:
+    store.put(b"a", b"1")
+    collection.backup(store)
+    (tmp_path / "dangling").symlink_to("nowhere")
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "file").write_bytes(b"")
+    rows: list[int] = []
+    for name in ("dangling", "empty", "file"):
+        with pytest.raises(UsageError, match="exists"):
+            collection.restore(tmp_path / name, progress=rows.append)
+    assert rows == []
+
+    def make(_rows: int) -> None:
+        (tmp_path / "meanwhile").mkdir(exist_ok=True)
+
+    with pytest.raises(UsageError, match="exists"):
+        collection.restore(tmp_path / "meanwhile", progress=make)
+    assert list((tmp_path / "meanwhile").iterdir()) == []
+
+
 def test_a_live_store_takes_the_state_as_one_import(
     store: kvstore.Store, collection: backup.Collection, tmp_path: Path
 ) -> None:

@@ -254,6 +254,27 @@ def test_a_collection_that_is_not_there_is_no_success(
     assert list(tmp_path.glob("mistyped*")) == []
 
 
+def test_what_an_interrupted_backup_left_is_listed_and_deleted(run: Run, tmp_path: Path) -> None:
+    run("put", tmp_path / "s", "a", "1", "--create")
+    run("backup", "run", tmp_path / "s", tmp_path / "b")
+    (part,) = tmp_path.glob("b/blob/*/part/*.parquet")
+    orphan = part.with_name("00000000000000000001-00000000000000ff.parquet")
+    orphan.write_bytes(b"half")
+    temporary = part.with_name(".tmp-1")
+    temporary.write_bytes(b"less")
+    os.utime(temporary, (1, 1))
+    found = told(run("backup", "scrub", tmp_path / "b", "--json"))
+    assert found == {
+        "missing": [],
+        "orphans": [str(orphan.relative_to(tmp_path / "b" / "blob"))],
+        "deleted": [],
+    }
+    assert orphan.name in run("backup", "scrub", tmp_path / "b", "--delete", "7d").stdout
+    assert [path.name for path in part.parent.iterdir()] == [part.name]
+    part.unlink()
+    assert part.name in run("backup", "scrub", tmp_path / "b", code=1).stdout
+
+
 def test_a_token_that_is_empty_is_refused(run: Run, tmp_path: Path) -> None:
     run("put", tmp_path / "s", "a", "1", "--create")
     run("backup", "run", tmp_path / "s", tmp_path / "b")
