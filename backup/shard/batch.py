@@ -112,7 +112,7 @@ def write_batch(
 
     try:
         _build_parts(batches, _Checks(desc, rule), upload, beside=beside)
-    except Exception:
+    except BaseException:  # an interrupt too
         _delete(blob, doomed)
         raise
     meta = tuple(sorted(desc.meta.items()))

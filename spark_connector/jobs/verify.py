@@ -29,7 +29,7 @@ from backup.rows import row_batches
 from backup.shard import AsOf, Part, Split, Window
 from backup.verify import Compared, comparable, fingerprint, require_equal, together
 from kvstore import Store
-from kvstore.errors import CorruptionError
+from kvstore.errors import CorruptionError, UsageError
 from kvstore.opening import open_read_only
 from kvstore.span import Span
 from spark_connector.access import Access
@@ -61,10 +61,13 @@ def verify(
 ) -> VerifyReport:
     """Check all parts of all chains, each in a task of its own, and their contents with a `store`.
 
-    Raises `CorruptionError` naming every part that is missing or damaged, or what differs.
+    Raises `CorruptionError` naming every part that is missing or damaged, or what differs,
+    `UsageError` if there is no backup.
     """
     found = Access.of(access)
     chains = found.open().chains()
+    if not any(chains):
+        raise UsageError(f"{found.url} holds no backup", "check the path, or run a backup first")
     parts = [part for batches in chains for batch in batches for part in batch.parts]
     # Largest first: the last task to start should not be the longest.
     ordered = sorted(parts, key=lambda part: -part.size)

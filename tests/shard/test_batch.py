@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import random
 from collections.abc import Iterator
 from dataclasses import replace
@@ -23,7 +24,7 @@ from backup.shard.state import Batch, Part
 from kvstore.clock import ManualClock
 from kvstore.digest import digest
 from kvstore.errors import CorruptionError, FormatVersionError, KeyOrderError, UsageError
-from kvstore.limits import BOUND_BYTES_MAX, ROW_GROUP_ROWS_MAX
+from kvstore.limits import BOUND_BYTES_MAX, PART_BYTES_MAX, ROW_GROUP_ROWS_MAX
 from kvstore.span import Span
 from tests.shard.rows import (
     Diff,
@@ -153,6 +154,19 @@ def test_a_failing_source_leaves_no_parts(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 # -- parts -----------------------------------------------------------------------------------
+
+
+def test_an_interrupt_leaves_no_parts() -> None:
+    blob = MemoryBlob()
+
+    def rows() -> Iterator[pa.RecordBatch]:
+        for key in (b"a", b"b", b"c"):
+            yield versions([put(key, 1, os.urandom(PART_BYTES_MAX // 2 + 1))])[0]
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        write_batch(blob, BatchDesc(0, 2), rows(), rule=VERSIONS, names=part_names("s"))
+    assert list(blob.list()) == []
 
 
 def test_a_large_batch_is_cut_into_parts_and_row_groups_in_order(
