@@ -334,8 +334,15 @@ def test_parts_that_share_a_key_are_refused_at_sealing(tmp_path: Path) -> None:
         pa.record_batch({"key": binary(b"a"), "value": binary(None)}),
         pa.record_batch({"key": binary(b"a")}),
         pa.record_batch({"key": binary(b"a"), "value": binary(b""), "op": pa.array(["upsert"])}),
+        pa.record_batch(
+            {"key": binary(b"a"), "value": binary(b""), "op": pa.nulls(1, pa.string())}
+        ),
+        pa.record_batch({"key": binary(b"a"), "value": binary(b""), "op": pa.array([1])}),
     ],
-    ids=["text key", "number value", "null key", "null value", "no value", "unknown op"],
+    ids=[
+        *("text key", "number value", "null key", "null value", "no value"),
+        *("unknown op", "null op", "number op"),
+    ],
 )
 def test_batches_of_another_shape_are_refused(tmp_path: Path, batch: pa.RecordBatch) -> None:
     with pytest.raises(UsageError), bulk.Import.create(tmp_path / "staged").writer() as writer:
