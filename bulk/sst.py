@@ -22,6 +22,11 @@ from kvstore.limits import BLOCK_BYTES
 
 UNFINISHED_SUFFIX: Final = ".tmp"
 _HASH_CHUNK = 1 << 20
+_CODECS: Final = {
+    "lz4": rocks.DBCompressionType.lz4,
+    "zstd": rocks.DBCompressionType.zstd,
+    "none": rocks.DBCompressionType.none,
+}
 
 
 class OutOfOrder(Exception):  # noqa: N818  # a signal to the caller, who knows the user's keys
@@ -112,16 +117,16 @@ def fsync_and_hash(path: Path) -> str:
     return digest.hexdigest()
 
 
+def require_compression(name: str) -> None:
+    """Raise `UsageError` unless files can be written so."""
+    if name not in _CODECS:
+        raise UsageError(f"compression={name!r}", f"pass one of {', '.join(_CODECS)}")
+
+
 def _options(compression: str) -> rocks.Options:
-    codecs = {
-        "lz4": rocks.DBCompressionType.lz4,
-        "zstd": rocks.DBCompressionType.zstd,
-        "none": rocks.DBCompressionType.none,
-    }
-    if compression not in codecs:
-        raise UsageError(f"compression={compression!r}", f"pass one of {', '.join(codecs)}")
+    require_compression(compression)
     options = rocks.Options(raw_mode=True)
-    options.set_compression_type(codecs[compression]())
+    options.set_compression_type(_CODECS[compression]())
     table = rocks.BlockBasedOptions()
     table.set_format_version(5)
     table.set_block_size(BLOCK_BYTES)

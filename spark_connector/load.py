@@ -31,11 +31,10 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeAlias
 
 import pyarrow as pa
-import pyarrow.compute as pc
 from pyspark.sql import Column, DataFrame
 
 import bulk
-from bulk.ingest import INGEST_DIRECTORY, OnConflict
+from bulk.ingest import INGEST_DIRECTORY, OnConflict, require_on_conflict
 from bulk.part import Part, PartWriter
 from bulk.sort import Run, cuts, merged, sorted_runs
 from bulk.staging import Manifest
@@ -45,13 +44,13 @@ from kvstore.store import Store
 from kvstore.timestamp import Timestamp
 from spark_connector.progress import Progress, watched
 from spark_connector.rows import (
-    KEY,
     Columns,
     Duplicates,
     chosen,
     require_order,
-    sorted_rows,
+    rows_by_key,
     wanted_partitions,
+    without_repeats,
 )
 from spark_connector.worker import spare_the_collector
 
@@ -141,6 +140,7 @@ def run_import(
     progress: Progress | None = None,
 ) -> ImportReport:
     """As `bulk_import`; returns a report."""
+    require_on_conflict(on_conflict)
     directory = _staging_directory(store, staging)
     started = time.perf_counter()
     manifest = stage_import(
@@ -221,7 +221,7 @@ def stage_import(
                 tasks = df.sparkSession.range(0, pieces, 1, max(pieces, 1))
             else:
                 build = _builder(place, staged.import_id)
-                tasks = sorted_rows(
+                tasks = rows_by_key(
                     df,
                     key,
                     value,
@@ -292,7 +292,7 @@ def _builder(staging: Path, import_id: int) -> _Task:
     """The task that makes one part of sorted rows, of equal keys the first."""
 
     def build(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        return _told(partial(_written, staging, import_id, _without_repeats(batches)))
+        return _told(partial(_written, staging, import_id, without_repeats(batches)))
 
     return build
 
@@ -317,15 +317,3 @@ def _written(staging: Path, import_id: int, rows: Iterable[pa.RecordBatch]) -> l
             writer.write(batch)
         part = writer.finish()
     return [] if part is None else [part]
-
-
-def _without_repeats(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Of rows with equal keys, which lie together, keep the first."""
-    last = pa.scalar(None, pa.binary())
-    for batch in batches:
-        keys = batch.column(KEY)
-        if not len(keys):
-            continue
-        before = pa.concat_arrays([pa.array([last.as_py()], pa.binary()), keys[:-1]])
-        last = keys[-1]
-        yield batch.filter(pc.fill_null(pc.not_equal(keys, before), True))

@@ -156,6 +156,26 @@ def test_wrong_types_and_nulls_are_refused_and_leave_nothing(
     assert store.imports() == []
 
 
+@pytest.mark.parametrize(
+    "part", ["CAST(1.5 AS DECIMAL(9, 2))", "TIMESTAMP_NTZ'2026-01-01 00:00:00'", "array(1)", "null"]
+)
+def test_key_columns_without_an_order_are_refused(
+    spark: SparkSession, store: Store, part: str
+) -> None:
+    df = spark.sql(f"SELECT {part} AS part, id, X'00' AS value FROM range(1)")
+    with pytest.raises(UsageError, match="key column part "):
+        bulk_import(df, store, ["id", "part"], "value")
+
+
+def test_what_adding_would_refuse_is_refused_before_any_row_is_read(
+    spark: SparkSession, store: Store, tmp_path: Path
+) -> None:
+    df = frame(spark, {b"a": b"1"}).mapInArrow(_dying, ROWS)
+    with pytest.raises(UsageError, match="on_conflict='replace'"):
+        bulk_import(df, store, "key", "value", tmp_path / "s", on_conflict="replace")  # type: ignore[arg-type]
+    assert not (tmp_path / "s").exists()
+
+
 def test_key_that_comes_twice_is_named_and_nothing_is_added(
     spark: SparkSession, store: Store
 ) -> None:
@@ -286,9 +306,11 @@ def test_rows_that_delete_leave_tombstones(spark: SparkSession, store: Store) ->
 
 
 def test_unknown_op_is_refused(spark: SparkSession, store: Store) -> None:
-    df = spark.sql("SELECT 'a' AS key, 'upsert' AS op, 'v' AS value")
-    with pytest.raises(UsageError, match="column op holds something else"):
-        bulk_import(df, store, "key", "value", op="op")
+    for op in ("'upsert'", "null", "1"):
+        df = spark.sql(f"SELECT 'a' AS key, {op} AS op, 'v' AS value")
+        found = {"null": "None", "1": "'1'"}.get(op, op)
+        with pytest.raises(UsageError, match=f"column op holds something else: {found}"):
+            bulk_import(df, store, "key", "value", op="op")
 
 
 def test_explicit_splits_are_the_borders_of_the_files(
