@@ -50,7 +50,8 @@ class Access:
     def of(cls, access: Access | str) -> Access:
         """The same wherever it is opened: Spark's processes have folders of their own."""
         found = cls(access) if isinstance(access, str) else access
-        url = found.url if "://" in found.url else os.path.abspath(found.url)
+        url = local(found.url)
+        url = url if "://" in url else os.path.abspath(url)
         files = (
             None if path is None else os.path.abspath(path)
             for path in (found.key_file, found.passphrase_file)
@@ -107,6 +108,14 @@ class Access:
         if self.skip_signature:
             options["skip_signature"] = True
         return options
+
+
+def local(path: str) -> str:
+    """A path given as `file:///a`, or as Hadoop writes it, `file:/a`, as the path it names."""
+    for scheme in ("file://", "file:"):
+        if path.startswith(f"{scheme}/"):
+            return path.removeprefix(scheme)
+    return path
 
 
 def _first_line(path: str) -> str:

@@ -78,7 +78,7 @@ class SparkUpload:
                 whole_since = exported(opened, since=attempt.since, upto=newest).whole_since
                 size = sum(file.size_bytes for file in opened.files())
                 spans = opened.splits(
-                    self.tasks or task_count(self.spark, size),
+                    task_count(self.spark, size, self.tasks),
                     None if attempt.after is None else Span(attempt.after.key),
                 )
             pieces = [

@@ -56,7 +56,7 @@ class SparkMerge:
     tasks: int | None = None
 
     def __call__(self, log: StateLog, inputs: tuple[Batch, ...], since: int, tally: Tally) -> Batch:
-        count = self.tasks or task_count(self.spark, sum(batch.size for batch in inputs))
+        count = task_count(self.spark, sum(batch.size for batch in inputs), self.tasks)
         spans = split_batches(log.blob, inputs, count, rule=log.state.rule)
         pieces = [Piece(self.access, log.shard, span, inputs, since) for span in spans]
         merged = run_tasks(self.spark, pieces, merge_piece)
