@@ -30,6 +30,7 @@ from pyspark.sql.datasource import (
     DataSource,
     DataSourceReader,
     DataSourceStreamReader,
+    DataSourceStreamWriter,
     DataSourceWriter,
     Filter,
     InputPartition,
@@ -104,16 +105,28 @@ class KVStoreSource(DataSource):
         spare_the_collector()
         changes = reads_changes(self.options)
         options = read_options(self.options, "changes" if changes else "state")
-        asked = require_known(schema, changes=changes)
+        asked = require_known(schema, changes=changes, columns=options.columns)
         pushes = wants_pushdown(self.options, default=self.pushes)
         kind = PushingReader if pushes else Reader
         return kind(options, asked, changes=changes)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
-        from spark_connector.stream import StreamReader
+        from spark_connector.stream import RefusedReader, StreamReader
 
-        options = read_options(self.options, "stream")
-        return StreamReader(options, require_known(schema, changes=True))
+        try:
+            options = read_options(self.options, "stream")
+            asked = require_known(schema, changes=True, columns=options.columns)
+        except UsageError as error:
+            return RefusedReader(error)
+        return StreamReader(options, asked)
+
+    def streamWriter(  # noqa: N802
+        self, schema: StructType, overwrite: bool
+    ) -> DataSourceStreamWriter:
+        raise UsageError(
+            f'writeStream.format("{FORMAT}") is not offered: a store is one process\'s',
+            "let that process import: writeStream.foreachBatch(batch_importer(store, ...))",
+        )
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         from spark_connector.stage import StagingWriter
