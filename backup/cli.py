@@ -40,7 +40,7 @@ from kvstore.cli.options import (
     to_time,
 )
 from kvstore.cli.output import counting, note, print_figures, print_json, print_table, working
-from kvstore.errors import CorruptionError
+from kvstore.errors import CorruptionError, UsageError
 from kvstore.opening import engine_at
 from kvstore.store import Store
 from kvstore.timestamp import Timestamp
@@ -172,6 +172,8 @@ def verify(
         except CorruptionError as error:
             note(str(error))
             raise typer.Exit(NOT_FOUND) from error
+    if not report.backups:
+        raise UsageError(f"{collection} holds no backup", "check the path")
     print_figures({"ok": True, **report._asdict()}, as_json=as_json)
 
 
