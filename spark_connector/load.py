@@ -37,7 +37,7 @@ import bulk
 from bulk.ingest import INGEST_DIRECTORY, OnConflict, require_on_conflict
 from bulk.part import Part, PartWriter
 from bulk.sort import Run, cuts, merged, sorted_runs
-from bulk.staging import Manifest
+from bulk.staging import Manifest, discard
 from kvstore.errors import KeyOrderError, UsageError
 from kvstore.span import Span
 from kvstore.store import Store
@@ -235,7 +235,7 @@ def stage_import(
         shutil.rmtree(directory / _SCRATCH, ignore_errors=True)
         return staged.seal(parts)
     except BaseException:
-        shutil.rmtree(directory, ignore_errors=True)
+        discard(directory)
         raise
 
 

@@ -12,7 +12,6 @@ Invariants
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +23,7 @@ from pyspark.sql.types import BinaryType, StringType, StructType
 from bulk.part import Part, PartWriter
 from bulk.sst import require_compression
 from bulk.staged import Import
-from bulk.staging import MANIFEST_NAME, read_manifest, seal
+from bulk.staging import MANIFEST_NAME, discard, read_manifest, seal
 from kvstore.errors import UsageError
 from spark_connector.worker import spare_the_collector
 
@@ -65,7 +64,7 @@ class StagingWriter(DataSourceArrowWriter):
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         if not (self._staging / MANIFEST_NAME).exists():
-            shutil.rmtree(self._staging, ignore_errors=True)
+            discard(self._staging)
 
 
 def _require_columns(schema: StructType) -> None:
