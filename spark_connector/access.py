@@ -10,13 +10,16 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from backup import Collection
 from backup.place import find_place
 from backup.sealed import Secret
 from backup.shard import Storage
 from kvstore.errors import UsageError
+
+Address: TypeAlias = "Access | str | os.PathLike[str]"
+"""What users may say: a path or URL alone, where that is all it takes to open it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,9 +50,9 @@ class Access:
             )
 
     @classmethod
-    def of(cls, access: Access | str) -> Access:
+    def of(cls, access: Address) -> Access:
         """The same wherever it is opened: Spark's processes have folders of their own."""
-        found = cls(access) if isinstance(access, str) else access
+        found = access if isinstance(access, Access) else cls(os.fspath(access))
         url = local(found.url)
         url = url if "://" in url else os.path.abspath(url)
         files = (

@@ -38,10 +38,11 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from kvstore.commit import require_readable
-from kvstore.errors import HistoryGoneError, UsageError
+from kvstore.errors import HistoryGoneError, NotYetWrittenError, UsageError
 from kvstore.limits import ARROW_ROWS_MAX
 from kvstore.span import Span
 from kvstore.splits import split_span
+from kvstore.timestamp import Timestamp
 from spark_connector import pushdown
 from spark_connector.checkpoint import ranges_batch
 from spark_connector.images import image_rows
@@ -217,6 +218,8 @@ class PushingReader(Reader):
 
 def require_window(since: int, upto: int, *, oldest: int, upper: int, latest: bool) -> None:
     """Raise unless the changes in `(since, upto]` are all there."""
+    if since >= upper:
+        raise NotYetWrittenError(as_of=Timestamp(since), upper=upper)
     if since > upto:
         raise UsageError(f"the window ({since}, {upto}] ends before it starts", "swap its ends")
     require_readable(upto, since=oldest, upper=upper)

@@ -31,7 +31,7 @@ from kvstore import Store
 from kvstore.errors import UsageError
 from kvstore.span import Span
 from kvstore.timestamp import TimeLike, Timestamp
-from spark_connector.access import Access
+from spark_connector.access import Access, Address
 from spark_connector.jobs.command import access_of, parser_of, running, told
 from spark_connector.jobs.tasks import run_tasks, task_count
 from spark_connector.load import ImportReport, run_import
@@ -83,7 +83,7 @@ def build_piece(piece: Piece) -> tuple[list[Built], int]:
 
 def restore(
     spark: SparkSession,
-    access: Access | str,
+    access: Address,
     path: str | os.PathLike[str],
     *,
     as_of: TimeLike | None = None,
@@ -101,7 +101,7 @@ def restore(
 
 def restore_into(
     spark: SparkSession,
-    access: Access | str,
+    access: Address,
     store: Store,
     *,
     as_of: TimeLike | None = None,

@@ -32,7 +32,7 @@ from kvstore import Store
 from kvstore.errors import CorruptionError, UsageError
 from kvstore.opening import open_read_only
 from kvstore.span import Span
-from spark_connector.access import Access
+from spark_connector.access import Access, Address
 from spark_connector.jobs.command import access_of, parser_of, running, told
 from spark_connector.jobs.copies import copy_of
 from spark_connector.jobs.tasks import run_tasks, task_count
@@ -54,7 +54,7 @@ _Outcome: TypeAlias = tuple[Compared, Compared]
 
 def verify(
     spark: SparkSession,
-    access: Access | str,
+    access: Address,
     store: Store | None = None,
     *,
     tasks: int | None = None,

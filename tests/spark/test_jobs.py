@@ -35,7 +35,7 @@ def test_restore_imports_the_state_at_a_time(
         assert report.rows == 200
         restore.restore_into(spark, str(tmp_path / "c"), other, prefix="00")
         assert other.get(b"000") == b"new"
-        assert restore.restore_into(spark, str(tmp_path / "c"), other, prefix=b"01").rows == 10
+        assert restore.restore_into(spark, tmp_path / "c", other, prefix=b"01").rows == 10
 
 
 def test_verify_reads_every_part_and_names_the_damaged(

@@ -20,7 +20,7 @@ import kvstore
 from backup import Collection
 from kvstore import Change, Span, Store
 from kvstore.changes import Revisions
-from kvstore.errors import HistoryGoneError, NotAStoreError, UsageError
+from kvstore.errors import HistoryGoneError, NotAStoreError, NotYetWrittenError, UsageError
 from spark_connector import collection as collection_module
 from spark_connector.options import Mode, read_options
 from spark_connector.origin import Place, find, open_origin
@@ -365,3 +365,5 @@ def test_windows_behind_the_history_are_refused() -> None:
     require_window(0, 9, oldest=5, upper=10, latest=True)  # the state, which is kept
     with pytest.raises(UsageError, match="ends before it starts"):
         require_window(9, 8, oldest=5, upper=10, latest=False)
+    with pytest.raises(NotYetWrittenError):  # no end was given: it is the newest
+        require_window(11, 9, oldest=5, upper=10, latest=False)
