@@ -125,14 +125,12 @@ def version_files(
     count = 0
     for batch in batches:
         tombstones.extend(RangeTombstone(*row) for row in range_rows(batch))
-        keys, values = data_entries(batch)
-        if not keys:
-            continue
-        if file is None:
-            path, count = directory / f"{count:06d}.sst", count + 1
-            file = SstFile(path)
-        file.add(keys, values)
-        if file.size_bytes >= BYTES_PER_FILE:
+        for keys, values in data_entries(batch):
+            if file is None:
+                path, count = directory / f"{count:06d}.sst", count + 1
+                file = SstFile(path)
+            file.add(keys, values)
+        if file is not None and file.size_bytes >= BYTES_PER_FILE:
             file.finish()
             file = None
             yield path

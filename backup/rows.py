@@ -16,7 +16,7 @@ from backup.shard import OP_DELETE, OP_DELETE_RANGE, OP_PUT, VERSIONS_SCHEMA
 from kvstore.changes import Change
 from kvstore.codec.keys import TOMBSTONE, U64_MAX, VALUE
 from kvstore.codec.ordered import TERMINATOR
-from kvstore.limits import ARROW_BYTES_MAX, ARROW_ROWS_MAX
+from kvstore.limits import ARROW_BYTES_MAX, ARROW_ROWS_MAX, SCAN_CHUNK
 
 _OP_CODE = {"delete": OP_DELETE, "put": OP_PUT, "delete_range": OP_DELETE_RANGE}
 
@@ -35,8 +35,9 @@ def row_batches(changes: Iterable[Change]) -> Iterator[pa.RecordBatch]:
         yield _batch(rows)
 
 
-def data_entries(batch: pa.RecordBatch) -> tuple[list[bytes], list[bytes]]:
-    """Keys and values for the `data` family of the puts and deletes in a batch."""
+def data_entries(batch: pa.RecordBatch) -> Iterator[tuple[list[bytes], list[bytes]]]:
+    """Keys and values for the `data` family of the puts and deletes in a batch, in chunks that stay
+    in cache until they are written."""
     points = batch.filter(pc.not_equal(batch.column("op"), OP_DELETE_RANGE))
     suffixes = _suffixes(points.column("timestamp"))
     kinds = pc.if_else(
@@ -48,7 +49,8 @@ def data_entries(batch: pa.RecordBatch) -> tuple[list[bytes], list[bytes]]:
     terminator = pa.scalar(TERMINATOR, pa.binary())
     keys = pc.binary_join_element_wise(escaped, terminator, suffixes, kinds, b"")
     values = pc.fill_null(points.column("value"), pa.scalar(b"", pa.binary()))
-    return keys.to_pylist(), values.to_pylist()
+    for at in range(0, len(keys), SCAN_CHUNK):
+        yield keys.slice(at, SCAN_CHUNK).to_pylist(), values.slice(at, SCAN_CHUNK).to_pylist()
 
 
 def range_rows(batch: pa.RecordBatch) -> list[tuple[bytes, bytes, int]]:

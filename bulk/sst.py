@@ -11,20 +11,20 @@ Invariants
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Callable, Sequence
+from operator import length_hint
 from pathlib import Path
 from typing import Final, NamedTuple
 
 import rocksdict as rocks
 
+from kvstore.digest import file_digest
 from kvstore.errors import KVStoreError, OutOfSpaceError, StorageError, UsageError
 from kvstore.journal.files import storage_errors
 from kvstore.limits import BLOCK_BYTES
 
 UNFINISHED_SUFFIX: Final = ".tmp"
-_HASH_CHUNK = 1 << 20
 _CODECS: Final = {
     "lz4": rocks.DBCompressionType.lz4,
     "zstd": rocks.DBCompressionType.zstd,
@@ -41,10 +41,10 @@ class OutOfOrder(Exception):  # noqa: N818  # a signal to the caller, who knows 
 
 
 class Written(NamedTuple):
-    """A finished file: its size, SHA-256 in hex, and what identifies it to the file system."""
+    """A finished file: its size, its digest, and what identifies it to the file system."""
 
     size_bytes: int
-    sha256: str
+    digest: str
     mtime_ns: int
     inode: int
 
@@ -61,13 +61,13 @@ class SstFile:
     def add(self, keys: Sequence[bytes], values: Sequence[bytes]) -> None:
         """Add encoded rows. Raises `OutOfOrder` at a key that is not above the one before."""
         writer = self._open()
-        index = 0
+        left = iter(keys)
         try:
-            for index, (key, value) in enumerate(zip(keys, values, strict=True)):  # noqa: B007
+            for key, value in zip(left, values, strict=True):  # counted: 20 ns more of 400 a row
                 writer[key] = value
         except Exception as error:
             if "ascending order" in str(error):
-                raise OutOfOrder(index) from error
+                raise OutOfOrder(len(keys) - length_hint(left) - 1) from error
             raise _translated(self._unfinished, error) from error
 
     def finish(self) -> Written | None:
@@ -77,7 +77,7 @@ class SstFile:
         self._guarded(self._writer.finish)
         self._writer = None
         with storage_errors(str(self._unfinished)):
-            digest = fsync_and_hash(self._unfinished)
+            digest = fsync_and_digest(self._unfinished)
             os.replace(self._unfinished, self._path)
             found = self._path.stat()
         return Written(found.st_size, digest, found.st_mtime_ns, found.st_ino)
@@ -106,18 +106,16 @@ class SstFile:
             raise _translated(self._unfinished, error) from error
 
 
-def fsync_and_hash(path: Path) -> str:
-    """SHA-256 of a file, in hex, once all of it is on disk.
+def fsync_and_digest(path: Path, **like: str) -> str:
+    """The digest of a file, as `kvstore.digest.file_digest` has it, once all of it is on disk.
 
     And in the page cache again, from which RocksDB drops what it writes. A thread that hashed while
     it wrote made writing 7 % faster, and adding 100 MB four times as slow, out of a cold file.
     """
-    digest = hashlib.sha256()
     with path.open("rb") as file:
-        while chunk := file.read(_HASH_CHUNK):
-            digest.update(chunk)
+        found = file_digest(file, **like)
         os.fsync(file.fileno())
-    return digest.hexdigest()
+    return found
 
 
 def require_compression(name: str) -> None:

@@ -4,16 +4,18 @@
     part-<32 hex>.sst.tmp    left by an attempt that did not finish; never read
     import.json              the manifest, written last and atomically
 
-    import.json := {"format": 1, "import_id": 16 hex, "rows": n, "bytes": n,
+    import.json := {"format": 2, "import_id": 16 hex, "rows": n, "bytes": n,
                     "parts": [{"name", "smallest" hex, "largest" hex, "rows", "bytes",
-                               "sha256", "mtime_ns", "inode"}],
+                               "digest", "mtime_ns", "inode"}],
                     "checksum": SHA-256 of the rest as sorted, compact JSON}
+
+In format 1, which is read as well, a part's digest is named `sha256`.
 
 Invariants
 1. The manifest is the commit of building: parts it does not name do not exist.
 2. Parts are listed by key and share none.
 3. A file is as it was sealed if its size, modification time and inode are (what `git` and `rsync`
-   go by); where one differs, as after a copy, its SHA-256 decides. So adding an import that was
+   go by); where one differs, as after a copy, its digest decides. So adding an import that was
    built in place does not read it. Damage beneath the file system is found by RocksDB's block
    checksums when a block is read.
 """
@@ -32,12 +34,14 @@ from pathlib import Path
 from typing import Any, Final
 
 from bulk.part import Part
-from bulk.sst import fsync_and_hash
+from bulk.sst import fsync_and_digest
 from kvstore.codec.keys import IMPORT_ID_MAX
 from kvstore.errors import FormatVersionError, ImportRefusedError, KeyOrderError, UsageError
 
 MANIFEST_NAME: Final = "import.json"
-MANIFEST_FORMAT: Final = 1
+MANIFEST_FORMAT: Final = 2
+_DIGEST_NAMES: Final = {1: "sha256", MANIFEST_FORMAT: "digest"}
+"""By the formats that are read: what a part's digest is called."""
 _STAGE_AGAIN = "stage the import again"
 
 
@@ -47,6 +51,7 @@ class Manifest:
 
     import_id: int
     parts: tuple[Part, ...]
+    format: int = MANIFEST_FORMAT
 
     @property
     def rows(self) -> int:
@@ -69,11 +74,11 @@ class Manifest:
 
     def _fields(self) -> dict[str, Any]:
         return {
-            "format": MANIFEST_FORMAT,
+            "format": self.format,
             "import_id": f"{self.import_id:016x}",
             "rows": self.rows,
             "bytes": self.size_bytes,
-            "parts": [_part_fields(part) for part in self.parts],
+            "parts": [_part_fields(part, _DIGEST_NAMES[self.format]) for part in self.parts],
         }
 
 
@@ -109,14 +114,15 @@ def read_manifest(staging: Path) -> Manifest:
         raise ImportRefusedError(
             str(staging), f"unreadable manifest: {error}", _STAGE_AGAIN
         ) from error
-    if not isinstance(fields, dict) or fields.get("format") != MANIFEST_FORMAT:
-        found = fields.get("format") if isinstance(fields, dict) else None
-        raise FormatVersionError(str(path), found=found, supported=MANIFEST_FORMAT)
+    found = fields.get("format") if isinstance(fields, dict) else None
+    if found not in _DIGEST_NAMES:
+        raise FormatVersionError(str(path), found=found, supported=tuple(_DIGEST_NAMES))
     if fields.pop("checksum", None) != _checksum(fields):
         raise ImportRefusedError(str(staging), "the manifest was altered", _STAGE_AGAIN)
     import_id = int(fields["import_id"], 16)
     assert 0 < import_id <= IMPORT_ID_MAX, "the checksum covers what seal() wrote"
-    return Manifest(import_id, tuple(map(_part, fields["parts"])))
+    parts = tuple(_part(part, _DIGEST_NAMES[found]) for part in fields["parts"])
+    return Manifest(import_id, parts, found)
 
 
 def discard(staging: Path) -> None:
@@ -143,7 +149,9 @@ def require_unaltered(staging: Path, path: Path, part: Part, *, thorough: bool =
         problem = f"{part.name} has {found.st_size} bytes, {part.size_bytes} were sealed"
         raise ImportRefusedError(str(staging), problem, _STAGE_AGAIN)
     as_sealed = (found.st_mtime_ns, found.st_ino) == (part.mtime_ns, part.inode)
-    if (thorough or not as_sealed) and fsync_and_hash(path) != part.sha256:
+    if as_sealed and not thorough:
+        return
+    if fsync_and_digest(path, like=part.digest) != part.digest:
         raise ImportRefusedError(
             str(staging), f"{part.name} was altered, or belongs to another import", _STAGE_AGAIN
         )
@@ -174,27 +182,27 @@ def _checksum(fields: dict[str, Any]) -> str:
     return hashlib.sha256(canonical.encode()).hexdigest()
 
 
-def _part_fields(part: Part) -> dict[str, Any]:
+def _part_fields(part: Part, digest_name: str) -> dict[str, Any]:
     return {
         "name": part.name,
         "smallest": part.smallest.hex(),
         "largest": part.largest.hex(),
         "rows": part.rows,
         "bytes": part.size_bytes,
-        "sha256": part.sha256,
+        digest_name: part.digest,
         "mtime_ns": part.mtime_ns,
         "inode": part.inode,
     }
 
 
-def _part(fields: dict[str, Any]) -> Part:
+def _part(fields: dict[str, Any], digest_name: str) -> Part:
     return Part(
         name=fields["name"],
         smallest=bytes.fromhex(fields["smallest"]),
         largest=bytes.fromhex(fields["largest"]),
         rows=fields["rows"],
         size_bytes=fields["bytes"],
-        sha256=fields["sha256"],
+        digest=fields[digest_name],
         mtime_ns=fields["mtime_ns"],
         inode=fields["inode"],
     )

@@ -20,11 +20,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from backup.shard.beside import Beside, ahead, start
+from backup.shard.beside import Beside, ahead
 from backup.shard.blob import Blob
 from backup.shard.frontier import require_frontier
 from backup.shard.merge import ONE_ROW, Share, merge_sorted
-from backup.shard.part import PartBuilder, checksum, read_part, touches
+from backup.shard.part import PartBuilder, read_part, touches
 from backup.shard.rules import (
     OP_DELETE_RANGE,
     AsOf,
@@ -36,6 +36,7 @@ from backup.shard.rules import (
 )
 from backup.shard.state import Batch, Part
 from kvstore.clock import Clock, WallClock
+from kvstore.digest import digest
 from kvstore.errors import DeterminateError, IndeterminateError, KeyOrderError, UsageError
 from kvstore.limits import ROW_GROUP_BYTES_MAX, ROW_GROUP_ROWS_MAX
 from kvstore.span import Span
@@ -99,14 +100,12 @@ def write_batch(
 
     def upload(builder: PartBuilder) -> None:
         name, data = names(), builder.finish()
-        if len(data) <= inline_bytes_max:
-            part = builder.part(name, size=len(data), checksum=checksum(data))
+        part = builder.part(name, size=len(data), checksum=digest(data))
+        if part.size <= inline_bytes_max:
             parts.append(replace(part, inline=data))
             return
         doomed.append(name)
-        hashed = start(checksum, data)  # it takes half as long as writing a small part
         put_retrying(blob, name, data)
-        part = builder.part(name, size=len(data), checksum=hashed.result())
         parts.append(part)
         if builder.is_full and on_full is not None and on_full(part, builder.last_row):
             doomed.remove(name)

@@ -1,23 +1,19 @@
 """Work in a thread beside the caller, one call after the other, at most one unfinished.
 
 `Beside` carries out what the caller hands it; `ahead` has the next item of an iterator made while
-the caller is busy with the last; `start` begins one call in a thread that is kept. For calls that
-spend their time outside the interpreter lock (reading, decoding, encoding, hashing, writing). An
-error reaches the caller with its next call, or at the end; nothing runs after it.
+the caller is busy with the last. For calls that spend their time outside the interpreter lock
+(reading, decoding, encoding, writing). An error reaches the caller with its next call, or at the
+end; nothing runs after it.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
 from typing import TypeVar
 
 _T = TypeVar("_T")
-
-_THREADS_MAX = 4
-"""Of those that are kept: as many backups at once do not wait for each other."""
 
 
 class Beside:
@@ -57,29 +53,3 @@ def ahead(items: Iterator[_T]) -> Iterator[_T]:
         while (item := coming.result()) is not None:
             coming = pool.submit(next, items, None)
             yield item
-
-
-def start(call: Callable[..., _T], *arguments: object) -> Future[_T]:
-    """Begin a call in one of the threads that the process keeps: 30 us, where a new one costs 0.1
-    ms. It must not wait for another such call. While the interpreter ends, it is made at once."""
-    try:
-        return _kept.pool.submit(call, *arguments)
-    except RuntimeError:
-        done: Future[_T] = Future()
-        done.set_result(call(*arguments))
-        return done
-
-
-class _Kept:
-    """Threads for short calls, made as they are needed."""
-
-    def __init__(self) -> None:
-        self.renew()
-
-    def renew(self) -> None:
-        """A forked process has none of its parent's."""
-        self.pool = ThreadPoolExecutor(_THREADS_MAX, thread_name_prefix="kvstore-kept")
-
-
-_kept = _Kept()
-os.register_at_fork(after_in_child=_kept.renew)

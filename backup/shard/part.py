@@ -17,7 +17,6 @@ Invariants
 
 from __future__ import annotations
 
-import hashlib
 import io
 from collections.abc import Iterator
 from functools import cache
@@ -32,6 +31,7 @@ from backup.shard.blob import Blob, reading
 from backup.shard.rules import OP_DELETE_RANGE, RULES, Rule, column_numpy, keep, lower_bound
 from backup.shard.state import Part
 from backup.shard.until import UNTIL, Until
+from kvstore.digest import is_digest
 from kvstore.errors import CorruptionError, FormatVersionError
 from kvstore.limits import BOUND_BYTES_MAX, PART_BYTES_MAX, ROW_GROUP_BYTES_MAX
 from kvstore.span import Span, prefix_end
@@ -50,11 +50,6 @@ _LARGE = ("key", "value")
 given, and the others are next to nothing."""
 _WHOLE_BYTES_MAX = 1 << 20
 """Parts up to this size are fetched in one piece; of larger ones only what is asked for."""
-
-
-def checksum(data: bytes) -> str:
-    """What a part's bytes are checked against: BLAKE2b, 128 bits, in hex."""
-    return hashlib.blake2b(data, digest_size=16).hexdigest()
 
 
 class PartBuilder:
@@ -216,7 +211,7 @@ def part_bytes(blob: Blob, part: Part) -> bytes:
     data = part.inline if part.inline is not None else reading(lambda: blob.get(part.name))
     if data is None:
         raise MissingPartError(f"part {part.name}", "its blob is gone")
-    if len(data) != part.size or checksum(data) != part.checksum:
+    if len(data) != part.size or not is_digest(part.checksum, data):
         raise CorruptionError(f"part {part.name}", f"its {len(data)} bytes fail the checksum")
     return data
 

@@ -29,6 +29,7 @@ class Part:
     `key_min` and `key_max` bound every key it touches, ends of range tombstones included, both
     inclusive and rounded outwards (`key_max` None: unbounded). Parts of one `run` follow each
     other in order; parts of different runs may interleave. Rows before `drop_below` do not count.
+    `checksum` is the bytes' digest as `kvstore.digest` has them.
     `diff_sum` is the sum of the diff column, None where the rule has none or rows do not count.
     """
 

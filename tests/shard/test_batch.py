@@ -17,10 +17,11 @@ from backup.shard import part as part_module
 from backup.shard.batch import BatchDesc, delete_batch, part_names, read_batches, write_batch
 from backup.shard.blob import FileBlob, MemoryBlob
 from backup.shard.faults import FaultRates, FaultyBlob, Weather
-from backup.shard.part import MissingPartError, checksum, open_part, read_part
+from backup.shard.part import MissingPartError, open_part, read_part
 from backup.shard.rules import DIFFS, VERSIONS, AsOf, Window
 from backup.shard.state import Batch, Part
 from kvstore.clock import ManualClock
+from kvstore.digest import digest
 from kvstore.errors import CorruptionError, FormatVersionError, KeyOrderError, UsageError
 from kvstore.limits import BOUND_BYTES_MAX, ROW_GROUP_ROWS_MAX
 from kvstore.span import Span
@@ -318,7 +319,7 @@ def test_a_foreign_parquet_file_and_a_newer_format_are_refused() -> None:
         table = pa.Table.from_batches(versions([put(b"a", 1)])).replace_schema_metadata(metadata)
         pq.write_table(table, sink)
         data = sink.getvalue()
-        part = Part("x", 1, len(data), checksum(data), b"a", b"a", 1, 1, inline=data)
+        part = Part("x", 1, len(data), digest(data), b"a", b"a", 1, 1, inline=data)
         with pytest.raises(error):
             list(read_part(MemoryBlob(), part, VERSIONS, span=Span(), batch_rows=10))
 
@@ -329,7 +330,7 @@ def test_a_foreign_parquet_file_and_a_newer_format_are_refused() -> None:
 @pytest.mark.parametrize("name", ["part-v1.parquet", "part-v2.parquet"])
 def test_the_golden_part_of_each_format_still_reads(name: str) -> None:
     data = (GOLDEN / name).read_bytes()
-    part = Part("g", 5, len(data), checksum(data), b"", None, 0, 9, ranges=1, inline=data)
+    part = Part("g", 5, len(data), digest(data), b"", None, 0, 9, ranges=1, inline=data)
     batch = Batch(0, 10, parts=(part,))
     found = rows_of(read_batches(MemoryBlob(), [batch], rule=VERSIONS, view=Window(-1, 99)))
     assert found == GOLDEN_ROWS

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 
 import pytest
 
-from backup.shard.beside import ahead, start
+from backup.shard.beside import ahead
 
 
 def test_items_come_in_order() -> None:
@@ -47,28 +44,3 @@ def test_who_stops_early_leaves_no_thread_and_nothing_open() -> None:
     del taken
     assert closed
     assert not [t for t in threading.enumerate() if t.name.startswith("kvstore-ahead")]
-
-
-def test_a_call_is_made_in_another_thread_and_its_error_comes_with_its_result() -> None:
-    assert start(threading.get_ident).result() != threading.get_ident()
-    with pytest.raises(ZeroDivisionError):
-        start(divmod, 1, 0).result()
-
-
-def test_a_forked_process_makes_its_calls_in_threads_of_its_own() -> None:
-    assert start(len, "ours").result() == 4
-    child = os.fork()
-    if not child:
-        os._exit(start(len, "theirs").result(timeout=20))
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 6
-
-
-def test_while_the_interpreter_ends_a_call_is_made_at_once() -> None:
-    program = (
-        "import atexit; from backup.shard.beside import start; start(len, '');"
-        "atexit.register(lambda: print(start(len, 'last').result()))"
-    )
-    ended = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60
-    )
-    assert ended.stdout == "4\n"

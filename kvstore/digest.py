@@ -1,0 +1,59 @@
+"""Digests: what the bytes of files and blobs are checked against.
+
+    digest := "blake3:" | 32 hex digits    128 bits of BLAKE3
+            | 64 hex digits                SHA-256: files of imports of manifest format 1
+            | 32 hex digits                BLAKE2b, 128 bits: parts written before BLAKE3 was
+
+BLAKE3 reads 7 GB/s of a core where SHA-256, with the processor's own instructions, reads 1.9 and
+BLAKE2b 1.3; it was 8 % of a bulk load and of a backup's processor time. Who wrote what a digest is
+of is not proven by it: it tells damage, and one file from another.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import BinaryIO, Protocol
+
+from blake3 import blake3
+
+_PREFIX = "blake3:"
+_BYTES = 16
+_CHUNK_BYTES = 1 << 20
+
+
+def digest(data: bytes) -> str:
+    """The digest of `data`."""
+    return _PREFIX + blake3(data).hexdigest(_BYTES)
+
+
+def is_digest(known: str, data: bytes) -> bool:
+    """Whether `known`, of whatever kind, is the digest of `data`."""
+    hasher = _hasher(known)
+    hasher.update(data)
+    return _text(hasher) == known
+
+
+def file_digest(file: BinaryIO, *, like: str = _PREFIX) -> str:
+    """The digest of what is left of `file`, of the kind that `like` is. Reads it in pieces."""
+    hasher = _hasher(like)
+    while chunk := file.read(_CHUNK_BYTES):
+        hasher.update(chunk)
+    return _text(hasher)
+
+
+class _Hasher(Protocol):
+    def update(self, data: bytes, /) -> object: ...
+
+    def hexdigest(self) -> str: ...
+
+
+def _hasher(like: str) -> _Hasher:
+    if like.startswith(_PREFIX):
+        return blake3()
+    return hashlib.sha256() if len(like) == 64 else hashlib.blake2b(digest_size=_BYTES)
+
+
+def _text(hasher: _Hasher) -> str:
+    if isinstance(hasher, blake3):
+        return _PREFIX + hasher.hexdigest(_BYTES)
+    return hasher.hexdigest()
