@@ -101,8 +101,9 @@ def bulk_import(
     `staging` must be an empty or new directory that the workers share with this process, on the
     store's file system so that files are moved rather than copied; by default one beside the
     store's files. It needs room for the rows twice, and is removed once the import was added.
-    `on_conflict` is as in `bulk.ingest`, the rest as in `stage_import`. `run_import` does the same
-    and tells more.
+    `on_conflict` is as in `bulk.ingest`, the rest as in `stage_import`. A job run again with the
+    `import_id` that it had returns the first timestamp, and adds and computes nothing.
+    `run_import` does the same and tells more.
 
     Raises `UsageError` on bad columns, duplicates and null keys or values; then nothing was added.
     """
@@ -139,8 +140,10 @@ def run_import(
     import_id: int | None = None,
     progress: Progress | None = None,
 ) -> ImportReport:
-    """As `bulk_import`; returns a report."""
+    """As `bulk_import`; returns a report. Of a job that is run again: no seconds."""
     require_on_conflict(on_conflict)
+    if import_id is not None and (known := _added_before(store, import_id)) is not None:
+        return known
     directory = _staging_directory(store, staging)
     started = time.perf_counter()
     manifest = stage_import(
@@ -200,7 +203,7 @@ def stage_import(
     default one per `BYTES_PER_PARTITION` of input, at least Spark's parallelism. `splits` are the
     least keys of all files but the first: then the files are the same in every run. A task holds at
     most `SORT_BYTES_MAX` of rows in Python, and sorts what is more on disk. `import_id`
-    makes a job repeatable: an id that was added is not added again. `progress` is called now and
+    names the import: a store adds an id once. `progress` is called now and
     then with tasks done and tasks known. Needs no store.
 
     Raises `UsageError` on bad columns, duplicates and null keys or values; `staging` is gone then.
@@ -237,6 +240,19 @@ def stage_import(
     except BaseException:
         discard(directory)
         raise
+
+
+def _added_before(store: Store, import_id: int) -> ImportReport | None:
+    """What was added under an id. What a crash left of it between two steps is taken back."""
+    with store.importing(import_id):
+        known = next((each for each in store.imports() if each.import_id == import_id), None)
+        if known is None:
+            return None
+        if known.added is None:
+            store.abort_import(import_id)
+            return None
+        files = len(known.spans)
+        return ImportReport(known.added, import_id, known.rows, files, known.size_bytes, 0.0, 0.0)
 
 
 def _staging_directory(store: Store, staging: str | Path | None) -> Path:

@@ -6,6 +6,7 @@ import os
 import random
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -364,14 +365,36 @@ def test_rows_beyond_a_tasks_memory_are_sorted_on_disk(
     assert found == {b"a": (b"3", 32), b"b": (b"2", 64), b"c": (b"1", 64), b"d": (b"0", 64)}
 
 
-def test_job_of_a_known_id_is_added_once(spark: SparkSession, store: Store) -> None:
+def test_job_of_a_known_id_is_added_once(spark: SparkSession, store: Store, tmp_path: Path) -> None:
     df = frame(spark, {b"a": b"1"})
     report = run_import(df, store, "key", "value", import_id=77)
     assert (report.import_id, report.rows, report.files) == (77, 1, 1)
     assert report.bytes == store.imports()[0].size_bytes
     assert report.stamp == store.imports()[0].added
-    with pytest.raises(UsageError, match="used with another manifest"):
-        bulk_import(df, store, "key", "value", import_id=77)
+    never_run = frame(spark, {b"bad": b""}).mapInArrow(_failing, ROWS)
+    again = run_import(never_run, store, "key", "value", import_id=77)
+    assert again == replace(report, build_seconds=0.0, add_seconds=0.0)
+    stage_import(df, tmp_path / "s", "key", "value", import_id=77)
+    with pytest.raises(UsageError, match="used with another manifest; added at"):
+        bulk.ingest(store, tmp_path / "s")
+    assert len(store.imports()) == 1
+
+
+def test_job_that_died_while_it_added_is_run_again_by_its_id(
+    spark: SparkSession, store: Store, tmp_path: Path
+) -> None:
+    df = frame(spark, {b"a": b"1"})
+    stage_import(df, tmp_path / "s", "key", "value", import_id=78)
+
+    def die(step: str) -> None:
+        if step == "add":
+            raise RuntimeError("killed")
+
+    with pytest.raises(RuntimeError, match="killed"):
+        bulk.ingest(store, tmp_path / "s", progress=die)
+    stamp = bulk_import(df, store, "key", "value", import_id=78)
+    assert [(found.import_id, found.added) for found in store.imports()] == [(78, stamp)]
+    assert dict(store.scan()) == {b"a": b"1"}
 
 
 def test_progress_is_told_and_what_it_raises_is_raised(spark: SparkSession, tmp_path: Path) -> None:
