@@ -162,11 +162,11 @@ def _is_open_to_write(store: Path) -> bool:
     the memory engine's of the other.
     """
     try:
-        with (store / "LOCK").open("r+b") as lock:
+        with (store / "LOCK").open("rb") as lock:
             fcntl.lockf(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except (FileNotFoundError, PermissionError):
-        return False
-    except OSError:
+    except BlockingIOError:
         return True
+    except OSError:  # a checkpoint has no lock file, and nobody writes where nothing can be locked
+        return False
     return False
