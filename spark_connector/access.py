@@ -11,6 +11,7 @@ import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
+from urllib.parse import unquote, urlsplit
 
 from backup import Collection
 from backup.place import find_place
@@ -114,11 +115,12 @@ class Access:
 
 
 def local(path: str) -> str:
-    """A path given as `file:///a`, or as Hadoop writes it, `file:/a`, as the path it names."""
-    for scheme in ("file://", "file:"):
-        if path.startswith(f"{scheme}/"):
-            return path.removeprefix(scheme)
-    return path
+    """A `file:` URL, with two slashes more or, as Hadoop has it, without, as the path it names.
+
+    Anything else as it is, also what `Collection` refuses.
+    """
+    parts = urlsplit(path) if path.startswith("file:/") else None
+    return path if parts is None or parts.netloc else unquote(parts.path)
 
 
 def _first_line(path: str) -> str:

@@ -57,7 +57,7 @@ def test_missing_path_is_an_error() -> None:
 
 
 def test_a_path_may_be_written_as_spark_writes_it() -> None:
-    for text in ("/a b", "file:/a b", "file:///a b"):
+    for text in ("/a b", "file:/a%20b", "file:///a%20b"):
         assert read_options({"path": text}, "state").access == Access("/a b")
         assert Access.of(text) == Access("/a b")
 
