@@ -61,10 +61,13 @@ def verify(
 ) -> VerifyReport:
     """Check all parts of all chains, each in a task of its own, and their contents with a `store`.
 
-    Raises `CorruptionError` naming every part that is missing or damaged, or what differs.
+    Raises `CorruptionError` naming every part that is missing or damaged, or what differs,
+    `UsageError` if there is no backup.
     """
     found = Access.of(access)
     chains = [batches for batches in found.open().chains() if batches]
+    if not chains:
+        raise UsageError(f"{found.url} holds no backup", "check the path, or run a backup first")
     parts = [part for batches in chains for batch in batches for part in batch.parts]
     # Largest first: the last task to start should not be the longest.
     ordered = sorted(parts, key=lambda part: -part.size)
