@@ -147,14 +147,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("collection", help="path or URL, as all of Spark's machines see it")
     parser.add_argument("--contents", metavar="STORE", help="compare every version with this store")
     given = parser.parse_args(arguments)
-    access = access_of(given)
-    if not access.open().show().batches:
-        raise UsageError(f"{access.url} holds no backup", "check the path")
     with running("verify", given) as spark, ExitStack() as stack:
         store = None
         if given.contents is not None:
             store = stack.enter_context(kvstore.open(given.contents, create=False))
-        report = verify(spark, access, store)
+        report = verify(spark, access_of(given), store)
     compared = f", {report.rows:,} rows as in the store" if given.contents is not None else ""
     sys.stdout.write(
         f"{report.parts} parts, {report.bytes:,} bytes: as they were written{compared}\n"
