@@ -676,6 +676,9 @@ def test_a_key_record_that_is_damaged_is_a_wrong_key_or_corruption(
         record.write_bytes(damaged)
         with pytest.raises(CorruptionError):
             backup.Collection(tmp_path / "sealed", "passphrase")
+    record.unlink()
+    with pytest.raises(CorruptionError, match="holds the key"):
+        backup.Collection(tmp_path / "sealed", "passphrase")
     record.write_bytes(whole.replace(b'"r": 8', b'"r": 9'))
     with pytest.raises(UsageError, match="does not open"):
         backup.Collection(tmp_path / "sealed", "passphrase")
