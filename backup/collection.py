@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -424,7 +424,10 @@ class Collection:
                 if shard.since != EMPTY:
                     continue  # a restore reads it: the next expiry finds it again
                 if shard.upper != EMPTY:
-                    shard.writer().progress(EMPTY)
+                    with suppress(UpperMismatchError):  # somebody was faster
+                        shard.writer().progress(EMPTY)
+                if shard.refresh().upper != EMPTY:
+                    continue  # a backup that began before
                 shard.finalise()
             destroyed.add(name)
         if destroyed:

@@ -10,6 +10,7 @@ from datetime import timedelta
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
+from typing import Literal
 
 import pyarrow as pa
 import pytest
@@ -742,6 +743,33 @@ def test_missing_and_truncated_parts_are_all_named(
         collection.verify()
     assert first.name in str(caught.value)
     assert second.name in str(caught.value)
+
+
+@pytest.mark.parametrize("depth", ["checksums", "contents"])
+def test_a_verification_beside_a_compaction_sees_no_damage_in_what_that_replaced(
+    store: kvstore.Store,
+    collection: backup.Collection,
+    backed_up: Path,
+    depth: Literal["checksums", "contents"],
+) -> None:
+    other = backup.Collection(backed_up)
+
+    def compact(_rows: int) -> None:
+        store.put(b"k", b"v")
+        other.backup(store)
+        other.compact()
+
+    report = collection.verify(depth, store if depth == "contents" else None, progress=compact)
+    assert report.parts
+    for _ in range(2):
+        store.put(b"k", b"v")
+        collection.backup(store)
+
+    def lose(_rows: int) -> None:
+        parts_of(backed_up)[-1].unlink(missing_ok=True)
+
+    with pytest.raises(CorruptionError, match="is missing"):
+        collection.verify(progress=lose)
 
 
 def test_contents_that_differ_from_the_store_are_found(
