@@ -15,8 +15,8 @@ from typing import Literal, NamedTuple, TypeAlias
 import pyarrow as pa
 
 from backup.rows import row_batches
-from backup.shard import Progress, Shard, Snapshot, Tally, Window
-from kvstore.errors import CorruptionError, UsageError
+from backup.shard import EMPTY, Progress, Shard, Snapshot, Tally, Window
+from kvstore.errors import CorruptionError, HistoryGoneError, UsageError
 from kvstore.store import Store
 
 Depth: TypeAlias = Literal["files", "checksums", "contents"]
@@ -63,7 +63,12 @@ def verify_chains(
     for shard in shards:
         with ExitStack() as stack:
             if depth != "files":  # what is read stays until it is
-                held[:] = [stack.enter_context(shard.snapshot(shard.upper - 1))]
+                try:
+                    held[:] = [stack.enter_context(shard.snapshot(shard.upper - 1))]
+                except HistoryGoneError:
+                    if shard.refresh().since != EMPTY:
+                        raise
+                    continue  # the chain has just expired
             found = shard.scrub(checksums=depth != "files", tally=tally)
         held.clear()
         damaged += [f"{name} is missing" for name in found.missing]
