@@ -52,6 +52,7 @@ from kvstore.arrow import ROWS_SCHEMA
 from kvstore.clock import Clock, WallClock
 from kvstore.errors import (
     CorruptionError,
+    FencedError,
     HistoryGoneError,
     LockedError,
     NotYetWrittenError,
@@ -230,11 +231,11 @@ class Collection:
 
         Everything committed before the call is in it, and nothing that a crash can take back. Of
         two scripts at once each takes a window of its own. A `token` names this backup: made
-        again after a crash, it is done once. Between backups the store keeps its history, unless
-        it falls further behind than `max_age`. What a backup that was killed had uploaded of its
-        window is taken: then that window is finished first, and the rest is another. `progress`
-        is called with the rows written so far; what it raises calls the backup off. `upload`
-        writes the parts: in this process, or spread over others (`spark_connector.jobs.backup`).
+        again after a crash, it is done once, as long as no compaction has merged it with others.
+        Between backups the store keeps its history, unless it falls further behind than `max_age`.
+        What a backup that was killed had uploaded of its window is taken: then that window is
+        finished first, and the rest is another. `progress` is called with the rows written so far;
+        what it raises calls the backup off. `upload` writes the parts: in this process, or spread over others (`spark_connector.jobs.backup`).
 
         Raises `UsageError` if the collection is another store's or the token empty,
         `HistoryGoneError` if the store no longer has the window: then `full=True` begins another
@@ -259,7 +260,7 @@ class Collection:
             hold = take_hold(store, name, shard.upper, max_age)
             try:
                 return append_windows(shard, Backup(store, hold, upload, progress), token)
-            except UpperMismatchError:
+            except (UpperMismatchError, FencedError):  # another took the window, or our hold
                 shard.refresh()
         raise LockedError(self.url, "other scripts that back up at the same time")
 

@@ -542,6 +542,33 @@ def test_a_chain_whose_removal_was_cut_short_is_removed_by_the_next_expiry(
     collection.verify("contents", store)
 
 
+def test_a_backup_whose_hold_is_taken_over_takes_it_back_and_goes_on_with_the_upload(
+    store: kvstore.Store, collection: backup.Collection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.put(b"a", b"1")
+    collection.backup(store)
+    with collection.snapshot(None) as (shard, _):
+        store.put(b"b", b"1")
+        attempt = Attempt.begin(shard.blob, shard.log.shard, shard.upper, int(store.sync()))
+        uploaded = upload_here(store, shard, attempt, None).batch
+        rows = collection.open_part(uploaded.parts[0]).read().to_batches()[0]
+        attempt.record(uploaded.parts[0], rows.slice(rows.num_rows - 1))  # and killed
+    (name,) = (hold.name for hold in store.holds())
+    sync = type(store).sync
+    others: list[object] = []
+
+    def taken(opened: kvstore.Store) -> kvstore.Timestamp:
+        if not others:
+            others.append(opened.hold(name))
+        return sync(opened)
+
+    monkeypatch.setattr(type(store), "sync", taken)
+    store.put(b"c", b"1")
+    assert collection.backup(store).rows == 2
+    assert uploaded.parts[0].name in {p.name for b in collection.batches() for p in b.parts}
+    collection.verify("contents", store)
+
+
 def test_a_new_chain_without_a_backup_yet_hides_nothing_of_the_old(
     store: kvstore.Store,
     collection: backup.Collection,
