@@ -235,7 +235,8 @@ class Collection:
         Between backups the store keeps its history, unless it falls further behind than `max_age`.
         What a backup that was killed had uploaded of its window is taken: then that window is
         finished first, and the rest is another. `progress` is called with the rows written so far;
-        what it raises calls the backup off. `upload` writes the parts: in this process, or spread over others (`spark_connector.jobs.backup`).
+        what it raises calls the backup off. `upload` writes the parts: in this process, or spread
+        over others (`spark_connector.jobs.backup`).
 
         Raises `UsageError` if the collection is another store's or the token empty,
         `HistoryGoneError` if the store no longer has the window: then `full=True` begins another
