@@ -174,6 +174,8 @@ def verify(
         except CorruptionError as error:
             note(str(error))
             raise typer.Exit(NOT_FOUND) from error
+    if not report.backups:
+        raise UsageError(f"{collection} holds no backup", "check the path")
     print_figures({"ok": True, **report._asdict()}, as_json=as_json)
 
 

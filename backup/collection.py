@@ -463,10 +463,10 @@ class Collection:
         newest = shards[-1]
         at = newest.upper - 1 if as_of is None else int(to_timestamp(as_of, name="as_of"))
         if at >= newest.upper:
-            raise NotYetWrittenError(as_of=at, upper=newest.upper)
+            raise NotYetWrittenError(as_of=Timestamp(at), upper=Timestamp(newest.upper))
         covering = [shard for shard in shards if shard.since <= at < shard.upper]
         if not covering:
-            raise HistoryGoneError(as_of=at, since=newest.since)
+            raise HistoryGoneError(as_of=Timestamp(at), since=Timestamp(newest.since))
         with covering[-1].snapshot(at) as snapshot:
             yield covering[-1], snapshot
 

@@ -17,7 +17,7 @@ import secrets
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Final, Literal, TypeAlias
 
@@ -63,13 +63,18 @@ def ingest(
     Raises `ImportRefusedError` if a file is missing, altered, truncated or of another import;
     nothing was added then. Costs a few milliseconds and two fsyncs, whatever the size.
     """
-    if on_conflict not in ("overwrite", "error"):
-        raise UsageError(f"on_conflict={on_conflict!r}", 'pass "overwrite" or "error"')
+    require_on_conflict(on_conflict)
     directory = Path(staging)
     manifest = read_manifest(directory)
     tell = progress or (lambda step: None)
     with store.importing(manifest.import_id):
         return _ingest(store, directory, manifest, on_conflict, move, thorough, tell)
+
+
+def require_on_conflict(given: str) -> None:
+    """Raise `UsageError` unless it is one: for who builds an import first, and adds it last."""
+    if given not in ("overwrite", "error"):
+        raise UsageError(f"on_conflict={given!r}", 'pass "overwrite" or "error"')
 
 
 def _ingest(
@@ -92,23 +97,25 @@ def _ingest(
         for part in manifest.parts:
             path = _locate(directory, incoming, part.name)
             require_unaltered(directory, path, part, thorough=thorough)
-    check = None
-    if on_conflict == "error":
-        checked_at = store.upper - 1
+    with ExitStack() as held:
+        check = None
+        if on_conflict == "error":
+            # What is written from here on is looked at again: no GC may take it.
+            checked_at = held.enter_context(store.snapshot()).as_of
+            if not linked:
+                _require_no_live_keys(store, manifest, directory, incoming)
+            check = _recheck(store, record, 0 if linked else checked_at)
+        tell("prepare")
+        store.prepare_import(record)
         if not linked:
-            _require_no_live_keys(store, manifest, directory, incoming)
-        check = _recheck(store, record, 0 if linked else checked_at)
-    tell("prepare")
-    store.prepare_import(record)
-    if not linked:
-        files = []
-        for number, part in enumerate(manifest.parts, 1):
-            tell(f"bring {number} of {len(manifest.parts)}")
-            files.append(_bring(directory, incoming, part.name, move=move))
-        tell("link")
-        store.link_import(files)
-    tell("add")
-    stamp = store.add_import(record, check=check)
+            files = []
+            for number, part in enumerate(manifest.parts, 1):
+                tell(f"bring {number} of {len(manifest.parts)}")
+                files.append(_bring(directory, incoming, part.name, move=move))
+            tell("link")
+            store.link_import(files)
+        tell("add")
+        stamp = store.add_import(record, check=check)
     shutil.rmtree(incoming, ignore_errors=True)
     return stamp
 

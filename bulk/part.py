@@ -150,9 +150,11 @@ def _columns(batch: pa.RecordBatch, reference: bytes) -> tuple[pa.Array, pa.Arra
         if values.null_count:
             raise UsageError("column value has nulls", "to delete, pass a column op")
         return keys, values, pa.scalar(value_tail, pa.binary())
-    deletes = pc.equal(batch.column("op"), "delete")
-    if not pc.all(pc.or_(deletes, pc.equal(batch.column("op"), "put")), min_count=0).as_py():
-        raise UsageError("column op holds something else", 'pass "put" or "delete"')
+    ops = batch.column("op")
+    others = [each for each in pc.unique(ops).to_pylist() if each not in ("put", "delete")]
+    if others:
+        raise UsageError(f"column op holds something else: {others[0]!r}", 'pass "put" or "delete"')
+    deletes = pc.equal(ops, "delete")
     if pc.any(pc.and_(pc.invert(deletes), pc.is_null(values)), min_count=0).as_py():
         raise UsageError("column value has nulls in rows that put", "pass a value")
     tails = pc.if_else(

@@ -25,6 +25,8 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import secrets
+import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -121,6 +123,20 @@ def read_manifest(staging: Path) -> Manifest:
     assert 0 < import_id <= IMPORT_ID_MAX, "the checksum covers what seal() wrote"
     parts = tuple(_part(part, _DIGEST_NAMES[found]) for part in fields["parts"])
     return Manifest(import_id, parts, found)
+
+
+def discard(staging: Path) -> None:
+    """Remove a staging directory that is given up, though tasks may be at work in it still.
+
+    It goes by a rename first: what they write then has no place, where a file made during the
+    removal would leave half a directory, and the next to stage there would be refused.
+    """
+    gone = staging.absolute()
+    try:
+        gone = gone.rename(gone.with_name(f".{gone.name}.gone-{secrets.token_hex(4)}"))
+    except OSError:  # its parent is not ours to write in: remove what can be
+        gone = staging
+    shutil.rmtree(gone, ignore_errors=True)
 
 
 def require_unaltered(staging: Path, path: Path, part: Part, *, thorough: bool = False) -> None:

@@ -67,22 +67,33 @@ class Changesets:
         self._forcing += 1
         before = self._capture.quiet
         try:
-            if not self._turn.wait_for(lambda: self._capture.quiet != before, timeout):
+            committer = self._committer
+            if not self._turn.wait_for(
+                lambda: self._capture.quiet != before or not committer.is_healthy, timeout
+            ):
                 raise BusyError(f"{len(self._capture.open)} changesets", waited_s=timeout)
         finally:
             self._forcing -= 1
             self._turn.notify_all()
+        self._committer.require_healthy()
         return Timestamp(self._capture.quiet - 1)
+
+    def wake(self) -> None:
+        """Have those who wait for quiescence look again: the store was closed."""
+        with self._turn:
+            self._turn.notify_all()
 
     def _begin(self, changeset: Changeset) -> None:
         with self._turn:
             if ambient(self._capture) is None:
                 self._turn.wait_for(lambda: not self._forcing)
             self._committer.require_healthy()
-            self._capture.begin_changeset(changeset)
+            with self._committer.whole():
+                self._capture.begin_changeset(changeset)
 
     def _finish(self, changeset: Changeset) -> None:
         with self._turn:
             if changeset in self._capture.open:
-                self._capture.finish_changeset(changeset, self._committer.upper)
+                with self._committer.whole():
+                    self._capture.finish_changeset(changeset, self._committer.upper)
                 self._turn.notify_all()

@@ -19,7 +19,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Literal, TypeAlias
 
 from kvstore.changes.capture import Capture
@@ -149,10 +150,16 @@ class Committer:
             index, capture = self._index, self.capture
             index.changeset, index.staged = capture.begin_commit(), 0
             publish = stage_entries(batch, timestamp)
-            if capture.is_due:
-                capture.stage(batch)
-            self._show(batch, publish, Timestamp(timestamp + 1))
-            capture.finish_commit(index.changeset[1], index.staged, self.upper)
+            try:  # `whole`, without its call
+                if capture.is_due:
+                    capture.stage(batch)
+                self._guarded(self._engine.write, batch)
+                publish()
+                self.upper = Timestamp(timestamp + 1)
+                capture.finish_commit(index.changeset[1], index.staged, self.upper)
+            except BaseException as error:
+                self._interrupted(error)
+                raise
             self._is_committing = False
             if self._watchers:
                 self.wake()
@@ -224,6 +231,8 @@ class Committer:
                     durable=False,
                 )
                 self.upper = upper
+                if self._watchers:  # those that the record has woken may have looked too early
+                    self.wake()
             return self.upper
 
     def sync(self) -> Timestamp:
@@ -232,7 +241,8 @@ class Committer:
         upper = self.close_upto_now()
         with self.lock:
             if self.capture.has_pending:
-                self.write_meta(self.capture.stage, durable=False)
+                with self.whole():
+                    self.write_meta(self.capture.stage, durable=False)
         if upper == before:  # no time has passed: what lies beside the timeline may still wait
             self.persist()
         self._wait_durable(upper)
@@ -247,7 +257,8 @@ class Committer:
 
         try:
             if not self._poison:
-                self.write_meta(stage_end)
+                self.write_meta(stage_end, durable=False)
+                self._sync_upto(self.upper)  # commits that wait for the disk have it too
         finally:
             self._is_finished, self.is_healthy = True, False
             self.wake()
@@ -346,38 +357,67 @@ class Committer:
     # -- durability -------------------------------------------------------------------------
 
     def _wait_durable(self, upper: int) -> None:
-        """Return once everything below `upper` is on disk, leading an fsync if nobody does."""
+        """Return once everything below `upper` is on disk, leading an fsync if nobody does.
+
+        A leader that was interrupted lets another lead; one that says nothing for long is passed
+        over: two may sync at once.
+        """
         while True:
-            with self._synced:
-                while self._durable < upper and self._syncing:
-                    self._synced.wait(GROUP_COMMIT_WAIT_S_MAX)
-                self.require_healthy()
-                if self._durable >= upper:
-                    return
-                self._syncing = True
-            self._sync_upto(self.upper, leading=True)
+            leads = False
+            try:
+                with self._synced:
+                    while self._durable < upper and self._syncing:
+                        if not self._synced.wait(GROUP_COMMIT_WAIT_S_MAX):
+                            break
+                    if self._durable >= upper:
+                        return
+                    self.require_healthy()
+                    leads = self._syncing = True
+                self._sync_upto(self.upper, leading=True)
+                leads = False
+            except KVStoreError:
+                if self._durable < upper:
+                    raise
+            finally:
+                if leads:
+                    with self._synced:
+                        self._syncing = False
+                        self._synced.notify_all()
 
     def _sync_upto(self, upper: int, *, leading: bool = False) -> None:
+        is_synced = False
         try:
             self._guarded(self._engine.sync)
+            is_synced = True
         finally:
             with self._synced:
-                if not self._poison:
+                if is_synced and not self._poison:
                     self._durable = max(self._durable, upper)
                 if leading:
                     self._syncing = False
                 self._synced.notify_all()
 
-    def _show(self, batch: Batch, publish: Callable[[], None], upper: Timestamp) -> None:
-        """Write a commit and show it to readers. Interrupted between the two, readers would never
-        learn of its range tombstones: then the committer is poisoned too."""
+    @contextmanager
+    def whole(self) -> Iterator[None]:
+        """What is done inside is done whole: interrupted (a signal's exception, say) between what
+        is stored and what is known of it, or failed, it poisons the committer. Under the lock."""
         try:
+            yield
+        except BaseException as error:
+            self._interrupted(error)
+            raise
+
+    def _show(self, batch: Batch, publish: Callable[[], None], upper: Timestamp) -> None:
+        """Write a commit and show it to readers, `whole`: they would else never learn of its range
+        tombstones."""
+        with self.whole():
             self._guarded(self._engine.write, batch)
             publish()
             self.upper = upper
-        except BaseException as error:
+
+    def _interrupted(self, error: BaseException) -> None:
+        if not self._is_finished:
             self._set_poison(self._poison or f"interrupted: {type(error).__name__}")
-            raise
 
     def _set_poison(self, reason: str) -> None:
         self._poison, self.is_healthy = reason, False
@@ -394,9 +434,9 @@ class Committer:
 def require_readable(as_of: int, *, since: int, upper: int) -> None:
     """Raise unless `since <= as_of < upper`."""
     if as_of < since:
-        raise HistoryGoneError(as_of=as_of, since=since)
+        raise HistoryGoneError(as_of=Timestamp(as_of), since=since)
     if as_of >= upper:
-        raise NotYetWrittenError(as_of=as_of, upper=upper)
+        raise NotYetWrittenError(as_of=Timestamp(as_of), upper=upper)
 
 
 def require_durability(durability: str) -> Durability:

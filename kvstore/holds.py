@@ -20,6 +20,7 @@ import itertools
 import secrets
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from operator import attrgetter
 from types import TracebackType
 
 from kvstore.commit import Committer
@@ -28,6 +29,7 @@ from kvstore.meta import Meta
 from kvstore.timestamp import NS_PER_SECOND, Timestamp
 
 _PREFIX = "hold/"
+_NAME = attrgetter("name")
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +98,7 @@ class Holds:
 
     def all(self) -> list[HoldRecord]:
         """All holds, by name."""
-        return [self._records[name] for name in sorted(self._records)]
+        return sorted(self._records.values(), key=_NAME)  # copied at once: others change it
 
     def take(
         self, name: str, *, at: int | None, max_age: timedelta | None, durable: bool = True

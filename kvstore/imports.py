@@ -28,6 +28,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from threading import get_ident
 from typing import Any
 
 from kvstore.changes.entry import OP_IMPORT, OP_REVERT
@@ -35,9 +36,8 @@ from kvstore.changes.index import ChangeIndex
 from kvstore.codec.keys import TAIL_BYTES, TOMBSTONE, VALUE, encode_reference, span_bounds
 from kvstore.codec.ordered import frame
 from kvstore.commit import Committer
-from kvstore.engine.api import DATA, Batch
+from kvstore.engine.api import DATA, Batch, chunks
 from kvstore.errors import CorruptionError, HistoryGoneError, ImportRefusedError, UsageError
-from kvstore.limits import SCAN_CHUNK
 from kvstore.meta import Meta
 from kvstore.mvcc.version import Lifetime
 from kvstore.mvcc.versions import Versions
@@ -92,7 +92,8 @@ class Imports:
             for record in [_from_fields(name, fields)]
         }
         self._aborting: set[int] = set()
-        self._busy: set[int] = set()
+        self._busy: dict[int, int] = {}
+        """Imports that somebody has to himself, and the thread that has."""
         self._freed = threading.Condition()
         self._publish()
 
@@ -102,7 +103,8 @@ class Imports:
 
     def all(self) -> list[ImportRecord]:
         """All imports that have rows: those being added first, then by the time they were added."""
-        kept = (record for record in self._records.values() if not record.is_spent)
+        # Copied at once: other threads add to it while this one looks.
+        kept = [record for record in list(self._records.values()) if not record.is_spent]
         return sorted(kept, key=lambda record: record.added or 0)
 
     def spans_of(self, key: bytes) -> tuple[bytes, list[Span]]:
@@ -124,23 +126,38 @@ class Imports:
             raise ImportRefusedError(
                 f"import {record.import_id:016x}",
                 "this id was used with another manifest",
-                "stage it again: Import.create picks a new id",
+                f"added at {known.added}: the same rows are there, others need another id"
+                if known.added is not None
+                else "abort_import takes back what is half added; or stage under another id",
             )
         return known
 
     @contextmanager
-    def alone(self, import_id: int) -> Iterator[None]:
-        """Have an import to oneself. Of two who add it, the later finds it added: rows that it
-        linked after that would come back where they had been cleared."""
-        with self._freed:
-            self._freed.wait_for(lambda: import_id not in self._busy)
-            self._busy.add(import_id)
+    def alone(self, import_id: int, *, wait: bool = True) -> Iterator[bool]:
+        """Have an import to oneself; without `wait`, only if nobody has it: False if somebody does.
+
+        Of two who add it, the later finds it added: rows that it linked after that would come back
+        where they had been cleared. An abort must not take away rows that an add has counted on.
+        """
+        is_ours = False
         try:
-            yield
-        finally:
             with self._freed:
-                self._busy.discard(import_id)
-                self._freed.notify_all()
+                if wait and self._busy.get(import_id) == get_ident():
+                    raise UsageError(
+                        f"import {import_id:016x} is being added by this thread",
+                        "what the progress of ingest raises calls it off; abort it then",
+                    )
+                if wait:
+                    self._freed.wait_for(lambda: import_id not in self._busy)
+                if import_id not in self._busy:
+                    is_ours = True
+                    self._busy[import_id] = get_ident()
+            yield is_ours
+        finally:
+            if is_ours:
+                with self._freed:
+                    self._busy.pop(import_id, None)
+                    self._freed.notify_all()
 
     def prepare(self, record: ImportRecord, committer: Committer) -> None:
         """Write down, durably, that an import is about to be added. Raises as `find`."""
@@ -162,8 +179,13 @@ class Imports:
 
     def has_row(self, record: ImportRecord, key: bytes) -> bool:
         """Whether a linked import has a row for `key`. At most two look-ups."""
-        stem = frame(key) + record.reference
-        return any(self._engine.get(DATA, stem + kind) is not None for kind in (VALUE, TOMBSTONE))
+        if self.has_value(record, key):
+            return True
+        return self._engine.get(DATA, frame(key) + record.reference + TOMBSTONE) is not None
+
+    def has_value(self, record: ImportRecord, key: bytes) -> bool:
+        """Whether a linked import sets `key`. One look-up."""
+        return self._engine.get(DATA, frame(key) + record.reference + VALUE) is not None
 
     def add(
         self,
@@ -186,26 +208,20 @@ class Imports:
     def abort(self, import_id: int, committer: Committer) -> bool:
         """Forget an import that was not added; its rows are removed. O(entries in its spans).
 
-        Returns whether there was one. Raises `UsageError` if it was added: revert it then.
+        Returns whether there was one. Waits while it is being added; raises `UsageError` if it was
+        added: revert it then.
         """
         require_import_id(import_id)
-        with committer.lock:
+        with self.alone(import_id):
+            return self._abort(import_id, committer)
+
+    def abort_idle(self, import_id: int, committer: Committer) -> bool:
+        """As `abort`, but leaves alone what is being added, or was added meanwhile."""
+        with self.alone(import_id, wait=False) as is_ours:
             record = self._records.get(import_id)
-            if record is None or import_id in self._aborting:
+            if not is_ours or record is None or record.added is not None:
                 return False
-            if record.added is not None:
-                raise UsageError(
-                    f"import {import_id:016x} was added at {record.added}", "revert it instead"
-                )
-            self._aborting.add(import_id)
-        try:
-            self._remove_rows(record, committer)
-            with committer.lock:
-                committer.write_meta(lambda batch: self._meta.stage_delete(batch, _name(import_id)))
-                del self._records[import_id]
-        finally:
-            self._aborting.discard(import_id)
-        return True
+            return self._abort(import_id, committer)
 
     def revert(self, import_id: int, committer: Committer) -> Timestamp:
         """Hide an import from now on: what was below shows again. One record, whatever its size.
@@ -291,6 +307,25 @@ class Imports:
 
         return committer.commit_staged(stage, durability="sync", check=check)
 
+    def _abort(self, import_id: int, committer: Committer) -> bool:
+        with committer.lock:
+            record = self._records.get(import_id)
+            if record is None or import_id in self._aborting:
+                return False
+            if record.added is not None:
+                raise UsageError(
+                    f"import {import_id:016x} was added at {record.added}", "revert it instead"
+                )
+            self._aborting.add(import_id)
+        try:
+            self._remove_rows(record, committer)
+            with committer.lock:
+                committer.write_meta(lambda batch: self._meta.stage_delete(batch, _name(import_id)))
+                del self._records[import_id]
+        finally:
+            self._aborting.discard(import_id)
+        return True
+
     def _write(self, record: ImportRecord, committer: Committer) -> None:
         name, fields = _name(record.import_id), _fields(record)
         committer.write_meta(lambda batch: self._meta.stage(batch, name, fields))
@@ -309,11 +344,7 @@ class Imports:
 
     def _remove_rows(self, record: ImportRecord, committer: Committer) -> None:
         for span in record.spans:
-            cursor = self._engine.cursor(DATA, *span_bounds(span.start, span.end))
-            while True:
-                keys, _ = cursor.take(SCAN_CHUNK)
-                if not keys:
-                    break
+            for keys, _ in chunks(self._engine.cursor(DATA, *span_bounds(span.start, span.end))):
                 doomed = [key for key in keys if key[-TAIL_BYTES:-1] == record.reference]
                 if doomed:
                     committer.write_meta(partial(self._stage_removal, doomed), durable=False)

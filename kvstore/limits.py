@@ -75,8 +75,7 @@ kilobytes stay in the cache between taking and deciding, and the collector aslee
 batches of 4,096 rows takes 366 ns a row, of 16,384 437)."""
 
 SCAN_CHUNK_BYTES = 16 << 20
-"""Bytes of values taken from the engine at once, as the chunk before foretells: large values come
-in chunks of fewer."""
+"""Bytes of values taken from the engine at once, about: large values come in chunks of fewer."""
 
 SCAN_WORKERS_MAX = 64
 """Processes of one scan: more than a machine has cores gain nothing, and each is 100 MB."""
@@ -101,6 +100,10 @@ SCAN_PARTS_AHEAD_MAX = 4
 SORTED_CHANGES_MAX = 100_000
 """Changes of a window that are sorted by key in memory (some 20 MB); beyond, a pass over the
 span is cheaper than the sort and needs no memory."""
+
+SORTED_CHANGES_BYTES_MAX = 64 << 20
+"""Large values of such a window that are held meanwhile; those beyond are read when it is their
+turn (4 us each)."""
 
 SORT_BYTES_MAX = 128 << 20
 """Keys and values that an import from files sorts at once; beyond, sorted runs go to disk. Arrow

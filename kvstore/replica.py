@@ -27,9 +27,8 @@ from kvstore.clock import Timeline, WallClock
 from kvstore.codec.keys import encode_range_key
 from kvstore.codec.ordered import escape
 from kvstore.commit import Committer, Durability, Stage
-from kvstore.engine.api import DATA, RANGES, Batch
+from kvstore.engine.api import DATA, RANGES, Batch, chunks
 from kvstore.errors import UsageError
-from kvstore.limits import SCAN_CHUNK
 from kvstore.meta import INDEX_FLOOR, UPPER, Meta
 from kvstore.mvcc import RangeTombstone, Versions, WriteSet
 from kvstore.mvcc.columns import Columns
@@ -108,6 +107,11 @@ class ReplicaCommitter(Committer):
         """
         with self.lock:
             self._require_window([timestamp for timestamp, _ in commits], upper)
+            self._apply(commits, upper)
+        self.wake()
+
+    def _apply(self, commits: Sequence[tuple[int, WriteSet]], upper: int) -> None:
+        with self.whole():
             batch = self._engine.batch()
             capture, index = self.capture, self._index
             full: list[FullEntry] = []
@@ -126,9 +130,10 @@ class ReplicaCommitter(Committer):
                     self._guarded(index.complete, full)
                 tombstones = [found for t, writes in commits for found in writes.tombstones(t)]
                 self._versions.publish_ranges(tombstones)
+                for timestamp, writes in commits:
+                    self.recent.add(timestamp, writes.points.keys(), writes.ranges)
 
             self._show(batch, publish, Timestamp(upper))
-        self.wake()
 
     def begin_window(self, upto: int) -> None:
         """Say durably that sorted files with times in `[upper, upto]` are coming."""
@@ -158,11 +163,12 @@ class ReplicaCommitter(Committer):
             self._meta.stage(batch, UPPER, {"timestamp": upto + 1})
             self._meta.stage(batch, INDEX_FLOOR, {"timestamp": upto})
             stage_replica(self._meta, batch, self._source)
-            self._show(
-                batch,
-                lambda: self._versions.publish_ranges(list(tombstones)),
-                Timestamp(upto + 1),
-            )
+
+            def publish() -> None:
+                self._versions.publish_ranges(list(tombstones))
+                self.recent.add(upto, (), [(b"", None)])  # any key may be in the files
+
+            self._show(batch, publish, Timestamp(upto + 1))
             self._pending = 0
             self._sync_upto(self.upper)
         self.wake()
@@ -204,15 +210,11 @@ class ReplicaCommitter(Committer):
             self._guarded(self._engine.write, batch)
 
     def _entries_in(self, since: int, upto: int) -> Iterator[list[bytes]]:
-        cursor = self._engine.cursor(DATA)
-        try:
-            while keys := cursor.take(SCAN_CHUNK)[0]:
-                times = Columns(keys).times
-                places = ((times > since) & (times <= upto)).nonzero()[0]
-                if len(places):
-                    yield [keys[place] for place in places]
-        finally:
-            cursor.close()
+        for keys, _ in chunks(self._engine.cursor(DATA)):
+            times = Columns(keys).times
+            places = ((times > since) & (times <= upto)).nonzero()[0]
+            if len(places):
+                yield [keys[place] for place in places]
 
 
 class Replica:

@@ -139,3 +139,105 @@ def test_who_waits_too_long_looks_again_and_stands_in_nobodys_way(
     assert len(crew.outcome) == 3 * WAITERS
     assert not [found for found in crew.outcome if isinstance(found, Exception)]
     assert waiting(store) == 0
+
+
+# -- interrupts: a signal's exception may come out of any line ----------------------------------
+
+
+def interrupt(*_: object, **__: object) -> None:
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("line", ["before the fsync", "at the fsync"])
+def test_a_leader_that_is_interrupted_promises_nothing_and_lets_another_lead(
+    store: Store, monkeypatch: pytest.MonkeyPatch, line: str
+) -> None:
+    before = store.durable
+    where, name = (
+        (store._committer, "_sync_upto") if line == "before the fsync" else (store._engine, "sync")
+    )
+    with monkeypatch.context() as patched:
+        patched.setattr(where, name, interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            store.put(b"a", b"1")
+    assert store.durable == before
+    crew = Crew(store)
+    crew.commit(WAITERS)
+    crew.join()
+    assert not [found for found in crew.outcome if isinstance(found, Exception)]
+    assert store.durable > before
+
+
+def test_a_leader_that_never_speaks_again_is_passed_over(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(commit, "GROUP_COMMIT_WAIT_S_MAX", 0.01)
+    store._committer._syncing = True
+    crew = Crew(store)
+    crew.commit(1)
+    crew.join()
+    assert not [found for found in crew.outcome if isinstance(found, Exception)]
+
+
+COUNTED: dict[str, Callable[[Store], object]] = {
+    "commit": lambda store: store.put(b"k", b"1", durability="async"),
+    "sync": lambda store: store.sync(),
+    "changeset": lambda store: store.changeset().__enter__(),
+}
+
+
+@pytest.mark.parametrize(
+    ("call", "place"),
+    [
+        ("commit", "finish_commit"),
+        ("commit", "stage"),
+        ("sync", "stage"),
+        ("changeset", "begin_changeset"),
+    ],
+)
+def test_an_interrupt_between_a_commit_and_its_count_loses_neither(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, place: str
+) -> None:
+    """What is known of the epochs must fit what is stored, or a reader takes it for damage."""
+    with kvstore.open(tmp_path / "s") as store:
+        monkeypatch.setattr("kvstore.changes.capture.EPOCHS_PENDING_MAX", 2)
+        store.put(b"k", b"0")
+        store.put(b"k", b"0")
+        capture = store._committer.capture
+        done = getattr(capture, place)
+
+        def late(*arguments: object) -> None:
+            if place == "stage":
+                done(*arguments)
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as patched:
+            patched.setattr(capture, place, late)
+            with pytest.raises(KeyboardInterrupt):
+                COUNTED[call](store)
+        with pytest.raises(PoisonedError, match="interrupted"):
+            store.put(b"k", b"2")
+    with kvstore.open(tmp_path / "s") as store:
+        store.put(b"k", b"3")
+        store.verify().require_ok()
+        assert [point.timestamp for point in store.quiescent_points()]
+
+
+# -- closing ------------------------------------------------------------------------------------
+
+
+def test_a_commit_that_closing_made_durable_is_done_and_not_refused(
+    store: Store, disk: Disk
+) -> None:
+    crew = Crew(store)
+    crew.commit(1)
+    assert disk.begun.acquire(timeout=60)  # it leads
+    crew.commit(WAITERS)
+    spin(lambda: waiting(store) == WAITERS)
+    closing = threading.Thread(target=store.close)
+    closing.start()
+    assert disk.begun.acquire(timeout=60)
+    disk.open_up()
+    closing.join(60)
+    crew.join()
+    assert not [found for found in crew.outcome if isinstance(found, Exception)], crew.outcome

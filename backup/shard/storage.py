@@ -1,6 +1,6 @@
 """Storage by address: one URL gives the blob and the consensus of everything kept there.
 
-    path, file://path     local files: FileBlob in <path>/blob, FileConsensus in <path>/consensus
+    path, file:///path    local files: FileBlob in <path>/blob, FileConsensus in <path>/consensus
     memory://name         this process's memory; the same name is the same storage
     s3://  gs://  az://   an object store, with objects below the URL's path
 
@@ -37,7 +37,7 @@ def open_storage(url: str | os.PathLike[str], **options: Any) -> Storage:
     Raises `UsageError` for an address that is not understood.
     """
     text = os.fspath(url)
-    if "://" not in text:
+    if "://" not in text and not text.startswith("file:/"):
         if (scheme := text.partition(":")[0]) in _SCHEMES and scheme != text:
             raise UsageError(
                 f"{text!r} is neither a URL nor a path",

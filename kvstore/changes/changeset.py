@@ -93,9 +93,13 @@ class Changeset:
         if self._token is not None:
             raise ClosedError("the changeset")
         self.outer = _AMBIENT.get()
-        self._begin(self)
-        self.is_open = True
-        self._token = _AMBIENT.set(self)
+        try:
+            self._begin(self)
+            self.is_open = True
+            self._token = _AMBIENT.set(self)
+        except BaseException:  # interrupted, it would never be left
+            self._finish(self)
+            raise
         return self
 
     def __exit__(

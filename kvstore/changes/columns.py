@@ -96,11 +96,15 @@ class ColumnReader:
                 if pending:
                     yield from_events(pending, schema)
                     pending, size = [], 0
-                yield self._whole(commit, first, wanted, schema)
+                batch = self._whole(commit, first, wanted, schema)
+                if wanted.images.startswith("pre") and "pre" in schema.names:
+                    yield from self._with_pre(batch, commit.timestamp)
+                else:
+                    yield batch
                 continue
             for event in self._events.of_rows(placed(commit, first), wanted):
                 pending.append(event)
-                size += len(event.key) + len(event.value or b"")
+                size += sum(map(len, filter(None, (event.key, *event[5:8]))))
                 if len(pending) >= ARROW_ROWS_MAX or size >= ARROW_BYTES_MAX:
                     yield from_events(pending, schema)
                     pending, size = [], 0
@@ -143,9 +147,7 @@ class ColumnReader:
             "key": lambda: keys,
             "end_key": lambda: none,
             "value": lambda: values,
-            "pre": lambda: (
-                self._pre(keys, commit.timestamp) if wanted.images.startswith("pre") else none
-            ),
+            "pre": lambda: none,
             "post": lambda: values if wanted.images.endswith("post") else none,
             "changeset": lambda: _constant(pack_changeset(entry.changeset), entry.count),
             "stream": lambda: _constant(commit.stream, entry.count),
@@ -161,9 +163,19 @@ class ColumnReader:
             found[place] = self._versions.get(keys[place].as_py(), at)
         return pa.array(found, pa.binary())
 
-    def _pre(self, keys: pa.Array, at: int) -> pa.Array:
-        images = [self._versions.get(key, at - 1) for key in keys.to_pylist()]
-        return pa.array(images, pa.binary())
+    def _with_pre(self, batch: pa.RecordBatch, at: int) -> Iterator[pa.RecordBatch]:
+        """The batch with its preimages, which may be large whatever the changes are: in slices."""
+        first, size = 0, 0
+        images: list[bytes | None] = []
+        for key in batch.column("key").to_pylist():
+            image = self._versions.get(key, at - 1)
+            images.append(image)
+            size += len(image or b"")
+            if size >= ARROW_BYTES_MAX:
+                yield _with_images(batch.slice(first, len(images)), images)
+                first, size, images = first + len(images), 0, []
+        if images:
+            yield _with_images(batch.slice(first), images)
 
 
 def record_batch_reader(batches: Iterator[pa.RecordBatch]) -> pa.RecordBatchReader:
@@ -214,6 +226,12 @@ def _values(entry: Entry, codes: np.ndarray[Any, Any], *, all_puts: bool) -> pa.
     if not all_puts:
         valid = pa.py_buffer(np.packbits(codes == OP_PUT, bitorder="little").tobytes())
     return _wrapped(entry.value_offsets, entry.values, entry.count, valid)
+
+
+def _with_images(batch: pa.RecordBatch, images: list[bytes | None]) -> pa.RecordBatch:
+    columns = batch.columns
+    columns[batch.schema.get_field_index("pre")] = pa.array(images, pa.binary())
+    return pa.RecordBatch.from_arrays(columns, schema=batch.schema)
 
 
 def _sequence(entry: Entry, first: int) -> pa.Array:

@@ -30,7 +30,11 @@ from kvstore.changes.entry import (
 )
 from kvstore.changes.index import ChangeIndex
 from kvstore.errors import CorruptionError, UsageError
-from kvstore.limits import SORTED_CHANGES_MAX
+from kvstore.limits import (
+    INLINE_VALUE_BYTES,
+    SORTED_CHANGES_BYTES_MAX,
+    SORTED_CHANGES_MAX,
+)
 from kvstore.mvcc.diff import Difference
 from kvstore.mvcc.fragments import RangeTombstone
 from kvstore.mvcc.version import newest_at
@@ -84,7 +88,7 @@ class ChangeReader:
         if indexed:
             small = self._sorted_by_key(span, since=since, upto=upto, latest=latest)
             if small is not None:
-                return iter(small)
+                return small
         return self._pass(span, since, upto, latest=latest)
 
     def _pass(self, span: Span, since: int, upto: int, *, latest: bool) -> Iterator[Change]:
@@ -104,9 +108,10 @@ class ChangeReader:
 
     def _sorted_by_key(
         self, span: Span, *, since: int, upto: int, latest: bool
-    ) -> list[Change] | None:
+    ) -> Iterator[Change] | None:
         """The window sorted in memory, None where it is too large for that."""
-        expanded = self._expanded(span, since=since, upto=upto)
+        room = _Room(SORTED_CHANGES_BYTES_MAX)
+        expanded = self._expanded(span, since=since, upto=upto, room=room)
         found = list(islice(expanded, SORTED_CHANGES_MAX + 1))
         if len(found) > SORTED_CHANGES_MAX:
             return None
@@ -122,7 +127,13 @@ class ChangeReader:
         # They are in time order, and sorting keeps it where it does not matter.
         has_ranges = "delete_range" in {change.op for change in found}
         found.sort(key=_key_order if has_ranges else _BY_KEY)
-        return found
+        return iter(found) if room.left > 0 else map(self._with_value, found)
+
+    def _with_value(self, change: Change) -> Change:
+        """The change with its value, where there was no room to hold it."""
+        if change.op != "put" or change.value is not None:
+            return change
+        return self.point(Row(OP_PUT_LARGE, change.key, b""), change.timestamp)
 
     def _ranges(self, span: Span, since: int, upto: int) -> list[Change]:
         """The newest range tombstone of each fragment in the window, oldest first."""
@@ -136,47 +147,57 @@ class ChangeReader:
 
     # -- from the index ---------------------------------------------------------------------
 
-    def _expanded(self, span: Span, *, since: int, upto: int) -> Iterator[Change]:
+    def _expanded(
+        self, span: Span, *, since: int, upto: int, room: _Room | None = None
+    ) -> Iterator[Change]:
         for found, low, high in self.index.generations.windows(since=since, upto=upto):
             if found.is_split:
                 for timestamp, _, row, *_ in self.index.rows(since=low, upto=high):
-                    yield from self._of_row(row, Timestamp(timestamp), span)
+                    yield from self._of_row(row, Timestamp(timestamp), span, room)
             else:
                 for commit in self.index.read(since=low, upto=high):
-                    yield from self._of_entry(commit.entry, Timestamp(commit.timestamp), span)
+                    at = Timestamp(commit.timestamp)
+                    yield from self._of_entry(commit.entry, at, span, room)
 
-    def _of_entry(self, entry: Entry, at: Timestamp, span: Span) -> Iterator[Change]:
+    def _of_entry(
+        self, entry: Entry, at: Timestamp, span: Span, room: _Room | None
+    ) -> Iterator[Change]:
         """Hot: small puts in no particular span, the common case, are made without a line of
         Python each: 0.3 us a change, row by row 1.0."""
         if span == Span() and entry.is_small_puts:
             keys, values = entry.columns()
             rows = zip(repeat(at), repeat("put"), keys, repeat(None), values, strict=False)
             return map(tuple.__new__, repeat(Change), rows)  # `_make` without its Python frame
-        return chain.from_iterable(self._of_row(row, at, span) for row in entry.rows())
+        return chain.from_iterable(self._of_row(row, at, span, room) for row in entry.rows())
 
-    def _of_row(self, row: Row, at: Timestamp, span: Span) -> Iterator[Change]:
+    def _of_row(self, row: Row, at: Timestamp, span: Span, room: _Room | None) -> Iterator[Change]:
         if row.op in (OP_PUT, OP_DELETE, OP_PUT_LARGE):
             if row.key in span:
-                yield self.point(row, at)
+                yield self.point(row, at, room)
         elif row.op == OP_DELETE_RANGE:
             part = span.intersect(row.key, row.value)
             if part is not None:
                 yield Change(at, "delete_range", part.start, part.end, None)
         else:
-            yield from self.import_event(row, at, span)
+            for change in self.import_event(row, at, span):
+                yield change if room is None else room.take(change)
 
-    def point(self, row: Row, at: Timestamp) -> Change:
-        """The put or delete that a row says, with its value wherever that is kept."""
+    def point(self, row: Row, at: Timestamp, room: _Room | None = None) -> Change:
+        """The put or delete that a row says, with its value wherever that is kept; without a large
+        one that there is no `room` for."""
         if row.op == OP_PUT:
             return Change(at, "put", row.key, None, row.value)
         if row.op == OP_DELETE:
             return Change(at, "delete", row.key, None, None)
+        if room is not None and room.left <= 0:
+            return Change(at, "put", row.key, None, None)
         value = self._versions.get(row.key, at)
         if value is None:
             raise CorruptionError(
                 f"key {row.key!r} at {int(at)}", "in the change index, but not in the versions"
             )
-        return Change(at, "put", row.key, None, value)
+        change = Change(at, "put", row.key, None, value)
+        return change if room is None else room.take(change)
 
     def import_event(self, row: Row, at: Timestamp, span: Span) -> Iterator[Change]:
         """What an import or its revert did to the keys of `span`, in the order of its spans."""
@@ -198,6 +219,25 @@ class ChangeReader:
         for timestamp, value in self._versions.events(key):
             if timestamp == at:
                 yield _point_change(at, key, value)
+
+
+class _Room:
+    """Bytes of large values that may yet be held."""
+
+    __slots__ = ("left",)
+
+    def __init__(self, left: int) -> None:
+        self.left = left
+
+    def take(self, change: Change) -> Change:
+        """The change, without a large value if there is no room for it."""
+        value = change.value
+        if value is None or len(value) <= INLINE_VALUE_BYTES:
+            return change
+        if self.left <= 0:
+            return change._replace(value=None)
+        self.left -= len(value)
+        return change
 
 
 def _point_change(at: Timestamp, key: bytes, value: bytes | None) -> Change:

@@ -11,6 +11,7 @@ from kvstore.engine.api import (
     Engine,
     FileSpan,
     Reader,
+    chunks,
 )
 
 __all__ = [
@@ -24,4 +25,5 @@ __all__ = [
     "Engine",
     "FileSpan",
     "Reader",
+    "chunks",
 ]

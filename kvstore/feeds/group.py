@@ -18,6 +18,7 @@ from kvstore.commit import Committer
 from kvstore.errors import HistoryGoneError, HoldLostError, UsageError
 from kvstore.feeds.feed import Feed, FeedBatch, Position, Share, Tail
 from kvstore.holds import Hold, HoldRecord, Holds
+from kvstore.span import Span
 from kvstore.timestamp import NS_PER_SECOND, TimeLike, Timestamp, to_timestamp
 
 _PREFIX = "feed/"
@@ -36,6 +37,7 @@ class Feeds:
         *,
         index_floor: int,
         is_live: Callable[[], None],
+        require_kept: Callable[[Span, int], None],
     ) -> None:
         self._events = events
         self._index = index
@@ -43,6 +45,7 @@ class Feeds:
         self._holds = holds
         self.index_floor = index_floor
         self._is_live = is_live
+        self._require_kept = require_kept
 
     def open(
         self,
@@ -61,6 +64,7 @@ class Feeds:
         with self._committer.lock:
             position = self._start(name, start, share)
             self.require_indexed(position.timestamp)
+            self._require_kept(wanted.span, position.timestamp)
             hold = self._take(name, share, position, max_age=max_age, reset=start is not None)
         if share.workers > 1:
             wanted = replace(wanted, select=share.select)
@@ -84,6 +88,7 @@ class Feeds:
         position = Position(Timestamp(since))
         tail = Tail(self._events, self._committer, wanted, position, guard=self._is_live)
         try:
+            self._require_kept(wanted.span, since)  # a clear may have come before the pin
             for batch in tail.batches(follow=True, heartbeat=heartbeat):
                 yield batch
                 former, pin = pin, self._holds.pin(batch.resolved)

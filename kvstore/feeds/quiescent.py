@@ -25,6 +25,7 @@ from kvstore.changes.epoch import Epoch
 from kvstore.changes.index import ChangeIndex
 from kvstore.commit import Committer
 from kvstore.errors import HistoryGoneError
+from kvstore.holds import Holds
 from kvstore.timestamp import Timestamp
 
 
@@ -56,18 +57,29 @@ class QuiescentReader:
         *,
         since: Timestamp,
         index_floor: int,
+        holds: Holds,
     ) -> None:
         self._index = index
         self._index_floor = index_floor
         self._committer = committer
         self._epochs = epochs
         self._changes = changes
+        self._holds = holds
         self.position = since
 
     def __iter__(self) -> Iterator[QuiescentPoint]:
-        """Costs two passes over the epochs that are kept, and the headers of what is new."""
+        """Costs two passes over the epochs that are kept, and the headers of what is new. History
+        stays meanwhile: events that GC takes would be missed."""
+        with self._committer.lock:
+            since = self._committer.since
+            pin = self._holds.pin(since)
+        try:
+            yield from self._points(max(since, self._index_floor))
+        finally:
+            self._holds.unpin(pin)
+
+    def _points(self, floor: int) -> Iterator[QuiescentPoint]:
         durable = self._committer.make_durable()
-        floor = max(self._committer.since, self._index_floor)
         anchor = find_anchor(self._complete(durable), floor=floor, upto=self.position)
         if anchor is None:
             return

@@ -9,6 +9,8 @@ Invariants
 from __future__ import annotations
 
 import shutil
+import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -48,26 +50,27 @@ class Leftovers:
         return len(gone)
 
     def abort_stale(self, age_s: float) -> int:
-        """Abort imports prepared that long ago and never added; returns how many."""
+        """Abort imports prepared that long ago, never added and not being added; returns how
+        many."""
         oldest = self._oldest(age_s)
         stale = [
             record.import_id
             for record in self._imports.all()
             if record.added is None and record.prepared is not None and record.prepared < oldest
         ]
-        for import_id in stale:
-            self._imports.abort(import_id, self._committer)
-        return len(stale)
+        return sum(self._imports.abort_idle(import_id, self._committer) for import_id in stale)
 
     def remove_files(self, age_s: float) -> None:
         """Remove files that lie in `ingest/` for that long and that no import waits for."""
         if self._path is None or not (self._path / INGEST_DIRECTORY).is_dir():
             return
-        oldest = self._oldest(age_s)
+        # Files are dated by the machine's clock, which the store's may be far ahead of.
+        oldest = min(self._oldest(age_s), time.time_ns() - int(age_s * NS_PER_SECOND))
         waiting = {f"{record.import_id:016x}" for record in self._imports.all() if not record.added}
         for left in (self._path / INGEST_DIRECTORY).iterdir():
-            if left.name not in waiting and left.stat().st_mtime_ns < oldest:
-                shutil.rmtree(left, ignore_errors=True)
+            with suppress(FileNotFoundError):  # whose owner has removed it meanwhile
+                if left.name not in waiting and left.stat().st_mtime_ns < oldest:
+                    shutil.rmtree(left, ignore_errors=True)
 
     def _has_rows(self, record: ImportRecord) -> bool:
         seen = self._rows.get(record.import_id, min(span.start for span in record.spans))

@@ -1,7 +1,7 @@
 """GC in the background: a thread that a store owns, running at an interval and stopped by close.
 
 It waits on a condition, never sleeps: closing the store wakes and ends it at once, a run under way
-at its next step. A run that fails ends the thread; the error is kept, shown by `stats`, and raised
+at its next step. A run that fails ends the thread; the error is kept (`GcWorker.error`), and raised
 when the store is closed, for nobody else would see it.
 """
 
@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 
-from kvstore.errors import ClosedError, KVStoreError, UsageError
+from kvstore.errors import ClosedError, UsageError
 from kvstore.gc.collect import GcReport
 
 
@@ -41,7 +41,7 @@ class GcWorker:
         after_run: Callable[[GcReport], None] | None = None,
     ) -> None:
         self.policy = policy
-        self.error: KVStoreError | None = None
+        self.error: Exception | None = None
         self.runs = 0
         self._run = run
         self._after_run = after_run
@@ -67,20 +67,21 @@ class GcWorker:
     def _work(self) -> None:
         while True:
             with self._woken:
-                self._woken.wait_for(self._is_due, self.policy.every.total_seconds())
+                every_s = min(self.policy.every.total_seconds(), threading.TIMEOUT_MAX)
+                self._woken.wait_for(self._is_due, every_s)
                 if self._stopping:
                     return
                 self._due = False
             try:
                 report = self._run(self.policy)
+                self.runs += 1
+                if self._after_run is not None:
+                    self._after_run(report)
             except ClosedError:
                 return
-            except KVStoreError as error:
+            except Exception as error:  # noqa: BLE001  # closing the store raises it
                 self.error = error
                 return
-            self.runs += 1
-            if self._after_run is not None:
-                self._after_run(report)
 
     def _is_due(self) -> bool:
         return self._stopping or self._due

@@ -20,8 +20,7 @@ from typing import TypeAlias
 
 from kvstore.codec.keys import TAIL_BYTES
 from kvstore.codec.ordered import unframe
-from kvstore.engine.api import Cursor
-from kvstore.limits import SCAN_CHUNK
+from kvstore.engine.api import Cursor, chunks
 from kvstore.mvcc.fragments import Fragments, RangeTombstone
 from kvstore.mvcc.version import Entry, Event, Stamps, Version, timeline
 from kvstore.span import Span
@@ -37,22 +36,16 @@ def stored_keys(cursor: Cursor, *, reverse: bool = False) -> Iterator[tuple[byte
     """
     current = b""
     entries: list[Entry] = []
-    try:
-        while True:
-            keys, values = cursor.take(SCAN_CHUNK)
-            if not keys:
-                break
-            for key, value in zip(keys, values, strict=True):
-                stem = key[:-TAIL_BYTES]
-                if stem != current:
-                    if entries:
-                        yield unframe(current), entries[::-1] if reverse else entries
-                    current, entries = stem, []
-                entries.append((key[-TAIL_BYTES:], value))
-        if entries:
-            yield unframe(current), entries[::-1] if reverse else entries
-    finally:
-        cursor.close()
+    for keys, values in chunks(cursor):
+        for key, value in zip(keys, values, strict=True):
+            stem = key[:-TAIL_BYTES]
+            if stem != current:
+                if entries:
+                    yield unframe(current), entries[::-1] if reverse else entries
+                current, entries = stem, []
+            entries.append((key[-TAIL_BYTES:], value))
+    if entries:
+        yield unframe(current), entries[::-1] if reverse else entries
 
 
 def differences(

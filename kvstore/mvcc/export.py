@@ -19,8 +19,7 @@ import numpy as np
 from kvstore.arrow import binary_array
 from kvstore.codec.keys import IMPORT_ID_MAX, TAIL_BYTES, encode_reference
 from kvstore.codec.ordered import unframe
-from kvstore.engine.api import Cursor
-from kvstore.limits import SCAN_CHUNK
+from kvstore.engine.api import Cursor, chunks
 from kvstore.mvcc.columns import Columns
 from kvstore.mvcc.diff import choose
 from kvstore.mvcc.fragments import Fragments
@@ -64,24 +63,18 @@ def _whole_keys(cursor: Cursor) -> Iterator[tuple[list[bytes], list[bytes]]]:
     """Chunks that cut no key in two."""
     keys: list[bytes] = []
     values: list[bytes] = []
-    try:
-        while True:
-            more_keys, more_values = cursor.take(SCAN_CHUNK)
-            if not more_keys:
-                break
-            keys += more_keys
-            values += more_values
-            stem = keys[-1][:-TAIL_BYTES]
-            cut = len(keys) - 1
-            while cut and keys[cut - 1][:-TAIL_BYTES] == stem:
-                cut -= 1
-            if cut:
-                yield keys[:cut], values[:cut]
-                del keys[:cut], values[:cut]
-        if keys:
-            yield keys, values
-    finally:
-        cursor.close()
+    for more_keys, more_values in chunks(cursor):
+        keys += more_keys
+        values += more_values
+        stem = keys[-1][:-TAIL_BYTES]
+        cut = len(keys) - 1
+        while cut and keys[cut - 1][:-TAIL_BYTES] == stem:
+            cut -= 1
+        if cut:
+            yield keys[:cut], values[:cut]
+            del keys[:cut], values[:cut]
+    if keys:
+        yield keys, values
 
 
 def _chosen(

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 from kvstore.arrow import binary_array, binary_arrays
 from kvstore.codec.keys import TAIL_BYTES
 from kvstore.codec.ordered import unframe
-from kvstore.engine.api import Cursor
-from kvstore.limits import SCAN_CHUNK, SCAN_CHUNK_BYTES
+from kvstore.engine.api import Cursor, next_count
+from kvstore.limits import SCAN_CHUNK
 from kvstore.mvcc.columns import Columns
 from kvstore.mvcc.decide import Read, decide_columns, decide_each
 
@@ -114,7 +114,7 @@ class _Chunks:
             while not self.is_last:
                 keys, values = self._cursor.take(count)
                 self.is_last = not keys
-                count = self._next_count(values)
+                count = next_count(values, self._count_max)
                 if self.reverse:
                     keys.reverse()
                     values.reverse()
@@ -133,9 +133,3 @@ class _Chunks:
         """Let the entry at `position` of the present chunk take part in the next one."""
         if position is not None:
             self._held = self._keys[position], self._values[position]
-
-    def _next_count(self, values: list[bytes]) -> int:
-        """Four times as many entries, as far as values of this size leave room for them."""
-        sample = values[:: len(values) // 16 + 1]
-        size = sum(map(len, sample)) // (len(sample) or 1) + 1
-        return max(min(len(values) * 4, self._count_max, SCAN_CHUNK_BYTES // size), 1)

@@ -119,7 +119,8 @@ class Capturing(Writing):
         that falls behind further than `max_age` is lost when GC wants the space.
 
         Opening a feed fences its former consumer. Raises `UsageError` for an unknown feed without
-        `start` and for more workers than streams, `HistoryGoneError` below `since`.
+        `start` and for more workers than streams, `HistoryGoneError` below `since`, or before a
+        clear of keys in `span`.
         """
         wanted = Wanted(span or Span(), require_images(images), require_expand(expand))
         if batch_rows < 1 or batch_bytes < 1:
@@ -166,6 +167,7 @@ class Capturing(Writing):
             lambda low, high: self.changes(low, high, revisions="latest"),
             since=start,
             index_floor=self._index_floor,
+            holds=self._holds,
         )
 
     def drop_feed(self, name: str) -> None:

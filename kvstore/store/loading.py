@@ -28,8 +28,9 @@ class Loading(Capturing):
         self._live().require_commits()
         self._imports.prepare(record, self._committer)
 
-    def importing(self, import_id: int) -> AbstractContextManager[None]:
-        """Have an import to oneself: `bulk.ingest` in another thread waits until the block ends."""
+    def importing(self, import_id: int) -> AbstractContextManager[object]:
+        """Have an import to oneself: `bulk.ingest` and `abort_import` in other threads wait until
+        the block ends."""
         self._live()
         return self._imports.alone(import_id)
 
@@ -44,9 +45,9 @@ class Loading(Capturing):
         return self._imports.is_linked(record)
 
     def is_imported(self, record: ImportRecord, key: bytes) -> bool:
-        """Whether an import that is linked has a row for `key`."""
+        """Whether an import that is linked has a value for `key`."""
         self._live()
-        return self._imports.has_row(record, key)
+        return self._imports.has_value(record, key)
 
     def add_import(
         self, record: ImportRecord, *, check: Callable[[], None] | None = None
@@ -58,7 +59,11 @@ class Loading(Capturing):
         return self._imports.add(record.import_id, self._live(), check=check)
 
     def abort_import(self, import_id: int) -> bool:
-        """Forget an import that was left half added. O(entries in its spans)."""
+        """Forget an import that was left half added; returns whether there was one.
+
+        O(entries in its spans). Waits while `bulk.ingest` adds it; raises `UsageError` if it was
+        added: revert it then.
+        """
         return self._imports.abort(import_id, self._live())
 
     def revert_import(self, import_id: int) -> Timestamp:

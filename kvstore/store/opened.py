@@ -79,7 +79,7 @@ class Opened:
         self._clearing = Clearing(
             versions, committer, holds=self._holds, imports=self._imports, clears=self._clears
         )
-        self._conditional = Conditional(versions, committer)
+        self._conditional = Conditional(versions, committer, require_kept=self._require_kept)
         self._transactions = Transactions(
             versions, index, committer, holds=self._holds, imports=self._imports
         )
@@ -93,6 +93,7 @@ class Opened:
             self._holds,
             index_floor=self._index_floor,
             is_live=self._require_live,
+            require_kept=self._require_kept,
         )
         self._tasks: Tasks | None = None
         self._tasks_lock = threading.Lock()
@@ -166,6 +167,7 @@ class Opened:
             self._gc_worker.stop()
         with self._committer.lock:
             self._committer.finish()
+        self._changesets.wake()
 
     def _live(self) -> Committer:
         if self._closed:

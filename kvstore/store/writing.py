@@ -140,7 +140,6 @@ class Writing(Reading):
         since = None
         if unchanged_since is not None:
             since = to_timestamp(unchanged_since, name="unchanged_since")
-            self._require_kept(Span.of_key(key), since)
         return self._conditional.write_if(
             writes, key, expected=expected, unchanged_since=since, durability=durability
         )

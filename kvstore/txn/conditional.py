@@ -37,9 +37,16 @@ class _CalledOffError(Exception):
 class Conditional:
     """Conditional commits of one store."""
 
-    def __init__(self, versions: Versions, committer: Committer) -> None:
+    def __init__(
+        self,
+        versions: Versions,
+        committer: Committer,
+        *,
+        require_kept: Callable[[Span, int], None],
+    ) -> None:
         self._versions = versions
         self._committer = committer
+        self._require_kept = require_kept
 
     def write_if(
         self,
@@ -51,7 +58,8 @@ class Conditional:
         durability: Durability | None,
     ) -> Timestamp:
         """Commit `writes` if `key` has the value `expected` (None: is absent), and no version
-        newer than `unchanged_since`. Raises `PreconditionError`. One look-up each."""
+        newer than `unchanged_since`. Raises `PreconditionError`, and `HistoryGoneError` where it
+        cannot be known. One look-up each."""
         _require_expected(expected)
         if expected is UNCHECKED and unchanged_since is None:
             raise UsageError(
@@ -59,6 +67,8 @@ class Conditional:
             )
 
         def check() -> None:
+            if unchanged_since is not None:
+                self._require_kept(Span.of_key(key), unchanged_since)
             if expected is not UNCHECKED:
                 found = self._newest(key)
                 if found != expected:
@@ -115,9 +125,13 @@ class Conditional:
         return self._versions.get(key, self._committer.upper - 1)
 
     def _first_live(self, span: Span) -> bytes | None:
-        for keys, _ in self._versions.scan(span, self._committer.upper - 1):
-            return keys[0]
-        return None
+        while True:
+            at = self._committer.upper - 1
+            keys, _ = next(self._versions.scan(span, at), ((), ()))
+            if at >= self._committer.floor:
+                return keys[0] if keys else None
+            with self._committer.lock:
+                pass  # GC or a clear may have taken what was to be found: look again, behind it
 
     def _require_unchanged(self, key: bytes, since: int) -> None:
         newest = self._versions.events(key)[:1]

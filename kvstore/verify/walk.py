@@ -44,7 +44,7 @@ from kvstore.codec.keys import (
 )
 from kvstore.codec.ordered import frame, unframe
 from kvstore.commit import Committer
-from kvstore.engine.api import DATA, Cursor
+from kvstore.engine.api import DATA, Cursor, chunks
 from kvstore.errors import CorruptionError, printable
 from kvstore.holds import Holds
 from kvstore.imports import ImportRecord, Imports
@@ -355,14 +355,8 @@ class _Walk:
 
 
 def _pairs(cursor: Cursor) -> Iterator[tuple[bytes, bytes]]:
-    try:
-        while True:
-            keys, values = cursor.take(SCAN_CHUNK)
-            if not keys:
-                return
-            yield from zip(keys, values, strict=True)
-    finally:
-        cursor.close()
+    for keys, values in chunks(cursor):
+        yield from zip(keys, values, strict=True)
 
 
 def _entry_name(commit: Commit) -> str:

@@ -32,7 +32,7 @@ from kvstore import Store
 from kvstore.errors import CorruptionError, UsageError
 from kvstore.opening import open_read_only
 from kvstore.span import Span
-from spark_connector.access import Access
+from spark_connector.access import Access, Address
 from spark_connector.jobs.command import access_of, parser_of, running, told
 from spark_connector.jobs.copies import copy_of
 from spark_connector.jobs.tasks import run_tasks, task_count
@@ -54,7 +54,7 @@ _Outcome: TypeAlias = tuple[Compared, Compared]
 
 def verify(
     spark: SparkSession,
-    access: Access | str,
+    access: Address,
     store: Store | None = None,
     *,
     tasks: int | None = None,
@@ -67,8 +67,8 @@ def verify(
     found = Access.of(access)
     collection = found.open()
     with collection.snapshots():  # what is read stays until it is
-        chains = collection.chains()
-        if not any(chains):
+        chains = [batches for batches in collection.chains() if batches]
+        if not chains:
             what = f"{found.url} holds no backup"
             raise UsageError(what, "check the path, or run a backup first")
         parts = _parts(chains)
@@ -103,7 +103,8 @@ def _compare(spark: SparkSession, access: Access, store: Store, tasks: int | Non
         plan: list[list[Piece]] = []
         for shard in comparable(list(chains), store):
             snapshot, since = chains[shard], max(shard.since, store.since)
-            count = tasks or task_count(spark, sum(batch.size for batch in snapshot.batches))
+            size = sum(batch.size for batch in snapshot.batches)
+            count = task_count(spark, size, tasks)
             plan.append(
                 [Piece(access, split, str(copy), since) for split in snapshot.splits(count)]
             )
@@ -159,11 +160,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("collection", help="path or URL, as all of Spark's machines see it")
     parser.add_argument("--contents", metavar="STORE", help="compare every version with this store")
     given = parser.parse_args(arguments)
+    access = access_of(given)
+    if not access.open().show().batches:
+        raise UsageError(f"{access.url} holds no backup", "check the path")
     with running("verify", given) as spark, ExitStack() as stack:
         store = None
         if given.contents is not None:
             store = stack.enter_context(kvstore.open(given.contents, create=False))
-        report = verify(spark, access_of(given), store)
+        report = verify(spark, access, store)
     compared = f", {report.rows:,} rows as in the store" if given.contents is not None else ""
     sys.stdout.write(
         f"{report.parts} parts, {report.bytes:,} bytes: as they were written{compared}\n"

@@ -18,7 +18,7 @@ import backup
 import bulk
 import kvstore
 from backup import replication
-from kvstore.errors import HistoryGoneError, HoldLostError, UsageError
+from kvstore.errors import ConflictError, HistoryGoneError, HoldLostError, UsageError
 from kvstore.mvcc import WriteSet
 from kvstore.replica import ReplicaCommitter
 from tests.backup.histories import change, staged_import, versions
@@ -323,3 +323,21 @@ def test_a_killed_replicator_goes_on_where_its_replica_stands(tmp_path: Path) ->
             with kvstore.open(tmp_path / "standby") as replica:
                 assert replica.upper == store.upper
                 same(store, replica)
+
+
+@pytest.mark.parametrize("rows_max", [1 << 17, -1], ids=["by commits", "by files"])
+def test_a_transaction_over_a_promotion_hears_what_the_replica_took(
+    store: kvstore.Store, standby: Path, monkeypatch: pytest.MonkeyPatch, rows_max: int
+) -> None:
+    monkeypatch.setattr("backup.replication.REPLICA_WINDOW_ROWS", rows_max)
+    store.put(b"a", b"1")
+    backup.replicate(store, standby)
+    with kvstore.open(standby) as replica:
+        txn = replica.transaction()
+        assert txn.get(b"a") == b"1"
+        store.put(b"a", b"2")
+        backup.replicate(store, replica)
+        replica.promote()
+        txn.put(b"b", b"of 1")
+        with pytest.raises(ConflictError):
+            txn.commit()

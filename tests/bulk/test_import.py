@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import shutil
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,13 +15,15 @@ import pytest
 
 import bulk
 import kvstore
-from bulk.staging import MANIFEST_NAME
+from bulk.sort import sorted_runs
+from bulk.staging import MANIFEST_NAME, discard
 from kvstore.errors import (
     ClosedError,
     FormatVersionError,
     ImportRefusedError,
     KeyConflictError,
     KeyOrderError,
+    StorageError,
     UsageError,
 )
 
@@ -184,6 +187,39 @@ def test_a_key_written_between_check_and_commit_is_a_conflict(
 # -- abort ----------------------------------------------------------------------------------
 
 
+def test_a_row_that_deletes_is_no_conflict_at_a_second_try_either(
+    store: kvstore.Store, tmp_path: Path
+) -> None:
+    store.put(b"b", b"alive")
+    staged = bulk.Import.create(tmp_path / "staged")
+    with staged.writer() as writer:
+        writer.put(b"a", b"1")
+        writer.delete(b"b")
+    staged.seal()
+
+    def killed(step: str) -> None:
+        if step == "add":
+            raise RuntimeError("killed here")
+
+    with pytest.raises(RuntimeError):
+        bulk.ingest(store, tmp_path / "staged", on_conflict="error", progress=killed)
+    bulk.ingest(store, tmp_path / "staged", on_conflict="error")
+    assert dict(store.scan()) == {b"a": b"1"}
+
+
+def test_gc_beside_a_check_for_conflicts_does_not_refuse_the_import(
+    store: kvstore.Store, tmp_path: Path
+) -> None:
+    stage(tmp_path / "staged", {b"a": b"1"})
+
+    def collect(step: str) -> None:
+        store.put(b"other", b"v")
+        store.gc(before=store.now())
+
+    bulk.ingest(store, tmp_path / "staged", on_conflict="error", progress=collect)
+    assert store.get(b"a") == b"1"
+
+
 def test_an_import_left_half_added_is_invisible_and_can_be_aborted_or_added(
     store: kvstore.Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -205,6 +241,45 @@ def test_an_import_left_half_added_is_invisible_and_can_be_aborted_or_added(
     assert store.get(b"a") == b"1"
     with pytest.raises(UsageError, match="revert"):
         store.abort_import(staged.import_id)
+
+
+@pytest.mark.parametrize("step", ["check", "prepare", "link", "add"])
+def test_an_abort_waits_for_who_is_adding_the_import(
+    store: kvstore.Store, tmp_path: Path, step: str
+) -> None:
+    """It would take away rows that the other has counted on, and the import be added without."""
+    staged = stage(tmp_path / "staged", {b"a": b"1", b"b": b"2"})
+
+    def killed(at: str) -> None:
+        if at == "add":
+            raise RuntimeError("killed here")
+
+    with pytest.raises(RuntimeError):
+        bulk.ingest(store, tmp_path / "staged", progress=killed)
+    refused: list[str] = []
+
+    def abort() -> None:
+        try:
+            store.abort_import(staged.import_id)
+        except UsageError as error:
+            refused.append(str(error))
+
+    other = threading.Thread(target=abort)
+
+    def interfere(at: str) -> None:
+        if at == step:
+            other.start()
+            other.join(0.05)
+            with pytest.raises(UsageError, match="being added by this thread"):
+                store.abort_import(staged.import_id)
+
+    if step == "link":  # of an import that is not linked yet
+        assert store.abort_import(staged.import_id)
+    bulk.ingest(store, tmp_path / "staged", progress=interfere)
+    other.join()
+    assert "revert it instead" in refused[0]
+    assert dict(store.scan()) == {b"a": b"1", b"b": b"2"}
+    store.verify().require_ok()
 
 
 # -- what is refused before anything is touched -----------------------------------------------
@@ -365,8 +440,15 @@ def test_parts_that_share_a_key_are_refused_at_sealing(tmp_path: Path) -> None:
         pa.record_batch({"key": binary(b"a"), "value": binary(None)}),
         pa.record_batch({"key": binary(b"a")}),
         pa.record_batch({"key": binary(b"a"), "value": binary(b""), "op": pa.array(["upsert"])}),
+        pa.record_batch(
+            {"key": binary(b"a"), "value": binary(b""), "op": pa.nulls(1, pa.string())}
+        ),
+        pa.record_batch({"key": binary(b"a"), "value": binary(b""), "op": pa.array([1])}),
     ],
-    ids=["text key", "number value", "null key", "null value", "no value", "unknown op"],
+    ids=[
+        *("text key", "number value", "null key", "null value", "no value"),
+        *("unknown op", "null op", "number op"),
+    ],
 )
 def test_batches_of_another_shape_are_refused(tmp_path: Path, batch: pa.RecordBatch) -> None:
     with pytest.raises(UsageError), bulk.Import.create(tmp_path / "staged").writer() as writer:
@@ -382,6 +464,27 @@ def test_a_sealed_or_foreign_directory_cannot_be_staged_into(tmp_path: Path) -> 
         staged.seal()
     with pytest.raises(UsageError):
         bulk.Import.create(tmp_path / "other", import_id=0)
+
+
+def test_a_directory_that_was_given_up_is_not_brought_back_by_who_still_writes(
+    tmp_path: Path,
+) -> None:
+    """Tasks of a job that failed run on for seconds."""
+    staged = bulk.Import.create(tmp_path / "staged")
+    late, begun = staged.writer(), staged.writer()
+    begun.put(b"a", b"1")
+    sorting = tmp_path / "staged" / "sorting"
+    rows = [pa.record_batch({"key": binary(b"a"), "value": binary(b"1")})]
+    sorted_runs(rows, sorting)
+    discard(tmp_path / "staged")
+    with pytest.raises(StorageError):
+        late.put(b"b", b"")
+    with pytest.raises(StorageError):
+        begun.finish()
+    with pytest.raises(StorageError):
+        sorted_runs(rows, sorting)
+    assert list(tmp_path.iterdir()) == []
+    discard(tmp_path / "staged")  # done again, as by two that gave it up
 
 
 def test_sealing_with_an_open_writer_and_writing_after_finish_are_refused(tmp_path: Path) -> None:

@@ -324,6 +324,8 @@ def test_a_damaged_collection_is_told_by_exit_code_1(run: Run, tmp_path: Path) -
     part.write_bytes(content)
     run("backup", "verify", tmp_path / "b", "--depth", "files")
     assert "checksum" in run("backup", "verify", tmp_path / "b", code=1).stderr
+    nothing = run("backup", "verify", tmp_path / "misspelt", code=2)
+    assert "misspelt holds no backup" in nothing.stderr
 
 
 def test_encrypted_collections_take_the_passphrase_from_the_environment(

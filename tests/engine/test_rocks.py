@@ -14,6 +14,7 @@ from kvstore.engine import DATA, META
 from kvstore.engine.rocks import RocksEngine, require_store_directory, salvage
 from kvstore.engine.wal import BLOCK_BYTES, find_damage
 from kvstore.errors import (
+    ClosedError,
     CorruptionError,
     FormatVersionError,
     LockedError,
@@ -237,3 +238,37 @@ def test_directories_of_other_files_and_files_are_refused(tmp_path: Path) -> Non
     with pytest.raises(NotAStoreError):
         require_store_directory(tmp_path / "nothing", create=False)
     assert (tmp_path / "notes.txt").read_text() == "mine"
+
+
+CALLS: dict[str, Callable[[RocksEngine], object]] = {
+    "get": lambda engine: engine.get(DATA, b"k"),
+    "cursor": lambda engine: engine.cursor(DATA),
+    "borrow": lambda engine: engine.borrow(),
+    "first": lambda engine: engine.first(b"", b"z"),
+    "stats": lambda engine: engine.stats(),
+    "compact": lambda engine: engine.compact(DATA),
+    "sync": lambda engine: engine.sync(),
+    "ingest": lambda engine: engine.ingest([Path("nowhere.sst")]),
+    "batch": lambda engine: engine.batch().put(b"k", b"v", engine.families[DATA]),
+}
+
+
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS.keys())
+def test_a_database_that_another_thread_closes_meanwhile_is_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: Callable[[RocksEngine], object]
+) -> None:
+    """Between the look at whether it is open and the use of it."""
+    engine = RocksEngine(tmp_path / "s")
+    is_open = engine._open
+
+    def open_no_more() -> object:
+        database = is_open()
+        engine.close()
+        return database
+
+    monkeypatch.setattr(engine, "_open", open_no_more)
+    if call is CALLS["batch"]:
+        engine.close()
+    with pytest.raises(ClosedError):
+        call(engine)
+    RocksEngine(tmp_path / "s").close()  # nothing keeps it, or its lock

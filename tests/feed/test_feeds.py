@@ -414,3 +414,34 @@ def test_a_dropped_feed_lets_history_go_and_fences(store: Store) -> None:
         list(feed)
     with pytest.raises(UsageError):
         store.feed("f")
+
+
+def test_who_waits_for_upper_is_woken_when_it_has_moved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Time that is closed without a commit wakes too; and not only before there is news."""
+    with kvstore.open(tmp_path / "s", durability="async") as store:
+        looks = threading.Semaphore(0)
+        upper = store.upper
+
+        def look() -> bool:
+            looks.release()
+            return False
+
+        waiting = threading.Thread(target=lambda: store.wait_beyond(upper, stop=look))
+        waiting.start()
+        assert looks.acquire(timeout=30)
+        wake, woken = store._committer.wake, []
+
+        def wake_and_let_look() -> None:
+            wake()
+            if not woken:
+                woken.append(True)
+                assert looks.acquire(timeout=30)
+
+        monkeypatch.setattr(store._committer, "wake", wake_and_let_look)
+        store.sync()
+        waiting.join(10)
+        is_waiting = waiting.is_alive()
+        wake()
+        assert not is_waiting

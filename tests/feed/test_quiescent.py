@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -16,7 +17,8 @@ from kvstore.changes import capture
 from kvstore.changes.audit import Audit
 from kvstore.codec.keys import encode_change_key
 from kvstore.engine import CHANGES
-from kvstore.errors import CorruptionError, EventsMissingError
+from kvstore.errors import ClosedError, CorruptionError, EventsMissingError
+from kvstore.feeds import quiescent
 
 pytestmark = pytest.mark.usefixtures("each_engine")
 
@@ -232,3 +234,40 @@ def test_every_point_of_a_random_history_checks(steps: list[str]) -> None:
             stack.pop().__exit__(None, None, None)
         assert apply(store)[0] == dict(store.scan())
         store.close()
+
+
+def test_gc_beside_a_reader_is_no_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with kvstore.open(tmp_path / "s", durability="async") as store:
+        for number in range(5):
+            store.put(b"%d" % number, b"v")
+        find = quiescent.find_anchor
+
+        def late(*arguments: Any, **options: Any) -> Any:
+            found = find(*arguments, **options)
+            store.gc(before=store.now())
+            return found
+
+        monkeypatch.setattr(quiescent, "find_anchor", late)
+        points = list(store.quiescent_points())
+        assert [len(list(point.changes())) for point in points] == [1] * 5
+        assert store.gc(before=store.now()).since > points[-1].timestamp  # it let go
+
+
+def test_who_waits_for_quiescence_hears_that_the_store_was_closed(tmp_path: Path) -> None:
+    store = kvstore.open(tmp_path / "s")
+    heard: list[BaseException] = []
+    store.changeset().__enter__()
+
+    def force() -> None:
+        try:
+            store.force_quiescence()
+        except ClosedError as error:
+            heard.append(error)
+
+    waiting = threading.Thread(target=force)
+    waiting.start()
+    while not store._changesets._forcing:
+        pass
+    store.close()
+    waiting.join(30)
+    assert len(heard) == 1

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import kvstore
-from kvstore import ManualClock, Span, Store
+from kvstore import ManualClock, Position, Span, Store, Timestamp
 from kvstore.engine.api import DATA
 from kvstore.errors import HistoryGoneError, HistoryHeldError, UsageError
 from kvstore.mvcc import Fragments
@@ -65,12 +65,37 @@ def test_reads_and_windows_that_start_before_a_clear_are_refused_with_span_and_r
         lambda: store.changes(before),
         lambda: store.changes(0, before, revisions="latest"),
         lambda: store.revert_range(b"a", b"c", to=before),
+        lambda: store.events(before),
+        lambda: store.changes_batches(before),
+        lambda: store.follow(before),
+        lambda: store.feed("f", start=before),
+        lambda: store.feed("f", start=Position(Timestamp(before))),
+        lambda: store.feed("f", start=0, span=Span(b"d", b"z")),
+        lambda: store.quiescent_points(before),
+        lambda: store.put_if(b"c", b"w", unchanged_since=before),
     ):
         with pytest.raises(HistoryGoneError, match=r"\[b'b', b'e'\).*read at") as caught:
             read()
         assert caught.value.span == (b"b", b"e")
         assert caught.value.since == cleared
     assert list(store.changes(before, start=b"e")) == []
+    assert store.holds() == []  # of no feed that was refused
+    beside = store.feed("f", start=0, span=Span(b"e", b"z"))
+    assert [event.key for batch in beside for event in batch.events] == [b"e", b"f"]
+
+
+def test_a_clear_between_the_call_and_the_first_row_refuses_the_pass(store: Store) -> None:
+    before = fill(store)
+    passes = [
+        store.changes(before),
+        store.events(before),
+        store.follow(before),
+        store.changes_batches(before),
+    ]
+    store.clear_range(b"b", b"e")
+    for each in passes:
+        with pytest.raises(HistoryGoneError, match="cleared"):
+            next(iter(each))
 
 
 def test_clear_is_refused_while_a_hold_or_reader_needs_the_history(store: Store) -> None:

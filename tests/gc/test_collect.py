@@ -9,6 +9,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -247,6 +248,63 @@ def test_stale_import_and_leftover_files_are_taken_back(tmp_path: Path) -> None:
         assert store.gc(before=0).imports == 1
         assert store.imports() == []
         assert not waiting.exists()
+
+
+def test_files_are_left_over_by_the_clock_that_dates_them(tmp_path: Path) -> None:
+    """The store's clock was days ahead once: what is being staged now is not days old for that."""
+    clock = ManualClock(time.time_ns() + 3 * 24 * 3600 * 1_000_000_000)
+    with kvstore.open(tmp_path / "db", clock=clock) as store:
+        staging = tmp_path / "db" / "ingest" / "staging-of-a-job-under-way"
+        staging.mkdir(parents=True)
+        store.gc(before=0)
+        assert staging.exists()
+
+
+def test_files_whose_owner_removes_them_do_not_disturb_a_run(tmp_path: Path) -> None:
+    with kvstore.open(tmp_path / "db") as store:
+        ingest = tmp_path / "db" / "ingest"
+        ingest.mkdir()
+        (ingest / "gone-when-looked-at").symlink_to("nowhere")
+        store.gc(before=0)
+
+
+def test_an_import_being_added_is_not_stale_however_long_ago_it_was_begun(tmp_path: Path) -> None:
+    clock = ManualClock()
+    with kvstore.open(tmp_path / "db", clock=clock) as store:
+        staged = bulk.Import.create(tmp_path / "staged")
+        with staged.writer() as writer:
+            writer.put(b"a", b"1")
+        staged.seal()
+
+        def killed(step: str) -> None:
+            if step == "add":
+                raise RuntimeError("killed here")
+
+        with pytest.raises(RuntimeError):
+            bulk.ingest(store, tmp_path / "staged", move=True, progress=killed)
+        clock.advance(25 * 3600 * 1_000_000_000)
+        runs = []
+
+        def collect(step: str) -> None:
+            runs.append(store.gc(before=0).imports)
+
+        bulk.ingest(store, tmp_path / "staged", move=True, progress=collect)
+        assert store.gc(before=0).imports == 0  # added meanwhile
+        assert runs == [0, 0, 0]
+        assert store.get(b"a") == b"1"
+        store.verify().require_ok()
+
+
+def test_a_run_goes_on_where_an_import_was_added_since_it_looked(store: Store) -> None:
+    record = kvstore.ImportRecord(7, "digest", 0, 0, ())
+    store.prepare_import(record)
+    leftovers = store._collector._leftovers
+    imports = leftovers._imports
+    stale = imports.all()
+    store.add_import(record)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(imports, "all", lambda: stale)
+        assert leftovers.abort_stale(-1) == 0
 
 
 def test_a_run_that_its_progress_calls_off_is_made_good_by_the_next(store: Store) -> None:

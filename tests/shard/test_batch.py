@@ -246,6 +246,32 @@ def test_of_a_large_part_a_span_fetches_only_some_row_groups() -> None:
     assert 0 < blob.bytes < part.size // 2
 
 
+@pytest.mark.parametrize("kind", ["json", "half random", "random"])
+def test_a_large_part_is_about_as_small_as_level_1_of_zstd_makes_it(kind: str) -> None:
+    chosen = random.Random(4)
+    make = {
+        "json": lambda: (
+            b'{"name": "%s", "paid": %d, "day": %d}'
+            % (
+                chosen.choice([b"anna", b"bob"]),
+                chosen.getrandbits(20),
+                chosen.getrandbits(9),
+            )
+        ),
+        "half random": lambda: chosen.randbytes(50) + b"abcdefghij" * 5,
+        "random": lambda: chosen.randbytes(100),
+    }[kind]
+    rows = [put(b"%08d" % i, 1, make()) for i in range(ROW_GROUP_ROWS_MAX + 1)]
+    blob = MemoryBlob()
+    (part,) = write(blob, rows, size=30_000).parts
+    data = blob.get(part.name)
+    assert data is not None
+    sink = io.BytesIO()
+    table = pq.read_table(io.BytesIO(data))
+    pq.write_table(table, sink, ROW_GROUP_ROWS_MAX, compression="zstd", compression_level=1)
+    assert part.size < 1.05 * len(sink.getvalue())
+
+
 def test_rows_before_drop_below_do_not_count() -> None:
     blob = MemoryBlob()
     batch = write(blob, [put(b"a", 3), put(b"b", 6)])

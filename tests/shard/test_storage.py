@@ -23,6 +23,7 @@ def lives(first: Storage, second: Storage) -> None:
 
 def test_a_path_and_its_file_url_are_the_same_storage(tmp_path: Path) -> None:
     lives(open_storage(tmp_path / "a b"), open_storage(f"file://{tmp_path}/a%20b"))
+    lives(open_storage(tmp_path / "c d"), open_storage(f"file:{tmp_path}/c%20d"))
     assert isinstance(open_storage(str(tmp_path)).blob, FileBlob)
 
 

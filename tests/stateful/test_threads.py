@@ -8,6 +8,7 @@ and by any call, must be ten equal numbers.
 from __future__ import annotations
 
 import random
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -153,3 +154,43 @@ def test_threads_see_whole_commits(
         assert dict(store.scan(as_of=upper - 1)) == state
         latest = [tuple(row) for row in store.changes(0, revisions="latest")]
         assert apply({}, latest) == state
+
+
+def test_what_is_listed_may_change_meanwhile(tmp_path: Path) -> None:
+    """A store lists holds and imports while other threads take, release, prepare and abort some."""
+    failures: list[BaseException] = []
+    is_over = threading.Event()
+
+    def change(worker: int) -> None:
+        for number in range(150):
+            ident = number * 10 + worker + 1
+            with store.hold(f"h{ident % 70}", durable=False):
+                store.prepare_import(kvstore.ImportRecord(ident, "digest", 0, 0, ()))
+            if number > 50:
+                store.abort_import(ident - 500)
+
+    def look(list_all: Callable[[], object]) -> None:
+        try:
+            while not is_over.is_set():
+                list_all()
+        except Exception as error:  # noqa: BLE001  # of any kind: none is expected
+            failures.append(error)
+
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with kvstore.open(None, engine="memory", durability="async") as store:
+            lists = (store.holds, store.imports, store.stats)
+            changing = [threading.Thread(target=change, args=(worker,)) for worker in range(2)]
+            looking = [threading.Thread(target=look, args=(each,)) for each in lists]
+            for thread in [*changing, *looking]:
+                thread.start()
+            for thread in changing:
+                thread.join()
+            is_over.set()
+            for thread in looking:
+                thread.join()
+    finally:
+        sys.setswitchinterval(before)
+    if failures:
+        raise failures[0]

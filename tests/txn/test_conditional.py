@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -158,3 +159,40 @@ def test_of_threads_that_pop_each_value_goes_to_one(tmp_path: Path) -> None:
             thread.join()
     assert sorted(value for value in found if value) == sorted(jobs)
     assert found.count(None) == 3 * len(jobs)
+
+
+def test_history_that_goes_before_the_look_refuses_a_condition_on_it(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """GC takes the deletion that the condition asks about, right before the commit lock."""
+    read_at = store.put(b"k", b"1")
+    commit = store._committer.commit
+
+    def late(*arguments: Any, **options: Any) -> Any:
+        monkeypatch.undo()
+        store.delete(b"k")
+        store.gc(before=store.now())
+        return commit(*arguments, **options)
+
+    monkeypatch.setattr(store._committer, "commit", late)
+    with pytest.raises(HistoryGoneError):
+        store.put_if(b"k", b"2", unchanged_since=read_at)
+    assert store.get(b"k") is None
+
+
+def test_idempotent_range_delete_finds_what_is_alive_behind_gc(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What showed at the time of the look was overwritten and collected: the key is alive."""
+    store.put(b"k", b"1")
+    scan = store._versions.scan
+
+    def late(*arguments: Any) -> Any:
+        monkeypatch.undo()
+        store.put(b"k", b"2")
+        store.gc(before=store.now())
+        return scan(*arguments)
+
+    monkeypatch.setattr(store._versions, "scan", late)
+    assert store.delete_range(b"a", b"z", idempotent=True) is not None
+    assert store.get(b"k") is None
