@@ -77,7 +77,9 @@ def run(
     ] = False,
     token: Annotated[
         str | None,
-        typer.Option(help="Name of this backup: run again with it, it is done once."),
+        typer.Option(
+            help="Name of this backup: run again with it, it is done once, until compacted."
+        ),
     ] = None,
     max_age: Annotated[
         str | None,
