@@ -186,8 +186,8 @@ _ALLOCATION = {
     "MALLOC_TRIM_THRESHOLD_": str(256 << 20),
     "MALLOC_MMAP_THRESHOLD_": str(256 << 20),
 }
-"""Tasks take tens of megabytes for each row group and give them back. Kept by the process (of glibc;
-others do not look), they cost no page faults: a tenth of a backup task's processor time."""
+"""Tasks take tens of megabytes for each row group and give them back. Kept by the process (where
+the C library is glibc), they cost no page faults: a tenth of a backup task's processor time."""
 
 
 def _process_environment() -> dict[str, str]:
