@@ -146,7 +146,10 @@ def verify(
     collection: CollectionArgument,
     depth: Annotated[
         str,
-        typer.Option(help="files are there; checksums match; contents are the store's."),
+        typer.Option(
+            help="files: all are there. checksums: and are as written. contents: and hold what "
+            "the store does."
+        ),
     ] = "checksums",
     store: Annotated[
         Path | None,
@@ -229,7 +232,9 @@ def scrub(
     key_file: KeyFileOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """List what interrupted backups left (orphans), and what is missing. Exits with 1 if any is.
+    """List what is missing, and what interrupted backups left (orphans).
+
+    Exits with 1 if anything is missing. Orphans cost space and nothing else.
 
     \b
     Examples:
@@ -318,8 +323,9 @@ def replicate(
 ) -> None:
     """Bring a standby store up to a store or its collection, version for version.
 
-    It resumes where it stood, whichever side crashed. `promote` makes it an ordinary store. With
-    --follow it prints where it stands whenever it has moved on.
+    It resumes where it stood, whichever side crashed. With --follow it prints
+    where it stands whenever it has moved on. `promote` makes it an ordinary
+    store.
 
     \b
     Examples:
