@@ -158,16 +158,18 @@ def _bring(directory: Path, incoming: Path, name: str, *, move: bool) -> Path:
     which syncs what it takes, has it. So only the end of a copy's source waits for the disk.
     """
     source, target = directory / name, incoming / name
-    incoming.mkdir(parents=True, exist_ok=True)
-    if not source.exists() and target.exists():
-        return target
-    target.unlink(missing_ok=True)
     try:
+        incoming.mkdir(parents=True, exist_ok=True)
+        if not source.exists() and target.exists():
+            return target
+        target.unlink(missing_ok=True)
         if move:
             os.rename(source, target)
         else:
             os.link(source, target)
     except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise OutOfSpaceError(str(target)) from error
         if error.errno not in (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP):
             raise StorageError(f"{source} cannot be brought to {target}: {error}") from error
         _copy(source, target)

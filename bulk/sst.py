@@ -60,7 +60,7 @@ class SstFile:
         except Exception as error:
             if "ascending order" in str(error):
                 raise OutOfOrder(len(keys) - length_hint(left) - 1) from error
-            raise _translated(self._unfinished, error) from error
+            raise translated(self._unfinished, error) from error
 
     def finish(self) -> Written | None:
         """Bring the file to disk under its name; None if it has no rows. Costs one fsync."""
@@ -68,9 +68,12 @@ class SstFile:
             return None
         self._guarded(self._writer.finish)
         self._writer = None
-        digest = fsync_and_digest(self._unfinished)
-        os.replace(self._unfinished, self._path)
-        found = self._path.stat()
+        try:
+            digest = fsync_and_digest(self._unfinished)
+            os.replace(self._unfinished, self._path)
+            found = self._path.stat()
+        except OSError as error:
+            raise translated(self._path, error) from error
         return Written(found.st_size, digest, found.st_mtime_ns, found.st_ino)
 
     def abandon(self) -> None:
@@ -85,7 +88,7 @@ class SstFile:
 
     def _open(self) -> rocks.SstFileWriter:
         if self._writer is None:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
+            self._guarded(lambda: self._path.parent.mkdir(parents=True, exist_ok=True))
             writer = rocks.SstFileWriter(self._options)
             self._guarded(lambda: writer.open(str(self._unfinished)))
             self._writer = writer
@@ -95,7 +98,7 @@ class SstFile:
         try:
             action()
         except Exception as error:
-            raise _translated(self._unfinished, error) from error
+            raise translated(self._unfinished, error) from error
 
 
 def fsync_and_digest(path: Path, **like: str) -> str:
@@ -127,8 +130,9 @@ def _options(compression: str) -> rocks.Options:
     return options
 
 
-def _translated(path: Path, error: Exception) -> KVStoreError:
+def translated(path: Path, error: Exception) -> KVStoreError:
+    """What a failure to write `path` becomes."""
     text = str(error)
     if "No space left" in text or "Disk quota" in text:
         return OutOfSpaceError(str(path))
-    return StorageError(f"writing {path} failed: {text}", "drop the part and write it again")
+    return StorageError(f"writing {path} failed: {text}", "look at the disk, and write it again")

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bulk.part import Part, PartWriter
+from bulk.sst import translated
 from bulk.staging import MANIFEST_NAME, Manifest, seal
 from kvstore.codec.keys import IMPORT_ID_MAX
 from kvstore.errors import UsageError
@@ -38,9 +39,14 @@ class Import:
             raise UsageError(f"{path} is not empty", "stage each import in a directory of its own")
         if import_id is None:
             import_id = secrets.randbits(63) or 1
-        if not 0 < import_id <= IMPORT_ID_MAX:
-            raise UsageError(f"import id {import_id}", "ids are 1 to 2**63 - 1")
-        path.mkdir(parents=True, exist_ok=True)
+        if type(import_id) is not int or not 0 < import_id <= IMPORT_ID_MAX:
+            raise UsageError(f"import id {import_id!r}", "ids are integers, 1 to 2**63 - 1")
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+        except NotADirectoryError as error:
+            raise UsageError(f"{path} lies in a file", "choose another directory") from error
+        except OSError as error:
+            raise translated(path, error) from error
         return cls(path, import_id)
 
     def writer(self, *, compression: str = "lz4") -> PartWriter:
