@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Final, Literal, TypeAlias
 
 from bulk.staging import Manifest, fsync_directory, read_manifest, require_unaltered
+from kvstore.arguments import require_path
 from kvstore.codec.keys import TAIL_BYTES, VALUE
 from kvstore.codec.ordered import unframe
 from kvstore.engine.rocks import read_rows
@@ -65,7 +66,7 @@ def ingest(
     """
     if on_conflict not in ("overwrite", "error"):
         raise UsageError(f"on_conflict={on_conflict!r}", 'pass "overwrite" or "error"')
-    directory = Path(staging)
+    directory = require_path(staging, name="staging")
     manifest = read_manifest(directory)
     tell = progress or (lambda step: None)
     with store.importing(manifest.import_id):

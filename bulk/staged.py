@@ -10,6 +10,7 @@ from pathlib import Path
 from bulk.part import Part, PartWriter
 from bulk.sst import translated
 from bulk.staging import MANIFEST_NAME, Manifest, seal
+from kvstore.arguments import require_path
 from kvstore.codec.keys import IMPORT_ID_MAX
 from kvstore.errors import UsageError
 
@@ -34,7 +35,7 @@ class Import:
         The id is random unless given; give one to make a whole job repeatable: an id that was
         added is not added again. Raises `UsageError` if the directory is in use.
         """
-        path = Path(staging)
+        path = require_path(staging, name="staging")
         if path.exists() and (not path.is_dir() or any(path.iterdir())):
             raise UsageError(f"{path} is not empty", "stage each import in a directory of its own")
         if import_id is None:
