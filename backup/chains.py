@@ -28,7 +28,7 @@ from typing import Final
 
 from backup.shard import Cas, Shard, Storage, Versioned
 from backup.shard.blob import reading
-from backup.shard.log import StateLog
+from backup.shard.log import MissingShardError, StateLog
 from kvstore.clock import WallClock
 from kvstore.errors import (
     CorruptionError,
@@ -45,6 +45,8 @@ RETENTION: Final = "retention"
 
 _KEY = "collection"
 _ATTEMPTS = 8
+_CHAIN = "chain-"
+_PUT_BACK = "put the folder consensus back from a copy, or back up to another place"
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +91,8 @@ class Chains:
     def begin(self, source: str, token: str | None = None) -> Record:
         """The record, made with one chain if there is none yet: the backup `token` begins it.
 
-        Raises `UsageError` if the collection belongs to another store.
+        Raises `UsageError` if the collection belongs to another store, `CorruptionError` if the
+        record is gone, which parts tell.
         """
         for _ in range(_ATTEMPTS):
             record = self.read()
@@ -100,6 +103,7 @@ class Chains:
                         "back this store up into a collection of its own",
                     )
                 return record
+            self._require_none(_CHAIN, "the record of the collection")
             self._write(Record(0, secrets.token_hex(6), source, (_new_name(token),)), expected=None)
         raise LockedError(self._where, "scripts that keep changing it")
 
@@ -114,21 +118,40 @@ class Chains:
         dropping = (*record.dropping, *sorted(names))
         return self._replace(record, replace(record, chains=kept, dropping=dropping))
 
-    def forget(self, record: Record) -> Record:
-        """The chains that were `dropping` are destroyed."""
-        return self._replace(record, replace(record, dropping=()))
+    def forget(self, record: Record, names: set[str]) -> Record:
+        """Of the chains that were `dropping`, these are destroyed."""
+        left = tuple(name for name in record.dropping if name not in names)
+        return self._replace(record, replace(record, dropping=left))
 
     def shard(self, name: str) -> Shard:
-        """A handle on a chain, made if its first backup has not been yet.
+        """A handle on a chain, made if its first backup has not been yet. Raises as `find`."""
+        return self.find(name) or self._opened(name, create=True)
+
+    def find(self, name: str) -> Shard | None:
+        """A handle on a chain; None if it is yet to be made.
 
         Reads what others have written since the last handle looked: all of it is decoded once.
+        Raises `CorruptionError` if its log is gone, which its parts tell.
         """
+        try:
+            return self._opened(name, create=False)
+        except MissingShardError:
+            self._require_none(f"{name}/part/", f"the log of {name}")
+            return None
+
+    def _opened(self, name: str, *, create: bool) -> Shard:
         blob, consensus = self._place.blob, self._place.consensus
         log = self._logs.get(name)
         known = None if log is None else log.state
-        shard = Shard.open(blob, consensus, name, clock=self._clock, known=known)
+        shard = Shard.open(blob, consensus, name, create=create, clock=self._clock, known=known)
         self._logs[name] = shard.log
         return shard
+
+    def _require_none(self, prefix: str, what: str) -> None:
+        if reading(lambda: next(iter(self._place.blob.list(prefix)), None)) is not None:
+            raise CorruptionError(
+                f"{self._where}: {what}", "it is gone, and the parts are there", _PUT_BACK
+            )
 
     def _replace(self, old: Record, new: Record) -> Record:
         changed = replace(new, seqno=old.seqno + 1)
@@ -160,7 +183,7 @@ class Chains:
 
 
 def _new_name(token: str | None = None) -> str:
-    name = f"chain-{secrets.token_hex(6)}"
+    name = f"{_CHAIN}{secrets.token_hex(6)}"
     return name if token is None else f"{name}-{_mark(token)}"
 
 

@@ -1,4 +1,4 @@
-"""`kvstore backup`: run, list, show, verify, compact, expire, restore, replicate, promote.
+"""`kvstore backup`: run, list, show, verify, compact, expire, scrub, restore, replicate, promote.
 
 A collection is a path or a URL (`s3://`, `gs://`, `az://`). An encrypted one is opened with the
 passphrase in the environment variable KVSTORE_PASSPHRASE, or with `--key-file`.
@@ -40,7 +40,7 @@ from kvstore.cli.options import (
     to_time,
 )
 from kvstore.cli.output import counting, note, print_figures, print_json, print_table, working
-from kvstore.errors import CorruptionError
+from kvstore.errors import CorruptionError, UsageError
 from kvstore.opening import engine_at
 from kvstore.store import Store
 from kvstore.timestamp import Timestamp
@@ -114,7 +114,7 @@ def list_(
       kvstore backup list /backups/flights
       kvstore backup list /backups/flights --json | jq .upper
     """
-    found = _open(collection, key_file).list()
+    found = _existing(collection, key_file).list()
     if as_json:
         for info in found:
             print_json(_info(info))
@@ -135,7 +135,7 @@ def show(
     Examples:
       kvstore backup show /backups/flights
     """
-    found = _open(collection, key_file).show()
+    found = _existing(collection, key_file).show()
     fields = {**found._asdict(), "since": iso(found.since), "upper": iso(found.upper)}
     print_figures(fields, as_json=as_json)
 
@@ -172,6 +172,8 @@ def verify(
         except CorruptionError as error:
             note(str(error))
             raise typer.Exit(NOT_FOUND) from error
+    if not report.backups:
+        raise UsageError(f"{collection} holds no backup", "check the path")
     print_figures({"ok": True, **report._asdict()}, as_json=as_json)
 
 
@@ -184,7 +186,7 @@ def compact(collection: CollectionArgument, key_file: KeyFileOption = None) -> N
       kvstore backup compact /backups/flights
     """
     with working(f"compacting {collection}") as progress:
-        _open(collection, key_file).compact(progress=counting(progress, "rows"))
+        _existing(collection, key_file).compact(progress=counting(progress, "rows"))
 
 
 @app.command()
@@ -210,8 +212,38 @@ def expire(
     age = None if keep is None else to_duration(keep)
     with working(f"expiring {collection}", quiet=as_json) as progress:
         rows = counting(progress, "rows")
-        since = _open(collection, key_file).expire(to_time(before), keep=age, progress=rows)
+        since = _existing(collection, key_file).expire(to_time(before), keep=age, progress=rows)
     print_figures({"since": iso(since)}, as_json=as_json)
+
+
+@app.command()
+def scrub(
+    collection: CollectionArgument,
+    delete: Annotated[
+        str | None,
+        typer.Option(
+            metavar="AGE",
+            help="Delete orphans older than: 7d. Longer than any backup takes.",
+            show_default=False,
+        ),
+    ] = None,
+    key_file: KeyFileOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """List what interrupted backups left (orphans), and what is missing. Exits with 1 if any is.
+
+    \b
+    Examples:
+      kvstore backup scrub /backups/flights
+      kvstore backup scrub /backups/flights --delete 7d
+    """
+    age = None if delete is None else to_duration(delete)
+    with working(f"looking through {collection}", quiet=as_json):
+        report = _existing(collection, key_file).scrub(delete_orphans_older_than=age)
+    fields = {name: list(getattr(report, name)) for name in ("missing", "orphans", "deleted")}
+    print_figures(fields, as_json=as_json)
+    if report.missing:
+        raise typer.Exit(NOT_FOUND)
 
 
 @app.command()
@@ -348,6 +380,14 @@ def _stop_on_signals() -> Stop:
 def _open(collection: str, key_file: Path | None) -> Collection:
     passphrase = None if key_file is not None else os.environ.get(PASSPHRASE)
     return Collection(collection, passphrase, key_file=key_file)
+
+
+def _existing(collection: str, key_file: Path | None) -> Collection:
+    """Raises `UsageError` where nothing was backed up: a path mistyped in a script is told."""
+    found = _open(collection, key_file)
+    if found.source is None:
+        raise UsageError(f"{collection} holds no backup", "check the path, or run a backup first")
+    return found
 
 
 def _info(info: BackupInfo) -> dict[str, Any]:

@@ -42,6 +42,7 @@ from backup.shard import (
     Window,
     merge_here,
 )
+from backup.shard.blob import sweep
 from backup.shard.part import open_part, part_bytes
 from backup.shard.scrub import ScrubReport
 from backup.upload import Upload, upload_here
@@ -148,7 +149,7 @@ class Collection:
         if record is None or (name is not None and name not in record.chains):
             return None
         names = record.chains if name is None else (name,)
-        found = [_chain(shard) for shard in map(self._chains.shard, names) if shard.upper]
+        found = [_chain(shard) for shard in map(self._chains.find, names) if shard and shard.upper]
         whole = [c for c in found if all(c.since <= time < c.upper for time in covering)]
         return next(reversed(whole or found), None)
 
@@ -205,9 +206,12 @@ class Collection:
         `"files"`: every part exists. `"checksums"`: every part is read and its bytes compared.
         `"contents"`: and every version equals the `store`'s, by fingerprint, over the time both
         cover. `progress` is called with the rows of the parts read so far, contents being a second
-        time. Raises `CorruptionError` naming all that is missing or differs.
+        time. Raises `CorruptionError` naming all that is missing or differs, `UsageError` if there
+        is no backup to prove anything of.
         """
         shards = self._filled()
+        if not shards:
+            raise self._no_backup()
         return verify_chains(shards, self.url, depth=depth, store=store, progress=progress)
 
     # -- writing ----------------------------------------------------------------------------
@@ -232,9 +236,12 @@ class Collection:
         is called with the rows written so far; what it raises calls the backup off. `upload`
         writes the parts: in this process, or spread over others (`spark_connector.jobs.backup`).
 
-        Raises `UsageError` if the collection is another store's, `HistoryGoneError` if the store no
-        longer has the window: then `full=True` begins another chain beside the present one.
+        Raises `UsageError` if the collection is another store's or the token empty,
+        `HistoryGoneError` if the store no longer has the window: then `full=True` begins another
+        chain beside the present one.
         """
+        if token is not None and not token:
+            raise UsageError("the token is empty", "name the backup, or pass no token")
         record = self._chains.begin(store.store_id, token if full else None)
         shard = self._chains.shard(record.chains[-1])
         name = f"backup-{record.collection_id}"
@@ -343,10 +350,12 @@ class Collection:
 
     def scrub(self, *, delete_orphans_older_than: timedelta | None = None) -> ScrubReport:
         """Name the blobs that nothing needs (left by backups that did not finish), and those
-        that are missing. Orphans older than given are deleted; leave time for running backups."""
+        that are missing. Orphans older than given are deleted, and what was left of writing them;
+        leave time for running backups."""
         before_ns = None
         if delete_orphans_older_than is not None:
             before_ns = self._clock.wall_ns() - _ns(delete_orphans_older_than)
+            sweep(self._place.blob, before_ns=before_ns)
         found = [
             shard.scrub(
                 delete_orphans_before_ns=before_ns,
@@ -371,8 +380,8 @@ class Collection:
         """Give up instants before `before`, or older than `keep`; returns the new `since`.
 
         Moves `since`, rewrites what it has passed and frees the space. Instants from `since` on
-        stay restorable. `progress` is called with the rows rewritten so far. Raises `UsageError`
-        unless exactly one of the two is given.
+        stay restorable. What a restore is reading stays until the next expiry. `progress` is called
+        with the rows rewritten so far. Raises `UsageError` unless exactly one of the two is given.
         """
         if (before is None) == (keep is None):
             raise UsageError("expire takes before= or keep=", "pass one of the two")
@@ -390,6 +399,7 @@ class Collection:
             limit = int(to_timestamp(before, name="before"))
         self._drop_ended(record, shards[:-1], limit)
         target = min(limit, newest.upper - 1)
+        newest.expire_lapsed()
         if target > newest.since:
             newest.critical(RETENTION).downgrade(target)
         newest.compact(full=True, progress=progress)
@@ -403,21 +413,33 @@ class Collection:
             record = self._chains.drop(record, ended)
         if not record.dropping:
             return
+        destroyed = set()
         for name in record.dropping:
-            shard = self._chains.shard(name)
-            forget(shard.blob, name)
-            if shard.since != EMPTY:  # else a crash came later than this
-                shard.critical(RETENTION).downgrade(EMPTY)
-            if shard.upper != EMPTY:
-                shard.writer().progress(EMPTY)
-            shard.finalise()
-        self._chains.forget(record)
+            shard = self._chains.find(name)
+            if shard is not None:
+                forget(shard.blob, name)
+                shard.expire_lapsed()
+                if shard.since != EMPTY:  # else a crash came later than this
+                    shard.critical(RETENTION).downgrade(EMPTY)
+                if shard.since != EMPTY:
+                    continue  # a restore reads it: the next expiry finds it again
+                if shard.upper != EMPTY:
+                    shard.writer().progress(EMPTY)
+                shard.finalise()
+            destroyed.add(name)
+        if destroyed:
+            self._chains.forget(record, destroyed)
 
     # -- inside -----------------------------------------------------------------------------
 
+    def _no_backup(self) -> UsageError:
+        return UsageError(f"{self.url} holds no backup", "check the path, or run a backup first")
+
     def _shards(self, record: Record | None = None) -> Sequence[Shard]:
         record = record or self._chains.read()
-        return [] if record is None else [self._chains.shard(name) for name in record.chains]
+        found = map(self._chains.find, () if record is None else record.chains)
+        # Another script may have just begun to destroy one.
+        return [shard for shard in found if shard is not None and shard.since != EMPTY]
 
     def _newest(self) -> Shard | None:
         shards = self._filled()
@@ -432,14 +454,14 @@ class Collection:
         """The newest chain that covers `as_of`, held still at it."""
         shards = self._filled()
         if not shards:
-            raise UsageError(f"{self.url} holds no backup", "run a backup first")
+            raise self._no_backup()
         newest = shards[-1]
         at = newest.upper - 1 if as_of is None else int(to_timestamp(as_of, name="as_of"))
         if at >= newest.upper:
-            raise NotYetWrittenError(as_of=at, upper=newest.upper)
+            raise NotYetWrittenError(as_of=Timestamp(at), upper=Timestamp(newest.upper))
         covering = [shard for shard in shards if shard.since <= at < shard.upper]
         if not covering:
-            raise HistoryGoneError(as_of=at, since=newest.since)
+            raise HistoryGoneError(as_of=Timestamp(at), since=Timestamp(newest.since))
         with covering[-1].snapshot(at) as snapshot:
             yield covering[-1], snapshot
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from backup.sealed import SealedBlob, SealedConsensus, Secret, unlock
 from backup.shard import FileBlob, Storage, open_storage
+from backup.shard.blob import not_done
 from kvstore.errors import NotAStoreError
 
 _LOCAL_FOLDERS = {"blob", "consensus"}
@@ -34,14 +35,17 @@ def find_place(
 
 def sealed(plain: Storage, secret: Secret | None, where: str) -> Storage:
     """`plain`, encrypted by the key that `secret` opens; as it is where there is no key."""
-    data_key = unlock(plain.blob, secret, where)
-    if data_key is None:
+    key = unlock(plain.blob, secret, where)
+    if key is None:
         return plain
-    return Storage(SealedBlob(plain.blob, data_key), SealedConsensus(plain.consensus, data_key))
+    return Storage(SealedBlob(plain.blob, key), SealedConsensus(plain.consensus, key))
 
 
 def _require_ours(root: Path) -> None:
-    if root.exists() and not root.is_dir():
-        raise NotAStoreError(str(root), "a file, not a directory", "choose another path")
-    if root.is_dir() and {entry.name for entry in root.iterdir()} - _LOCAL_FOLDERS:
-        raise NotAStoreError(str(root), "a directory of other files", "choose an empty one")
+    try:
+        if root.exists() and not root.is_dir():
+            raise NotAStoreError(str(root), "a file, not a directory", "choose another path")
+        if root.is_dir() and {entry.name for entry in root.iterdir()} - _LOCAL_FOLDERS:
+            raise NotAStoreError(str(root), "a directory of other files", "choose an empty one")
+    except OSError as error:
+        raise not_done(f"opening {root}", error) from error

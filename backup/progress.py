@@ -1,7 +1,8 @@
 """Progress of a large backup: which parts of its window are uploaded, so that a crash costs one.
 
     blob "progress/<chain>/<lower>-<upper>-<attempt>/<number>.json" :=
-        {"format": 1, "part": as in a shard's state, "key": hex, "timestamp", "op"}
+        {"format": 1, "part": as in a shard's state, "key": hex, "timestamp", "op",
+         "crc32": of these fields as JSON, keys sorted}
 
 A backup that fills more than one part writes a record after each full one: the part, and the last
 row in it. The next backup of the same window takes those parts and goes on behind that row.
@@ -19,7 +20,9 @@ Invariants
 from __future__ import annotations
 
 import json
+import re
 import secrets
+import zlib
 from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
@@ -31,11 +34,18 @@ from backup.export import Position
 from backup.shard import Blob, Part
 from backup.shard.blob import reading
 from backup.shard.codec import decode_part, encode_part
-from kvstore.errors import DeterminateError, FormatVersionError, IndeterminateError, UsageError
+from kvstore.errors import (
+    CorruptionError,
+    DeterminateError,
+    FormatVersionError,
+    IndeterminateError,
+    UsageError,
+)
 
 PROGRESS_FORMAT: Final = 1
 
 _ROOT = "progress"
+_NAME = re.compile(rf"{_ROOT}/[^/]+/(?P<attempt>\d+-\d+-[0-9a-f]+)/(?P<number>\d+)\.json")
 
 
 class Record(NamedTuple):
@@ -85,12 +95,31 @@ class Attempt:
         # It may be there although the call failed: then the part must not be deleted.
         self.recorded.add(part.name)
         try:
-            self._blob.put(name, json.dumps(fields, sort_keys=True).encode())
+            self._blob.put(name, _json({**fields, "crc32": zlib.crc32(_json(fields))}))
         except (UsageError, DeterminateError, IndeterminateError):
             self._is_recording = False
             return True
         self._next += 1
         return True
+
+
+def _json(fields: dict[str, Any]) -> bytes:
+    return json.dumps(fields, sort_keys=True).encode()
+
+
+def _read(blob: Blob, where: str) -> dict[str, Any] | None:
+    """A record; None where it is gone, or damaged: then its part is uploaded again."""
+    try:
+        data = reading(partial(blob.get, where))
+        fields: dict[str, Any] = {} if data is None else json.loads(data)
+        crc32 = fields.pop("crc32", None)  # which former releases did not write
+    except (CorruptionError, ValueError, AttributeError):
+        return None
+    if crc32 not in (None, zlib.crc32(_json(fields))) or "format" not in fields:
+        return None
+    if fields["format"] != PROGRESS_FORMAT:
+        raise FormatVersionError(where, found=fields["format"], supported=PROGRESS_FORMAT)
+    return fields
 
 
 class Left(NamedTuple):
@@ -137,8 +166,8 @@ def _attempts(blob: Blob, chain: str) -> dict[str, list[int]]:
     """The numbers of the records of each attempt. One listing."""
     found: dict[str, list[int]] = {}
     for info in reading(lambda: list(blob.list(f"{_ROOT}/{chain}/"))):
-        *_, attempt, file = info.name.split("/")
-        found.setdefault(attempt, []).append(int(file.partition(".")[0]))
+        if (name := _NAME.fullmatch(info.name)) is not None:  # else it is a foreign file
+            found.setdefault(name["attempt"], []).append(int(name["number"]))
     return found
 
 
@@ -150,12 +179,9 @@ def _records(blob: Blob, chain: str, name: str, numbers: list[int]) -> list[Reco
 def _whole(blob: Blob, folder: str, numbers: list[int]) -> Iterator[Record]:
     for expected, number in enumerate(numbers):
         where = f"{folder}/{number:06}.json"
-        data = reading(partial(blob.get, where))
-        if data is None or number != expected:
+        fields = _read(blob, where)
+        if fields is None or number != expected:
             return
-        fields: dict[str, Any] = json.loads(data)
-        if fields["format"] != PROGRESS_FORMAT:
-            raise FormatVersionError(where, found=fields["format"], supported=PROGRESS_FORMAT)
         part = decode_part(fields["part"])
         if reading(partial(blob.size, part.name)) != part.size:
             return

@@ -55,11 +55,13 @@ def replicate(
     is called with the replica's `upper` once it is first up to the source, and as it moves on.
 
     A live store keeps history for its replica (hold `replica-...`), unless that falls further
-    behind than `max_age`. Raises `UsageError` if `target` is an ordinary store or follows
-    another, `HistoryGoneError` if the source no longer has what it lacks: make a new one then.
+    behind than `max_age`. Raises `UsageError` if `target` is an ordinary store, follows another
+    or is the source, `HistoryGoneError` if the source no longer has what it lacks: make a new one.
     """
     stop = stop or Stop()
     path = _path_of(target)
+    if isinstance(source, Store) and source.path and source.path.resolve() == path.resolve():
+        raise UsageError(f"{path} is the source itself", "replicate into a path of its own")
     origin = _source(source, path, max_age)
     if not isinstance(target, Store) and not path.exists():
         first_copy(origin, path)

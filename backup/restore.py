@@ -9,10 +9,12 @@ store is staged as an import, and gets its timestamp when it is added.
 
 from __future__ import annotations
 
+import glob
 import os
 import secrets
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -21,10 +23,12 @@ import pyarrow as pa
 import bulk
 from backup.rows import data_entries, range_rows
 from backup.shard import Snapshot, Tally, View
+from backup.shard.blob import not_done
 from bulk.ingest import staging_beside
 from bulk.sst import SstFile
 from bulk.staging import fsync_directory
-from kvstore.errors import UsageError
+from kvstore.errors import LockedError, UsageError
+from kvstore.journal import OS_FILES
 from kvstore.mvcc import RangeTombstone
 from kvstore.opening import found
 from kvstore.span import Span
@@ -32,6 +36,7 @@ from kvstore.store import Store
 from kvstore.timestamp import Timestamp
 
 _BUILDING = ".restoring-"
+_LOCK = "LOCK"
 
 BYTES_PER_FILE = 256 << 20
 """Bytes of one SST: what RocksDB likes to open and compact."""
@@ -83,22 +88,17 @@ def restore_store(
     `build` writes their files into the directory it is given. With `replica_of` the store follows
     that one.
 
-    Raises `UsageError` if something is at `path`.
+    Raises `UsageError` if something is at `path`, `LockedError` while another restores to it.
     """
-    if path.exists():
-        raise UsageError(f"{path} exists", "restore to a path that does not")
-    _remove_abandoned(path)
-    building = path.with_name(f".{path.name}{_BUILDING}{secrets.token_hex(4)}")
-    building.mkdir(parents=True)
-    try:
+    _require_nothing(path)
+    with _building(path) as building:
         place = building / "store"
         with found(place, since=since, newest=as_of, replica_of=replica_of) as founding:
             for files, tombstones in build(building):
                 founding.add(files, tombstones)
+        _require_nothing(path)
         os.rename(place, path)
         fsync_directory(path.parent)
-    finally:
-        shutil.rmtree(building, ignore_errors=True)
 
 
 def restore_into_store(store: Store, batches: Iterable[pa.RecordBatch]) -> Timestamp:
@@ -139,7 +139,28 @@ def version_files(
         yield path
 
 
-def _remove_abandoned(path: Path) -> None:
-    """Remove what earlier restores to this place left when they were killed."""
-    for left in path.parent.glob(f".{path.name}{_BUILDING}*"):
-        shutil.rmtree(left, ignore_errors=True)
+def _require_nothing(path: Path) -> None:
+    if os.path.lexists(path):
+        raise UsageError(f"{path} exists", "restore to a path that does not")
+
+
+@contextmanager
+def _building(path: Path) -> Iterator[Path]:
+    """A directory beside `path`, for as long as a store is built there; one for each path."""
+    building = path.with_name(f".{path.name}{_BUILDING}{secrets.token_hex(4)}")
+    try:
+        for left in path.parent.glob(f".{glob.escape(path.name)}{_BUILDING}*"):
+            # Of a restore that was killed, unless somebody holds it: then that is under way.
+            with closing(OS_FILES.lock(str(left / _LOCK))):
+                shutil.rmtree(left, ignore_errors=True)
+        building.mkdir(parents=True)
+        lock = OS_FILES.lock(str(building / _LOCK))
+    except LockedError as error:
+        raise LockedError(str(path), "another restore to it") from error
+    except OSError as error:
+        raise not_done(f"restore to {path}", error) from error
+    with closing(lock):
+        try:
+            yield building
+        finally:
+            shutil.rmtree(building, ignore_errors=True)

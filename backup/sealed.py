@@ -20,7 +20,6 @@ from __future__ import annotations
 import json
 import secrets
 from collections.abc import Iterator
-from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
@@ -30,7 +29,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.kdf.scrypt import Scrypt
 
 from backup.shard.batch import put_retrying
-from backup.shard.blob import Blob, BlobInfo, reading
+from backup.shard.blob import Blob, BlobInfo, reading, sweep
 from backup.shard.consensus import Cas, Consensus, Versioned
 from kvstore.errors import CorruptionError, FormatVersionError, UsageError
 from kvstore.limits import SCRYPT_N, SEALED_CHUNK_BYTES
@@ -59,7 +58,10 @@ class Secret:
         self._key = None if key_file is None else _read_key_file(Path(key_file))
 
     def make_record(self, data_key: bytes) -> bytes:
-        """The key record that lets this secret find `data_key` again."""
+        """The key record that lets this secret find `data_key` again. Raises `UsageError` for an
+        empty passphrase."""
+        if self._passphrase == "":
+            raise UsageError("the passphrase is empty", "set it: anyone can open what it encrypts")
         fields: dict[str, Any] = {"format": KEY_FORMAT, "kdf": "none"}
         if self._passphrase is not None:
             salt = secrets.token_bytes(16)
@@ -69,22 +71,29 @@ class Secret:
         return json.dumps({**fields, "wrapped": wrapped.hex()}).encode()
 
     def open_record(self, record: bytes, where: str) -> bytes:
-        """The data key. Raises `UsageError` if the record was made by another secret."""
-        fields = json.loads(record)
-        if fields.get("format") != KEY_FORMAT:
-            found = fields.get("format")
-            raise FormatVersionError(f"{where}/{KEY_RECORD}", found=found, supported=KEY_FORMAT)
-        if (fields["kdf"] == "scrypt") != (self._passphrase is not None):
-            wanted = "a passphrase" if fields["kdf"] == "scrypt" else "a key file"
-            raise UsageError(f"{where} is encrypted by {wanted}", f"pass {wanted}")
-        wrapped = bytes.fromhex(fields["wrapped"])
+        """The data key. Raises `UsageError` if the record was made by another secret,
+        `CorruptionError` if it is none."""
+        place = f"{where}/{KEY_RECORD}"
         try:
+            fields = json.loads(record)
+            if fields["format"] != KEY_FORMAT:
+                raise FormatVersionError(place, found=fields["format"], supported=KEY_FORMAT)
+            if (fields["kdf"] == "scrypt") != (self._passphrase is not None):
+                wanted = "a passphrase" if fields["kdf"] == "scrypt" else "a key file"
+                raise UsageError(f"{where} is encrypted by {wanted}", f"pass {wanted}")
+            wrapped = bytes.fromhex(fields["wrapped"])
             return AESGCM(self._wrapping_key(fields)).decrypt(
                 wrapped[:_NONCE_BYTES], wrapped[_NONCE_BYTES:], b"key"
             )
         except InvalidTag as error:
             raise UsageError(
                 f"the key does not open {where}", "pass the one it was made with"
+            ) from error
+        except UsageError:
+            raise  # also a ValueError
+        except (ValueError, KeyError, TypeError, MemoryError) as error:
+            raise CorruptionError(
+                place, f"it is no key record ({error!r})", "put back a copy of it: it holds the key"
             ) from error
 
     def _wrapping_key(self, fields: dict[str, Any]) -> bytes:
@@ -98,36 +107,67 @@ class Secret:
 @lru_cache(maxsize=4)
 def _derived(passphrase: str, salt: bytes, n: int, r: int, p: int) -> bytes:
     """Slow by design (0.1 s): kept, for processes that open a collection for every task."""
-    return Scrypt(salt=salt, length=KEY_BYTES, n=n, r=r, p=p).derive(passphrase.encode())
+    # As the environment has it, also where that is not UTF-8.
+    phrase = passphrase.encode("utf-8", "surrogateescape")
+    return Scrypt(salt=salt, length=KEY_BYTES, n=n, r=r, p=p).derive(phrase)
 
 
-def unlock(blob: Blob, secret: Secret | None, where: str) -> bytes | None:
-    """The data key of the collection in `blob`; None where it is not encrypted.
+class DataKey:
+    """The key of a collection's data. A collection that is new gets it with its first write."""
 
-    A new collection gets its key here. Raises `UsageError` if the secret is missing or wrong.
+    def __init__(self, blob: Blob, secret: Secret, where: str) -> None:
+        self._blob = blob
+        self._secret = secret
+        self._where = where
+        self._cipher: AESGCM | None = None
+
+    def opened(self) -> AESGCM:
+        """What decrypts the data. Raises `UsageError` if the secret is wrong or there is no key."""
+        if self._cipher is None:
+            record = self._record()
+            if record is None:
+                raise UsageError(f"{self._where} is not encrypted", "open it without a key")
+            self._cipher = AESGCM(self._secret.open_record(record, self._where))
+        return self._cipher
+
+    def made(self) -> AESGCM:
+        """What encrypts the data, made if there is none yet."""
+        if self._cipher is None and self._record() is None:
+            made = self._secret.make_record(secrets.token_bytes(KEY_BYTES))
+            try:
+                put_retrying(self._blob, KEY_RECORD, made)
+            except UsageError:
+                # Write-once: of two scripts that make the collection at once, both read one key.
+                if self._record() is None:
+                    raise
+        return self.opened()
+
+    def _record(self) -> bytes | None:
+        return reading(lambda: self._blob.get(KEY_RECORD))
+
+
+def unlock(blob: Blob, secret: Secret | None, where: str) -> DataKey | None:
+    """The data key of the collection in `blob`; None where it is not, and shall not be, encrypted.
+
+    Raises `UsageError` if the secret is missing, wrong, or nothing is encrypted.
     """
     record = reading(lambda: blob.get(KEY_RECORD))
-    if record is None and secret is not None:
-        if reading(lambda: next(iter(blob.list()), None)) is not None:
-            raise UsageError(f"{where} is not encrypted", "open it without a key")
-        # Write-once: of two scripts that make the collection at once, both read one key.
-        made = secret.make_record(secrets.token_bytes(KEY_BYTES))
-        with suppress(UsageError):
-            put_retrying(blob, KEY_RECORD, made)
-        record = reading(lambda: blob.get(KEY_RECORD))
-    if record is None:
-        return None
     if secret is None:
-        raise UsageError(f"{where} is encrypted", "pass its passphrase or key file")
-    return secret.open_record(record, where)
+        if record is not None:
+            raise UsageError(f"{where} is encrypted", "pass its passphrase or key file")
+        return None
+    key = DataKey(blob, secret, where)
+    if record is not None or reading(lambda: next(iter(blob.list()), None)) is not None:
+        key.opened()
+    return key
 
 
 class SealedBlob:
     """A blob whose bytes are encrypted; sizes and ranges are those of the plain bytes."""
 
-    def __init__(self, blob: Blob, data_key: bytes) -> None:
+    def __init__(self, blob: Blob, key: DataKey) -> None:
         self._blob = blob
-        self._cipher = AESGCM(data_key)
+        self._key = key
 
     def put(self, name: str, data: bytes) -> None:
         """See `Blob.put`. Encryption is random, so a retry is told by the plain bytes."""
@@ -194,20 +234,24 @@ class SealedBlob:
         """See `Blob.restore`."""
         self._blob.restore(name)
 
+    def sweep(self, *, before_ns: int) -> int:
+        """See `FileBlob.sweep`."""
+        return sweep(self._blob, before_ns=before_ns)
+
     def _seal(self, name: str, data: bytes) -> bytes:
-        prefix = secrets.token_bytes(_PREFIX_BYTES)
+        cipher, prefix = self._key.made(), secrets.token_bytes(_PREFIX_BYTES)
         count = max(-(-len(data) // SEALED_CHUNK_BYTES), 1)
         chunks = [_MAGIC + prefix]
         for number in range(count):
             plain = data[number * SEALED_CHUNK_BYTES : (number + 1) * SEALED_CHUNK_BYTES]
             nonce = prefix + number.to_bytes(4, "big")
-            chunks.append(self._cipher.encrypt(nonce, plain, _context(name, number, count)))
+            chunks.append(cipher.encrypt(nonce, plain, _context(name, number, count)))
         return b"".join(chunks)
 
     def _open(self, name: str, prefix: bytes, number: int, chunk: bytes, count: int) -> bytes:
         nonce = prefix + number.to_bytes(4, "big")
         try:
-            return self._cipher.decrypt(nonce, chunk, _context(name, number, count))
+            return self._key.opened().decrypt(nonce, chunk, _context(name, number, count))
         except InvalidTag as error:
             raise CorruptionError(f"blob {name}", f"chunk {number} does not decrypt") from error
 
@@ -215,9 +259,9 @@ class SealedBlob:
 class SealedConsensus:
     """A consensus whose data is encrypted; keys and sequence numbers are not."""
 
-    def __init__(self, consensus: Consensus, data_key: bytes) -> None:
+    def __init__(self, consensus: Consensus, key: DataKey) -> None:
         self._consensus = consensus
-        self._cipher = AESGCM(data_key)
+        self._key = key
 
     def head(self, key: str) -> Versioned | None:
         """See `Consensus.head`."""
@@ -227,7 +271,8 @@ class SealedConsensus:
     def compare_and_set(self, key: str, *, expected: int | None, new: Versioned) -> Cas:
         """See `Consensus.compare_and_set`."""
         nonce = secrets.token_bytes(_NONCE_BYTES)
-        data = nonce + self._cipher.encrypt(nonce, new.data, f"{key}\0{new.seqno}".encode())
+        context = f"{key}\0{new.seqno}".encode()
+        data = nonce + self._key.made().encrypt(nonce, new.data, context)
         return self._consensus.compare_and_set(
             key, expected=expected, new=Versioned(new.seqno, data)
         )
@@ -248,7 +293,7 @@ class SealedConsensus:
     def _open(self, key: str, version: Versioned) -> Versioned:
         nonce, sealed = version.data[:_NONCE_BYTES], version.data[_NONCE_BYTES:]
         try:
-            plain = self._cipher.decrypt(nonce, sealed, f"{key}\0{version.seqno}".encode())
+            plain = self._key.opened().decrypt(nonce, sealed, f"{key}\0{version.seqno}".encode())
         except InvalidTag as error:
             where = f"version {version.seqno} of {key}"
             raise CorruptionError(where, "it does not decrypt") from error

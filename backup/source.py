@@ -130,7 +130,8 @@ class CollectionSource:
         """See `Source.source_id`. Raises `UsageError` for an empty collection."""
         found = self._collection.show().source
         if found is None:
-            raise UsageError(f"{self._collection.url} holds no backup", "run a backup first")
+            what = f"{self._collection.url} holds no backup"
+            raise UsageError(what, "check the path, or run a backup first")
         return found
 
     def upper(self) -> int:

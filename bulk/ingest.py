@@ -64,13 +64,18 @@ def ingest(
     Raises `ImportRefusedError` if a file is missing, altered, truncated or of another import;
     nothing was added then. Costs a few milliseconds and two fsyncs, whatever the size.
     """
-    if on_conflict not in ("overwrite", "error"):
-        raise UsageError(f"on_conflict={on_conflict!r}", 'pass "overwrite" or "error"')
+    require_on_conflict(on_conflict)
     directory = require_path(staging, name="staging")
     manifest = read_manifest(directory)
     tell = progress or (lambda step: None)
     with store.importing(manifest.import_id):
         return _ingest(store, directory, manifest, on_conflict, move, thorough, tell)
+
+
+def require_on_conflict(given: str) -> None:
+    """Raise `UsageError` unless it is one: for who builds an import first, and adds it last."""
+    if given not in ("overwrite", "error"):
+        raise UsageError(f"on_conflict={given!r}", 'pass "overwrite" or "error"')
 
 
 def _ingest(

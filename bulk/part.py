@@ -178,9 +178,10 @@ def _columns(batch: pa.RecordBatch, reference: bytes) -> tuple[pa.Array, pa.Arra
             raise UsageError("column value has nulls", "to delete, pass a column op")
         return keys, values, pa.scalar(value_tail, pa.binary())
     ops = _text(batch, "op")
+    others = [each for each in pc.unique(ops).to_pylist() if each not in ("put", "delete")]
+    if others:
+        raise UsageError(f"column op holds something else: {others[0]!r}", 'pass "put" or "delete"')
     deletes = pc.equal(ops, "delete")
-    if not pc.all(pc.or_(deletes, pc.equal(ops, "put")), min_count=0).as_py():
-        raise UsageError("column op holds something else", 'pass "put" or "delete"')
     if pc.any(pc.and_(pc.invert(deletes), pc.is_null(values)), min_count=0).as_py():
         raise UsageError("column value has nulls in rows that put", "pass a value")
     tails = pc.if_else(
@@ -206,8 +207,6 @@ def _text(batch: pa.RecordBatch, name: str) -> pa.Array:
         column = column.cast(pa.string())
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
         raise UsageError(f"column {name} is {column.type}, not text", "convert it first") from error
-    if column.null_count:
-        raise UsageError(f"column {name} has nulls", 'pass "put" or "delete" in every row')
     return column
 
 

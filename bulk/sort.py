@@ -34,6 +34,7 @@ import pyarrow.compute as pc
 
 from kvstore.arrow import key_words
 from kvstore.errors import CorruptionError, UsageError
+from kvstore.journal.files import storage_errors
 from kvstore.limits import ARROW_ROWS_MAX, RUN_BYTES_MAX, SORT_BYTES_MAX
 from kvstore.span import Span
 
@@ -167,13 +168,14 @@ def _let_go(waiting: list[pa.RecordBatch]) -> pa.Table:
 
 def _spill(table: pa.Table, scratch: Path) -> Run:
     path = scratch / f"run-{uuid.uuid4().hex}.arrow"
-    path.parent.mkdir(parents=True, exist_ok=True)
     table = table.take(_order(table))
     keys = table.column("key")
     count = max(table.nbytes // _BYTES_PER_SAMPLE, _SAMPLES_PER_RUN_MIN)
     step = max(len(keys) // count, 1)
     sample = [keys[at].as_py()[:_SAMPLE_BYTES] for at in range(0, len(keys), step)]
-    blocks = _write(table, path)
+    with storage_errors(str(path)):
+        path.parent.mkdir(exist_ok=True)  # its parent, where it is gone, was given up
+        blocks = _write(table, path)
     return Run(str(path), keys[-1].as_py(), table.nbytes, sample, table.schema, blocks)
 
 

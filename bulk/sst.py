@@ -5,6 +5,8 @@ Writing costs 0.4 us per row, as long as a row costs one call: callers encode wh
 Invariants
 1. Keys ascend strictly; RocksDB's own writer checks it, at no cost of ours.
 2. A file appears under its name only when it is whole and on disk (temporary name, fsync, rename).
+3. Its directory is never made here: one that is gone was given up, and a task that still runs must
+   not bring it back.
 """
 
 from __future__ import annotations
@@ -19,9 +21,15 @@ import rocksdict as rocks
 
 from kvstore.digest import file_digest
 from kvstore.errors import KVStoreError, OutOfSpaceError, StorageError, UsageError
+from kvstore.journal.files import storage_errors
 from kvstore.limits import BLOCK_BYTES
 
 UNFINISHED_SUFFIX: Final = ".tmp"
+_CODECS: Final = {
+    "lz4": rocks.DBCompressionType.lz4,
+    "zstd": rocks.DBCompressionType.zstd,
+    "none": rocks.DBCompressionType.none,
+}
 
 
 class OutOfOrder(Exception):  # noqa: N818  # a signal to the caller, who knows the user's keys
@@ -60,7 +68,7 @@ class SstFile:
         except Exception as error:
             if "ascending order" in str(error):
                 raise OutOfOrder(len(keys) - length_hint(left) - 1) from error
-            raise translated(self._unfinished, error) from error
+            raise _translated(self._unfinished, error) from error
 
     def finish(self) -> Written | None:
         """Bring the file to disk under its name; None if it has no rows. Costs one fsync."""
@@ -68,12 +76,10 @@ class SstFile:
             return None
         self._guarded(self._writer.finish)
         self._writer = None
-        try:
+        with storage_errors(str(self._unfinished)):
             digest = fsync_and_digest(self._unfinished)
             os.replace(self._unfinished, self._path)
             found = self._path.stat()
-        except OSError as error:
-            raise translated(self._path, error) from error
         return Written(found.st_size, digest, found.st_mtime_ns, found.st_ino)
 
     def abandon(self) -> None:
@@ -88,7 +94,6 @@ class SstFile:
 
     def _open(self) -> rocks.SstFileWriter:
         if self._writer is None:
-            self._guarded(lambda: self._path.parent.mkdir(parents=True, exist_ok=True))
             writer = rocks.SstFileWriter(self._options)
             self._guarded(lambda: writer.open(str(self._unfinished)))
             self._writer = writer
@@ -98,7 +103,7 @@ class SstFile:
         try:
             action()
         except Exception as error:
-            raise translated(self._unfinished, error) from error
+            raise _translated(self._unfinished, error) from error
 
 
 def fsync_and_digest(path: Path, **like: str) -> str:
@@ -113,16 +118,16 @@ def fsync_and_digest(path: Path, **like: str) -> str:
     return found
 
 
+def require_compression(name: str) -> None:
+    """Raise `UsageError` unless files can be written so."""
+    if name not in _CODECS:
+        raise UsageError(f"compression={name!r}", f"pass one of {', '.join(_CODECS)}")
+
+
 def _options(compression: str) -> rocks.Options:
-    codecs = {
-        "lz4": rocks.DBCompressionType.lz4,
-        "zstd": rocks.DBCompressionType.zstd,
-        "none": rocks.DBCompressionType.none,
-    }
-    if compression not in codecs:
-        raise UsageError(f"compression={compression!r}", f"pass one of {', '.join(codecs)}")
+    require_compression(compression)
     options = rocks.Options(raw_mode=True)
-    options.set_compression_type(codecs[compression]())
+    options.set_compression_type(_CODECS[compression]())
     table = rocks.BlockBasedOptions()
     table.set_format_version(5)
     table.set_block_size(BLOCK_BYTES)
@@ -130,8 +135,7 @@ def _options(compression: str) -> rocks.Options:
     return options
 
 
-def translated(path: Path, error: Exception) -> KVStoreError:
-    """What a failure to write `path` becomes."""
+def _translated(path: Path, error: Exception) -> KVStoreError:
     text = str(error)
     if "No space left" in text or "Disk quota" in text:
         return OutOfSpaceError(str(path))

@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bulk.part import Part, PartWriter
-from bulk.sst import translated
 from bulk.staging import MANIFEST_NAME, Manifest, seal
 from kvstore.arguments import require_path
 from kvstore.codec.keys import IMPORT_ID_MAX
-from kvstore.errors import UsageError
+from kvstore.errors import StorageError, UsageError
+from kvstore.journal.files import storage_errors
 
 
 class Import:
@@ -43,11 +43,12 @@ class Import:
         if type(import_id) is not int or not 0 < import_id <= IMPORT_ID_MAX:
             raise UsageError(f"import id {import_id!r}", "ids are integers, 1 to 2**63 - 1")
         try:
-            path.mkdir(parents=True, exist_ok=True)
-        except NotADirectoryError as error:
-            raise UsageError(f"{path} lies in a file", "choose another directory") from error
-        except OSError as error:
-            raise translated(path, error) from error
+            with storage_errors(str(path)):
+                path.mkdir(parents=True, exist_ok=True)
+        except StorageError as error:
+            if isinstance(error.__cause__, NotADirectoryError):
+                raise UsageError(f"{path} lies in a file", "choose another directory") from error
+            raise
         return cls(path, import_id)
 
     def writer(self, *, compression: str = "lz4") -> PartWriter:

@@ -25,6 +25,8 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import secrets
+import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -32,7 +34,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from bulk.part import Part
-from bulk.sst import fsync_and_digest, translated
+from bulk.sst import fsync_and_digest
 from kvstore.codec.keys import IMPORT_ID_MAX
 from kvstore.errors import (
     FormatVersionError,
@@ -41,6 +43,7 @@ from kvstore.errors import (
     StorageError,
     UsageError,
 )
+from kvstore.journal.files import storage_errors
 
 MANIFEST_NAME: Final = "import.json"
 MANIFEST_FORMAT: Final = 2
@@ -135,6 +138,20 @@ def read_manifest(staging: Path) -> Manifest:
     return Manifest(import_id, parts, found)
 
 
+def discard(staging: Path) -> None:
+    """Remove a staging directory that is given up, though tasks may be at work in it still.
+
+    It goes by a rename first: what they write then has no place, where a file made during the
+    removal would leave half a directory, and the next to stage there would be refused.
+    """
+    gone = staging.absolute()
+    try:
+        gone = gone.rename(gone.with_name(f".{gone.name}.gone-{secrets.token_hex(4)}"))
+    except OSError:  # its parent is not ours to write in: remove what can be
+        gone = staging
+    shutil.rmtree(gone, ignore_errors=True)
+
+
 def require_unaltered(staging: Path, path: Path, part: Part, *, thorough: bool = False) -> None:
     """Raise `ImportRefusedError` unless `path` is the file that was sealed as `part`."""
     try:
@@ -168,15 +185,13 @@ def write_atomically(path: Path, content: bytes) -> None:
     Raises `OutOfSpaceError` and `StorageError`.
     """
     unfinished = path.with_suffix(".tmp")
-    try:
+    with storage_errors(str(path)):
         with unfinished.open("wb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
         os.replace(unfinished, path)
         fsync_directory(path.parent)
-    except OSError as error:
-        raise translated(path, error) from error
 
 
 def _checksum(fields: dict[str, Any]) -> str:

@@ -434,9 +434,9 @@ class Committer:
 def require_readable(as_of: int, *, since: int, upper: int) -> None:
     """Raise unless `since <= as_of < upper`."""
     if as_of < since:
-        raise HistoryGoneError(as_of=as_of, since=since)
+        raise HistoryGoneError(as_of=Timestamp(as_of), since=since)
     if as_of >= upper:
-        raise NotYetWrittenError(as_of=as_of, upper=upper)
+        raise NotYetWrittenError(as_of=Timestamp(as_of), upper=upper)
 
 
 def require_durability(durability: str) -> Durability:

@@ -4,6 +4,7 @@
     |-- UsageError              fix the call, the option or the path; nothing was written
     |   |-- NotAStoreError          the directory holds something else
     |   |-- FormatVersionError      written by a newer or unknown release
+    |   |-- AccessDeniedError       the storage refuses: see to permissions or credentials
     |   |-- ClosedError             the object was closed; open a new one
     |   |-- KeyOrderError           keys must come in ascending order, each once
     |   |-- ImportRefusedError      a staged import is incomplete, altered or foreign
@@ -97,6 +98,18 @@ class FormatVersionError(UsageError):
         self.path = path
         self.found = found
         self.supported = supported
+
+
+class AccessDeniedError(UsageError):
+    """The storage at `where` refuses the call: a permission, a read-only place, credentials that
+    are missing or wrong. Nothing was done."""
+
+    def __init__(
+        self, where: str, cause: str, remedy: str = "check the path and its permissions"
+    ) -> None:
+        super().__init__(f"{where} was refused: {cause}", remedy)
+        self.where = where
+        self.cause = cause
 
 
 class ClosedError(UsageError):

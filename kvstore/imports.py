@@ -126,7 +126,9 @@ class Imports:
             raise ImportRefusedError(
                 f"import {record.import_id:016x}",
                 "this id was used with another manifest",
-                "stage it again: Import.create picks a new id",
+                f"added at {known.added}: the same rows are there, others need another id"
+                if known.added is not None
+                else "abort_import takes back what is half added; or stage under another id",
             )
         return known
 

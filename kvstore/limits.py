@@ -223,7 +223,12 @@ ROLLUP_EVERY = 64
 """Versions between rollups: what opening a shard reads beyond the rollup is at most about this."""
 
 LEASE_NS = 15 * 60 * 1_000_000_000
-"""Default lease of a shard reader: long enough for a slow restore between two heartbeats."""
+"""Default lease of a shard reader: long enough for what a slow restore does between two record
+batches, which renew it."""
+
+WRITER_IDLE_NS = 3 * 24 * 3600 * 1_000_000_000
+"""After which a nameless writer's last append is forgotten: longer than the attempts of one append
+can last (a thousand, of three minutes each where an object store is slow)."""
 
 ATTEMPTS_MAX = 1_000
 """Times a shard command is tried against contention or a failing storage before it gives up."""

@@ -10,13 +10,17 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
+from urllib.parse import unquote, urlsplit
 
 from backup import Collection
 from backup.place import find_place
 from backup.sealed import Secret
 from backup.shard import Storage
 from kvstore.errors import UsageError
+
+Address: TypeAlias = "Access | str | os.PathLike[str]"
+"""What users may say: a path or URL alone, where that is all it takes to open it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,10 +51,11 @@ class Access:
             )
 
     @classmethod
-    def of(cls, access: Access | str) -> Access:
+    def of(cls, access: Address) -> Access:
         """The same wherever it is opened: Spark's processes have folders of their own."""
-        found = cls(access) if isinstance(access, str) else access
-        url = found.url if "://" in found.url else os.path.abspath(found.url)
+        found = access if isinstance(access, Access) else cls(os.fspath(access))
+        url = local(found.url)
+        url = url if "://" in url else os.path.abspath(url)
         files = (
             None if path is None else os.path.abspath(path)
             for path in (found.key_file, found.passphrase_file)
@@ -107,6 +112,15 @@ class Access:
         if self.skip_signature:
             options["skip_signature"] = True
         return options
+
+
+def local(path: str) -> str:
+    """A `file:` URL, with two slashes more or, as Hadoop has it, without, as the path it names.
+
+    Anything else as it is, also what `Collection` refuses.
+    """
+    parts = urlsplit(path) if path.startswith("file:/") else None
+    return path if parts is None or parts.netloc else unquote(parts.path)
 
 
 def _first_line(path: str) -> str:

@@ -15,7 +15,18 @@ import pyarrow.compute as pc
 from pyspark.sql import Column
 from pyspark.sql import functions as F  # noqa: N812  # as every Spark program has it
 from pyspark.sql.pandas.functions import arrow_udf
-from pyspark.sql.types import BinaryType
+from pyspark.sql.types import (
+    BinaryType,
+    BooleanType,
+    DateType,
+    DoubleType,
+    FloatType,
+    IntegralType,
+    StringType,
+    StructType,
+    TimestampNTZType,
+    TimestampType,
+)
 
 from kvstore.codec import tuples
 from kvstore.codec.ordered import TERMINATOR
@@ -36,6 +47,22 @@ def tuple_key(*columns: Column | str) -> Column:
     return made
 
 
+def require_ordered(columns: StructType) -> None:
+    """Raise `UsageError` unless `tuple_key` takes all these columns: before a task meets them."""
+    for column in columns:
+        if isinstance(column.dataType, TimestampNTZType):
+            raise UsageError(
+                f"key column {column.name} is a timestamp without a zone: no place in time",
+                "cast it to timestamp",
+            )
+        if not isinstance(column.dataType, _ORDERED):
+            raise UsageError(
+                f"key column {column.name} {column.dataType.simpleString()} has no "
+                "order-preserving form",
+                "cast it to a boolean, integer, float, string, binary, date or timestamp",
+            )
+
+
 def encode_columns(columns: tuple[pa.Array, ...]) -> pa.Array:
     """The tuples of some columns' rows, encoded. Raises `UsageError` on types without an order."""
     return pc.binary_join_element_wise(*map(_encode, columns), b"")
@@ -48,6 +75,12 @@ def _encode(column: pa.Array) -> pa.Array:
         raise UsageError(f"a key column of {kind} has no order-preserving form", "convert it")
     null = pa.scalar(tuples.NULL, pa.binary())
     return pc.if_else(pc.is_null(column), null, encode(column))
+
+
+_ORDERED = (
+    *(BooleanType, IntegralType, FloatType, DoubleType),
+    *(StringType, BinaryType, DateType, TimestampType),
+)
 
 
 def _booleans(column: pa.Array) -> pa.Array:

@@ -31,27 +31,26 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeAlias
 
 import pyarrow as pa
-import pyarrow.compute as pc
 from pyspark.sql import Column, DataFrame
 
 import bulk
-from bulk.ingest import INGEST_DIRECTORY, OnConflict
+from bulk.ingest import INGEST_DIRECTORY, OnConflict, require_on_conflict
 from bulk.part import Part, PartWriter
 from bulk.sort import Run, cuts, merged, sorted_runs
-from bulk.staging import Manifest
+from bulk.staging import Manifest, discard
 from kvstore.errors import KeyOrderError, UsageError
 from kvstore.span import Span
 from kvstore.store import Store
 from kvstore.timestamp import Timestamp
 from spark_connector.progress import Progress, watched
 from spark_connector.rows import (
-    KEY,
     Columns,
     Duplicates,
     chosen,
     require_order,
-    sorted_rows,
+    rows_by_key,
     wanted_partitions,
+    without_repeats,
 )
 from spark_connector.worker import spare_the_collector
 
@@ -102,8 +101,9 @@ def bulk_import(
     `staging` must be an empty or new directory that the workers share with this process, on the
     store's file system so that files are moved rather than copied; by default one beside the
     store's files. It needs room for the rows twice, and is removed once the import was added.
-    `on_conflict` is as in `bulk.ingest`, the rest as in `stage_import`. `run_import` does the same
-    and tells more.
+    `on_conflict` is as in `bulk.ingest`, the rest as in `stage_import`. A job run again with the
+    `import_id` that it had returns the first timestamp, and adds and computes nothing.
+    `run_import` does the same and tells more.
 
     Raises `UsageError` on bad columns, duplicates and null keys or values; then nothing was added.
     """
@@ -140,7 +140,10 @@ def run_import(
     import_id: int | None = None,
     progress: Progress | None = None,
 ) -> ImportReport:
-    """As `bulk_import`; returns a report."""
+    """As `bulk_import`; returns a report. Of a job that is run again: no seconds."""
+    require_on_conflict(on_conflict)
+    if import_id is not None and (known := _added_before(store, import_id)) is not None:
+        return known
     directory = _staging_directory(store, staging)
     started = time.perf_counter()
     manifest = stage_import(
@@ -200,7 +203,7 @@ def stage_import(
     default one per `BYTES_PER_PARTITION` of input, at least Spark's parallelism. `splits` are the
     least keys of all files but the first: then the files are the same in every run. A task holds at
     most `SORT_BYTES_MAX` of rows in Python, and sorts what is more on disk. `import_id`
-    makes a job repeatable: an id that was added is not added again. `progress` is called now and
+    names the import: a store adds an id once. `progress` is called now and
     then with tasks done and tasks known. Needs no store.
 
     Raises `UsageError` on bad columns, duplicates and null keys or values; `staging` is gone then.
@@ -221,7 +224,7 @@ def stage_import(
                 tasks = df.sparkSession.range(0, pieces, 1, max(pieces, 1))
             else:
                 build = _builder(place, staged.import_id)
-                tasks = sorted_rows(
+                tasks = rows_by_key(
                     df,
                     key,
                     value,
@@ -235,8 +238,21 @@ def stage_import(
         shutil.rmtree(directory / _SCRATCH, ignore_errors=True)
         return staged.seal(parts)
     except BaseException:
-        shutil.rmtree(directory, ignore_errors=True)
+        discard(directory)
         raise
+
+
+def _added_before(store: Store, import_id: int) -> ImportReport | None:
+    """What was added under an id. What a crash left of it between two steps is taken back."""
+    with store.importing(import_id):
+        known = next((each for each in store.imports() if each.import_id == import_id), None)
+        if known is None:
+            return None
+        if known.added is None:
+            store.abort_import(import_id)
+            return None
+        files = len(known.spans)
+        return ImportReport(known.added, import_id, known.rows, files, known.size_bytes, 0.0, 0.0)
 
 
 def _staging_directory(store: Store, staging: str | Path | None) -> Path:
@@ -292,7 +308,7 @@ def _builder(staging: Path, import_id: int) -> _Task:
     """The task that makes one part of sorted rows, of equal keys the first."""
 
     def build(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        return _told(partial(_written, staging, import_id, _without_repeats(batches)))
+        return _told(partial(_written, staging, import_id, without_repeats(batches)))
 
     return build
 
@@ -317,15 +333,3 @@ def _written(staging: Path, import_id: int, rows: Iterable[pa.RecordBatch]) -> l
             writer.write(batch)
         part = writer.finish()
     return [] if part is None else [part]
-
-
-def _without_repeats(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Of rows with equal keys, which lie together, keep the first."""
-    last = pa.scalar(None, pa.binary())
-    for batch in batches:
-        keys = batch.column(KEY)
-        if not len(keys):
-            continue
-        before = pa.concat_arrays([pa.array([last.as_py()], pa.binary()), keys[:-1]])
-        last = keys[-1]
-        yield batch.filter(pc.fill_null(pc.not_equal(keys, before), True))

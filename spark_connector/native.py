@@ -39,7 +39,7 @@ from kvstore.limits import ARROW_ROWS_MAX
 from kvstore.mvcc import Cover
 from kvstore.span import Span
 from kvstore.timestamp import TimeLike, to_timestamp
-from spark_connector.access import Access
+from spark_connector.access import Access, Address
 from spark_connector.collection import CollectionOrigin
 from spark_connector.origin import find
 from spark_connector.row_groups import Group
@@ -86,7 +86,7 @@ class Scan:
 
 def read_collection(
     spark: SparkSession,
-    collection: Access | str,
+    collection: Address,
     as_of: TimeLike | None = None,
     prefix: bytes | None = None,
     *,

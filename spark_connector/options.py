@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeAlias
@@ -30,7 +31,7 @@ from kvstore.errors import UsageError
 from kvstore.limits import ARROW_BYTES_MAX, ARROW_ROWS_MAX
 from kvstore.span import Span
 from kvstore.timestamp import Timestamp, to_timestamp
-from spark_connector.access import Access
+from spark_connector.access import Access, local
 
 Mode: TypeAlias = Literal["state", "changes", "stream", "write"]
 
@@ -93,6 +94,9 @@ _MODE_TEXT = {
     "stream": "a stream",
     "write": "a write",
 }
+_PYTHON_BYTES: Final = re.compile(r"(bytearray\()?b(['\"]).*\2\)?", re.DOTALL)
+"""What `option("prefix", b"a")` hands over. Read as text it would be a prefix that no key has."""
+
 _DECODERS: Final[Mapping[str, Callable[[str], bytes]]] = {
     "text": str.encode,
     "hex": bytes.fromhex,
@@ -178,7 +182,7 @@ def honoured(options: Mapping[str, str], mode: Mode) -> dict[str, str]:
             )
     if not given.get("path"):
         raise UsageError("no path is given", "pass one to load() or save()")
-    given["path"] = given["path"].removeprefix("file://")
+    given["path"] = local(given["path"])
     return given
 
 
@@ -228,6 +232,11 @@ def _span(given: Mapping[str, str]) -> Span:
     bounds: list[bytes | None] = []
     for name in ("startkey", "endkey", "prefix"):
         text = given.get(name)
+        if text is not None and _PYTHON_BYTES.fullmatch(text):
+            raise UsageError(
+                f"{_KNOWN[name]}={text} is bytes, and options are text",
+                'pass its hex(), and the option keyEncoding "hex"',
+            )
         try:
             bounds.append(None if text is None else decode(text))
         except (ValueError, binascii.Error) as error:

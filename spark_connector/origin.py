@@ -20,6 +20,7 @@ from typing_extensions import Self
 from kvstore.changes import Change
 from kvstore.engine import FileSpan
 from kvstore.errors import LockedError, NotAStoreError, UsageError
+from kvstore.opening import engine_at
 from kvstore.span import Span
 from spark_connector.access import Access
 
@@ -90,7 +91,7 @@ class Origin(Protocol):
 
 
 def find(access: Access | str) -> Place:
-    """What lies there; of a directory of checkpoints the newest.
+    """What lies there; of a directory of checkpoints the newest, open stores beside them left out.
 
     Raises `LockedError` if it is a store that another process has open, `NotAStoreError` if it
     is nothing that can be read, `UsageError` if it is a store and options say how to open a
@@ -104,18 +105,17 @@ def find(access: Access | str) -> Place:
     if access != Access(path):
         options = ", ".join(access.as_options())
         raise UsageError(f"{path} is no collection; {options} are for collections", "remove them")
-    if (root / "CURRENT").is_file():
-        _require_nobody_writes(root)
-        return Place(path)
-    checkpoints = [
-        (current.stat().st_mtime_ns, str(current.parent))
-        for current in root.glob("*/CURRENT")
-        if not current.parent.name.endswith(".tmp")
-    ]
-    if not checkpoints:
-        found = "neither a store, a checkpoint nor a collection"
-        raise NotAStoreError(path, found, "check the path, and that all machines see it")
-    return Place(max(checkpoints)[1])
+    found = [root] if engine_at(root) is not None else _checkpoints(root)
+    free = next((each for each in found if not _is_open_to_write(each)), None)
+    if free is not None:
+        return Place(str(free))
+    if found:
+        raise LockedError(
+            str(found[0]),
+            "a process that writes; read store.checkpoint(path) of it, or a collection",
+        )
+    what = "neither a store, a checkpoint nor a collection"
+    raise NotAStoreError(path, what, "check the path, and that all machines see it")
 
 
 def open_origin(place: Place, *, covering: Sequence[int] = ()) -> Origin:
@@ -130,17 +130,43 @@ def open_origin(place: Place, *, covering: Sequence[int] = ()) -> Origin:
     return CheckpointOrigin(place)
 
 
-def _require_nobody_writes(store: Path) -> None:
-    """Raise `LockedError` if another process has the store open. Checkpoints have no lock file.
+def _checkpoints(directory: Path) -> list[Path]:
+    """The stores in a directory, newest first; what is being made is hidden, or ends in `.tmp`."""
+    if not directory.is_dir():
+        return []
+    found = {
+        each: made
+        for each in directory.iterdir()
+        if not each.name.startswith(".") and not each.name.endswith(".tmp")
+        if (made := _made_at(each)) is not None
+    }
+    return sorted(found, key=found.__getitem__, reverse=True)
 
-    Only for a process that has no store open itself: closing the lock file would drop its lock.
+
+def _made_at(store: Path) -> int | None:
+    """In nanoseconds; None where no store is, or none any more."""
+    current = store / "CURRENT"  # RocksDB's; the memory engine has only files that come and go
+    try:
+        if engine_at(store) is None:
+            return None
+        return (current if current.exists() else store).stat().st_mtime_ns
+    except FileNotFoundError:
+        return None
+
+
+def _is_open_to_write(store: Path) -> bool:
+    """Whether another process has it open.
+
+    Only for a process that has no store open itself: closing the lock file would drop its lock. The
+    lock asked for is a shared one, for others may ask at the same time; RocksDB's is of one kind,
+    the memory engine's of the other.
     """
     try:
-        with (store / "LOCK").open("r+b") as lock:
-            fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except (FileNotFoundError, PermissionError):
-        return
-    except OSError as error:
-        raise LockedError(
-            str(store), "a process that writes; read store.checkpoint(path) of it, or a collection"
-        ) from error
+        with (store / "LOCK").open("rb") as lock:
+            fcntl.lockf(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:  # a checkpoint has no lock file, and nobody writes where nothing can be locked
+        return False
+    return False

@@ -7,17 +7,19 @@ spreads one key over several partitions. Spark orders binary by unsigned bytes, 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 from typing import Final, Literal, TypeAlias
 
+import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812  # as every Spark program has it
 from pyspark.sql.types import BinaryType, DataType, StringType
 
 from kvstore.errors import UsageError
 from kvstore.span import require_key
-from spark_connector.keys import tuple_key
+from spark_connector.keys import require_ordered, tuple_key
 
 Duplicates: TypeAlias = Literal["error", "last"]
 Columns: TypeAlias = "Column | str | Sequence[Column | str]"
@@ -50,11 +52,34 @@ def sorted_rows(
 ) -> DataFrame:
     """`df` as rows to import: columns `key`, `value` and, if given, `op`; sorted for staging.
 
-    For `df.write.format("kvstore")`; `bulk_import` does it itself. Parameters as there. With
-    `duplicates="last"` the rows of one key lie together, the one to take first.
-
-    Raises `UsageError` on bad columns.
+    For `df.write.format("kvstore")`; `bulk_import` does it itself. Parameters as there. Raises
+    `UsageError` on bad columns; a key that comes twice fails the write.
     """
+    rows = rows_by_key(
+        df,
+        key,
+        value,
+        op=op,
+        partitions=partitions,
+        splits=splits,
+        duplicates=duplicates,
+        order_by=order_by,
+    )
+    return rows if order_by is None else rows.mapInArrow(without_repeats, rows.schema)
+
+
+def rows_by_key(
+    df: DataFrame,
+    key: Columns,
+    value: Column | str,
+    *,
+    op: Column | str | None,
+    partitions: int | None,
+    splits: Sequence[bytes] | None,
+    duplicates: Duplicates,
+    order_by: Column | str | None,
+) -> DataFrame:
+    """As `sorted_rows`, but with all rows of a key, of `duplicates="last"` the last one first."""
     require_order(duplicates, order_by)
     rows = chosen(df, key, value, op=op, order_by=order_by)
     count = wanted_partitions(df, partitions, splits)
@@ -66,6 +91,18 @@ def sorted_rows(
     # Among rows of equal order the value decides: arrival differs from run to run.
     last_first = [F.col(_ORDER).desc(), F.col(VALUE).desc()] if order_by is not None else []
     return parted.sortWithinPartitions(F.col(KEY), *last_first).drop(_ORDER)
+
+
+def without_repeats(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Of rows with equal keys, which lie together, keep the first."""
+    last = None
+    for batch in batches:
+        keys = batch.column(KEY)
+        if not len(keys):
+            continue
+        before = pa.concat_arrays([pa.array([last], keys.type), keys[:-1]])
+        last = keys[-1].as_py()
+        yield batch.filter(pc.fill_null(pc.not_equal(keys, before), True))
 
 
 def require_order(duplicates: Duplicates, order_by: Column | str | None) -> None:
@@ -99,8 +136,11 @@ def chosen(
     order_by: Column | str | None = None,
 ) -> DataFrame:
     """The columns to load, under the names of this module, as binary."""
-    several = not isinstance(key, (Column, str))
-    one_key = tuple_key(*key) if several else _column(key)  # type: ignore[arg-type,misc]
+    if isinstance(key, (Column, str)):
+        one_key = _column(key)
+    else:
+        require_ordered(df.select(*map(_column, key)).schema)
+        one_key = tuple_key(*key)
     columns = [one_key.alias(KEY), _column(value).alias(VALUE)]
     if op is not None:
         columns.append(_column(op).cast(StringType()).alias(OP))

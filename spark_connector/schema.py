@@ -50,6 +50,9 @@ _CHANGE_TYPES: Final = pa.array(
 )
 """By the `op` of backup/rows.py, and of images.py."""
 
+_NULLS: Final = ("end_key", "value")
+"""Of changes. All other columns never have one."""
+
 _SOURCE_OF: Final = {
     "_change_type": "op",
     "_commit_version": "timestamp",
@@ -70,8 +73,9 @@ def offered(*, changes: bool, columns: Sequence[str] | None) -> StructType:
     return StructType([whole[name] for name in columns])
 
 
-def require_known(asked: StructType, *, changes: bool) -> StructType:
-    """Return the schema Spark asks for, if every column of it is one of ours."""
+def require_known(asked: StructType, *, changes: bool, columns: Sequence[str] | None) -> StructType:
+    """Return the schema Spark asks for, if every column of it is one of ours, and those that the
+    option `columns` names, if it does."""
     whole = CHANGES if changes else STATE
     for field in asked.fields:
         if field.name not in whole.names or whole[field.name].dataType != field.dataType:
@@ -79,6 +83,14 @@ def require_known(asked: StructType, *, changes: bool) -> StructType:
                 f"column {field.name} {field.dataType.simpleString()} is not there",
                 f"a schema may have some of: {whole.simpleString()}",
             )
+        if not field.nullable and changes and field.name in _NULLS:
+            # The JVM would read the nulls as what they are not, or fail where it uses one.
+            raise UsageError(f"column {field.name} has nulls", "leave NOT NULL out of the schema")
+    if columns is not None and list(columns) != asked.names:
+        raise UsageError(
+            f"columns={','.join(columns)} and a schema of {', '.join(asked.names)} are both given",
+            "pass one",
+        )
     return asked
 
 

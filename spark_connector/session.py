@@ -31,6 +31,7 @@ from pyspark.sql import SparkSession
 from kvstore.errors import UsageError
 from spark_connector.java import java_for_spark
 
+CORES = 2
 MEMORY = "1g"
 """The heap by default. Sorting spills: three million rows of 116 bytes were sorted in this."""
 
@@ -58,9 +59,14 @@ logger.gateway.level = error
 
 
 def session(
-    app_name: str = "kvstore", *, cores: int = 2, memory: str = MEMORY, **conf: object
+    app_name: str = "kvstore",
+    *,
+    cores: int | None = None,
+    memory: str | None = None,
+    **conf: object,
 ) -> SparkSession:
-    """Return the running session, or start a local one on `cores` threads and `memory` of heap.
+    """Return the running session, or start a local one on `cores` threads (2) and `memory` of
+    heap (1g).
 
     `conf` holds Spark settings by their full names and wins over the defaults here. Whoever
     calls it may `stop()` the session; what was started here is stopped at exit anyway. Starting
@@ -69,20 +75,27 @@ def session(
     Raises `UsageError` on a name that is no Spark setting, on a setting that the running JVM
     cannot change, and where no Java is found.
     """
-    settings = _checked(conf)
+    settings = {**_asked(cores, memory), **_checked(conf)}
     if SparkContext._active_spark_context is not None:
         # Not getActiveSession(): that one is a thread's, and None in every other thread.
         running = SparkSession.builder.getOrCreate()
         return _adjust(running, {_PUSHDOWN: "true", **settings})
+    cores = CORES if cores is None else cores
     if cores < 1:
         raise UsageError(f"cores is {cores}", "give at least one")
     scratch = Path(tempfile.mkdtemp(prefix="kvstore-spark-"))
     atexit.register(shutil.rmtree, scratch, ignore_errors=True)
     started = _start(
-        app_name, {**_defaults(scratch, cores=cores, memory=memory), **settings}, scratch
+        app_name, {**_defaults(scratch, cores=cores, memory=MEMORY), **settings}, scratch
     )
     atexit.register(_stop, started)  # runs before the removal: the last registered goes first
     return started
+
+
+def _asked(cores: int | None, memory: str | None) -> dict[str, str]:
+    """What was not left to the defaults: a running session must have it."""
+    asked = {} if cores is None else {"spark.master": f"local[{cores}]"}
+    return asked if memory is None else {**asked, "spark.driver.memory": memory}
 
 
 def _checked(conf: Mapping[str, object]) -> dict[str, str]:

@@ -43,12 +43,6 @@ def batch_importer(
         raise UsageError("the stream has no name", "pass one that no other stream has")
 
     def add(batch: DataFrame, batch_id: int) -> None:
-        import_id = import_id_of(name, batch_id)
-        known = next((each for each in store.imports() if each.import_id == import_id), None)
-        if known is not None and known.added is not None:
-            return
-        if known is not None:  # an attempt died between its preparation and its commit
-            store.abort_import(import_id)
         run_import(
             batch,
             store,
@@ -59,7 +53,7 @@ def batch_importer(
             on_conflict=on_conflict,
             duplicates=duplicates,
             order_by=order_by,
-            import_id=import_id,
+            import_id=import_id_of(name, batch_id),
         )
 
     return add

@@ -30,6 +30,7 @@ from pyspark.sql.datasource import (
     DataSource,
     DataSourceReader,
     DataSourceStreamReader,
+    DataSourceStreamWriter,
     DataSourceWriter,
     Filter,
     InputPartition,
@@ -37,10 +38,11 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from kvstore.commit import require_readable
-from kvstore.errors import HistoryGoneError, UsageError
+from kvstore.errors import HistoryGoneError, NotYetWrittenError, UsageError
 from kvstore.limits import ARROW_ROWS_MAX
 from kvstore.span import Span
 from kvstore.splits import split_span
+from kvstore.timestamp import Timestamp
 from spark_connector import pushdown
 from spark_connector.checkpoint import ranges_batch
 from spark_connector.images import image_rows
@@ -104,16 +106,28 @@ class KVStoreSource(DataSource):
         spare_the_collector()
         changes = reads_changes(self.options)
         options = read_options(self.options, "changes" if changes else "state")
-        asked = require_known(schema, changes=changes)
+        asked = require_known(schema, changes=changes, columns=options.columns)
         pushes = wants_pushdown(self.options, default=self.pushes)
         kind = PushingReader if pushes else Reader
         return kind(options, asked, changes=changes)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
-        from spark_connector.stream import StreamReader
+        from spark_connector.stream import RefusedReader, StreamReader
 
-        options = read_options(self.options, "stream")
-        return StreamReader(options, require_known(schema, changes=True))
+        try:
+            options = read_options(self.options, "stream")
+            asked = require_known(schema, changes=True, columns=options.columns)
+        except UsageError as error:
+            return RefusedReader(error)
+        return StreamReader(options, asked)
+
+    def streamWriter(  # noqa: N802
+        self, schema: StructType, overwrite: bool
+    ) -> DataSourceStreamWriter:
+        raise UsageError(
+            f'writeStream.format("{FORMAT}") is not offered: a store is one process\'s',
+            "let that process import: writeStream.foreachBatch(batch_importer(store, ...))",
+        )
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         from spark_connector.stage import StagingWriter
@@ -204,6 +218,8 @@ class PushingReader(Reader):
 
 def require_window(since: int, upto: int, *, oldest: int, upper: int, latest: bool) -> None:
     """Raise unless the changes in `(since, upto]` are all there."""
+    if since >= upper:
+        raise NotYetWrittenError(as_of=Timestamp(since), upper=upper)
     if since > upto:
         raise UsageError(f"the window ({since}, {upto}] ends before it starts", "swap its ends")
     require_readable(upto, since=oldest, upper=upper)

@@ -2,8 +2,8 @@
 owner adds with `bulk.ingest`.
 
 A writer cannot ask Spark for an order: rows must come range-partitioned and sorted by key, as
-`sorted_rows` of `spark_connector.load` makes them. Each task writes one part; the manifest is
-written when all have, and is the commit.
+`sorted_rows` makes them. Each task writes one part; the manifest is written when all have, and is
+the commit.
 
 Invariants
 1. `commit` may run twice, and `abort` after it: neither undoes what was sealed.
@@ -12,7 +12,6 @@ Invariants
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,8 +21,9 @@ from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from pyspark.sql.types import BinaryType, StringType, StructType
 
 from bulk.part import Part, PartWriter
+from bulk.sst import require_compression
 from bulk.staged import Import
-from bulk.staging import MANIFEST_NAME, read_manifest, seal
+from bulk.staging import MANIFEST_NAME, discard, read_manifest, seal
 from kvstore.errors import UsageError
 from spark_connector.worker import spare_the_collector
 
@@ -42,6 +42,7 @@ class StagingWriter(DataSourceArrowWriter):
 
     def __init__(self, path: str, schema: StructType, *, compression: str) -> None:
         _require_columns(schema)
+        require_compression(compression)
         self._staging = Path(path).resolve()
         self._import_id = Import.create(self._staging).import_id
         self._compression = compression
@@ -63,7 +64,7 @@ class StagingWriter(DataSourceArrowWriter):
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         if not (self._staging / MANIFEST_NAME).exists():
-            shutil.rmtree(self._staging, ignore_errors=True)
+            discard(self._staging)
 
 
 def _require_columns(schema: StructType) -> None:

@@ -35,6 +35,7 @@ from pyspark.sql.types import StructType
 
 from kvstore.errors import HistoryGoneError, UsageError
 from kvstore.span import Span
+from kvstore.timestamp import Timestamp
 from spark_connector.options import ReadOptions
 from spark_connector.origin import Frontiers, Origin, find, open_origin
 from spark_connector.schema import arrow_schema
@@ -142,12 +143,38 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return since
         if self._options.fail_on_data_loss:
             raise HistoryGoneError(
-                as_of=since,
+                as_of=Timestamp(since),
                 since=frontiers.since,
                 remedy="changes were lost: start over from the state with a new checkpoint "
                 'location, or set failOnDataLoss to "false" to go on without them',
             )
         return frontiers.since
+
+
+class RefusedReader(DataSourceStreamReader):
+    """Raises at the first call what was found wrong when it was made.
+
+    Spark's runner of streams, where making a reader raises, ends in an UnboundLocalError of its
+    own, and that is the line users see last.
+    """
+
+    def __init__(self, error: UsageError) -> None:
+        self._error = error
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
+        raise self._error
+
+    def initialOffset(self) -> dict[str, Any]:  # noqa: N802
+        raise self._error
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
+        raise self._error
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
+        raise self._error
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        raise self._error
 
 
 def _offset(

@@ -102,6 +102,11 @@ def test_setting_of_the_jvm_is_refused_by_a_running_session_and_nothing_changes(
         session(**{PARTITIONS: 9, "spark.driver.memory": "9g"})
     assert spark.conf.get(PARTITIONS) == before
     assert session(**{"spark.driver.memory": "1g"}) is spark  # as it is: nothing to refuse
+    with pytest.raises(UsageError, match=r"spark\.driver\.memory is '1g'"):
+        session(memory="9g")
+    with pytest.raises(UsageError, match=r"spark\.master is 'local\[2\]'"):
+        session(cores=9)
+    assert session(cores=2, memory="1g") is spark
 
 
 @pytest.mark.usefixtures("spark")

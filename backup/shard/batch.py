@@ -112,7 +112,7 @@ def write_batch(
 
     try:
         _build_parts(batches, _Checks(desc, rule), upload, beside=beside)
-    except Exception:
+    except BaseException:  # an interrupt too
         _delete(blob, doomed)
         raise
     meta = tuple(sorted(desc.meta.items()))
@@ -253,14 +253,16 @@ def _build_parts(
     head = list(islice(groups, 2))
     is_small = len(head) == 1
     with Beside() if beside and not is_small else nullcontext(_at_once) as run:
-        builder = PartBuilder(checks.rule, is_small=is_small)
+        builder = None
         for group in chain(head, groups):
+            if builder is None:
+                builder = PartBuilder(checks.rule, group, is_small=is_small)
             builder.nbytes += group.nbytes
             run(partial(_add, builder, checks, group))
             if builder.is_full:
                 run(partial(upload, builder))
-                builder = PartBuilder(checks.rule)
-        if builder.nbytes:
+                builder = None
+        if builder is not None:
             run(partial(upload, builder))
 
 

@@ -9,8 +9,9 @@ Rules of every implementation (tests/shard/contracts.py holds them to it)
 2. When `put` or `delete` returns, its effect survives a crash.
 3. `list` gives every name with the prefix once, ascending; names put or deleted meanwhile may
    or may not appear.
-4. Errors: `UsageError` (never done), `DeterminateError` (surely not done: retry freely),
-   `IndeterminateError` (unknown: all calls here are idempotent, so retry as well).
+4. Errors: `UsageError` (never done; `AccessDeniedError` where the storage refuses),
+   `DeterminateError` (surely not done: retry freely), `OutOfSpaceError`, `IndeterminateError`
+   (unknown: all calls here are idempotent, so retry as well).
 """
 
 from __future__ import annotations
@@ -22,15 +23,24 @@ import secrets
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple, Protocol, TypeVar
+from typing import NamedTuple, Protocol, TypeVar, runtime_checkable
 
 from backup.shard.newfile import write_synced
-from kvstore.errors import DeterminateError, IndeterminateError, OutOfSpaceError, UsageError
+from kvstore.errors import (
+    AccessDeniedError,
+    DeterminateError,
+    IndeterminateError,
+    KVStoreError,
+    OutOfSpaceError,
+    UsageError,
+)
 
 NAME_CHARS_MAX = 255
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._=-]*(/[A-Za-z0-9][A-Za-z0-9._=-]*)*")
 _TEMPORARY = ".tmp-"
 _READ_ATTEMPTS = 5
+_REFUSALS = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG, errno.ELOOP)
+"""What another attempt meets again."""
 
 _T = TypeVar("_T")
 
@@ -159,12 +169,15 @@ class FileBlob:
         try:
             self._make_folder(folder)
         except OSError as error:
-            raise DeterminateError(f"put of {path}", str(error)) from error
+            raise not_done(f"put of {path}", error) from error
         try:
             temporary = f"{folder}/{_TEMPORARY}{secrets.token_hex(8)}"
             try:
                 write_synced(temporary, data)
                 os.link(temporary, path)
+            except FileNotFoundError:  # somebody removed the folder
+                self._made.clear()
+                raise
             finally:
                 with suppress(FileNotFoundError):
                     os.unlink(temporary)
@@ -183,7 +196,7 @@ class FileBlob:
         except FileNotFoundError:
             return None
         except OSError as error:
-            raise DeterminateError(f"get of {name}", str(error)) from error
+            raise not_done(f"get of {name}", error) from error
 
     def get_range(self, name: str, *, start: int, length: int) -> bytes | None:
         """See `Blob.get_range`."""
@@ -193,7 +206,7 @@ class FileBlob:
         except FileNotFoundError:
             return None
         except OSError as error:
-            raise DeterminateError(f"get of {name}", str(error)) from error
+            raise not_done(f"get of {name}", error) from error
 
     def size(self, name: str) -> int | None:
         """See `Blob.size`."""
@@ -201,6 +214,8 @@ class FileBlob:
             return self.path(name).stat().st_size
         except FileNotFoundError:
             return None
+        except OSError as error:
+            raise not_done(f"size of {name}", error) from error
 
     def delete(self, name: str) -> int | None:
         """See `Blob.delete`."""
@@ -218,10 +233,13 @@ class FileBlob:
     def list(self, prefix: str = "") -> Iterator[BlobInfo]:
         """See `Blob.list`. Walks the folder the prefix lies in."""
         folder = prefix.rpartition("/")[0]
-        for name in sorted(_names(self.root, folder)):
-            with suppress(FileNotFoundError):  # deleted since the walk
-                if name.startswith(prefix):
-                    yield BlobInfo(name, (self.root / name).stat().st_size)
+        try:
+            for name in sorted(_names(self.root, folder)):
+                with suppress(FileNotFoundError):  # deleted since the walk
+                    if name.startswith(prefix):
+                        yield BlobInfo(name, (self.root / name).stat().st_size)
+        except OSError as error:
+            raise not_done(f"list of {self.root / folder}", error) from error
 
     def restore(self, name: str) -> None:
         """See `Blob.restore`: deleted files are not kept."""
@@ -231,9 +249,10 @@ class FileBlob:
         """Remove what crashed puts left that was last written before `before_ns`; how many."""
         swept = 0
         for path in self.root.rglob(f"{_TEMPORARY}*"):
-            if path.stat().st_mtime_ns < before_ns:
-                path.unlink(missing_ok=True)
-                swept += 1
+            with suppress(FileNotFoundError):  # its put has just ended
+                if path.stat().st_mtime_ns < before_ns:
+                    path.unlink()
+                    swept += 1
         return swept
 
     def path(self, name: str) -> Path:
@@ -251,6 +270,20 @@ class FileBlob:
             Path(folder).mkdir(exist_ok=True)
             sync_folder(above)
         self._made.add(folder)
+
+
+@runtime_checkable
+class Sweeps(Protocol):
+    """A blob on which a crashed put leaves something."""
+
+    def sweep(self, *, before_ns: int) -> int:
+        """Remove what crashed puts left that was last written before `before_ns`; how many."""
+        ...
+
+
+def sweep(blob: Blob, *, before_ns: int) -> int:
+    """See `Sweeps`; nothing where a storage leaves nothing."""
+    return blob.sweep(before_ns=before_ns) if isinstance(blob, Sweeps) else 0
 
 
 def reading(call: Callable[[], _T]) -> _T:
@@ -276,11 +309,22 @@ def sync_folder(folder: str | Path) -> None:
         os.close(descriptor)
 
 
-def translate_os_error(where: str, error: OSError) -> OutOfSpaceError | IndeterminateError:
-    """A failed write of the operating system: a full disk, or an unknown outcome."""
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return OutOfSpaceError(where)
-    return IndeterminateError(where, str(error))
+def translate_os_error(where: str, error: OSError) -> KVStoreError:
+    """A failed write of the operating system: refused, a full disk, or an unknown outcome."""
+    known = _refused_or_full(where, error)
+    return known or IndeterminateError(where, str(error))
+
+
+def not_done(where: str, error: OSError) -> KVStoreError:
+    """A call of the operating system that surely had no effect: refused, a full disk, or failed."""
+    known = _refused_or_full(where, error)
+    return known or DeterminateError(where, str(error))
+
+
+def _refused_or_full(where: str, error: OSError) -> KVStoreError | None:
+    if error.errno in _REFUSALS:
+        return AccessDeniedError(where, str(error))
+    return OutOfSpaceError(where) if error.errno in (errno.ENOSPC, errno.EDQUOT) else None
 
 
 def _names(root: Path, folder: str) -> Iterator[str]:

@@ -39,6 +39,13 @@ class ExpireWriter:
 
 
 @dataclass(frozen=True, slots=True)
+class ExpireIdleWriters:
+    """Forget the writers without a name of their own whose last append was before `before_ns`."""
+
+    before_ns: int
+
+
+@dataclass(frozen=True, slots=True)
 class Appended:
     """Committed; `merges` are slots that now want compaction."""
 
@@ -330,6 +337,7 @@ Command = (
     CompareAndAppend
     | Append
     | ExpireWriter
+    | ExpireIdleWriters
     | RegisterLeasedReader
     | DowngradeSince
     | ExpireLeasedReader

@@ -22,10 +22,11 @@ import os
 import struct
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
+from backup.shard.blob import not_done
 from backup.shard.consensus import (
     Cas,
     Versioned,
@@ -37,6 +38,7 @@ from kvstore.errors import (
     CorruptionError,
     DeterminateError,
     IndeterminateError,
+    KVStoreError,
     LockedError,
     OutOfSpaceError,
     RetryableError,
@@ -127,9 +129,9 @@ class FileConsensus:
         for _ in range(_READ_ATTEMPTS):
             try:
                 signature = _signature(folder)
-            except FileNotFoundError:
-                return []
-            try:
+                if signature is None:
+                    self._closed.pop(key, None)
+                    return []
                 cached = self._cache.get(key)
                 if cached is not None and cached.signature == signature:
                     return cached.versions
@@ -140,8 +142,8 @@ class FileConsensus:
                 if _signature(folder) == signature:
                     raise
                 continue  # a writer cut a torn tail off while we read
-            except StorageError as error:
-                raise DeterminateError(f"read of {folder}", str(error)) from error
+            except (StorageError, OSError) as error:
+                raise _not_done(f"read of {folder}", error) from error
             self._cache[key] = _Cached(signature, versions)
             return versions
         raise DeterminateError(f"read of {folder}", "truncations kept overtaking it")
@@ -155,7 +157,7 @@ class FileConsensus:
         try:
             with journal:
                 yield journal, versions
-                signature = _signature(self._folder(key))
+                signature = _signature(self._folder(key)) or ()
                 self._cache[key] = _Cached(signature, versions)
             self._closed[key] = _Closed(signature, journal)
         except OutOfSpaceError:
@@ -180,7 +182,7 @@ class FileConsensus:
                 if time.monotonic() > deadline:
                     raise DeterminateError(where, str(error)) from error
             except StorageError as error:
-                raise DeterminateError(where, str(error)) from error
+                raise _not_done(where, error) from error
             time.sleep(pause)
             pause = min(pause * 2, _LOCK_PAUSE_S_MAX)
 
@@ -211,11 +213,25 @@ def _decode(record: Record) -> Versioned:
     return Versioned(_SEQNO.unpack_from(record.payload)[0], bytes(record.payload[_SEQNO.size :]))
 
 
-def _signature(folder: str) -> _Signature:
-    """What changes with every write: names, inodes, sizes and times of the files."""
+def _signature(folder: str) -> _Signature | None:
+    """What changes with every write: names, inodes, sizes and times of the files. None where there
+    is no folder; a file that a truncation removes while we look is none of them."""
     found = []
-    with os.scandir(folder) as entries:
+    try:
+        entries = os.scandir(folder)
+    except FileNotFoundError:
+        return None
+    with entries:
         for entry in entries:
-            status = entry.stat()
-            found.append((entry.name, status.st_ino, status.st_size, status.st_mtime_ns))
+            with suppress(FileNotFoundError):
+                status = entry.stat()
+                found.append((entry.name, status.st_ino, status.st_size, status.st_mtime_ns))
     return tuple(sorted(found))
+
+
+def _not_done(where: str, error: OSError | StorageError) -> KVStoreError:
+    """What surely had no effect, whoever found that it failed."""
+    cause = error.__cause__ if isinstance(error, StorageError) else error
+    if isinstance(cause, OSError):
+        return not_done(where, cause)
+    return DeterminateError(where, str(error))

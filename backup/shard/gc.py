@@ -22,9 +22,9 @@ from dataclasses import dataclass
 from functools import partial
 
 from backup.shard import codec, machine
-from backup.shard.commands import ExpireLapsed, RemoveRollups, RequestGc
+from backup.shard.commands import ExpireIdleWriters, ExpireLapsed, RemoveRollups, RequestGc
 from backup.shard.log import StateLog
-from kvstore.limits import ROLLUP_EVERY
+from kvstore.limits import ROLLUP_EVERY, WRITER_IDLE_NS
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +41,7 @@ def collect_if_due(log: StateLog) -> Collected:
     expire_lapsed(log)
     if machine.apply(log.state, RequestGc())[1].seqno is None:
         return Collected()  # so far as this handle knows, which costs nothing to ask
+    expire_idle_writers(log)
     target = log.apply(RequestGc()).outcome.seqno
     return Collected() if target is None else collect(log, to=target)
 
@@ -52,9 +53,17 @@ def expire_lapsed(log: StateLog) -> None:
         log.apply(command)
 
 
+def expire_idle_writers(log: StateLog) -> None:
+    """Forget writers that nobody comes back to: every backup is by another."""
+    command = ExpireIdleWriters(log.clock.wall_ns() - WRITER_IDLE_NS)
+    if machine.apply(log.state, command)[1].count:
+        log.apply(command)
+
+
 def prepare(log: StateLog) -> None:
     """Write a rollup of the newest version that may be collected up to, if that frees parts."""
     expire_lapsed(log)
+    expire_idle_writers(log)
     target = log.refresh().seqno_since
     states = [state for state in log.live_states() if state.seqno <= target]
     if not states or states[-1].seqno in log.state.rollups:

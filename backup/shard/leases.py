@@ -2,12 +2,14 @@
 
 A reader holds two things: `since`, so that compaction keeps the history it wants, and the version
 its oldest open snapshot uses, so that collection keeps the parts. A lease is renewed by every
-downgrade and every poll; who stays silent for longer finds `LeaseExpiredError`.
+downgrade, every poll, and now and then while the rows of a snapshot are taken; who stays silent for
+longer finds `LeaseExpiredError`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from types import TracebackType
 
 from backup.shard import commands as c
@@ -18,17 +20,30 @@ from backup.shard.log import StateLog
 from backup.shard.part import MissingPartError
 from backup.shard.read import ListenBatch, Snapshot, explained, listen_window
 from backup.shard.rules import RULES
-from kvstore.errors import HistoryGoneError, LeaseExpiredError
+from kvstore.errors import (
+    AccessDeniedError,
+    DeterminateError,
+    HistoryGoneError,
+    IndeterminateError,
+    LeaseExpiredError,
+    OutOfSpaceError,
+)
+
+_REFUSED = (AccessDeniedError, DeterminateError, IndeterminateError, OutOfSpaceError)
 
 
 class Reader:
     """A leased reader: holds `since`, and the versions its open snapshots use."""
 
-    def __init__(self, log: StateLog, name: str, registered: c.ReaderRegistered) -> None:
+    def __init__(
+        self, log: StateLog, name: str, registered: c.ReaderRegistered, *, lease_ns: int
+    ) -> None:
         self.name = name
         self.since = registered.since
         self._log = log
         self._in_use: list[int] = []
+        self._lease_ns = lease_ns
+        self._renewed_ns = log.clock.wall_ns()
 
     def __enter__(self) -> Reader:
         return self
@@ -62,6 +77,7 @@ class Reader:
             batches=batches,
             explain=self.explain,
             release=release,
+            renew=self.renew_if_due,
         )
 
     def listen(self, as_of: int) -> Listen:
@@ -92,15 +108,43 @@ class Reader:
         """Renew the lease. Raises `LeaseExpiredError`."""
         self.downgrade_since(self.since)
 
+    def renew_if_due(self) -> None:
+        """Renew a lease of which a third has passed. Where the storage refuses, later again: who
+        reads need not stop for it before the parts are gone."""
+        now_ns = self._log.clock.wall_ns()
+        if now_ns - self._renewed_ns < self._lease_ns // 3:
+            return
+        self._renewed_ns = now_ns
+        with suppress(*_REFUSED, LeaseExpiredError):
+            self.heartbeat()
+
     def expire(self) -> None:
         """Stop holding anything. Doing it twice does nothing more."""
         self._log.apply(c.ExpireLeasedReader(self.name))
+
+    def leave(self) -> None:
+        """`expire`, if the storage takes it: else the lease runs out by itself."""
+        with suppress(*_REFUSED):
+            self.expire()
 
     def explain(self, error: MissingPartError) -> Exception:
         """What a missing part means: damage, unless this reader's lease has run out."""
         if self.name in self._log.refresh().leased:
             return error
         return LeaseExpiredError(self.name)
+
+
+def snapshot_unheld(log: StateLog, as_of: int) -> Snapshot:
+    """The shard at `as_of`, held by nobody. Raises as `Shard.snapshot`."""
+    state = log.refresh()
+    return Snapshot(
+        log.blob,
+        rule=state.rule,
+        as_of=as_of,
+        batches=machine.snapshot(state, as_of),
+        explain=lambda error: error,
+        release=lambda: None,
+    )
 
 
 class Listen:

@@ -31,10 +31,44 @@ from backup.shard.blob import Blob
 from backup.shard.consensus import Cas, Consensus, Versioned, require_consensus_key
 from backup.shard.state import State
 from kvstore.clock import WallClock
-from kvstore.errors import CorruptionError, DeterminateError, IndeterminateError, UsageError
+from kvstore.errors import (
+    AccessDeniedError,
+    CorruptionError,
+    DeterminateError,
+    IndeterminateError,
+    OutOfSpaceError,
+    UsageError,
+)
 from kvstore.limits import ATTEMPTS_MAX, ROLLUP_EVERY
 
 _SCAN_LIMIT = 1024
+
+
+_LOST_AFTER = 20
+"""Looks, over some two seconds, after which what is missing is lost, not collected meanwhile."""
+_PUT_BACK = "put that blob back from a copy of the storage"
+
+
+class _Missed:
+    """Tells damage from haste: how often in a row the very same rollup was looked for in vain."""
+
+    def __init__(self) -> None:
+        self._what = ""
+        self._times = 0
+
+    def is_lost(self, what: str) -> bool:
+        """Count that `what` is not there."""
+        self._times = self._times + 1 if what == self._what else 1
+        self._what = what
+        return self._times >= _LOST_AFTER
+
+
+class MissingShardError(UsageError):
+    """The shard `name` does not exist."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"shard {name} does not exist", "create it, or check the name")
+        self.name = name
 
 
 class Applied(NamedTuple):
@@ -79,7 +113,7 @@ class StateLog:
     def open(self, *, rule: str, create: bool) -> State:
         """Load the shard, creating it if it is missing and `create` says so.
 
-        Raises `UsageError` if it is missing, or is of another rule.
+        Raises `MissingShardError`, or `UsageError` if it is of another rule.
         """
         for attempt in range(ATTEMPTS_MAX):
             if attempt:
@@ -95,7 +129,7 @@ class StateLog:
             if self._state is not None or not create:
                 break
         if self._state is None:
-            raise UsageError(f"shard {self.shard} does not exist", "create it, or check the name")
+            raise MissingShardError(self.shard)
         if self._state.rule != rule:
             raise UsageError(f"shard {self.shard} merges by {self._state.rule!r}, not {rule!r}")
         return self._state
@@ -165,18 +199,23 @@ class StateLog:
 
     def _live_versions(self) -> tuple[State, list[Versioned]]:
         """The earliest live version, and the steps behind it."""
+        missed = _Missed()
         for attempt in range(ATTEMPTS_MAX):
             if attempt:
                 self._pause(attempt)
                 self.refresh()
             versions: list[Versioned] = self.retrying(lambda: self._scan(0))
-            name = self.state.rollups.get(versions[0].seqno)
+            if not versions:
+                continue  # a stale scan
+            earliest = versions[0].seqno
+            name = self.state.rollups.get(earliest)
             rollup = None if name is None else self.retrying(partial(self._read_rollup, name))
-            if rollup is None:
-                continue  # collected since the scan, or the scan was stale
-            return rollup, versions[1:]
+            if rollup is not None:
+                return rollup, versions[1:]
+            if missed.is_lost(f"{earliest} {name}"):
+                break  # else collected since the scan, or the scan was stale
         where = f"shard {self.shard}"
-        raise CorruptionError(where, "its earliest version has no rollup", "restore the blob")
+        raise CorruptionError(where, "its earliest version has no rollup", _PUT_BACK)
 
     # -- how ---------------------------------------------------------------------------------
 
@@ -213,7 +252,7 @@ class StateLog:
             after, _ = machine.apply(state, commands.AddRollup(state.seqno, name))
             if not self._commit(state, after):
                 self.blob.delete(name)  # surely named by no version
-        except (DeterminateError, IndeterminateError):
+        except (AccessDeniedError, DeterminateError, IndeterminateError, OutOfSpaceError):
             return
 
     def _catch_up(self) -> None:
@@ -230,6 +269,8 @@ class StateLog:
 
     def _load(self) -> State | None:
         """The state at the head, from the rollup it names; None if there is no shard."""
+        missed = _Missed()
+        name = ""
         for attempt in range(ATTEMPTS_MAX):
             if attempt:
                 self._pause(attempt)
@@ -237,9 +278,11 @@ class StateLog:
             if head is None:
                 return None
             where = self._where(head.seqno)
-            diff = codec.decode_diff(head.data, where=where)
-            state = self._read_rollup(diff.rollup[1])
+            name = codec.decode_diff(head.data, where=where).rollup[1]
+            state = self._read_rollup(name)
             if state is None:
+                if missed.is_lost(name):
+                    break
                 continue  # a stale head named a rollup that was collected: look again
             if state.seqno < head.seqno:
                 versions = self._scan(state.seqno + 1)
@@ -247,7 +290,9 @@ class StateLog:
                     continue  # collected between the two reads
                 state = self._after(state, versions)
             return state
-        raise CorruptionError(f"shard {self.shard}", "the rollup its head names is missing")
+        raise CorruptionError(
+            f"shard {self.shard}", f"the rollup its head names, {name}, is missing", _PUT_BACK
+        )
 
     def _scan(self, start: int) -> list[Versioned]:
         found: list[Versioned] = []

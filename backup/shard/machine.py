@@ -21,7 +21,14 @@ from typing import Any, TypeVar
 
 from backup.shard import commands as c
 from backup.shard.frontier import EMPTY
-from backup.shard.state import Batch, CriticalHold, LeasedReader, State, WriterState
+from backup.shard.state import (
+    Batch,
+    CriticalHold,
+    LeasedReader,
+    State,
+    WriterState,
+    is_anonymous,
+)
 from backup.shard.tiers import add_slot, covering, overlapping, plan_merge
 from kvstore.errors import HistoryGoneError, NotYetWrittenError, UsageError
 from kvstore.limits import INLINE_BYTES_MAX, ROLLUP_EVERY
@@ -136,6 +143,18 @@ def _expire_writer(state: State, command: c.ExpireWriter) -> tuple[State, Any]:
         return state, c.Expired(0)
     known = command.writer in state.writers
     return state.next(writers=_without(state.writers, command.writer)), c.Expired(int(known))
+
+
+def _expire_idle_writers(state: State, command: c.ExpireIdleWriters) -> tuple[State, Any]:
+    idle = {
+        name
+        for name, writer in state.writers.items()
+        if is_anonymous(name) and writer.heartbeat_ns < command.before_ns
+    }
+    if not idle or state.is_tombstone:
+        return state, c.Expired(0)
+    writers = {name: writer for name, writer in state.writers.items() if name not in idle}
+    return state.next(writers=writers), c.Expired(len(idle))
 
 
 # -- reading and holding ---------------------------------------------------------------------
@@ -383,6 +402,7 @@ _HANDLERS: dict[type, Callable[[State, Any], tuple[State, Any]]] = {
     c.CompareAndAppend: _compare_and_append,
     c.Append: _append,
     c.ExpireWriter: _expire_writer,
+    c.ExpireIdleWriters: _expire_idle_writers,
     c.RegisterLeasedReader: _register_leased,
     c.DowngradeSince: _downgrade,
     c.ExpireLeasedReader: _expire_leased,

@@ -33,7 +33,12 @@ from typing import Any, TypeVar
 
 import obstore
 import obstore.store
-from obstore.exceptions import AlreadyExistsError, BaseError
+from obstore.exceptions import (
+    AlreadyExistsError,
+    BaseError,
+    PermissionDeniedError,
+    UnauthenticatedError,
+)
 from obstore.store import ObjectStore, from_url
 
 from backup.shard.blob import BlobInfo, name_taken, require_name, restore_existing
@@ -44,10 +49,22 @@ from backup.shard.consensus import (
     require_consensus_key,
     require_truncation,
 )
-from kvstore.errors import CorruptionError, DeterminateError, IndeterminateError, UsageError
+from kvstore.errors import (
+    AccessDeniedError,
+    CorruptionError,
+    DeterminateError,
+    IndeterminateError,
+    UsageError,
+)
 
 _HEADER = struct.Struct(">Q16s")
 _INDEX_DIGITS = 20
+_METADATA_SERVICE = "169.254.169.254"
+"""Where the provider's machines ask for credentials, once none are found elsewhere."""
+_CREDENTIALS = (
+    "see to the credentials, in the environment (AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, "
+    "GOOGLE_APPLICATION_CREDENTIALS, AZURE_STORAGE_ACCOUNT_KEY) or options=, and what they allow"
+)
 _PARALLEL_GETS = 8
 """Small objects fetched at a time by a scan: latency, not bandwidth, is what a scan waits for."""
 
@@ -62,7 +79,10 @@ def open_object_store(url: str, **options: Any) -> tuple[ObjectBlob, ObjectConse
     try:
         store = from_url(url, **options)
     except (BaseError, ValueError, TypeError) as error:
-        raise UsageError(f"{url!r} cannot be opened: {_first_line(error)}") from error
+        raise UsageError(
+            f"{url!r} cannot be opened: {_first_line(error)}",
+            "check the URL, the provider's environment variables and options=",
+        ) from error
     return ObjectBlob(store, "blob"), ObjectConsensus(store, "consensus")
 
 
@@ -268,7 +288,8 @@ def _create(store: ObjectStore, path: str, data: bytes) -> bool:
     except AlreadyExistsError:
         return False
     except (BaseError, OSError) as error:
-        raise IndeterminateError(f"put of {path}", _first_line(error)) from error
+        where = f"put of {path}"
+        raise _refusal(where, error) or IndeterminateError(where, _first_line(error)) from error
     return True
 
 
@@ -282,14 +303,15 @@ def _read(path: str, call: Callable[[], _T]) -> _T | None:
     except FileNotFoundError:
         return None
     except (BaseError, OSError) as error:
-        raise DeterminateError(f"read of {path}", _first_line(error)) from error
+        where = f"read of {path}"
+        raise _refusal(where, error) or DeterminateError(where, _first_line(error)) from error
 
 
 def _call(where: str, call: Callable[[], _T]) -> _T:
     try:
         return call()
     except (BaseError, OSError) as error:
-        raise DeterminateError(where, _first_line(error)) from error
+        raise _refusal(where, error) or DeterminateError(where, _first_line(error)) from error
 
 
 def _delete(store: ObjectStore, path: str) -> None:
@@ -298,7 +320,8 @@ def _delete(store: ObjectStore, path: str) -> None:
     except FileNotFoundError:
         return
     except (BaseError, OSError) as error:
-        raise IndeterminateError(f"delete of {path}", _first_line(error)) from error
+        where = f"delete of {path}"
+        raise _refusal(where, error) or IndeterminateError(where, _first_line(error)) from error
 
 
 def _list(store: ObjectStore, folder: str) -> list[tuple[str, int]]:
@@ -311,6 +334,19 @@ def _list(store: ObjectStore, folder: str) -> list[tuple[str, int]]:
             for meta in chunk
         ),
     )
+
+
+def _refusal(where: str, error: Exception) -> AccessDeniedError | None:
+    """What `error` is if another attempt would meet it again, else None."""
+    text = _first_line(error)
+    if _METADATA_SERVICE in text:
+        return AccessDeniedError(where, f"no credentials were found ({text})", _CREDENTIALS)
+    if isinstance(error, PermissionDeniedError | UnauthenticatedError | PermissionError):
+        return AccessDeniedError(where, text, _CREDENTIALS)
+    # Of an object this is no error: it is not there. Of a list, the bucket is not.
+    if "404 Not Found" in text or "NoSuchBucket" in text:
+        return AccessDeniedError(where, text, "check the bucket's name, or make it")
+    return None
 
 
 def _first_line(error: Exception) -> str:

@@ -86,6 +86,7 @@ class Snapshot:
         batches: tuple[Batch, ...],
         explain: Callable[[MissingPartError], Exception],
         release: Callable[[], None],
+        renew: Callable[[], None] = lambda: None,
     ) -> None:
         self.as_of = as_of
         self.rule = rule
@@ -93,6 +94,7 @@ class Snapshot:
         self._blob = blob
         self._explain = explain
         self._release = release
+        self._renew = renew
 
     def __enter__(self) -> Snapshot:
         return self
@@ -117,10 +119,15 @@ class Snapshot:
         return self.view(AsOf(self.as_of), span)
 
     def view(self, view: View, span: Span | None = None) -> Iterator[pa.RecordBatch]:
-        """Yield another view of the same batches, such as `Window(-1, as_of)`: all versions."""
+        """Yield another view of the same batches, such as `Window(-1, as_of)`: all versions.
+
+        Keeps the lease while rows are taken, however long that lasts in all."""
         rule = RULES[self.rule]
-        rows = read_batches(self._blob, self.batches, rule=rule, view=view, span=span)
-        return explained(rows, self._explain)
+        for rows in explained(
+            read_batches(self._blob, self.batches, rule=rule, view=view, span=span), self._explain
+        ):
+            yield rows
+            self._renew()
 
     def splits(self, count: int, span: Span | None = None) -> list[Split]:
         """Cut it by key into at most `count` pieces of about equal rows, in order.

@@ -29,7 +29,7 @@ from backup.shard.blob import Blob
 from backup.shard.consensus import Consensus
 from backup.shard.critical import Critical
 from backup.shard.frontier import frontier_text
-from backup.shard.leases import Reader
+from backup.shard.leases import Reader, snapshot_unheld
 from backup.shard.log import StateLog
 from backup.shard.read import Snapshot
 from backup.shard.rules import VERSIONS, Rule
@@ -37,7 +37,7 @@ from backup.shard.state import Batch, State
 from backup.shard.tally import Progress, Tally
 from backup.shard.write import Writer
 from kvstore.clock import Clock, WallClock
-from kvstore.errors import UsageError
+from kvstore.errors import AccessDeniedError, OutOfSpaceError, UsageError
 from kvstore.limits import LEASE_NS
 
 _PAUSE_SECONDS_MAX = 0.25
@@ -139,28 +139,35 @@ class Shard:
         )
 
     def writer(self, name: str | None = None) -> Writer:
-        """A writer. One `name` is used by one process at a time; keep it to retry after a crash."""
+        """A writer. One `name` is used by one process at a time; keep it to retry after a crash.
+        Without one it is forgotten some days after its last append."""
         return Writer(self.log, name or f"w-{secrets.token_hex(8)}")
 
     # -- reading and holding -----------------------------------------------------------------
 
     def reader(self, *, lease_ns: int = LEASE_NS, from_critical: bool = False) -> Reader:
-        """Register a leased reader. Use it with `with`; renew it within `lease_ns`."""
+        """Register a leased reader. Use it with `with`; renew it within `lease_ns`, as reading
+        the rows of its snapshots does."""
         name = f"r-{secrets.token_hex(8)}"
         now_ns = self.log.clock.wall_ns()
         command = c.RegisterLeasedReader(name, now_ns, lease_ns, from_critical)
-        return Reader(self.log, name, self.log.apply(command).outcome)
+        return Reader(self.log, name, self.log.apply(command).outcome, lease_ns=lease_ns)
 
     def snapshot(self, as_of: int) -> Snapshot:
         """The shard at `as_of`, held by a reader of its own until it is closed.
 
-        Raises `HistoryGoneError` below `since`, `NotYetWrittenError` at or above `upper`.
+        Where the storage takes no writes (read-only, or full) nothing holds it: should another
+        process compact it away meanwhile, reading raises `MissingPartError`. Raises
+        `HistoryGoneError` below `since`, `NotYetWrittenError` at or above `upper`.
         """
-        reader = self.reader()
         try:
-            return reader.snapshot(as_of, on_release=reader.expire)
+            reader = self.reader()
+        except (AccessDeniedError, OutOfSpaceError):
+            return snapshot_unheld(self.log, as_of)
+        try:
+            return reader.snapshot(as_of, on_release=reader.leave)
         except BaseException:
-            reader.expire()
+            reader.leave()
             raise
 
     def critical(self, name: str) -> Critical:
@@ -192,6 +199,10 @@ class Shard:
         """Delete all that no version and no reader needs any more."""
         gc.prepare(self.log)
         return gc.collect(self.log)
+
+    def expire_lapsed(self) -> None:
+        """Forget the readers whose lease has run out: they hold `since` back otherwise."""
+        gc.expire_lapsed(self.log)
 
     def collect_if_due(self) -> None:
         """`gc`, once so many versions have piled up that it pays; asking costs nothing."""

@@ -12,11 +12,14 @@ Invariants (`State.check` walks them)
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from backup.shard.frontier import EMPTY
+
+_ANONYMOUS = re.compile(r"w-[0-9a-f]{16}")
 
 STATE_VERSION = 1
 """The machine that wrote a state; a state never goes back to an older one."""
@@ -102,6 +105,11 @@ class CriticalHold:
 
     since: int
     opaque: bytes
+
+
+def is_anonymous(writer: str) -> bool:
+    """Whether `Shard.writer` made this name: nobody comes back to it once its call has ended."""
+    return _ANONYMOUS.fullmatch(writer) is not None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """Storage by address: one URL gives the blob and the consensus of everything kept there.
 
-    path, file://path     local files: FileBlob in <path>/blob, FileConsensus in <path>/consensus
+    path, file:///path    local files: FileBlob in <path>/blob, FileConsensus in <path>/consensus
     memory://name         this process's memory; the same name is the same storage
     s3://  gs://  az://   an object store, with objects below the URL's path
 
@@ -21,6 +21,7 @@ from backup.shard.object_store import open_object_store
 from kvstore.errors import UsageError
 
 _memories: dict[str, Storage] = {}
+_SCHEMES = ("file", "memory", "s3", "gs", "az")
 
 
 class Storage(NamedTuple):
@@ -36,12 +37,19 @@ def open_storage(url: str | os.PathLike[str], **options: Any) -> Storage:
     Raises `UsageError` for an address that is not understood.
     """
     text = os.fspath(url)
-    if "://" not in text:
+    if "://" not in text and not text.startswith("file:/"):
+        if (scheme := text.partition(":")[0]) in _SCHEMES and scheme != text:
+            raise UsageError(
+                f"{text!r} is neither a URL nor a path",
+                f"write {scheme}://..., or ./{text} for a directory of that name",
+            )
         return _files(text, options)
     parts = urlsplit(text)
     if parts.scheme == "file":
         if parts.netloc not in ("", "localhost"):
             raise UsageError(f"{text!r} names a host", "write file:///absolute/path")
+        if "?" in text or "#" in text:
+            raise UsageError(f"{text!r} has a ? or #", "write them as %3F and %23, or a plain path")
         return _files(unquote(parts.path), options)
     if parts.scheme == "memory":
         fresh = Storage(MemoryBlob(), MemoryConsensus())

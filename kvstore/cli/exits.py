@@ -55,6 +55,20 @@ HELP: Final = """Exit codes:
   6  a newer owner has taken over: stop"""
 
 
+_OF_THE_PATH: Final = (
+    errno.ENOENT,
+    errno.EACCES,
+    errno.EPERM,
+    errno.EROFS,
+    errno.EISDIR,
+    errno.ENOTDIR,
+    errno.EEXIST,
+    errno.ENOTEMPTY,
+    errno.ENAMETOOLONG,
+    errno.ELOOP,
+)
+
+
 def exit_code(error: KVStoreError) -> int:
     """The code for `error`, by its branch of the tree."""
     return next(code for kind, code in EXIT_CODES if isinstance(error, kind))
@@ -64,6 +78,6 @@ def from_system(error: OSError) -> KVStoreError:
     """What the operating system refused (a path, a permission, the disk), as one of our own."""
     where = error.filename or "the operating system"
     text = f"{where}: {error.strerror or error}"
-    if error.errno in (errno.ENOENT, errno.EACCES, errno.EPERM, errno.EISDIR, errno.ENOTDIR):
+    if error.errno in _OF_THE_PATH:
         return UsageError(text, "check the path")
     return StorageError(text, "look at the disk, then run it again")

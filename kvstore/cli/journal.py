@@ -14,6 +14,7 @@ from kvstore.cli.exits import NOT_FOUND
 from kvstore.cli.options import JsonOption, one_of
 from kvstore.cli.output import print_figures, print_json, print_line, print_table, working
 from kvstore.engine import state as memory
+from kvstore.errors import UsageError
 from kvstore.journal import Inspection
 from kvstore.journal.cli import journal_compact, journal_inspect, journal_salvage
 from kvstore.journal.recovery import Fold
@@ -41,7 +42,10 @@ def inspect(directory: JournalArgument, as_json: JsonOption = False) -> None:
       kvstore journal inspect sessions.db
       kvstore journal inspect sessions.db --json
     """
+    _require_directory(directory)
     found = journal_inspect(str(directory))
+    if not found.files:
+        raise UsageError(f"{directory} holds no journal", "check the path")
     if as_json:
         print_json(_fields(found))
     else:
@@ -72,6 +76,7 @@ def compact(directory: JournalArgument, as_json: JsonOption = False) -> None:
     Examples:
       kvstore journal compact sessions.db
     """
+    _require_directory(directory)
     with working(f"compacting {directory}"):
         done = journal_compact(
             str(directory), folds={memory.CONTENT: memory.State, tasks.CONTENT: _task_state}
@@ -113,6 +118,7 @@ def salvage(
       kvstore journal salvage queue rescued --keep all
     """
     kept = one_of("--keep", keep, _KEEPS)
+    _require_directory(source)
     with working(f"copying {source}"):
         report = journal_salvage(str(source), str(destination), keep=kept, content=content)
     losses = [str(loss.error()) for loss in report.losses]
@@ -128,6 +134,11 @@ def salvage(
     )
     if losses:
         raise typer.Exit(NOT_FOUND)
+
+
+def _require_directory(path: Path) -> None:
+    if not path.is_dir():
+        raise UsageError(f"{path} is no directory", "check the path")
 
 
 def _task_state() -> Fold:

@@ -123,7 +123,10 @@ def to_duration(text: str) -> timedelta:
     match = re.fullmatch(r"(\d+)([smhdw])", text.strip())
     if match is None:
         raise UsageError(f"{text!r} is not an age", "write a number and s, m, h, d or w: 30d")
-    return timedelta(seconds=int(match[1]) * _UNITS[match[2]])
+    try:
+        return timedelta(seconds=int(match[1]) * _UNITS[match[2]])
+    except OverflowError as error:
+        raise UsageError(f"{text!r} is older than time", "write a shorter age: 3650d") from error
 
 
 def iso(timestamp: int) -> str:

@@ -11,11 +11,13 @@ from typing import Any
 import typer
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 
 def print_json(fields: Mapping[str, Any]) -> None:
-    """One object, one line."""
-    print_line(json.dumps(fields, ensure_ascii=False))
+    """One object, one line, always UTF-8: what is none (of a path, say) is escaped."""
+    text = json.dumps(fields, ensure_ascii=False)
+    sys.stdout.buffer.write(text.encode("utf-8", "backslashreplace") + b"\n")
 
 
 def print_line(text: str) -> None:
@@ -45,7 +47,7 @@ def print_table(columns: list[str], rows: list[list[str]]) -> None:
     """A table, as wide as the terminal; where there is none, as wide as its contents."""
     table = Table(*columns, box=None, pad_edge=False)
     for row in rows:
-        table.add_row(*row)
+        table.add_row(*map(Text, row))  # as it is: an error in brackets is no markup
     width = None if sys.stdout.isatty() else 10_000
     Console(file=sys.stdout, width=width, highlight=False).print(table)
 
@@ -57,8 +59,8 @@ def working(what: str, *, quiet: bool = False) -> Iterator[Callable[[str], None]
     if quiet or not console.is_terminal:
         yield lambda progress: None
         return
-    with console.status(what) as status:
-        yield lambda progress: status.update(f"{what}: {progress}")
+    with console.status(Text(what)) as status:
+        yield lambda progress: status.update(Text(f"{what}: {progress}"))
 
 
 def counting(progress: Callable[[str], None], what: str) -> Callable[[int], None]:

@@ -70,12 +70,13 @@ def get(
       kvstore get photos.db cat.jpg -n > cat.jpg
     """
     with open_to_read(store) as opened:
-        value = opened.get(to_bytes(key, encoding), to_time(as_of))
+        raw = to_bytes(key, encoding)
+        value = opened.get(raw, to_time(as_of))
     if value is None:
         note(f"no key {key!r} in {store}" + (f" as of {as_of}" if as_of else ""))
         raise typer.Exit(NOT_FOUND)
     if as_json:
-        print_json({"key": key, "value": to_json(value, encoding)})
+        print_json({"key": to_json(raw, encoding), "value": to_json(value, encoding)})
     elif encoding is Encoding.TEXT:
         print_raw(value, newline=not no_newline)
     else:

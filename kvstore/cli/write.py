@@ -18,6 +18,7 @@ from kvstore.cli.options import (
 )
 from kvstore.cli.output import print_json, print_line
 from kvstore.cli.read import KeyArgument
+from kvstore.errors import UsageError
 from kvstore.timestamp import Timestamp
 
 
@@ -51,6 +52,8 @@ def put(
       kvstore put flights.db 00ff 6f6e -e hex
       kvstore put photos.db cat.jpg < cat.jpg
     """
+    if value is None and sys.stdin is None:
+        raise UsageError("no value was given, and stdin is closed", "pass one of the two")
     raw = sys.stdin.buffer.read() if value is None else to_bytes(value, encoding)
     with open_to_write(store, create=engine if create else None) as opened:
         _told(opened.put(to_bytes(key, encoding), raw, durability="sync"), as_json)

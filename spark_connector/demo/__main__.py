@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import random
 import shutil
+import sys
 import time
 from itertools import zip_longest
 from pathlib import Path
@@ -27,6 +28,7 @@ from kvstore.timestamp import Timestamp
 from spark_connector import flights, session, stage_import
 from spark_connector.demo.report import Month, save_picture, table
 from spark_connector.demo.traffic import LiveTraffic
+from spark_connector.jobs.command import told
 
 BUILT_EARLY = 6
 """June is built before May's backup and added after it."""
@@ -38,7 +40,8 @@ CONSOLE_WIDTH = 108
 MARKER = ".kvstore-demo"
 
 
-def main() -> None:
+@told
+def main() -> int:
     """Run the demo; exit with an error if anything differs from what it should be."""
     parser = argparse.ArgumentParser(prog="python -m spark_connector.demo", description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("demo-out"), help="made anew each time")
@@ -60,6 +63,7 @@ def main() -> None:
     spark.stop()
     console.print(f"\npicture: {out / 'backups.png'}")
     console.print(f"everything held, in {time.perf_counter() - started:.0f} s")
+    return 0
 
 
 def _prepare(out: Path) -> None:
@@ -171,4 +175,4 @@ def _require_equal(store: kvstore.Store, restored: kvstore.Store, at: Timestamp)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

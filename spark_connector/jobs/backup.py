@@ -34,7 +34,7 @@ from backup.window import BackupInfo
 from kvstore import Store
 from kvstore.opening import open_read_only
 from kvstore.span import Span
-from spark_connector.access import Access
+from spark_connector.access import Access, Address
 from spark_connector.jobs.command import access_of, parser_of, running, told
 from spark_connector.jobs.copies import copy_of
 from spark_connector.jobs.tasks import run_tasks, task_count
@@ -78,7 +78,7 @@ class SparkUpload:
                 whole_since = exported(opened, since=attempt.since, upto=newest).whole_since
                 size = sum(file.size_bytes for file in opened.files())
                 spans = opened.splits(
-                    self.tasks or task_count(self.spark, size),
+                    task_count(self.spark, size, self.tasks),
                     None if attempt.after is None else Span(attempt.after.key),
                 )
             pieces = [
@@ -115,7 +115,7 @@ def write_piece(piece: Piece) -> Batch:
 def backup(
     spark: SparkSession,
     store: Store,
-    access: Access | str,
+    access: Address,
     *,
     full: bool = False,
     token: str | None = None,

@@ -13,10 +13,11 @@ from contextlib import contextmanager
 from functools import wraps
 from typing import ParamSpec
 
+from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
 from kvstore.errors import KVStoreError
-from spark_connector.access import Access
+from spark_connector.access import Access, local
 from spark_connector.session import session
 
 _P = ParamSpec("_P")
@@ -31,7 +32,7 @@ def parser_of(job: str, description: str) -> argparse.ArgumentParser:
         "them. Files named here are read on every machine. Also for spark-submit.",
     )
     parser.add_argument(
-        "--cores", type=int, default=os.cpu_count() or 1, help="of a local session (default: all)"
+        "--cores", type=int, help="of the local session that is started (default: all)"
     )
     keys = parser.add_mutually_exclusive_group()
     keys.add_argument("--key-file", help="of an encrypted collection: 32 bytes or 64 hex digits")
@@ -48,7 +49,7 @@ def parser_of(job: str, description: str) -> argparse.ArgumentParser:
 def access_of(given: argparse.Namespace) -> Access:
     """How to open the collection that a command line names."""
     return Access(
-        given.collection.removeprefix("file://"),
+        local(given.collection),
         key_file=given.key_file,
         passphrase_env=given.passphrase_env,
         passphrase_file=given.passphrase_file,
@@ -78,4 +79,7 @@ def running(job: str, given: argparse.Namespace) -> Iterator[SparkSession]:
     if "PYSPARK_GATEWAY_PORT" in os.environ:  # spark-submit has begun, and says where to run
         yield SparkSession.builder.appName(f"kvstore {job}").getOrCreate()
         return
-    yield session(job, cores=given.cores)
+    cores: int | None = given.cores
+    if cores is None and SparkContext._active_spark_context is None:
+        cores = os.cpu_count()
+    yield session(job, cores=cores)

@@ -31,7 +31,7 @@ from backup.shard import (
 )
 from backup.shard.log import StateLog
 from kvstore.span import Span
-from spark_connector.access import Access
+from spark_connector.access import Access, Address
 from spark_connector.jobs.command import access_of, parser_of, running, told
 from spark_connector.jobs.tasks import run_tasks, task_count
 
@@ -56,7 +56,7 @@ class SparkMerge:
     tasks: int | None = None
 
     def __call__(self, log: StateLog, inputs: tuple[Batch, ...], since: int, tally: Tally) -> Batch:
-        count = self.tasks or task_count(self.spark, sum(batch.size for batch in inputs))
+        count = task_count(self.spark, sum(batch.size for batch in inputs), self.tasks)
         spans = split_batches(log.blob, inputs, count, rule=log.state.rule)
         pieces = [Piece(self.access, log.shard, span, inputs, since) for span in spans]
         merged = run_tasks(self.spark, pieces, merge_piece)
@@ -82,7 +82,7 @@ def merge_piece(piece: Piece) -> Batch:
     return write_batch(blob, desc, rows, rule=VERSIONS, names=names, beside=False)
 
 
-def compact(spark: SparkSession, access: Access | str, *, tasks: int | None = None) -> None:
+def compact(spark: SparkSession, access: Address, *, tasks: int | None = None) -> None:
     """Merge the batches of the newest chain into one, as `Collection.compact` does."""
     found = Access.of(access)
     found.open().compact(merge=SparkMerge(spark, found, tasks))

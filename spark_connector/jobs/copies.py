@@ -16,13 +16,14 @@ from kvstore import Store
 @contextmanager
 def copy_of(store: Store, copies: Path | None = None) -> Iterator[Path]:
     """A checkpoint beside the store, or in the directory `copies`, as long as the block runs."""
-    name = "memory" if store.path is None else store.path.name
+    # By the store's id: in a directory that several share, others' copies are not ours to remove.
+    name = f".{store.store_id}.copied-"
     beside = Path(tempfile.gettempdir()) if store.path is None else store.path.absolute().parent
     directory = beside if copies is None else copies
-    for left in directory.glob(f".{name}.copied-*"):  # by processes that were killed:
+    for left in directory.glob(f"{name}*"):  # by processes that were killed:
         if left.name.split("-")[-2] != str(os.getpid()):  # only one has the store open
             shutil.rmtree(left, ignore_errors=True)
-    copy = directory / f".{name}.copied-{os.getpid()}-{secrets.token_hex(4)}"
+    copy = directory / f"{name}{os.getpid()}-{secrets.token_hex(4)}"
     try:
         store.checkpoint(copy)
         yield copy

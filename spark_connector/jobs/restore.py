@@ -31,7 +31,7 @@ from kvstore import Store
 from kvstore.errors import UsageError
 from kvstore.span import Span
 from kvstore.timestamp import TimeLike, Timestamp
-from spark_connector.access import Access
+from spark_connector.access import Access, Address
 from spark_connector.jobs.command import access_of, parser_of, running, told
 from spark_connector.jobs.tasks import run_tasks, task_count
 from spark_connector.load import ImportReport, run_import
@@ -60,7 +60,7 @@ class SparkBuild:
     def __call__(
         self, snapshot: Snapshot, view: View, span: Span, directory: Path, tally: Tally
     ) -> Iterator[Built]:
-        count = self.tasks or task_count(self.spark, sum(b.size for b in snapshot.batches))
+        count = task_count(self.spark, sum(b.size for b in snapshot.batches), self.tasks)
         pieces = [
             Piece(self.access, split, view, span, str(directory.absolute()))
             for split in snapshot.splits(count, span)
@@ -83,7 +83,7 @@ def build_piece(piece: Piece) -> tuple[list[Built], int]:
 
 def restore(
     spark: SparkSession,
-    access: Access | str,
+    access: Address,
     path: str | os.PathLike[str],
     *,
     as_of: TimeLike | None = None,
@@ -101,21 +101,23 @@ def restore(
 
 def restore_into(
     spark: SparkSession,
-    access: Access | str,
+    access: Address,
     store: Store,
     *,
-    as_of: str | None = None,
-    prefix: str | None = None,
+    as_of: TimeLike | None = None,
+    prefix: bytes | str | None = None,
 ) -> ImportReport:
-    """Import the state of a collection into `store`. `as_of` and `prefix` (text) are those of
-    `spark.read.format("kvstore")`, and raise as they do."""
+    """Import the state of a collection into `store`, as `Collection.restore_into` does, with its
+    errors. A `prefix` that is text stands for its UTF-8 bytes."""
     found = Access.of(access)
+    if isinstance(prefix, str):
+        prefix = prefix.encode()
     reader = spark.read.format(FORMAT).options(**found.as_options())
-    if as_of is not None:
-        reader = reader.option("timestampAsOf", as_of)
     if prefix is not None:
-        reader = reader.option("prefix", prefix)
-    return run_import(reader.load(found.url), store, "key", "value")
+        reader = reader.options(prefix=prefix.hex(), keyEncoding="hex")
+    with found.open().snapshot(_time(as_of)) as (_, snapshot):
+        reader = reader.option("versionAsOf", snapshot.as_of)
+        return run_import(reader.load(found.url), store, "key", "value")
 
 
 @told
@@ -136,7 +138,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         raise UsageError("--tasks means nothing with --into", "leave it out")
     with running("restore", given) as spark:
         if given.into:
-            with kvstore.open(given.path) as store:
+            # What cannot be restored makes no store.
+            with access.open().snapshot(_time(given.as_of)), kvstore.open(given.path) as store:
                 report = restore_into(spark, access, store, as_of=given.as_of, prefix=given.prefix)
             text = f"{report.rows:,} rows in {report.files} files, visible at {report.stamp}"
         else:
@@ -154,8 +157,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _time(text: str | None) -> TimeLike | None:
-    return Timestamp(int(text)) if text is not None and text.isdigit() else text
+def _time(given: TimeLike | None) -> TimeLike | None:
+    """A time as options have it: nanoseconds may be text."""
+    return int(given) if isinstance(given, str) and given.isdigit() else given
 
 
 if __name__ == "__main__":

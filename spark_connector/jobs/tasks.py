@@ -36,8 +36,12 @@ _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
 
 
-def task_count(spark: SparkSession, size_bytes: int) -> int:
-    """Into how many pieces to cut `size_bytes` on file."""
+def task_count(spark: SparkSession, size_bytes: int, wanted: int | None = None) -> int:
+    """Into how many pieces to cut `size_bytes` on file. Raises `UsageError` if `wanted` is none."""
+    if wanted is not None:
+        if wanted < 1:
+            raise UsageError(f"tasks={wanted}", "ask for at least one, or leave it out")
+        return wanted
     if size_bytes < BYTES_WORTH_SHARING:
         return 1
     cores = spark.sparkContext.defaultParallelism

@@ -29,10 +29,10 @@ from backup.rows import row_batches
 from backup.shard import AsOf, Part, Split, Window
 from backup.verify import Compared, comparable, fingerprint, require_equal, together
 from kvstore import Store
-from kvstore.errors import CorruptionError
+from kvstore.errors import CorruptionError, UsageError
 from kvstore.opening import open_read_only
 from kvstore.span import Span
-from spark_connector.access import Access
+from spark_connector.access import Access, Address
 from spark_connector.jobs.command import access_of, parser_of, running, told
 from spark_connector.jobs.copies import copy_of
 from spark_connector.jobs.tasks import run_tasks, task_count
@@ -54,17 +54,20 @@ _Outcome: TypeAlias = tuple[Compared, Compared]
 
 def verify(
     spark: SparkSession,
-    access: Access | str,
+    access: Address,
     store: Store | None = None,
     *,
     tasks: int | None = None,
 ) -> VerifyReport:
     """Check all parts of all chains, each in a task of its own, and their contents with a `store`.
 
-    Raises `CorruptionError` naming every part that is missing or damaged, or what differs.
+    Raises `CorruptionError` naming every part that is missing or damaged, or what differs,
+    `UsageError` if there is no backup.
     """
     found = Access.of(access)
-    chains = found.open().chains()
+    chains = [batches for batches in found.open().chains() if batches]
+    if not chains:
+        raise UsageError(f"{found.url} holds no backup", "check the path, or run a backup first")
     parts = [part for batches in chains for batch in batches for part in batch.parts]
     # Largest first: the last task to start should not be the longest.
     ordered = sorted(parts, key=lambda part: -part.size)
@@ -87,7 +90,8 @@ def _compare(spark: SparkSession, access: Access, store: Store, tasks: int | Non
         plan: list[list[Piece]] = []
         for shard in comparable(list(chains), store):
             snapshot, since = chains[shard], max(shard.since, store.since)
-            count = tasks or task_count(spark, sum(batch.size for batch in snapshot.batches))
+            size = sum(batch.size for batch in snapshot.batches)
+            count = task_count(spark, size, tasks)
             plan.append(
                 [Piece(access, split, str(copy), since) for split in snapshot.splits(count)]
             )
@@ -143,11 +147,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("collection", help="path or URL, as all of Spark's machines see it")
     parser.add_argument("--contents", metavar="STORE", help="compare every version with this store")
     given = parser.parse_args(arguments)
+    access = access_of(given)
+    if not access.open().show().batches:
+        raise UsageError(f"{access.url} holds no backup", "check the path")
     with running("verify", given) as spark, ExitStack() as stack:
         store = None
         if given.contents is not None:
             store = stack.enter_context(kvstore.open(given.contents, create=False))
-        report = verify(spark, access_of(given), store)
+        report = verify(spark, access, store)
     compared = f", {report.rows:,} rows as in the store" if given.contents is not None else ""
     sys.stdout.write(
         f"{report.parts} parts, {report.bytes:,} bytes: as they were written{compared}\n"

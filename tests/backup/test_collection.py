@@ -243,6 +243,76 @@ def test_a_backup_made_again_with_its_token_is_done_once(
 # -- in other places --------------------------------------------------------------------------
 
 
+def test_an_empty_token_is_refused_and_not_that_of_all_backups_without_one(
+    store: kvstore.Store, collection: backup.Collection
+) -> None:
+    store.put(b"a", b"1")
+    collection.backup(store)
+    with pytest.raises(UsageError, match="token is empty"):
+        collection.backup(store, token="")
+
+
+def test_what_was_never_backed_up_is_not_verified(
+    store: kvstore.Store, collection: backup.Collection
+) -> None:
+    with pytest.raises(UsageError, match="holds no backup"):
+        collection.verify()
+    with pytest.raises(UsageError, match="holds no backup"):
+        collection.verify("contents", store)
+
+
+def test_two_restores_to_one_place_do_not_take_it_from_each_other(
+    store: kvstore.Store, collection: backup.Collection, tmp_path: Path
+) -> None:
+    store.put(b"a", b"1")
+    collection.backup(store)
+    target = tmp_path / "restored"
+
+    def second(_rows: int) -> None:
+        with pytest.raises(LockedError, match="another restore"):
+            collection.restore(target)
+
+    collection.restore(target, progress=second)
+    with kvstore.open(target) as restored:
+        assert list(restored.scan()) == [(b"a", b"1")]
+    assert not list(tmp_path.glob(".restored*"))
+
+
+def test_a_restore_removes_what_a_killed_one_left_at_its_own_place_only(
+    store: kvstore.Store, collection: backup.Collection, tmp_path: Path
+) -> None:
+    store.put(b"a", b"1")
+    collection.backup(store)
+    own, other = (tmp_path / f".{name}.restoring-0123" for name in ("r[1]*", "r1x"))
+    for left in (own, other):
+        left.mkdir()
+    collection.restore(tmp_path / "r[1]*")
+    assert not own.exists()
+    assert other.exists()
+
+
+def test_a_restore_to_what_is_there_is_refused_before_it_begins(
+    store: kvstore.Store, collection: backup.Collection, tmp_path: Path
+) -> None:
+    store.put(b"a", b"1")
+    collection.backup(store)
+    (tmp_path / "dangling").symlink_to("nowhere")
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "file").write_bytes(b"")
+    rows: list[int] = []
+    for name in ("dangling", "empty", "file"):
+        with pytest.raises(UsageError, match="exists"):
+            collection.restore(tmp_path / name, progress=rows.append)
+    assert rows == []
+
+    def make(_rows: int) -> None:
+        (tmp_path / "meanwhile").mkdir(exist_ok=True)
+
+    with pytest.raises(UsageError, match="exists"):
+        collection.restore(tmp_path / "meanwhile", progress=make)
+    assert list((tmp_path / "meanwhile").iterdir()) == []
+
+
 def test_a_live_store_takes_the_state_as_one_import(
     store: kvstore.Store, collection: backup.Collection, tmp_path: Path
 ) -> None:
@@ -550,6 +620,67 @@ def test_a_collection_in_the_clear_takes_no_key(
         backup.Collection(collection.url, "passphrase")
 
 
+def test_looking_for_an_encrypted_collection_makes_none(
+    store: kvstore.Store, tmp_path: Path
+) -> None:
+    collection = backup.Collection(tmp_path / "mistyped", "passphrase")
+    assert collection.list() == []
+    assert collection.source is None
+    assert not (tmp_path / "mistyped").exists()
+    other = backup.Collection(tmp_path / "mistyped", "passphrase")
+    store.put(b"a", b"1")
+    other.backup(store)
+    assert len(collection.list()) == 1  # by the key that the other made
+    with pytest.raises(UsageError, match="does not open"):
+        backup.Collection(tmp_path / "mistyped", "other")
+
+
+def test_a_collection_begun_in_the_clear_beside_is_not_encrypted(
+    store: kvstore.Store, tmp_path: Path
+) -> None:
+    sealed = backup.Collection(tmp_path / "both", "passphrase")
+    backup.Collection(tmp_path / "both").backup(store)
+    with pytest.raises(UsageError, match="not encrypted"):
+        sealed.backup(store)
+    assert len(backup.Collection(tmp_path / "both").list()) == 1
+
+
+def test_an_empty_passphrase_encrypts_nothing(store: kvstore.Store, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="passphrase is empty"):
+        backup.Collection(tmp_path / "sealed", "").backup(store)
+    assert not (tmp_path / "sealed").exists()
+
+
+def test_a_passphrase_may_be_any_bytes_of_the_environment(
+    store: kvstore.Store, tmp_path: Path
+) -> None:
+    backup.Collection(tmp_path / "sealed", "p\udcff").backup(store)
+    assert backup.Collection(tmp_path / "sealed", "p\udcff").verify().backups == 1
+
+
+def test_a_key_record_that_is_damaged_is_a_wrong_key_or_corruption(
+    store: kvstore.Store, tmp_path: Path
+) -> None:
+    backup.Collection(tmp_path / "sealed", "passphrase").backup(store)
+    record = tmp_path / "sealed" / "blob" / "encryption.json"
+    whole = record.read_bytes()
+    for damaged in (
+        b"",
+        whole[:-1],
+        bytes(len(whole)),
+        b"[]",
+        whole.replace(b'"kdf"', b'"kdg"'),
+        whole.replace(b'"n": 32768', b'"n": 32769'),
+        whole.replace(b'"salt": "', b'"salt": "x'),
+    ):
+        record.write_bytes(damaged)
+        with pytest.raises(CorruptionError):
+            backup.Collection(tmp_path / "sealed", "passphrase")
+    record.write_bytes(whole.replace(b'"r": 8', b'"r": 9'))
+    with pytest.raises(UsageError, match="does not open"):
+        backup.Collection(tmp_path / "sealed", "passphrase")
+
+
 def test_damaged_ciphertext_is_refused(store: kvstore.Store, tmp_path: Path) -> None:
     collection = backup.Collection(tmp_path / "sealed", "passphrase")
     store.put(b"a", bytes(100_000))
@@ -690,6 +821,61 @@ def test_a_restore_that_was_killed_keeps_space_only_until_its_lease_has_run_out(
     assert len(parts_of(place)) == 1
 
 
+def test_an_expiry_passes_a_restore_that_was_killed_once_its_lease_has_run_out(
+    store: kvstore.Store, tmp_path: Path
+) -> None:
+    clock = kvstore.ManualClock(1_700_000_000 * 10**9)
+    collection = backup.Collection(tmp_path / "backups", clock=clock)
+    store.put(b"k", b"1")
+    collection.backup(store)
+    killed = collection.snapshot(None)
+    killed.__enter__()
+    store.put(b"k", b"2")
+    upper = collection.backup(store).upper
+    assert collection.expire(before=upper) == 0
+    clock.advance(LEASE_NS + 1)
+    assert collection.expire(before=upper) == upper - 1
+
+
+def two_chains(store: kvstore.Store, collection: backup.Collection) -> tuple[int, int]:
+    """Two chains; an instant that only the older has, at which k is 1, and the newer's upper."""
+    old = store.put(b"k", b"1")
+    store.put(b"k", b"2")
+    collection.backup(store)
+    store.gc(before=store.upper)
+    store.put(b"k", b"3")
+    return old, collection.backup(store, full=True).upper
+
+
+def test_a_chain_that_is_being_restored_is_removed_by_the_next_expiry(
+    store: kvstore.Store, tmp_path: Path
+) -> None:
+    clock = kvstore.ManualClock(1_700_000_000 * 10**9)
+    collection = backup.Collection(tmp_path / "backups", clock=clock)
+    old, upper = two_chains(store, collection)
+    with collection.snapshot(old) as (_, snapshot):
+        assert collection.expire(before=upper) == upper - 1
+        assert pa.Table.from_batches(snapshot.read()).column("value").to_pylist() == [b"1"]
+        assert collection.show().chains == 1
+    assert len(parts_of(tmp_path / "backups")) == 2
+    collection.expire(before=upper)
+    assert len(parts_of(tmp_path / "backups")) == 1
+
+
+def test_a_killed_restore_of_an_ended_chain_stops_no_expiry(
+    store: kvstore.Store, tmp_path: Path
+) -> None:
+    clock = kvstore.ManualClock(1_700_000_000 * 10**9)
+    collection = backup.Collection(tmp_path / "backups", clock=clock)
+    old, upper = two_chains(store, collection)
+    killed = collection.snapshot(old)
+    killed.__enter__()
+    collection.expire(before=upper)
+    clock.advance(LEASE_NS + 1)
+    collection.expire(before=upper)
+    assert len(parts_of(tmp_path / "backups")) == 1
+
+
 @pytest.mark.parametrize("warm", [True, False])
 def test_many_increments_leave_few_versions_of_the_state(
     store: kvstore.Store, tmp_path: Path, warm: bool
@@ -711,6 +897,22 @@ def test_many_increments_leave_few_versions_of_the_state(
     collection.restore(tmp_path / "restored")
     with kvstore.open(tmp_path / "restored", create=False) as restored:
         assert len(list(restored.scan())) == 4 * ROLLUP_EVERY
+
+
+def test_a_backup_a_day_for_months_leaves_few_writers_in_the_state(
+    store: kvstore.Store, tmp_path: Path
+) -> None:
+    clock = kvstore.ManualClock(1_700_000_000 * 10**9)
+    collection = backup.Collection(tmp_path / "backups", clock=clock)
+    for number in range(3 * ROLLUP_EVERY):
+        clock.advance(86_400 * 10**9)
+        store.put(b"k", b"%d" % number)
+        collection.backup(store)
+    with collection.snapshot(None) as (shard, _):
+        assert len(shard.state.writers) <= ROLLUP_EVERY + 5
+    collection.compact()
+    with collection.snapshot(None) as (shard, _):
+        assert len(shard.state.writers) <= 5
 
 
 def test_two_collections_on_one_place_take_turns(store: kvstore.Store, tmp_path: Path) -> None:

@@ -198,6 +198,11 @@ def test_a_window_that_was_half_taken_is_removed_by_promotion_and_finished_by_a_
         same(store, replica)
 
 
+def test_a_store_is_no_replica_of_itself(tmp_path: Path) -> None:
+    with kvstore.open(tmp_path / "store") as store, pytest.raises(UsageError, match="itself"):
+        backup.replicate(store, tmp_path / "store")
+
+
 def test_a_replica_follows_one_store_only(
     store: kvstore.Store, standby: Path, tmp_path: Path
 ) -> None:

@@ -16,7 +16,8 @@ import pytest
 
 import bulk
 import kvstore
-from bulk.staging import MANIFEST_NAME
+from bulk.sort import sorted_runs
+from bulk.staging import MANIFEST_NAME, discard
 from kvstore.errors import (
     ClosedError,
     FormatVersionError,
@@ -24,6 +25,7 @@ from kvstore.errors import (
     KeyConflictError,
     KeyOrderError,
     OutOfSpaceError,
+    StorageError,
     UsageError,
 )
 
@@ -529,23 +531,15 @@ def test_parts_that_share_a_key_are_refused_at_sealing(tmp_path: Path) -> None:
         pa.record_batch({"key": binary(b"a")}),
         pa.record_batch({"key": binary(b"a"), "value": binary(b""), "op": pa.array(["upsert"])}),
         pa.record_batch(
-            {"key": binary(b"a"), "value": binary(b""), "op": pa.array([None], pa.string())}
+            {"key": binary(b"a"), "value": binary(b""), "op": pa.nulls(1, pa.string())}
         ),
         pa.record_batch({"key": binary(b"a"), "value": binary(b""), "op": pa.array([1])}),
         pa.record_batch({"key": binary(b"a"), "value": binary(b""), "op": binary(b"\xff")}),
         None,
     ],
     ids=[
-        "text key",
-        "number value",
-        "null key",
-        "null value",
-        "no value",
-        "unknown op",
-        "null op",
-        "number op",
-        "op that is no text",
-        "none",
+        *("text key", "number value", "null key", "null value", "no value"),
+        *("unknown op", "null op", "number op", "op that is no text", "none"),
     ],
 )
 def test_batches_of_another_shape_are_refused(tmp_path: Path, batch: pa.RecordBatch) -> None:
@@ -562,6 +556,27 @@ def test_a_sealed_or_foreign_directory_cannot_be_staged_into(tmp_path: Path) -> 
         staged.seal()
     with pytest.raises(UsageError):
         bulk.Import.create(tmp_path / "other", import_id=0)
+
+
+def test_a_directory_that_was_given_up_is_not_brought_back_by_who_still_writes(
+    tmp_path: Path,
+) -> None:
+    """Tasks of a job that failed run on for seconds."""
+    staged = bulk.Import.create(tmp_path / "staged")
+    late, begun = staged.writer(), staged.writer()
+    begun.put(b"a", b"1")
+    sorting = tmp_path / "staged" / "sorting"
+    rows = [pa.record_batch({"key": binary(b"a"), "value": binary(b"1")})]
+    sorted_runs(rows, sorting)
+    discard(tmp_path / "staged")
+    with pytest.raises(StorageError):
+        late.put(b"b", b"")
+    with pytest.raises(StorageError):
+        begun.finish()
+    with pytest.raises(StorageError):
+        sorted_runs(rows, sorting)
+    assert list(tmp_path.iterdir()) == []
+    discard(tmp_path / "staged")  # done again, as by two that gave it up
 
 
 def test_sealing_with_an_open_writer_and_writing_after_finish_are_refused(tmp_path: Path) -> None:

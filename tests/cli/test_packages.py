@@ -233,6 +233,54 @@ def test_backups_are_run_listed_verified_and_restored(run: Run, tmp_path: Path) 
     run("backup", "restore", place, tmp_path / "x", "--as-of", "2100-01-01T00:00Z", code=4)
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["list"],
+        ["show"],
+        ["verify"],
+        ["verify", "--depth", "files"],
+        ["compact"],
+        ["expire", "--keep", "1d"],
+    ],
+)
+def test_a_collection_that_is_not_there_is_no_success(
+    run: Run, tmp_path: Path, words: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command, *options = words
+    monkeypatch.setenv("KVSTORE_PASSPHRASE", "secret")
+    failed = run("backup", command, tmp_path / "mistyped", *options, code=2)
+    assert "holds no backup; check the path" in failed.stderr
+    assert list(tmp_path.glob("mistyped*")) == []
+
+
+def test_what_an_interrupted_backup_left_is_listed_and_deleted(run: Run, tmp_path: Path) -> None:
+    run("put", tmp_path / "s", "a", "1", "--create")
+    run("backup", "run", tmp_path / "s", tmp_path / "b")
+    (part,) = tmp_path.glob("b/blob/*/part/*.parquet")
+    orphan = part.with_name("00000000000000000001-00000000000000ff.parquet")
+    orphan.write_bytes(b"half")
+    temporary = part.with_name(".tmp-1")
+    temporary.write_bytes(b"less")
+    os.utime(temporary, (1, 1))
+    found = told(run("backup", "scrub", tmp_path / "b", "--json"))
+    assert found == {
+        "missing": [],
+        "orphans": [str(orphan.relative_to(tmp_path / "b" / "blob"))],
+        "deleted": [],
+    }
+    assert orphan.name in run("backup", "scrub", tmp_path / "b", "--delete", "7d").stdout
+    assert [path.name for path in part.parent.iterdir()] == [part.name]
+    part.unlink()
+    assert part.name in run("backup", "scrub", tmp_path / "b", code=1).stdout
+
+
+def test_a_token_that_is_empty_is_refused(run: Run, tmp_path: Path) -> None:
+    run("put", tmp_path / "s", "a", "1", "--create")
+    run("backup", "run", tmp_path / "s", tmp_path / "b")
+    run("backup", "run", tmp_path / "s", tmp_path / "b", "--token", "", code=2)
+
+
 def test_a_damaged_collection_is_told_by_exit_code_1(run: Run, tmp_path: Path) -> None:
     run("put", tmp_path / "s", "a", "1", "--create")
     run("backup", "run", tmp_path / "s", tmp_path / "b")
@@ -242,6 +290,8 @@ def test_a_damaged_collection_is_told_by_exit_code_1(run: Run, tmp_path: Path) -
     part.write_bytes(content)
     run("backup", "verify", tmp_path / "b", "--depth", "files")
     assert "checksum" in run("backup", "verify", tmp_path / "b", code=1).stderr
+    nothing = run("backup", "verify", tmp_path / "misspelt", code=2)
+    assert "misspelt holds no backup" in nothing.stderr
 
 
 def test_encrypted_collections_take_the_passphrase_from_the_environment(
@@ -309,6 +359,8 @@ def test_a_backup_counts_on_a_terminal_and_is_quiet_with_json(
     monkeypatch.setenv("FORCE_COLOR", "1")  # then rich takes stderr for a terminal
     monkeypatch.setenv("COLUMNS", "300")
     assert "1 rows" in run("backup", "run", tmp_path / "s", tmp_path / "b").stderr
+    run("backup", "run", tmp_path / "s", odd := tmp_path / "[" / "x]")  # no markup of the console's
+    assert "[/x]: 1 rows" in run("backup", "verify", odd).stderr
     assert run("backup", "run", tmp_path / "s", tmp_path / "c", "--json").stderr == ""
     monkeypatch.delenv("FORCE_COLOR")
     assert run("backup", "run", tmp_path / "s", tmp_path / "d").stderr == ""

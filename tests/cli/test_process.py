@@ -47,6 +47,22 @@ def test_a_pipe_that_is_closed_early_is_no_failure(path: Path, environment: dict
     assert child.returncode == 0
 
 
+def test_streams_that_are_closed_are_no_failure_and_no_file_of_the_store(
+    tmp_path: Path, environment: dict[str, str]
+) -> None:
+    def shell(words: str) -> int:
+        line = f"exec {sys.executable} -m kvstore.cli {words}"
+        return subprocess.run(["sh", "-c", line], cwd=tmp_path, env=environment).returncode
+
+    assert shell("put s a 1 --create >&-") == 0
+    assert shell("get s a >&-") == 0
+    assert shell("get s missing 2>&- >&-") == 1
+    assert shell("put s b <&-") == 2
+    assert shell("verify s") == 0
+    with kvstore.open(tmp_path / "s") as store:
+        assert list(store.scan()) == [(b"a", b"1")]
+
+
 def test_bytes_go_in_and_out_through_pipes(tmp_path: Path, environment: dict[str, str]) -> None:
     raw = bytes(range(256))
     store = str(tmp_path / "s")

@@ -66,6 +66,22 @@ def test_get_prints_the_value_as_it_is(run: Run, path: Path) -> None:
     )
 
 
+def test_keys_that_are_no_text_are_told_in_json_without_loss(run: Run, path: Path) -> None:
+    key = b"k\xff"
+    with kvstore.open(path) as store:
+        store.put(key, b"1")
+    typed = key.decode("utf-8", "surrogateescape")
+    (found,) = lines(run("get", path, typed, "--json"))
+    assert found == {"key": {"base64": "a/8="}, "value": "1"}
+    (found,) = lines(run("get", path, "6B FF", "-e", "hex", "--json"))
+    assert found == {"key": "6bff", "value": "31"}
+
+
+def test_an_age_beyond_all_time_is_refused(run: Run, path: Path) -> None:
+    run("gc", path, "--keep", "99999999999d", code=2)
+    run("gc", path, "--keep", "999999d")
+
+
 def test_get_as_of_a_time_and_of_what_is_not_there(run: Run, path: Path) -> None:
     assert run("get", path, "a", "--as-of", 10).stdout == "1\n"
     assert run("get", path, "a", "--as-of", "1970-01-01T00:00:00.000000010Z").stdout == "1\n"
@@ -236,6 +252,10 @@ def test_journals_are_inspected_and_compacted(run: Run, journaled: Path) -> None
     assert done["snapshot"] is not None
     assert "snapshot-final" in run("journal", "inspect", journaled).stdout
     assert run("get", journaled, "3").stdout == "v" * 50 + "\n"
+    for words in (["inspect"], ["compact"], ["salvage", journaled.parent / "x"]):
+        run("journal", words[0], journaled.parent / "nothing", *words[1:], code=2)
+    (journaled.parent / "empty").mkdir()
+    run("journal", "inspect", journaled.parent / "empty", code=2)
     Journal.open(journaled.parent / "foreign", content="theirs").close()
     run("journal", "compact", journaled.parent / "foreign", code=2)
 

@@ -33,7 +33,7 @@ def test_tasks_are_listed_while_they_are_done(tmp_path: Path, engine: str) -> No
         def collect(arguments: Any, progress: Any) -> dict[str, Any]:
             progress.tell(rows=7)
             seen.append(listed(path))
-            raise ValueError("it broke")
+            raise ValueError("it broke [Errno 2] in [/tmp]")
 
         handlers = {"gc": handler(collect)}
         Worker(store.tasks, handlers, retry=Retry(attempts_max=1), name="w").run_one()
@@ -45,10 +45,10 @@ def test_tasks_are_listed_while_they_are_done(tmp_path: Path, engine: str) -> No
     assert (dead["queue"], dead["state"], dead["error"]) == (
         "gc/dead",
         "dead",
-        "ValueError: it broke",
+        "ValueError: it broke [Errno 2] in [/tmp]",
     )
     table = CliRunner().invoke(app, ["tasks", str(path)])
-    assert "it broke" in table.stdout
+    assert "it broke [Errno 2] in [/tmp]" in table.stdout
 
 
 def test_a_path_without_a_store_is_refused(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import random
 from collections.abc import Iterator
 from dataclasses import replace
@@ -23,7 +24,7 @@ from backup.shard.state import Batch, Part
 from kvstore.clock import ManualClock
 from kvstore.digest import digest
 from kvstore.errors import CorruptionError, FormatVersionError, KeyOrderError, UsageError
-from kvstore.limits import BOUND_BYTES_MAX, ROW_GROUP_ROWS_MAX
+from kvstore.limits import BOUND_BYTES_MAX, PART_BYTES_MAX, ROW_GROUP_ROWS_MAX
 from kvstore.span import Span
 from tests.shard.rows import (
     Diff,
@@ -155,6 +156,19 @@ def test_a_failing_source_leaves_no_parts(monkeypatch: pytest.MonkeyPatch) -> No
 # -- parts -----------------------------------------------------------------------------------
 
 
+def test_an_interrupt_leaves_no_parts() -> None:
+    blob = MemoryBlob()
+
+    def rows() -> Iterator[pa.RecordBatch]:
+        for key in (b"a", b"b", b"c"):
+            yield versions([put(key, 1, os.urandom(PART_BYTES_MAX // 2 + 1))])[0]
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        write_batch(blob, BatchDesc(0, 2), rows(), rule=VERSIONS, names=part_names("s"))
+    assert list(blob.list()) == []
+
+
 def test_a_large_batch_is_cut_into_parts_and_row_groups_in_order(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -230,6 +244,32 @@ def test_of_a_large_part_a_span_fetches_only_some_row_groups() -> None:
     assert len(state_of(found)) == 10
     assert blob.fetched == []
     assert 0 < blob.bytes < part.size // 2
+
+
+@pytest.mark.parametrize("kind", ["json", "half random", "random"])
+def test_a_large_part_is_about_as_small_as_level_1_of_zstd_makes_it(kind: str) -> None:
+    chosen = random.Random(4)
+    make = {
+        "json": lambda: (
+            b'{"name": "%s", "paid": %d, "day": %d}'
+            % (
+                chosen.choice([b"anna", b"bob"]),
+                chosen.getrandbits(20),
+                chosen.getrandbits(9),
+            )
+        ),
+        "half random": lambda: chosen.randbytes(50) + b"abcdefghij" * 5,
+        "random": lambda: chosen.randbytes(100),
+    }[kind]
+    rows = [put(b"%08d" % i, 1, make()) for i in range(ROW_GROUP_ROWS_MAX + 1)]
+    blob = MemoryBlob()
+    (part,) = write(blob, rows, size=30_000).parts
+    data = blob.get(part.name)
+    assert data is not None
+    sink = io.BytesIO()
+    table = pq.read_table(io.BytesIO(data))
+    pq.write_table(table, sink, ROW_GROUP_ROWS_MAX, compression="zstd", compression_level=1)
+    assert part.size < 1.05 * len(sink.getvalue())
 
 
 def test_rows_before_drop_below_do_not_count() -> None:

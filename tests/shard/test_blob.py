@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from obstore.store import LocalStore, MemoryStore, ObjectStore
 
-from backup.shard.blob import Blob, FileBlob, MemoryBlob
+from backup.sealed import DataKey, SealedBlob, Secret
+from backup.shard.batch import put_retrying
+from backup.shard.blob import Blob, FileBlob, MemoryBlob, sweep
 from backup.shard.object_store import ObjectBlob
 from kvstore.errors import DeterminateError
 from tests.shard.contracts import BlobContract
@@ -38,6 +41,24 @@ class TestFileBlob(BlobContract):
         assert blob.sweep(before_ns=0) == 0
         assert blob.sweep(before_ns=1 << 62) == 1
         assert os.listdir(tmp_path / "a") == ["whole"]
+
+    def test_sweeping_reaches_through_encryption_and_is_nothing_elsewhere(
+        self, tmp_path: Path
+    ) -> None:
+        inner = FileBlob(tmp_path)
+        inner.put("a/whole", b"x")
+        (tmp_path / "a" / ".tmp-1").write_bytes(b"ha")
+        sealed = SealedBlob(inner, DataKey(inner, Secret(passphrase="p"), "here"))
+        assert sweep(sealed, before_ns=1 << 62) == 1
+        assert sweep(MemoryBlob(), before_ns=1 << 62) == 0
+        assert os.listdir(tmp_path / "a") == ["whole"]
+
+    def test_a_folder_that_was_removed_is_made_again(self, tmp_path: Path) -> None:
+        blob = FileBlob(tmp_path / "root")
+        blob.put("folder/a", b"x")
+        shutil.rmtree(tmp_path / "root")
+        put_retrying(blob, "folder/b", b"y")
+        assert blob.get("folder/b") == b"y"
 
     def test_a_folder_that_cannot_be_written_is_a_determinate_error(self, tmp_path: Path) -> None:
         (tmp_path / "file").write_bytes(b"")

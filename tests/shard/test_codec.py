@@ -94,6 +94,7 @@ commands = st.one_of(
     st.builds(c.ExpireLeasedReader, st.sampled_from("ab")),
     st.builds(c.RegisterCritical, st.just("h")),
     st.builds(c.ExpireWriter, writers),
+    st.builds(c.ExpireIdleWriters, st.integers(0, 1 << 60)),
     st.builds(c.RequestMerge, st.just(0), st.integers(1, 30)),
     st.builds(c.AddRollup, st.just(1), st.sampled_from(["x", "y"])),
 )

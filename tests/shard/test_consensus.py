@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import shutil
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -125,6 +127,37 @@ def test_a_second_handle_sees_new_heads_and_truncations(tmp_path: Path) -> None:
     assert seqnos(reader) == [3]
     assert cas(reader, 3, 4) is Cas.COMMITTED
     assert seqnos(writer) == [3, 4]
+
+
+def test_a_reader_beside_truncations_always_finds_a_head(tmp_path: Path) -> None:
+    writer, reader = FileConsensus(tmp_path), FileConsensus(tmp_path)
+    cas(writer, None, 1)
+    heads: list[Versioned | None] = []
+    done = threading.Event()
+
+    def read() -> None:
+        while not done.is_set():
+            heads.append(reader.head(KEY))
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    for seqno in range(1, 500):
+        cas(writer, seqno, seqno + 1)
+        writer.truncate(KEY, seqno + 1)
+    done.set()
+    thread.join()
+    assert heads
+    assert None not in heads
+
+
+def test_a_key_whose_folder_was_removed_begins_anew(tmp_path: Path) -> None:
+    consensus = FileConsensus(tmp_path / "place")
+    fill(consensus, 1, 2)
+    shutil.rmtree(tmp_path / "place")
+    assert consensus.head(KEY) is None
+    assert cas(consensus, 2, 3) is Cas.MISMATCH
+    assert cas(consensus, None, 1) is Cas.COMMITTED
+    assert seqnos(consensus) == [1]
 
 
 def test_a_version_whose_write_was_cut_off_does_not_count(tmp_path: Path) -> None:

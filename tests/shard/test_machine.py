@@ -157,6 +157,15 @@ def test_an_expired_writer_is_forgotten_with_its_token(shard: Driver) -> None:
     assert shard(caa(0, 5, "p", token="t"), commits=False) == c.UpperMismatch(5, None)
 
 
+def test_idle_writers_without_a_name_of_their_own_are_forgotten(shard: Driver) -> None:
+    old, new = "w-00000000000000aa", "w-00000000000000bb"
+    for number, (writer, now_ns) in enumerate([("mine", 1), (old, 2), (new, 9)]):
+        shard(c.CompareAndAppend(batch(number, number + 1, f"p{number}"), writer, "t", now_ns))
+    assert shard(c.ExpireIdleWriters(2), commits=False) == c.Expired(0)
+    assert shard(c.ExpireIdleWriters(9)) == c.Expired(1)
+    assert set(shard.state.writers) == {"mine", new}
+
+
 # -- append, for replicas --------------------------------------------------------------------
 
 
@@ -611,6 +620,7 @@ def test_finishing_clears_handles_then_one_batch_a_step() -> None:
         (caa(5, 3), c.UpperMismatch(EMPTY, EMPTY)),
         (c.Append(batch(0, 5, "p")), c.AlreadyWritten(EMPTY)),
         (c.ExpireWriter("w"), c.Expired(0)),
+        (c.ExpireIdleWriters(1 << 62), c.Expired(0)),
         (c.DowngradeSince("r", 5, None, 0), c.Downgraded(EMPTY)),
         (c.ExpireLeasedReader("r"), c.Expired(0)),
         (c.ExpireLapsed(1 << 62), c.Expired(0)),

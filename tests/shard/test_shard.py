@@ -34,7 +34,7 @@ from kvstore.errors import (
     UpperMismatchError,
     UsageError,
 )
-from kvstore.limits import INLINE_BYTES_MAX, ROLLUP_EVERY
+from kvstore.limits import ATTEMPTS_MAX, INLINE_BYTES_MAX, ROLLUP_EVERY
 from tests.shard.contracts import BlobContract, ConsensusContract
 from tests.shard.rows import delete, put, rows_of, state_of, versions
 
@@ -385,6 +385,23 @@ def test_a_heartbeat_keeps_the_lease(world: World) -> None:
             reader.heartbeat()
             shard.maintain()
         assert reader.name in shard.state.leased
+
+
+def test_reading_a_snapshot_keeps_the_lease_however_long_it_takes(world: World) -> None:
+    shard, other = world.open(), world.open()
+    rows = versions([put(b"%06d" % number, 4) for number in range(200_000)])
+    shard.writer().compare_and_append(shard.write_batch(BatchDesc(0, 5), rows))
+    with shard.reader(lease_ns=10) as reader, reader.snapshot(4) as snapshot:
+        taken = 0
+        for batch in snapshot.read():
+            taken += batch.num_rows
+            world.clock.advance(9)
+            other.maintain()
+            assert reader.name in other.state.leased
+            if taken == 200_000:
+                world.consensus.script = ["refused"] * ATTEMPTS_MAX  # the renewal fails
+    assert taken == 200_000
+    assert world.clock.wall_ns() > 20
 
 
 def test_a_part_that_is_gone_under_a_good_lease_is_damage(world: World) -> None:

@@ -23,6 +23,7 @@ def lives(first: Storage, second: Storage) -> None:
 
 def test_a_path_and_its_file_url_are_the_same_storage(tmp_path: Path) -> None:
     lives(open_storage(tmp_path / "a b"), open_storage(f"file://{tmp_path}/a%20b"))
+    lives(open_storage(tmp_path / "c d"), open_storage(f"file:{tmp_path}/c%20d"))
     assert isinstance(open_storage(str(tmp_path)).blob, FileBlob)
 
 
@@ -48,6 +49,27 @@ def test_an_s3_url_is_an_object_store(s3_server: str, s3_bucket: Callable[[], Ob
 def test_an_address_that_is_not_understood_is_refused(url: str) -> None:
     with pytest.raises(UsageError):
         open_storage(url)
+
+
+@pytest.mark.parametrize("url", ["s3:bucket/place", "s3:/bucket", "file:/tmp/x", "gs:b", "az:b"])
+def test_a_url_with_too_few_slashes_is_no_directory_of_that_name(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError, match="://"):
+        open_storage(url)
+    open_storage(f"./{url}").blob.put("a", b"x")
+    open_storage("s3").blob.put("a", b"x")
+    assert {path.name for path in tmp_path.iterdir()} == {url.partition("/")[0], "s3"}
+
+
+@pytest.mark.parametrize("end", ["#2", "?2", "#", "a#b/c"])
+def test_what_a_file_url_would_leave_out_of_the_path_is_refused(tmp_path: Path, end: str) -> None:
+    with pytest.raises(UsageError, match="%23"):
+        open_storage(f"file://{tmp_path}/a{end}")
+    odd = tmp_path / f"ü ñ%20{end}"
+    open_storage(odd).blob.put("a", b"x")
+    assert open_storage(odd.as_uri()).blob.get("a") == b"x"
 
 
 def test_local_files_take_no_options(tmp_path: Path) -> None:

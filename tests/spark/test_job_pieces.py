@@ -6,6 +6,7 @@ goes in and comes out is pickled, as on its way through Spark.
 
 from __future__ import annotations
 
+import os
 import pickle
 import random
 from collections.abc import Callable, Sequence
@@ -25,6 +26,7 @@ from spark_connector.access import Access
 from spark_connector.jobs import backup, compact, restore, verify
 from spark_connector.jobs.backup import SparkUpload
 from spark_connector.jobs.compact import SparkMerge
+from spark_connector.jobs.copies import copy_of
 from spark_connector.jobs.restore import SparkBuild
 from spark_connector.options import read_options
 from spark_connector.schema import STATE
@@ -125,7 +127,7 @@ def test_backups_by_tasks_and_by_one_process_mix_and_hold_the_same_versions(
         assert shared.verify("contents", store).rows == alone.verify("contents", store).rows
         assert rows_of(shared, tmp_path / "r1") == versions(store, upper - 1)
         assert len(shared.scrub().orphans) > 5  # what the first attempts have left, named by nobody
-        assert not list(tmp_path.glob(".store.copied-*"))
+        assert not list(tmp_path.glob(".*.copied-*"))
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -334,6 +336,21 @@ def test_a_failed_append_takes_back_the_parts_of_tasks(
         assert len(raced[0].parts) == 1
         assert not (tmp_path / "c" / "blob" / raced[0].parts[0].name).exists()
         Collection(url).verify("contents", store)
+
+
+def test_copies_of_other_stores_are_left_where_several_share_a_directory(tmp_path: Path) -> None:
+    """Stores in memory all have the system's temporary one."""
+    shared = tmp_path / "copies"
+    shared.mkdir()
+    with kvstore.open(None, "memory") as one, kvstore.open(None, "memory") as other:
+        with copy_of(one, shared) as copy:
+            pass
+        theirs = copy.with_name(copy.name.replace(f"-{os.getpid()}-", "-1-"))  # a killed process's
+        theirs.mkdir()
+        with copy_of(other, shared):
+            assert theirs.exists()
+        with copy_of(one, shared):
+            assert not theirs.exists()
 
 
 def test_a_collection_in_one_processs_memory_is_refused() -> None:

@@ -35,6 +35,7 @@ def test_restore_imports_the_state_at_a_time(
         assert report.rows == 200
         restore.restore_into(spark, str(tmp_path / "c"), other, prefix="00")
         assert other.get(b"000") == b"new"
+        assert restore.restore_into(spark, tmp_path / "c", other, prefix=b"01").rows == 10
 
 
 def test_verify_reads_every_part_and_names_the_damaged(
@@ -147,6 +148,17 @@ def test_jobs_run_from_the_command_line(
     assert "restore to a path that does not" in capsys.readouterr().err
     assert verify.main([url]) == 1
     assert "is encrypted" in capsys.readouterr().err
+    assert verify.main(["nothing"]) == 1
+    assert "nothing holds no backup" in capsys.readouterr().err
+    for wrong, told in (
+        (["nothing", "new", "--into"], "nothing holds no backup"),
+        ([url, "new", "--into", "--as-of", "2099-01-01T00:00:00Z", *key], "2099-01-01T00:00:00.0"),
+        ([url, "new", "--into", "--as-of", "yesterday", *key], "'yesterday' is not a timestamp"),
+        ([url, "new", "--tasks", "-1", *key], "tasks=-1"),
+    ):
+        assert restore.main(wrong) == 1
+        assert told in capsys.readouterr().err
+        assert not (tmp_path / "new").exists()
 
 
 def test_a_job_runs_under_spark_submit(tmp_path: Path) -> None:

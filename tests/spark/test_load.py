@@ -6,6 +6,7 @@ import os
 import random
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -156,6 +157,26 @@ def test_wrong_types_and_nulls_are_refused_and_leave_nothing(
     assert store.imports() == []
 
 
+@pytest.mark.parametrize(
+    "part", ["CAST(1.5 AS DECIMAL(9, 2))", "TIMESTAMP_NTZ'2026-01-01 00:00:00'", "array(1)", "null"]
+)
+def test_key_columns_without_an_order_are_refused(
+    spark: SparkSession, store: Store, part: str
+) -> None:
+    df = spark.sql(f"SELECT {part} AS part, id, X'00' AS value FROM range(1)")
+    with pytest.raises(UsageError, match="key column part "):
+        bulk_import(df, store, ["id", "part"], "value")
+
+
+def test_what_adding_would_refuse_is_refused_before_any_row_is_read(
+    spark: SparkSession, store: Store, tmp_path: Path
+) -> None:
+    df = frame(spark, {b"a": b"1"}).mapInArrow(_dying, ROWS)
+    with pytest.raises(UsageError, match="on_conflict='replace'"):
+        bulk_import(df, store, "key", "value", tmp_path / "s", on_conflict="replace")  # type: ignore[arg-type]
+    assert not (tmp_path / "s").exists()
+
+
 def test_key_that_comes_twice_is_named_and_nothing_is_added(
     spark: SparkSession, store: Store
 ) -> None:
@@ -286,9 +307,11 @@ def test_rows_that_delete_leave_tombstones(spark: SparkSession, store: Store) ->
 
 
 def test_unknown_op_is_refused(spark: SparkSession, store: Store) -> None:
-    df = spark.sql("SELECT 'a' AS key, 'upsert' AS op, 'v' AS value")
-    with pytest.raises(UsageError, match="column op holds something else"):
-        bulk_import(df, store, "key", "value", op="op")
+    for op in ("'upsert'", "null", "1"):
+        df = spark.sql(f"SELECT 'a' AS key, {op} AS op, 'v' AS value")
+        found = {"null": "None", "1": "'1'"}.get(op, op)
+        with pytest.raises(UsageError, match=f"column op holds something else: {found}"):
+            bulk_import(df, store, "key", "value", op="op")
 
 
 def test_explicit_splits_are_the_borders_of_the_files(
@@ -342,14 +365,36 @@ def test_rows_beyond_a_tasks_memory_are_sorted_on_disk(
     assert found == {b"a": (b"3", 32), b"b": (b"2", 64), b"c": (b"1", 64), b"d": (b"0", 64)}
 
 
-def test_job_of_a_known_id_is_added_once(spark: SparkSession, store: Store) -> None:
+def test_job_of_a_known_id_is_added_once(spark: SparkSession, store: Store, tmp_path: Path) -> None:
     df = frame(spark, {b"a": b"1"})
     report = run_import(df, store, "key", "value", import_id=77)
     assert (report.import_id, report.rows, report.files) == (77, 1, 1)
     assert report.bytes == store.imports()[0].size_bytes
     assert report.stamp == store.imports()[0].added
-    with pytest.raises(UsageError, match="used with another manifest"):
-        bulk_import(df, store, "key", "value", import_id=77)
+    never_run = frame(spark, {b"bad": b""}).mapInArrow(_failing, ROWS)
+    again = run_import(never_run, store, "key", "value", import_id=77)
+    assert again == replace(report, build_seconds=0.0, add_seconds=0.0)
+    stage_import(df, tmp_path / "s", "key", "value", import_id=77)
+    with pytest.raises(UsageError, match="used with another manifest; added at"):
+        bulk.ingest(store, tmp_path / "s")
+    assert len(store.imports()) == 1
+
+
+def test_job_that_died_while_it_added_is_run_again_by_its_id(
+    spark: SparkSession, store: Store, tmp_path: Path
+) -> None:
+    df = frame(spark, {b"a": b"1"})
+    stage_import(df, tmp_path / "s", "key", "value", import_id=78)
+
+    def die(step: str) -> None:
+        if step == "add":
+            raise RuntimeError("killed")
+
+    with pytest.raises(RuntimeError, match="killed"):
+        bulk.ingest(store, tmp_path / "s", progress=die)
+    stamp = bulk_import(df, store, "key", "value", import_id=78)
+    assert [(found.import_id, found.added) for found in store.imports()] == [(78, stamp)]
+    assert dict(store.scan()) == {b"a": b"1"}
 
 
 def test_progress_is_told_and_what_it_raises_is_raised(spark: SparkSession, tmp_path: Path) -> None:

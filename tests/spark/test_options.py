@@ -6,6 +6,7 @@ import pytest
 
 from kvstore import Span
 from kvstore.errors import UsageError
+from spark_connector.access import Access
 from spark_connector.options import Mode, read_options
 from spark_connector.schema import offered
 
@@ -37,6 +38,10 @@ from spark_connector.schema import offered
         ("stream", {"failOnDataLoss": "no", "readChangeFeed": "true"}, "failOnDataLoss='no'"),
         ("stream", {}, "a stream reads changes"),
         ("state", {"paths": '["a","b"]'}, "several paths"),
+        # What `option("prefix", b"a")` becomes: it would be read as text that no key begins with.
+        ("state", {"prefix": str(b"a")}, "prefix=b'a' is bytes, and options are text"),
+        ("changes", {"startKey": str(b"'")}, 'startKey=b"\'" is bytes'),
+        ("stream", {"endKey": str(bytearray(b"\n")), "readChangeFeed": "true"}, "is bytes, and"),
     ],
 )
 def test_what_is_not_honoured_is_an_error(
@@ -49,6 +54,12 @@ def test_what_is_not_honoured_is_an_error(
 def test_missing_path_is_an_error() -> None:
     with pytest.raises(UsageError, match="no path"):
         read_options({}, "state")
+
+
+def test_a_path_may_be_written_as_spark_writes_it() -> None:
+    for text in ("/a b", "file:/a%20b", "file:///a%20b"):
+        assert read_options({"path": text}, "state").access == Access("/a b")
+        assert Access.of(text) == Access("/a b")
 
 
 def test_times_are_nanoseconds_or_iso_text_and_names_ignore_case() -> None:

@@ -7,6 +7,8 @@ of pieces, as tasks make it, and compared with the live store's own answer.
 from __future__ import annotations
 
 import random
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -18,7 +20,7 @@ import kvstore
 from backup import Collection
 from kvstore import Change, Span, Store
 from kvstore.changes import Revisions
-from kvstore.errors import HistoryGoneError, NotAStoreError, UsageError
+from kvstore.errors import HistoryGoneError, NotAStoreError, NotYetWrittenError, UsageError
 from spark_connector import collection as collection_module
 from spark_connector.options import Mode, read_options
 from spark_connector.origin import Place, find, open_origin
@@ -320,6 +322,36 @@ def test_newest_of_several_checkpoints_is_found_and_half_made_ones_are_not(
     assert find(str(tmp_path / "copies")).path.endswith("a-newer")
 
 
+def test_a_store_in_memory_is_read_once_closed_and_its_checkpoints_always(tmp_path: Path) -> None:
+    with kvstore.open(tmp_path / "store", "memory") as store:
+        store.put(b"a", b"1")
+        store.checkpoint(tmp_path / "copies" / "copy")
+    for path in ("store", "copies", "copies/copy"):
+        with open_origin(find(str(tmp_path / path))) as origin:
+            upto = origin.frontiers().upper - 1
+            found = [row for b in origin.state(Span(), upto, ["key"], 9) for row in b.to_pylist()]
+        assert found == [{"key": b"a"}]
+
+
+@pytest.mark.parametrize("engine", ["rocksdb", "memory"])
+def test_who_only_asks_whether_a_store_is_open_is_in_nobodys_way(
+    tmp_path: Path, engine: str
+) -> None:
+    """Two queries that are planned at once ask at the same time."""
+    with kvstore.open(tmp_path / "store", engine) as store:
+        store.put(b"a", b"1")
+    hold = (
+        "import fcntl, sys; lock = open(sys.argv[1], 'r+b'); fcntl.lockf(lock, fcntl.LOCK_SH);"
+        "fcntl.flock(lock, fcntl.LOCK_SH); print('held', flush=True); input()"
+    )
+    command = [sys.executable, "-c", hold, str(tmp_path / "store" / "LOCK")]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == b"held\n"
+        assert find(str(tmp_path / "store")).path == str(tmp_path / "store")
+        other.communicate(b"\n")
+
+
 def test_what_cannot_be_read_is_named(tmp_path: Path) -> None:
     with pytest.raises(NotAStoreError, match="neither a store, a checkpoint nor a collection"):
         find(str(tmp_path))
@@ -333,3 +365,5 @@ def test_windows_behind_the_history_are_refused() -> None:
     require_window(0, 9, oldest=5, upper=10, latest=True)  # the state, which is kept
     with pytest.raises(UsageError, match="ends before it starts"):
         require_window(9, 8, oldest=5, upper=10, latest=False)
+    with pytest.raises(NotYetWrittenError):  # no end was given: it is the newest
+        require_window(11, 9, oldest=5, upper=10, latest=False)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,11 +16,12 @@ import bulk
 import kvstore
 from backup import Collection
 from kvstore import Timestamp
-from spark_connector import register, sorted_rows
+from spark_connector import bulk_import, register, sorted_rows
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+LARGE = "spark.sql.execution.arrow.useLargeVarTypes"
 PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
 
 
@@ -160,6 +163,19 @@ def test_user_schema_of_other_columns_is_refused(spark: SparkSession, history: H
         reader.load(history.checkpoint).collect()
 
 
+def test_a_schema_that_cannot_be_kept_is_refused(spark: SparkSession, history: History) -> None:
+    keys = spark.read.format("kvstore").schema("key binary")
+    assert keys.option("columns", "key").load(history.checkpoint).columns == ["key"]
+    with pytest.raises(Exception, match="columns=value and a schema of key are both given"):
+        keys.option("columns", "value").load(history.checkpoint).collect()
+    window = {"readChangeFeed": "true", "startingTimestamp": "0"}
+    whole = spark.read.format("kvstore").options(**window)
+    with pytest.raises(Exception, match="column value has nulls; leave NOT NULL out"):
+        whole.schema("value binary NOT NULL").load(history.checkpoint).collect()
+    filled = whole.schema("key binary NOT NULL, _change_type string NOT NULL")
+    assert filled.load(history.checkpoint).count() == 503
+
+
 def test_directory_of_a_store_that_nobody_has_open_is_read(
     spark: SparkSession, tmp_path: Path
 ) -> None:
@@ -171,6 +187,21 @@ def test_directory_of_a_store_that_nobody_has_open_is_read(
 def test_store_that_is_open_for_writing_is_refused(spark: SparkSession, history: History) -> None:
     with pytest.raises(Exception, match="is held by a process that writes"):
         load(spark, str(history.store.path)).collect()
+
+
+def test_a_directory_of_checkpoints_is_read_by_the_newest_not_by_a_store_beside_them(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    with kvstore.open(tmp_path / "store") as store:
+        with pytest.raises(Exception, match="is held by a process that writes"):
+            load(spark, str(tmp_path)).collect()
+        store.put(b"a", b"1")
+        store.checkpoint(tmp_path / "copy")
+        shutil.copytree(tmp_path / "copy", tmp_path / ".store.copied-1-x")  # as a job has it
+        store.put(b"b", b"2")
+        for newer in ("store", ".store.copied-1-x"):
+            os.utime(tmp_path / newer / "CURRENT", (2**31, 2**31))
+        assert rows(load(spark, str(tmp_path))) == [(b"a", b"1")]
 
 
 def test_history_behind_since_is_refused(spark: SparkSession, tmp_path: Path) -> None:
@@ -226,6 +257,17 @@ def test_registered_format_pushes_filters_and_works_where_pushing_is_off(
         spark.conf.set(PUSHDOWN, "true")
 
 
+def test_a_view_in_sql_takes_the_same_options(spark: SparkSession, history: History) -> None:
+    spark.sql(
+        f"CREATE TEMPORARY VIEW few USING kvstore OPTIONS (path '{history.checkpoint}', "
+        "prefix 'k00')"
+    )
+    try:
+        assert rows(spark.table("few")) == list(history.store.scan(prefix=b"k00"))
+    finally:
+        spark.catalog.dropTempView("few")
+
+
 # -- writes ---------------------------------------------------------------------------------
 
 
@@ -250,6 +292,24 @@ def test_unsorted_write_is_refused_and_leaves_nothing(spark: SparkSession, tmp_p
     assert not (tmp_path / "staging").exists()
 
 
+def test_sorted_rows_take_the_last_of_each_key(
+    spark: SparkSession, store: kvstore.Store, tmp_path: Path
+) -> None:
+    df = spark.sql(
+        "SELECT CAST(id % 5 AS STRING) AS k, CAST(id AS STRING) AS v, id, 'put' AS o FROM range(50)"
+    )
+    for large in ("false", "true"):
+        spark.conf.set(LARGE, large)
+        try:
+            staged = sorted_rows(df, "k", "v", op="o", duplicates="last", order_by="id")
+            staged.write.format("kvstore").mode("append").save(f"file:{tmp_path / large}")
+            bulk_import(df, store, "k", "v", op="o", duplicates="last", order_by="id")
+        finally:
+            spark.conf.set(LARGE, "false")
+        bulk.ingest(store, tmp_path / large)
+        assert dict(store.scan()) == {b"%d" % n: b"%d" % (45 + n) for n in range(5)}
+
+
 def test_overwrite_and_other_columns_are_refused(spark: SparkSession, tmp_path: Path) -> None:
     df = spark.sql("SELECT X'00' AS key, X'00' AS value")
     with pytest.raises(Exception, match="overwrite"):
@@ -258,4 +318,8 @@ def test_overwrite_and_other_columns_are_refused(spark: SparkSession, tmp_path: 
         spark.range(1).write.format("kvstore").mode("append").save(str(tmp_path / "s"))
     with pytest.raises(Exception, match="prefix means nothing to a write"):
         df.write.format("kvstore").option("prefix", "a").mode("append").save(str(tmp_path / "s"))
+    with pytest.raises(Exception, match="compression='gzip'; pass one of lz4, zstd, none"):
+        df.where("false").write.format("kvstore").option("compression", "gzip").mode("append").save(
+            str(tmp_path / "s")
+        )
     assert not (tmp_path / "s").exists()

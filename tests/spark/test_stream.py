@@ -216,6 +216,29 @@ def test_another_store_in_its_place_stops_the_stream(
         run(spark, tmp_path / "copy", state, [], startingTimestamp="0")
 
 
+def test_options_of_a_stream_are_refused_in_our_words_last(
+    spark: SparkSession, store: Store, tmp_path: Path
+) -> None:
+    store.put(b"a", b"1")
+    store.checkpoint(tmp_path / "copy")
+    with pytest.raises(Exception, match="startingAfterTimestamp are both given") as caught:
+        run(
+            spark,
+            tmp_path / "copy",
+            tmp_path / "state",
+            [],
+            startingTimestamp="0",
+            startingAfterTimestamp="0",
+        )
+    assert "UnboundLocalError" not in str(caught.value)
+    rows = spark.readStream.format("kvstore").options(readChangeFeed="true")
+    writer = rows.load(str(tmp_path / "copy")).writeStream.format("kvstore")
+    with pytest.raises(Exception, match=r"import: writeStream\.foreachBatch"):
+        writer.option("checkpointLocation", str(tmp_path / "other")).start(
+            str(tmp_path / "s")
+        ).awaitTermination()
+
+
 def test_each_micro_batch_is_one_import_however_often_it_is_tried(
     spark: SparkSession, store: Store, tmp_path: Path
 ) -> None:
