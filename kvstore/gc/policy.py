@@ -61,11 +61,12 @@ class GcWorker:
             self._woken.notify_all()
 
     def stop(self) -> None:
-        """End the thread and wait for it. Repeatable."""
+        """End the thread and wait for it, unless it is the one that asks. Repeatable."""
         with self._woken:
             self._stopping = True
             self._woken.notify_all()
-        self._thread.join()
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
 
     def _work(self) -> None:
         while True:

@@ -165,7 +165,8 @@ class Keeping(Following):
 
     def stats(self) -> dict[str, int]:
         """Counts and sizes, by name: frontiers, what is held in memory, estimates of the engine
-        (`<family>_bytes`, `<family>_memtable_bytes`, `<family>_entries`). Costs microseconds."""
+        (`<family>_bytes`, `<family>_memtable_bytes`, `<family>_entries`). Costs microseconds; in a
+        store in memory, whose sizes are counted, 0.03 us per entry."""
         committer = self._live()
         imports, holds = self._imports.all(), self._holds.all()
         return {
