@@ -215,8 +215,9 @@ def test_an_interrupt_between_a_commit_and_its_count_loses_neither(
             patched.setattr(capture, place, late)
             with pytest.raises(KeyboardInterrupt):
                 COUNTED[call](store)
-        with pytest.raises(PoisonedError, match="interrupted"):
-            store.put(b"k", b"2")
+        for call in (lambda: store.put(b"k", b"2"), store.verify, lambda: store.get(b"k")):
+            with pytest.raises(PoisonedError, match="interrupted"):
+                call()
     with kvstore.open(tmp_path / "s") as store:
         store.put(b"k", b"3")
         store.verify().require_ok()

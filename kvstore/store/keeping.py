@@ -151,7 +151,7 @@ class Keeping(Following):
         Commits go on meanwhile, GC waits. Costs one pass over everything, and a look-up per
         change in the index. `progress` is called with the versions and changes looked at so far.
         """
-        self._live()
+        self._require_live()
         with self._collector.paused():
             return verify(
                 self._versions,
