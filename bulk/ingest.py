@@ -68,7 +68,7 @@ def ingest(
     directory = require_path(staging, name="staging")
     manifest = read_manifest(directory)
     tell = progress or (lambda step: None)
-    with store.importing(manifest.import_id):
+    with store.importing(manifest.import_id, adding=True):
         return _ingest(store, directory, manifest, on_conflict, move, thorough, tell)
 
 

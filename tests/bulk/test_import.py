@@ -189,6 +189,18 @@ def test_a_key_written_between_check_and_commit_is_a_conflict(
 # -- abort ----------------------------------------------------------------------------------
 
 
+def test_who_has_an_import_to_himself_may_abort_and_add_it(
+    store: kvstore.Store, tmp_path: Path
+) -> None:
+    staged = stage(tmp_path / "staged", {b"a": b"1"})
+    with store.importing(staged.import_id):
+        assert not store.abort_import(staged.import_id)
+        bulk.ingest(store, tmp_path / "staged")
+        with pytest.raises(UsageError, match="revert"):
+            store.abort_import(staged.import_id)
+    assert bulk.ingest(store, tmp_path / "staged") == store.imports()[0].added
+
+
 def test_a_row_that_deletes_is_no_conflict_at_a_second_try_either(
     store: kvstore.Store, tmp_path: Path
 ) -> None:
