@@ -74,8 +74,15 @@ class Chains:
         self._logs: dict[str, StateLog] = {}
 
     def read(self) -> Record | None:
-        """The newest record; None where no backup was ever made."""
-        head = reading(partial(self._place.consensus.head, _KEY))
+        """The newest record; None where no backup was ever made.
+
+        Raises `CorruptionError` if it is damaged, or gone, which parts tell.
+        """
+        head = self._head()
+        if head is None and self._has_parts(_CHAIN):
+            head = self._head()  # the first backup may have begun in between
+            if head is None:
+                raise self._lost("the record of the collection")
         if head is None:
             return None
         try:
@@ -91,8 +98,7 @@ class Chains:
     def begin(self, source: str, token: str | None = None) -> Record:
         """The record, made with one chain if there is none yet: the backup `token` begins it.
 
-        Raises `UsageError` if the collection belongs to another store, `CorruptionError` if the
-        record is gone, which parts tell.
+        Raises `UsageError` if the collection belongs to another store.
         """
         for _ in range(_ATTEMPTS):
             record = self.read()
@@ -103,7 +109,6 @@ class Chains:
                         "back this store up into a collection of its own",
                     )
                 return record
-            self._require_none(_CHAIN, "the record of the collection")
             self._write(Record(0, secrets.token_hex(6), source, (_new_name(token),)), expected=None)
         raise LockedError(self._where, "scripts that keep changing it")
 
@@ -133,11 +138,14 @@ class Chains:
         Reads what others have written since the last handle looked: all of it is decoded once.
         Raises `CorruptionError` if its log is gone, which its parts tell.
         """
-        try:
+        with suppress(MissingShardError):
             return self._opened(name, create=False)
-        except MissingShardError:
-            self._require_none(f"{name}/part/", f"the log of {name}")
+        if not self._has_parts(f"{name}/part/"):
             return None
+        try:
+            return self._opened(name, create=False)  # its first backup may have begun in between
+        except MissingShardError as error:
+            raise self._lost(f"the log of {name}") from error
 
     def _opened(self, name: str, *, create: bool) -> Shard:
         blob, consensus = self._place.blob, self._place.consensus
@@ -147,11 +155,15 @@ class Chains:
         self._logs[name] = shard.log
         return shard
 
-    def _require_none(self, prefix: str, what: str) -> None:
-        if reading(lambda: next(iter(self._place.blob.list(prefix)), None)) is not None:
-            raise CorruptionError(
-                f"{self._where}: {what}", "it is gone, and the parts are there", _PUT_BACK
-            )
+    def _head(self) -> Versioned | None:
+        return reading(partial(self._place.consensus.head, _KEY))
+
+    def _has_parts(self, prefix: str) -> bool:
+        return reading(lambda: next(iter(self._place.blob.list(prefix)), None)) is not None
+
+    def _lost(self, what: str) -> CorruptionError:
+        where = f"{self._where}: {what}"
+        return CorruptionError(where, "it is gone, and the parts are there", _PUT_BACK)
 
     def _replace(self, old: Record, new: Record) -> Record:
         changed = replace(new, seqno=old.seqno + 1)

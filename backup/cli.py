@@ -77,7 +77,9 @@ def run(
     ] = False,
     token: Annotated[
         str | None,
-        typer.Option(help="Name of this backup: run again with it, it is done once."),
+        typer.Option(
+            help="Name of this backup: run again with it, it is done once, until compacted."
+        ),
     ] = None,
     max_age: Annotated[
         str | None,
@@ -172,8 +174,6 @@ def verify(
         except CorruptionError as error:
             note(str(error))
             raise typer.Exit(NOT_FOUND) from error
-    if not report.backups:
-        raise UsageError(f"{collection} holds no backup", "check the path")
     print_figures({"ok": True, **report._asdict()}, as_json=as_json)
 
 

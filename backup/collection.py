@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -52,6 +52,7 @@ from kvstore.arrow import ROWS_SCHEMA
 from kvstore.clock import Clock, WallClock
 from kvstore.errors import (
     CorruptionError,
+    FencedError,
     HistoryGoneError,
     LockedError,
     NotYetWrittenError,
@@ -230,11 +231,12 @@ class Collection:
 
         Everything committed before the call is in it, and nothing that a crash can take back. Of
         two scripts at once each takes a window of its own. A `token` names this backup: made
-        again after a crash, it is done once. Between backups the store keeps its history, unless
-        it falls further behind than `max_age`. What a backup that was killed had uploaded of its
-        window is taken: then that window is finished first, and the rest is another. `progress`
-        is called with the rows written so far; what it raises calls the backup off. `upload`
-        writes the parts: in this process, or spread over others (`spark_connector.jobs.backup`).
+        again after a crash, it is done once, as long as no compaction has merged it with others.
+        Between backups the store keeps its history, unless it falls further behind than `max_age`.
+        What a backup that was killed had uploaded of its window is taken: then that window is
+        finished first, and the rest is another. `progress` is called with the rows written so far;
+        what it raises calls the backup off. `upload` writes the parts: in this process, or spread
+        over others (`spark_connector.jobs.backup`).
 
         Raises `UsageError` if the collection is another store's or the token empty,
         `HistoryGoneError` if the store no longer has the window: then `full=True` begins another
@@ -259,7 +261,7 @@ class Collection:
             hold = take_hold(store, name, shard.upper, max_age)
             try:
                 return append_windows(shard, Backup(store, hold, upload, progress), token)
-            except UpperMismatchError:
+            except (UpperMismatchError, FencedError):  # another took the window, or our hold
                 shard.refresh()
         raise LockedError(self.url, "other scripts that back up at the same time")
 
@@ -424,7 +426,10 @@ class Collection:
                 if shard.since != EMPTY:
                     continue  # a restore reads it: the next expiry finds it again
                 if shard.upper != EMPTY:
-                    shard.writer().progress(EMPTY)
+                    with suppress(UpperMismatchError):  # somebody was faster
+                        shard.writer().progress(EMPTY)
+                if shard.refresh().upper != EMPTY:
+                    continue  # a backup that began before
                 shard.finalise()
             destroyed.add(name)
         if destroyed:

@@ -31,13 +31,14 @@ from cryptography.hazmat.primitives.kdf.scrypt import Scrypt
 from backup.shard.batch import put_retrying
 from backup.shard.blob import Blob, BlobInfo, reading, sweep
 from backup.shard.consensus import Cas, Consensus, Versioned
-from kvstore.errors import CorruptionError, FormatVersionError, UsageError
+from kvstore.errors import CorruptionError, FormatVersionError, KVStoreError, UsageError
 from kvstore.limits import SCRYPT_N, SEALED_CHUNK_BYTES
 
 KEY_RECORD: Final = "encryption.json"
 KEY_FORMAT: Final = 1
 KEY_BYTES: Final = 32
 
+_PUT_BACK = "put back a copy of it: nothing can be read without"
 _MAGIC = b"KVE1"
 _PREFIX_BYTES = 8
 _HEADER_BYTES = len(_MAGIC) + _PREFIX_BYTES
@@ -92,9 +93,7 @@ class Secret:
         except UsageError:
             raise  # also a ValueError
         except (ValueError, KeyError, TypeError, MemoryError) as error:
-            raise CorruptionError(
-                place, f"it is no key record ({error!r})", "put back a copy of it: it holds the key"
-            ) from error
+            raise CorruptionError(place, f"it is no key record ({error!r})", _PUT_BACK) from error
 
     def _wrapping_key(self, fields: dict[str, Any]) -> bytes:
         if self._key is not None:
@@ -126,7 +125,7 @@ class DataKey:
         if self._cipher is None:
             record = self._record()
             if record is None:
-                raise UsageError(f"{self._where} is not encrypted", "open it without a key")
+                raise self._without_record()
             self._cipher = AESGCM(self._secret.open_record(record, self._where))
         return self._cipher
 
@@ -144,6 +143,16 @@ class DataKey:
 
     def _record(self) -> bytes | None:
         return reading(lambda: self._blob.get(KEY_RECORD))
+
+    def _without_record(self) -> KVStoreError:
+        """What it means that data is there, and no key record."""
+        some = reading(lambda: next(iter(self._blob.list()), None))
+        if some is not None:
+            head = reading(lambda: self._blob.get_range(some.name, start=0, length=len(_MAGIC)))
+            if head == _MAGIC:
+                where = f"{self._where}/{KEY_RECORD}"
+                return CorruptionError(where, "it is gone, and holds the key", _PUT_BACK)
+        return UsageError(f"{self._where} is not encrypted", "open it without a key")
 
 
 def unlock(blob: Blob, secret: Secret | None, where: str) -> DataKey | None:

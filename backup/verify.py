@@ -9,13 +9,14 @@ from __future__ import annotations
 import hashlib
 import struct
 from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
 from typing import Literal, NamedTuple, TypeAlias
 
 import pyarrow as pa
 
 from backup.rows import row_batches
-from backup.shard import Progress, Shard, Tally, Window
-from kvstore.errors import CorruptionError, UsageError
+from backup.shard import EMPTY, Progress, Shard, Snapshot, Tally, Window
+from kvstore.errors import CorruptionError, HistoryGoneError, UsageError
 from kvstore.store import Store
 
 Depth: TypeAlias = Literal["files", "checksums", "contents"]
@@ -49,10 +50,27 @@ def verify_chains(
         raise UsageError(f"depth={depth!r}", f"pass one of {', '.join(DEPTHS)}")
     if (depth == "contents") != (store is not None):
         raise UsageError(f"depth={depth!r} and store", 'pass a store with depth="contents" only')
-    tally = Tally(progress)
+    held: list[Snapshot] = []
+
+    def tell(rows: int) -> None:
+        for snapshot in held:
+            snapshot.renew()
+        if progress is not None:
+            progress(rows)
+
+    tally = Tally(tell)
     damaged: list[str] = []
     for shard in shards:
-        found = shard.scrub(checksums=depth != "files", tally=tally)
+        with ExitStack() as stack:
+            if depth != "files":  # what is read stays until it is
+                try:
+                    held[:] = [stack.enter_context(shard.snapshot(shard.upper - 1))]
+                except HistoryGoneError:
+                    if shard.refresh().since != EMPTY:
+                        raise
+                    continue  # the chain has just expired
+            found = shard.scrub(checksums=depth != "files", tally=tally)
+        held.clear()
         damaged += [f"{name} is missing" for name in found.missing]
         damaged += [f"{name}: its checksum differs" for name in found.altered]
     if damaged:

@@ -18,6 +18,7 @@ from bulk.staged import Import
 from bulk.staging import Manifest, read_manifest
 from kvstore.cli.options import JsonOption, StoreArgument, iso, one_of, open_to_write
 from kvstore.cli.output import print_figures, working
+from kvstore.errors import KeyOrderError, UsageError, printable
 from kvstore.store import Store
 from kvstore.timestamp import Timestamp
 
@@ -108,6 +109,9 @@ def _import_rows(
                     batch = next(ordered, None)
         manifest = made.seal()
         return manifest, ingest(store, made.staging, on_conflict=conflict, move=True)
+    except KeyOrderError as error:  # of sorted rows: twice
+        what = f"key {printable(error.key)} came twice"
+        raise UsageError(what, "remove one row of it, or pass --duplicates last") from error
     finally:
         shutil.rmtree(directory, ignore_errors=True)
 

@@ -62,12 +62,19 @@ def _parquet(path: Path, key: str, value: str) -> Iterator[pa.RecordBatch]:
 
 def _csv(path: Path, key: str, value: str) -> Iterator[pa.RecordBatch]:
     read = pa_csv.ReadOptions(block_size=_CSV_BLOCK_BYTES)
-    # As bytes, so that no digit is lost to a guess at a type.
-    convert = pa_csv.ConvertOptions(
-        column_types={key: pa.binary(), value: pa.binary()}, strings_can_be_null=False
-    )
-    with pa_csv.open_csv(path, read_options=read, convert_options=convert) as reader:
+    parse = pa_csv.ParseOptions(newlines_in_values=True)
+    with pa_csv.open_csv(path, read_options=read, parse_options=parse) as reader:
         _require_columns(path, reader.schema.names, key, value)
+    # As bytes, so that no digit is lost to a guess at a type; of the others nothing is guessed.
+    wanted = _distinct(key, value)
+    convert = pa_csv.ConvertOptions(
+        column_types=dict.fromkeys(wanted, pa.binary()),
+        include_columns=wanted,
+        strings_can_be_null=False,
+    )
+    with pa_csv.open_csv(
+        path, read_options=read, parse_options=parse, convert_options=convert
+    ) as reader:
         yield from reader
 
 
@@ -97,6 +104,8 @@ def _binary(batch: pa.RecordBatch, name: str, path: Path) -> pa.Array:
         or pa.types.is_fixed_size_binary(kind)
         or pa.types.is_string(kind)
         or pa.types.is_large_string(kind)
+        or pa.types.is_string_view(kind)
+        or pa.types.is_binary_view(kind)
     ):
         raise UsageError(f"{path}: column {name} is {kind}", "write it as text or binary first")
     return column.cast(pa.binary())
@@ -110,6 +119,8 @@ def _require_columns(path: Path, names: list[str], key: str, value: str) -> None
     for name in (key, value):
         if name not in names:
             raise UsageError(f"{path} has no column {name!r}", f"choose from {', '.join(names)}")
+        if names.count(name) > 1:
+            raise UsageError(f"{path} has {names.count(name)} columns {name!r}", "rename one")
 
 
 @contextmanager

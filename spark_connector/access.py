@@ -11,12 +11,12 @@ import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
-from urllib.parse import unquote, urlsplit
 
 from backup import Collection
 from backup.place import find_place
 from backup.sealed import Secret
 from backup.shard import Storage
+from backup.shard.storage import file_path
 from kvstore.errors import UsageError
 
 Address: TypeAlias = "Access | str | os.PathLike[str]"
@@ -115,12 +115,8 @@ class Access:
 
 
 def local(path: str) -> str:
-    """A `file:` URL, with two slashes more or, as Hadoop has it, without, as the path it names.
-
-    Anything else as it is, also what `Collection` refuses.
-    """
-    parts = urlsplit(path) if path.startswith("file:/") else None
-    return path if parts is None or parts.netloc else unquote(parts.path)
+    """A `file:` URL, also as Hadoop has it, `file:/a`, as the path it names; else as it is."""
+    return file_path(path) if path.startswith("file:/") else path
 
 
 def _first_line(path: str) -> str:

@@ -244,15 +244,15 @@ def stage_import(
 
 def _added_before(store: Store, import_id: int) -> ImportReport | None:
     """What was added under an id. What a crash left of it between two steps is taken back."""
-    with store.importing(import_id):
+    with store.importing(import_id):  # who is adding it in another thread ends first
         known = next((each for each in store.imports() if each.import_id == import_id), None)
-        if known is None:
-            return None
-        if known.added is None:
-            store.abort_import(import_id)
-            return None
-        files = len(known.spans)
-        return ImportReport(known.added, import_id, known.rows, files, known.size_bytes, 0.0, 0.0)
+    if known is None:
+        return None
+    if known.added is None:
+        store.abort_import(import_id)
+        return None
+    files = len(known.spans)
+    return ImportReport(known.added, import_id, known.rows, files, known.size_bytes, 0.0, 0.0)
 
 
 def _staging_directory(store: Store, staging: str | Path | None) -> Path:

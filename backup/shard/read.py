@@ -111,6 +111,11 @@ class Snapshot:
         """Let the reader go on without this snapshot. Closing twice does nothing more."""
         self._release()
 
+    def renew(self) -> None:
+        """Keep the lease, if it is due. `read` and `view` do; who reads parts by himself calls
+        this now and then."""
+        self._renew()
+
     def read(self, span: Span | None = None) -> Iterator[pa.RecordBatch]:
         """Yield the state at `as_of` in order, in bounded memory.
 

@@ -13,10 +13,9 @@ from dataclasses import dataclass
 from functools import partial
 
 from backup.shard import codec
-from backup.shard.blob import Blob, reading
+from backup.shard.blob import reading
 from backup.shard.log import StateLog
-from backup.shard.part import part_bytes
-from backup.shard.state import Part
+from backup.shard.part import MissingPartError, part_bytes
 from backup.shard.tally import Tally
 from kvstore.errors import CorruptionError
 
@@ -53,31 +52,34 @@ def scrub(
     """
     listed = {info.name for info in reading(lambda: list(log.blob.list(f"{log.shard}/")))}
     named = codec.blobs_named(*log.live_diffs())
-    gone = sorted(name for name in named - listed if reading(partial(log.blob.size, name)) is None)
-    newest = {part.name: part for batch in log.state.batches for part in batch.parts}
-    missing = tuple(name for name in gone if name in newest or name in log.state.rollups.values())
-    altered = []
-    if checksums:
-        for name, part in newest.items():
-            if name not in missing and _is_altered(log.blob, part):
-                altered.append(name)
-            if tally is not None:
-                tally.add(part.rows)
+    gone = {name for name in named - listed if reading(partial(log.blob.size, name)) is None}
+    bad = _altered(log, gone, tally or Tally()) if checksums else set()
+    # What compaction has replaced and collected meanwhile, where no lease kept it, is no damage.
+    needed = set(log.refresh().blobs())
+    missing = tuple(sorted(gone & needed))
+    altered = tuple(sorted(bad & needed))
     orphans = tuple(sorted(listed - named - pending))
     deleted = []
     if delete_orphans_before_ns is not None:
         deleted = [name for name in orphans if _made_ns(name) < delete_orphans_before_ns]
         for name in deleted:
             log.retrying(partial(log.blob.delete, name))
-    return ScrubReport(missing, tuple(altered), orphans, tuple(deleted))
+    return ScrubReport(missing, altered, orphans, tuple(deleted))
 
 
-def _is_altered(blob: Blob, part: Part) -> bool:
-    try:
-        part_bytes(blob, part)
-    except CorruptionError:
-        return True
-    return False
+def _altered(log: StateLog, gone: set[str], tally: Tally) -> set[str]:
+    """Names of parts that are not as written; those that are not there are added to `gone`."""
+    bad = set()
+    for part in [part for batch in log.state.batches for part in batch.parts]:
+        try:
+            if part.name not in gone:
+                part_bytes(log.blob, part)
+        except MissingPartError:
+            gone.add(part.name)
+        except CorruptionError:
+            bad.add(part.name)
+        tally.add(part.rows)
+    return bad
 
 
 def _made_ns(name: str) -> int:

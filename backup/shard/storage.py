@@ -37,7 +37,7 @@ def open_storage(url: str | os.PathLike[str], **options: Any) -> Storage:
     Raises `UsageError` for an address that is not understood.
     """
     text = os.fspath(url)
-    if "://" not in text and not text.startswith("file:/"):
+    if "://" not in text:
         if (scheme := text.partition(":")[0]) in _SCHEMES and scheme != text:
             raise UsageError(
                 f"{text!r} is neither a URL nor a path",
@@ -46,15 +46,21 @@ def open_storage(url: str | os.PathLike[str], **options: Any) -> Storage:
         return _files(text, options)
     parts = urlsplit(text)
     if parts.scheme == "file":
-        if parts.netloc not in ("", "localhost"):
-            raise UsageError(f"{text!r} names a host", "write file:///absolute/path")
-        if "?" in text or "#" in text:
-            raise UsageError(f"{text!r} has a ? or #", "write them as %3F and %23, or a plain path")
-        return _files(unquote(parts.path), options)
+        return _files(file_path(text), options)
     if parts.scheme == "memory":
         fresh = Storage(MemoryBlob(), MemoryConsensus())
         return _memories.setdefault(text.rstrip("/"), fresh)
     return Storage(*open_object_store(text, **options))
+
+
+def file_path(url: str) -> str:
+    """The path that a `file:` URL names. Raises `UsageError` where it names more than a path."""
+    parts = urlsplit(url)
+    if parts.netloc not in ("", "localhost"):
+        raise UsageError(f"{url!r} names a host", "write file:///absolute/path")
+    if "?" in url or "#" in url:
+        raise UsageError(f"{url!r} has a ? or #", "write them as %3F and %23, or a plain path")
+    return unquote(parts.path)
 
 
 def _files(path: str, options: dict[str, Any]) -> Storage:

@@ -30,6 +30,7 @@ from backup.shard import (
     write_batch,
 )
 from backup.shard.log import StateLog
+from kvstore.errors import UsageError
 from kvstore.span import Span
 from spark_connector.access import Access, Address
 from spark_connector.jobs.command import access_of, parser_of, running, told
@@ -96,8 +97,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--tasks", type=int, help="pieces to cut the work into (default: by size)")
     given = parser.parse_args(arguments)
     access = access_of(given)
+    before = access.open().show()
+    if not before.batches:
+        raise UsageError(f"{access.url} holds no backup", "check the path, or run a backup first")
     with running("compact", given) as spark:
-        before = access.open().show()
         compact(spark, access, tasks=given.tasks)
         after = access.open().show()
     sys.stdout.write(

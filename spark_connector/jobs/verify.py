@@ -26,7 +26,7 @@ from pyspark.sql import SparkSession
 import kvstore
 from backup import VerifyReport
 from backup.rows import row_batches
-from backup.shard import AsOf, Part, Split, Window
+from backup.shard import AsOf, Batch, Part, Split, Window
 from backup.verify import Compared, comparable, fingerprint, require_equal, together
 from kvstore import Store
 from kvstore.errors import CorruptionError, UsageError
@@ -65,14 +65,23 @@ def verify(
     `UsageError` if there is no backup.
     """
     found = Access.of(access)
-    chains = [batches for batches in found.open().chains() if batches]
-    if not chains:
-        raise UsageError(f"{found.url} holds no backup", "check the path, or run a backup first")
-    parts = [part for batches in chains for batch in batches for part in batch.parts]
-    # Largest first: the last task to start should not be the longest.
-    ordered = sorted(parts, key=lambda part: -part.size)
-    problems = run_tasks(spark, ordered, partial(_check, found))
-    damaged = [problem for problem in problems if problem is not None]
+    collection = found.open()
+    with collection.snapshots():  # what is read stays until it is
+        chains = [batches for batches in collection.chains() if batches]
+        if not chains:
+            what = f"{found.url} holds no backup"
+            raise UsageError(what, "check the path, or run a backup first")
+        parts = _parts(chains)
+        # Largest first: the last task to start should not be the longest.
+        ordered = sorted(parts, key=lambda part: -part.size)
+        problems = run_tasks(spark, ordered, partial(_check, found))
+    # What compaction has replaced meanwhile, where the lease ran out, is no damage.
+    needed = {part.name for part in _parts(collection.chains())} if any(problems) else set()
+    damaged = [
+        problem
+        for part, problem in zip(ordered, problems, strict=True)
+        if problem is not None and part.name in needed
+    ]
     if damaged:
         raise CorruptionError(
             found.url,
@@ -82,6 +91,10 @@ def verify(
     size = sum(part.size for part in parts)
     rows = _compare(spark, found, store, tasks) if store is not None and parts else 0
     return VerifyReport(len(chains), sum(map(len, chains)), len(parts), size, rows)
+
+
+def _parts(chains: Sequence[Sequence[Batch]]) -> list[Part]:
+    return [part for batches in chains for batch in batches for part in batch.parts]
 
 
 def _compare(spark: SparkSession, access: Access, store: Store, tasks: int | None) -> int:
@@ -147,14 +160,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("collection", help="path or URL, as all of Spark's machines see it")
     parser.add_argument("--contents", metavar="STORE", help="compare every version with this store")
     given = parser.parse_args(arguments)
-    access = access_of(given)
-    if not access.open().show().batches:
-        raise UsageError(f"{access.url} holds no backup", "check the path")
     with running("verify", given) as spark, ExitStack() as stack:
         store = None
         if given.contents is not None:
             store = stack.enter_context(kvstore.open(given.contents, create=False))
-        report = verify(spark, access, store)
+        report = verify(spark, access_of(given), store)
     compared = f", {report.rows:,} rows as in the store" if given.contents is not None else ""
     sys.stdout.write(
         f"{report.parts} parts, {report.bytes:,} bytes: as they were written{compared}\n"

@@ -193,8 +193,12 @@ def test_a_collection_whose_record_is_lost_is_not_begun_again(
     store: kvstore.Store, place: Path
 ) -> None:
     shutil.rmtree(place / "consensus")
-    with pytest.raises(CorruptionError, match="record of the collection"):
-        backup.Collection(place).backup(store)
+    for use in (
+        lambda: backup.Collection(place).backup(store),
+        lambda: backup.Collection(place).list(),
+    ):
+        with pytest.raises(CorruptionError, match="record of the collection"):
+            use()
 
 
 def test_looking_at_a_chain_that_was_never_begun_does_not_make_it(

@@ -10,6 +10,7 @@ from datetime import timedelta
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
+from typing import Literal
 
 import pyarrow as pa
 import pytest
@@ -541,6 +542,33 @@ def test_a_chain_whose_removal_was_cut_short_is_removed_by_the_next_expiry(
     collection.verify("contents", store)
 
 
+def test_a_backup_whose_hold_is_taken_over_takes_it_back_and_goes_on_with_the_upload(
+    store: kvstore.Store, collection: backup.Collection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.put(b"a", b"1")
+    collection.backup(store)
+    with collection.snapshot(None) as (shard, _):
+        store.put(b"b", b"1")
+        attempt = Attempt.begin(shard.blob, shard.log.shard, shard.upper, int(store.sync()))
+        uploaded = upload_here(store, shard, attempt, None).batch
+        rows = collection.open_part(uploaded.parts[0]).read().to_batches()[0]
+        attempt.record(uploaded.parts[0], rows.slice(rows.num_rows - 1))  # and killed
+    (name,) = (hold.name for hold in store.holds())
+    sync = type(store).sync
+    others: list[object] = []
+
+    def taken(opened: kvstore.Store) -> kvstore.Timestamp:
+        if not others:
+            others.append(opened.hold(name))
+        return sync(opened)
+
+    monkeypatch.setattr(type(store), "sync", taken)
+    store.put(b"c", b"1")
+    assert collection.backup(store).rows == 2
+    assert uploaded.parts[0].name in {p.name for b in collection.batches() for p in b.parts}
+    collection.verify("contents", store)
+
+
 def test_a_new_chain_without_a_backup_yet_hides_nothing_of_the_old(
     store: kvstore.Store,
     collection: backup.Collection,
@@ -676,6 +704,9 @@ def test_a_key_record_that_is_damaged_is_a_wrong_key_or_corruption(
         record.write_bytes(damaged)
         with pytest.raises(CorruptionError):
             backup.Collection(tmp_path / "sealed", "passphrase")
+    record.unlink()
+    with pytest.raises(CorruptionError, match="holds the key"):
+        backup.Collection(tmp_path / "sealed", "passphrase")
     record.write_bytes(whole.replace(b'"r": 8', b'"r": 9'))
     with pytest.raises(UsageError, match="does not open"):
         backup.Collection(tmp_path / "sealed", "passphrase")
@@ -739,6 +770,33 @@ def test_missing_and_truncated_parts_are_all_named(
         collection.verify()
     assert first.name in str(caught.value)
     assert second.name in str(caught.value)
+
+
+@pytest.mark.parametrize("depth", ["checksums", "contents"])
+def test_a_verification_beside_a_compaction_sees_no_damage_in_what_that_replaced(
+    store: kvstore.Store,
+    collection: backup.Collection,
+    backed_up: Path,
+    depth: Literal["checksums", "contents"],
+) -> None:
+    other = backup.Collection(backed_up)
+
+    def compact(_rows: int) -> None:
+        store.put(b"k", b"v")
+        other.backup(store)
+        other.compact()
+
+    report = collection.verify(depth, store if depth == "contents" else None, progress=compact)
+    assert report.parts
+    for _ in range(2):
+        store.put(b"k", b"v")
+        collection.backup(store)
+
+    def lose(_rows: int) -> None:
+        parts_of(backed_up)[-1].unlink(missing_ok=True)
+
+    with pytest.raises(CorruptionError, match="is missing"):
+        collection.verify(progress=lose)
 
 
 def test_contents_that_differ_from_the_store_are_found(

@@ -158,9 +158,43 @@ def test_columns_are_named_and_text_becomes_its_bytes(run: Run, tmp_path: Path) 
 def test_a_key_that_comes_twice_is_refused_or_the_last_counts(run: Run, tmp_path: Path) -> None:
     (tmp_path / "f.csv").write_text("key,value\na,1\nb,1\na,2\n")
     refused = run("import", tmp_path / "s", tmp_path / "f.csv", "--create", code=2)
-    assert "came twice" in refused.stderr
+    assert "came twice; remove one row of it, or pass --duplicates last" in refused.stderr
     run("import", tmp_path / "s", tmp_path / "f.csv", "--duplicates", "last")
     assert run("get", tmp_path / "s", "a").stdout == "2\n"
+
+
+def test_only_the_columns_that_are_named_are_read_of_a_csv_file(run: Run, tmp_path: Path) -> None:
+    """Of the others no type is guessed, which a later row would not have."""
+    rows = "".join(f"k{number:06},v,{number}\n" for number in range(700_000))
+    (tmp_path / "f.csv").write_text(f"key,value,n\n{rows}z,v,no number\n")
+    assert told(run("import", tmp_path / "s", tmp_path / "f.csv", "--create", "--json"))[
+        "rows"
+    ] == (700_001)
+
+
+def test_values_of_a_csv_file_may_have_several_lines(run: Run, tmp_path: Path) -> None:
+    text = "x" * 100
+    rows = "".join(f'k{number:06},"{text}\n{text}"\n' for number in range(50_000))
+    (tmp_path / "f.csv").write_text(f"key,value\n{rows}")
+    run("import", tmp_path / "s", tmp_path / "f.csv", "--create")
+    assert run("get", tmp_path / "s", "k049999").stdout == f"{text}\n{text}\n"
+
+
+def test_columns_that_are_there_twice_are_refused_and_views_are_text(
+    run: Run, tmp_path: Path
+) -> None:
+    (tmp_path / "f.csv").write_text("key,value,key\na,1,b\n")
+    columns = [pa.array(["a"]), pa.array(["1"]), pa.array(["b"])]
+    twice = pa.Table.from_arrays(columns, names=["key", "value", "key"])
+    pq.write_table(twice, tmp_path / "f.parquet")
+    for name in ("f.csv", "f.parquet"):
+        failed = run("import", tmp_path / "s", tmp_path / name, "--create", code=2)
+        assert "2 columns 'key'" in failed.stderr
+    kinds = {"key": pa.string_view(), "value": pa.binary_view()}
+    views = pa.table({name: pa.array(["a"], kind) for name, kind in kinds.items()})
+    pq.write_table(views, tmp_path / "v.parquet")
+    run("import", tmp_path / "s", tmp_path / "v.parquet")
+    assert run("get", tmp_path / "s", "a").stdout == "a\n"
 
 
 def test_live_keys_are_in_the_way_only_if_they_are_to_be(run: Run, tmp_path: Path) -> None:

@@ -23,7 +23,6 @@ def lives(first: Storage, second: Storage) -> None:
 
 def test_a_path_and_its_file_url_are_the_same_storage(tmp_path: Path) -> None:
     lives(open_storage(tmp_path / "a b"), open_storage(f"file://{tmp_path}/a%20b"))
-    lives(open_storage(tmp_path / "c d"), open_storage(f"file:{tmp_path}/c%20d"))
     assert isinstance(open_storage(str(tmp_path)).blob, FileBlob)
 
 
@@ -51,7 +50,7 @@ def test_an_address_that_is_not_understood_is_refused(url: str) -> None:
         open_storage(url)
 
 
-@pytest.mark.parametrize("url", ["s3:bucket/place", "s3:/bucket", "file:/tmp/x", "gs:b", "az:b"])
+@pytest.mark.parametrize("url", ["s3:bucket/place", "s3:/bucket", "file:x/y", "gs:b", "az:b"])
 def test_a_url_with_too_few_slashes_is_no_directory_of_that_name(
     url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -148,8 +148,9 @@ def test_jobs_run_from_the_command_line(
     assert "restore to a path that does not" in capsys.readouterr().err
     assert verify.main([url]) == 1
     assert "is encrypted" in capsys.readouterr().err
-    assert verify.main(["nothing"]) == 1
-    assert "nothing holds no backup" in capsys.readouterr().err
+    for job in (verify, compact):
+        assert job.main(["nothing"]) == 1
+        assert "nothing holds no backup" in capsys.readouterr().err
     for wrong, told in (
         (["nothing", "new", "--into"], "nothing holds no backup"),
         ([url, "new", "--into", "--as-of", "2099-01-01T00:00:00Z", *key], "2099-01-01T00:00:00.0"),

@@ -10,7 +10,10 @@ import pytest
 import kvstore
 from backup import Collection
 from kvstore import Store
+from kvstore.errors import UsageError
+from pyspark_kvstore import DefaultSource
 from spark_connector import batch_importer
+from spark_connector.schema import STATE
 from spark_connector.sink import import_id_of
 
 if TYPE_CHECKING:
@@ -231,12 +234,8 @@ def test_options_of_a_stream_are_refused_in_our_words_last(
             startingAfterTimestamp="0",
         )
     assert "UnboundLocalError" not in str(caught.value)
-    rows = spark.readStream.format("kvstore").options(readChangeFeed="true")
-    writer = rows.load(str(tmp_path / "copy")).writeStream.format("kvstore")
-    with pytest.raises(Exception, match=r"import: writeStream\.foreachBatch"):
-        writer.option("checkpointLocation", str(tmp_path / "other")).start(
-            str(tmp_path / "s")
-        ).awaitTermination()
+    with pytest.raises(UsageError, match=r"import: writeStream\.foreachBatch"):
+        DefaultSource({}).streamWriter(STATE, overwrite=False)
 
 
 def test_each_micro_batch_is_one_import_however_often_it_is_tried(
