@@ -215,12 +215,31 @@ def test_an_interrupt_between_a_commit_and_its_count_loses_neither(
             patched.setattr(capture, place, late)
             with pytest.raises(KeyboardInterrupt):
                 COUNTED[call](store)
-        with pytest.raises(PoisonedError, match="interrupted"):
-            store.put(b"k", b"2")
+        for call in (lambda: store.put(b"k", b"2"), store.verify, lambda: store.get(b"k")):
+            with pytest.raises(PoisonedError, match="interrupted"):
+                call()
     with kvstore.open(tmp_path / "s") as store:
         store.put(b"k", b"3")
         store.verify().require_ok()
         assert [point.timestamp for point in store.quiescent_points()]
+
+
+def test_streams_that_were_written_down_are_used_or_nothing_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Changes written to the former streams after that would be read by nobody."""
+    with kvstore.open(tmp_path / "s") as store:
+        store.reshard(3)
+        with monkeypatch.context() as patched:
+            patched.setattr(store._committer, "_sync_upto", interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                store.reshard(2)
+        with pytest.raises(PoisonedError, match="interrupted"):
+            store.put(b"k", b"1")
+    with kvstore.open(tmp_path / "s") as store:
+        at = store.put(b"k", b"2")
+        assert [change.key for change in store.changes(at - 1, order="time")] == [b"k"]
+        store.verify().require_ok()
 
 
 # -- closing ------------------------------------------------------------------------------------
