@@ -11,10 +11,6 @@ What is decided when the JVM starts and cannot change in this process any more: 
 Java. While a session runs, `session()` returns it and applies what can still change; asking
 for another value of what cannot is an error. A session stopped and started again takes new
 `cores`, but runs in the same JVM, with its `memory`.
-
-Python workers are told by environment variables (`ARROW_DEFAULT_MEMORY_POOL`,
-`MALLOC_TRIM_THRESHOLD_`, `MALLOC_MMAP_THRESHOLD_`) to keep the memory they have used; those that
-are set already stay as they are.
 """
 
 from __future__ import annotations
