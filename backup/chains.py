@@ -194,6 +194,11 @@ class Chains:
         return new in reading(partial(consensus.scan, _KEY, start=new.seqno, limit=1))
 
 
+def no_backup(where: str) -> UsageError:
+    """What is raised where something was to be read, and nothing was backed up yet."""
+    return UsageError(f"{where} holds no backup", "check the path, or run a backup first")
+
+
 def _new_name(token: str | None = None) -> str:
     name = f"{_CHAIN}{secrets.token_hex(6)}"
     return name if token is None else f"{name}-{_mark(token)}"

@@ -17,9 +17,10 @@ from typing import Annotated, Any, Final
 import typer
 
 import backup
+from backup.chains import no_backup
 from backup.collection import Collection
 from backup.source import Stop
-from backup.verify import Depth
+from backup.verify import DEPTHS
 from backup.window import BackupInfo
 from kvstore.cli.exits import NOT_FOUND
 from kvstore.cli.options import (
@@ -40,14 +41,12 @@ from kvstore.cli.options import (
     to_time,
 )
 from kvstore.cli.output import counting, note, print_figures, print_json, print_table, working
-from kvstore.errors import CorruptionError, UsageError
+from kvstore.errors import CorruptionError
 from kvstore.opening import engine_at
 from kvstore.store import Store
 from kvstore.timestamp import Timestamp
 
 PASSPHRASE: Final = "KVSTORE_PASSPHRASE"  # a name, not a secret
-
-_DEPTHS: Final[tuple[Depth, ...]] = ("files", "checksums", "contents")
 
 app = typer.Typer(
     help="Back a store up, and restore it as of any instant.\n\n"
@@ -147,7 +146,10 @@ def verify(
     collection: CollectionArgument,
     depth: Annotated[
         str,
-        typer.Option(help="files are there; checksums match; contents are the store's."),
+        typer.Option(
+            help="files: all are there. checksums: and are as written. contents: and hold what "
+            "the store does."
+        ),
     ] = "checksums",
     store: Annotated[
         Path | None,
@@ -163,7 +165,7 @@ def verify(
       kvstore backup verify /backups/flights
       kvstore backup verify /backups/flights --depth contents --store flights.db
     """
-    wanted = one_of("--depth", depth, _DEPTHS)
+    wanted = one_of("--depth", depth, DEPTHS)
     with ExitStack() as stack:
         progress = stack.enter_context(working(f"reading {collection}", quiet=as_json))
         opened = None if store is None else stack.enter_context(open_to_read(store))
@@ -230,7 +232,9 @@ def scrub(
     key_file: KeyFileOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """List what interrupted backups left (orphans), and what is missing. Exits with 1 if any is.
+    """List what is missing, and what interrupted backups left (orphans).
+
+    Exits with 1 if anything is missing. Orphans cost space and nothing else.
 
     \b
     Examples:
@@ -319,8 +323,9 @@ def replicate(
 ) -> None:
     """Bring a standby store up to a store or its collection, version for version.
 
-    It resumes where it stood, whichever side crashed. `promote` makes it an ordinary store. With
-    --follow it prints where it stands whenever it has moved on.
+    It resumes where it stood, whichever side crashed. With --follow it prints
+    where it stands whenever it has moved on. `promote` makes it an ordinary
+    store.
 
     \b
     Examples:
@@ -386,7 +391,7 @@ def _existing(collection: str, key_file: Path | None) -> Collection:
     """Raises `UsageError` where nothing was backed up: a path mistyped in a script is told."""
     found = _open(collection, key_file)
     if found.source is None:
-        raise UsageError(f"{collection} holds no backup", "check the path, or run a backup first")
+        raise no_backup(collection)
     return found
 
 

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from backup.chains import RETENTION, Chains, Record
+from backup.chains import RETENTION, Chains, Record, no_backup
 from backup.place import find_place, sealed
 from backup.progress import forget, pending_parts
 from backup.restore import Build, build_here, restore_into_store, restore_store
@@ -212,7 +212,7 @@ class Collection:
         """
         shards = self._filled()
         if not shards:
-            raise self._no_backup()
+            raise no_backup(self.url)
         return verify_chains(shards, self.url, depth=depth, store=store, progress=progress)
 
     # -- writing ----------------------------------------------------------------------------
@@ -437,9 +437,6 @@ class Collection:
 
     # -- inside -----------------------------------------------------------------------------
 
-    def _no_backup(self) -> UsageError:
-        return UsageError(f"{self.url} holds no backup", "check the path, or run a backup first")
-
     def _shards(self, record: Record | None = None) -> Sequence[Shard]:
         record = record or self._chains.read()
         found = map(self._chains.find, () if record is None else record.chains)
@@ -459,7 +456,7 @@ class Collection:
         """The newest chain that covers `as_of`, held still at it."""
         shards = self._filled()
         if not shards:
-            raise self._no_backup()
+            raise no_backup(self.url)
         newest = shards[-1]
         at = newest.upper - 1 if as_of is None else int(to_timestamp(as_of, name="as_of"))
         if at >= newest.upper:

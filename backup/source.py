@@ -10,10 +10,11 @@ from typing import NamedTuple, Protocol
 
 import pyarrow as pa
 
+from backup.chains import no_backup
 from backup.collection import Collection
 from backup.export import exported
 from backup.shard import Window
-from kvstore.errors import HistoryGoneError, UsageError
+from kvstore.errors import HistoryGoneError
 from kvstore.holds import Hold
 from kvstore.store import Store
 
@@ -130,8 +131,7 @@ class CollectionSource:
         """See `Source.source_id`. Raises `UsageError` for an empty collection."""
         found = self._collection.show().source
         if found is None:
-            what = f"{self._collection.url} holds no backup"
-            raise UsageError(what, "check the path, or run a backup first")
+            raise no_backup(self._collection.url)
         return found
 
     def upper(self) -> int:

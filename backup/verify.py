@@ -10,7 +10,7 @@ import hashlib
 import struct
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
-from typing import Literal, NamedTuple, TypeAlias
+from typing import Final, Literal, NamedTuple, TypeAlias
 
 import pyarrow as pa
 
@@ -21,7 +21,7 @@ from kvstore.store import Store
 
 Depth: TypeAlias = Literal["files", "checksums", "contents"]
 Fingerprint: TypeAlias = "tuple[int, int]"
-DEPTHS = ("files", "checksums", "contents")
+DEPTHS: Final[tuple[Depth, ...]] = ("files", "checksums", "contents")
 
 _NUMBERS = struct.Struct("<qBIi")
 _MODULUS = 1 << 64

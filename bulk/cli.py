@@ -60,8 +60,8 @@ def import_(
 ) -> None:
     """Load many rows at once: all become visible at one time, which is printed.
 
-    Files are sorted first, in about 1 GB of memory; what does not fit goes to the store's disk.
-    Importing a staging directory twice does it once.
+    Files are sorted first, in about 1 GB of memory; what does not fit goes to the
+    store's disk. Importing a staging directory twice does it once.
 
     \b
     Examples:

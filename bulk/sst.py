@@ -106,14 +106,14 @@ class SstFile:
             raise _translated(self._unfinished, error) from error
 
 
-def fsync_and_digest(path: Path, **like: str) -> str:
-    """The digest of a file, as `kvstore.digest.file_digest` has it, once all of it is on disk.
+def fsync_and_digest(path: Path, *, like: str | None = None) -> str:
+    """The digest of a file, of the kind that `like` is, once all of it is on disk.
 
     And in the page cache again, from which RocksDB drops what it writes. A thread that hashed while
     it wrote made writing 7 % faster, and adding 100 MB four times as slow, out of a cold file.
     """
     with path.open("rb") as file:
-        found = file_digest(file, **like)
+        found = file_digest(file, like=like)
         os.fsync(file.fileno())
     return found
 

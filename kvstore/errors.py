@@ -30,8 +30,11 @@
     |   |-- IndeterminateError      a blob or consensus call may or may not have had its effect
     |   `-- PoisonedError           an earlier write failed; the handle refuses until reopened
     `-- CorruptionError         stop: bytes are not what was written
-        `-- EventsMissingError      the change index does not hold what its epochs count
+        |-- EventsMissingError        the change index does not hold what its epochs count
         `-- JournalDamagedError       a journal file; what can be saved, `salvage` saves
+
+`backup.shard` has two more, for those who read shards by themselves: `MissingShardError`, a
+`UsageError`, and `MissingPartError`, a `CorruptionError`.
 
 Each message says what happened, where, and what to do; the same facts are fields of the
 error. Foreign exceptions are translated where they enter (`raise ... from`). Broken

@@ -140,7 +140,7 @@ def run_import(
     import_id: int | None = None,
     progress: Progress | None = None,
 ) -> ImportReport:
-    """As `bulk_import`; returns a report. Of a job that is run again: no seconds."""
+    """As `bulk_import`; returns a report, whose seconds are 0 where the job had been run before."""
     require_on_conflict(on_conflict)
     if import_id is not None and (known := _added_before(store, import_id)) is not None:
         return known
@@ -202,9 +202,9 @@ def stage_import(
     `order_by` is taken, among equals the greatest value. `partitions` is the number of files; by
     default one per `BYTES_PER_PARTITION` of input, at least Spark's parallelism. `splits` are the
     least keys of all files but the first: then the files are the same in every run. A task holds at
-    most `SORT_BYTES_MAX` of rows in Python, and sorts what is more on disk. `import_id`
-    names the import: a store adds an id once. `progress` is called now and
-    then with tasks done and tasks known. Needs no store.
+    most `SORT_BYTES_MAX` of rows in Python, and sorts what is more on disk. `import_id` names the
+    import, from 1 to 2**63 - 1: a store adds an id once. `progress` is called now and then with
+    tasks done and tasks known. Needs no store.
 
     Raises `UsageError` on bad columns, duplicates and null keys or values; `staging` is gone then.
     """

@@ -1,6 +1,6 @@
 """A stream into a store: each micro-batch is one import, added once however often it is tried.
 
-    query.writeStream.foreachBatch(batch_importer(store, "orders", "key", "value")).start()
+    stream.writeStream.foreachBatch(batch_importer(store, "orders", "key", "value")).start()
 
 Spark repeats a micro-batch whose end it could not write down. The import's id is made of the
 stream's name and the batch's number, and a store adds an id once: the repetition is left out, even

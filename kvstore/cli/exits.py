@@ -1,7 +1,7 @@
 """Exit codes: what a script can do about a failure, as one number.
 
 0   done
-1   the key is not there; `verify` found damage
+1   the key is not there, or what was to be verified, scrubbed or salvaged is not whole
 2   fix the call, the option or the path; nothing was written
 3   surely not done: run it again (the store is in use, a conflict)
 4   the time asked for is gone, or not complete yet
@@ -46,14 +46,14 @@ EXIT_CODES: Final[tuple[tuple[type[KVStoreError], int], ...]] = (
 """The branches of the error tree, each with its code."""
 
 HELP: Final = """Exit codes:
-  0  done
-  1  the key is not there; verify found damage
-  2  wrong call: nothing was written
-  3  not done: run it again
-  4  history is gone, or the time not complete yet
-  5  storage failed, or bytes are damaged
-  6  a newer owner has taken over: stop"""
-
+    0  done
+    1  the key is not there; verify (scrub, salvage) found damage
+    2  wrong call: nothing was written
+    3  not done: run it again
+    4  history is gone, or the time not complete yet
+    5  storage failed, or bytes are damaged
+    6  a newer owner has taken over: stop
+  130  interrupted"""
 
 _OF_THE_PATH: Final = (
     errno.ENOENT,

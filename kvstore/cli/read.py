@@ -177,11 +177,11 @@ def changes(
 ) -> None:
     """Print what changed, as JSON lines in time order; bounds are written as --encoding says.
 
-    With --follow it goes on with what a service writes meanwhile, until interrupted: it looks at
-    the sizes and times of the store's files every --poll seconds (1 by default), and opens it
-    again when they have changed. What it has not read yet must be kept so long: garbage
-    collection does not know of it. (In the service's own process, Store.follow waits for
-    commits and polls nothing.)
+    With --follow it goes on with what a service writes meanwhile, until
+    interrupted: it looks at the sizes and times of the store's files every --poll
+    seconds, and opens it again when they have changed. What it has not read yet
+    must be kept so long: garbage collection does not know of it. (In the
+    service's own process, Store.follow waits for commits and polls nothing.)
 
     \b
     Examples:

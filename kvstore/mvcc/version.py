@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
-from kvstore.codec.keys import FIRST_TIMED_SUFFIX, TAIL_BYTES, VALUE, decode_suffix
+from kvstore.codec.keys import FIRST_TIMED_SUFFIX, VALUE, decode_suffix
 from kvstore.timestamp import TIMESTAMP_MAX, Timestamp
 
 
@@ -107,8 +107,3 @@ def _showing(
         if life[0].added <= as_of < life[0].reverted:
             return life
     return None
-
-
-def split_tail(key: bytes) -> tuple[bytes, bytes]:
-    """Framed user key and tail of a key in `data`."""
-    return key[:-TAIL_BYTES], key[-TAIL_BYTES:]

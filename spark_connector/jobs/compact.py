@@ -18,6 +18,7 @@ if not __package__:
 
 from pyspark.sql import SparkSession
 
+from backup.chains import no_backup
 from backup.shard import (
     VERSIONS,
     Batch,
@@ -30,7 +31,6 @@ from backup.shard import (
     write_batch,
 )
 from backup.shard.log import StateLog
-from kvstore.errors import UsageError
 from kvstore.span import Span
 from spark_connector.access import Access, Address
 from spark_connector.jobs.command import access_of, parser_of, running, told
@@ -99,7 +99,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     access = access_of(given)
     before = access.open().show()
     if not before.batches:
-        raise UsageError(f"{access.url} holds no backup", "check the path, or run a backup first")
+        raise no_backup(access.url)
     with running("compact", given) as spark:
         compact(spark, access, tasks=given.tasks)
         after = access.open().show()

@@ -25,11 +25,12 @@ from pyspark.sql import SparkSession
 
 import kvstore
 from backup import VerifyReport
+from backup.chains import no_backup
 from backup.rows import row_batches
 from backup.shard import AsOf, Batch, Part, Split, Window
 from backup.verify import Compared, comparable, fingerprint, require_equal, together
 from kvstore import Store
-from kvstore.errors import CorruptionError, UsageError
+from kvstore.errors import CorruptionError
 from kvstore.opening import open_read_only
 from kvstore.span import Span
 from spark_connector.access import Access, Address
@@ -69,8 +70,7 @@ def verify(
     with collection.snapshots():  # what is read stays until it is
         chains = [batches for batches in collection.chains() if batches]
         if not chains:
-            what = f"{found.url} holds no backup"
-            raise UsageError(what, "check the path, or run a backup first")
+            raise no_backup(found.url)
         parts = _parts(chains)
         # Largest first: the last task to start should not be the longest.
         ordered = sorted(parts, key=lambda part: -part.size)

@@ -230,6 +230,7 @@ def test_a_damaged_record_of_an_upload_costs_only_that_upload(
         attempt.record(uploaded.parts[0], rows.slice(49, 1))
         record = next(place.glob("blob/progress/*/*/*.json"))
         whole = record.read_bytes()
+        assert find(shard.blob, shard.log.shard, shard.upper).farthest is not None
         for place_of_byte in range(0, len(whole), 3):
             damaged = bytearray(whole)
             damaged[place_of_byte] ^= 4

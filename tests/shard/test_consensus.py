@@ -6,6 +6,7 @@ import os
 import shutil
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import obstore
@@ -139,13 +140,15 @@ def test_a_reader_beside_truncations_always_finds_a_head(tmp_path: Path) -> None
         while not done.is_set():
             heads.append(reader.head(KEY))
 
-    thread = threading.Thread(target=read)
-    thread.start()
-    for seqno in range(1, 500):
-        cas(writer, seqno, seqno + 1)
-        writer.truncate(KEY, seqno + 1)
-    done.set()
-    thread.join()
+    with ThreadPoolExecutor(1) as pool:
+        reading = pool.submit(read)
+        try:
+            for seqno in range(1, 500):
+                cas(writer, seqno, seqno + 1)
+                writer.truncate(KEY, seqno + 1)
+        finally:
+            done.set()
+    reading.result()
     assert heads
     assert None not in heads
 
