@@ -209,10 +209,11 @@ class Committer:
             batch = self._engine.batch()
             publish = stage_records(batch, begins_at)
             self._meta.stage(batch, UPPER, {"timestamp": begins_at})
-            self._guarded(self._engine.write, batch)
-            self._sync_upto(self.upper)
-            publish()
-            self.upper = begins_at
+            with self.whole():
+                self._guarded(self._engine.write, batch)
+                self._sync_upto(self.upper)
+                publish()
+                self.upper = begins_at
         self.wake()
         return begins_at
 

@@ -223,6 +223,25 @@ def test_an_interrupt_between_a_commit_and_its_count_loses_neither(
         assert [point.timestamp for point in store.quiescent_points()]
 
 
+@pytest.mark.parametrize("place", ["sync", "publish"])
+def test_an_interrupted_reshard_leaves_no_commit_in_streams_that_it_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    with kvstore.open(tmp_path / "s", durability="async") as store:
+        store.put(b"k", b"0")
+        generations = store._changes.index.generations
+        with monkeypatch.context() as patched:
+            patched.setattr(store._engine if place == "sync" else generations, place, interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                store.reshard(3)
+        with pytest.raises(PoisonedError, match="interrupted"):
+            store.put(b"k", b"1")
+    with kvstore.open(tmp_path / "s") as store:
+        assert [len(each.streams) for each in store.generations()] == [1, 3]
+        store.put(b"k", b"2")
+        store.verify().require_ok()
+
+
 # -- closing ------------------------------------------------------------------------------------
 
 
