@@ -239,7 +239,12 @@ class _Worker:
         self.pipe.close()
 
 
-_MAIN: Final = "import sys; from kvstore.scanners import serve; serve(int(sys.argv[1]))"
+_MAIN: Final = """\
+import sys
+sys.path = [entry for entry in sys.path if entry]  # what lies in the working directory is not ours to import
+from kvstore.scanners import serve
+serve(int(sys.argv[1]))
+"""
 
 
 def _make_directory(engine: RocksEngine) -> Path:
