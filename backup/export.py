@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 
 from backup.shard import OP_DELETE, OP_DELETE_RANGE, OP_PUT, VERSIONS_SCHEMA
 from backup.shard.rules import Longs, Sorted
-from kvstore.arrow import binary_array, key_words
+from kvstore.arrow import binary_arrays, key_words
 from kvstore.changes.event import Operation
 from kvstore.limits import ARROW_BYTES_MAX, ARROW_ROWS_MAX
 from kvstore.mvcc import RangeTombstone
@@ -116,23 +116,23 @@ def _behind(rows: Iterator[pa.RecordBatch], after: Position) -> Iterator[pa.Reco
 
 def _point_batches(columns: Iterator[VersionColumns]) -> Iterator[pa.RecordBatch]:
     for found in columns:
-        size = sum(map(len, found.values))
-        pieces = size // ARROW_BYTES_MAX + 1
-        step = -(-len(found.values) // pieces)
-        for start in range(0, len(found.values), step):
-            yield _points(found, start, start + step)
+        first = 0
+        for values in binary_arrays(found.values):
+            step = -(-len(values) // (values.nbytes // ARROW_BYTES_MAX + 1))
+            for start in range(0, len(values), step):
+                yield _points(found, first + start, values.slice(start, step))
+            first += len(values)
 
 
-def _points(found: VersionColumns, start: int, end: int) -> pa.RecordBatch:
-    is_value = found.is_value[start:end]
-    values = binary_array(found.values[start:end])
+def _points(found: VersionColumns, start: int, values: pa.Array) -> pa.RecordBatch:
+    count = len(values)
+    is_value = found.is_value[start : start + count]
     if not is_value.all():
         values = pc.if_else(pa.array(is_value), values, pa.scalar(None, pa.binary()))
-    count = len(is_value)
     return pa.RecordBatch.from_arrays(
         [
             found.keys.slice(start, count),
-            pa.array(found.timestamps[start:end]),
+            pa.array(found.timestamps[start : start + count]),
             pa.array(np.where(is_value, OP_PUT, OP_DELETE).astype(np.uint8)),
             values,
             pa.nulls(count, pa.binary()),

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Final, Literal, TypeAlias
 
 from bulk.staging import Manifest, fsync_directory, read_manifest, require_unaltered
+from kvstore.arguments import require_path
 from kvstore.codec.keys import TAIL_BYTES, VALUE
 from kvstore.codec.ordered import unframe
 from kvstore.engine.rocks import read_rows
@@ -64,10 +65,10 @@ def ingest(
     nothing was added then. Costs a few milliseconds and two fsyncs, whatever the size.
     """
     require_on_conflict(on_conflict)
-    directory = Path(staging)
+    directory = require_path(staging, name="staging")
     manifest = read_manifest(directory)
     tell = progress or (lambda step: None)
-    with store.importing(manifest.import_id):
+    with store.importing(manifest.import_id, adding=True):
         return _ingest(store, directory, manifest, on_conflict, move, thorough, tell)
 
 
@@ -163,16 +164,18 @@ def _bring(directory: Path, incoming: Path, name: str, *, move: bool) -> Path:
     which syncs what it takes, has it. So only the end of a copy's source waits for the disk.
     """
     source, target = directory / name, incoming / name
-    incoming.mkdir(parents=True, exist_ok=True)
-    if not source.exists() and target.exists():
-        return target
-    target.unlink(missing_ok=True)
     try:
+        incoming.mkdir(parents=True, exist_ok=True)
+        if not source.exists() and target.exists():
+            return target
+        target.unlink(missing_ok=True)
         if move:
             os.rename(source, target)
         else:
             os.link(source, target)
     except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise OutOfSpaceError(str(target)) from error
         if error.errno not in (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP):
             raise StorageError(f"{source} cannot be brought to {target}: {error}") from error
         _copy(source, target)

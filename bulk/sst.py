@@ -139,4 +139,4 @@ def _translated(path: Path, error: Exception) -> KVStoreError:
     text = str(error)
     if "No space left" in text or "Disk quota" in text:
         return OutOfSpaceError(str(path))
-    return StorageError(f"writing {path} failed: {text}", "drop the part and write it again")
+    return StorageError(f"writing {path} failed: {text}", "look at the disk, and write it again")

@@ -9,8 +9,10 @@ from pathlib import Path
 
 from bulk.part import Part, PartWriter
 from bulk.staging import MANIFEST_NAME, Manifest, seal
+from kvstore.arguments import require_path
 from kvstore.codec.keys import IMPORT_ID_MAX
-from kvstore.errors import UsageError
+from kvstore.errors import StorageError, UsageError
+from kvstore.journal.files import storage_errors
 
 
 class Import:
@@ -33,14 +35,20 @@ class Import:
         The id is random unless given; give one to make a whole job repeatable: an id that was
         added is not added again. Raises `UsageError` if the directory is in use.
         """
-        path = Path(staging)
+        path = require_path(staging, name="staging")
         if path.exists() and (not path.is_dir() or any(path.iterdir())):
             raise UsageError(f"{path} is not empty", "stage each import in a directory of its own")
         if import_id is None:
             import_id = secrets.randbits(63) or 1
-        if not 0 < import_id <= IMPORT_ID_MAX:
-            raise UsageError(f"import id {import_id}", "ids are 1 to 2**63 - 1")
-        path.mkdir(parents=True, exist_ok=True)
+        if type(import_id) is not int or not 0 < import_id <= IMPORT_ID_MAX:
+            raise UsageError(f"import id {import_id!r}", "ids are integers, 1 to 2**63 - 1")
+        try:
+            with storage_errors(str(path)):
+                path.mkdir(parents=True, exist_ok=True)
+        except StorageError as error:
+            if isinstance(error.__cause__, NotADirectoryError):
+                raise UsageError(f"{path} lies in a file", "choose another directory") from error
+            raise
         return cls(path, import_id)
 
     def writer(self, *, compression: str = "lz4") -> PartWriter:

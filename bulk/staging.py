@@ -36,7 +36,14 @@ from typing import Any, Final
 from bulk.part import Part
 from bulk.sst import fsync_and_digest
 from kvstore.codec.keys import IMPORT_ID_MAX
-from kvstore.errors import FormatVersionError, ImportRefusedError, KeyOrderError, UsageError
+from kvstore.errors import (
+    FormatVersionError,
+    ImportRefusedError,
+    KeyOrderError,
+    StorageError,
+    UsageError,
+)
+from kvstore.journal.files import storage_errors
 
 MANIFEST_NAME: Final = "import.json"
 MANIFEST_FORMAT: Final = 2
@@ -110,6 +117,12 @@ def read_manifest(staging: Path) -> Manifest:
         raise ImportRefusedError(
             str(staging), "no manifest: it was not sealed", "seal it"
         ) from None
+    except NotADirectoryError:
+        raise ImportRefusedError(
+            str(staging), "not a directory", "pass the staging directory"
+        ) from None
+    except OSError as error:
+        raise StorageError(f"reading {path} failed: {error}", "look at the disk") from error
     except ValueError as error:
         raise ImportRefusedError(
             str(staging), f"unreadable manifest: {error}", _STAGE_AGAIN
@@ -167,14 +180,18 @@ def fsync_directory(path: Path) -> None:
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """Replace the file at `path` whole, durably: readers see the old content or the new."""
+    """Replace the file at `path` whole, durably: readers see the old content or the new.
+
+    Raises `OutOfSpaceError` and `StorageError`.
+    """
     unfinished = path.with_suffix(".tmp")
-    with unfinished.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(unfinished, path)
-    fsync_directory(path.parent)
+    with storage_errors(str(path)):
+        with unfinished.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(unfinished, path)
+        fsync_directory(path.parent)
 
 
 def _checksum(fields: dict[str, Any]) -> str:

@@ -13,6 +13,9 @@ Invariants
 5. After a failed write or fsync nobody knows what is on disk: the committer is poisoned, and every
    call raises until the store is opened again. (An fsync that fails once may succeed the next
    time without having written anything: fsyncgate, 2018.)
+6. What is stored and what is known of it go together: an exception between the two, a signal's for
+   one, poisons the committer as well.
+7. A commit that is durable returns, whatever happened to the store meanwhile.
 """
 
 from __future__ import annotations

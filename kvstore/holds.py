@@ -26,7 +26,7 @@ from types import TracebackType
 from kvstore.commit import Committer
 from kvstore.errors import FencedError, HoldLostError, UsageError
 from kvstore.meta import Meta
-from kvstore.timestamp import NS_PER_SECOND, Timestamp
+from kvstore.timestamp import NS_PER_SECOND, TimeLike, Timestamp, to_timestamp
 
 _PREFIX = "hold/"
 _NAME = attrgetter("name")
@@ -56,7 +56,7 @@ class Hold:
         """The time it holds. Raises `FencedError` or `HoldLostError` if it is no longer ours."""
         return self._holds.require_owned(self.name, self.token).timestamp
 
-    def move(self, to: int, *, durable: bool = True) -> None:
+    def move(self, to: TimeLike, *, durable: bool = True) -> None:
         """Hold `to` instead, durably; if not `durable`, a crash may leave it at an older time.
 
         Raises `FencedError` if a newer owner has taken the hold,
@@ -125,12 +125,13 @@ class Holds:
             self._committer.persist()
         return Hold(self, name, token)
 
-    def move(self, name: str, token: str, to: int, *, durable: bool = True) -> None:
+    def move(self, name: str, token: str, to: TimeLike, *, durable: bool = True) -> None:
         """Compare-and-set on the token; see `Hold.move`."""
+        at = to_timestamp(to, name="to")
         with self._committer.lock:
             record = self.require_owned(name, token)
-            self._committer.readable(to)
-            self._store(replace(record, timestamp=Timestamp(to)))
+            self._committer.readable(at)
+            self._store(replace(record, timestamp=at))
         if durable:
             self._committer.persist()
 

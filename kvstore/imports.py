@@ -92,8 +92,8 @@ class Imports:
             for record in [_from_fields(name, fields)]
         }
         self._aborting: set[int] = set()
-        self._busy: dict[int, int] = {}
-        """Imports that somebody has to himself, and the thread that has."""
+        self._busy: dict[int, tuple[int, bool]] = {}
+        """Imports that somebody has to himself: the thread that has, and whether it is adding."""
         self._freed = threading.Condition()
         self._publish()
 
@@ -133,31 +133,44 @@ class Imports:
         return known
 
     @contextmanager
-    def alone(self, import_id: int, *, wait: bool = True) -> Iterator[bool]:
+    def alone(self, import_id: int, *, wait: bool = True, adding: bool = False) -> Iterator[bool]:
         """Have an import to oneself; without `wait`, only if nobody has it: False if somebody does.
 
         Of two who add it, the later finds it added: rows that it linked after that would come back
         where they had been cleared. An abort must not take away rows that an add has counted on.
+        Who has it may take it again, but not while he is `adding` it.
         """
-        is_ours = False
+        former, is_ours = None, False
         try:
             with self._freed:
-                if wait and self._busy.get(import_id) == get_ident():
-                    raise UsageError(
-                        f"import {import_id:016x} is being added by this thread",
-                        "what the progress of ingest raises calls it off; abort it then",
-                    )
                 if wait:
-                    self._freed.wait_for(lambda: import_id not in self._busy)
-                if import_id not in self._busy:
+                    former = self._mine(import_id)
+                    if former is None:
+                        self._freed.wait_for(lambda: import_id not in self._busy)
+                if import_id not in self._busy or former is not None:
                     is_ours = True
-                    self._busy[import_id] = get_ident()
+                    self._busy[import_id] = get_ident(), adding
             yield is_ours
         finally:
             if is_ours:
                 with self._freed:
-                    self._busy.pop(import_id, None)
+                    if former is None:
+                        self._busy.pop(import_id, None)
+                    else:
+                        self._busy[import_id] = former
                     self._freed.notify_all()
+
+    def _mine(self, import_id: int) -> tuple[int, bool] | None:
+        """What this thread has of an import already. Raises `UsageError` if it is adding it."""
+        found = self._busy.get(import_id)
+        if found is None or found[0] != get_ident():
+            return None
+        if found[1]:
+            raise UsageError(
+                f"import {import_id:016x} is being added by this thread",
+                "what the progress of ingest raises calls it off; abort it then",
+            )
+        return found
 
     def prepare(self, record: ImportRecord, committer: Committer) -> None:
         """Write down, durably, that an import is about to be added. Raises as `find`."""

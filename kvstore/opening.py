@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
+from kvstore.arguments import require_path
 from kvstore.changes import ChangeIndex
 from kvstore.changes.capture import open_domain, passive_domain
 from kvstore.clock import Clock, Timeline, WallClock
@@ -57,7 +58,9 @@ def open(  # noqa: A001  # kvstore.open is the public name
     and import; in memory some 5 us per entry.
     """
     require_durability(durability)
-    directory = None if path is None else Path(path)
+    directory = None if path is None else require_path(path)
+    if clock is not None and not callable(getattr(clock, "wall_ns", None)):
+        raise UsageError(f"clock={clock!r}", "pass a Clock, or an object with wall_ns()")
     opened = _open_engine(directory, engine, create=create)
     try:
         store = assemble(directory, opened, durability=durability, clock=clock or Clock())
@@ -103,7 +106,7 @@ def open_read_only(path: str | os.PathLike[str]) -> Store:
     `upper` stands still. A process that opens it to write meanwhile may remove files that are
     being read (which raises): checkpoint a store that is in use. Raises and costs as `open`.
     """
-    directory = Path(path)
+    directory = require_path(path)
     opened: Engine
     if engine_at(directory) == "memory":
         opened = MemoryEngine(directory, read_only=True)

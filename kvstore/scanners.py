@@ -241,7 +241,7 @@ class _Worker:
 
 _MAIN: Final = """\
 import sys
-sys.path = [entry for entry in sys.path if entry]  # what lies in the working directory is not ours to import
+sys.path = [entry for entry in sys.path if entry]  # nothing of the working directory
 from kvstore.scanners import serve
 serve(int(sys.argv[1]))
 """

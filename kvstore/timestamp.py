@@ -40,7 +40,7 @@ class Timestamp(int):
         Raises `UsageError` on anything else, a missing zone included: a local time would
         mean another instant on another machine.
         """
-        match = _ISO.fullmatch(text.strip())
+        match = _ISO.fullmatch(text.strip()) if isinstance(text, str) else None
         if match is None:
             raise UsageError(
                 f"{text!r} is not a timestamp", "write ISO-8601 with a zone: 2013-01-31T23:59:59Z"
@@ -60,7 +60,7 @@ class Timestamp(int):
 
         Subclasses that carry a `nanosecond` below the microsecond, as those of pandas, keep it.
         """
-        if moment.utcoffset() is None:
+        if not isinstance(moment, datetime) or moment.utcoffset() is None:
             raise UsageError(f"{moment!r} has no time zone", "pass an aware datetime")
         return cls.from_ns(_microseconds(moment) * 1000 + getattr(moment, "nanosecond", 0))
 

@@ -18,6 +18,7 @@ import pytest
 
 import bulk
 import kvstore
+from kvstore import opening
 from kvstore.engine import META
 from kvstore.engine.memory import MemoryEngine
 from kvstore.engine.rocks import RocksEngine
@@ -137,6 +138,44 @@ WRONG_TYPES: dict[str, Callable[[Store], Any]] = {
     "gc before text": lambda s: s.gc(before="then"),
     "put_if value": lambda s: s.put_if(b"k", "v", expected=b"v"),
     "put_if expected": lambda s: s.put_if(b"k", b"w", expected="v"),
+    "hold max_age negative": lambda s: s.hold("h", max_age=timedelta(-1)),
+    "hold move text": lambda s: s.hold("h").move("yesterday"),
+    "hold move float": lambda s: s.hold("h").move(1.5),
+    "hold move bool": lambda s: s.hold("h").move(True),
+    "get_many of nothing": lambda s: s.get_many(None),
+    "get_many of some text": lambda s: s.get_many(key for key in [b"k", "k"]),
+    "events span": lambda s: s.events(0, span=(b"a", b"z")),
+    "changes_batches span": lambda s: s.changes_batches(0, span=b"a"),
+    "follow span": lambda s: s.follow(0, span=(b"a", b"z")),
+    "compact span": lambda s: s.compact((b"a", b"z")),
+    "splits text": lambda s: s.splits("2"),
+    "splits bool": lambda s: s.splits(True),
+    "force_quiescence after": lambda s: s.force_quiescence(after=5),
+    "force_quiescence timeout": lambda s: s.force_quiescence(timeout="long"),
+    "feed span": lambda s: s.feed("f", start=0, span=(b"a", b"z")),
+    "feed max_age": lambda s: s.feed("f", start=0, max_age=60),
+    "feed batch_rows": lambda s: s.feed("f", start=0, batch_rows=1.5),
+    "feed batch_bytes": lambda s: s.feed("f", start=0, batch_bytes=None),
+    "feed position": lambda s: s.feed("f", start=kvstore.Position(kvstore.Timestamp(0), -1)),
+    "feed ack": lambda s: s.feed("f", start=0).ack(0),
+    "feed heartbeat": lambda s: s.feed("f", start=0).batches(heartbeat="often"),
+    "drop_feed": lambda s: s.drop_feed(7),
+    "transaction limit": lambda s: s.transaction().scan(limit="1"),
+    "transaction limit bool": lambda s: s.transaction().scan(limit=True),
+    "transaction get_many": lambda s: s.transaction().get_many(None),
+    "transact attempts": lambda s: s.transact(lambda txn: None, attempts="many"),
+    "start_gc": lambda s: s.start_gc(timedelta(1)),
+    "gc policy": lambda s: kvstore.GcPolicy(keep=5),
+    "gc policy every": lambda s: kvstore.GcPolicy(keep=timedelta(1), every=timedelta(0)),
+    "checkpoint nowhere": lambda s: s.checkpoint(None),
+    "ingest nothing": lambda s: bulk.ingest(s, None),
+    "import nowhere": lambda s: bulk.Import.create(None),
+    "open a number": lambda s: opening.open(5),
+    "open bytes": lambda s: opening.open(b"store"),
+    "open clock": lambda s: kvstore.open("store", clock=5),
+    "open_read_only a number": lambda s: kvstore.open_read_only(5),
+    "parse a number": lambda s: kvstore.Timestamp.parse(5),
+    "datetime of text": lambda s: kvstore.Timestamp.from_datetime("now"),
     "reshard none": lambda s: s.reshard(0),
     "reshard text": lambda s: s.reshard("two"),
     "feed name": lambda s: s.feed(7),
@@ -170,6 +209,9 @@ READS: dict[str, Callable[[Store, int], Any]] = {
     "snapshot": lambda s, t: s.snapshot(t),
     "changes upto": lambda s, t: s.changes(0, t, revisions="latest"),
     "changes since": lambda s, t: s.changes(t),
+    "events": lambda s, t: s.events(t),
+    "changes_batches": lambda s, t: s.changes_batches(t),
+    "feed": lambda s, t: s.feed("f", start=t),
     "hold": lambda s, t: s.hold("h", at=t),
 }
 

@@ -12,7 +12,7 @@
               mvcc, meta, splits, scanners, tasks
               engine, journal
               codec, arrow
-              clock, digest, span, timestamp, errors, limits
+              clock, digest, span, arguments, timestamp, errors, limits
 
 A module may import its own layer and those below it. Every import counts, also one inside a
 function or for types alone: it is what a reader has to know. The checker below is itself tested
@@ -35,7 +35,7 @@ PACKAGES = ("kvstore", "bulk", "backup", "spark_connector", "pyspark_kvstore")
 """From the bottom up."""
 
 KVSTORE_LAYERS = (
-    ("clock", "digest", "span", "timestamp", "errors", "limits"),
+    ("clock", "digest", "span", "arguments", "timestamp", "errors", "limits"),
     ("codec", "arrow"),
     ("engine", "journal"),
     ("mvcc", "meta", "splits", "scanners", "tasks"),

@@ -137,4 +137,6 @@ class MemoryCursor:
         index = max(stop - count, start if at == first else 0)
         is_used_up = at > first and index == 0
         self._high = (at - 1, len(edition.chunks[at - 1].keys)) if is_used_up else (at, index)
+        if not stop:  # the end lies before the first key that is left of this chunk
+            return chunk, slice(0)
         return chunk, slice(stop - 1, index - 1 if index else None, -1)

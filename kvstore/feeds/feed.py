@@ -27,6 +27,7 @@ from itertools import islice
 from types import TracebackType
 from typing import TYPE_CHECKING, NamedTuple
 
+from kvstore.arguments import require_seconds
 from kvstore.changes.columns import from_events
 from kvstore.changes.event import Event
 from kvstore.changes.expand import EventReader, Wanted
@@ -223,7 +224,7 @@ class Feed:
         that `resolved` moves on. Raises `FencedError` once a newer consumer has the name,
         `HoldLostError` once the budget was exceeded, `ClosedError` when the store closes.
         """
-        if heartbeat is not None and heartbeat <= 0:
+        if heartbeat is not None and not require_seconds(heartbeat, name="heartbeat"):
             raise UsageError(f"heartbeat={heartbeat}", "pass seconds above 0, or None")
         return self._tail.batches(follow=follow, heartbeat=heartbeat)
 
@@ -237,6 +238,8 @@ class Feed:
         was delivered, `FencedError` and `HoldLostError` as `batches`.
         """
         position = upto.position if isinstance(upto, FeedBatch) else upto
+        if not isinstance(position, Position):
+            raise UsageError(f"ack of a {type(upto).__name__}", "pass a batch, or its position")
         if position > self.position:
             raise UsageError(f"{position} was not delivered yet", "ack what was delivered")
         self._guard()

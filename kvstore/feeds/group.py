@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import timedelta
 
+from kvstore.arguments import require_count
 from kvstore.changes.expand import EventReader, Wanted
 from kvstore.changes.index import ChangeIndex
 from kvstore.commit import Committer
@@ -106,6 +107,7 @@ class Feeds:
 
     def drop(self, name: str) -> None:
         """Give up a feed: its position and its claim on history. Its consumers are fenced."""
+        require_name(name)
         with self._committer.lock:
             known = self._known(name)
             if not known:
@@ -127,7 +129,7 @@ class Feeds:
     def _start(self, name: str, start: TimeLike | Position | None, share: Share) -> Position:
         if isinstance(start, Position):
             at = Timestamp(self._committer.readable(to_timestamp(start.timestamp, name="start")))
-            return Position(at, start.taken)
+            return Position(at, require_count(start.taken, name="taken", least=0))
         if start == NOW:
             return Position(Timestamp(self._committer.close_upto_now() - 1))
         if start is not None:

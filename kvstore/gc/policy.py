@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 
+from kvstore.arguments import require_age
 from kvstore.errors import ClosedError, UsageError
 from kvstore.gc.collect import GcReport
 
@@ -26,7 +27,9 @@ class GcPolicy:
     """Rewrite touched spans after each run: space comes back at once, at the cost of the I/O."""
 
     def __post_init__(self) -> None:
-        if self.keep < timedelta(0) or self.every <= timedelta(0):
+        require_age(self.keep, name="keep")
+        require_age(self.every, name="every")
+        if self.keep is None or not self.every:
             raise UsageError(f"{self}", "keep must not be negative, every must be positive")
 
 
@@ -58,11 +61,12 @@ class GcWorker:
             self._woken.notify_all()
 
     def stop(self) -> None:
-        """End the thread and wait for it. Repeatable."""
+        """End the thread and wait for it, unless it is the one that asks. Repeatable."""
         with self._woken:
             self._stopping = True
             self._woken.notify_all()
-        self._thread.join()
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
 
     def _work(self) -> None:
         while True:

@@ -11,7 +11,6 @@ Range tombstones are not in the columns: they come whole, from the fragments.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import compress
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -20,7 +19,7 @@ from kvstore.arrow import binary_array
 from kvstore.codec.keys import IMPORT_ID_MAX, TAIL_BYTES, encode_reference
 from kvstore.codec.ordered import unframe
 from kvstore.engine.api import Cursor, chunks
-from kvstore.mvcc.columns import Columns
+from kvstore.mvcc.columns import Columns, of_chosen
 from kvstore.mvcc.diff import choose
 from kvstore.mvcc.fragments import Fragments
 from kvstore.mvcc.version import Stamps, timeline
@@ -87,7 +86,7 @@ def _chosen(
         columns.user_keys(chosen),
         times[chosen],
         columns.is_value[chosen],
-        list(compress(values, chosen.tobytes())),
+        of_chosen(values, chosen),
     )
 
 
@@ -104,7 +103,7 @@ def _with_imports(
     times = columns.times.copy()
     references = times < 0
     added = np.full(len(times), -1, np.int64)
-    for negative in np.unique(times[references]):
+    for negative in _distinct(times[references]):
         lifetime = stamps.get(encode_reference(int(~negative) & IMPORT_ID_MAX))
         if lifetime is None:
             continue
@@ -115,6 +114,11 @@ def _with_imports(
     found = _chosen(columns, times, values, (times > since) & (times <= upto))
     beside = columns.repeats & (references | np.roll(references, 1))
     return _sorted(found) if beside.any() else found
+
+
+def _distinct(numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """Without repeats. Mostly there is one: that costs a look, and else a sort."""
+    return numbers[:1] if (numbers == numbers[0]).all() else np.unique(numbers)
 
 
 def _sorted(found: VersionColumns) -> VersionColumns:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
+from kvstore.arguments import require_age, require_count, require_seconds, require_span
 from kvstore.changes.changeset import Changeset
 from kvstore.changes.columns import record_batch_reader
 from kvstore.changes.epoch import Epoch
@@ -52,7 +53,8 @@ class Capturing(Writing):
         after `timeout` seconds, `UsageError` inside a changeset.
         """
         self._live()
-        return self._changesets.force_quiescence(after, timeout)
+        require_age(after, name="after")
+        return self._changesets.force_quiescence(after, require_seconds(timeout, name="timeout"))
 
     def events(
         self,
@@ -68,12 +70,13 @@ class Capturing(Writing):
         `images`: `"none"` (keys only), `"delta"` (what was put), `"pre"`, `"post"` or `"pre+post"`
         (with the key's value before and after: exact, a look-up each). `expand`: imports and
         reverts as their keys (`"imports"`), range deletes too (`"all"`), or all whole (`"none"`).
-        Raises `HistoryGoneError` where history or the change index begins above `since`.
+        Raises `HistoryGoneError` where history or the change index begins above `since`,
+        `NotYetWrittenError` where that lies in the future.
         """
         wanted, low, high = self._events_wanted(since, upto, span, images, expand)
         return self._pinned(
             wanted.span,
-            min(low, high),
+            low,
             lambda: self._events.events(wanted, since=low, upto=high),
         )
 
@@ -93,7 +96,7 @@ class Capturing(Writing):
         """
         wanted, low, high = self._events_wanted(since, upto, span, images, expand)
         found = self._pinned(
-            wanted.span, min(low, high), lambda: self._columns.batches(wanted, since=low, upto=high)
+            wanted.span, low, lambda: self._columns.batches(wanted, since=low, upto=high)
         )
         return record_batch_reader(found)
 
@@ -122,9 +125,10 @@ class Capturing(Writing):
         `start` and for more workers than streams, `HistoryGoneError` below `since`, or before a
         clear of keys in `span`.
         """
-        wanted = Wanted(span or Span(), require_images(images), require_expand(expand))
-        if batch_rows < 1 or batch_bytes < 1:
-            raise UsageError(f"batches of {batch_rows} rows, {batch_bytes} bytes", "allow some")
+        wanted = Wanted(require_span(span), require_images(images), require_expand(expand))
+        require_count(batch_rows, name="batch_rows")
+        require_count(batch_bytes, name="batch_bytes")
+        require_age(max_age, name="max_age")
         self._require_live()
         return self._feeds.open(
             name,
@@ -205,10 +209,10 @@ class Capturing(Writing):
         expand: Expand,
     ) -> tuple[Wanted, int, int]:
         """What `events` was asked for, checked, and its window."""
-        wanted = Wanted(span or Span(), require_images(images), require_expand(expand))
+        wanted = Wanted(require_span(span), require_images(images), require_expand(expand))
         low, high = to_timestamp(since, name="since"), self._at(upto)
         if low > high and upto is not None:
             raise UsageError(f"since {low} is above upto {high}", "swap them")
-        self._require_kept(wanted.span, min(low, high))
-        self._feeds.require_indexed(min(low, high))
-        return wanted, low, high
+        self._require_kept(wanted.span, low)
+        self._feeds.require_indexed(low)
+        return wanted, low, max(low, high)

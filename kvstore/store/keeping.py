@@ -7,6 +7,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Final
 
+from kvstore.arguments import require_age, require_path, require_span
 from kvstore.codec.keys import span_bounds
 from kvstore.engine import CHANGES, DATA, RANGES
 from kvstore.errors import UsageError
@@ -72,7 +73,7 @@ class Keeping(Following):
         undoes it: for who syncs anyway, and saves an fsync.
         """
         when = None if at is None else to_timestamp(at, name="at")
-        _require_age(max_age, name="max_age")
+        require_age(max_age, name="max_age")
         self._live()
         return self._holds.take(name, at=when, max_age=max_age, durable=durable)
 
@@ -97,7 +98,7 @@ class Keeping(Following):
         """
         self._live()
         when = None if before is None else to_timestamp(before, name="before")
-        _require_age(keep, name="keep")
+        require_age(keep, name="keep")
         age = None if keep is None else keep.total_seconds()
         target = self._collector.target(before=when, keep_s=age)
         return self._collector.run(target, compact=compact, progress=progress)
@@ -107,6 +108,8 @@ class Keeping(Following):
     ) -> GcWorker:
         """Collect in the background until the store is closed, or a new policy replaces this."""
         self._live()
+        if not isinstance(policy, GcPolicy):
+            raise UsageError(f"gc={policy!r}", "pass a GcPolicy")
         if self._gc_worker is not None:
             self._gc_worker.stop()
         self._gc_worker = GcWorker(
@@ -118,7 +121,7 @@ class Keeping(Following):
         """Rewrite the files of a span's versions (default: of all), so that what GC and clears
         removed leaves the disk. Costs reading and writing them; everything else goes on."""
         self._live().require_writable()
-        span = span or Span()
+        span = require_span(span)
         self._engine.compact(DATA, *span_bounds(span.start, span.end))
 
     def compact_index(self) -> None:
@@ -148,7 +151,7 @@ class Keeping(Following):
         Commits go on meanwhile, GC waits. Costs one pass over everything, and a look-up per
         change in the index. `progress` is called with the versions and changes looked at so far.
         """
-        self._live()
+        self._require_live()
         with self._collector.paused():
             return verify(
                 self._versions,
@@ -162,7 +165,8 @@ class Keeping(Following):
 
     def stats(self) -> dict[str, int]:
         """Counts and sizes, by name: frontiers, what is held in memory, estimates of the engine
-        (`<family>_bytes`, `<family>_memtable_bytes`, `<family>_entries`). Costs microseconds."""
+        (`<family>_bytes`, `<family>_memtable_bytes`, `<family>_entries`). Costs microseconds; in a
+        store in memory, whose sizes are counted, 0.03 us per entry."""
         committer = self._live()
         imports, holds = self._imports.all(), self._holds.all()
         return {
@@ -184,7 +188,7 @@ class Keeping(Following):
 
         Milliseconds at any size, on the same file system. Returns the newest complete time in it.
         """
-        target = Path(path)
+        target = require_path(path)
         if target.exists():
             raise UsageError(f"{target} exists", "checkpoint into a path that does not")
         committer = self._live()
@@ -192,8 +196,3 @@ class Keeping(Following):
             upper = committer.sync()
             self._engine.checkpoint(target)
         return Timestamp(upper - 1)
-
-
-def _require_age(age: object, *, name: str) -> None:
-    if age is not None and not isinstance(age, timedelta):
-        raise UsageError(f"{name}={age!r}", "pass a timedelta")

@@ -28,11 +28,11 @@ class Loading(Capturing):
         self._live().require_commits()
         self._imports.prepare(record, self._committer)
 
-    def importing(self, import_id: int) -> AbstractContextManager[object]:
+    def importing(self, import_id: int, *, adding: bool = False) -> AbstractContextManager[object]:
         """Have an import to oneself: `bulk.ingest` and `abort_import` in other threads wait until
-        the block ends."""
+        the block ends; while it is `adding`, this thread does not abort it either."""
         self._live()
-        return self._imports.alone(import_id)
+        return self._imports.alone(import_id, adding=adding)
 
     def link_import(self, files: Sequence[Path]) -> None:
         """Move sorted files into the engine, all or none; nothing becomes visible."""

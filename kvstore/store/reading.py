@@ -9,6 +9,7 @@ from typing import NamedTuple, TypeVar, overload
 
 import pyarrow as pa
 
+from kvstore.arguments import key_list, require_count, require_limit, require_span
 from kvstore.arrow import DEFAULT_BATCH_ROWS, ROWS_SCHEMA, row_batches
 from kvstore.changes import Change, Order, Revisions
 from kvstore.changes.read import require_choices
@@ -71,6 +72,8 @@ class Reading(Opened):
 
     def get_many(self, keys: Sequence[bytes], as_of: TimeLike | None = None) -> list[bytes | None]:
         """The values of `keys`, in their order, all at one time; None where there is none."""
+        if type(keys) is not list:
+            keys = key_list(keys)
         if set(map(type, keys)) != {bytes} or max(map(len, keys)) > KEY_BYTES_MAX:
             for key in keys:
                 require_key(key)
@@ -97,8 +100,7 @@ class Reading(Opened):
         `start <= key < end`, or all keys with `prefix`. Memory is bounded; the scan sees the
         same state to its end, whatever is written meanwhile.
         """
-        if limit is not None and (type(limit) is not int or limit < 0):
-            raise UsageError(f"limit={limit}", "pass a count, or None for all")
+        require_limit(limit)
         span = Span.of(start, end, prefix)
         chunks = self._read(as_of, span, partial(self._versions.scan, span, reverse=reverse))
         rows = chain.from_iterable(map(_pairs, chunks))
@@ -247,10 +249,9 @@ class Reading(Opened):
 
         From the bounds of the files alone; what is not on file yet does not count.
         """
-        if count < 1:
-            raise UsageError(f"count={count}", "ask for at least one piece")
+        require_count(count, name="count")
         self._live()
-        return split_span(span or Span(), self.files(), count)
+        return split_span(require_span(span), self.files(), count)
 
     def files(self) -> list[FileSpan]:
         """The files that hold versions, by the user keys they lie between."""

@@ -12,7 +12,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TypeVar
 
-from kvstore.errors import ConflictError, UsageError
+from kvstore.arguments import require_count
+from kvstore.errors import ConflictError
 from kvstore.limits import TRANSACT_ATTEMPTS, TRANSACT_WAIT_S_MAX, TRANSACT_WAIT_S_MIN
 from kvstore.txn.transaction import Transaction
 
@@ -32,8 +33,7 @@ def transact(
     `body` may run several times, so it should touch nothing but the transaction. `wait` is
     given seconds; `draw` numbers in 0..1. Raises the last `ConflictError` after `attempts`.
     """
-    if attempts < 1:
-        raise UsageError(f"attempts={attempts}", "pass at least 1")
+    require_count(attempts, name="attempts")
     for attempt in range(attempts - 1):
         with suppress(ConflictError):
             return _once(begin, body)

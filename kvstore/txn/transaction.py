@@ -24,6 +24,7 @@ from itertools import chain, islice
 from types import TracebackType
 from typing import TypeVar, overload
 
+from kvstore.arguments import key_list, require_limit
 from kvstore.changes.entry import OP_DELETE_RANGE, OP_IMPORT, OP_REVERT
 from kvstore.changes.index import ChangeIndex
 from kvstore.commit import Committer, Durability
@@ -173,7 +174,7 @@ class Transaction:
 
     def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
         """The values of `keys`, in their order; None where there is none."""
-        return [self.get(key) for key in keys]
+        return [self.get(key) for key in key_list(keys)]
 
     def scan(
         self,
@@ -189,8 +190,7 @@ class Transaction:
         Counts as having read the span as far as the rows were taken.
         """
         self._require_open()
-        if limit is not None and limit < 0:
-            raise UsageError(f"limit={limit}", "pass a count, or None for all")
+        require_limit(limit)
         scanned = _Pass(Span.of(start, end, prefix), reverse=reverse)
         self._passes.append(scanned)
         chunks = self._owner.versions.scan(scanned.span, self.read_at, reverse=reverse)

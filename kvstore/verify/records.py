@@ -22,17 +22,20 @@ def check_frontiers(findings: Findings, meta: Meta, committer: Committer) -> Non
     with findings.reading():
         for _ in meta.records(""):
             pass
-    since, upper, add = committer.since, committer.upper, findings.add
-    if meta.timestamp(SINCE) != since:
-        add("since", f"is {since}, but {meta.timestamp(SINCE)} is stored")
+    add = findings.add
+    with committer.lock:  # under which what is stored moves with what is in use
+        since, upper, durable = committer.since, committer.upper, committer.durable
+        stored = {name: meta.timestamp(name) for name in (SINCE, UPPER, COLLECTED)}
+    if stored[SINCE] != since:
+        add("since", f"is {since}, but {stored[SINCE]} is stored")
     if since >= upper:
         add("since", f"{since} is not below upper {upper}")
-    if meta.timestamp(UPPER) > upper:
+    if stored[UPPER] > upper:
         add("upper", f"is {upper}, below what is stored")
-    if meta.timestamp(COLLECTED) > since:
+    if stored[COLLECTED] > since:
         add("since", f"{since} is below what GC has collected")
-    if committer.durable > upper:
-        add("durable", f"{committer.durable} is above upper {upper}")
+    if durable > upper:
+        add("durable", f"{durable} is above upper {upper}")
 
 
 def check_hold(findings: Findings, hold: HoldRecord, since: int) -> None:

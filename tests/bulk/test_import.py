@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -23,6 +24,7 @@ from kvstore.errors import (
     ImportRefusedError,
     KeyConflictError,
     KeyOrderError,
+    OutOfSpaceError,
     StorageError,
     UsageError,
 )
@@ -185,6 +187,18 @@ def test_a_key_written_between_check_and_commit_is_a_conflict(
 
 
 # -- abort ----------------------------------------------------------------------------------
+
+
+def test_who_has_an_import_to_himself_may_abort_and_add_it(
+    store: kvstore.Store, tmp_path: Path
+) -> None:
+    staged = stage(tmp_path / "staged", {b"a": b"1"})
+    with store.importing(staged.import_id):
+        assert not store.abort_import(staged.import_id)
+        bulk.ingest(store, tmp_path / "staged")
+        with pytest.raises(UsageError, match="revert"):
+            store.abort_import(staged.import_id)
+    assert bulk.ingest(store, tmp_path / "staged") == store.imports()[0].added
 
 
 def test_a_row_that_deletes_is_no_conflict_at_a_second_try_either(
@@ -420,6 +434,94 @@ def test_keys_out_of_order_are_refused_by_name(tmp_path: Path) -> None:
         )
 
 
+def test_a_part_that_holds_half_of_a_write_takes_no_more_and_does_not_finish(
+    tmp_path: Path,
+) -> None:
+    """Its first and last key would not be those it says, and its rows lie outside its span."""
+    staged = bulk.Import.create(tmp_path / "staged")
+    writer = staged.writer()
+    with pytest.raises(KeyOrderError):
+        writer.write(pa.record_batch({"key": binary(b"b", b"a"), "value": binary(b"", b"")}))
+    for go_on in (
+        lambda: writer.put(b"c", b""),
+        lambda: writer.write(pa.record_batch({"key": binary(b"c"), "value": binary(b"")})),
+        writer.finish,
+    ):
+        with pytest.raises(UsageError, match="half of a write"):
+            go_on()
+    assert writer.is_closed
+    assert staged.seal().parts == ()
+    assert list((tmp_path / "staged").glob("part-*")) == []
+
+
+def test_a_single_row_that_is_refused_leaves_the_part_as_it_was(
+    store: kvstore.Store, tmp_path: Path
+) -> None:
+    staged = bulk.Import.create(tmp_path / "staged")
+    with staged.writer() as writer:
+        writer.put(b"b", b"1")
+        with pytest.raises(KeyOrderError):
+            writer.put(b"a", b"2")
+        writer.put(b"c", b"3")
+    assert staged.seal().rows == 2
+    bulk.ingest(store, tmp_path / "staged")
+    assert dict(store.scan()) == {b"b": b"1", b"c": b"3"}
+
+
+def test_a_value_no_store_would_take_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bulk.part.VALUE_BYTES_MAX", 3)
+    writer = bulk.Import.create(tmp_path / "staged").writer()
+    for add in (
+        lambda: writer.put(b"a", b"1234"),
+        lambda: writer.write(pa.record_batch({"key": binary(b"a"), "value": binary(b"1234")})),
+    ):
+        with pytest.raises(UsageError, match="4 bytes"):
+            add()
+    writer.put(b"a", b"123")
+
+
+def test_wrong_paths_and_ids_are_told_as_such(store: kvstore.Store, tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_bytes(b"")
+    with pytest.raises(ImportRefusedError, match="not a directory"):
+        bulk.ingest(store, file)
+    with pytest.raises(UsageError, match="lies in a file"):
+        bulk.Import.create(file / "staged")
+    for wrong in ("7", True, 1.0, -1, 1 << 63):
+        with pytest.raises(UsageError, match="ids are integers"):
+            bulk.Import.create(tmp_path / "staged", import_id=wrong)  # type: ignore[arg-type]
+
+
+def test_a_full_disk_is_told_as_such_wherever_it_is_met(
+    store: kvstore.Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    staged = bulk.Import.create(tmp_path / "staged")
+    writer = staged.writer()
+    writer.put(b"a", b"1")
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OutOfSpaceError):
+        writer.finish()
+    monkeypatch.undo()
+    with staged.writer() as again:
+        again.put(b"a", b"1")
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OutOfSpaceError):
+        staged.seal()
+    monkeypatch.undo()
+    staged.seal()
+    monkeypatch.setattr(os, "link", full)
+    with pytest.raises(OutOfSpaceError):
+        bulk.ingest(store, tmp_path / "staged")
+    monkeypatch.undo()
+    bulk.ingest(store, tmp_path / "staged")
+    assert store.get(b"a") == b"1"
+
+
 def test_parts_that_share_a_key_are_refused_at_sealing(tmp_path: Path) -> None:
     staged = bulk.Import.create(tmp_path / "staged")
     for keys in ((b"a", b"c"), (b"b", b"d")):
@@ -444,10 +546,12 @@ def test_parts_that_share_a_key_are_refused_at_sealing(tmp_path: Path) -> None:
             {"key": binary(b"a"), "value": binary(b""), "op": pa.nulls(1, pa.string())}
         ),
         pa.record_batch({"key": binary(b"a"), "value": binary(b""), "op": pa.array([1])}),
+        pa.record_batch({"key": binary(b"a"), "value": binary(b""), "op": binary(b"\xff")}),
+        None,
     ],
     ids=[
         *("text key", "number value", "null key", "null value", "no value"),
-        *("unknown op", "null op", "number op"),
+        *("unknown op", "null op", "number op", "op that is no text", "none"),
     ],
 )
 def test_batches_of_another_shape_are_refused(tmp_path: Path, batch: pa.RecordBatch) -> None:

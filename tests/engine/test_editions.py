@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from kvstore.engine import editions
 from kvstore.engine.editions import Edition, pieces
+from kvstore.engine.passes import MemoryCursor
 
 keys = st.binary(max_size=2)
 puts = st.tuples(st.just("put"), keys, st.binary(max_size=1))
@@ -109,3 +110,55 @@ def test_what_is_emptied_is_one_empty_chunk_again() -> None:
     edition.delete_range(b"", b"\xff")
     edition.check()
     assert (len(edition), len(edition.chunks)) == (0, 1)
+
+
+letters = st.sampled_from([bytes([letter]) for letter in b"abcdefghijklmnop"])
+crowded = st.lists(
+    st.one_of(
+        st.tuples(st.just("put"), letters, st.just(b"")),
+        st.tuples(st.just("put"), letters, st.just(b"")),
+        st.tuples(st.just("delete"), letters),
+        st.tuples(st.just("delete_range"), letters, letters),
+    ),
+    max_size=60,
+)
+"""Few keys, so that bounds meet those of chunks."""
+
+
+class Still:
+    """An engine in which nothing happens."""
+
+    is_closed = False
+
+    def require_open(self) -> None:
+        pass
+
+    def release(self, edition: Edition) -> None:
+        pass
+
+
+@given(crowded, letters | st.just(b""), letters | st.none(), st.integers(1, 5), st.booleans())
+def test_a_pass_keeps_to_its_bounds_wherever_chunks_begin_and_end(
+    history: list[tuple[str, object]], start: bytes, end: bytes | None, count: int, reverse: bool
+) -> None:
+    edition, model = Edition(), dict[bytes, bytes]()
+    for op in history:
+        carry_out(edition, model, *op)
+    inside = [row for row in sorted(model.items()) if start <= row[0] and (not end or row[0] < end)]
+    cursor = MemoryCursor(Still(), edition, start, end or None, reverse=reverse)
+    found: list[tuple[bytes, bytes]] = []
+    while taken := list(zip(*cursor.take(count), strict=True)):
+        assert len(taken) <= count
+        found += taken
+    assert found == (inside[::-1] if reverse else inside)
+
+
+def test_a_descending_pass_ends_below_what_was_removed_from_the_front_of_a_chunk() -> None:
+    edition = Edition()
+    for letter in b"abcdefgh":
+        edition.put(bytes([letter]), b"")
+    edition.delete_range(edition.firsts[1], edition.chunks[1].keys[1])
+    bound = edition.chunks[1].keys[0]
+    assert edition.firsts[1] < bound
+    cursor = MemoryCursor(Still(), edition, b"", bound, reverse=True)
+    assert all(key < bound for key in cursor.take(100)[0])

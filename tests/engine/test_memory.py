@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
+from kvstore.engine import editions
 from kvstore.engine.memory import MemoryEngine
 from tests.engine.contract import DurableContract, EngineContract
 
@@ -16,3 +19,11 @@ class TestMemoryEngine(EngineContract):
 class TestJournaledMemoryEngine(DurableContract):
     def open(self, path: Path) -> MemoryEngine:
         return MemoryEngine(path)
+
+
+class TestMemoryEngineOfSmallChunks(TestMemoryEngine):
+    """A few rows lie in many chunks, as millions do in those of the usual size."""
+
+    @pytest.fixture(autouse=True)
+    def _tiny_chunks(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(editions, "CHUNK_ENTRIES_MAX", 4)

@@ -250,6 +250,38 @@ def test_stale_import_and_leftover_files_are_taken_back(tmp_path: Path) -> None:
         assert not waiting.exists()
 
 
+def test_a_run_in_the_background_that_fails_is_heard_of_when_the_store_is_closed(
+    tmp_path: Path,
+) -> None:
+    """Whatever it failed of: nobody else would see it."""
+    failed = threading.Event()
+
+    def fail(report: object) -> None:
+        failed.set()
+        raise RuntimeError("of my own")
+
+    store = kvstore.open(tmp_path / "db", durability="async")
+    store.start_gc(GcPolicy(keep=timedelta(0)), after_run=fail).wake()
+    assert failed.wait(30)
+    with pytest.raises(RuntimeError, match="of my own"):
+        store.close()
+    kvstore.open(tmp_path / "db").close()
+
+
+def test_who_hears_of_a_run_may_close_the_store(tmp_path: Path) -> None:
+    closed = threading.Event()
+
+    def close(report: object) -> None:
+        store.close()
+        closed.set()
+
+    store = kvstore.open(tmp_path / "db", durability="async")
+    forever = timedelta.max
+    store.start_gc(GcPolicy(keep=timedelta(0), every=forever), after_run=close).wake()
+    assert closed.wait(30)
+    kvstore.open(tmp_path / "db").close()
+
+
 def test_files_are_left_over_by_the_clock_that_dates_them(tmp_path: Path) -> None:
     """The store's clock was days ahead once: what is being staged now is not days old for that."""
     clock = ManualClock(time.time_ns() + 3 * 24 * 3600 * 1_000_000_000)

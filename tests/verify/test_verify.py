@@ -30,6 +30,7 @@ from kvstore.errors import CorruptionError
 from kvstore.meta import Meta
 from kvstore.timestamp import Timestamp
 from kvstore.verify import report
+from kvstore.verify.records import check_frontiers
 
 pytestmark = [pytest.mark.usefixtures("each_engine"), pytest.mark.damages_store]
 
@@ -287,6 +288,25 @@ def test_commits_go_on_while_a_store_is_verified(store: Store) -> None:
     stopping.set()
     writer.join()
     assert found == []
+
+
+def test_time_that_is_closed_while_frontiers_are_compared_is_no_damage(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read, closing = Meta.timestamp, threading.Thread(target=store.sync)
+
+    def late(meta: Meta, name: str) -> int:
+        if closing.ident is None:
+            store._clock.advance(1_000_000)  # type: ignore[attr-defined]
+            closing.start()
+            closing.join(0.2)
+        return read(meta, name)
+
+    findings = report.Findings()
+    monkeypatch.setattr(Meta, "timestamp", late)
+    check_frontiers(findings, store._meta, store._committer)
+    closing.join()
+    assert findings.problems == []
 
 
 def test_stats_count_what_is_held(store: Store) -> None:

@@ -1,0 +1,63 @@
+"""What callers pass, checked: wrong types and ranges are `UsageError` before anything is done."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from datetime import timedelta
+from pathlib import Path
+
+from kvstore.errors import UsageError
+from kvstore.span import Span
+
+
+def require_path(path: object, *, name: str = "path") -> Path:
+    """`path` as a `Path`, if it is a text or a path."""
+    if not isinstance(path, str | os.PathLike) or not isinstance(os.fspath(path), str):
+        raise UsageError(f"{name} must be a path, not {type(path).__name__}", "pass a str or Path")
+    return Path(path)
+
+
+def require_span(span: object) -> Span:
+    """`span`, or every key where it is None."""
+    if span is None:
+        return Span()
+    if not isinstance(span, Span):
+        raise UsageError(f"span must be a Span, not {type(span).__name__}", "pass Span(start, end)")
+    return span
+
+
+def require_count(count: object, *, name: str, least: int = 1) -> int:
+    """`count`, if it is an integer of at least `least`."""
+    if type(count) is not int or count < least:
+        raise UsageError(f"{name}={count!r}", f"pass a count of at least {least}")
+    return count
+
+
+def require_limit(limit: object) -> int | None:
+    """The `limit` of a scan."""
+    if limit is not None and (type(limit) is not int or limit < 0):
+        raise UsageError(f"limit={limit!r}", "pass a count, or None for all")
+    return limit
+
+
+def require_seconds(seconds: object, *, name: str) -> float:
+    """`seconds`, if it is a number that is not negative."""
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not seconds >= 0:
+        raise UsageError(f"{name}={seconds!r}", "pass seconds")
+    return seconds
+
+
+def require_age(age: object, *, name: str) -> timedelta | None:
+    """`age`, if it is None or a timedelta that is not negative."""
+    if age is not None and (not isinstance(age, timedelta) or age < timedelta(0)):
+        raise UsageError(f"{name}={age!r}", "pass a timedelta that is not negative")
+    return age
+
+
+def key_list(keys: Iterable[bytes]) -> list[bytes]:
+    """`keys`, whatever gives them, as a list; their own types are looked at elsewhere."""
+    try:
+        return list(keys)
+    except TypeError as error:
+        raise UsageError(f"keys must be many, not {type(keys).__name__}", "pass a list") from error
