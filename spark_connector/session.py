@@ -181,15 +181,6 @@ def _start(app_name: str, settings: Mapping[str, str], scratch: Path) -> SparkSe
         return builder.getOrCreate()
 
 
-_ALLOCATION = {
-    "ARROW_DEFAULT_MEMORY_POOL": "system",
-    "MALLOC_TRIM_THRESHOLD_": str(256 << 20),
-    "MALLOC_MMAP_THRESHOLD_": str(256 << 20),
-}
-"""Tasks take tens of megabytes for each row group and give them back. Kept by the process (where
-the C library is glibc), they cost no page faults: a tenth of a backup task's processor time."""
-
-
 def _process_environment() -> dict[str, str]:
     """What the JVM and its Python workers must find in their environment."""
     # The workers import these packages by name, and are not started in the caller's folder.
@@ -203,7 +194,6 @@ def _process_environment() -> dict[str, str]:
         "PYSPARK_PYTHON": os.environ.get("PYSPARK_PYTHON", sys.executable),
         "PYTHONPATH": os.pathsep.join(path for path in paths if path),
         "SPARK_LOCAL_IP": "127.0.0.1",
-        **{name: os.environ.get(name, value) for name, value in _ALLOCATION.items()},
     }
 
 
