@@ -47,12 +47,19 @@ from backup.shard.part import open_part, part_bytes
 from backup.shard.scrub import ScrubReport
 from backup.upload import Upload, upload_here
 from backup.verify import Depth, VerifyReport, verify_chains
-from backup.window import Backup, BackupInfo, append_windows, appended_before, info, take_hold
+from backup.window import (
+    Backup,
+    BackupInfo,
+    HoldTaken,
+    append_windows,
+    appended_before,
+    info,
+    take_hold,
+)
 from kvstore.arrow import ROWS_SCHEMA
 from kvstore.clock import Clock, WallClock
 from kvstore.errors import (
     CorruptionError,
-    FencedError,
     HistoryGoneError,
     LockedError,
     NotYetWrittenError,
@@ -261,7 +268,7 @@ class Collection:
             hold = take_hold(store, name, shard.upper, max_age)
             try:
                 return append_windows(shard, Backup(store, hold, upload, progress), token)
-            except (UpperMismatchError, FencedError):  # another took the window, or our hold
+            except (UpperMismatchError, HoldTaken):  # another took the window, or our hold
                 shard.refresh()
         raise LockedError(self.url, "other scripts that back up at the same time")
 

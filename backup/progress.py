@@ -32,7 +32,7 @@ import pyarrow as pa
 
 from backup.export import Position
 from backup.shard import Blob, Part
-from backup.shard.blob import reading
+from backup.shard.blob import FAILURES, reading
 from backup.shard.codec import decode_part, encode_part
 from kvstore.errors import (
     CorruptionError,
@@ -148,7 +148,7 @@ def forget(blob: Blob, chain: str, *, below: int | None = None) -> None:
             # The first goes last: an attempt without it is none.
             for number in sorted(numbers, reverse=True):
                 # What stays is outdated by its window, and goes next time.
-                with suppress(DeterminateError, IndeterminateError):
+                with suppress(*FAILURES):
                     blob.delete(f"{_ROOT}/{chain}/{name}/{number:06}.json")
 
 

@@ -18,15 +18,9 @@ from typing import NamedTuple
 from backup.chains import RETENTION
 from backup.progress import Attempt, find, forget
 from backup.shard import Batch, Progress, Shard, delete_batch
+from backup.shard.blob import FAILURES
 from backup.upload import Upload, upload_here
-from kvstore.errors import (
-    DeterminateError,
-    FencedError,
-    HistoryGoneError,
-    IndeterminateError,
-    OutOfSpaceError,
-    UpperMismatchError,
-)
+from kvstore.errors import FencedError, HistoryGoneError, UpperMismatchError
 from kvstore.holds import Hold
 from kvstore.store import Store
 from kvstore.timestamp import Timestamp
@@ -83,13 +77,20 @@ class Backup(NamedTuple):
     progress: Progress | None = None
 
 
+class HoldTaken(Exception):  # noqa: N818  # a signal to the caller, who takes it back
+    """Another script has taken the hold of this backup."""
+
+
 def append_windows(shard: Shard, backup: Backup, token: str | None) -> BackupInfo:
-    """Finish the window that a killed backup began, if there is one, and take the next."""
+    """Finish the window that a killed backup began, if there is one, and take the next.
+
+    Raises `UpperMismatchError` or `HoldTaken` if another script was faster: try again.
+    """
     store, chain = backup.store, shard.log.shard
     upper = int(store.sync())
     done = None
     has_records, begun = find(shard.blob, chain, shard.upper)
-    if begun is not None and int(backup.hold.timestamp) < begun.upper:
+    if begun is not None and _held_at(backup.hold) < begun.upper:
         done = _append_window(shard, backup, begun, None)
     if upper > shard.upper:
         fresh = Attempt.begin(shard.blob, chain, shard.upper, upper)
@@ -101,12 +102,19 @@ def append_windows(shard: Shard, backup: Backup, token: str | None) -> BackupInf
     if has_records:
         forget(shard.blob, chain, below=done.upper)
     # The backup is made; versions that stay are collected by the next.
-    with suppress(DeterminateError, IndeterminateError, OutOfSpaceError):
+    with suppress(*FAILURES):
         shard.collect_if_due()
     # Another script that has taken the hold meanwhile holds what it needs itself.
     with suppress(FencedError):
         backup.hold.move(done.upper - 1, durable=False)
     return done
+
+
+def _held_at(hold: Hold) -> int:
+    try:
+        return int(hold.timestamp)
+    except FencedError as error:
+        raise HoldTaken from error
 
 
 def _append_window(shard: Shard, backup: Backup, attempt: Attempt, token: str | None) -> BackupInfo:

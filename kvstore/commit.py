@@ -422,6 +422,7 @@ class Committer:
     def _interrupted(self, error: BaseException) -> None:
         if not self._is_finished:
             self._set_poison(self._poison or f"interrupted: {type(error).__name__}")
+            self.wake()
 
     def _set_poison(self, reason: str) -> None:
         self._poison, self.is_healthy = reason, False

@@ -150,8 +150,17 @@ class ReplicaCommitter(Committer):
             assert self._pending
             self._guarded(lambda: self._engine.ingest(files))
 
-    def end_window(self, tombstones: Sequence[RangeTombstone], upto: int) -> None:
-        """Show the window `[upper, upto]`: all its entries are here. Durable."""
+    def end_window(
+        self,
+        tombstones: Sequence[RangeTombstone],
+        upto: int,
+        on_index_floor: Callable[[int], None],
+    ) -> None:
+        """Show the window `[upper, upto]`: all its entries are here. Durable.
+
+        `on_index_floor` is told where the change index begins anew before a reader can see that
+        anything is there which the index has not.
+        """
         with self.lock:
             self._require_window([], upto + 1)
             assert self._source is not None
@@ -165,6 +174,7 @@ class ReplicaCommitter(Committer):
             stage_replica(self._meta, batch, self._source)
 
             def publish() -> None:
+                on_index_floor(upto)
                 self._versions.publish_ranges(list(tombstones))
                 self.recent.add(upto, (), [(b"", None)])  # any key may be in the files
 
@@ -250,8 +260,7 @@ class Replica:
         self._committer.begin_window(upper - 1)
         for file in files:
             self._committer.ingest([file])
-        self._committer.end_window(tombstones(), upper - 1)
-        self._on_index_floor(upper - 1)
+        self._committer.end_window(tombstones(), upper - 1, self._on_index_floor)
 
     def sync(self) -> Timestamp:
         """Make all that was applied durable; returns `upper`."""

@@ -239,7 +239,12 @@ class _Worker:
         self.pipe.close()
 
 
-_MAIN: Final = "import sys; from kvstore.scanners import serve; serve(int(sys.argv[1]))"
+_MAIN: Final = """\
+import sys
+sys.path = [entry for entry in sys.path if entry]  # nothing of the working directory
+from kvstore.scanners import serve
+serve(int(sys.argv[1]))
+"""
 
 
 def _make_directory(engine: RocksEngine) -> Path:

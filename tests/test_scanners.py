@@ -233,6 +233,21 @@ def test_opening_removes_what_a_dead_machine_left(tmp_path: Path) -> None:
         assert store.get(b"k") == b"v"
 
 
+def test_workers_import_nothing_from_the_working_directory(
+    store: kvstore.Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the caller does not either: a script lies elsewhere, or is a command."""
+    (tmp_path / "secrets.py").write_text("raise ImportError('of the user')")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry])
+    monkeypatch.setattr(store, "_scanners", scanners.Scanners())
+    try:
+        beside = store.scan_batches(workers=2).read_all()
+    finally:
+        store._scanners.close()
+    assert beside == store.scan_batches().read_all()
+
+
 def test_a_read_only_store_is_read_where_it_is(store: kvstore.Store, tmp_path: Path) -> None:
     store.checkpoint(tmp_path / "copy")
     expected = store.scan_batches().read_all()

@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from backup.shard.beside import Beside, ahead
-from backup.shard.blob import Blob
+from backup.shard.blob import FAILURES, Blob
 from backup.shard.frontier import require_frontier
 from backup.shard.merge import ONE_ROW, Share, merge_sorted
 from backup.shard.part import PartBuilder, read_part, touches
@@ -142,7 +142,7 @@ def delete_batch(blob: Blob, batch: Batch) -> None:
 def _delete(blob: Blob, names: Iterable[str]) -> None:
     for name in names:
         # An orphan costs space until a scrub; the caller's own error matters more.
-        with suppress(DeterminateError, IndeterminateError):
+        with suppress(*FAILURES):
             blob.delete(name)
 
 

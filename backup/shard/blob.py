@@ -23,7 +23,7 @@ import secrets
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple, Protocol, TypeVar, runtime_checkable
+from typing import Final, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 from backup.shard.newfile import write_synced
 from kvstore.errors import (
@@ -41,6 +41,9 @@ _TEMPORARY = ".tmp-"
 _READ_ATTEMPTS = 5
 _REFUSALS = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG, errno.ELOOP)
 """What another attempt meets again."""
+
+FAILURES: Final = (AccessDeniedError, DeterminateError, IndeterminateError, OutOfSpaceError)
+"""How a storage fails: what is passed over where the call may as well be left undone."""
 
 _T = TypeVar("_T")
 

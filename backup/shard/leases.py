@@ -15,21 +15,13 @@ from types import TracebackType
 from backup.shard import commands as c
 from backup.shard import machine
 from backup.shard.batch import read_batches
+from backup.shard.blob import FAILURES
 from backup.shard.frontier import EMPTY, require_frontier
 from backup.shard.log import StateLog
 from backup.shard.part import MissingPartError
 from backup.shard.read import ListenBatch, Snapshot, explained, listen_window
 from backup.shard.rules import RULES
-from kvstore.errors import (
-    AccessDeniedError,
-    DeterminateError,
-    HistoryGoneError,
-    IndeterminateError,
-    LeaseExpiredError,
-    OutOfSpaceError,
-)
-
-_REFUSED = (AccessDeniedError, DeterminateError, IndeterminateError, OutOfSpaceError)
+from kvstore.errors import HistoryGoneError, LeaseExpiredError
 
 
 class Reader:
@@ -115,7 +107,7 @@ class Reader:
         if now_ns - self._renewed_ns < self._lease_ns // 3:
             return
         self._renewed_ns = now_ns
-        with suppress(*_REFUSED, LeaseExpiredError):
+        with suppress(*FAILURES, LeaseExpiredError):
             self.heartbeat()
 
     def expire(self) -> None:
@@ -124,7 +116,7 @@ class Reader:
 
     def leave(self) -> None:
         """`expire`, if the storage takes it: else the lease runs out by itself."""
-        with suppress(*_REFUSED):
+        with suppress(*FAILURES):
             self.expire()
 
     def explain(self, error: MissingPartError) -> Exception:

@@ -27,16 +27,14 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from backup.shard import codec, commands, machine
-from backup.shard.blob import Blob
+from backup.shard.blob import FAILURES, Blob
 from backup.shard.consensus import Cas, Consensus, Versioned, require_consensus_key
 from backup.shard.state import State
 from kvstore.clock import WallClock
 from kvstore.errors import (
-    AccessDeniedError,
     CorruptionError,
     DeterminateError,
     IndeterminateError,
-    OutOfSpaceError,
     UsageError,
 )
 from kvstore.limits import ATTEMPTS_MAX, ROLLUP_EVERY
@@ -252,7 +250,7 @@ class StateLog:
             after, _ = machine.apply(state, commands.AddRollup(state.seqno, name))
             if not self._commit(state, after):
                 self.blob.delete(name)  # surely named by no version
-        except (AccessDeniedError, DeterminateError, IndeterminateError, OutOfSpaceError):
+        except FAILURES:
             return
 
     def _catch_up(self) -> None:

@@ -109,15 +109,18 @@ class Tail:
         position: Position,
         *,
         guard: Callable[[], None],
+        require_indexed: Callable[[int], None],
         rows_max: int = FEED_BATCH_ROWS,
         bytes_max: int = FEED_BATCH_BYTES,
     ) -> None:
-        """`guard` is called before a batch is handed out, and raises to stop it."""
+        """`guard` is called before a batch is handed out, and raises to stop it. So does
+        `require_indexed` where the change index begins above a time."""
         self._events = events
         self._committer = committer
         self._wanted = wanted
         self.position = position
         self._guard = guard
+        self._require_indexed = require_indexed
         self._rows_max = rows_max
         self._bytes_max = bytes_max
 
@@ -136,8 +139,10 @@ class Tail:
                 return
             committer.wait_published(target + 1, timeout=heartbeat, stop=self._is_stopped)
             self._guard()
-            if committer.upper <= target + 1:
-                committer.close_upto_now()
+            if committer.upper > target + 1 or committer.close_upto_now() > target + 1:
+                continue
+            if heartbeat is not None:  # of a replica time does not pass
+                yield self._deliver([], self.position)
 
     def _is_stopped(self) -> bool:
         try:
@@ -150,6 +155,7 @@ class Tail:
         resolved, taken = self.position
         if target <= resolved:
             return
+        self._require_indexed(resolved)  # a replica may have taken the window as files
         rows: list[Event] = []
         size = 0
         try:

@@ -77,6 +77,7 @@ class Feeds:
                 wanted,
                 position,
                 guard=guard,
+                require_indexed=self.require_indexed,
                 rows_max=rows_max,
                 bytes_max=bytes_max,
             )
@@ -87,7 +88,14 @@ class Feeds:
         """As a feed that nobody remembers: history is kept by a pin, which ends with the pass."""
         pin = self._holds.pin(since)
         position = Position(Timestamp(since))
-        tail = Tail(self._events, self._committer, wanted, position, guard=self._is_live)
+        tail = Tail(
+            self._events,
+            self._committer,
+            wanted,
+            position,
+            guard=self._is_live,
+            require_indexed=self.require_indexed,
+        )
         try:
             self._require_kept(wanted.span, since)  # a clear may have come before the pin
             for batch in tail.batches(follow=True, heartbeat=heartbeat):
@@ -177,8 +185,8 @@ class Feeds:
             raise HistoryGoneError(
                 as_of=since,
                 since=self.index_floor,
-                remedy="the store was restored then, and feeds begin there: "
-                "take a scan at that time first",
+                remedy="the store was restored then, or took a large window of its source as "
+                "files, and feeds begin there: take a scan at that time first",
             )
 
 

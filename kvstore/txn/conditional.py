@@ -125,13 +125,14 @@ class Conditional:
         return self._versions.get(key, self._committer.upper - 1)
 
     def _first_live(self, span: Span) -> bytes | None:
-        while True:
-            at = self._committer.upper - 1
-            keys, _ = next(self._versions.scan(span, at), ((), ()))
-            if at >= self._committer.floor:
-                return keys[0] if keys else None
+        at = self._committer.upper - 1
+        keys, _ = next(self._versions.scan(span, at), ((), ()))
+        if at < self._committer.floor:
+            # GC or a clear may have taken what was to be found: look again, behind it. Once: the
+            # floor stays where a clear that failed has raised it.
             with self._committer.lock:
-                pass  # GC or a clear may have taken what was to be found: look again, behind it
+                keys, _ = next(self._versions.scan(span, self._committer.upper - 1), ((), ()))
+        return keys[0] if keys else None
 
     def _require_unchanged(self, key: bytes, since: int) -> None:
         newest = self._versions.events(key)[:1]

@@ -16,8 +16,9 @@ import pytest
 import backup
 import kvstore
 from backup.progress import Attempt, find
-from backup.shard import MemoryBlob, Shard, Storage
+from backup.shard import FileBlob, MemoryBlob, Shard, Storage
 from backup.shard.consensus import Cas, MemoryConsensus, Versioned
+from backup.shard.file_consensus import FileConsensus
 from backup.upload import upload_here
 from kvstore.errors import AccessDeniedError, CorruptionError, OutOfSpaceError
 from kvstore.limits import ROLLUP_EVERY
@@ -136,6 +137,29 @@ def test_a_restore_that_is_done_is_done_though_its_lease_cannot_be_given_back(
     at = collection.restore(tmp_path / "restored", progress=fill)
     assert at == collection.upper - 1
     assert (tmp_path / "restored").is_dir()
+
+
+def test_backups_go_on_where_nothing_may_be_deleted(
+    store: kvstore.Store, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As by credentials that cannot take a backup back. What is appended is appended."""
+
+    def refuse(*_: object, **__: object) -> None:
+        raise AccessDeniedError("delete", "not allowed")
+
+    monkeypatch.setattr(FileBlob, "delete", refuse)
+    monkeypatch.setattr(FileConsensus, "truncate", refuse)
+    collection = backup.Collection(place)
+    with collection.snapshot(None) as (shard, _):
+        store.put(b"b", b"1")
+        attempt = Attempt.begin(shard.blob, shard.log.shard, shard.upper, int(store.sync()))
+        uploaded = upload_here(store, shard, attempt, None).batch
+        rows = collection.open_part(uploaded.parts[0]).read().to_batches()[0]
+        attempt.record(uploaded.parts[0], rows.slice(rows.num_rows - 1))  # and killed
+    for number in range(2 * ROLLUP_EVERY):
+        store.put(b"k", b"%d" % number)
+        assert collection.backup(store).upper == store.upper
+    collection.verify("contents", store)
 
 
 class NoRollups(MemoryBlob):

@@ -27,6 +27,7 @@ from backup.shard.log import StateLog
 from backup.upload import Uploaded, upload_here
 from kvstore.errors import (
     CorruptionError,
+    FencedError,
     HistoryGoneError,
     LockedError,
     NotAStoreError,
@@ -567,6 +568,23 @@ def test_a_backup_whose_hold_is_taken_over_takes_it_back_and_goes_on_with_the_up
     assert collection.backup(store).rows == 2
     assert uploaded.parts[0].name in {p.name for b in collection.batches() for p in b.parts}
     collection.verify("contents", store)
+
+
+def test_a_backup_whose_task_was_given_to_another_stops_at_once(
+    store: kvstore.Store, collection: backup.Collection
+) -> None:
+    """Though that one has taken the hold as well: what `progress` raises calls the backup off."""
+    store.put(b"a", b"1")
+    told: list[int] = []
+
+    def lost(rows: int) -> None:
+        told.append(rows)
+        store.hold(store.holds()[0].name)
+        raise FencedError("task t")
+
+    with pytest.raises(FencedError, match="task t"):
+        collection.backup(store, progress=lost)
+    assert len(told) == 1
 
 
 def test_a_new_chain_without_a_backup_yet_hides_nothing_of_the_old(

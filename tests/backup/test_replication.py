@@ -341,3 +341,62 @@ def test_a_transaction_over_a_promotion_hears_what_the_replica_took(
         txn.put(b"b", b"of 1")
         with pytest.raises(ConflictError):
             txn.commit()
+
+
+def test_a_feed_of_a_replica_that_took_files_is_refused_and_skips_nothing(
+    store: kvstore.Store, standby: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The change index has nothing of such a window, and begins anew above it."""
+    store.put(b"a", b"1")
+    backup.replicate(store, standby)
+    with kvstore.open(standby) as replica:
+        feed = replica.feed("f", start="now")
+        following = replica.follow(replica.upper - 1, heartbeat=0.001)
+        store.put(b"b", b"2")
+        backup.replicate(store, replica)
+        for batches in (feed.batches(), following):
+            assert [event.key for event in next(batches).events] == [b"b"]
+        monkeypatch.setattr("backup.replication.REPLICA_WINDOW_ROWS", -1)
+        store.put(b"c", b"3")
+        backup.replicate(store, replica)
+        for batches in (feed.batches(), following):
+            with pytest.raises(HistoryGoneError, match="take a scan"):
+                next(batches)
+        again = replica.feed("f", start="now")
+        monkeypatch.undo()
+        store.put(b"d", b"4")
+        backup.replicate(store, replica)
+        assert [event.key for batch in again for event in batch.events] == [b"d"]
+
+
+def test_who_sees_files_that_a_replica_took_does_not_look_for_them_in_its_index(
+    store: kvstore.Store, standby: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.put(b"a", b"1")
+    backup.replicate(store, standby)
+    with kvstore.open(standby) as replica:
+        since = replica.upper - 1
+        monkeypatch.setattr("backup.replication.REPLICA_WINDOW_ROWS", -1)
+        store.put(b"b", b"2")
+        seen: list[list[bytes]] = []
+        sync_upto = replica._committer._sync_upto
+
+        def reading(upper: int) -> None:
+            seen.append([change.key for change in replica.changes(since)])
+            sync_upto(upper)
+
+        monkeypatch.setattr(replica._committer, "_sync_upto", reading)
+        backup.replicate(store, replica)
+        monkeypatch.undo()
+        assert seen[0] == [b"b"]
+
+
+def test_a_follower_of_a_replica_hears_heartbeats(store: kvstore.Store, standby: Path) -> None:
+    """Though the time of a replica stands still while its source is away."""
+    store.put(b"a", b"1")
+    backup.replicate(store, standby)
+    with kvstore.open(standby) as replica:
+        following = replica.follow(replica.upper - 1, heartbeat=0.001)
+        assert [(next(following).events, next(following).resolved) for _ in range(2)] == [
+            ([], replica.upper - 1)
+        ] * 2

@@ -312,6 +312,22 @@ def test_a_follower_ends_with_an_error_when_a_write_fails(
     assert isinstance(follower.wait_error(), PoisonedError)
 
 
+def test_a_follower_ends_with_an_error_when_a_commit_is_interrupted(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    follower = Follower(store.feed("f", start=0))
+    store.put(b"a", b"1")
+    follower.wait(lambda f: keys(f.batches) == [b"a"])
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(store._committer.capture, "finish_commit", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        store.put(b"b", b"1")
+    assert isinstance(follower.wait_error(), PoisonedError)
+
+
 def test_a_closed_feed_stops_and_keeps_its_position(store: Store) -> None:
     with store.feed("f", start=0) as feed:
         store.put(b"a", b"1")

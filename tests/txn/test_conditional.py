@@ -11,7 +11,13 @@ import pytest
 
 import kvstore
 from kvstore import ManualClock, Store
-from kvstore.errors import HistoryGoneError, PreconditionError, UsageError
+from kvstore.errors import (
+    HistoryGoneError,
+    PoisonedError,
+    PreconditionError,
+    StorageError,
+    UsageError,
+)
 
 pytestmark = pytest.mark.usefixtures("each_engine")
 
@@ -196,3 +202,24 @@ def test_idempotent_range_delete_finds_what_is_alive_behind_gc(
     monkeypatch.setattr(store._versions, "scan", late)
     assert store.delete_range(b"a", b"z", idempotent=True) is not None
     assert store.get(b"k") is None
+
+
+def test_an_idempotent_range_delete_after_a_clear_that_failed_is_refused_at_once(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The clear has raised the floor of reads above all that there will ever be."""
+    store.put(b"a", b"1")
+    announce = store._clears.announce
+
+    def fail(*_: object) -> None:
+        raise StorageError("storage failed", "look at the disk")
+
+    def last(clear: Any) -> None:
+        announce(clear)
+        monkeypatch.setattr(store._engine, "write", fail)
+
+    monkeypatch.setattr(store._clears, "announce", last)
+    with pytest.raises(StorageError):
+        store.clear_range(b"x", b"y")
+    with pytest.raises(PoisonedError):
+        store.delete_range(b"a", b"b", idempotent=True)
