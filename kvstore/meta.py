@@ -22,9 +22,8 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from kvstore.engine.api import META, Batch, Engine
+from kvstore.engine.api import META, Batch, Engine, chunks
 from kvstore.errors import CorruptionError, FormatVersionError
-from kvstore.limits import SCAN_CHUNK
 
 RECORD_VERSION: Final = 1
 
@@ -49,11 +48,7 @@ class Meta:
     def records(self, prefix: str) -> Iterator[tuple[str, dict[str, Any]]]:
         """Records whose names begin with `prefix`, in the order of their names."""
         start = prefix.encode()
-        cursor = self._engine.cursor(META, start, start + b"\xff")
-        while True:
-            keys, values = cursor.take(SCAN_CHUNK)
-            if not keys:
-                return
+        for keys, values in chunks(self._engine.cursor(META, start, start + b"\xff")):
             for key, value in zip(keys, values, strict=True):
                 name = key.decode()
                 yield name.removeprefix(prefix), _decode(name, value)

@@ -45,8 +45,10 @@ _LEVEL = 1
 _LEVEL_FAST = -3
 """What hardly compresses is as small so, in 126 ns a row of 116 bytes; at level 1 in 175."""
 _FAST_SIZE_MAX = 1.03
+"""As small: half random rows take 1.02 of the size, those that compress 1.08 to 1.8."""
 _SAMPLE_ROWS = 1024
 _SAMPLE_BYTES = 64 << 10
+"""Of keys and of values: what tells the sizes of a megabyte apart to a hundredth."""
 _LEVEL_SMALL = -5
 """10,000 rows of 116 bytes, half of it random, take 1.3 ms and 722 kB; at level 1 2.0 ms
 and 672 kB."""

@@ -34,13 +34,13 @@ from kvstore.changes.index import ChangeIndex
 from kvstore.clears import Clears
 from kvstore.codec.keys import SUFFIX_BYTES, decode_suffix
 from kvstore.commit import Committer
-from kvstore.engine.api import CHANGES, DATA, RANGES, Batch
+from kvstore.engine.api import CHANGES, DATA, RANGES, Batch, chunks
 from kvstore.errors import ClosedError, UsageError
 from kvstore.gc.leftovers import Leftovers
 from kvstore.gc.search import garbage_in_span, garbage_of_keys
 from kvstore.holds import HoldRecord, Holds
 from kvstore.imports import Imports
-from kvstore.limits import GC_KEYS_PER_STEP, GC_SPANS_PER_STEP, SCAN_CHUNK, STALE_IMPORT_S
+from kvstore.limits import GC_KEYS_PER_STEP, GC_SPANS_PER_STEP, STALE_IMPORT_S
 from kvstore.meta import COLLECTED, INDEX_FLOOR, Meta
 from kvstore.mvcc import Versions
 from kvstore.span import Span, merge_spans
@@ -292,11 +292,7 @@ class Collector:
         self.at_step("ranges")
 
     def _stored_ranges(self) -> Iterator[bytes]:
-        cursor = self._engine.cursor(RANGES)
-        while True:
-            keys, _ = cursor.take(SCAN_CHUNK)
-            if not keys:
-                return
+        for keys, _ in chunks(self._engine.cursor(RANGES)):
             yield from keys
 
     # -- index and clears -------------------------------------------------------------------

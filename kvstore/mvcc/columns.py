@@ -6,6 +6,8 @@ runs per key: some 45 ns a key, where the plainest loop over keys takes 250.
 
     joined  := | 8 zero bytes | key | key | ...        so that a word can end anywhere
     key     := | stem (framed user key) | suffix u64 | kind u8 |
+
+Values stay the list they came as; `of_chosen` picks from it.
 """
 
 from __future__ import annotations

@@ -25,9 +25,8 @@ from kvstore.codec.keys import (
     span_bounds,
 )
 from kvstore.codec.ordered import frame, unescape, unframe
-from kvstore.engine.api import DATA, RANGES, Cursor, Engine
+from kvstore.engine.api import DATA, RANGES, Cursor, Engine, chunks
 from kvstore.errors import UsageError, WriteTooOldError
-from kvstore.limits import SCAN_CHUNK
 from kvstore.mvcc.decide import Read
 from kvstore.mvcc.diff import Difference, differences, stored_keys
 from kvstore.mvcc.export import VersionColumns, version_columns
@@ -309,11 +308,7 @@ class Versions:
 
 def stored_tombstones(engine: Engine) -> Iterator[RangeTombstone]:
     """All range tombstones an engine holds, by start."""
-    cursor = engine.cursor(RANGES)
-    while True:
-        keys, values = cursor.take(SCAN_CHUNK)
-        if not keys:
-            return
+    for keys, values in chunks(engine.cursor(RANGES)):
         for key, value in zip(keys, values, strict=True):
             start, suffix = unframe(key[:-SUFFIX_BYTES]), key[-SUFFIX_BYTES:]
             yield RangeTombstone(start, unescape(value), decode_suffix(suffix))

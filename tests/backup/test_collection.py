@@ -34,7 +34,7 @@ from kvstore.errors import (
     NotYetWrittenError,
     UsageError,
 )
-from kvstore.limits import LEASE_NS, ROLLUP_EVERY
+from kvstore.limits import LEASE_NS, ROLLUP_EVERY, SCAN_CHUNK
 
 pytestmark = pytest.mark.usefixtures("each_engine")
 
@@ -1028,3 +1028,30 @@ def test_keys_that_begin_alike_are_sorted_whole(store: kvstore.Store, tmp_path: 
     assert collection.backup(store).rows == len(keys)
     table = collection.scan_batches().read_all()
     assert table.column("key").to_pylist() == sorted(keys) == table.column("value").to_pylist()
+
+
+def test_rows_of_many_chunks_are_backed_up_in_bounded_batches_and_restored(
+    store: kvstore.Store,
+    collection: backup.Collection,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Deletions and repeated keys lie on both sides of where chunks and batches are cut."""
+    monkeypatch.setattr("backup.export.ARROW_BYTES_MAX", 1 << 14)
+    keys = [b"%05d" % number for number in range(2 * SCAN_CHUNK)]
+    for value in (b"old" * 10, b"new" * 10):
+        with store.batch() as batch:
+            for key in keys:
+                batch.put(key, value)
+        for key in keys[::97]:
+            store.delete(key, durability="async")
+        written = store.now()
+    upper = store.sync()
+    batches = list(exported(store, since=None, upto=upper - 1).rows)
+    assert max(rows.column("value").nbytes for rows in batches) < 1 << 15
+    collection.backup(store)
+    collection.verify("contents", store)
+    collection.restore(tmp_path / "restored")
+    with kvstore.open(tmp_path / "restored") as restored:
+        assert list(restored.scan()) == list(store.scan(as_of=written))
+        assert restored.history(keys[97]) == store.history(keys[97])

@@ -28,6 +28,7 @@ from kvstore.errors import (
     StorageError,
     UsageError,
 )
+from kvstore.limits import SCAN_CHUNK
 
 pytestmark = pytest.mark.usefixtures("each_engine")
 
@@ -452,6 +453,19 @@ def test_a_part_that_holds_half_of_a_write_takes_no_more_and_does_not_finish(
     assert writer.is_closed
     assert staged.seal().parts == ()
     assert list((tmp_path / "staged").glob("part-*")) == []
+
+
+@pytest.mark.parametrize("at", [1, SCAN_CHUNK - 1, SCAN_CHUNK, SCAN_CHUNK + 904])
+def test_disorder_is_named_wherever_it_stands_in_a_batch(tmp_path: Path, at: int) -> None:
+    """Rows are handed on in chunks of a batch."""
+    keys = [b"%08d" % number for number in range(2 * SCAN_CHUNK)]
+    keys[at], previous = b"0", keys[at - 1]
+    writer = bulk.Import.create(tmp_path / "staged").writer()
+    with pytest.raises(KeyOrderError) as caught:
+        writer.write(pa.record_batch({"key": binary(*keys), "value": binary(*keys)}))
+    assert (caught.value.previous, caught.value.key) == (previous, b"0")
+    with pytest.raises(UsageError, match="half of a write"):
+        writer.finish()
 
 
 def test_a_single_row_that_is_refused_leaves_the_part_as_it_was(
