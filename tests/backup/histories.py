@@ -5,8 +5,12 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
+import backup
 import bulk
 import kvstore
+from backup.progress import Attempt
+from backup.shard import Batch
+from backup.upload import upload_here
 
 KEYS = 60
 
@@ -45,3 +49,14 @@ def change(store: kvstore.Store, pick: random.Random, count: int) -> None:
 def versions(store: kvstore.Store, upto: int) -> list[kvstore.Change]:
     """Every version that is kept, at or below `upto`."""
     return list(store.versions(since=None, upto=upto))
+
+
+def upload_and_be_killed(store: kvstore.Store, collection: backup.Collection) -> Batch:
+    """Put `b"b"`, and leave a backup of it uploaded and written down, but not appended."""
+    with collection.snapshot(None) as (shard, _):
+        store.put(b"b", b"1")
+        attempt = Attempt.begin(shard.blob, shard.log.shard, shard.upper, int(store.sync()))
+        uploaded = upload_here(store, shard, attempt, None).batch
+        rows = collection.open_part(uploaded.parts[0]).read().to_batches()[0]
+        attempt.record(uploaded.parts[0], rows.slice(rows.num_rows - 1))
+    return uploaded

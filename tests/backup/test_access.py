@@ -22,6 +22,7 @@ from backup.shard.file_consensus import FileConsensus
 from backup.upload import upload_here
 from kvstore.errors import AccessDeniedError, CorruptionError, OutOfSpaceError
 from kvstore.limits import ROLLUP_EVERY
+from tests.backup.histories import upload_and_be_killed
 
 NOBODY = 65534
 
@@ -150,12 +151,7 @@ def test_backups_go_on_where_nothing_may_be_deleted(
     monkeypatch.setattr(FileBlob, "delete", refuse)
     monkeypatch.setattr(FileConsensus, "truncate", refuse)
     collection = backup.Collection(place)
-    with collection.snapshot(None) as (shard, _):
-        store.put(b"b", b"1")
-        attempt = Attempt.begin(shard.blob, shard.log.shard, shard.upper, int(store.sync()))
-        uploaded = upload_here(store, shard, attempt, None).batch
-        rows = collection.open_part(uploaded.parts[0]).read().to_batches()[0]
-        attempt.record(uploaded.parts[0], rows.slice(rows.num_rows - 1))  # and killed
+    upload_and_be_killed(store, collection)
     for number in range(2 * ROLLUP_EVERY):
         store.put(b"k", b"%d" % number)
         assert collection.backup(store).upper == store.upper

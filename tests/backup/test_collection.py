@@ -35,6 +35,7 @@ from kvstore.errors import (
     UsageError,
 )
 from kvstore.limits import LEASE_NS, ROLLUP_EVERY, SCAN_CHUNK
+from tests.backup.histories import upload_and_be_killed
 
 pytestmark = pytest.mark.usefixtures("each_engine")
 
@@ -548,12 +549,7 @@ def test_a_backup_whose_hold_is_taken_over_takes_it_back_and_goes_on_with_the_up
 ) -> None:
     store.put(b"a", b"1")
     collection.backup(store)
-    with collection.snapshot(None) as (shard, _):
-        store.put(b"b", b"1")
-        attempt = Attempt.begin(shard.blob, shard.log.shard, shard.upper, int(store.sync()))
-        uploaded = upload_here(store, shard, attempt, None).batch
-        rows = collection.open_part(uploaded.parts[0]).read().to_batches()[0]
-        attempt.record(uploaded.parts[0], rows.slice(rows.num_rows - 1))  # and killed
+    uploaded = upload_and_be_killed(store, collection)
     (name,) = (hold.name for hold in store.holds())
     sync = type(store).sync
     others: list[object] = []
