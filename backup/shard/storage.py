@@ -34,9 +34,11 @@ class Storage(NamedTuple):
 def open_storage(url: str | os.PathLike[str], **options: Any) -> Storage:
     """Open what `url` names; nothing is created before the first write.
 
-    Raises `UsageError` for an address that is not understood.
+    Raises `UsageError` for an address that is empty or not understood.
     """
     text = os.fspath(url)
+    if not text:  # not the working directory: an unset variable in a script
+        raise UsageError("the address of the storage is empty", "give a path or a URL")
     if "://" not in text:
         if (scheme := text.partition(":")[0]) in _SCHEMES and scheme != text:
             raise UsageError(

@@ -10,7 +10,7 @@ from datetime import timedelta
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import pyarrow as pa
 import pytest
@@ -859,6 +859,18 @@ def test_an_altered_manifest_is_an_error_that_names_the_place(
     journal.write_bytes(content)
     with pytest.raises(CorruptionError, match="journal"):
         backup.Collection(collection.url).list()
+
+
+@pytest.mark.parametrize("age", [timedelta(-1), 5])
+def test_an_age_that_is_negative_or_no_timedelta_deletes_nothing(
+    collection: backup.Collection, age: Any
+) -> None:
+    since, backups = collection.since, collection.list()
+    with pytest.raises(UsageError, match="keep"):
+        collection.expire(keep=age)
+    with pytest.raises(UsageError, match="older_than"):
+        collection.scrub(delete_orphans_older_than=age)
+    assert (collection.since, collection.list()) == (since, backups)
 
 
 def test_what_an_unfinished_backup_left_is_found_by_a_scrub(
