@@ -53,7 +53,7 @@ class Readable(Protocol):
 
 
 class Snapshot:
-    """Reads at `as_of`, which stays readable until the snapshot is closed."""
+    """Reads at `as_of`, which stays readable until the snapshot is closed, or nobody has it."""
 
     def __init__(self, store: Readable, as_of: Timestamp, release: Callable[[], object]) -> None:
         self._store: Readable | None = store
@@ -107,6 +107,9 @@ class Snapshot:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
     ) -> None:
+        self.close()
+
+    def __del__(self) -> None:
         self.close()
 
     def _open(self) -> Readable:
