@@ -34,11 +34,12 @@ import pyarrow as pa
 from pyspark.sql import Column, DataFrame
 
 import bulk
-from bulk.ingest import INGEST_DIRECTORY, OnConflict, require_on_conflict
+from bulk.ingest import OnConflict, require_on_conflict
 from bulk.part import Part, PartWriter
 from bulk.sort import Run, cuts, merged, sorted_runs
 from bulk.staging import Manifest, discard
 from kvstore.errors import KeyOrderError, UsageError
+from kvstore.imports import INGEST_DIRECTORY
 from kvstore.span import Span
 from kvstore.store import Store
 from kvstore.timestamp import Timestamp
