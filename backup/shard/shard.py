@@ -186,7 +186,7 @@ class Shard:
 
         `progress` is called with the rows written so far; what it raises calls the merge off."""
         if full:
-            compact.request(self.log)
+            compact.request_all(self.log)
         return compact.merge_pending(self.log, merge=merge, progress=progress)
 
     def gc(self) -> gc.Collected:
