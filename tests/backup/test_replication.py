@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 
@@ -24,12 +23,6 @@ from kvstore.replica import ReplicaCommitter
 from tests.backup.histories import change, staged_import, versions
 
 pytestmark = pytest.mark.usefixtures("each_engine")
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[kvstore.Store]:
-    with kvstore.open(tmp_path / "store", durability="async") as opened:
-        yield opened
 
 
 @pytest.fixture
