@@ -26,7 +26,6 @@ from backup.shard import Snapshot, Tally, View
 from backup.shard.blob import not_done
 from bulk.ingest import staging_beside
 from bulk.sst import SstFile
-from bulk.staging import fsync_directory
 from kvstore.errors import LockedError, UsageError
 from kvstore.journal import OS_FILES
 from kvstore.mvcc import RangeTombstone
@@ -98,7 +97,7 @@ def restore_store(
                 founding.add(files, tombstones)
         _require_nothing(path)
         os.rename(place, path)
-        fsync_directory(path.parent)
+        OS_FILES.sync_directory(str(path.parent))
 
 
 def restore_into_store(store: Store, batches: Iterable[pa.RecordBatch]) -> Timestamp:

@@ -12,13 +12,14 @@ import pyarrow as pa
 import typer
 
 from bulk.files import file_rows, format_of
-from bulk.ingest import INGEST_DIRECTORY, OnConflict, ingest
+from bulk.ingest import OnConflict, ingest
 from bulk.sort import Duplicates, sorted_batches
 from bulk.staged import Import
 from bulk.staging import Manifest, read_manifest
 from kvstore.cli.options import JsonOption, StoreArgument, iso, one_of, open_to_write
 from kvstore.cli.output import print_figures, working
 from kvstore.errors import KeyOrderError, UsageError, printable
+from kvstore.imports import INGEST_DIRECTORY
 from kvstore.store import Store
 from kvstore.timestamp import Timestamp
 

@@ -21,26 +21,23 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Final, Literal, TypeAlias
 
-from bulk.staging import Manifest, fsync_directory, read_manifest, require_unaltered
+from bulk.staging import Manifest, read_manifest, require_unaltered
 from kvstore.arguments import require_path
 from kvstore.codec.keys import TAIL_BYTES, VALUE
 from kvstore.codec.ordered import unframe
 from kvstore.engine.rocks import read_rows
-from kvstore.errors import (
-    KEYS_NAMED_MAX,
-    KeyConflictError,
-    OutOfSpaceError,
-    StorageError,
-    UsageError,
-)
-from kvstore.imports import ImportRecord
+from kvstore.errors import KEYS_NAMED_MAX, KeyConflictError, UsageError
+from kvstore.imports import INGEST_DIRECTORY, ImportRecord
+from kvstore.journal import OS_FILES
+from kvstore.journal.files import storage_errors
 from kvstore.span import Span
 from kvstore.store import Store
 from kvstore.timestamp import Timestamp
 
 OnConflict: TypeAlias = Literal["overwrite", "error"]
 
-INGEST_DIRECTORY: Final = "ingest"
+_COPY_INSTEAD: Final = (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP)
+"""Failures of a link or rename that say: this file system, or these two, cannot do it."""
 
 
 def ingest(
@@ -164,24 +161,23 @@ def _bring(directory: Path, incoming: Path, name: str, *, move: bool) -> Path:
     which syncs what it takes, has it. So only the end of a copy's source waits for the disk.
     """
     source, target = directory / name, incoming / name
-    try:
+    with storage_errors(str(target)):
         incoming.mkdir(parents=True, exist_ok=True)
         if not source.exists() and target.exists():
             return target
         target.unlink(missing_ok=True)
-        if move:
-            os.rename(source, target)
-        else:
-            os.link(source, target)
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise OutOfSpaceError(str(target)) from error
-        if error.errno not in (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP):
-            raise StorageError(f"{source} cannot be brought to {target}: {error}") from error
-        _copy(source, target)
-        if move:
-            fsync_directory(incoming)
-            source.unlink()
+        try:
+            if move:
+                os.rename(source, target)
+            else:
+                os.link(source, target)
+        except OSError as error:
+            if error.errno not in _COPY_INSTEAD:
+                raise
+            _copy(source, target)
+            if move:
+                OS_FILES.sync_directory(str(incoming))
+                source.unlink()
     _advise(target)
     return target
 
@@ -191,11 +187,9 @@ def _copy(source: Path, target: Path) -> None:
         shutil.copyfile(source, target)
         with target.open("rb") as file:
             os.fsync(file.fileno())
-    except OSError as error:
+    except OSError:
         target.unlink(missing_ok=True)  # half a copy would only keep the disk full
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise OutOfSpaceError(str(target)) from error
-        raise StorageError(f"{source} cannot be copied to {target}: {error}") from error
+        raise
 
 
 def _advise(path: Path) -> None:

@@ -43,6 +43,7 @@ from kvstore.errors import (
     StorageError,
     UsageError,
 )
+from kvstore.journal import OS_FILES
 from kvstore.journal.files import storage_errors
 
 MANIFEST_NAME: Final = "import.json"
@@ -170,15 +171,6 @@ def require_unaltered(staging: Path, path: Path, part: Part, *, thorough: bool =
         )
 
 
-def fsync_directory(path: Path) -> None:
-    """Make renames and links in a directory survive a crash."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
 def write_atomically(path: Path, content: bytes) -> None:
     """Replace the file at `path` whole, durably: readers see the old content or the new.
 
@@ -191,7 +183,7 @@ def write_atomically(path: Path, content: bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
         os.replace(unfinished, path)
-        fsync_directory(path.parent)
+        OS_FILES.sync_directory(str(path.parent))
 
 
 def _checksum(fields: dict[str, Any]) -> str:

@@ -21,7 +21,6 @@ import secrets
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from operator import attrgetter
-from types import TracebackType
 
 from kvstore.commit import Committer
 from kvstore.errors import FencedError, HoldLostError, UsageError
@@ -71,9 +70,7 @@ class Hold:
     def __enter__(self) -> Hold:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.release()
 
 

@@ -29,7 +29,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from threading import get_ident
-from typing import Any
+from typing import Any, Final
 
 from kvstore.changes.entry import OP_IMPORT, OP_REVERT
 from kvstore.changes.index import ChangeIndex
@@ -43,6 +43,9 @@ from kvstore.mvcc.version import Lifetime
 from kvstore.mvcc.versions import Versions
 from kvstore.span import Span
 from kvstore.timestamp import Timestamp
+
+INGEST_DIRECTORY: Final = "ingest"
+"""Where `bulk.ingest` brings files before RocksDB takes them; what a crash leaves stays there."""
 
 _PREFIX = "import/"
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from types import TracebackType
 from typing import TYPE_CHECKING, Protocol
 
 from kvstore.arrow import DEFAULT_BATCH_ROWS
@@ -53,7 +52,7 @@ class Readable(Protocol):
 
 
 class Snapshot:
-    """Reads at `as_of`, which stays readable until the snapshot is closed."""
+    """Reads at `as_of`, which stays readable until the snapshot is closed, or nobody has it."""
 
     def __init__(self, store: Readable, as_of: Timestamp, release: Callable[[], object]) -> None:
         self._store: Readable | None = store
@@ -104,9 +103,10 @@ class Snapshot:
         self._open()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
         self.close()
 
     def _open(self) -> Readable:

@@ -34,24 +34,17 @@ import pyarrow as pa
 from pyspark.sql import Column, DataFrame
 
 import bulk
-from bulk.ingest import INGEST_DIRECTORY, OnConflict, require_on_conflict
+from bulk.ingest import OnConflict, require_on_conflict
 from bulk.part import Part, PartWriter
-from bulk.sort import Run, cuts, merged, sorted_runs
+from bulk.sort import Duplicates, Run, cuts, merged, sorted_runs
 from bulk.staging import Manifest, discard
 from kvstore.errors import KeyOrderError, UsageError
+from kvstore.imports import INGEST_DIRECTORY
 from kvstore.span import Span
 from kvstore.store import Store
 from kvstore.timestamp import Timestamp
 from spark_connector.progress import Progress, watched
-from spark_connector.rows import (
-    Columns,
-    Duplicates,
-    chosen,
-    require_order,
-    rows_by_key,
-    wanted_partitions,
-    without_repeats,
-)
+from spark_connector.rows import Columns, Rows, without_repeats
 from spark_connector.worker import spare_the_collector
 
 _RESULT_SCHEMA: Final = "result binary"
@@ -107,21 +100,8 @@ def bulk_import(
 
     Raises `UsageError` on bad columns, duplicates and null keys or values; then nothing was added.
     """
-    return run_import(
-        df,
-        store,
-        key,
-        value,
-        staging,
-        partitions,
-        on_conflict,
-        op=op,
-        splits=splits,
-        duplicates=duplicates,
-        order_by=order_by,
-        import_id=import_id,
-        progress=progress,
-    ).stamp
+    rows = Rows(df, key, value, op, partitions, splits, duplicates, order_by)
+    return _run(rows, store, staging, on_conflict, import_id, progress).stamp
 
 
 def run_import(
@@ -141,41 +121,8 @@ def run_import(
     progress: Progress | None = None,
 ) -> ImportReport:
     """As `bulk_import`; returns a report, whose seconds are 0 where the job had been run before."""
-    require_on_conflict(on_conflict)
-    if import_id is not None and (known := _added_before(store, import_id)) is not None:
-        return known
-    directory = _staging_directory(store, staging)
-    started = time.perf_counter()
-    manifest = stage_import(
-        df,
-        directory,
-        key,
-        value,
-        op=op,
-        partitions=partitions,
-        splits=splits,
-        duplicates=duplicates,
-        order_by=order_by,
-        import_id=import_id,
-        progress=progress,
-    )
-    built = time.perf_counter()
-    try:
-        stamp = bulk.ingest(store, directory, on_conflict=on_conflict, move=True)
-    except UsageError:
-        if staging is None:  # nobody knows of it, so nobody would add it later
-            shutil.rmtree(directory, ignore_errors=True)
-        raise
-    shutil.rmtree(directory, ignore_errors=True)
-    return ImportReport(
-        stamp=stamp,
-        import_id=manifest.import_id,
-        rows=manifest.rows,
-        files=len(manifest.parts),
-        bytes=manifest.size_bytes,
-        build_seconds=round(built - started, 3),
-        add_seconds=round(time.perf_counter() - built, 3),
-    )
+    rows = Rows(df, key, value, op, partitions, splits, duplicates, order_by)
+    return _run(rows, store, staging, on_conflict, import_id, progress)
 
 
 def stage_import(
@@ -208,32 +155,62 @@ def stage_import(
 
     Raises `UsageError` on bad columns, duplicates and null keys or values; `staging` is gone then.
     """
-    require_order(duplicates, order_by)
-    count = wanted_partitions(df, partitions, splits)
-    rows = chosen(df, key, value, op=op)
-    directory = Path(staging)
+    rows = Rows(df, key, value, op, partitions, splits, duplicates, order_by)
+    return _stage(rows, Path(staging), import_id, progress)
+
+
+def _run(
+    rows: Rows,
+    store: Store,
+    staging: str | Path | None,
+    on_conflict: OnConflict,
+    import_id: int | None,
+    progress: Progress | None,
+) -> ImportReport:
+    require_on_conflict(on_conflict)
+    if import_id is not None and (known := _added_before(store, import_id)) is not None:
+        return known
+    directory = _staging_directory(store, staging)
+    started = time.perf_counter()
+    manifest = _stage(rows, directory, import_id, progress)
+    built = time.perf_counter()
+    try:
+        stamp = bulk.ingest(store, directory, on_conflict=on_conflict, move=True)
+    except UsageError:
+        if staging is None:  # nobody knows of it, so nobody would add it later
+            shutil.rmtree(directory, ignore_errors=True)
+        raise
+    shutil.rmtree(directory, ignore_errors=True)
+    return ImportReport(
+        stamp=stamp,
+        import_id=manifest.import_id,
+        rows=manifest.rows,
+        files=len(manifest.parts),
+        bytes=manifest.size_bytes,
+        build_seconds=round(built - started, 3),
+        add_seconds=round(time.perf_counter() - built, 3),
+    )
+
+
+def _stage(
+    rows: Rows, directory: Path, import_id: int | None, progress: Progress | None
+) -> Manifest:
+    rows.require_order()
+    count = rows.file_count()
+    chosen, spark = rows.chosen(), rows.df.sparkSession
     staged = bulk.Import.create(directory, import_id=import_id)
     place = directory.resolve()
     try:
-        with watched(df.sparkSession, progress):
-            if order_by is None:
-                runs = _results(directory, rows.mapInArrow(_sorter(place), _RESULT_SCHEMA))
-                borders = cuts(runs, count) if splits is None else splits
+        with watched(spark, progress):
+            if rows.order_by is None:
+                runs = _results(directory, chosen.mapInArrow(_sorter(place), _RESULT_SCHEMA))
+                borders = cuts(runs, count) if rows.splits is None else rows.splits
                 build = _merger(place, staged.import_id, runs, _spans(borders))
                 pieces = len(borders) + 1 if runs else 0
-                tasks = df.sparkSession.range(0, pieces, 1, max(pieces, 1))
+                tasks = spark.range(0, pieces, 1, max(pieces, 1))
             else:
                 build = _builder(place, staged.import_id)
-                tasks = rows_by_key(
-                    df,
-                    key,
-                    value,
-                    op=op,
-                    partitions=partitions,
-                    splits=splits,
-                    duplicates=duplicates,
-                    order_by=order_by,
-                )
+                tasks = rows.by_key()
             parts = _results(directory, tasks.mapInArrow(build, _RESULT_SCHEMA))
         shutil.rmtree(directory / _SCRATCH, ignore_errors=True)
         return staged.seal(parts)

@@ -123,6 +123,11 @@ class ReadOptions:
     bytes_per_trigger: int | None = None
     fail_on_data_loss: bool = True
 
+    @property
+    def latest(self) -> bool:
+        """Whether only the last change of each key is wanted."""
+        return self.revisions == "latest"
+
 
 def reads_changes(options: Mapping[str, str]) -> bool:
     """Whether `readChangeFeed` is on. Raises `UsageError` if it is neither true nor false."""
@@ -132,6 +137,11 @@ def reads_changes(options: Mapping[str, str]) -> bool:
 def wants_pushdown(options: Mapping[str, str], *, default: bool) -> bool:
     """Whether filters are to be pushed. Raises `UsageError` if it is neither true nor false."""
     return _flag(_lowered(options), "pushdown", default=default)
+
+
+def column_names(text: str | None) -> tuple[str, ...] | None:
+    """What the option `columns` names; None where it is not given."""
+    return None if text is None else tuple(name.strip() for name in text.split(","))
 
 
 def read_options(options: Mapping[str, str], mode: Mode) -> ReadOptions:
@@ -145,7 +155,7 @@ def read_options(options: Mapping[str, str], mode: Mode) -> ReadOptions:
     return ReadOptions(
         access=_access(given),
         span=_span(given),
-        columns=_columns(given),
+        columns=column_names(given.get("columns")),
         partitions=_count(given, "numpartitions", at_most=PARTITIONS_MAX),
         batch_rows=_count(given, "batchrows", at_most=BATCH_ROWS_MAX) or ARROW_ROWS_MAX,
         batch_bytes=_count(given, "batchbytes", at_most=1 << 30) or ARROW_BYTES_MAX,
@@ -256,13 +266,6 @@ def _access(given: Mapping[str, str]) -> Access:
         region=given.get("region"),
         skip_signature=_flag(given, "skipsignature", default=False),
     )
-
-
-def _columns(given: Mapping[str, str]) -> tuple[str, ...] | None:
-    text = given.get("columns")
-    if text is None:
-        return None
-    return tuple(name.strip() for name in text.split(","))
 
 
 def _revisions(given: Mapping[str, str]) -> Revisions:

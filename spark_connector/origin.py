@@ -11,7 +11,6 @@ from __future__ import annotations
 import fcntl
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import NamedTuple, Protocol
 
 import pyarrow as pa
@@ -85,9 +84,7 @@ class Origin(Protocol):
 
     def __enter__(self) -> Self: ...
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
-    ) -> None: ...
+    def __exit__(self, *_: object) -> None: ...
 
 
 def find(access: Access | str) -> Place:

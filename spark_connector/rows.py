@@ -1,5 +1,4 @@
-"""The rows of a load: chosen columns as binary; for who cannot sort them himself, range-partitioned
-and sorted by key.
+"""The rows of a load: the chosen columns as binary, and where Spark is to sort them, by key.
 
 Rows are range-partitioned by the key alone: with a second column in the range expression Spark
 spreads one key over several partitions. Spark orders binary by unsigned bytes, as we do.
@@ -8,8 +7,9 @@ spreads one key over several partitions. Spark orders binary by unsigned bytes, 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
-from typing import Final, Literal, TypeAlias
+from typing import Final, TypeAlias
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -17,11 +17,11 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812  # as every Spark program has it
 from pyspark.sql.types import BinaryType, DataType, StringType
 
+from bulk.sort import Duplicates
 from kvstore.errors import UsageError
 from kvstore.span import require_key
 from spark_connector.keys import require_ordered, tuple_key
 
-Duplicates: TypeAlias = Literal["error", "last"]
 Columns: TypeAlias = "Column | str | Sequence[Column | str]"
 
 BYTES_PER_PARTITION: Final = 128 << 20
@@ -37,6 +37,75 @@ KEY: Final = "key"
 VALUE: Final = "value"
 OP: Final = "op"
 _ORDER: Final = "kvstore_order"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Rows:
+    """The rows of a DataFrame to load, and the files to cut them into; see `stage_import`."""
+
+    df: DataFrame
+    key: Columns
+    value: Column | str
+    op: Column | str | None = None
+    partitions: int | None = None
+    splits: Sequence[bytes] | None = None
+    duplicates: Duplicates = "error"
+    order_by: Column | str | None = None
+
+    def require_order(self) -> None:
+        """Raise `UsageError` unless an order is given where, and only where, it decides."""
+        is_known = self.duplicates in ("error", "last")
+        if not is_known or (self.duplicates == "last") != (self.order_by is not None):
+            raise UsageError(
+                f"duplicates={self.duplicates!r} with order_by={self.order_by!r}",
+                'pass duplicates="last" and order_by together: Spark keeps no order of arrival',
+            )
+
+    def file_count(self) -> int:
+        """How many files to write. Raises `UsageError` on bad `partitions` and `splits`."""
+        if self.splits is not None:
+            if self.partitions is not None:
+                raise UsageError("partitions and splits are both given", "pass one")
+            return len(_checked(self.splits)) + 1
+        if self.partitions is None:
+            return _estimated_count(self.df)
+        if not 1 <= self.partitions <= PARTITIONS_MAX:
+            problem = f"partitions={self.partitions}"
+            raise UsageError(problem, f"pass a number from 1 to {PARTITIONS_MAX}")
+        return self.partitions
+
+    def chosen(self) -> DataFrame:
+        """The columns to load, under the names of this module, as binary; and the order."""
+        if isinstance(self.key, (Column, str)):
+            key = _column(self.key)
+        else:
+            require_ordered(self.df.select(*map(_column, self.key)).schema)
+            key = tuple_key(*self.key)
+        columns = [key.alias(KEY), _column(self.value).alias(VALUE)]
+        if self.op is not None:
+            columns.append(_column(self.op).cast(StringType()).alias(OP))
+        if self.order_by is not None:
+            columns.append(_column(self.order_by).alias(_ORDER))
+        rows = self.df.select(*columns)
+        for name, given in ((KEY, self.key), (VALUE, self.value)):
+            _require_bytes(name, given, rows.schema[name].dataType)
+            rows = rows.withColumn(name, F.col(name).cast(BinaryType()))
+        return rows
+
+    def by_key(self) -> DataFrame:
+        """Range-partitioned and sorted by key; of rows with one key, the one that counts first."""
+        self.require_order()
+        rows, count = self.chosen(), self.file_count()
+        if self.splits is not None:
+            parted = rows.repartitionById(count, _partition_of(self.splits))
+        else:
+            # The count is always passed: without one, adaptive execution merges all into one.
+            parted = rows.repartitionByRange(count, KEY)
+        if self.order_by is None:
+            return parted.sortWithinPartitions(KEY)
+        # Among rows of equal order the value decides: arrival differs from run to run.
+        last_first = F.col(_ORDER).desc(), F.col(VALUE).desc()
+        return parted.sortWithinPartitions(F.col(KEY), *last_first).drop(_ORDER)
 
 
 def sorted_rows(
@@ -55,42 +124,8 @@ def sorted_rows(
     For `df.write.format("kvstore")`; `bulk_import` does it itself. Parameters as there. Raises
     `UsageError` on bad columns; a key that comes twice fails the write.
     """
-    rows = rows_by_key(
-        df,
-        key,
-        value,
-        op=op,
-        partitions=partitions,
-        splits=splits,
-        duplicates=duplicates,
-        order_by=order_by,
-    )
+    rows = Rows(df, key, value, op, partitions, splits, duplicates, order_by).by_key()
     return rows if order_by is None else rows.mapInArrow(without_repeats, rows.schema)
-
-
-def rows_by_key(
-    df: DataFrame,
-    key: Columns,
-    value: Column | str,
-    *,
-    op: Column | str | None,
-    partitions: int | None,
-    splits: Sequence[bytes] | None,
-    duplicates: Duplicates,
-    order_by: Column | str | None,
-) -> DataFrame:
-    """As `sorted_rows`, but with all rows of a key, of `duplicates="last"` the last one first."""
-    require_order(duplicates, order_by)
-    rows = chosen(df, key, value, op=op, order_by=order_by)
-    count = wanted_partitions(df, partitions, splits)
-    if splits is not None:
-        parted = rows.repartitionById(count, _partition_of(splits))
-    else:
-        # The count is always passed: without one, adaptive execution merges all into one.
-        parted = rows.repartitionByRange(count, KEY)
-    # Among rows of equal order the value decides: arrival differs from run to run.
-    last_first = [F.col(_ORDER).desc(), F.col(VALUE).desc()] if order_by is not None else []
-    return parted.sortWithinPartitions(F.col(KEY), *last_first).drop(_ORDER)
 
 
 def without_repeats(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -103,54 +138,6 @@ def without_repeats(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatc
         before = pa.concat_arrays([pa.array([last], keys.type), keys[:-1]])
         last = keys[-1].as_py()
         yield batch.filter(pc.fill_null(pc.not_equal(keys, before), True))
-
-
-def require_order(duplicates: Duplicates, order_by: Column | str | None) -> None:
-    """Raise `UsageError` unless an order is given where, and only where, it decides."""
-    if duplicates not in ("error", "last") or (duplicates == "last") != (order_by is not None):
-        raise UsageError(
-            f"duplicates={duplicates!r} with order_by={order_by!r}",
-            'pass duplicates="last" and order_by together: arrival order means nothing in Spark',
-        )
-
-
-def wanted_partitions(df: DataFrame, partitions: int | None, splits: Sequence[bytes] | None) -> int:
-    """How many files to write. Raises `UsageError` on bad `partitions` and `splits`."""
-    if splits is not None:
-        if partitions is not None:
-            raise UsageError("partitions and splits are both given", "pass one")
-        return len(_checked(splits)) + 1
-    if partitions is None:
-        return _partition_count(df)
-    if not 1 <= partitions <= PARTITIONS_MAX:
-        raise UsageError(f"partitions={partitions}", f"pass a number from 1 to {PARTITIONS_MAX}")
-    return partitions
-
-
-def chosen(
-    df: DataFrame,
-    key: Columns,
-    value: Column | str,
-    *,
-    op: Column | str | None,
-    order_by: Column | str | None = None,
-) -> DataFrame:
-    """The columns to load, under the names of this module, as binary."""
-    if isinstance(key, (Column, str)):
-        one_key = _column(key)
-    else:
-        require_ordered(df.select(*map(_column, key)).schema)
-        one_key = tuple_key(*key)
-    columns = [one_key.alias(KEY), _column(value).alias(VALUE)]
-    if op is not None:
-        columns.append(_column(op).cast(StringType()).alias(OP))
-    if order_by is not None:
-        columns.append(_column(order_by).alias(_ORDER))
-    rows = df.select(*columns)
-    for name, given in ((KEY, key), (VALUE, value)):
-        _require_bytes(name, given, rows.schema[name].dataType)
-        rows = rows.withColumn(name, F.col(name).cast(BinaryType()))
-    return rows
 
 
 def _column(given: Column | str) -> Column:
@@ -187,7 +174,7 @@ def _partition_of(splits: Sequence[bytes], first: int = 0) -> Column:
     return F.when(F.col(KEY) < F.lit(splits[middle]), below).otherwise(above)
 
 
-def _partition_count(df: DataFrame) -> int:
+def _estimated_count(df: DataFrame) -> int:
     """Files to write: by Spark's own estimate of the input, at least one per core."""
     context = df.sparkSession.sparkContext
     size = int(str(df._jdf.queryExecution().optimizedPlan().stats().sizeInBytes()))

@@ -15,11 +15,12 @@ from collections.abc import Callable
 from pyspark.sql import Column, DataFrame
 
 from bulk.ingest import OnConflict
+from bulk.sort import Duplicates
 from kvstore.codec.keys import IMPORT_ID_MAX
 from kvstore.errors import UsageError
 from kvstore.store import Store
 from spark_connector.load import run_import
-from spark_connector.rows import Columns, Duplicates
+from spark_connector.rows import Columns
 
 
 def batch_importer(

@@ -38,8 +38,8 @@ from kvstore.span import Span
 from kvstore.timestamp import Timestamp
 from spark_connector.options import ReadOptions
 from spark_connector.origin import Frontiers, Origin, find, open_origin
+from spark_connector.pieces import Piece, cut_state, pieces, read_piece, require_window
 from spark_connector.schema import arrow_schema
-from spark_connector.source import Piece, cut_state, pieces, read_piece, require_window
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -100,19 +100,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             span = self._left(start, end) if is_state else self._options.span
             if since >= upto or span is None:
                 return [InputPartition(None)]
-            latest = is_state or self._options.revisions == "latest"
+            latest = is_state or self._options.latest
             oldest, upper = frontiers.since, frontiers.upper
             require_window(since, upto, oldest=oldest, upper=upper, latest=latest)
-            return pieces(
-                origin,
-                origin.place,
-                span,
-                since=since,
-                upto=upto,
-                options=self._options,
-                whole=self._options.span,
-                latest=latest,
-            )
+            return pieces(origin, span, self._options, since=since, upto=upto, latest=latest)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         if not isinstance(partition, Piece):

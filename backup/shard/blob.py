@@ -34,6 +34,7 @@ from kvstore.errors import (
     OutOfSpaceError,
     UsageError,
 )
+from kvstore.journal import OS_FILES
 
 NAME_CHARS_MAX = 255
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._=-]*(/[A-Za-z0-9][A-Za-z0-9._=-]*)*")
@@ -184,11 +185,11 @@ class FileBlob:
             finally:
                 with suppress(FileNotFoundError):
                     os.unlink(temporary)
-            sync_folder(folder)
+            OS_FILES.sync_directory(folder)
         except FileExistsError:
             if self.get(name) != data:
                 raise name_taken(name) from None
-            sync_folder(folder)  # an earlier put may have failed before its own
+            OS_FILES.sync_directory(folder)  # an earlier put may have failed before its own
         except OSError as error:
             raise translate_os_error(f"put of {path}", error) from error
 
@@ -226,7 +227,7 @@ class FileBlob:
         try:
             size = path.stat().st_size
             path.unlink()
-            sync_folder(path.parent)
+            OS_FILES.sync_directory(str(path.parent))
         except FileNotFoundError:
             return None
         except OSError as error:
@@ -271,7 +272,7 @@ class FileBlob:
             if folder != above:
                 self._make_folder(above)
             Path(folder).mkdir(exist_ok=True)
-            sync_folder(above)
+            OS_FILES.sync_directory(above)
         self._made.add(folder)
 
 
@@ -301,15 +302,6 @@ def restore_existing(blob: Blob, name: str) -> None:
     """What `restore` is on a storage that keeps nothing deleted: succeed iff it exists."""
     if blob.size(name) is None:
         raise DeterminateError(f"restore of {name}", "it was deleted, and nothing deleted is kept")
-
-
-def sync_folder(folder: str | Path) -> None:
-    """Make the entries of `folder` durable."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def translate_os_error(where: str, error: OSError) -> KVStoreError:

@@ -139,11 +139,6 @@ def decode_diff(data: bytes, *, where: str) -> Diff:
         raise CorruptionError(where, f"not a shard's diff ({error!r})") from error
 
 
-def apply_diff(state: State, diff: Diff, *, where: str) -> State:
-    """The state that follows `state`. Raises `CorruptionError` if the step starts elsewhere."""
-    return apply_diffs(state, [diff], where=where)
-
-
 def apply_diffs(state: State, diffs: Sequence[Diff], *, where: str) -> State:
     """The state that `diffs`, one after the other, lead to. O(batches) once, not for each.
 

@@ -26,12 +26,9 @@ from backup.shard.tiers import Slot
 from kvstore.timestamp import TIMESTAMP_MAX
 
 
-def request(log: StateLog, *, lower: int = 0, upper: int | None = None) -> Slot | None:
-    """Make a slot of `[lower, upper)` (default: everything); None if there is nothing to gain."""
-    state = log.refresh()
-    wanted = RequestMerge(lower, state.upper if upper is None else upper)
-    slot: Slot | None = log.apply(wanted).outcome.slot
-    return slot
+def request_all(log: StateLog) -> None:
+    """Make everything one slot, unless there is nothing to gain."""
+    log.apply(RequestMerge(0, log.refresh().upper))
 
 
 class Merge(Protocol):

@@ -21,7 +21,7 @@ from __future__ import annotations
 import os
 import struct
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -166,9 +166,7 @@ class FileConsensus:
             raise IndeterminateError(where, str(error)) from error
 
     def _opened(self, key: str, where: str, versions: list[Versioned]) -> Journal:
-        def take(record: Record) -> None:
-            versions.append(_decode(record))
-
+        take = _into(versions)
         deadline = time.monotonic() + _LOCK_WAIT_S_MAX
         pause = 0.0002
         folder = self._folder(key)
@@ -201,16 +199,19 @@ class FileConsensus:
 
 def _replayed(folder: str) -> list[Versioned]:
     versions: list[Versioned] = []
-
-    def take(record: Record) -> None:
-        versions.append(_decode(record))
-
+    take = _into(versions)
     replay(OS_FILES, folder, restore=take, apply=take, content=_CONTENT)
     return versions
 
 
-def _decode(record: Record) -> Versioned:
-    return Versioned(_SEQNO.unpack_from(record.payload)[0], bytes(record.payload[_SEQNO.size :]))
+def _into(versions: list[Versioned]) -> Callable[[Record], None]:
+    """What adds the version that a record holds to `versions`."""
+
+    def take(record: Record) -> None:
+        payload = record.payload
+        versions.append(Versioned(_SEQNO.unpack_from(payload)[0], payload[_SEQNO.size :]))
+
+    return take
 
 
 def _signature(folder: str) -> _Signature | None:

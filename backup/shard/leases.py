@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from types import TracebackType
 
 from backup.shard import commands as c
 from backup.shard import machine
@@ -40,12 +39,7 @@ class Reader:
     def __enter__(self) -> Reader:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.expire()
 
     def snapshot(self, as_of: int, *, on_release: Callable[[], None] | None = None) -> Snapshot:

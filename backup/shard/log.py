@@ -134,7 +134,7 @@ class StateLog:
 
     def refresh(self) -> State:
         """Catch up with consensus. Costs a scan of what is new; a full load after a truncation."""
-        self._retrying(self._catch_up)
+        self.retrying(self._catch_up)
         return self.state
 
     def apply(self, command: commands.Command) -> Applied:
@@ -171,7 +171,7 @@ class StateLog:
         state = state or self.state
         if self.state.is_tombstone and self.state.rollup[0] >= self.state.tombstone_seqno:
             return  # the last one there will be
-        name = f"{self.shard}/rollup/v{state.seqno:020}-{secrets.token_hex(6)}"
+        name = self._rollup_name(state.seqno)
         self.retrying(lambda: self.blob.put(name, codec.encode_state(state)))
         outcome, _, unsure = self.apply(commands.AddRollup(state.seqno, name))
         if not outcome.added and not unsure:
@@ -179,7 +179,15 @@ class StateLog:
 
     def retrying(self, call: Callable[[], Any]) -> Any:
         """Make an idempotent storage call again until it works, or the attempts are used up."""
-        return self._retrying(call)
+        for attempt in range(ATTEMPTS_MAX):
+            if attempt:
+                self._pause(attempt)
+            try:
+                return call()
+            except (DeterminateError, IndeterminateError):
+                if attempt + 1 == ATTEMPTS_MAX:
+                    raise
+        raise AssertionError("unreachable")
 
     def live_states(self) -> list[State]:
         """Every version from the earliest live one on, ascending. O(versions x batches)."""
@@ -192,11 +200,6 @@ class StateLog:
 
     def live_diffs(self) -> tuple[State, list[codec.Diff]]:
         """The earliest live version, and the steps behind it. O(versions): a scan of all."""
-        earliest, versions = self._live_versions()
-        return earliest, [self._decoded(version) for version in versions]
-
-    def _live_versions(self) -> tuple[State, list[Versioned]]:
-        """The earliest live version, and the steps behind it."""
         missed = _Missed()
         for attempt in range(ATTEMPTS_MAX):
             if attempt:
@@ -209,7 +212,7 @@ class StateLog:
             name = self.state.rollups.get(earliest)
             rollup = None if name is None else self.retrying(partial(self._read_rollup, name))
             if rollup is not None:
-                return rollup, versions[1:]
+                return rollup, [self._decoded(version) for version in versions[1:]]
             if missed.is_lost(f"{earliest} {name}"):
                 break  # else collected since the scan, or the scan was stale
         where = f"shard {self.shard}"
@@ -219,7 +222,7 @@ class StateLog:
 
     def _create(self, rule: str) -> State | None:
         """The first version and its rollup; None if another handle was faster."""
-        name = f"{self.shard}/rollup/v{1:020}-{secrets.token_hex(6)}"
+        name = self._rollup_name(1)
         state = self._stamped(State(self.shard, rule, seqno=1, rollups={1: name}))
         self.blob.put(name, codec.encode_state(state))
         data = codec.encode_diff(None, state)
@@ -244,7 +247,7 @@ class StateLog:
         state = self.state
         if state.seqno - state.rollup[0] < ROLLUP_EVERY or state.is_tombstone:
             return
-        name = f"{self.shard}/rollup/v{state.seqno:020}-{secrets.token_hex(6)}"
+        name = self._rollup_name(state.seqno)
         try:
             self.blob.put(name, codec.encode_state(state))
             after, _ = machine.apply(state, commands.AddRollup(state.seqno, name))
@@ -309,20 +312,12 @@ class StateLog:
     def _decoded(self, version: Versioned) -> codec.Diff:
         return codec.decode_diff(version.data, where=self._where(version.seqno))
 
+    def _rollup_name(self, seqno: int) -> str:
+        return f"{self.shard}/rollup/v{seqno:020}-{secrets.token_hex(6)}"
+
     def _read_rollup(self, name: str) -> State | None:
         data = self.blob.get(name)
         return None if data is None else codec.decode_state(data, where=f"blob {name}")
 
     def _where(self, seqno: int) -> str:
         return f"shard {self.shard} v{seqno}"
-
-    def _retrying(self, call: Callable[[], Any]) -> Any:
-        for attempt in range(ATTEMPTS_MAX):
-            if attempt:
-                self._pause(attempt)
-            try:
-                return call()
-            except (DeterminateError, IndeterminateError):
-                if attempt + 1 == ATTEMPTS_MAX:
-                    raise
-        raise AssertionError("unreachable")

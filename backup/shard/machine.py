@@ -81,10 +81,8 @@ def _compare_and_append(state: State, command: c.CompareAndAppend) -> tuple[Stat
     batch, writer = command.batch, state.writers.get(command.writer)
     if state.is_tombstone:
         return state, c.UpperMismatch(EMPTY, EMPTY)
-    if batch.upper < batch.lower:
-        return state, c.InvalidBounds(batch.lower, batch.upper)
-    if batch.upper == batch.lower and batch.parts:
-        return state, c.InvalidEmptyInterval(batch.lower)
+    if (invalid := _invalid_bounds(batch)) is not None:
+        return state, invalid
     if writer is not None and writer.token == command.token:
         return state, c.AlreadyCommitted(state.upper)
     if state.upper != batch.lower:
@@ -99,15 +97,21 @@ def _compare_and_append(state: State, command: c.CompareAndAppend) -> tuple[Stat
 
 def _append(state: State, command: c.Append) -> tuple[State, Any]:
     batch = command.batch
-    if batch.upper < batch.lower:
-        return state, c.InvalidBounds(batch.lower, batch.upper)
-    if batch.upper == batch.lower and batch.parts:
-        return state, c.InvalidEmptyInterval(batch.lower)
+    if (invalid := _invalid_bounds(batch)) is not None:
+        return state, invalid
     if batch.upper <= state.upper:
         return state, c.AlreadyWritten(state.upper)
     if batch.lower > state.upper:
         return state, c.UpperMismatch(state.upper, None)
     return _push(state, truncated(batch, state.upper), writers=state.writers)
+
+
+def _invalid_bounds(batch: Batch) -> c.InvalidBounds | c.InvalidEmptyInterval | None:
+    if batch.upper < batch.lower:
+        return c.InvalidBounds(batch.lower, batch.upper)
+    return (
+        c.InvalidEmptyInterval(batch.lower) if batch.upper == batch.lower and batch.parts else None
+    )
 
 
 def truncated(batch: Batch, lower: int) -> Batch:

@@ -29,6 +29,7 @@ import secrets
 import struct
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
 import obstore
@@ -213,9 +214,8 @@ class ObjectConsensus:
     def list_keys(self) -> list[str]:
         """See `Consensus.list_keys`. Costs one list with a delimiter."""
         path = self._prefix.rstrip("/")
-        listed = _call(
-            f"list of {path}", lambda: obstore.list_with_delimiter(self._store, path or None)
-        )
+        with _translated(f"list of {path}", DeterminateError):
+            listed = obstore.list_with_delimiter(self._store, path or None)
         return sorted(prefix.rstrip("/").rpartition("/")[2] for prefix in listed["common_prefixes"])
 
     def _head(self, key: str) -> tuple[int, Versioned] | None:
@@ -288,15 +288,11 @@ def _parse(path: str) -> tuple[str, int]:
 
 def _create(store: ObjectStore, path: str, data: bytes) -> bool:
     """Write a new object; False where one of that name exists."""
-    try:
+    with _translated(f"put of {path}", IndeterminateError), suppress(AlreadyExistsError):
         # One request: a multipart upload would give up the create condition.
         obstore.put(store, path, data, mode="create", use_multipart=False)
-    except AlreadyExistsError:
-        return False
-    except (BaseError, OSError) as error:
-        where = f"put of {path}"
-        raise _refusal(where, error) or IndeterminateError(where, _first_line(error)) from error
-    return True
+        return True
+    return False
 
 
 def _get(store: ObjectStore, path: str) -> bytes | None:
@@ -304,42 +300,31 @@ def _get(store: ObjectStore, path: str) -> bytes | None:
 
 
 def _read(path: str, call: Callable[[], _T]) -> _T | None:
-    try:
+    """What `call` gives; None where the object is not there."""
+    with _translated(f"read of {path}", DeterminateError), suppress(FileNotFoundError):
         return call()
-    except FileNotFoundError:
-        return None
-    except (BaseError, OSError) as error:
-        where = f"read of {path}"
-        raise _refusal(where, error) or DeterminateError(where, _first_line(error)) from error
-
-
-def _call(where: str, call: Callable[[], _T]) -> _T:
-    try:
-        return call()
-    except (BaseError, OSError) as error:
-        raise _refusal(where, error) or DeterminateError(where, _first_line(error)) from error
+    return None
 
 
 def _delete(store: ObjectStore, path: str) -> None:
-    try:
+    with _translated(f"delete of {path}", IndeterminateError), suppress(FileNotFoundError):
         obstore.delete(store, path)
-    except FileNotFoundError:
-        return
-    except (BaseError, OSError) as error:
-        where = f"delete of {path}"
-        raise _refusal(where, error) or IndeterminateError(where, _first_line(error)) from error
 
 
 def _list(store: ObjectStore, folder: str) -> list[tuple[str, int]]:
     """Path and size of every object below `folder`, ascending."""
-    return _call(
-        f"list of {folder}",
-        lambda: sorted(
-            (meta["path"], meta["size"])
-            for chunk in obstore.list(store, folder or None)
-            for meta in chunk
-        ),
-    )
+    with _translated(f"list of {folder}", DeterminateError):
+        listed = [meta for chunk in obstore.list(store, folder or None) for meta in chunk]
+    return sorted((meta["path"], meta["size"]) for meta in listed)
+
+
+@contextmanager
+def _translated(where: str, failure: type[DeterminateError | IndeterminateError]) -> Iterator[None]:
+    """Raise what the store raises as an error of ours: `failure`, unless it refuses the call."""
+    try:
+        yield
+    except (BaseError, OSError) as error:
+        raise _refusal(where, error) or failure(where, _first_line(error)) from error
 
 
 def _refusal(where: str, error: Exception) -> AccessDeniedError | None:

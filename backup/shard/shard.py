@@ -18,7 +18,6 @@ import random
 import secrets
 import time
 from collections.abc import Callable, Iterable, Set
-from types import TracebackType
 
 import pyarrow as pa
 
@@ -84,12 +83,7 @@ class Shard:
     def __enter__(self) -> Shard:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """A handle holds nothing open: its readers are closed on their own."""
 
     # -- looking -----------------------------------------------------------------------------
@@ -192,7 +186,7 @@ class Shard:
 
         `progress` is called with the rows written so far; what it raises calls the merge off."""
         if full:
-            compact.request(self.log)
+            compact.request_all(self.log)
         return compact.merge_pending(self.log, merge=merge, progress=progress)
 
     def gc(self) -> gc.Collected:

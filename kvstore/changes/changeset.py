@@ -20,7 +20,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextvars import ContextVar, Token
-from types import TracebackType
 from typing import Final, NamedTuple
 
 from kvstore.clock import WallClock
@@ -102,9 +101,7 @@ class Changeset:
             raise
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Leave the block. What was committed inside stays, whether or not an error came out."""
         assert self._token is not None
         self.is_open = False

@@ -24,7 +24,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice
-from types import TracebackType
 from typing import TYPE_CHECKING, NamedTuple
 
 from kvstore.arguments import require_seconds
@@ -254,9 +253,7 @@ class Feed:
         self._guard()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _guard(self) -> None:

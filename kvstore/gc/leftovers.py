@@ -12,14 +12,10 @@ import shutil
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import Final
 
 from kvstore.commit import Committer
-from kvstore.imports import ImportRecord, Imports
+from kvstore.imports import INGEST_DIRECTORY, ImportRecord, Imports
 from kvstore.timestamp import NS_PER_SECOND
-
-INGEST_DIRECTORY: Final = "ingest"
-"""Where `bulk.ingest` brings files before RocksDB takes them; what a crash leaves stays there."""
 
 
 class Leftovers:

@@ -21,7 +21,6 @@ import secrets
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from types import TracebackType
 
 from kvstore.errors import ClosedError, LockedError, PoisonedError, UsageError
 from kvstore.journal.files import OS_FILES, Files, Lock, storage_errors, write_all
@@ -286,12 +285,7 @@ class Journal:
     def __enter__(self) -> Journal:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     # -- opening ------------------------------------------------------------------------------

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from functools import cached_property
 from pathlib import Path
-from types import TracebackType
 from typing import TypeVar
 
 from typing_extensions import Self
@@ -138,6 +137,7 @@ class Opened:
         """Make everything durable and let go. Repeatable; scans still open raise `ClosedError`."""
         if self._closed:
             return
+        self._collector.require_outside()
         self._closed = True
         with ExitStack() as last:  # whatever fails, the engine is closed
             last.callback(self._engine.close)
@@ -153,9 +153,7 @@ class Opened:
         self._live()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     # -- inside -----------------------------------------------------------------------------

@@ -23,7 +23,6 @@ import threading
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from types import TracebackType
 from typing import NamedTuple
 
 from kvstore.clock import Clock, Timeline, WallClock
@@ -269,12 +268,7 @@ class Tasks:
     def __enter__(self) -> Tasks:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     # -- within the lock ----------------------------------------------------------------------

@@ -33,7 +33,7 @@ from kvstore.span import Span
 from kvstore.timestamp import TimeLike, Timestamp
 from spark_connector.access import Access, Address
 from spark_connector.jobs.command import access_of, parser_of, running, told
-from spark_connector.jobs.tasks import run_tasks, task_count
+from spark_connector.jobs.tasks import kept, run_tasks, task_count
 from spark_connector.load import ImportReport, run_import
 from spark_connector.source import FORMAT
 
@@ -65,7 +65,9 @@ class SparkBuild:
             Piece(self.access, split, view, span, str(directory.absolute()))
             for split in snapshot.splits(count, span)
         ]
-        for built, rows in run_tasks(self.spark, pieces, build_piece):
+        with kept(snapshot):
+            found = run_tasks(self.spark, pieces, build_piece)
+        for built, rows in found:
             yield from built
             tally.add(rows)
 
@@ -117,7 +119,8 @@ def restore_into(
         reader = reader.options(prefix=prefix.hex(), keyEncoding="hex")
     with found.open().snapshot(_time(as_of)) as (_, snapshot):
         reader = reader.option("versionAsOf", snapshot.as_of)
-        return run_import(reader.load(found.url), store, "key", "value")
+        with kept(snapshot):
+            return run_import(reader.load(found.url), store, "key", "value")
 
 
 @told

@@ -7,11 +7,14 @@ mend come back too, and are raised here as they are.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Final, TypeVar
 
 from pyspark.sql import SparkSession
 
+from backup.shard import Snapshot
 from kvstore.errors import (
     CorruptionError,
     HistoryGoneError,
@@ -29,6 +32,9 @@ TASKS_PER_CORE: Final = 2
 
 BYTES_WORTH_SHARING: Final = 4 << 20
 """Below it one task is done before several have started."""
+
+RENEW_SECONDS: Final = 60.0
+"""How often a job looks whether a lease is to be renewed: many times in the least part of one."""
 
 _LASTING = (CorruptionError, HistoryGoneError, NotYetWrittenError, UsageError)
 
@@ -69,3 +75,24 @@ def run_tasks(
             raise outcome
         results.append(outcome)
     return results
+
+
+@contextmanager
+def kept(*snapshots: Snapshot, every_s: float = RENEW_SECONDS) -> Iterator[None]:
+    """Renew the leases of what tasks read, from a thread beside: here nobody takes rows of it,
+    which would renew them."""
+    stopped = threading.Event()
+
+    def renew() -> None:
+        while not stopped.wait(every_s):
+            for snapshot in snapshots:
+                with suppress(KVStoreError):  # whoever reads will be told
+                    snapshot.renew()
+
+    thread = threading.Thread(target=renew, name="kvstore-lease-renewal", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        stopped.set()
+        thread.join()

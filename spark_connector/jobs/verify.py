@@ -36,7 +36,7 @@ from kvstore.span import Span
 from spark_connector.access import Access, Address
 from spark_connector.jobs.command import access_of, parser_of, running, told
 from spark_connector.jobs.copies import copy_of
-from spark_connector.jobs.tasks import run_tasks, task_count
+from spark_connector.jobs.tasks import kept, run_tasks, task_count
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,14 +67,15 @@ def verify(
     """
     found = Access.of(access)
     collection = found.open()
-    with collection.snapshots():  # what is read stays until it is
+    with collection.snapshots() as held:  # what is read stays until it is
         chains = [batches for batches in collection.chains() if batches]
         if not chains:
             raise no_backup(found.url)
         parts = _parts(chains)
         # Largest first: the last task to start should not be the longest.
         ordered = sorted(parts, key=lambda part: -part.size)
-        problems = run_tasks(spark, ordered, partial(_check, found))
+        with kept(*held.values()):
+            problems = run_tasks(spark, ordered, partial(_check, found))
     # What compaction has replaced meanwhile, where the lease ran out, is no damage.
     needed = {part.name for part in _parts(collection.chains())} if any(problems) else set()
     damaged = [
@@ -108,7 +109,8 @@ def _compare(spark: SparkSession, access: Access, store: Store, tasks: int | Non
             plan.append(
                 [Piece(access, split, str(copy), since) for split in snapshot.splits(count)]
             )
-        found = iter(run_tasks(spark, list(chain.from_iterable(plan)), compare_piece))
+        with kept(*chains.values()):
+            found = iter(run_tasks(spark, list(chain.from_iterable(plan)), compare_piece))
         return sum(_require_equal(access.url, pieces, found) for pieces in plan)
 
 

@@ -14,6 +14,8 @@ from backup.upload import upload_here
 
 KEYS = 60
 
+Instants = list[kvstore.Timestamp]
+
 
 def staged_import(place: Path, value: bytes = b"import") -> bulk.Import:
     """A sealed import of every third key."""
@@ -46,6 +48,32 @@ def change(store: kvstore.Store, pick: random.Random, count: int) -> None:
                 batch.delete(b"k30")
 
 
+def live_through(
+    store: kvstore.Store, collection: backup.Collection, staging: Path, *, seed: int
+) -> Instants:
+    """Four windows of every kind of change, a backup after each; returns instants in between."""
+    pick = random.Random(seed)
+    instants: Instants = []
+    imported = staged_import(staging)
+    for window in range(4):
+        if window == 1:
+            bulk.ingest(store, staging)
+        if window == 3:
+            store.revert_import(imported.import_id)
+        for _ in range(40):
+            key = b"k%02d" % pick.randrange(60)
+            action = pick.random()
+            if action < 0.6:
+                store.put(key, pick.randbytes(4))
+            elif action < 0.8:
+                store.delete(key)
+            else:
+                store.delete_range(key, b"k%02d" % (int(key[1:]) + pick.randrange(1, 20)))
+            instants.append(kvstore.Timestamp(store.upper - 1))
+        collection.backup(store)
+    return instants
+
+
 def versions(store: kvstore.Store, upto: int) -> list[kvstore.Change]:
     """Every version that is kept, at or below `upto`."""
     return list(store.versions(since=None, upto=upto))
@@ -60,3 +88,17 @@ def upload_and_be_killed(store: kvstore.Store, collection: backup.Collection) ->
         rows = collection.open_part(uploaded.parts[0]).read().to_batches()[0]
         attempt.record(uploaded.parts[0], rows.slice(rows.num_rows - 1))
     return uploaded
+
+
+def parts_of(root: Path) -> list[Path]:
+    return sorted(root.rglob("*.parquet"))
+
+
+def flip_a_bit(path: Path) -> None:
+    damaged = bytearray(path.read_bytes())
+    damaged[len(damaged) // 2] ^= 0x10
+    path.write_bytes(damaged)
+
+
+class Crash(BaseException):
+    """Stands for the end of the process."""

@@ -28,12 +28,6 @@ NOBODY = 65534
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Iterator[kvstore.Store]:
-    with kvstore.open(tmp_path / "store", durability="async") as opened:
-        yield opened
-
-
-@pytest.fixture
 def place(tmp_path: Path, store: kvstore.Store) -> Path:
     """A collection of three backups."""
     collection = backup.Collection(tmp_path / "collection")

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 
@@ -24,12 +23,6 @@ from kvstore.replica import ReplicaCommitter
 from tests.backup.histories import change, staged_import, versions
 
 pytestmark = pytest.mark.usefixtures("each_engine")
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[kvstore.Store]:
-    with kvstore.open(tmp_path / "store", durability="async") as opened:
-        yield opened
 
 
 @pytest.fixture
@@ -212,6 +205,24 @@ def test_a_replica_follows_one_store_only(
             backup.replicate(other, standby)
         with pytest.raises(UsageError, match="no replica"):
             backup.replicate(store, other)
+
+
+def test_a_replica_does_not_follow_a_source_put_back_from_an_older_copy(
+    store: kvstore.Store, standby: Path, tmp_path: Path
+) -> None:
+    store.put(b"a", b"1")
+    backup.replicate(store, standby)
+    older = tmp_path / "older"
+    store.checkpoint(older)
+    store.put(b"a", b"lost")
+    backup.replicate(store, standby)
+    store.close()
+    with kvstore.open(older) as back:
+        back.put(b"b", b"2")
+        with pytest.raises(UsageError, match=r"older copy.*promote"):
+            backup.replicate(back, standby)
+    with kvstore.open(standby) as replica:
+        assert replica.get(b"a") == b"lost"
 
 
 def test_the_source_keeps_what_its_replica_lacks_within_its_budget(

@@ -64,12 +64,6 @@ def opened(request: pytest.FixtureRequest, place: Callable[..., backup.Collectio
     return lambda: place(**request.param)
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[kvstore.Store]:
-    with kvstore.open(tmp_path / "store", durability="async") as store:
-        yield store
-
-
 def restores(collection: backup.Collection, store: kvstore.Store, at: int, place: Path) -> None:
     collection.restore(place, as_of=kvstore.Timestamp(at))
     with kvstore.open(place) as restored:

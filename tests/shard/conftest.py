@@ -1,4 +1,4 @@
-"""An S3-speaking server for the object-store tests: moto's, in a thread, on a free port."""
+"""What the tests of shards share: handles in memory, and moto's S3 server, in a thread."""
 
 from __future__ import annotations
 
@@ -10,6 +10,9 @@ from collections.abc import Callable, Iterator
 import pytest
 from moto.server import ThreadedMotoServer
 from obstore.store import ObjectStore, S3Store
+
+from tests.shard.driver import Driver
+from tests.shard.world import World
 
 _numbers = itertools.count()
 
@@ -43,3 +46,13 @@ def s3_bucket(s3_server: str) -> Callable[[], ObjectStore]:
         )
 
     return connect
+
+
+@pytest.fixture
+def shard() -> Driver:
+    return Driver()
+
+
+@pytest.fixture
+def world() -> World:
+    return World()

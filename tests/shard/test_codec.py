@@ -76,7 +76,7 @@ def test_a_step_and_its_bytes_are_golden() -> None:
     assert codec.encode_diff(FIRST, FULL) == golden
     diff = codec.decode_diff(golden, where="golden")
     assert diff.rollup == (64, "orders/rollup/v64-b")
-    assert codec.apply_diff(FIRST, diff, where="golden") == FULL
+    assert codec.apply_diffs(FIRST, [diff], where="golden") == FULL
 
 
 def test_the_first_step_starts_from_nothing() -> None:
@@ -115,7 +115,7 @@ def test_the_steps_of_any_history_lead_to_its_states(history: list[object]) -> N
             continue
         after.check()
         step = codec.decode_diff(codec.encode_diff(before, after), where="step")
-        replayed = codec.apply_diff(replayed, step, where="step")
+        replayed = codec.apply_diffs(replayed, [step], where="step")
         assert replayed == after
         assert codec.decode_state(codec.encode_state(after), where="state") == after
         before = after
@@ -156,4 +156,4 @@ def test_a_rollup_is_no_step_and_a_step_no_rollup() -> None:
 def test_a_step_from_another_version_does_not_fit() -> None:
     diff = codec.decode_diff(codec.encode_diff(FIRST, FULL), where="x")
     with pytest.raises(CorruptionError, match="starts at v1"):
-        codec.apply_diff(replace(FIRST, seqno=2), diff, where="x")
+        codec.apply_diffs(replace(FIRST, seqno=2), [diff], where="x")

@@ -13,7 +13,7 @@ import backup.shard
 from backup.shard.blob import FileBlob
 from backup.shard.storage import Storage, open_storage
 from kvstore.errors import UsageError
-from tests.shard.test_shard import open_shard, read, write
+from tests.shard.world import open_shard, read, write
 
 
 def lives(first: Storage, second: Storage) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import pickle
 import random
+import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,16 +19,17 @@ import pytest
 import bulk
 import kvstore
 from backup import Collection
-from backup.shard import Batch
-from kvstore import Store
+from backup.shard import Batch, Cas, MemoryBlob, MemoryConsensus, Shard, Versioned
+from kvstore import ManualClock, Store
 from kvstore.errors import CorruptionError, HistoryGoneError, UsageError
-from kvstore.limits import KEY_BYTES_MAX
+from kvstore.limits import KEY_BYTES_MAX, LEASE_NS
 from spark_connector.access import Access
 from spark_connector.jobs import backup, compact, restore, verify
 from spark_connector.jobs.backup import SparkUpload
 from spark_connector.jobs.compact import SparkMerge
 from spark_connector.jobs.copies import copy_of
 from spark_connector.jobs.restore import SparkBuild
+from spark_connector.jobs.tasks import kept
 from spark_connector.options import read_options
 from spark_connector.schema import STATE
 from spark_connector.source import Reader
@@ -351,6 +353,33 @@ def test_copies_of_other_stores_are_left_where_several_share_a_directory(tmp_pat
             assert theirs.exists()
         with copy_of(one, shared):
             assert not theirs.exists()
+
+
+class _ToldConsensus(MemoryConsensus):
+    """Tells of every command that was tried."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.told = threading.Semaphore(0)
+
+    def compare_and_set(self, key: str, *, expected: int | None, new: Versioned) -> Cas:
+        outcome = super().compare_and_set(key, expected=expected, new=new)
+        self.told.release()
+        return outcome
+
+
+def test_what_tasks_read_is_kept_however_long_they_take() -> None:
+    clock, blob, consensus = ManualClock(1), MemoryBlob(), _ToldConsensus()
+    shard, other = (Shard.open(blob, consensus, "chain", clock=clock) for _ in range(2))
+    shard.writer().progress(5)
+    with shard.snapshot(4) as snapshot, kept(snapshot, every_s=0.001):
+        (reader,) = other.refresh().leased
+        for _ in range(3):
+            clock.advance(LEASE_NS - 1)
+            while other.refresh().leased[reader].heartbeat_ns < clock.wall_ns():
+                assert consensus.told.acquire(timeout=60)
+            other.maintain()
+        assert reader in other.refresh().leased
 
 
 def test_a_collection_in_one_processs_memory_is_refused() -> None:

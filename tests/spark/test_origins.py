@@ -10,6 +10,7 @@ import random
 import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -24,8 +25,9 @@ from kvstore.errors import HistoryGoneError, NotAStoreError, NotYetWrittenError,
 from spark_connector import collection as collection_module
 from spark_connector.options import Mode, read_options
 from spark_connector.origin import Place, find, open_origin
+from spark_connector.pieces import Piece, pieces, read_piece, require_window
 from spark_connector.schema import CHANGES, STATE, arrow_schema
-from spark_connector.source import Piece, Reader, pieces, read_piece, require_window
+from spark_connector.source import Reader
 
 KEYS = [bytes([a, b]) for a in (0, 97, 98, 255) for b in (0, 1, 120)] + [b"", b"a", b"aaa"]
 
@@ -84,7 +86,8 @@ def read(
         text |= {"readchangefeed": "true", "revisions": revisions, **more}
     options = read_options(text, "state" if since is None else "changes")
     with open_origin(place) as origin:
-        parts = pieces(origin, place, span, since=since, upto=upto, options=options, whole=span)
+        wanted = replace(options, span=span)
+        parts = pieces(origin, span, wanted, since=since, upto=upto, latest=wanted.latest)
     batches = [
         batch
         for piece in parts
@@ -278,9 +281,7 @@ def test_large_collection_is_read_row_group_by_row_group(tmp_path: Path) -> None
         options = read_options({"path": place.path, "numpartitions": "5"}, "state")
         with open_origin(place) as origin:
             upto = origin.frontiers().upper - 1
-            parts = pieces(
-                origin, place, Span(), since=None, upto=upto, options=options, whole=Span()
-            )
+            parts = pieces(origin, Span(), options, since=None, upto=upto, latest=False)
         sizes = []
         found: dict[bytes, bytes] = {}
         for piece in parts:

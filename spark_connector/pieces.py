@@ -1,0 +1,159 @@
+"""Pieces: what each task of a read reads of the key space, how it is cut, and the rows of one.
+
+Invariants
+1. All tasks read at one pinned time from one pinned place.
+2. Pieces of the key space are disjoint and complete: each row is read once. A range delete belongs
+   to the piece that its start (cut to the whole span) lies in.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql.datasource import InputPartition
+
+from kvstore.commit import require_readable
+from kvstore.errors import HistoryGoneError, NotYetWrittenError, UsageError
+from kvstore.limits import ARROW_ROWS_MAX
+from kvstore.span import Span
+from kvstore.splits import split_span
+from kvstore.timestamp import Timestamp
+from spark_connector.checkpoint import ranges_batch
+from spark_connector.images import image_rows
+from spark_connector.options import ReadOptions
+from spark_connector.origin import Origin, Place, open_origin
+from spark_connector.schema import shaped, stored_columns
+from spark_connector.worker import spare_the_collector
+
+BYTES_PER_SPLIT: Final = 128 << 20
+"""Bytes that one task reads at most, as Spark has it for files: a Python task costs tens of ms."""
+
+BYTES_WORTH_SPLITTING: Final = 4 << 20
+"""From here on every core gets a piece, and as many as every other: no core waits at the end."""
+
+SPLITS_MAX: Final = 10_000
+
+
+@dataclass(frozen=True)
+class Piece(InputPartition):
+    """What one task reads. `since` is None for the state, `whole` the span of the whole read."""
+
+    place: Place
+    span: Span
+    whole: Span
+    since: int | None
+    upto: int
+    latest: bool
+    images: bool = False
+
+
+def require_window(since: int, upto: int, *, oldest: int, upper: int, latest: bool) -> None:
+    """Raise unless the changes in `(since, upto]` are all there."""
+    if since >= upper:
+        raise NotYetWrittenError(as_of=Timestamp(since), upper=upper)
+    if since > upto:
+        raise UsageError(f"the window ({since}, {upto}] ends before it starts", "swap its ends")
+    require_readable(upto, since=oldest, upper=upper)
+    if since < oldest and not (latest and since == 0):
+        raise HistoryGoneError(
+            as_of=since, since=oldest, remedy="read the state, then changes after its time"
+        )
+
+
+def pieces(
+    origin: Origin,
+    span: Span,
+    options: ReadOptions,
+    *,
+    since: int | None,
+    upto: int,
+    latest: bool,
+) -> list[InputPartition]:
+    """Cut a read of `span`, a part of that of the options, into pieces of about equal size."""
+    files = origin.files(upto)
+    count = options.partitions or _split_count(sum(file.size_bytes for file in files))
+    base = Piece(origin.place, span, options.span, since, upto, latest, options.images)
+    return [replace(base, span=part) for part in split_span(span, files, count)]
+
+
+def cut_state(
+    origin: Origin, span: Span, as_of: int, *, rows: int | None, size: int | None
+) -> bytes | None:
+    """The key before which the state in `span` has so many rows or bytes; None: it has no more.
+
+    At least one row is before it. Reads these rows, in pieces of bounded memory.
+    """
+    limit = rows if size is None else size
+    assert limit is not None, "one of the two is given"
+    files = origin.files(as_of)
+    columns = ["key"] if size is None else ["key", "value"]
+    passed, is_first = 0, True
+    for piece in split_span(span, files, _split_count(sum(file.size_bytes for file in files))):
+        for batch in origin.state(piece, as_of, columns, ARROW_ROWS_MAX):
+            if not batch.num_rows:
+                continue
+            weights = np.ones(batch.num_rows, np.int64) if size is None else _row_bytes(batch)
+            sums = passed + np.cumsum(weights)
+            fitting = max(int(np.searchsorted(sums, limit, side="right")), int(is_first))
+            if fitting < batch.num_rows:
+                key: bytes = batch.column("key")[fitting].as_py()
+                return key
+            passed, is_first = int(sums[-1]), False
+    return None
+
+
+def _row_bytes(batch: pa.RecordBatch) -> npt.NDArray[np.int64]:
+    keys, values = (pc.binary_length(batch.column(name)) for name in ("key", "value"))
+    found: npt.NDArray[np.int64] = pc.add(keys, values).to_numpy().astype(np.int64)
+    return found
+
+
+def read_piece(piece: Piece, options: ReadOptions, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """The rows of a piece as Spark wants them, bounded in rows and bytes."""
+    spare_the_collector()
+    columns = stored_columns(schema.names)
+    with open_origin(piece.place) as origin:
+        for batch in _stored(origin, piece, columns, options.batch_rows):
+            for part in _bounded(batch, options.batch_bytes):
+                yield shaped(part, schema)
+
+
+def _stored(
+    origin: Origin, piece: Piece, columns: list[str], rows: int
+) -> Iterator[pa.RecordBatch]:
+    if piece.since is None:
+        yield from origin.state(piece.span, piece.upto, columns, rows)
+        return
+    window: Any = {"since": piece.since, "upto": piece.upto, "latest": piece.latest}
+    if piece.images:
+        yield from image_rows(origin, piece.span, **window, rows=rows)
+        return
+    ours = [each for each in origin.ranges(piece.whole, **window) if each.key in piece.span]
+    if ours:
+        yield ranges_batch(ours, columns)
+    yield from origin.points(piece.span, **window, columns=columns, rows=rows)
+
+
+def _bounded(batch: pa.RecordBatch, size_max: int) -> Iterator[pa.RecordBatch]:
+    """Halve a batch until each piece fits, or is one row."""
+    if batch.num_rows <= 1 or batch.nbytes <= size_max:
+        if batch.num_rows:
+            yield batch
+        return
+    half = batch.num_rows // 2
+    yield from _bounded(batch.slice(0, half), size_max)
+    yield from _bounded(batch.slice(half), size_max)
+
+
+def _split_count(size_bytes: int) -> int:
+    if size_bytes < BYTES_WORTH_SPLITTING:
+        return 1
+    cores = os.cpu_count() or 1
+    return min(-(-size_bytes // (BYTES_PER_SPLIT * cores)) * cores, SPLITS_MAX)

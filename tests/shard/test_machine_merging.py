@@ -1,0 +1,130 @@
+"""The machine's rules of merging."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from backup.shard import commands as c
+from backup.shard import machine
+from backup.shard.state import Batch
+from kvstore.limits import MERGE_FAN_IN
+from tests.shard.driver import Driver, part, register
+
+
+def merged(shard: Driver, lower: int, upper: int, **changes: Any) -> c.ApplyMerge:
+    found = [b for b in shard.state.batches if lower <= b.lower and b.upper <= upper]
+    rows = sum(b.rows for b in found)
+    output = Batch(lower, upper, parts=(part(f"m{lower}-{upper}", rows=rows),))
+    return c.ApplyMerge(replace(output, **changes), machine.part_names(tuple(found)))
+
+
+def filled(shard: Driver, count: int) -> Driver:
+    for i in range(count):
+        shard.write(i, i + 1, f"p{i}")
+    return shard
+
+
+def test_enough_batches_of_alike_size_ask_for_a_merge_and_the_slot_is_durable(
+    shard: Driver,
+) -> None:
+    filled(shard, MERGE_FAN_IN - 1)
+    assert shard.state.slots == ()
+    asked = shard.write(MERGE_FAN_IN - 1, MERGE_FAN_IN, "last")
+    assert asked.merges == ((0, MERGE_FAN_IN),)
+    assert shard.state.slots == ((0, MERGE_FAN_IN),)
+
+
+def test_a_merge_that_fills_its_slot_is_exact_and_closes_it(shard: Driver) -> None:
+    filled(shard, 4)
+    assert shard(merged(shard, 0, 4)) is c.MergeOutcome.APPLIED_EXACT
+    assert [b.names() for b in shard.state.batches] == [{"m0-4"}]
+    assert shard.state.slots == ()
+
+
+def test_a_merge_inside_a_slot_is_a_subset_and_the_slot_stays(shard: Driver) -> None:
+    filled(shard, 4)
+    assert shard(merged(shard, 1, 3)) is c.MergeOutcome.APPLIED_SUBSET
+    assert [(b.lower, b.upper) for b in shard.state.batches] == [(0, 1), (1, 3), (3, 4)]
+    assert shard.state.slots == ((0, 4),)
+
+
+def test_the_same_output_again_is_known_as_applied(shard: Driver) -> None:
+    filled(shard, 4)
+    command = merged(shard, 0, 4)
+    shard(command)
+    assert shard(command, commits=False) is c.MergeOutcome.ALREADY_APPLIED
+
+
+def test_a_merge_of_batches_that_are_no_longer_there_is_no_match(shard: Driver) -> None:
+    filled(shard, 4)
+    late = merged(shard, 0, 4)
+    shard(merged(shard, 0, 4, parts=(part("faster"),)))
+    assert shard(late, commits=False) is c.MergeOutcome.NO_MATCH
+
+
+def test_a_merge_whose_bounds_are_no_edges_or_in_no_slot_is_no_match(shard: Driver) -> None:
+    shard.write(0, 5, "p")
+    shard.write(5, 9, "q")
+    assert shard(merged(shard, 0, 9), commits=False) is c.MergeOutcome.NO_MATCH
+    shard(c.RequestMerge(0, 9))
+    cut = c.ApplyMerge(Batch(0, 7), machine.part_names(shard.state.batches))
+    assert shard(cut, commits=False) is c.MergeOutcome.NO_MATCH
+
+
+def test_a_merge_may_not_compact_beyond_the_shards_since(shard: Driver) -> None:
+    filled(shard, 4)
+    outcome = shard(merged(shard, 0, 4, since=1), commits=False)
+    assert outcome is c.MergeOutcome.INVALID_SINCE
+    register(shard, "r")
+    shard(c.DowngradeSince("r", 1, None, 0))
+    assert shard(merged(shard, 0, 4, since=1)).applied
+
+
+def test_a_merge_never_has_more_rows_than_it_replaces(shard: Driver) -> None:
+    filled(shard, 4)
+    too_many = (part("m", rows=41),)
+    outcome = shard(merged(shard, 0, 4, parts=too_many), commits=False)
+    assert outcome is c.MergeOutcome.TOO_MANY_UPDATES
+
+
+def test_a_merge_of_diffs_keeps_their_sum(shard: Driver) -> None:
+    for i in range(4):
+        p = part(f"p{i}", diff_sum=2)
+        shard(c.CompareAndAppend(Batch(i, i + 1, parts=(p,)), "w", f"t{i}", 0))
+    wrong = shard(merged(shard, 0, 4, parts=(part("m", diff_sum=7),)), commits=False)
+    assert wrong is c.MergeOutcome.DIFF_SUM_CHANGED
+    lost = shard(merged(shard, 0, 4, parts=()), commits=False)
+    assert lost is c.MergeOutcome.DIFF_SUM_CHANGED
+    assert shard(merged(shard, 0, 4, parts=(part("m", diff_sum=8),))).applied
+
+
+def test_a_pending_slot_counts_as_one_batch_and_is_swallowed_by_a_larger_one() -> None:
+    shard = filled(Driver(), 4)
+    assert shard.state.slots == ((0, 4),)
+    for i in range(4, 8):
+        shard.write(i, i + 1, f"p{i}")
+    # Four new ones make a run with the slot, which is no larger than them together.
+    assert shard.state.slots in (((0, 8),), ((0, 4), (4, 8)))
+    assert shard(merged(shard, 0, 4)).applied
+
+
+def test_a_merge_on_request_makes_a_slot_only_where_there_is_something_to_gain(
+    shard: Driver,
+) -> None:
+    shard.write(0, 5, "p")
+    assert shard(c.RequestMerge(0, 5), commits=False) == c.MergeRequested(None)
+    assert shard(c.RequestMerge(1, 5), commits=False) == c.MergeRequested(None)
+    register(shard, "r")
+    shard(c.DowngradeSince("r", 2, None, 0))
+    assert shard(c.RequestMerge(0, 5)) == c.MergeRequested((0, 5))  # since has moved on
+    assert shard(c.RequestMerge(0, 5), commits=False) == c.MergeRequested((0, 5))
+
+
+def test_progress_does_not_lengthen_a_batch_that_a_merge_is_reading(shard: Driver) -> None:
+    for i in range(3):
+        shard.write(i, i + 1, f"p{i}")
+    shard.write(3, 4)
+    shard(c.RequestMerge(0, 4))
+    shard.write(4, 5)
+    assert shard(merged(shard, 0, 4)).applied

@@ -1,0 +1,83 @@
+"""A shard in memory whose consensus fails as a script says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from backup.shard.batch import BatchDesc
+from backup.shard.blob import Blob, MemoryBlob
+from backup.shard.consensus import Cas, Consensus, MemoryConsensus, Versioned
+from backup.shard.shard import Shard
+from backup.shard.state import Batch
+from kvstore.clock import ManualClock
+from kvstore.errors import (
+    DeterminateError,
+    IndeterminateError,
+)
+from tests.shard.rows import put, state_of, versions
+
+
+class ScriptedConsensus:
+    """Real consensus, but each compare-and-set suffers what the script says next."""
+
+    def __init__(self, inner: Consensus) -> None:
+        self.inner = inner
+        self.script: list[str] = []
+        self.between: Callable[[], None] = lambda: None
+
+    def head(self, key: str) -> Versioned | None:
+        return self.inner.head(key)
+
+    def compare_and_set(self, key: str, *, expected: int | None, new: Versioned) -> Cas:
+        fault = self.script.pop(0) if self.script else "fine"
+        if fault == "refused":
+            raise DeterminateError("compare-and-set", "refused")
+        if fault == "unsent":
+            self.between()
+            raise IndeterminateError("compare-and-set", "timed out")
+        cas = self.inner.compare_and_set(key, expected=expected, new=new)
+        if fault == "lost":
+            self.between()
+            raise IndeterminateError("compare-and-set", "its reply was lost")
+        return cas
+
+    def scan(self, key: str, *, start: int, limit: int) -> list[Versioned]:
+        return self.inner.scan(key, start=start, limit=limit)
+
+    def truncate(self, key: str, seqno: int) -> int | None:
+        return self.inner.truncate(key, seqno)
+
+    def list_keys(self) -> list[str]:
+        return self.inner.list_keys()
+
+
+class World:
+    """One memory shard, its clock and its script."""
+
+    def __init__(self) -> None:
+        self.blob = MemoryBlob()
+        self.consensus = ScriptedConsensus(MemoryConsensus())
+        self.clock = ManualClock()
+
+    def open(self, **options: object) -> Shard:
+        return open_shard(self.blob, self.consensus, clock=self.clock, **options)
+
+
+def open_shard(blob: Blob, consensus: Consensus, **options: object) -> Shard:
+    return Shard.open(blob, consensus, "s", pause=lambda attempt: None, **options)  # type: ignore[arg-type]
+
+
+def batch_of(shard: Shard, upper: int, key: bytes = b"k", value: bytes = b"v") -> Batch:
+    rows = versions([put(key, upper - 1, value)])
+    return shard.write_batch(BatchDesc(shard.refresh().upper, upper), rows)
+
+
+def write(shard: Shard, *uppers: int, key: bytes = b"k") -> None:
+    for upper in uppers:
+        value = f"v{upper}".encode()
+        shard.writer().compare_and_append(batch_of(shard, upper, key, value))
+
+
+def read(shard: Shard, as_of: int) -> dict[bytes, bytes | None]:
+    with shard.snapshot(as_of) as snapshot:
+        return state_of(snapshot.read())
