@@ -174,6 +174,7 @@ def changes(
         ),
     ] = 1.0,
     encoding: EncodingOption = Encoding.TEXT,
+    _as_json: Annotated[bool, typer.Option("--json", help="As it does in any case.")] = True,
 ) -> None:
     """Print what changed, as JSON lines in time order; bounds are written as --encoding says.
 
