@@ -286,6 +286,33 @@ def test_backups_are_run_listed_verified_and_restored(run: Run, tmp_path: Path) 
     run("backup", "restore", place, tmp_path / "x", "--as-of", "2100-01-01T00:00Z", code=4)
 
 
+def test_changes_of_a_restored_store_are_those_of_its_source(run: Run, tmp_path: Path) -> None:
+    store, place, restored = tmp_path / "s", tmp_path / "b", tmp_path / "r"
+    with kvstore.open(store) as opened:
+        opened.put(b"a", b"1")
+        with opened.batch() as batch:
+            batch.put(b"b", b"\xff")
+            batch.put(b"c", b"3")
+        opened.delete_range(b"b", b"c")
+        opened.delete(b"a")
+    run("backup", "run", store, place)
+    run("backup", "restore", place, restored)
+    run("put", restored, "d", "4")
+
+    def told_of(path: Path, *options: object) -> list[dict[str, Any]]:
+        lines = run("changes", path, *options).stdout.splitlines()
+        places = ("changeset", "stream", "end_of_batch")
+        return [{k: v for k, v in json.loads(x).items() if k not in places} for x in lines]
+
+    source = told_of(store)
+    assert told_of(restored)[:-1] == source
+    assert told_of(restored)[-1]["key"] == "d"
+    assert told_of(restored, "--since", source[0]["timestamp"])[:-1] == source[1:]
+    assert [change["key"] for change in told_of(restored, "--prefix", "c")] == ["c"]
+    assert "value" not in told_of(restored, "--images", "none")[0]
+    run("changes", restored, "--images", "pre", code=4)  # needs the index
+
+
 @pytest.mark.parametrize(
     "words",
     [
