@@ -98,6 +98,7 @@ WRONG_TYPES: dict[str, Callable[[Store], Any]] = {
     "scan limit negative": lambda s: s.scan(limit=-1),
     "scan limit text": lambda s: s.scan(limit="1"),
     "scan limit float": lambda s: s.scan(limit=1.0),
+    "scan_batches limit": lambda s: s.scan_batches(limit=-1),
     "scan_batches rows": lambda s: s.scan_batches(batch_rows=0),
     "scan_batches rows text": lambda s: s.scan_batches(batch_rows="many"),
     "scan_batches no workers": lambda s: s.scan_batches(workers=0),

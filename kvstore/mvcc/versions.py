@@ -134,10 +134,13 @@ class Versions:
         read = self._read(span, as_of)
         return live_rows(self._cursor(span, reverse=reverse), read, reverse=reverse)
 
-    def scan_columns(self, span: Span, as_of: int, *, chunk: int) -> Iterator[Rows]:
-        """As ascending `scan`, as Arrow arrays; at most `chunk` rows at once."""
+    def scan_columns(
+        self, span: Span, as_of: int, *, chunk: int, reverse: bool = False
+    ) -> Iterator[Rows]:
+        """As `scan`, as Arrow arrays; at most `chunk` rows at once."""
         read = self._read(span, as_of)
-        return live_columns(self._cursor(span), read, chunk=chunk)
+        cursor = self._cursor(span, reverse=reverse)
+        return live_columns(cursor, read, chunk=chunk, reverse=reverse)
 
     def diff(
         self,
