@@ -69,6 +69,14 @@ class ImportRecord:
         return encode_reference(self.import_id)
 
     @property
+    def lifetime(self) -> Lifetime:
+        """When its rows are visible, once it was added."""
+        assert self.added is not None
+        if self.reverted is None:
+            return Lifetime(self.added)
+        return Lifetime(self.added, self.reverted)
+
+    @property
     def is_spent(self) -> bool:
         """Whether GC has taken its last row: all that is kept is who it was and when."""
         return bool(self.rows) and not self.spans
@@ -350,9 +358,7 @@ class Imports:
     def _publish(self) -> None:
         self._versions.publish_stamps(
             {
-                record.reference: Lifetime(record.added)
-                if record.reverted is None
-                else Lifetime(record.added, record.reverted)
+                record.reference: record.lifetime
                 for record in self._records.values()
                 if record.added is not None and not record.is_spent
             }

@@ -15,16 +15,15 @@ from kvstore.arguments import require_path
 from kvstore.changes import ChangeIndex
 from kvstore.changes.capture import open_domain, passive_domain
 from kvstore.clock import Clock, Timeline, WallClock
-from kvstore.codec.keys import encode_range_key
-from kvstore.codec.ordered import escape
 from kvstore.commit import Committer, Durability, require_durability
-from kvstore.engine import DATA, RANGES, Batch, Engine
+from kvstore.engine import DATA, Batch, Engine
 from kvstore.engine.memory import MemoryEngine, is_memory_store
 from kvstore.engine.rocks import RocksEngine
 from kvstore.errors import FormatVersionError, NotAStoreError, UsageError
 from kvstore.gc import GcPolicy
 from kvstore.meta import FORMAT, INDEX_FLOOR, SINCE, UPPER, Meta
 from kvstore.mvcc import RangeTombstone, Versions
+from kvstore.mvcc.write import stage_tombstones
 from kvstore.readonly import ReadOnlyCommitter
 from kvstore.replica import REPLICA, ReplicaCommitter, stage_replica
 from kvstore.scanners import SCANS_DIRECTORY
@@ -166,9 +165,7 @@ class Founding:
         if files:
             self._engine.ingest(files)
         batch = self._engine.batch()
-        for start, end, timestamp in tombstones:
-            key = encode_range_key(start, timestamp)
-            batch.put(key, escape(end), self._engine.families[RANGES])
+        stage_tombstones(tombstones, batch, self._engine.families)
         self._engine.write(batch)
 
 
@@ -186,9 +183,9 @@ def found(
         yield Founding(engine)
         meta = Meta(engine)
         batch = engine.batch()
-        meta.stage(batch, SINCE, {"timestamp": since})
-        meta.stage(batch, UPPER, {"timestamp": newest + 1})
-        meta.stage(batch, INDEX_FLOOR, {"timestamp": newest})
+        meta.stage_timestamp(batch, SINCE, since)
+        meta.stage_timestamp(batch, UPPER, newest + 1)
+        meta.stage_timestamp(batch, INDEX_FLOOR, newest)
         _stage_format(meta, batch)
         if replica_of is not None:
             stage_replica(meta, batch, replica_of)

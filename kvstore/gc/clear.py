@@ -90,7 +90,7 @@ class Clearing:
         batch.delete_range(begin, end, self._engine.families[DATA])
         self._stage_cut(span, batch)
         self._clears.stage(clear, batch)
-        self._meta.stage(batch, UPPER, {"timestamp": timestamp + 1})
+        self._meta.stage_timestamp(batch, UPPER, timestamp + 1)
         bounds = (span.start, span.end)
         # All that can fail without harm has been done: the write comes next.
         self._clears.announce(clear)

@@ -301,7 +301,7 @@ class Collector:
         def stage(batch: Batch) -> None:
             self._index.stage_trim(since, batch)
             self._clears.stage_forget(since, batch)
-            self._meta.stage(batch, COLLECTED, {"timestamp": since})
+            self._meta.stage_timestamp(batch, COLLECTED, since)
 
         with self._committer.lock:
             self._require_running()

@@ -17,9 +17,7 @@ from kvstore.span import Span
 from kvstore.store.following import Following
 from kvstore.tasks import Tasks
 from kvstore.timestamp import TimeLike, Timestamp, to_timestamp
-from kvstore.txn import (
-    revert_range,
-)
+from kvstore.txn import revert_range
 from kvstore.verify import VerifyReport, verify
 
 TASKS_DIRECTORY: Final = "tasks"

@@ -30,10 +30,7 @@ from kvstore.scanners import Scanners
 from kvstore.span import Span
 from kvstore.tasks import Tasks
 from kvstore.timestamp import TimeLike, Timestamp, to_timestamp
-from kvstore.txn import (
-    Conditional,
-    Transactions,
-)
+from kvstore.txn import Conditional, Transactions
 
 T = TypeVar("T")
 
