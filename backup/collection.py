@@ -245,9 +245,9 @@ class Collection:
         what it raises calls the backup off. `upload` writes the parts: in this process, or spread
         over others (`spark_connector.jobs.backup`).
 
-        Raises `UsageError` if the collection is another store's or the token empty,
-        `HistoryGoneError` if the store no longer has the window: then `full=True` begins another
-        chain beside the present one.
+        Raises `UsageError` if the collection is another store's, if the store was put back from an
+        older copy and lacks what is here, or if the token is empty; `HistoryGoneError` if the store
+        no longer has the window: then `full=True` begins another chain beside the present one.
         """
         if token is not None and not token:
             raise UsageError("the token is empty", "name the backup, or pass no token")
@@ -265,7 +265,7 @@ class Collection:
             done = done or appended_before(shard, token)
             if done is not None:
                 return info(done)
-            hold = take_hold(store, name, shard.upper, max_age)
+            hold = take_hold(store, name, shard, max_age)
             try:
                 return append_windows(shard, Backup(store, hold, upload, progress), token)
             except (UpperMismatchError, HoldTaken):  # another took the window, or our hold

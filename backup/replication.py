@@ -56,7 +56,8 @@ def replicate(
 
     A live store keeps history for its replica (hold `replica-...`), unless that falls further
     behind than `max_age`. Raises `UsageError` if `target` is an ordinary store, follows another
-    or is the source, `HistoryGoneError` if the source no longer has what it lacks: make a new one.
+    or is the source, or if the source was put back from an older copy; `HistoryGoneError` if the
+    source no longer has what it lacks: make a new one.
     """
     stop = stop or Stop()
     path = _path_of(target)
@@ -109,6 +110,13 @@ def _follow(
 
 def _take_window(source: Source, target: Store, replica: Replica, upper: int) -> None:
     """Copy `[replica.upper, upper)`: in commits where it is small, as sorted files else."""
+    last = replica.last_applied
+    if last and source.lacks(last):
+        raise UsageError(
+            f"the source of {target.path} lacks its commit of {Timestamp(last)}: it was put back "
+            "from an older copy",
+            "promote the replica, or make a new one",
+        )
     with source.rows(int(replica.upper) - 1, upper) as rows:
         head, rest = _head(rows.batches)
         if rest is None:

@@ -68,6 +68,10 @@ class Source(Protocol):
         """All below it can be read, and no crash of the source takes it back."""
         ...
 
+    def lacks(self, commit: int) -> bool:
+        """Whether there surely was no commit at that time: the source is not what it was."""
+        ...
+
     def rows(self, since: int | None, upper: int) -> AbstractContextManager[Rows]:
         """The versions in `(since, upper)`; `since=None`: all that are kept."""
         ...
@@ -97,6 +101,10 @@ class StoreSource:
     def upper(self) -> int:
         """See `Source.upper`. One fsync."""
         return int(self._store.sync())
+
+    def lacks(self, commit: int) -> bool:
+        """See `Source.lacks`."""
+        return self._store.has_commit(commit) is False
 
     @contextmanager
     def rows(self, since: int | None, upper: int) -> Iterator[Rows]:
@@ -137,6 +145,10 @@ class CollectionSource:
     def upper(self) -> int:
         """See `Source.upper`."""
         return int(self._collection.upper)
+
+    def lacks(self, commit: int) -> bool:
+        """See `Source.lacks`. A chain never loses what it has."""
+        return False
 
     @contextmanager
     def rows(self, since: int | None, upper: int) -> Iterator[Rows]:

@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
@@ -17,10 +18,10 @@ from typing import NamedTuple
 
 from backup.chains import RETENTION
 from backup.progress import Attempt, find, forget
-from backup.shard import Batch, Progress, Shard, delete_batch
+from backup.shard import Batch, Part, Progress, Shard, delete_batch
 from backup.shard.blob import FAILURES
 from backup.upload import Upload, upload_here
-from kvstore.errors import FencedError, HistoryGoneError, UpperMismatchError
+from kvstore.errors import FencedError, HistoryGoneError, UpperMismatchError, UsageError
 from kvstore.holds import Hold
 from kvstore.store import Store
 from kvstore.timestamp import Timestamp
@@ -56,11 +57,16 @@ def appended_before(shard: Shard, token: str | None) -> Batch | None:
     return next((b for b in shard.refresh().batches if ("token", token) in b.meta), None)
 
 
-def take_hold(store: Store, name: str, lower: int, max_age: timedelta | None) -> Hold:
+def take_hold(store: Store, name: str, shard: Shard, max_age: timedelta | None) -> Hold:
     """The collection's hold on its source, at the chain's upper; the next sync makes it durable.
 
-    Raises `HistoryGoneError` if the source no longer has what follows.
+    Raises `HistoryGoneError` if the source no longer has what follows, `UsageError` if it lacks
+    what the chain has.
     """
+    # Before the hold is there: it lets history go by which an older copy is known.
+    newest = next((batch.parts for batch in reversed(shard.state.batches) if batch.parts), ())
+    _require_commits(store, newest)
+    lower = shard.upper
     try:
         at = lower - 1 if lower else None
         return store.hold(name, at=at, max_age=max_age, durable=False)
@@ -90,6 +96,7 @@ def append_windows(shard: Shard, backup: Backup, token: str | None) -> BackupInf
     upper = int(store.sync())
     done = None
     has_records, begun = find(shard.blob, chain, shard.upper)
+    _require_commits(store, begun.parts if begun is not None else ())
     if begun is not None and _held_at(backup.hold) < begun.upper:
         done = _append_window(shard, backup, begun, None)
     if upper > shard.upper:
@@ -108,6 +115,18 @@ def append_windows(shard: Shard, backup: Backup, token: str | None) -> BackupInf
     with suppress(FencedError):
         backup.hold.move(done.upper - 1, durable=False)
     return done
+
+
+def _require_commits(store: Store, parts: Sequence[Part]) -> None:
+    """Raises `UsageError` if the source lacks the newest commit in `parts`, which it once had."""
+    last = max((part.time_max for part in parts), default=0)
+    if last and store.has_commit(last) is False:
+        raise UsageError(
+            f"{store.path} lacks the commit of {Timestamp(last)} that was backed up: it was put "
+            "back from an older copy",
+            "restore the collection to have what it lacks; backup(store, full=True) begins another "
+            "chain with what it has",
+        )
 
 
 def _held_at(hold: Hold) -> int:

@@ -66,6 +66,11 @@ class ReplicaCommitter(Committer):
         return self._source
 
     @property
+    def last_applied(self) -> int:
+        """The newest of the source's commits that came one by one; 0: none did."""
+        return self._index.last()
+
+    @property
     def coming(self) -> int:
         return self._pending
 
@@ -241,6 +246,11 @@ class Replica:
     def upper(self) -> Timestamp:
         """Where it goes on: all of the source's history below it is here."""
         return self._committer.upper
+
+    @property
+    def last_applied(self) -> int:
+        """See `ReplicaCommitter.last_applied`."""
+        return self._committer.last_applied
 
     def apply(self, commits: Sequence[tuple[int, WriteSet]], upper: int) -> None:
         """See `ReplicaCommitter.apply`. Not durable until `sync`."""

@@ -52,7 +52,7 @@ class Readable(Protocol):
 
 
 class Snapshot:
-    """Reads at `as_of`, which stays readable until the snapshot is closed."""
+    """Reads at `as_of`, which stays readable until the snapshot is closed, or nobody has it."""
 
     def __init__(self, store: Readable, as_of: Timestamp, release: Callable[[], object]) -> None:
         self._store: Readable | None = store
@@ -104,6 +104,9 @@ class Snapshot:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
         self.close()
 
     def _open(self) -> Readable:

@@ -108,6 +108,7 @@ class Collector:
         self._path = path
         self._meta = Meta(versions.engine)
         self._running = threading.Lock()
+        self._runner: int | None = None
         self._stopped = False
         self._leftovers = Leftovers(imports, committer, path)
         self.keys_per_step = GC_KEYS_PER_STEP
@@ -128,7 +129,7 @@ class Collector:
         is called with the versions removed so far, after some thousands each.
         """
         started = time.perf_counter()
-        with self._running:
+        with self._alone():
             self._committer.require_writable()
             previous = self._committer.since
             lost, held_back = self._advance(target)
@@ -175,7 +176,7 @@ class Collector:
     @contextmanager
     def paused(self) -> Iterator[None]:
         """Keep runs from starting, having waited for one that is under way."""
-        with self._running:
+        with self._alone():
             self._require_running()
             yield
 
@@ -184,6 +185,24 @@ class Collector:
         self._stopped = True
         with self._running:
             pass
+
+    def require_outside(self) -> None:
+        """Raises `UsageError` in the `progress` of a run, for what would wait for the run's end."""
+        if self._runner == threading.get_ident():
+            raise UsageError(
+                "the progress of gc or verify would wait for its own end",
+                "raise an error there to call it off, and go on once it has returned",
+            )
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        self.require_outside()
+        with self._running:
+            self._runner = threading.get_ident()
+            try:
+                yield
+            finally:
+                self._runner = None
 
     # -- since ------------------------------------------------------------------------------
 

@@ -134,6 +134,7 @@ class Opened:
         """Make everything durable and let go. Repeatable; scans still open raise `ClosedError`."""
         if self._closed:
             return
+        self._collector.require_outside()
         self._closed = True
         with ExitStack() as last:  # whatever fails, the engine is closed
             last.callback(self._engine.close)

@@ -224,6 +224,18 @@ class Reading(Opened):
         self._require_kept(Span(), low)
         return Export(low, few, *found)
 
+    def has_commit(self, at: TimeLike) -> bool | None:
+        """Whether there was a commit at `at`; None where the change index does not say any more.
+
+        For those who have copied this store's history: a store that was put back from an older copy
+        of itself lacks commits that they have. One seek.
+        """
+        time = to_timestamp(at, name="at")
+        if any(self._index.headers(since=time - 1, upto=time)):
+            return True
+        # Looked at last: GC moves `since` before it trims the index.
+        return None if time <= max(self._index_floor, self.since) else False
+
     def range_deletes(
         self, since: TimeLike, upto: TimeLike, span: Span, revisions: Revisions = "all"
     ) -> list[Change]:

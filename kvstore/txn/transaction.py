@@ -19,6 +19,7 @@ Control" (1981).
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Sequence
 from itertools import chain, islice
 from types import TracebackType
@@ -60,6 +61,7 @@ class Transactions:
         self._committer = committer
         self._holds = holds
         self._imports = imports
+        self._abandoned: deque[int] = deque()
 
     def begin(self, *, durability: Durability | None = None) -> Transaction:
         """A transaction at the newest complete time."""
@@ -67,6 +69,9 @@ class Transactions:
         committer.give_way()
         with committer.lock:
             committer.require_healthy()
+            while self._abandoned:
+                self._abandoned.pop()
+                committer.recent.unwatch()
             read_at, pin = self._holds.pin_newest()
             committer.recent.watch(read_at)
         return Transaction(self, read_at, pin, durability=durability)
@@ -75,6 +80,12 @@ class Transactions:
         """Let go of what an open transaction keeps. Repeatable."""
         with self._committer.lock:
             self._let_go(pin)
+
+    def abandon(self, pin: int) -> None:
+        """As `end`, from a finalizer: that may run anywhere, so what the lock guards is left to
+        the next that begins."""
+        if self._holds.unpin(pin):
+            self._abandoned.append(pin)
 
     def commit(
         self,
@@ -130,7 +141,8 @@ class Transaction:
     """Reads at one time, and writes that only it sees until they are committed together.
 
     Leaving the `with` block commits; an exception drops the writes. `timestamp` is set once
-    committed; None for one that only read. One thread at a time.
+    committed; None for one that only read. One thread at a time. One that nobody has any more is
+    rolled back.
     """
 
     def __init__(
@@ -257,6 +269,10 @@ class Transaction:
             self.commit()
         else:
             self.rollback()
+
+    def __del__(self) -> None:
+        if self._is_open:
+            self._owner.abandon(self._pin)
 
     # -- inside -----------------------------------------------------------------------------
 

@@ -15,17 +15,15 @@ from backup.export import exported
 from backup.progress import Attempt
 from backup.shard import BatchDesc, Progress, Shard
 from backup.upload import Uploaded, upload_here
-from kvstore.errors import (
-    FencedError,
-    HistoryGoneError,
-)
-from tests.backup.histories import (
-    Crash,
-    live_through,
-    upload_and_be_killed,
-)
+from kvstore.errors import FencedError, HistoryGoneError, UsageError
+from tests.backup.histories import Crash, live_through, upload_and_be_killed
 
 pytestmark = pytest.mark.usefixtures("each_engine")
+
+
+def state_of(collection: backup.Collection, as_of: int | None = None) -> dict[bytes, bytes]:
+    rows = collection.scan_batches(as_of).read_all()
+    return dict(zip(*(column.to_pylist() for column in rows.columns), strict=True))
 
 
 def test_a_broken_chain_says_so_and_a_new_full_keeps_the_old_window(
@@ -50,6 +48,52 @@ def test_a_broken_chain_says_so_and_a_new_full_keeps_the_old_window(
         assert dict(restored.scan()) == dict(store.scan(as_of=at))
     collection.expire(before=collection.upper - 1)
     assert collection.show().chains == 1
+
+
+@pytest.mark.parametrize("idle_since", [False, True])
+@pytest.mark.parametrize("compacted", [False, True])
+def test_a_source_put_back_from_an_older_copy_is_told_from_itself(
+    store: kvstore.Store,
+    collection: backup.Collection,
+    tmp_path: Path,
+    idle_since: bool,
+    compacted: bool,
+) -> None:
+    store.put(b"a", b"1")
+    collection.backup(store)
+    older = tmp_path / "older"
+    store.checkpoint(older)
+    store.put(b"a", b"lost")
+    upto = collection.backup(store).upper - 1
+    if idle_since:
+        collection.backup(store)
+    if compacted:
+        collection.compact()
+    store.close()
+    with kvstore.open(older) as back:
+        back.put(b"b", b"2")
+        for _ in range(2):
+            with pytest.raises(UsageError, match=r"older copy.*full=True"):
+                collection.backup(back)
+            back.gc(before=back.sync() - 1)  # held at what the copy knew of
+        assert state_of(collection, upto) == {b"a": b"lost"}
+        collection.backup(back, full=True)
+        back.put(b"c", b"3")
+        collection.backup(back)
+        assert state_of(collection) == dict(back.scan())
+
+
+def test_an_upload_of_commits_that_its_source_has_lost_is_not_finished(
+    store: kvstore.Store, collection: backup.Collection, tmp_path: Path
+) -> None:
+    store.put(b"a", b"1")
+    collection.backup(store)
+    older = tmp_path / "older"
+    store.checkpoint(older)
+    upload_and_be_killed(store, collection)
+    store.close()
+    with kvstore.open(older) as back, pytest.raises(UsageError, match="older copy"):
+        collection.backup(back)
 
 
 def test_a_full_backup_that_failed_twice_begins_one_chain_only(

@@ -207,6 +207,24 @@ def test_a_replica_follows_one_store_only(
             backup.replicate(store, other)
 
 
+def test_a_replica_does_not_follow_a_source_put_back_from_an_older_copy(
+    store: kvstore.Store, standby: Path, tmp_path: Path
+) -> None:
+    store.put(b"a", b"1")
+    backup.replicate(store, standby)
+    older = tmp_path / "older"
+    store.checkpoint(older)
+    store.put(b"a", b"lost")
+    backup.replicate(store, standby)
+    store.close()
+    with kvstore.open(older) as back:
+        back.put(b"b", b"2")
+        with pytest.raises(UsageError, match=r"older copy.*promote"):
+            backup.replicate(back, standby)
+    with kvstore.open(standby) as replica:
+        assert replica.get(b"a") == b"lost"
+
+
 def test_the_source_keeps_what_its_replica_lacks_within_its_budget(
     store: kvstore.Store, standby: Path
 ) -> None:

@@ -339,6 +339,25 @@ def test_a_run_goes_on_where_an_import_was_added_since_it_looked(store: Store) -
         assert leftovers.abort_stale(-1) == 0
 
 
+@pytest.mark.parametrize("call", [Store.close, Store.verify, lambda store: store.gc(before=0)])
+def test_what_would_wait_for_a_run_is_refused_in_its_own_progress(
+    store: Store, call: Callable[[Store], object]
+) -> None:
+    for value in (b"1", b"2"):
+        newest = store.put(b"a", value)
+    told: list[int] = []
+
+    def progress(count: int) -> None:
+        told.append(count)
+        call(store)
+
+    with pytest.raises(UsageError, match="its own end"):
+        store.gc(before=newest, progress=progress)
+    assert told == [1]
+    assert store.gc(before=newest).since == newest
+    assert store.get(b"a") == b"2"
+
+
 def test_a_run_that_its_progress_calls_off_is_made_good_by_the_next(store: Store) -> None:
     for key in KEYS:
         store.put(key, b"old")

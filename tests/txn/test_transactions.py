@@ -7,6 +7,7 @@ isolation; `snapshot_isolated` shows that these histories are the ones that do.
 
 from __future__ import annotations
 
+import gc as collector
 import random
 import threading
 from collections.abc import Iterator
@@ -97,6 +98,34 @@ def test_write_skew_conflicts_where_snapshot_isolation_would_not(store: Store) -
     with pytest.raises(ConflictError):
         second.commit()
     assert store.get(b"bob") == b"on call"
+
+
+def test_what_nobody_has_any_more_keeps_no_history(store: Store) -> None:
+    store.put(b"a", b"1")
+    left = store.transaction()
+    assert left.get(b"a") == b"1"
+    left.put(b"b", b"2")
+    snapshot = store.snapshot()
+    loop = [left, snapshot]
+    loop.append(loop)  # found by the cyclic collector only
+    at = store.put(b"a", b"3")
+    assert store.gc(before=at).since < at
+    del left, snapshot, loop
+    collector.collect()
+    assert store.gc(before=at).since == at
+    assert store.get(b"b") is None
+    with store.transaction() as txn:
+        assert txn.get(b"a") == b"3"
+        txn.put(b"a", b"4")
+    assert not store._committer.recent._watchers
+
+
+def test_a_scan_outlives_the_snapshot_it_came_from(store: Store) -> None:
+    at = store.put(b"a", b"1")
+    rows = store.snapshot().scan()
+    store.gc(before=store.put(b"a", b"2"))
+    assert list(rows) == [(b"a", b"1")]
+    assert store.since > at
 
 
 def test_phantom_conflicts_where_snapshot_isolation_would_not(store: Store) -> None:
