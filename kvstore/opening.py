@@ -151,10 +151,10 @@ def assemble(
     return Store(path, engine, versions, index, committer, clock=clock)
 
 
-class Founding:
+class StoreBuilder:
     """A store being built from versions with timestamps of their own: a restore, a replica.
 
-    Nothing serves it yet; `found` makes it a store.
+    Nothing serves it yet; `building` makes it a store.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -170,9 +170,9 @@ class Founding:
 
 
 @contextmanager
-def found(
+def building(
     path: Path, *, since: int, newest: int, replica_of: str | None = None
-) -> Iterator[Founding]:
+) -> Iterator[StoreBuilder]:
     """Build a store at `path`, readable in `[since, newest]`; it is one when the block ends.
 
     Its change index starts above `newest`: changes in older windows are found by a pass. It
@@ -180,7 +180,7 @@ def found(
     """
     engine = RocksEngine(path)
     try:
-        yield Founding(engine)
+        yield StoreBuilder(engine)
         meta = Meta(engine)
         batch = engine.batch()
         meta.stage_timestamp(batch, SINCE, since)
