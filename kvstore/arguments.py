@@ -57,7 +57,7 @@ def require_age(age: object, *, name: str) -> timedelta | None:
 
 
 def key_list(keys: Iterable[bytes]) -> list[bytes]:
-    """`keys`, whatever gives them, as a list; their own types are looked at elsewhere."""
+    """`keys` as a list. The type of each key is checked elsewhere."""
     try:
         return list(keys)
     except TypeError as error:

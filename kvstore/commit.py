@@ -173,13 +173,13 @@ class Committer:
         return timestamp
 
     def give_way(self) -> None:
-        """Let a commit under way go on, before its lock is waited for: of use where the lock is
-        taken for microseconds, as by transactions.
+        """Let a commit under way finish before waiting for its lock: pays where the lock is held
+        for microseconds, as by transactions.
 
-        Who waits for a lock is given it while still without the interpreter; whoever has that finds
-        the lock taken, waits too, and from then on each turn of each thread is handed over by the
-        kernel: a convoy (Blasgen, Gray, Mitoma and Price, 1979). Eight threads of transactions take
-        35 us each so, 88 without. After a commit that failed some yield in vain.
+        A thread that waited for the lock is given it before it has the interpreter. The thread that
+        has the interpreter then finds the lock taken and waits too, and from then on the kernel
+        hands over every turn: a convoy (Blasgen, Gray, Mitoma and Price, 1979). Eight threads take
+        35 us a transaction with this, 88 without. After a failed commit some yield in vain.
         """
         for _ in range(COMMIT_YIELDS_MAX):
             if not self._is_committing:

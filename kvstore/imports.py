@@ -104,7 +104,7 @@ class Imports:
         }
         self._aborting: set[int] = set()
         self._busy: dict[int, tuple[int, bool]] = {}
-        """Imports that somebody has to himself: the thread that has, and whether it is adding."""
+        """Imports that one thread has to itself: which thread, and whether it is adding."""
         self._freed = threading.Condition()
         self._publish()
 
@@ -145,11 +145,11 @@ class Imports:
 
     @contextmanager
     def alone(self, import_id: int, *, wait: bool = True, adding: bool = False) -> Iterator[bool]:
-        """Have an import to oneself; without `wait`, only if nobody has it: False if somebody does.
+        """Give this thread an import to itself. Without `wait`: False if another thread has it.
 
-        Of two who add it, the later finds it added: rows that it linked after that would come back
-        where they had been cleared. An abort must not take away rows that an add has counted on.
-        Who has it may take it again, but not while he is `adding` it.
+        Of two threads that add it, the later finds it added: rows that it linked after that would
+        come back where they had been cleared. An abort must not take away rows that an add has
+        counted on. The thread that has it may take it again, unless it is `adding` it.
         """
         former, is_ours = None, False
         try:

@@ -68,7 +68,7 @@ class Keeping(Following):
 
         Taking a hold that exists fences its owner. One that falls behind further than `max_age`
         is invalidated when GC wants the space. If not `durable`, a crash before the next `sync`
-        undoes it: for who syncs anyway, and saves an fsync.
+        undoes it: saves an fsync where the caller syncs anyway.
         """
         when = None if at is None else to_timestamp(at, name="at")
         require_age(max_age, name="max_age")
