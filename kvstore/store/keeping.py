@@ -151,15 +151,7 @@ class Keeping(Following):
         """
         self._require_live()
         with self._collector.paused():
-            return verify(
-                self._versions,
-                self._index,
-                self._committer,
-                holds=self._holds,
-                imports=self._imports,
-                clears=self._clears,
-                progress=progress,
-            )
+            return verify(self._parts, progress=progress)
 
     def stats(self) -> dict[str, int]:
         """Counts and sizes, by name: frontiers, what is held in memory, estimates of the engine
