@@ -423,27 +423,29 @@ class Collection:
         ended = {shard.log.shard for shard in older if shard.upper <= limit}
         if ended:
             record = self._chains.drop(record, ended)
-        if not record.dropping:
-            return
-        destroyed = set()
-        for name in record.dropping:
-            shard = self._chains.find(name)
-            if shard is not None:
-                forget(shard.blob, name)
-                shard.expire_lapsed()
-                if shard.since != EMPTY:  # else a crash came later than this
-                    shard.critical(RETENTION).downgrade(EMPTY)
-                if shard.since != EMPTY:
-                    continue  # a restore reads it: the next expiry finds it again
-                if shard.upper != EMPTY:
-                    with suppress(UpperMismatchError):  # somebody was faster
-                        shard.writer().progress(EMPTY)
-                if shard.refresh().upper != EMPTY:
-                    continue  # a backup that began before
-                shard.finalise()
-            destroyed.add(name)
+        destroyed = {name for name in record.dropping if self._destroy(name)}
         if destroyed:
             self._chains.forget(record, destroyed)
+
+    def _destroy(self, name: str) -> bool:
+        """Remove the data of a chain that was dropped; False if that is left to the next expiry.
+        Goes on where one that was killed ended."""
+        shard = self._chains.find(name)
+        if shard is None:
+            return True
+        forget(shard.blob, name)
+        shard.expire_lapsed()
+        if shard.since != EMPTY:
+            shard.critical(RETENTION).downgrade(EMPTY)
+        if shard.since != EMPTY:
+            return False  # a restore is reading it
+        if shard.upper != EMPTY:
+            with suppress(UpperMismatchError):  # somebody was faster
+                shard.writer().progress(EMPTY)
+        if shard.refresh().upper != EMPTY:
+            return False  # a backup that began before is writing to it
+        shard.finalise()
+        return True
 
     # -- inside -----------------------------------------------------------------------------
 

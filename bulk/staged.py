@@ -54,7 +54,7 @@ class Import:
     def writer(self, *, compression: str = "lz4") -> PartWriter:
         """A writer of one more part; use it as a context manager, or call `finish`.
 
-        Raises `UsageError` if the import is sealed.
+        Raises `UsageError` once the import is sealed.
         """
         self._require_unsealed()
         writer = _Collecting(self.staging, self.import_id, self._parts, compression)

@@ -12,10 +12,16 @@ from kvstore.span import Span
 
 
 def require_path(path: object, *, name: str = "path") -> Path:
-    """`path` as a `Path`, if it is a text or a path."""
+    """`path` as a `Path`, if it is a text or a path: absolute and without links.
+
+    So it stays where it is when the process changes its directory, and one place has one name:
+    RocksDB tells by the name whether this process has a database open already.
+    """
     if not isinstance(path, str | os.PathLike) or not isinstance(os.fspath(path), str):
         raise UsageError(f"{name} must be a path, not {type(path).__name__}", "pass a str or Path")
-    return Path(path)
+    if "\0" in os.fspath(path):
+        raise UsageError(f"{name} {os.fspath(path)!r} holds a zero byte", "pass another path")
+    return Path(os.path.realpath(path))
 
 
 def require_span(span: object) -> Span:
@@ -27,10 +33,11 @@ def require_span(span: object) -> Span:
     return span
 
 
-def require_count(count: object, *, name: str, least: int = 1) -> int:
-    """`count`, if it is an integer of at least `least`."""
-    if type(count) is not int or count < least:
-        raise UsageError(f"{name}={count!r}", f"pass a count of at least {least}")
+def require_count(count: object, *, name: str, least: int = 1, most: int | None = None) -> int:
+    """`count`, if it is an integer from `least` to `most`."""
+    if type(count) is not int or count < least or (most is not None and count > most):
+        bound = f"at least {least}" if most is None else f"{least} to {most}"
+        raise UsageError(f"{name}={count!r}", f"pass {bound}")
     return count
 
 
@@ -56,7 +63,7 @@ def require_age(age: object, *, name: str) -> timedelta | None:
 
 
 def key_list(keys: Iterable[bytes]) -> list[bytes]:
-    """`keys`, whatever gives them, as a list; their own types are looked at elsewhere."""
+    """`keys` as a list. The type of each key is checked elsewhere."""
     try:
         return list(keys)
     except TypeError as error:
