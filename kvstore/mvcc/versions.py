@@ -25,7 +25,7 @@ from kvstore.codec.keys import (
     span_bounds,
 )
 from kvstore.codec.ordered import frame, unescape, unframe
-from kvstore.engine.api import DATA, RANGES, Cursor, Engine, chunks
+from kvstore.engine.api import DATA, RANGES, Cursor, Engine, pairs
 from kvstore.errors import UsageError, WriteTooOldError
 from kvstore.mvcc.decide import Read
 from kvstore.mvcc.diff import Difference, differences, stored_keys
@@ -308,7 +308,6 @@ class Versions:
 
 def stored_tombstones(engine: Engine) -> Iterator[RangeTombstone]:
     """All range tombstones an engine holds, by start."""
-    for keys, values in chunks(engine.cursor(RANGES)):
-        for key, value in zip(keys, values, strict=True):
-            start, suffix = unframe(key[:-SUFFIX_BYTES]), key[-SUFFIX_BYTES:]
-            yield RangeTombstone(start, unescape(value), decode_suffix(suffix))
+    for key, value in pairs(engine.cursor(RANGES)):
+        start, suffix = unframe(key[:-SUFFIX_BYTES]), key[-SUFFIX_BYTES:]
+        yield RangeTombstone(start, unescape(value), decode_suffix(suffix))
