@@ -56,6 +56,7 @@ from backup.window import (
     info,
     take_hold,
 )
+from kvstore.arguments import require_age
 from kvstore.arrow import ROWS_SCHEMA
 from kvstore.clock import Clock, WallClock
 from kvstore.errors import (
@@ -362,8 +363,9 @@ class Collection:
         that are missing. Orphans older than given are deleted, and what was left of writing them;
         leave time for running backups."""
         before_ns = None
-        if delete_orphans_older_than is not None:
-            before_ns = self._clock.wall_ns() - _ns(delete_orphans_older_than)
+        age = require_age(delete_orphans_older_than, name="delete_orphans_older_than")
+        if age is not None:
+            before_ns = self._clock.wall_ns() - _ns(age)
             sweep(self._place.blob, before_ns=before_ns)
         found = [
             shard.scrub(
@@ -394,6 +396,7 @@ class Collection:
         """
         if (before is None) == (keep is None):
             raise UsageError("expire takes before= or keep=", "pass one of the two")
+        require_age(keep, name="keep")
         record = self._chains.read()
         if record is None:
             return Timestamp(0)

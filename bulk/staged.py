@@ -52,7 +52,11 @@ class Import:
         return cls(path, import_id)
 
     def writer(self, *, compression: str = "lz4") -> PartWriter:
-        """A writer of one more part; use it as a context manager, or call `finish`."""
+        """A writer of one more part; use it as a context manager, or call `finish`.
+
+        Raises `UsageError` once the import is sealed.
+        """
+        self._require_unsealed()
         writer = _Collecting(self.staging, self.import_id, self._parts, compression)
         self._writers.append(writer)
         return writer
@@ -64,11 +68,14 @@ class Import:
         this object's own writers. Raises `KeyOrderError` if two parts share a key,
         `UsageError` if it is sealed or a writer is still open.
         """
-        if (self.staging / MANIFEST_NAME).exists():
-            raise UsageError(f"{self.staging} is sealed", "begin another import")
+        self._require_unsealed()
         if any(not writer.is_closed for writer in self._writers):
             raise UsageError(f"a writer of {self.staging} is still open", "finish it first")
         return seal(self.staging, self.import_id, [*self._parts, *(parts or ())])
+
+    def _require_unsealed(self) -> None:
+        if (self.staging / MANIFEST_NAME).exists():
+            raise UsageError(f"{self.staging} is sealed", "begin another import")
 
 
 class _Collecting(PartWriter):

@@ -12,10 +12,16 @@ from kvstore.span import Span
 
 
 def require_path(path: object, *, name: str = "path") -> Path:
-    """`path` as a `Path`, if it is a text or a path."""
+    """`path` as a `Path`, if it is a text or a path: absolute and without links.
+
+    So it stays where it is when the process changes its directory, and one place has one name:
+    RocksDB tells by the name whether this process has a database open already.
+    """
     if not isinstance(path, str | os.PathLike) or not isinstance(os.fspath(path), str):
         raise UsageError(f"{name} must be a path, not {type(path).__name__}", "pass a str or Path")
-    return Path(path)
+    if "\0" in os.fspath(path):
+        raise UsageError(f"{name} {os.fspath(path)!r} holds a zero byte", "pass another path")
+    return Path(os.path.realpath(path))
 
 
 def require_span(span: object) -> Span:

@@ -44,6 +44,8 @@ class Readable(Protocol):
         prefix: bytes | None,
         as_of: Timestamp,
         *,
+        reverse: bool,
+        limit: int | None,
         batch_rows: int,
         workers: int,
     ) -> pa.RecordBatchReader:
@@ -85,12 +87,21 @@ class Snapshot:
         end: bytes | None = None,
         prefix: bytes | None = None,
         *,
+        reverse: bool = False,
+        limit: int | None = None,
         batch_rows: int = DEFAULT_BATCH_ROWS,
         workers: int = 1,
     ) -> pa.RecordBatchReader:
         """As `Store.scan_batches`, at this snapshot's time."""
         return self._open().scan_batches(
-            start, end, prefix, self.as_of, batch_rows=batch_rows, workers=workers
+            start,
+            end,
+            prefix,
+            self.as_of,
+            reverse=reverse,
+            limit=limit,
+            batch_rows=batch_rows,
+            workers=workers,
         )
 
     def close(self) -> None:

@@ -98,6 +98,7 @@ WRONG_TYPES: dict[str, Callable[[Store], Any]] = {
     "scan limit negative": lambda s: s.scan(limit=-1),
     "scan limit text": lambda s: s.scan(limit="1"),
     "scan limit float": lambda s: s.scan(limit=1.0),
+    "scan_batches limit": lambda s: s.scan_batches(limit=-1),
     "scan_batches rows": lambda s: s.scan_batches(batch_rows=0),
     "scan_batches rows text": lambda s: s.scan_batches(batch_rows="many"),
     "scan_batches no workers": lambda s: s.scan_batches(workers=0),
@@ -304,6 +305,44 @@ def test_another_process_is_refused_while_the_store_is_open(store: Store) -> Non
         kvstore.open(str(store.path))
     assert refused.value.owner == "this process"
     store.put(b"still", b"here")
+
+
+def test_a_store_is_refused_by_all_its_names_while_it_is_open(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """RocksDB knows what its own process has open by name, and its file lock is the process's."""
+    assert store.path is not None
+    monkeypatch.chdir(store.path.parent)
+    (tmp_path / "link").symlink_to(store.path)
+    for name in (store.path.name, tmp_path / "link", f"{store.path}/.", f"./{store.path.name}"):
+        with pytest.raises(LockedError) as refused:
+            kvstore.open(name)
+        assert refused.value.owner == "this process"
+
+
+def test_a_store_stays_where_it_is_when_its_process_goes_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "home").mkdir()
+    (tmp_path / "away").mkdir()
+    monkeypatch.chdir(tmp_path / "home")
+    with kvstore.open("db") as store:
+        staged = bulk.Import.create("in")
+        monkeypatch.chdir(tmp_path / "away")
+        with staged.writer() as writer:
+            writer.put(b"a", b"1")
+        staged.seal()
+        store.put(b"b", b"2")
+        store.compact()  # makes new files
+        bulk.ingest(store, staged.staging)
+    assert list((tmp_path / "away").iterdir()) == []
+    with kvstore.open(tmp_path / "home" / "db") as store:
+        assert list(store.scan()) == [(b"a", b"1"), (b"b", b"2")]
+
+
+def test_a_path_with_a_zero_byte_is_refused() -> None:
+    with pytest.raises(UsageError, match="zero byte"):
+        kvstore.open("d\0b")
 
 
 # -- what lies at the path --------------------------------------------------------------------

@@ -39,7 +39,7 @@ _COLUMNS_FROM = 192
 
 
 class Rows(NamedTuple):
-    """Rows of an ascending scan as Arrow binary arrays."""
+    """Rows of a scan as Arrow binary arrays."""
 
     keys: pa.Array
     values: pa.Array
@@ -63,9 +63,11 @@ def live_rows(cursor: Cursor, read: Read, *, reverse: bool = False) -> Iterator[
             yield rows
 
 
-def live_columns(cursor: Cursor, read: Read, *, chunk: int) -> Iterator[Rows]:
-    """As ascending `live_rows`, in Arrow; at most `chunk` rows at once."""
-    taken = _Chunks(cursor, min(chunk, SCAN_CHUNK))
+def live_columns(
+    cursor: Cursor, read: Read, *, chunk: int, reverse: bool = False
+) -> Iterator[Rows]:
+    """As `live_rows`, in Arrow; at most `chunk` rows at once."""
+    taken = _Chunks(cursor, min(chunk, SCAN_CHUNK), reverse=reverse)
     for keys, values in taken:
         if len(keys) < _COLUMNS_FROM:
             user_keys, alive_values = _decided_each(taken, keys, values, read)
@@ -74,10 +76,22 @@ def live_columns(cursor: Cursor, read: Read, *, chunk: int) -> Iterator[Rows]:
             columns, alive = _decided_columns(taken, keys, read)
             alive_values = of_chosen(values, alive)
             column = columns.user_keys(alive)
+        if reverse:
+            column = column[::-1]
+            alive_values.reverse()
         first = 0
         for part in binary_arrays(alive_values):
             yield Rows(column.slice(first, len(part)), part)
             first += len(part)
+
+
+def first_rows(chunks: Iterator[Rows], limit: int) -> Iterator[Rows]:
+    """The first `limit` rows of a scan."""
+    for keys, values in chunks:
+        yield Rows(keys.slice(0, limit), values.slice(0, limit))
+        limit -= len(keys)
+        if limit <= 0:
+            return
 
 
 def _decided_each(taken: _Chunks, keys: list[bytes], values: list[bytes], read: Read) -> Chunk:

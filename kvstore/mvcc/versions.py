@@ -26,7 +26,7 @@ from kvstore.codec.keys import (
 )
 from kvstore.codec.ordered import frame, unescape, unframe
 from kvstore.engine.api import DATA, RANGES, Cursor, Engine, pairs
-from kvstore.errors import UsageError, WriteTooOldError
+from kvstore.errors import CorruptionError, UsageError, WriteTooOldError
 from kvstore.mvcc.decide import Read
 from kvstore.mvcc.diff import Difference, differences, stored_keys
 from kvstore.mvcc.export import VersionColumns, version_columns
@@ -134,10 +134,13 @@ class Versions:
         read = self._read(span, as_of)
         return live_rows(self._cursor(span, reverse=reverse), read, reverse=reverse)
 
-    def scan_columns(self, span: Span, as_of: int, *, chunk: int) -> Iterator[Rows]:
-        """As ascending `scan`, as Arrow arrays; at most `chunk` rows at once."""
+    def scan_columns(
+        self, span: Span, as_of: int, *, chunk: int, reverse: bool = False
+    ) -> Iterator[Rows]:
+        """As `scan`, as Arrow arrays; at most `chunk` rows at once."""
         read = self._read(span, as_of)
-        return live_columns(self._cursor(span), read, chunk=chunk)
+        cursor = self._cursor(span, reverse=reverse)
+        return live_columns(cursor, read, chunk=chunk, reverse=reverse)
 
     def diff(
         self,
@@ -309,5 +312,7 @@ class Versions:
 def stored_tombstones(engine: Engine) -> Iterator[RangeTombstone]:
     """All range tombstones an engine holds, by start."""
     for key, value in pairs(engine.cursor(RANGES)):
-        start, suffix = unframe(key[:-SUFFIX_BYTES]), key[-SUFFIX_BYTES:]
-        yield RangeTombstone(start, unescape(value), decode_suffix(suffix))
+        start, end = unframe(key[:-SUFFIX_BYTES]), unescape(value)
+        if start >= end:
+            raise CorruptionError(f"range tombstone {key.hex()}", f"its end {end!r} is too low")
+        yield RangeTombstone(start, end, decode_suffix(key[-SUFFIX_BYTES:]))

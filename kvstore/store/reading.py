@@ -19,6 +19,7 @@ from kvstore.errors import UsageError
 from kvstore.limits import KEY_BYTES_MAX, SCAN_WORKERS_MAX
 from kvstore.mvcc import RangeTombstone, Version
 from kvstore.mvcc.export import VersionColumns
+from kvstore.mvcc.scan import first_rows
 from kvstore.scanners import ParallelScan, is_worth_workers
 from kvstore.snapshot import Snapshot
 from kvstore.span import Span, require_key
@@ -91,7 +92,6 @@ class Reading(Opened):
         end: bytes | None = None,
         prefix: bytes | None = None,
         as_of: TimeLike | None = None,
-        *,
         reverse: bool = False,
         limit: int | None = None,
     ) -> Iterator[tuple[bytes, bytes]]:
@@ -112,6 +112,8 @@ class Reading(Opened):
         end: bytes | None = None,
         prefix: bytes | None = None,
         as_of: TimeLike | None = None,
+        reverse: bool = False,
+        limit: int | None = None,
         *,
         batch_rows: int = DEFAULT_BATCH_ROWS,
         workers: int = 1,
@@ -122,14 +124,22 @@ class Reading(Opened):
         scans of millions of rows. The first such scan of a store waits 0.5 s for them, and each
         some 20 ms; they stay until the store is closed. Order and rows are the same. A worker
         that dies raises `StorageError`. Read here all the same: a store in memory, which has
-        nothing to share, and a span of less than 48 MB, of which processes would be slower.
+        nothing to share, a span of less than 48 MB, of which processes would be slower, and
+        scans with `reverse` or `limit`.
         """
+        require_limit(limit)
         span = Span.of(start, end, prefix)
         require_count(batch_rows, name="batch_rows")
         require_count(workers, name="workers", most=SCAN_WORKERS_MAX)
         engine = self._engine
         self._live()
-        if workers > 1 and isinstance(engine, RocksEngine) and is_worth_workers(engine, span):
+        whole = limit is None and not reverse
+        if (
+            workers > 1
+            and whole
+            and isinstance(engine, RocksEngine)
+            and is_worth_workers(engine, span)
+        ):
 
             def scan_beside(at: int) -> ParallelScan:
                 # The view first: entries leave the engine before what covers them leaves it.
@@ -138,9 +148,9 @@ class Reading(Opened):
 
             batches = self._read(as_of, span, scan_beside)
             return pa.RecordBatchReader.from_batches(ROWS_SCHEMA, batches)
-        scan = partial(self._versions.scan_columns, span, chunk=batch_rows)
+        scan = partial(self._versions.scan_columns, span, chunk=batch_rows, reverse=reverse)
         chunks = self._read(as_of, span, scan)
-        return row_batches(chunks, batch_rows)
+        return row_batches(chunks if limit is None else first_rows(chunks, limit), batch_rows)
 
     def history(self, key: bytes) -> list[Version]:
         """All versions of `key` that are kept, newest first; a deletion has value None."""

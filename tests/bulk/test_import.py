@@ -578,8 +578,9 @@ def test_a_sealed_or_foreign_directory_cannot_be_staged_into(tmp_path: Path) -> 
     staged = stage(tmp_path / "staged", {b"a": b"1"})
     with pytest.raises(UsageError):
         bulk.Import.create(tmp_path / "staged")
-    with pytest.raises(UsageError, match="sealed"):
-        staged.seal()
+    for too_late in (staged.seal, staged.writer):
+        with pytest.raises(UsageError, match="sealed"):
+            too_late()
     with pytest.raises(UsageError):
         bulk.Import.create(tmp_path / "other", import_id=0)
 

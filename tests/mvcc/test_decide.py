@@ -126,10 +126,11 @@ def test_scan_is_what_the_history_of_each_key_says(
         rows = [row for pair in chunks for row in zip(*pair, strict=True)]
         assert rows == (expected[::-1] if reverse else expected)
         assert cursor.closed
-        columns = live_columns(ListCursor(entries), read, chunk=chunk)
+        cursor = ListCursor(entries[::-1] if reverse else entries)
+        columns = live_columns(cursor, read, chunk=chunk, reverse=reverse)
         batches = list(row_batches(columns, chunk))
     table = [row for batch in batches for row in zip(*map(list, batch.columns), strict=True)]
-    assert [(key.as_py(), value.as_py()) for key, value in table] == expected
+    assert [(key.as_py(), value.as_py()) for key, value in table] == rows
     assert all(0 < batch.num_rows <= chunk for batch in batches)
 
 

@@ -290,13 +290,21 @@ class StoreMachine(RuleBasedStateMachine):
         state = sorted(self.model.state(as_of).items(), reverse=reverse)
         assert found == [row for row in state if row[0].startswith(prefix)]
 
-    @rule(data=st.data(), bound=bounds, batch_rows=st.integers(1, 5))
-    def scan_batches(self, data: st.DataObject, bound: Any, batch_rows: int) -> None:
-        as_of = self.time(data)
-        batches = list(self.store.scan_batches(*bound, as_of=as_of, batch_rows=batch_rows))
+    @rule(
+        data=st.data(),
+        bound=bounds,
+        batch_rows=st.integers(1, 5),
+        reverse=st.booleans(),
+        limit=st.none() | st.integers(0, 4),
+    )
+    def scan_batches(
+        self, data: st.DataObject, bound: Any, batch_rows: int, reverse: bool, limit: int | None
+    ) -> None:
+        arguments = (*bound, None, self.time(data), reverse, limit)  # of a scan, in its order
+        batches = list(self.store.scan_batches(*arguments, batch_rows=batch_rows))
         assert all(0 < batch.num_rows <= batch_rows for batch in batches)
         found = [tuple(row.values()) for batch in batches for row in batch.to_pylist()]
-        assert found == list(self.store.scan(*bound, as_of=as_of))
+        assert found == list(self.store.scan(*arguments))
 
     @rule(key=keys)
     def history(self, key: bytes) -> None:

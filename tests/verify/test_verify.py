@@ -255,6 +255,15 @@ def test_all_problems_are_listed_up_to_a_bound(
     assert not found.complete
 
 
+def test_a_range_tombstone_that_ends_before_it_begins_is_named_at_the_next_open(
+    tmp_path: Path,
+) -> None:
+    with kvstore.open(tmp_path / "db") as store:
+        write(store, RANGES, frame(b"b") + encode_suffix(5), b"a")
+    with pytest.raises(CorruptionError, match="range tombstone 620001"):
+        kvstore.open(tmp_path / "db")
+
+
 def test_damaged_block_ends_the_pass_and_is_a_problem(tmp_path: Path) -> None:
     with kvstore.open(tmp_path / "db", "rocksdb", durability="async") as store:
         with store.batch() as batch:
