@@ -8,7 +8,6 @@ import json
 import os
 import shutil
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow as pa
@@ -31,12 +30,6 @@ from kvstore.errors import (
 from kvstore.limits import SCAN_CHUNK
 
 pytestmark = pytest.mark.usefixtures("each_engine")
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[kvstore.Store]:
-    with kvstore.open(tmp_path / "store", durability="async") as opened:
-        yield opened
 
 
 def stage(staging: Path, rows: dict[bytes, bytes], *, import_id: int | None = None) -> bulk.Import:

@@ -10,7 +10,7 @@ import sys
 import textwrap
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 
@@ -33,12 +33,6 @@ from kvstore.mvcc.versions import stored_tombstones
 pytestmark = pytest.mark.usefixtures("each_engine")
 
 KEYS = [bytes([letter]) for letter in b"abcdef"]
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    with kvstore.open(tmp_path / "db", durability="async", clock=ManualClock()) as opened:
-        yield opened
 
 
 def stored(store: Store, family: str) -> int:
