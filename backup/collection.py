@@ -56,6 +56,7 @@ from backup.window import (
     info,
     take_hold,
 )
+from kvstore.arguments import require_age
 from kvstore.arrow import ROWS_SCHEMA
 from kvstore.clock import Clock, WallClock
 from kvstore.errors import (
@@ -362,8 +363,9 @@ class Collection:
         that are missing. Orphans older than given are deleted, and what was left of writing them;
         leave time for running backups."""
         before_ns = None
-        if delete_orphans_older_than is not None:
-            before_ns = self._clock.wall_ns() - _ns(delete_orphans_older_than)
+        age = require_age(delete_orphans_older_than, name="delete_orphans_older_than")
+        if age is not None:
+            before_ns = self._clock.wall_ns() - _ns(age)
             sweep(self._place.blob, before_ns=before_ns)
         found = [
             shard.scrub(
@@ -394,6 +396,7 @@ class Collection:
         """
         if (before is None) == (keep is None):
             raise UsageError("expire takes before= or keep=", "pass one of the two")
+        require_age(keep, name="keep")
         record = self._chains.read()
         if record is None:
             return Timestamp(0)
@@ -420,27 +423,29 @@ class Collection:
         ended = {shard.log.shard for shard in older if shard.upper <= limit}
         if ended:
             record = self._chains.drop(record, ended)
-        if not record.dropping:
-            return
-        destroyed = set()
-        for name in record.dropping:
-            shard = self._chains.find(name)
-            if shard is not None:
-                forget(shard.blob, name)
-                shard.expire_lapsed()
-                if shard.since != EMPTY:  # else a crash came later than this
-                    shard.critical(RETENTION).downgrade(EMPTY)
-                if shard.since != EMPTY:
-                    continue  # a restore reads it: the next expiry finds it again
-                if shard.upper != EMPTY:
-                    with suppress(UpperMismatchError):  # somebody was faster
-                        shard.writer().progress(EMPTY)
-                if shard.refresh().upper != EMPTY:
-                    continue  # a backup that began before
-                shard.finalise()
-            destroyed.add(name)
+        destroyed = {name for name in record.dropping if self._destroy(name)}
         if destroyed:
             self._chains.forget(record, destroyed)
+
+    def _destroy(self, name: str) -> bool:
+        """Remove the data of a chain that was dropped; False if that is left to the next expiry.
+        Goes on where one that was killed ended."""
+        shard = self._chains.find(name)
+        if shard is None:
+            return True
+        forget(shard.blob, name)
+        shard.expire_lapsed()
+        if shard.since != EMPTY:
+            shard.critical(RETENTION).downgrade(EMPTY)
+        if shard.since != EMPTY:
+            return False  # a restore is reading it
+        if shard.upper != EMPTY:
+            with suppress(UpperMismatchError):  # somebody was faster
+                shard.writer().progress(EMPTY)
+        if shard.refresh().upper != EMPTY:
+            return False  # a backup that began before is writing to it
+        shard.finalise()
+        return True
 
     # -- inside -----------------------------------------------------------------------------
 

@@ -123,8 +123,8 @@ def _read(blob: Blob, where: str) -> dict[str, Any] | None:
 
 
 class Left(NamedTuple):
-    """What uploads before have left: whether there are any records, and the attempt at the window
-    asked for that came farthest."""
+    """What earlier uploads left: whether there are any records, and the attempt that came farthest
+    at the window asked for."""
 
     is_any: bool
     farthest: Attempt | None

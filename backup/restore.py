@@ -29,7 +29,7 @@ from bulk.sst import SstFile
 from kvstore.errors import LockedError, UsageError
 from kvstore.journal import OS_FILES
 from kvstore.mvcc import RangeTombstone
-from kvstore.opening import found
+from kvstore.opening import building
 from kvstore.span import Span
 from kvstore.store import Store
 from kvstore.timestamp import Timestamp
@@ -90,11 +90,11 @@ def restore_store(
     Raises `UsageError` if something is at `path`, `LockedError` while another restores to it.
     """
     _require_nothing(path)
-    with _building(path) as building:
-        place = building / "store"
-        with found(place, since=since, newest=as_of, replica_of=replica_of) as founding:
-            for files, tombstones in build(building):
-                founding.add(files, tombstones)
+    with _scratch(path) as directory:
+        place = directory / "store"
+        with building(place, since=since, newest=as_of, replica_of=replica_of) as builder:
+            for files, tombstones in build(directory):
+                builder.add(files, tombstones)
         _require_nothing(path)
         os.rename(place, path)
         OS_FILES.sync_directory(str(path.parent))
@@ -144,7 +144,7 @@ def _require_nothing(path: Path) -> None:
 
 
 @contextmanager
-def _building(path: Path) -> Iterator[Path]:
+def _scratch(path: Path) -> Iterator[Path]:
     """A directory beside `path`, for as long as a store is built there; one for each path."""
     building = path.with_name(f".{path.name}{_BUILDING}{secrets.token_hex(4)}")
     try:

@@ -25,6 +25,8 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 from backup.collection import Collection
+from backup.shard.storage import require_address
+from kvstore.arguments import require_age
 from kvstore.errors import UsageError
 from kvstore.limits import TASK_PROGRESS_S
 from kvstore.store import Store
@@ -70,8 +72,8 @@ def submit_backup(
     `BackupInfo`.
     """
     arguments: dict[str, Any] = {"url": _place(url), "full": full}
-    if max_age is not None:
-        arguments["max_age_s"] = max_age.total_seconds()
+    if (age := require_age(max_age, name="max_age")) is not None:
+        arguments["max_age_s"] = age.total_seconds()
     return submit(store.tasks, BACKUP_QUEUE, arguments, task_id=task_id, report_to=report_to)
 
 
@@ -105,14 +107,14 @@ def submit_expire(
     arguments: dict[str, Any] = {"url": _place(url)}
     if before is not None:
         arguments["before"] = int(to_timestamp(before, name="before"))
-    if keep is not None:
-        arguments["keep_s"] = keep.total_seconds()
+    if (age := require_age(keep, name="keep")) is not None:
+        arguments["keep_s"] = age.total_seconds()
     return submit(store.tasks, EXPIRE_QUEUE, arguments, task_id=task_id, report_to=report_to)
 
 
 def _place(url: str | os.PathLike[str]) -> str:
     """The URL as any process understands it. Raises `UsageError` if it has a password."""
-    text = os.fspath(url)
+    text = require_address(url)
     if "://" not in text:
         return str(Path(text).absolute())
     if urlsplit(text).password is not None:

@@ -1,7 +1,7 @@
 """Uploading a window: from a store's rows to parts, which are yet to be appended as a batch.
 
-Whoever does it, one process or the tasks of a cluster, writes parts by `write_batch` of rows from
-`exported`; only who calls these, and for which piece of the key space, differs.
+One process, or the tasks of a cluster, each for a piece of the key space: all write parts by
+`write_batch` of rows from `exported`.
 
 Invariants
 1. Parts come in the order of their keys, and hold each row of the window once.

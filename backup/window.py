@@ -1,10 +1,10 @@
-"""Windows: what one backup appends to a chain, in an order that makes a kill at any step good.
+"""Windows: what one backup appends to a chain, in an order that survives a kill at any step.
 
 1. A hold at the chain's upper, and all that the store has, are made durable by one fsync.
 2. What a killed backup had uploaded of its window is finished first.
 3. The rows of the window are uploaded; nothing refers to them yet.
 4. One compare-and-append puts them in place: until then nothing has happened, from then on all has.
-5. The hold moves on, the records of the upload go, and versions of the chain's state that pile up.
+5. The hold moves on; the records of the upload, and old versions of the chain's state, are removed.
 """
 
 from __future__ import annotations

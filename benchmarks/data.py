@@ -36,10 +36,6 @@ class Data:
         """A first value for each key."""
         return self._values(self.rows, seed=1)
 
-    def first_values(self, at: int, count: int) -> list[bytes]:
-        """First values for `count` rows, made as they are asked for: not those of `values`."""
-        return self._values(count, seed=100_000_000 + at)
-
     def updates(self, count: int, step: int) -> tuple[list[bytes], list[bytes]]:
         """`count` distinct keys in no order, with new values; another set for each `step`."""
         chosen = np.random.default_rng((_SEED, step)).choice(self.rows, count, replace=False)

@@ -70,7 +70,7 @@ def ingest(
 
 
 def require_on_conflict(given: str) -> None:
-    """Raise `UsageError` unless it is one: for who builds an import first, and adds it last."""
+    """Raise `UsageError` unless it is one. For callers that build an import before they add it."""
     if given not in ("overwrite", "error"):
         raise UsageError(f"on_conflict={given!r}", 'pass "overwrite" or "error"')
 

@@ -76,8 +76,8 @@ class PartWriter:
         """Add the rows of a batch: columns `key` and `value`, binary, ascending by key.
 
         An optional column `op` holds `"put"` or `"delete"`. Raises `UsageError` on other types
-        and on nulls, `KeyOrderError` where the order is broken; rows before the broken one may
-        have been added, so that the part can only be dropped: it takes no more rows, nor finishes.
+        and on nulls, `KeyOrderError` where the order is broken. Rows before the broken one may have
+        been added then: the part takes no more rows and cannot be finished, only abandoned.
         """
         keys, values, tails = _columns(batch, self._reference)
         escaped = pc.replace_substring(keys, b"\x00", b"\x00\xff")

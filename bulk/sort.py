@@ -1,12 +1,11 @@
-"""Sorting rows by key in bounded memory, in one process or in many.
+"""Sorting rows by key in bounded memory (an external sort), in one process or in many.
 
-Rows are sorted as far as memory goes, and each such run goes to disk. The runs are
-then read together, range of keys by range of keys: the keys that cut them are sampled so that a
-range has half a run's bytes in all runs together, and a range is sorted again. No row is touched
-in Python, and none is compared more often than by two sorts. (Keys that differ much in the size of
-their values make ranges uneven; rows of one key are always in one range.) Runs that several
-processes wrote can be merged by several others, each a span of keys. Rows of one process that fit
-into memory see no disk.
+As many rows as memory holds are sorted and written to disk as a run; rows that all fit into memory
+see no disk. Merging cuts the key space into ranges, at sampled keys, so that a range has half of
+the memory's bytes in all runs together; each range is read from all runs and sorted again. No row
+is touched in Python, and each is sorted twice at most. (Where values differ much in size, ranges
+are uneven; rows of one key are always in one range.) Several processes may write the runs, and
+several others merge them, each a span of keys.
 
     run := blocks, one after the other; a block is an Arrow record batch, encapsulated as IPC has it
 
@@ -60,7 +59,7 @@ class Block(NamedTuple):
 
 
 class Run(NamedTuple):
-    """A sorted run on disk. Small and picklable: what a worker sends to who has them merged."""
+    """A sorted run on disk. Small and picklable: what a worker sends to the merging process."""
 
     path: str
     last: bytes
@@ -141,14 +140,14 @@ def _memory_fulls(
         size += batch.nbytes
         if size >= bytes_max:
             size, is_all = 0, False
-            yield _let_go(waiting), is_all
+            yield _as_table(waiting), is_all
     if waiting:
-        yield _let_go(waiting), is_all
+        yield _as_table(waiting), is_all
 
 
 def _cut_keys(sample: Iterable[tuple[bytes, float]], share: float) -> list[bytes]:
-    """Keys between which lies about `share` of what a sample of keys, each with its weight, stands
-    for. None is the empty key; a key that has more than its share is in one piece all the same."""
+    """Keys of a sample that cut it into pieces of about `share` in weight each. None is the empty
+    key; a key that weighs more than its share is still in one piece."""
     cuts: list[bytes] = []
     passed = 0.0
     for key, weight in sorted(sample):
@@ -159,8 +158,8 @@ def _cut_keys(sample: Iterable[tuple[bytes, float]], share: float) -> list[bytes
     return cuts
 
 
-def _let_go(waiting: list[pa.RecordBatch]) -> pa.Table:
-    """The batches as one table of one chunk; the list is empty then, and its memory free."""
+def _as_table(waiting: list[pa.RecordBatch]) -> pa.Table:
+    """The batches as one table of one chunk. Empties the list, which frees their memory."""
     table = pa.Table.from_batches(waiting).combine_chunks()
     waiting.clear()
     return table
@@ -260,7 +259,7 @@ def _words(keys: pa.Array) -> npt.NDArray[np.uint64]:
 def _ranges(runs: Sequence[pa.Table], range_bytes: int) -> Iterator[pa.Table]:
     """What lies between two cuts in all runs, one after the other."""
     keys = [run.column("key").combine_chunks() for run in runs]
-    borders = _cuts(keys, [run.nbytes for run in runs], range_bytes)
+    borders = _sampled_cuts(keys, [run.nbytes for run in runs], range_bytes)
     bounds = [[0, *(_position(of_run, cut) for cut in borders), len(of_run)] for of_run in keys]
     for step in range(len(borders) + 1):
         slices = [
@@ -272,7 +271,7 @@ def _ranges(runs: Sequence[pa.Table], range_bytes: int) -> Iterator[pa.Table]:
             yield part
 
 
-def _cuts(keys: Sequence[pa.Array], sizes: Sequence[int], range_bytes: int) -> list[bytes]:
+def _sampled_cuts(keys: Sequence[pa.Array], sizes: Sequence[int], range_bytes: int) -> list[bytes]:
     """Keys between which the runs have about `range_bytes` together."""
     samples: list[tuple[bytes, float]] = []
     for of_run, run_bytes in zip(keys, sizes, strict=True):

@@ -5,8 +5,8 @@ Writing costs 0.4 us per row, as long as a row costs one call: callers encode wh
 Invariants
 1. Keys ascend strictly; RocksDB's own writer checks it, at no cost of ours.
 2. A file appears under its name only when it is whole and on disk (temporary name, fsync, rename).
-3. Its directory is never made here: one that is gone was given up, and a task that still runs must
-   not bring it back.
+3. Its directory is never made here: one that is gone was discarded, and a task that still runs
+   must not bring it back.
 """
 
 from __future__ import annotations
@@ -109,9 +109,9 @@ class SstFile:
 def fsync_and_digest(path: Path, *, like: str | None = None) -> str:
     """The digest of a file, of the kind that `like` is, once all of it is on disk.
 
-    And in the page cache again, from which RocksDB drops what it writes. A thread that hashed (by
-    SHA-256) while it wrote made writing 7 % faster, and adding 100 MB, out of a cold file, four
-    times as slow.
+    Reading it brings it back into the page cache, from which RocksDB drops what it writes. (Hashing
+    in a thread beside the writing, by SHA-256, made writing 7 % faster, but left the file cold, and
+    adding 100 MB took four times as long.)
     """
     with path.open("rb") as file:
         found = file_digest(file, like=like)

@@ -34,10 +34,11 @@ def require_span(span: object) -> Span:
     return span
 
 
-def require_count(count: object, *, name: str, least: int = 1) -> int:
-    """`count`, if it is an integer of at least `least`."""
-    if type(count) is not int or count < least:
-        raise UsageError(f"{name}={count!r}", f"pass a count of at least {least}")
+def require_count(count: object, *, name: str, least: int = 1, most: int | None = None) -> int:
+    """`count`, if it is an integer from `least` to `most`."""
+    if type(count) is not int or count < least or (most is not None and count > most):
+        bound = f"at least {least}" if most is None else f"{least} to {most}"
+        raise UsageError(f"{name}={count!r}", f"pass {bound}")
     return count
 
 
@@ -63,7 +64,7 @@ def require_age(age: object, *, name: str) -> timedelta | None:
 
 
 def key_list(keys: Iterable[bytes]) -> list[bytes]:
-    """`keys`, whatever gives them, as a list; their own types are looked at elsewhere."""
+    """`keys` as a list. The type of each key is checked elsewhere."""
     try:
         return list(keys)
     except TypeError as error:

@@ -88,12 +88,12 @@ class Changesets:
             if ambient(self._capture) is None:
                 self._turn.wait_for(lambda: not self._forcing)
             self._committer.require_healthy()
-            with self._committer.whole():
+            with self._committer.poisoning():
                 self._capture.begin_changeset(changeset)
 
     def _finish(self, changeset: Changeset) -> None:
         with self._turn:
             if changeset in self._capture.open:
-                with self._committer.whole():
+                with self._committer.poisoning():
                     self._capture.finish_changeset(changeset, self._committer.upper)
                 self._turn.notify_all()

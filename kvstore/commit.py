@@ -153,7 +153,7 @@ class Committer:
             index, capture = self._index, self.capture
             index.changeset, index.staged = capture.begin_commit(), 0
             publish = stage_entries(batch, timestamp)
-            try:  # `whole`, without its call
+            try:  # `poisoning`, without its call
                 if capture.is_due:
                     capture.stage(batch)
                 self._guarded(self._engine.write, batch)
@@ -173,13 +173,13 @@ class Committer:
         return timestamp
 
     def give_way(self) -> None:
-        """Let a commit under way go on, before its lock is waited for: of use where the lock is
-        taken for microseconds, as by transactions.
+        """Let a commit under way finish before waiting for its lock: pays where the lock is held
+        for microseconds, as by transactions.
 
-        Who waits for a lock is given it while still without the interpreter; whoever has that finds
-        the lock taken, waits too, and from then on each turn of each thread is handed over by the
-        kernel: a convoy (Blasgen, Gray, Mitoma and Price, 1979). Eight threads of transactions take
-        35 us each so, 88 without. After a commit that failed some yield in vain.
+        A thread that waited for the lock is given it before it has the interpreter. The thread that
+        has the interpreter then finds the lock taken and waits too, and from then on the kernel
+        hands over every turn: a convoy (Blasgen, Gray, Mitoma and Price, 1979). Eight threads take
+        35 us a transaction with this, 88 without. After a failed commit some yield in vain.
         """
         for _ in range(COMMIT_YIELDS_MAX):
             if not self._is_committing:
@@ -211,8 +211,8 @@ class Committer:
                 begins_at = self._timeline.next()
             batch = self._engine.batch()
             publish = stage_records(batch, begins_at)
-            self._meta.stage(batch, UPPER, {"timestamp": begins_at})
-            with self.whole():
+            self._meta.stage_timestamp(batch, UPPER, begins_at)
+            with self.poisoning():
                 self._guarded(self._engine.write, batch)
                 self._sync_upto(self.upper)
                 publish()
@@ -231,7 +231,7 @@ class Committer:
             if now >= self.upper:
                 upper = Timestamp(self._timeline.next() + 1)
                 self.write_meta(
-                    lambda batch: self._meta.stage(batch, UPPER, {"timestamp": upper}),
+                    lambda batch: self._meta.stage_timestamp(batch, UPPER, upper),
                     durable=False,
                 )
                 self.upper = upper
@@ -245,7 +245,7 @@ class Committer:
         upper = self.close_upto_now()
         with self.lock:
             if self.capture.has_pending:
-                with self.whole():
+                with self.poisoning():
                     self.write_meta(self.capture.stage, durable=False)
         if upper == before:  # no time has passed: what lies beside the timeline may still wait
             self.persist()
@@ -256,7 +256,7 @@ class Committer:
         """Before closing: write down `upper`, and wait for the disk. Poisoned: nothing."""
 
         def stage_end(batch: Batch) -> None:
-            self._meta.stage(batch, UPPER, {"timestamp": self.upper})
+            self._meta.stage_timestamp(batch, UPPER, self.upper)
             self.capture.end(batch, self.upper)
 
         try:
@@ -302,7 +302,7 @@ class Committer:
         with self.lock:
             assert self.since <= since < self.upper
             self.write_meta(
-                lambda batch: self._meta.stage(batch, SINCE, {"timestamp": since}), durable=False
+                lambda batch: self._meta.stage_timestamp(batch, SINCE, since), durable=False
             )
             self.since = Timestamp(since)
             self.raise_floor(since)
@@ -402,9 +402,9 @@ class Committer:
                 self._synced.notify_all()
 
     @contextmanager
-    def whole(self) -> Iterator[None]:
-        """What is done inside is done whole: interrupted (a signal's exception, say) between what
-        is stored and what is known of it, or failed, it poisons the committer. Under the lock."""
+    def poisoning(self) -> Iterator[None]:
+        """An exception inside, a signal's too, poisons the committer: what is stored and what is
+        known of it may differ. Under the lock."""
         try:
             yield
         except BaseException as error:
@@ -412,9 +412,8 @@ class Committer:
             raise
 
     def _show(self, batch: Batch, publish: Callable[[], None], upper: Timestamp) -> None:
-        """Write a commit and show it to readers, `whole`: they would else never learn of its range
-        tombstones."""
-        with self.whole():
+        """Write a commit and show it to readers, who must learn of its range tombstones."""
+        with self.poisoning():
             self._guarded(self._engine.write, batch)
             publish()
             self.upper = upper

@@ -342,7 +342,6 @@ class LeaseExpiredError(FencedError):
     """The lease of shard reader `name` ran out; parts it was reading may have been collected."""
 
     def __init__(self, name: str) -> None:
-        super().__init__(name)
         KVStoreError.__init__(
             self,
             f"the lease of reader {name!r} has expired",
@@ -441,15 +440,15 @@ class JournalDamagedError(CorruptionError):
         self.last = last
 
 
-def _version_text(version: int | None) -> str:
-    return "absent" if version is None else f"at version {version}"
-
-
 class EventsMissingError(CorruptionError):
     """Changes and the epochs that count them do not agree: some are missing, or too many."""
 
     def __init__(self, where: str, problem: str) -> None:
         super().__init__(where, problem, "start over from a full read, and report it")
+
+
+def _version_text(version: int | None) -> str:
+    return "absent" if version is None else f"at version {version}"
 
 
 def _span_text(span: tuple[bytes, bytes | None]) -> str:

@@ -2,15 +2,15 @@
 
     hold/<name> := timestamp, token, max_age_ns | null, lost
 
-Backups, feed positions, replicas and long readers hold. Whoever takes a hold gets a new token; with
-it he moves or releases it, and a former owner, whose token is out of date, is told that he was
-fenced. A hold that falls further behind than its budget is marked lost when space is wanted,
-and its owner's next call says so. Beside these there are pins: claims of this process only, which
-open snapshots keep.
+Backups, feed positions, replicas and long readers hold. Taking a hold gives its owner a new token,
+which moving and releasing it ask for; a former owner's token is out of date, and its calls raise
+`FencedError`. A hold that falls further behind than its budget is marked lost when space is wanted,
+and its owner's next call raises `HoldLostError`. Beside holds there are pins: claims of this
+process only, which open snapshots keep.
 
 Invariants
 1. A hold is never below the `since` of the moment it is handed out, and durable by then, unless
-   its owner says that he syncs before he relies on it.
+   its owner promises to sync before relying on it.
 2. A lost hold never holds again.
 """
 
@@ -214,7 +214,7 @@ class Holds:
     # -- inside -----------------------------------------------------------------------------
 
     def _store(self, record: HoldRecord) -> None:
-        """Write a record; who called waits for the disk outside the lock, so that commits go on."""
+        """Write a record. The caller waits for the disk outside the lock, so that commits go on."""
         fields = {
             "timestamp": record.timestamp,
             "token": record.token,

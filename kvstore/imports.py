@@ -69,6 +69,14 @@ class ImportRecord:
         return encode_reference(self.import_id)
 
     @property
+    def lifetime(self) -> Lifetime:
+        """When its rows are visible, once it was added."""
+        assert self.added is not None
+        if self.reverted is None:
+            return Lifetime(self.added)
+        return Lifetime(self.added, self.reverted)
+
+    @property
     def is_spent(self) -> bool:
         """Whether GC has taken its last row: all that is kept is who it was and when."""
         return bool(self.rows) and not self.spans
@@ -96,7 +104,7 @@ class Imports:
         }
         self._aborting: set[int] = set()
         self._busy: dict[int, tuple[int, bool]] = {}
-        """Imports that somebody has to himself: the thread that has, and whether it is adding."""
+        """Imports that one thread has to itself: which thread, and whether it is adding."""
         self._freed = threading.Condition()
         self._publish()
 
@@ -137,11 +145,11 @@ class Imports:
 
     @contextmanager
     def alone(self, import_id: int, *, wait: bool = True, adding: bool = False) -> Iterator[bool]:
-        """Have an import to oneself; without `wait`, only if nobody has it: False if somebody does.
+        """Give this thread an import to itself. Without `wait`: False if another thread has it.
 
-        Of two who add it, the later finds it added: rows that it linked after that would come back
-        where they had been cleared. An abort must not take away rows that an add has counted on.
-        Who has it may take it again, but not while he is `adding` it.
+        Of two threads that add it, the later finds it added: rows that it linked after that would
+        come back where they had been cleared. An abort must not take away rows that an add has
+        counted on. The thread that has it may take it again, unless it is `adding` it.
         """
         former, is_ours = None, False
         try:
@@ -350,9 +358,7 @@ class Imports:
     def _publish(self) -> None:
         self._versions.publish_stamps(
             {
-                record.reference: Lifetime(record.added)
-                if record.reverted is None
-                else Lifetime(record.added, record.reverted)
+                record.reference: record.lifetime
                 for record in self._records.values()
                 if record.added is not None and not record.is_spent
             }

@@ -150,6 +150,7 @@ GC_SPANS_PER_STEP = 4096
 STALE_IMPORT_S = 24 * 3600.0
 """Age at which GC takes back an import that was prepared and never added, and files left in
 `ingest/`: longer than any import takes between the two."""
+
 TASK_VALUE_BYTES_MAX = 16 << 20
 """A task's value or progress: it is held in memory, and written again at every claim."""
 
@@ -202,6 +203,7 @@ REVERT_ATTEMPTS = 5
 
 VERIFY_PROBLEMS_MAX = 1000
 """Problems a verification lists: enough to see what happened, little enough to read."""
+
 # -- shards (backup/shard) -------------------------------------------------------------------
 
 PART_BYTES_MAX = 64 << 20

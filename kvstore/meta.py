@@ -67,6 +67,10 @@ class Meta:
         record = self.read(name)
         return 0 if record is None else int(record["timestamp"])
 
+    def stage_timestamp(self, batch: Batch, name: str, timestamp: int) -> None:
+        """Add the record of a frontier to an engine batch."""
+        self.stage(batch, name, {"timestamp": timestamp})
+
     def stage(self, batch: Batch, name: str, fields: Mapping[str, Any]) -> None:
         """Add the record to an engine batch."""
         stored = json.dumps({"v": RECORD_VERSION, **fields}, sort_keys=True).encode()

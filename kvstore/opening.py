@@ -15,16 +15,15 @@ from kvstore.arguments import require_path
 from kvstore.changes import ChangeIndex
 from kvstore.changes.capture import open_domain, passive_domain
 from kvstore.clock import Clock, Timeline, WallClock
-from kvstore.codec.keys import encode_range_key
-from kvstore.codec.ordered import escape
 from kvstore.commit import Committer, Durability, require_durability
-from kvstore.engine import DATA, RANGES, Batch, Engine
+from kvstore.engine import DATA, Batch, Engine
 from kvstore.engine.memory import MemoryEngine, is_memory_store
 from kvstore.engine.rocks import RocksEngine
 from kvstore.errors import FormatVersionError, NotAStoreError, UsageError
 from kvstore.gc import GcPolicy
 from kvstore.meta import FORMAT, INDEX_FLOOR, SINCE, UPPER, Meta
 from kvstore.mvcc import RangeTombstone, Versions
+from kvstore.mvcc.write import stage_tombstones
 from kvstore.readonly import ReadOnlyCommitter
 from kvstore.replica import REPLICA, ReplicaCommitter, stage_replica
 from kvstore.scanners import SCANS_DIRECTORY
@@ -152,10 +151,10 @@ def assemble(
     return Store(path, engine, versions, index, committer, clock=clock)
 
 
-class Founding:
+class StoreBuilder:
     """A store being built from versions with timestamps of their own: a restore, a replica.
 
-    Nothing serves it yet; `found` makes it a store.
+    Nothing serves it yet; `building` makes it a store.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -166,16 +165,14 @@ class Founding:
         if files:
             self._engine.ingest(files)
         batch = self._engine.batch()
-        for start, end, timestamp in tombstones:
-            key = encode_range_key(start, timestamp)
-            batch.put(key, escape(end), self._engine.families[RANGES])
+        stage_tombstones(tombstones, batch, self._engine.families)
         self._engine.write(batch)
 
 
 @contextmanager
-def found(
+def building(
     path: Path, *, since: int, newest: int, replica_of: str | None = None
-) -> Iterator[Founding]:
+) -> Iterator[StoreBuilder]:
     """Build a store at `path`, readable in `[since, newest]`; it is one when the block ends.
 
     Its change index starts above `newest`: changes in older windows are found by a pass. It
@@ -183,12 +180,12 @@ def found(
     """
     engine = RocksEngine(path)
     try:
-        yield Founding(engine)
+        yield StoreBuilder(engine)
         meta = Meta(engine)
         batch = engine.batch()
-        meta.stage(batch, SINCE, {"timestamp": since})
-        meta.stage(batch, UPPER, {"timestamp": newest + 1})
-        meta.stage(batch, INDEX_FLOOR, {"timestamp": newest})
+        meta.stage_timestamp(batch, SINCE, since)
+        meta.stage_timestamp(batch, UPPER, newest + 1)
+        meta.stage_timestamp(batch, INDEX_FLOOR, newest)
         _stage_format(meta, batch)
         if replica_of is not None:
             stage_replica(meta, batch, replica_of)

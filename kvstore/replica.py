@@ -24,15 +24,13 @@ from typing import Any, Final
 
 from kvstore.changes.index import ChangeIndex, FullEntry
 from kvstore.clock import Timeline, WallClock
-from kvstore.codec.keys import encode_range_key
-from kvstore.codec.ordered import escape
 from kvstore.commit import Committer, Durability, Stage
-from kvstore.engine.api import DATA, RANGES, Batch, chunks
+from kvstore.engine.api import DATA, Batch, chunks
 from kvstore.errors import UsageError
 from kvstore.meta import INDEX_FLOOR, UPPER, Meta
 from kvstore.mvcc import RangeTombstone, Versions, WriteSet
 from kvstore.mvcc.columns import Columns
-from kvstore.mvcc.write import stage
+from kvstore.mvcc.write import stage, stage_tombstones
 from kvstore.timestamp import Timestamp
 
 REPLICA: Final = "replica"
@@ -116,7 +114,7 @@ class ReplicaCommitter(Committer):
         self.wake()
 
     def _apply(self, commits: Sequence[tuple[int, WriteSet]], upper: int) -> None:
-        with self.whole():
+        with self.poisoning():
             batch = self._engine.batch()
             capture, index = self.capture, self._index
             full: list[FullEntry] = []
@@ -128,7 +126,7 @@ class ReplicaCommitter(Committer):
                 capture.finish_commit(index.changeset[1], index.staged, timestamp + 1)
             if capture.is_due:
                 capture.stage(batch)
-            self._meta.stage(batch, UPPER, {"timestamp": upper})
+            self._meta.stage_timestamp(batch, UPPER, upper)
 
             def publish() -> None:
                 if full:
@@ -171,11 +169,9 @@ class ReplicaCommitter(Committer):
             assert self._source is not None
             assert self._pending <= upto
             batch = self._engine.batch()
-            for start, end, timestamp in tombstones:
-                key = encode_range_key(start, timestamp)
-                batch.put(key, escape(end), self._engine.families[RANGES])
-            self._meta.stage(batch, UPPER, {"timestamp": upto + 1})
-            self._meta.stage(batch, INDEX_FLOOR, {"timestamp": upto})
+            stage_tombstones(tombstones, batch, self._engine.families)
+            self._meta.stage_timestamp(batch, UPPER, upto + 1)
+            self._meta.stage_timestamp(batch, INDEX_FLOOR, upto)
             stage_replica(self._meta, batch, self._source)
 
             def publish() -> None:

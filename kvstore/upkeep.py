@@ -22,6 +22,7 @@ from datetime import timedelta
 from functools import partial
 from typing import Any, Final
 
+from kvstore.arguments import require_age
 from kvstore.errors import UsageError
 from kvstore.limits import COMPACT_PIECES, TASK_PROGRESS_S
 from kvstore.span import Span
@@ -56,8 +57,8 @@ def submit_gc(
     arguments: dict[str, Any] = {"compact": compact}
     if before is not None:
         arguments["before"] = int(to_timestamp(before, name="before"))
-    if keep is not None:
-        arguments["keep_s"] = keep.total_seconds()
+    if (age := require_age(keep, name="keep")) is not None:
+        arguments["keep_s"] = age.total_seconds()
     return submit(store.tasks, GC_QUEUE, arguments, task_id=task_id, report_to=report_to)
 
 

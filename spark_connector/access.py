@@ -105,8 +105,6 @@ class Access:
         options: dict[str, Any] = {}
         if self.endpoint is not None:
             options["endpoint"] = self.endpoint
-            if self.endpoint.startswith("http://"):
-                options["client_options"] = {"allow_http": True}
         if self.region is not None:
             options["region"] = self.region
         if self.skip_signature:

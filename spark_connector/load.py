@@ -45,7 +45,7 @@ from kvstore.store import Store
 from kvstore.timestamp import Timestamp
 from spark_connector.progress import Progress, watched
 from spark_connector.rows import Columns, Rows, without_repeats
-from spark_connector.worker import spare_the_collector
+from spark_connector.worker import freeze_objects
 
 _RESULT_SCHEMA: Final = "result binary"
 _SCRATCH: Final = "sorting"
@@ -221,7 +221,7 @@ def _stage(
 
 def _added_before(store: Store, import_id: int) -> ImportReport | None:
     """What was added under an id. What a crash left of it between two steps is taken back."""
-    with store.importing(import_id):  # who is adding it in another thread ends first
+    with store.importing(import_id):  # waits for another thread that is adding it
         known = next((each for each in store.imports() if each.import_id == import_id), None)
     if known is None:
         return None
@@ -265,7 +265,7 @@ def _sorter(staging: Path) -> _Task:
     """The task that makes runs of a partition's rows, which come in any order."""
 
     def sort(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        return _told(partial(sorted_runs, batches, staging / _SCRATCH))
+        return _as_batches(partial(sorted_runs, batches, staging / _SCRATCH))
 
     return sort
 
@@ -276,7 +276,7 @@ def _merger(staging: Path, import_id: int, runs: Sequence[Run], spans: Sequence[
     def merge(numbers: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for number in chain.from_iterable(batch.column(0).to_pylist() for batch in numbers):
             rows = merged(runs, spans[number])
-            yield from _told(partial(_written, staging, import_id, rows))
+            yield from _as_batches(partial(_written, staging, import_id, rows))
 
     return merge
 
@@ -285,14 +285,14 @@ def _builder(staging: Path, import_id: int) -> _Task:
     """The task that makes one part of sorted rows, of equal keys the first."""
 
     def build(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        return _told(partial(_written, staging, import_id, without_repeats(batches)))
+        return _as_batches(partial(_written, staging, import_id, without_repeats(batches)))
 
     return build
 
 
-def _told(work: Callable[[], Sequence[Run | Part]]) -> Iterator[pa.RecordBatch]:
-    """What came of `work`, as the only rows of its task."""
-    spare_the_collector()
+def _as_batches(work: Callable[[], Sequence[Run | Part]]) -> Iterator[pa.RecordBatch]:
+    """What `work` returns, or what it refuses, as the only rows of its task."""
+    freeze_objects()
     results: Sequence[Run | Part | _Refusal]
     try:
         results = work()

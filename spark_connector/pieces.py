@@ -30,7 +30,7 @@ from spark_connector.images import image_rows
 from spark_connector.options import ReadOptions
 from spark_connector.origin import Origin, Place, open_origin
 from spark_connector.schema import shaped, stored_columns
-from spark_connector.worker import spare_the_collector
+from spark_connector.worker import freeze_objects
 
 BYTES_PER_SPLIT: Final = 128 << 20
 """Bytes that one task reads at most, as Spark has it for files: a Python task costs tens of ms."""
@@ -117,7 +117,7 @@ def _row_bytes(batch: pa.RecordBatch) -> npt.NDArray[np.int64]:
 
 def read_piece(piece: Piece, options: ReadOptions, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
     """The rows of a piece as Spark wants them, bounded in rows and bytes."""
-    spare_the_collector()
+    freeze_objects()
     columns = stored_columns(schema.names)
     with open_origin(piece.place) as origin:
         for batch in _stored(origin, piece, columns, options.batch_rows):

@@ -162,6 +162,7 @@ def _sockets(scratch: Path) -> dict[str, str]:
     return {
         "spark.python.unix.domain.socket.enabled": "true",
         "spark.python.unix.domain.socket.dir": str(scratch),
+        "spark.python.daemon.module": "pyspark_kvstore.daemon",
     }
 
 

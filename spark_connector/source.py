@@ -42,7 +42,7 @@ from spark_connector.options import (
 from spark_connector.origin import Origin, find, open_origin
 from spark_connector.pieces import Piece, pieces, read_piece, require_window
 from spark_connector.schema import arrow_schema, offered, require_known
-from spark_connector.worker import spare_the_collector
+from spark_connector.worker import freeze_objects
 
 FORMAT: Final = "kvstore"
 
@@ -57,12 +57,12 @@ class KVStoreSource(DataSource):
         return FORMAT
 
     def schema(self) -> StructType:
-        spare_the_collector()
+        freeze_objects()
         columns = column_names(self.options.get("columns"))
         return offered(changes=reads_changes(self.options), columns=columns)
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        spare_the_collector()
+        freeze_objects()
         changes = reads_changes(self.options)
         options = read_options(self.options, "changes" if changes else "state")
         asked = require_known(schema, changes=changes, columns=options.columns)

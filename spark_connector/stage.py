@@ -25,7 +25,7 @@ from bulk.sst import require_compression
 from bulk.staged import Import
 from bulk.staging import MANIFEST_NAME, discard, read_manifest, seal
 from kvstore.errors import UsageError
-from spark_connector.worker import spare_the_collector
+from spark_connector.worker import freeze_objects
 
 _TYPES = {"key": BinaryType(), "value": BinaryType(), "op": StringType()}
 
@@ -48,7 +48,7 @@ class StagingWriter(DataSourceArrowWriter):
         self._compression = compression
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        spare_the_collector()
+        freeze_objects()
         with PartWriter(self._staging, self._import_id, compression=self._compression) as writer:
             for batch in iterator:
                 writer.write(batch)

@@ -1,8 +1,8 @@
 """What a Python worker of Spark does once, before its first task.
 
-Spark's worker collects garbage after each task, and each step of planning, and the next one waits
-for it: 60 ms over the 90,000 objects of all the modules a task imports. Frozen, they are not looked
-at again.
+Spark's worker runs Python's garbage collector after each task and each step of planning, and the
+next one waits for it: 60 ms over the 90,000 objects of all the modules a task imports. Frozen
+objects are not looked at again.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from functools import cache
 
 
 @cache
-def spare_the_collector() -> None:
-    """Keep what is there now out of garbage collection. To be called in Spark's workers only, after
+def freeze_objects() -> None:
+    """Keep all present objects out of garbage collection. For Spark's workers only, after their
     imports; later calls do nothing."""
     gc.collect()
     gc.freeze()

@@ -7,7 +7,7 @@
     kvstore:  cli
               opening, store, snapshot, upkeep
               txn, gc, verify, feeds
-              commit, recent, batch, clears, holds, imports, readonly, changesets, replica
+              commit, recent, batch, clears, holds, imports, parts, readonly, changesets, replica
               changes
               mvcc, meta, splits, scanners, tasks
               engine, journal
@@ -47,6 +47,7 @@ KVSTORE_LAYERS = (
         "clears",
         "holds",
         "imports",
+        "parts",
         "readonly",
         "changesets",
         "replica",

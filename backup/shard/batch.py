@@ -85,8 +85,8 @@ def write_batch(
 
     Nothing refers to the parts until then; `delete_batch` takes them back. Needs no shard, so
     any process may do it. A part of at most `inline_bytes_max` bytes travels in the batch itself.
-    `beside`: a row group is encoded in a thread while the next is made; who is one of several
-    processes that fill the cores has more of each without.
+    `beside`: a row group is encoded in a thread while the next is made. Without it where several
+    processes fill the cores.
     `on_full` hears of each part but the last once it is uploaded, with its last row; a part for
     which it returns True is never taken back here, whatever fails.
 

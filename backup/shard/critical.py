@@ -18,7 +18,7 @@ _TAKE_OVER_ATTEMPTS = 8
 
 
 class Critical:
-    """A hold that never expires, moved only by who knows its token."""
+    """A hold that never expires. Moving it takes its token."""
 
     def __init__(self, log: StateLog, name: str, *, since: int, opaque: bytes) -> None:
         self.name = name

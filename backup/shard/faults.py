@@ -110,11 +110,11 @@ class Weather:
         arriving = [call for due, call in self._delayed if everything or due <= self._calls]
         self._delayed = [d for d in self._delayed if not everything and d[0] > self._calls]
         for call in arriving:
-            _too_late_is_nobodys_concern(call)
+            _unless_refused(call)
 
 
-def _too_late_is_nobodys_concern(call: Callable[[], object]) -> None:
-    """Its sender has long gone on: a refusal of the storage reaches no one."""
+def _unless_refused(call: Callable[[], object]) -> None:
+    """A delayed call: its sender has given up, so a refusal of the storage reaches no one."""
     try:
         call()
     except UsageError:

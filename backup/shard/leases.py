@@ -2,8 +2,8 @@
 
 A reader holds two things: `since`, so that compaction keeps the history it wants, and the version
 its oldest open snapshot uses, so that collection keeps the parts. A lease is renewed by every
-downgrade, every poll, and now and then while the rows of a snapshot are taken; who stays silent for
-longer finds `LeaseExpiredError`.
+downgrade, every poll, and now and then while the rows of a snapshot are taken; calls after it has
+run out raise `LeaseExpiredError`.
 """
 
 from __future__ import annotations
@@ -95,8 +95,8 @@ class Reader:
         self.downgrade_since(self.since)
 
     def renew_if_due(self) -> None:
-        """Renew a lease of which a third has passed. Where the storage refuses, later again: who
-        reads need not stop for it before the parts are gone."""
+        """Renew a lease of which a third has passed. A failure is tried again later: reading need
+        not stop for it before the parts are gone."""
         now_ns = self._log.clock.wall_ns()
         if now_ns - self._renewed_ns < self._lease_ns // 3:
             return

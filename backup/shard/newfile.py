@@ -28,7 +28,7 @@ _BLOCK_BYTES = 4096
 def write_synced(path: str | Path, data: bytes) -> None:
     """Write `data` to the new file `path`, and return once it survives the machine.
 
-    Its name may not: who called fsyncs the folder. Raises `OSError`; part of it may be there then.
+    Its name may not: the caller fsyncs the folder. Raises `OSError`; part of it may be there then.
     """
     is_fit = bool(_DIRECT) and _DIRECT_BYTES_MIN <= len(data) <= _DIRECT_BYTES_MAX
     if not (is_fit and _buffer.lock.acquire(blocking=False)):

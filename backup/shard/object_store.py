@@ -75,15 +75,21 @@ _T = TypeVar("_T")
 def open_object_store(url: str, **options: Any) -> tuple[ObjectBlob, ObjectConsensus]:
     """Blob and consensus below `url`: s3://bucket/path, gs://, az://, or whatever obstore reads.
 
+    Providers' own addresses are https; where an endpoint is given as http, that is meant.
     Raises `UsageError` if it does not understand the URL or an option.
     """
     try:
-        store = from_url(url, **options)
-    except (BaseError, ValueError, TypeError) as error:
-        raise UsageError(
-            f"{url!r} cannot be opened: {_first_line(error)}",
-            "check the URL, the provider's environment variables and options=",
-        ) from error
+        client = {"allow_http": True} | options.pop("client_options", {})
+        store = from_url(url, client_options=client, **options)
+    except BaseException as error:
+        # obstore panics, which is no Exception, at the client's options among the store's
+        panicked = type(error).__name__ == "PanicException"
+        if not panicked and not isinstance(error, BaseError | ValueError | TypeError):
+            raise
+        remedy = "check the URL, the provider's environment variables and options="
+        if panicked:
+            remedy = "what is said to the HTTP client goes into options={'client_options': {...}}"
+        raise UsageError(f"{url!r} cannot be opened: {_first_line(error)}", remedy) from error
     return ObjectBlob(store, "blob"), ObjectConsensus(store, "consensus")
 
 
@@ -334,5 +340,5 @@ def _refusal(where: str, error: Exception) -> AccessDeniedError | None:
     return None
 
 
-def _first_line(error: Exception) -> str:
+def _first_line(error: BaseException) -> str:
     return str(error).partition("\n")[0]

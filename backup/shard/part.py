@@ -4,8 +4,8 @@ File
     columns    as the rule's schema says, sorted by its order (recorded as sorting columns);
                of versions also `until` (see `until.py`), from format 2 on
     row group  up to `ROW_GROUP_ROWS_MAX` rows, with min/max statistics of key, time and op
-    pages      zstd, at a level that only who writes cares for, each with a checksum; in a small
-               part only those of keys and values are compressed
+    pages      zstd at any level, each with a checksum; in a small part only those of keys and
+               values are compressed
     metadata   kvstore.part = "2" (format version), kvstore.rule = name of the rule
 
 Invariants

@@ -106,8 +106,8 @@ class Snapshot:
         self._release()
 
     def renew(self) -> None:
-        """Keep the lease, if it is due. `read` and `view` do; who reads parts by himself calls
-        this now and then."""
+        """Renew the lease, if that is due. `read` and `view` do; callers that read the parts
+        themselves call it now and then."""
         self._renew()
 
     def read(self, span: Span | None = None) -> Iterator[pa.RecordBatch]:

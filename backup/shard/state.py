@@ -101,7 +101,7 @@ class LeasedReader:
 
 @dataclass(frozen=True, slots=True)
 class CriticalHold:
-    """A hold that never expires; only who knows its `opaque` token may move it."""
+    """A hold that never expires; moving it takes its `opaque` token."""
 
     since: int
     opaque: bytes

@@ -34,15 +34,10 @@ class Storage(NamedTuple):
 def open_storage(url: str | os.PathLike[str], **options: Any) -> Storage:
     """Open what `url` names; nothing is created before the first write.
 
-    Raises `UsageError` for an address that is not understood.
+    Raises `UsageError` for an address that is empty or not understood.
     """
-    text = os.fspath(url)
+    text = require_address(url)
     if "://" not in text:
-        if (scheme := text.partition(":")[0]) in _SCHEMES and scheme != text:
-            raise UsageError(
-                f"{text!r} is neither a URL nor a path",
-                f"write {scheme}://..., or ./{text} for a directory of that name",
-            )
         return _files(text, options)
     parts = urlsplit(text)
     if parts.scheme == "file":
@@ -51,6 +46,19 @@ def open_storage(url: str | os.PathLike[str], **options: Any) -> Storage:
         fresh = Storage(MemoryBlob(), MemoryConsensus())
         return _memories.setdefault(text.rstrip("/"), fresh)
     return Storage(*open_object_store(text, **options))
+
+
+def require_address(url: str | os.PathLike[str]) -> str:
+    """`url` as text. Raises `UsageError` where it is empty, or neither a URL nor a path."""
+    text = os.fspath(url)
+    if not text:  # not the working directory: an unset variable in a script
+        raise UsageError("the address of the storage is empty", "give a path or a URL")
+    if "://" not in text and (scheme := text.partition(":")[0]) in _SCHEMES and scheme != text:
+        raise UsageError(
+            f"{text!r} is neither a URL nor a path",
+            f"write {scheme}://..., or ./{text} for a directory of that name",
+        )
+    return text
 
 
 def file_path(url: str) -> str:

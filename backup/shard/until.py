@@ -5,8 +5,8 @@
 
 What a part says is alive at t is then a filter, which any program can apply to rows in any order:
 `op = 1 and timestamp <= t and (until is null or until > t)`, and no newer range tombstone over
-it. Of a key that is cut between two parts, the older versions do not know the newer: who filters
-looks at the bounds first.
+it. Where a key's versions lie in two parts, the older ones do not know the newer: look at the
+parts' bounds before relying on the filter.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Until:
     def __call__(self, group: pa.RecordBatch, *, is_distinct: bool) -> pa.Array:
         """The column of `group`, which follows those before. O(rows) in Arrow, none by row.
 
-        `is_distinct`: no two of its rows have the same key, as is known to who asks."""
+        `is_distinct`: the caller knows that no two of its rows have the same key."""
         points = np.flatnonzero(column_numpy(group, "op") != OP_DELETE_RANGE)
         if not len(points):
             return pa.nulls(group.num_rows, pa.int64())

@@ -5,16 +5,20 @@ Nothing is synced: a commit is as durable as the file system's own write-back.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from pathlib import Path
+
 import pyarrow as pa
 import pyarrow.compute as pc
 from deltalake import DeltaTable, write_deltalake
 
-from benchmarks.subject import Subject, Work, tree_bytes
+from benchmarks.peers.peer import Peer
+from benchmarks.subject import Work
 
 _CONFIGURATION = {"delta.enableChangeDataFeed": "true"}
 
 
-class Deltalake(Subject):
+class Deltalake(Peer):
     """A table of current rows; older states by time travel."""
 
     name = "deltalake"
@@ -28,43 +32,23 @@ class Deltalake(Subject):
     def now(self) -> int:
         return DeltaTable(self._path).version()
 
-    def fill(self) -> Work:
-        return self._loading("db")
+    def load(self, target: Path, keys: list[bytes], values: list[bytes], *, keep: bool) -> None:
+        table = pa.table({"key": keys, "value": values})
+        write_deltalake(str(target), table, configuration=_CONFIGURATION)
 
-    def bulk_load(self) -> Work:
-        return self._loading("bulk")
-
-    def _loading(self, name: str) -> Work:
-        keys, values = self.data.keys, self.data.values
-        target = self.fresh(name)
-
-        def work() -> int:
-            table = pa.table({"key": keys, "value": values})
-            write_deltalake(str(target), table, configuration=_CONFIGURATION)
-            return len(keys)
-
-        return work
-
-    def commit(self, rows: int, count: int, step: int) -> Work:
-        sets = [self.data.updates(rows, step * 1000 + number) for number in range(count)]
-
-        def work() -> int:
-            for keys, values in sets:
-                (
-                    DeltaTable(self._path)
-                    .merge(
-                        pa.table({"key": keys, "value": values}),
-                        predicate="old.key = new.key",
-                        source_alias="new",
-                        target_alias="old",
-                    )
-                    .when_matched_update_all()
-                    .when_not_matched_insert_all()
-                    .execute()
-                )
-            return rows * count
-
-        return work
+    def write(self, keys: Sequence[bytes], values: Sequence[bytes], version: int) -> None:
+        (
+            DeltaTable(self._path)
+            .merge(
+                pa.table({"key": keys, "value": values}),
+                predicate="old.key = new.key",
+                source_alias="new",
+                target_alias="old",
+            )
+            .when_matched_update_all()
+            .when_not_matched_insert_all()
+            .execute()
+        )
 
     def settle(self) -> Work:
         def work() -> int:
@@ -101,6 +85,3 @@ class Deltalake(Subject):
             return 1
 
         return work
-
-    def disk(self) -> Work:
-        return lambda: tree_bytes(self.directory / "db")

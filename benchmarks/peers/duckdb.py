@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import duckdb
 import pyarrow as pa
 
-from benchmarks.subject import Subject, Work, tree_bytes
+from benchmarks.peers.peer import Peer
+from benchmarks.subject import Work, tree_bytes
 
 _SCHEMA = "CREATE TABLE versions (key BLOB, version BIGINT, value BLOB)"
 _NEWEST = "SELECT value FROM versions WHERE key = ? AND version <= ? ORDER BY version DESC LIMIT 1"
@@ -19,43 +21,24 @@ _ALL = """
 """
 
 
-class Duckdb(Subject):
+class Duckdb(Peer):
     """One connection; rows go in and come out as Arrow."""
 
     name = "duckdb"
     slow = frozenset({"get"})  # each is a query over the table: some milliseconds
 
-    def __init__(self, directory: Path, data) -> None:
-        super().__init__(directory, data)
-        self.db: duckdb.DuckDBPyConnection | None = None
-        self.version = 0
+    db: duckdb.DuckDBPyConnection | None = None
 
-    def now(self) -> int:
-        return self.version
-
-    def fill(self) -> Work:
-        return self._loading("db", keep=True)
-
-    def bulk_load(self) -> Work:
-        return self._loading("bulk", keep=False)
-
-    def _loading(self, name: str, *, keep: bool) -> Work:
-        keys, values = self.data.keys, self.data.values
-        target = self.fresh(name)
-
-        def work() -> int:
-            target.mkdir()
-            db = duckdb.connect(str(target / "versions.duckdb"))
-            db.execute(_SCHEMA)
-            self._insert(db, keys, values, 1)
-            db.execute("CHECKPOINT")
-            if keep:
-                self.db, self.version = db, 1
-            else:
-                db.close()
-            return len(keys)
-
-        return work
+    def load(self, target: Path, keys: list[bytes], values: list[bytes], *, keep: bool) -> None:
+        target.mkdir()
+        db = duckdb.connect(str(target / "versions.duckdb"))
+        db.execute(_SCHEMA)
+        self._insert(db, keys, values, 1)
+        db.execute("CHECKPOINT")
+        if keep:
+            self.db = db
+        else:
+            db.close()
 
     @staticmethod
     def _insert(
@@ -66,20 +49,12 @@ class Duckdb(Subject):
         db.execute(f"INSERT INTO versions SELECT key, {version}, value FROM arriving")
         db.unregister("arriving")
 
-    def commit(self, rows: int, count: int, step: int) -> Work:
-        sets = [self.data.updates(rows, step * 1000 + number) for number in range(count)]
-
-        def work() -> int:
-            for keys, values in sets:
-                self.version += 1
-                self._insert(self.db, keys, values, self.version)
-            return rows * count
-
-        return work
+    def write(self, keys: Sequence[bytes], values: Sequence[bytes], version: int) -> None:
+        self._insert(self.db, keys, values, version)
 
     def get(self, count: int, step: int, as_of: str | None = None) -> Work:
         wanted = self.data.lookups(count, step)
-        version = self.version if as_of is None else self.marks[as_of]
+        version = self.at(as_of)
 
         def work() -> int:
             with self.db.cursor() as cursor:  # a connection with a result left open takes no other
@@ -90,7 +65,7 @@ class Duckdb(Subject):
         return work
 
     def scan_arrow(self, as_of: str | None = None) -> Work:
-        version = self.version if as_of is None else self.marks[as_of]
+        version = self.at(as_of)
         return lambda: self._rows(_ALL, version)
 
     def changes_arrow(self, since: str) -> Work:

@@ -10,60 +10,42 @@ import plyvel
 
 from benchmarks.data import KEY_BYTES
 from benchmarks.peers.layout import live, log_key, suffix
-from benchmarks.subject import Subject, Work, tree_bytes
+from benchmarks.peers.peer import Peer
+from benchmarks.subject import Work
 
 _CACHE_BYTES = 512 << 20
 _DATA, _LOG = b"d", b"l"
 _LOAD_ROWS = 10_000
 
 
-class Plyvel(Subject):
+class Plyvel(Peer):
     """Versions and a log under two prefixes, written in one batch."""
 
     name = "plyvel"
 
-    def __init__(self, directory: Path, data) -> None:
-        super().__init__(directory, data)
-        self.db: plyvel.DB | None = None
-        self.version = 0
+    db: plyvel.DB | None = None
 
-    def now(self) -> int:
-        return self.version
-
-    def fill(self) -> Work:
-        return self._loading("db", keep=True)
-
-    def bulk_load(self) -> Work:
-        return self._loading("bulk", keep=False)
-
-    def _loading(self, name: str, *, keep: bool) -> Work:
-        keys, values = self.data.keys, self.data.values
-        target = self.fresh(name)
-
-        def work() -> int:
-            db = plyvel.DB(
-                str(target),
-                create_if_missing=True,
-                lru_cache_size=_CACHE_BYTES,
-                bloom_filter_bits=10,
-                write_buffer_size=64 << 20,
-            )
-            tail = suffix(1)
-            for at in range(0, len(keys), _LOAD_ROWS):
-                last = at + _LOAD_ROWS >= len(keys)
-                with db.write_batch(sync=last) as batch:
-                    put = batch.put
-                    for key, value in zip(
-                        keys[at : at + _LOAD_ROWS], values[at : at + _LOAD_ROWS], strict=True
-                    ):
-                        put(_DATA + key + tail, value)
-            if keep:
-                self.db, self.version = db, 1
-            else:
-                db.close()
-            return len(keys)
-
-        return work
+    def load(self, target: Path, keys: list[bytes], values: list[bytes], *, keep: bool) -> None:
+        db = plyvel.DB(
+            str(target),
+            create_if_missing=True,
+            lru_cache_size=_CACHE_BYTES,
+            bloom_filter_bits=10,
+            write_buffer_size=64 << 20,
+        )
+        tail = suffix(1)
+        for at in range(0, len(keys), _LOAD_ROWS):
+            last = at + _LOAD_ROWS >= len(keys)
+            with db.write_batch(sync=last) as batch:
+                put = batch.put
+                for key, value in zip(
+                    keys[at : at + _LOAD_ROWS], values[at : at + _LOAD_ROWS], strict=True
+                ):
+                    put(_DATA + key + tail, value)
+        if keep:
+            self.db = db
+        else:
+            db.close()
 
     def settle(self) -> Work:
         def work() -> int:
@@ -72,28 +54,16 @@ class Plyvel(Subject):
 
         return work
 
-    def commit(self, rows: int, count: int, step: int) -> Work:
-        sets = [self.data.updates(rows, step * 1000 + number) for number in range(count)]
-
-        def work() -> int:
-            for keys, values in sets:
-                self._write(keys, values)
-            return rows * count
-
-        return work
-
-    def _write(self, keys: Sequence[bytes], values: Sequence[bytes]) -> None:
-        version = self.version + 1
+    def write(self, keys: Sequence[bytes], values: Sequence[bytes], version: int) -> None:
         tail = suffix(version)
         with self.db.write_batch(sync=True) as batch:
             for number, (key, value) in enumerate(zip(keys, values, strict=True)):
                 batch.put(_DATA + key + tail, value)
                 batch.put(_LOG + log_key(version, number), key + value)
-        self.version = version
 
     def get(self, count: int, step: int, as_of: str | None = None) -> Work:
         wanted = self.data.lookups(count, step)
-        tail = suffix(self.version if as_of is None else self.marks[as_of])
+        tail = suffix(self.at(as_of))
 
         def work() -> int:
             found = 0
@@ -112,7 +82,7 @@ class Plyvel(Subject):
         return self.db.prefixed_db(_DATA).iterator(start=start)
 
     def scan(self, as_of: str | None = None) -> Work:
-        version = self.version if as_of is None else self.marks[as_of]
+        version = self.at(as_of)
         return lambda: sum(1 for _ in live(self._rows(), version))
 
     def changes(self, since: str) -> Work:
@@ -130,13 +100,10 @@ class Plyvel(Subject):
         def work() -> int:
             rows_inside = takewhile(lambda row: row[0] < end, live(self._rows(start), self.version))
             inside = [key for key, _ in rows_inside]
-            self._write(inside, [b""] * len(inside))
+            self.write_next(inside, [b""] * len(inside))
             return 1
 
         return work
-
-    def disk(self) -> Work:
-        return lambda: tree_bytes(self.directory / "db")
 
     def close(self) -> None:
         if self.db is not None:

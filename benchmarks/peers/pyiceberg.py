@@ -5,6 +5,7 @@ Data files are not synced: a commit is as durable as the file system's own write
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pyarrow as pa
@@ -12,63 +13,37 @@ from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.expressions import And, GreaterThanOrEqual, LessThan
 from pyiceberg.table import Table
 
-from benchmarks.subject import Subject, Work, tree_bytes
+from benchmarks.peers.peer import Peer
+from benchmarks.subject import Work
 
 _SCHEMA = pa.schema({"key": pa.binary(), "version": pa.int64(), "value": pa.binary()})
 
 
-class Pyiceberg(Subject):
+class Pyiceberg(Peer):
     """Versions by column, so that a window is a filter on it; newest by group."""
 
     name = "pyiceberg"
     durability = "none"
     slow = frozenset({"commit"})
 
-    def __init__(self, directory: Path, data) -> None:
-        super().__init__(directory, data)
-        self.table: Table | None = None
-        self.version = 0
+    table: Table | None = None
 
-    def now(self) -> int:
-        return self.version
+    def load(self, target: Path, keys: list[bytes], values: list[bytes], *, keep: bool) -> None:
+        target.mkdir()
+        catalog = SqlCatalog(
+            "bench", uri=f"sqlite:///{target}/catalog.db", warehouse=f"file://{target}"
+        )
+        catalog.create_namespace("bench")
+        table = catalog.create_table("bench.versions", _SCHEMA)
+        table.append(_rows(keys, values, 1))
+        if keep:
+            self.table = table
 
-    def fill(self) -> Work:
-        return self._loading("db", keep=True)
-
-    def bulk_load(self) -> Work:
-        return self._loading("bulk", keep=False)
-
-    def _loading(self, name: str, *, keep: bool) -> Work:
-        keys, values = self.data.keys, self.data.values
-        target = self.fresh(name)
-
-        def work() -> int:
-            target.mkdir()
-            catalog = SqlCatalog(
-                "bench", uri=f"sqlite:///{target}/catalog.db", warehouse=f"file://{target}"
-            )
-            catalog.create_namespace("bench")
-            table = catalog.create_table("bench.versions", _SCHEMA)
-            table.append(_rows(keys, values, 1))
-            if keep:
-                self.table, self.version = table, 1
-            return len(keys)
-
-        return work
-
-    def commit(self, rows: int, count: int, step: int) -> Work:
-        sets = [self.data.updates(rows, step * 1000 + number) for number in range(count)]
-
-        def work() -> int:
-            for keys, values in sets:
-                self.version += 1
-                self.table.append(_rows(keys, values, self.version))
-            return rows * count
-
-        return work
+    def write(self, keys: Sequence[bytes], values: Sequence[bytes], version: int) -> None:
+        self.table.append(_rows(keys, values, version))
 
     def scan_arrow(self, as_of: str | None = None) -> Work:
-        version = self.version if as_of is None else self.marks[as_of]
+        version = self.at(as_of)
 
         def work() -> int:
             found = self.table.scan(row_filter=LessThan("version", version + 1)).to_arrow()
@@ -94,9 +69,6 @@ class Pyiceberg(Subject):
             return 1
 
         return work
-
-    def disk(self) -> Work:
-        return lambda: tree_bytes(self.directory / "db")
 
 
 def _rows(keys: list[bytes], values: list[bytes | None], version: int) -> pa.Table:

@@ -5,13 +5,17 @@ Nothing is synced: a commit is as durable as the file system's own write-back.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from pathlib import Path
+
 import lance
 import pyarrow as pa
 
-from benchmarks.subject import Subject, Work, tree_bytes
+from benchmarks.peers.peer import Peer
+from benchmarks.subject import Work
 
 
-class Pylance(Subject):
+class Pylance(Peer):
     """A dataset of current rows; older states by version."""
 
     name = "pylance"
@@ -24,38 +28,18 @@ class Pylance(Subject):
     def _dataset(self, version: int | None = None) -> lance.LanceDataset:
         return lance.dataset(str(self.directory / "db"), version=version)
 
-    def fill(self) -> Work:
-        return self._loading("db")
+    def load(self, target: Path, keys: list[bytes], values: list[bytes], *, keep: bool) -> None:
+        table = pa.table({"key": keys, "value": values})
+        lance.write_dataset(table, str(target), enable_stable_row_ids=True)
 
-    def bulk_load(self) -> Work:
-        return self._loading("bulk")
-
-    def _loading(self, name: str) -> Work:
-        keys, values = self.data.keys, self.data.values
-        target = self.fresh(name)
-
-        def work() -> int:
-            table = pa.table({"key": keys, "value": values})
-            lance.write_dataset(table, str(target), enable_stable_row_ids=True)
-            return len(keys)
-
-        return work
-
-    def commit(self, rows: int, count: int, step: int) -> Work:
-        sets = [self.data.updates(rows, step * 1000 + number) for number in range(count)]
-
-        def work() -> int:
-            for keys, values in sets:
-                (
-                    self._dataset()
-                    .merge_insert("key")
-                    .when_matched_update_all()
-                    .when_not_matched_insert_all()
-                    .execute(pa.table({"key": keys, "value": values}))
-                )
-            return rows * count
-
-        return work
+    def write(self, keys: Sequence[bytes], values: Sequence[bytes], version: int) -> None:
+        (
+            self._dataset()
+            .merge_insert("key")
+            .when_matched_update_all()
+            .when_not_matched_insert_all()
+            .execute(pa.table({"key": keys, "value": values}))
+        )
 
     def scan_arrow(self, as_of: str | None = None) -> Work:
         version = None if as_of is None else self.marks[as_of]
@@ -74,6 +58,3 @@ class Pylance(Subject):
             return 1
 
         return work
-
-    def disk(self) -> Work:
-        return lambda: tree_bytes(self.directory / "db")

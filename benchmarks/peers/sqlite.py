@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from benchmarks.subject import Subject, Work, tree_bytes
+from benchmarks.peers.peer import Peer
+from benchmarks.subject import Work, tree_bytes
 
 _SCHEMA = """
     PRAGMA journal_mode = WAL;
@@ -26,42 +27,23 @@ _ALL = """
 """
 
 
-class Sqlite(Subject):
+class Sqlite(Peer):
     """One connection, transactions by hand."""
 
     name = "sqlite3"
 
-    def __init__(self, directory: Path, data) -> None:
-        super().__init__(directory, data)
-        self.db: sqlite3.Connection | None = None
-        self.version = 0
+    db: sqlite3.Connection | None = None
 
-    def now(self) -> int:
-        return self.version
-
-    def fill(self) -> Work:
-        return self._loading("db", keep=True)
-
-    def bulk_load(self) -> Work:
-        return self._loading("bulk", keep=False)
-
-    def _loading(self, name: str, *, keep: bool) -> Work:
-        keys, values = self.data.keys, self.data.values
-        target = self.fresh(name)
-
-        def work() -> int:
-            target.mkdir()
-            db = sqlite3.connect(target / "versions.db", isolation_level=None)
-            db.executescript(_SCHEMA)
-            self._insert(db, ((k, 1, v) for k, v in zip(keys, values, strict=True)))
-            if keep:
-                db.execute("CREATE INDEX by_version ON versions (version)")
-                self.db, self.version = db, 1
-            else:
-                db.close()
-            return len(keys)
-
-        return work
+    def load(self, target: Path, keys: list[bytes], values: list[bytes], *, keep: bool) -> None:
+        target.mkdir()
+        db = sqlite3.connect(target / "versions.db", isolation_level=None)
+        db.executescript(_SCHEMA)
+        self._insert(db, ((k, 1, v) for k, v in zip(keys, values, strict=True)))
+        if keep:
+            db.execute("CREATE INDEX by_version ON versions (version)")
+            self.db = db
+        else:
+            db.close()
 
     @staticmethod
     def _insert(db: sqlite3.Connection, rows: Iterable[tuple[bytes, int, bytes | None]]) -> None:
@@ -69,21 +51,12 @@ class Sqlite(Subject):
         db.executemany("INSERT INTO versions VALUES (?, ?, ?)", rows)
         db.execute("COMMIT")
 
-    def commit(self, rows: int, count: int, step: int) -> Work:
-        sets = [self.data.updates(rows, step * 1000 + number) for number in range(count)]
-
-        def work() -> int:
-            for keys, values in sets:
-                self.version += 1
-                version = self.version
-                self._insert(self.db, ((k, version, v) for k, v in zip(keys, values, strict=True)))
-            return rows * count
-
-        return work
+    def write(self, keys: Sequence[bytes], values: Sequence[bytes], version: int) -> None:
+        self._insert(self.db, ((k, version, v) for k, v in zip(keys, values, strict=True)))
 
     def get(self, count: int, step: int, as_of: str | None = None) -> Work:
         wanted = self.data.lookups(count, step)
-        version = self.version if as_of is None else self.marks[as_of]
+        version = self.at(as_of)
 
         def work() -> int:
             execute = self.db.cursor().execute
@@ -97,7 +70,7 @@ class Sqlite(Subject):
         return work
 
     def scan(self, as_of: str | None = None) -> Work:
-        version = self.version if as_of is None else self.marks[as_of]
+        version = self.at(as_of)
         return lambda: sum(1 for _ in self.db.execute(_ALL, (version,)))
 
     def changes(self, since: str) -> Work:

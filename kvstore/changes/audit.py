@@ -11,7 +11,7 @@ Invariants
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from kvstore.changes.epoch import Epoch
@@ -30,6 +30,21 @@ class Audit:
         """Events of a changeset were seen."""
         if changeset[0]:
             self._waiting[changeset] = self._waiting.get(changeset, 0) + events
+
+    def over(
+        self, epochs: Iterable[Epoch], headers: Iterator[tuple[int, int, tuple[int, int]]]
+    ) -> Iterator[Epoch]:
+        """Each epoch, once the events before its close are added; the rest at the end. `headers`
+        are those of `ChangeIndex.headers`."""
+        header = next(headers, None)
+        for epoch in epochs:
+            while header is not None and header[0] < epoch.closed_at:
+                self.add(header[2], header[1])
+                header = next(headers, None)
+            yield epoch
+        while header is not None:
+            self.add(header[2], header[1])
+            header = next(headers, None)
 
     def close(self, epoch: Epoch) -> None:
         """All its events have been added. Raises `EventsMissingError` where it does not fit."""

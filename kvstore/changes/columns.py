@@ -38,6 +38,7 @@ from kvstore.changes.entry import (
 from kvstore.changes.event import Event
 from kvstore.changes.expand import EventReader, Wanted
 from kvstore.changes.index import ChangeIndex, Commit, placed
+from kvstore.changes.stream import STREAM_ID_BYTES
 from kvstore.limits import (
     ARROW_BYTES_MAX,
     ARROW_ROWS_MAX,
@@ -48,7 +49,6 @@ from kvstore.mvcc.versions import Versions
 from kvstore.span import Span
 
 CHANGESET_BYTES: Final = 16
-STREAM_BYTES: Final = 16
 
 CHANGES_SCHEMA: Final = pa.schema(
     [
@@ -61,7 +61,7 @@ CHANGES_SCHEMA: Final = pa.schema(
         pa.field("pre", pa.binary()),
         pa.field("post", pa.binary()),
         pa.field("changeset", pa.binary(CHANGESET_BYTES), nullable=False),
-        pa.field("stream", pa.binary(STREAM_BYTES), nullable=False),
+        pa.field("stream", pa.binary(STREAM_ID_BYTES), nullable=False),
     ]
 )
 
@@ -149,8 +149,8 @@ class ColumnReader:
             "value": lambda: values,
             "pre": lambda: none,
             "post": lambda: values if wanted.images.endswith("post") else none,
-            "changeset": lambda: _constant(pack_changeset(entry.changeset), entry.count),
-            "stream": lambda: _constant(commit.stream, entry.count),
+            "changeset": lambda: _ids(pack_changeset(entry.changeset) * entry.count, entry.count),
+            "stream": lambda: _ids(commit.stream * entry.count, entry.count),
         }
         arrays = [columns[name]() for name in schema.names]
         batch = pa.RecordBatch.from_arrays(arrays, schema=schema)
@@ -202,8 +202,8 @@ def from_events(events: list[Event], schema: pa.Schema = CHANGES_SCHEMA) -> pa.R
         pa.array([event.value for event in events], pa.binary()),
         pa.array([event.pre for event in events], pa.binary()),
         pa.array([event.post for event in events], pa.binary()),
-        _fixed(b"".join(pack_changeset(event.changeset) for event in events), len(events)),
-        _fixed(b"".join(event.stream for event in events), len(events)),
+        _ids(b"".join(pack_changeset(event.changeset) for event in events), len(events)),
+        _ids(b"".join(event.stream for event in events), len(events)),
     ]
     batch = pa.RecordBatch.from_arrays(columns, schema=CHANGES_SCHEMA)
     return batch if schema is CHANGES_SCHEMA else batch.select(schema.names)
@@ -240,12 +240,9 @@ def _sequence(entry: Entry, first: int) -> pa.Array:
     return pa.array(np.frombuffer(entry.sequence, np.int32))
 
 
-def _constant(value: bytes, count: int) -> pa.Array:
-    return _fixed(value * count, count)
-
-
-def _fixed(data: bytes, count: int) -> pa.Array:
-    return pa.Array.from_buffers(pa.binary(STREAM_BYTES), count, [None, pa.py_buffer(data)])
+def _ids(data: bytes, count: int) -> pa.Array:
+    """The ids of `count` streams, or changesets, which stand in `data` one after the other."""
+    return pa.Array.from_buffers(pa.binary(STREAM_ID_BYTES), count, [None, pa.py_buffer(data)])
 
 
 def _within(batch: pa.RecordBatch, span: Span) -> pa.RecordBatch:

@@ -23,6 +23,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
+from kvstore.arguments import require_count
 from kvstore.changes.stream import (
     CONTROL_STREAM,
     RANDOM_BITS,
@@ -34,7 +35,6 @@ from kvstore.changes.stream import (
     token_bytes,
 )
 from kvstore.engine.api import Batch
-from kvstore.errors import UsageError
 from kvstore.limits import STREAMS_MAX
 from kvstore.meta import Meta
 from kvstore.timestamp import TIMESTAMP_MAX, Timestamp
@@ -143,7 +143,7 @@ class Generations:
 
     def stage_next(self, batch: Batch, opened_at: int, *, count: int) -> Generation:
         """Add the record of a generation of `count` streams to an engine batch."""
-        require_stream_count(count)
+        require_count(count, name="streams", most=STREAMS_MAX)
         opened = generation(opened_at, new_streams(count, secrets.randbits(RANDOM_BITS)))
         if self.current.opened_at == 0:
             # The generation that every store begins with is written once it has a successor.
@@ -161,13 +161,6 @@ class Generations:
             if found.last <= since:
                 self._meta.stage_delete(batch, _name(found.opened_at))
         self._all = tuple(found for found in self._all if found.last > since)
-
-
-def require_stream_count(count: object) -> int:
-    """Raise `UsageError` unless `count` is a number of streams."""
-    if not isinstance(count, int) or isinstance(count, bool) or not 1 <= count <= STREAMS_MAX:
-        raise UsageError(f"streams={count!r}", f"pass a number from 1 to {STREAMS_MAX}")
-    return count
 
 
 def _closed(found: Sequence[Generation]) -> tuple[Generation, ...]:

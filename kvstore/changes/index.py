@@ -93,40 +93,25 @@ class ChangeIndex:
     `changeset` tags what is staged, `staged` counts it: the committer sets and takes them.
     """
 
-    def __init__(
-        self,
-        engine: Engine,
-        *,
-        inline_value_bytes: int = INLINE_VALUE_BYTES,
-        generations: Generations | None = None,
-    ) -> None:
+    def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._inline = inline_value_bytes
-        self.generations = generations or Generations(Meta(engine))
+        self.generations = Generations(Meta(engine))
         self.changeset = (0, 0)
         self.staged = 0
         self.trims: list[Callable[[Batch, int], None]] = [self.generations.stage_trim]
 
     # -- writing ----------------------------------------------------------------------------
 
-    def stage(
-        self,
-        writes: WriteSet,
-        timestamp: int,
-        batch: Batch,
-        *,
-        changeset: tuple[int, int] | None = None,
-    ) -> list[FullEntry]:
+    def stage(self, writes: WriteSet, timestamp: int, batch: Batch) -> list[FullEntry]:
         """Add the entries of a sealed write set to the engine batch that holds its versions.
 
         Those returned belong in the place of thin ones: `complete` puts them there.
         """
-        tag = self.changeset if changeset is None else changeset
         self.staged += len(writes.ranges) + len(writes.points)
         found = self.generations.at(timestamp)
         if found.is_split:
-            return self._stage_split(writes, timestamp, batch, found, tag)
-        return self._put(batch, FIRST_STREAM, timestamp, _packed(writes, self._inline, tag))
+            return self._stage_split(writes, timestamp, batch, found)
+        return self._put(batch, FIRST_STREAM, timestamp, _packed(writes, self.changeset))
 
     def complete(self, entries: Iterable[FullEntry]) -> None:
         """Write what `stage` returned, once the batch is written and before anybody may read it."""
@@ -143,12 +128,7 @@ class ChangeIndex:
         self._put(batch, CONTROL_STREAM, timestamp, [Packed(packed)])
 
     def _stage_split(
-        self,
-        writes: WriteSet,
-        timestamp: int,
-        batch: Batch,
-        found: Generation,
-        changeset: tuple[int, int],
+        self, writes: WriteSet, timestamp: int, batch: Batch, found: Generation
     ) -> list[FullEntry]:
         """As `stage`, each key to its stream: 1.5 us per key, most of it for the token."""
         full: list[FullEntry] = []
@@ -167,7 +147,7 @@ class ChangeIndex:
             note(number)
         for stream, (part_writes, order) in parts.items():
             part_writes.size = writes.size  # at most
-            packed = _packed(part_writes, self._inline, changeset, order)
+            packed = _packed(part_writes, self.changeset, order)
             full += self._put(batch, stream, timestamp, packed)
         return full
 
@@ -312,10 +292,7 @@ def _where(timestamp: int, chunk: int) -> str:
 
 
 def _packed(
-    writes: WriteSet,
-    inline: int,
-    changeset: tuple[int, int],
-    order: Sequence[int] | None = None,
+    writes: WriteSet, changeset: tuple[int, int], order: Sequence[int] | None = None
 ) -> Iterable[Packed]:
     """The entry of a write set, cut into chunks where it would grow too large.
 
@@ -327,17 +304,17 @@ def _packed(
         try:
             keys, values = column(points), column(cast("dict[bytes, bytes]", points).values())
         except TypeError:  # a delete
-            return _chunks(writes, inline, changeset, order)
-        if len(values.data) <= inline or values.longest() <= inline:
+            return _chunks(writes, changeset, order)
+        if len(values.data) <= INLINE_VALUE_BYTES or values.longest() <= INLINE_VALUE_BYTES:
             return [_chunk(_PUT * len(points), keys, values, changeset=changeset, sequence=order)]
-    return _chunks(writes, inline, changeset, order)
+    return _chunks(writes, changeset, order)
 
 
 def _chunks(
-    writes: WriteSet, inline: int, changeset: tuple[int, int], order: Sequence[int] | None
+    writes: WriteSet, changeset: tuple[int, int], order: Sequence[int] | None
 ) -> Iterator[Packed]:
     """As `_packed`, row by row: any operation, any size."""
-    chunks = list(_columns(writes, inline))
+    chunks = list(_columns(writes))
     taken = 0
     for number, (ops, keys, values) in enumerate(chunks, start=1):
         sequence = None if order is None else order[taken : taken + len(ops)]
@@ -359,7 +336,7 @@ def _chunk(ops: bytes, keys: Column, values: Column, **tags: Any) -> Packed:
     return Packed(thin, pack(ops, keys, values, compress=False, **tags))
 
 
-def _columns(writes: WriteSet, inline: int) -> Iterator[tuple[bytes, list[bytes], list[bytes]]]:
+def _columns(writes: WriteSet) -> Iterator[tuple[bytes, list[bytes], list[bytes]]]:
     """Columns of a write set's entries, cut where a chunk would grow too large."""
     keys = [start for start, _ in writes.ranges]
     values = [end for _, end in writes.ranges]
@@ -369,7 +346,7 @@ def _columns(writes: WriteSet, inline: int) -> Iterator[tuple[bytes, list[bytes]
         if value is None:
             ops.append(OP_DELETE)
             values.append(b"")
-        elif len(value) <= inline:
+        elif len(value) <= INLINE_VALUE_BYTES:
             ops.append(OP_PUT)
             values.append(value)
             size += len(value)

@@ -70,7 +70,7 @@ app.add_typer(journal.app, name="journal")
 
 def main() -> None:
     """The console script."""
-    # Closed by who called (`>&-`): else a file of the store would get the number of stdout.
+    # The caller closed it (`>&-`): else a file of the store would get the number of stdout.
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115

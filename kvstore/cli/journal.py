@@ -5,22 +5,21 @@ A journal is what a memory store or a task queue keeps in its directory.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Final
 
 import typer
 
+from kvstore import journal, tasks
 from kvstore.cli.exits import NOT_FOUND
 from kvstore.cli.options import JsonOption, one_of
 from kvstore.cli.output import print_figures, print_json, print_line, print_table, working
 from kvstore.engine import state as memory
 from kvstore.errors import UsageError
-from kvstore.journal import Inspection
-from kvstore.journal.cli import journal_compact, journal_inspect, journal_salvage
-from kvstore.journal.recovery import Fold
+from kvstore.journal import Fold, Inspection
+from kvstore.journal.compaction import compact_by_content
 from kvstore.journal.salvage import Keep
-from kvstore.tasks import queue as tasks
-from kvstore.tasks.state import TaskState
 
 app = typer.Typer(help="Look at, compact or rescue a journal.", no_args_is_help=True)
 
@@ -29,7 +28,11 @@ JournalArgument = Annotated[
     typer.Argument(metavar="DIRECTORY", help="Where the journal's files are.", show_default=False),
 ]
 
-_CONTENTS: Final = f"{memory.CONTENT}, {tasks.CONTENT}"
+_FOLDS: Final[Mapping[str, Callable[[], Fold]]] = {
+    memory.CONTENT: memory.State,
+    tasks.CONTENT: tasks.TaskState,
+}
+_CONTENTS: Final = ", ".join(_FOLDS)
 _KEEPS: Final[tuple[Keep, ...]] = ("prefix", "all")
 
 
@@ -43,7 +46,7 @@ def inspect(directory: JournalArgument, as_json: JsonOption = False) -> None:
       kvstore journal inspect sessions.db --json
     """
     _require_directory(directory)
-    found = journal_inspect(str(directory))
+    found = journal.inspect(directory)
     if not found.files:
         raise UsageError(f"{directory} holds no journal", "check the path")
     if as_json:
@@ -78,9 +81,7 @@ def compact(directory: JournalArgument, as_json: JsonOption = False) -> None:
     """
     _require_directory(directory)
     with working(f"compacting {directory}"):
-        done = journal_compact(
-            str(directory), folds={memory.CONTENT: memory.State, tasks.CONTENT: _task_state}
-        )
+        done = compact_by_content(directory, _FOLDS)
     print_figures(
         {
             "snapshot": None if done.snapshot is None else done.snapshot.path,
@@ -120,7 +121,7 @@ def salvage(
     kept = one_of("--keep", keep, _KEEPS)
     _require_directory(source)
     with working(f"copying {source}"):
-        report = journal_salvage(str(source), str(destination), keep=kept, content=content)
+        report = journal.salvage(source, destination, keep=kept, content=content)
     losses = [str(loss.error()) for loss in report.losses]
     print_figures(
         {
@@ -139,10 +140,6 @@ def salvage(
 def _require_directory(path: Path) -> None:
     if not path.is_dir():
         raise UsageError(f"{path} is no directory", "check the path")
-
-
-def _task_state() -> Fold:
-    return TaskState()
 
 
 def _problems(found: Inspection) -> list[str]:

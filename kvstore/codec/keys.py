@@ -42,8 +42,6 @@ VALUE: Final = b"\x01"
 FIRST_TIMED_SUFFIX: Final = b"\x80"
 """Suffixes below this are stamp references."""
 
-STREAM_ID_BYTES: Final = 16
-
 
 def encode_suffix(timestamp: int) -> bytes:
     """The suffix of a version at `timestamp`."""

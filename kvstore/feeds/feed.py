@@ -12,8 +12,8 @@ Invariants
 1. A batch's position says what was delivered with it: all changes at or below `timestamp`, and the
    first `taken` events of the commit after. Reading again from there gives what follows, the
    same on every run: a consumer that stores it with its output takes each change exactly once.
-2. `ack` moves the hold; a consumer that only acks gets some changes again after a crash, none
-   never. The hold is never above what was delivered.
+2. `ack` moves the hold; a consumer that only acks gets some changes again after a crash, and
+   misses none. The hold is never above what was delivered.
 3. A batch is handed out only while the hold is owned and was not lost: what a fenced or overdue
    consumer would read may be gone.
 4. Memory is one batch and a chunk of the index per stream.

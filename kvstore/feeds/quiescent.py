@@ -85,11 +85,7 @@ class QuiescentReader:
             return
         audit = Audit(after=anchor.after)
         headers = self._index.headers(since=anchor.since, upto=durable - 1)
-        header = next(headers, None)
-        for epoch in self._after(anchor.after, durable):
-            while header is not None and header[0] < epoch.closed_at:
-                audit.add(header[2], header[1])
-                header = next(headers, None)
+        for epoch in audit.over(self._after(anchor.after, durable), headers):
             audit.close(epoch)
             reached = Timestamp(epoch.closed_at - 1)
             if epoch.quiescent and reached > self.position:

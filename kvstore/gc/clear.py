@@ -17,17 +17,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from kvstore.clears import Clear, Clears
+from kvstore.clears import Clear
 from kvstore.codec.keys import encode_range_key, span_bounds
 from kvstore.codec.ordered import escape
-from kvstore.commit import Committer
 from kvstore.engine.api import DATA, RANGES, Batch
 from kvstore.errors import HistoryHeldError, UsageError
-from kvstore.holds import Holds
-from kvstore.imports import Imports
 from kvstore.meta import UPPER, Meta
-from kvstore.mvcc import RangeTombstone, Versions
+from kvstore.mvcc import RangeTombstone
 from kvstore.mvcc.versions import stored_tombstones
+from kvstore.parts import Parts
 from kvstore.span import Span
 from kvstore.timestamp import Timestamp
 
@@ -35,22 +33,11 @@ from kvstore.timestamp import Timestamp
 class Clearing:
     """Clears spans of one store."""
 
-    def __init__(
-        self,
-        versions: Versions,
-        committer: Committer,
-        *,
-        holds: Holds,
-        imports: Imports,
-        clears: Clears,
-    ) -> None:
-        self._versions = versions
-        self._engine = versions.engine
-        self._committer = committer
-        self._holds = holds
-        self._imports = imports
-        self._clears = clears
-        self._meta = Meta(versions.engine)
+    def __init__(self, parts: Parts) -> None:
+        self._versions, self._committer = parts.versions, parts.committer
+        self._holds, self._imports, self._clears = parts.holds, parts.imports, parts.clears
+        self._engine = parts.versions.engine
+        self._meta = Meta(self._engine)
 
     def clear(self, span: Span, *, compact: bool = True) -> Timestamp:
         """Destroy the history of `span`; returns the time from which on it reads as empty.
@@ -90,7 +77,7 @@ class Clearing:
         batch.delete_range(begin, end, self._engine.families[DATA])
         self._stage_cut(span, batch)
         self._clears.stage(clear, batch)
-        self._meta.stage(batch, UPPER, {"timestamp": timestamp + 1})
+        self._meta.stage_timestamp(batch, UPPER, timestamp + 1)
         bounds = (span.start, span.end)
         # All that can fail without harm has been done: the write comes next.
         self._clears.announce(clear)

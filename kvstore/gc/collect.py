@@ -30,19 +30,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kvstore.changes.entry import OP_DELETE_RANGE, OP_IMPORT, OP_REVERT
-from kvstore.changes.index import ChangeIndex
-from kvstore.clears import Clears
 from kvstore.codec.keys import SUFFIX_BYTES, decode_suffix
-from kvstore.commit import Committer
 from kvstore.engine.api import CHANGES, DATA, RANGES, Batch, chunks
 from kvstore.errors import ClosedError, UsageError
 from kvstore.gc.leftovers import Leftovers
 from kvstore.gc.search import garbage_in_span, garbage_of_keys
-from kvstore.holds import HoldRecord, Holds
-from kvstore.imports import Imports
+from kvstore.holds import HoldRecord
 from kvstore.limits import GC_KEYS_PER_STEP, GC_SPANS_PER_STEP, STALE_IMPORT_S
 from kvstore.meta import COLLECTED, INDEX_FLOOR, Meta
-from kvstore.mvcc import Versions
+from kvstore.parts import Parts
 from kvstore.span import Span, merge_spans
 from kvstore.timestamp import NS_PER_SECOND, Timestamp
 
@@ -87,30 +83,16 @@ class _Tally:
 class Collector:
     """Collects one store. `at_step` is called with a name between steps (tests crash there)."""
 
-    def __init__(
-        self,
-        versions: Versions,
-        index: ChangeIndex,
-        committer: Committer,
-        *,
-        holds: Holds,
-        imports: Imports,
-        clears: Clears,
-        path: Path | None,
-    ) -> None:
-        self._versions = versions
-        self._engine = versions.engine
-        self._index = index
-        self._committer = committer
-        self._holds = holds
-        self._imports = imports
-        self._clears = clears
+    def __init__(self, parts: Parts, path: Path | None) -> None:
+        self._versions, self._index, self._committer = parts.versions, parts.index, parts.committer
+        self._holds, self._imports, self._clears = parts.holds, parts.imports, parts.clears
+        self._engine = parts.versions.engine
         self._path = path
-        self._meta = Meta(versions.engine)
+        self._meta = Meta(self._engine)
         self._running = threading.Lock()
         self._runner: int | None = None
         self._stopped = False
-        self._leftovers = Leftovers(imports, committer, path)
+        self._leftovers = Leftovers(parts.imports, parts.committer, path)
         self.keys_per_step = GC_KEYS_PER_STEP
         self.at_step: Callable[[str], None] = lambda name: None
 
@@ -320,7 +302,7 @@ class Collector:
         def stage(batch: Batch) -> None:
             self._index.stage_trim(since, batch)
             self._clears.stage_forget(since, batch)
-            self._meta.stage(batch, COLLECTED, {"timestamp": since})
+            self._meta.stage_timestamp(batch, COLLECTED, since)
 
         with self._committer.lock:
             self._require_running()

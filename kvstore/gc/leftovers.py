@@ -1,8 +1,8 @@
 """What imports leave behind: records of those that are history, half added ones, their files.
 
 Invariants
-1. A record is cut down to who it was and when only once no row refers to it and no change entry
-   names it: its time, or that of its revert, lies at or below `since`, and the index is trimmed.
+1. A record is cut down to its id, digest and times only once no row refers to it and no change
+   entry names it: it was added, or reverted, at or below `since`, and the index is trimmed.
 2. What may still be under way stays: imports and files younger than a bound.
 """
 

@@ -56,7 +56,7 @@ def garbage(
             continue
         seen_until = life.ended
         if seen_until == _FOREVER and life.tail[-1:] != VALUE:
-            doomed.append(life.tail)  # A deletion that nothing is left under says nothing.
+            doomed.append(life.tail)  # a deletion of nothing
     return [tail for tail in reversed(doomed) if tail]
 
 

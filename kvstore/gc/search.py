@@ -1,8 +1,8 @@
 """Finding garbage: of keys that changed, by look-ups, and of whole spans, by a pass.
 
-What is garbage says `kvstore.gc.rules`. Where there are neither range tombstones nor imports, that
-comes to one line, and the look-up to one seek: of each key the newest version at or below `since`
-stays, what is older goes.
+`kvstore.gc.rules` says what is garbage. Where there are neither range tombstones nor imports, the
+rule is one line, and a look-up one seek: of each key the newest version at or below `since` stays,
+what is older goes.
 
 Invariants
 1. The view is taken before the entries are read, as readers do.
@@ -59,7 +59,7 @@ def _superseded(
     """Garbage of `keys[at:]`, and the place of the key that comes next.
 
     Hot: once per changed key, 5 us. Rows of imports, which are not added yet where there are no
-    stamps, sort before the bound; a deletion that nothing is left under says nothing.
+    stamps, sort before the bound; a deletion with nothing left under it goes too.
     """
     engine = versions.engine
     ticket, reader = engine.borrow()

@@ -9,10 +9,12 @@ process is the writer's own, at replay: `Journal.open(..., snapshot=...)`.)
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from kvstore.errors import LockedError
+from kvstore.errors import LockedError, NotAStoreError
 from kvstore.journal.files import OS_FILES, Files, storage_errors
+from kvstore.journal.inspection import content_of
 from kvstore.journal.names import LOCK_NAME
 from kvstore.journal.recovery import Fold, replay
 from kvstore.journal.snapshot import SnapshotInfo, remove_superseded, write_snapshot
@@ -64,6 +66,23 @@ def compact(
             content=found.content or "",
         )
     return CompactResult(snapshot, found.records, _remove_unless_written(files, directory))
+
+
+def compact_by_content(
+    path: str | os.PathLike[str], folds: Mapping[str, Callable[[], Fold]]
+) -> CompactResult:
+    """As `compact`, by the fold for what the journal says it holds.
+
+    Raises `NotAStoreError` if no fold is known for that.
+    """
+    content = content_of(path)
+    if content is None or content not in folds:
+        raise NotAStoreError(
+            os.fspath(path),
+            f"its journal holds {content!r}",
+            f"contents that can be compacted: {', '.join(sorted(folds))}",
+        )
+    return compact(path, folds[content](), content=content)
 
 
 def _remove_unless_written(files: Files, directory: str) -> tuple[str, ...]:

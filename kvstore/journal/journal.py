@@ -235,8 +235,8 @@ class Journal:
         """Open it again after `close`, where nobody has written since: no replay and no fsync.
 
         False where somebody has, or it was poisoned: it stays closed, and `open` replays what is
-        there. Raises `LockedError` if another writer has it. `is_as_left` is asked, under the lock,
-        by who can tell by less than the listing and the look into the file that it takes else.
+        there. Raises `LockedError` if another writer has it. `is_as_left`, asked under the lock, is
+        a cheaper check than the default, which lists the directory and looks into the file.
         """
         if not self._closed or self._failed is not None or self._interval is not None:
             return False
@@ -299,8 +299,8 @@ class Journal:
     def _is_as_left(self) -> bool:
         """Under the lock: whether the live file is the one that was closed, at its length then.
 
-        Journals only grow: who appends, rotates or seals changes a size or a name, and of what was
-        synced nothing is ever cut.
+        Journals only grow: each append, rotation and seal changes a size or a name, and nothing
+        that was synced is ever cut.
         """
         if list_directory(self._files, self._directory).live != self._live:
             return False

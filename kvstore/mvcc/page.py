@@ -1,4 +1,4 @@
-"""Scans and differences taken in pages, by readers who cannot keep a pass open.
+"""Scans and differences taken in pages, by readers that cannot keep a pass open.
 
 A page ends at a limit of rows or bytes and says which span is left; asking for that span goes on
 exactly there, in another call or another process. Both directions.

@@ -9,7 +9,7 @@ Invariants
 from __future__ import annotations
 
 import bisect
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from kvstore.codec.keys import TOMBSTONE, VALUE, encode_range_key, encode_suffix
@@ -115,5 +115,13 @@ def stage(writes: WriteSet, timestamp: int, batch: Batch, families: Mapping[str,
             put(key.replace(b"\x00", b"\x00\xff") + tombstone_tail, b"", data)
         else:
             put(key.replace(b"\x00", b"\x00\xff") + value_tail, value, data)
-    for start, end in writes.ranges:
-        put(encode_range_key(start, timestamp), escape(end), families[RANGES])
+    if writes.ranges:
+        stage_tombstones(writes.tombstones(timestamp), batch, families)
+
+
+def stage_tombstones(
+    tombstones: Iterable[RangeTombstone], batch: Batch, families: Mapping[str, Any]
+) -> None:
+    """Add range tombstones, each at its own timestamp, to an engine batch."""
+    for start, end, timestamp in tombstones:
+        batch.put(encode_range_key(start, timestamp), escape(end), families[RANGES])

@@ -12,11 +12,11 @@ from kvstore.changes.columns import record_batch_reader
 from kvstore.changes.epoch import Epoch
 from kvstore.changes.event import Event, Expand, Images, require_expand, require_images
 from kvstore.changes.expand import Wanted
-from kvstore.changes.generation import Generation, require_stream_count
+from kvstore.changes.generation import Generation
 from kvstore.engine import Batch as EngineBatch
 from kvstore.errors import UsageError
 from kvstore.feeds import Feed, FeedBatch, Position, QuiescentReader, Share
-from kvstore.limits import FEED_BATCH_BYTES, FEED_BATCH_ROWS, QUIESCENCE_WAIT_S
+from kvstore.limits import FEED_BATCH_BYTES, FEED_BATCH_ROWS, QUIESCENCE_WAIT_S, STREAMS_MAX
 from kvstore.span import Span
 from kvstore.store.writing import Writing
 from kvstore.timestamp import TimeLike, Timestamp, to_timestamp
@@ -184,7 +184,7 @@ class Capturing(Writing):
 
         Consumers read the old streams to their end, then the new ones: nothing twice.
         """
-        require_stream_count(streams)
+        require_count(streams, name="streams", most=STREAMS_MAX)
         generations = self._changes.index.generations
         opened: list[Generation] = []
 

@@ -17,9 +17,7 @@ from kvstore.span import Span
 from kvstore.store.following import Following
 from kvstore.tasks import Tasks
 from kvstore.timestamp import TimeLike, Timestamp, to_timestamp
-from kvstore.txn import (
-    revert_range,
-)
+from kvstore.txn import revert_range
 from kvstore.verify import VerifyReport, verify
 
 TASKS_DIRECTORY: Final = "tasks"
@@ -70,7 +68,7 @@ class Keeping(Following):
 
         Taking a hold that exists fences its owner. One that falls behind further than `max_age`
         is invalidated when GC wants the space. If not `durable`, a crash before the next `sync`
-        undoes it: for who syncs anyway, and saves an fsync.
+        undoes it: saves an fsync where the caller syncs anyway.
         """
         when = None if at is None else to_timestamp(at, name="at")
         require_age(max_age, name="max_age")
@@ -153,15 +151,7 @@ class Keeping(Following):
         """
         self._require_live()
         with self._collector.paused():
-            return verify(
-                self._versions,
-                self._index,
-                self._committer,
-                holds=self._holds,
-                imports=self._imports,
-                clears=self._clears,
-                progress=progress,
-            )
+            return verify(self._parts, progress=progress)
 
     def stats(self) -> dict[str, int]:
         """Counts and sizes, by name: frontiers, what is held in memory, estimates of the engine

@@ -26,14 +26,12 @@ from kvstore.holds import Holds
 from kvstore.imports import Imports
 from kvstore.meta import FORMAT, INDEX_FLOOR, Meta
 from kvstore.mvcc import Versions
+from kvstore.parts import Parts
 from kvstore.scanners import Scanners
 from kvstore.span import Span
 from kvstore.tasks import Tasks
 from kvstore.timestamp import TimeLike, Timestamp, to_timestamp
-from kvstore.txn import (
-    Conditional,
-    Transactions,
-)
+from kvstore.txn import Conditional, Transactions
 
 T = TypeVar("T")
 
@@ -64,24 +62,14 @@ class Opened:
         self._changesets = Changesets(self._meta, committer)
         self._clears = Clears(self._meta)
         committer.raise_floor(self._clears.newest)
-        self._collector = Collector(
-            versions,
-            index,
-            committer,
-            holds=self._holds,
-            imports=self._imports,
-            clears=self._clears,
-            path=path,
-        )
+        parts = Parts(versions, index, committer, self._holds, self._imports, self._clears)
+        self._parts = parts
+        self._collector = Collector(parts, path)
         self._gc_worker: GcWorker | None = None
         self._scanners = Scanners()
-        self._clearing = Clearing(
-            versions, committer, holds=self._holds, imports=self._imports, clears=self._clears
-        )
+        self._clearing = Clearing(parts)
         self._conditional = Conditional(versions, committer, require_kept=self._require_kept)
-        self._transactions = Transactions(
-            versions, index, committer, holds=self._holds, imports=self._imports
-        )
+        self._transactions = Transactions(parts)
         self._index_floor = self._meta.timestamp(INDEX_FLOOR)
         self._events = EventReader(versions, index, self._changes)
         self._columns = ColumnReader(versions, index, self._events)

@@ -129,12 +129,8 @@ class Reading(Opened):
         """
         require_limit(limit)
         span = Span.of(start, end, prefix)
-        for name, given, most in (
-            ("batch_rows", batch_rows, None),
-            ("workers", workers, SCAN_WORKERS_MAX),
-        ):
-            if type(given) is not int or given < 1 or (most is not None and given > most):
-                raise UsageError(f"{name}={given}", f"pass 1 to {most}" if most else "at least 1")
+        require_count(batch_rows, name="batch_rows")
+        require_count(workers, name="workers", most=SCAN_WORKERS_MAX)
         engine = self._engine
         self._live()
         whole = limit is None and not reverse
@@ -232,12 +228,11 @@ class Reading(Opened):
         floor = max(self._index_floor, self.since)
         by_index = low >= floor and whole == Span()
         few = self._columns.few(since=low, upto=high) if by_index else None
+        found: tuple[Iterator[VersionColumns], list[RangeTombstone]] = (iter(()), [])
         if few is None:
-            columns, tombstones = self._versions.export(whole, since=low, upto=high)
+            found = self._versions.export(whole, since=low, upto=high)
         self._require_kept(Span(), low)
-        if few is None:
-            return Export(low, None, columns, tombstones)
-        return Export(low, few, iter(()), [])
+        return Export(low, few, *found)
 
     def has_commit(self, at: TimeLike) -> bool | None:
         """Whether there was a commit at `at`; None where the change index does not say any more.

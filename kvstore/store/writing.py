@@ -14,12 +14,7 @@ from kvstore.mvcc import WriteSet
 from kvstore.span import Span
 from kvstore.store.reading import Reading
 from kvstore.timestamp import TimeLike, Timestamp, to_timestamp
-from kvstore.txn import (
-    UNCHECKED,
-    Transaction,
-    Unchecked,
-    transact,
-)
+from kvstore.txn import UNCHECKED, Transaction, Unchecked, transact
 
 T = TypeVar("T")
 

@@ -13,8 +13,8 @@ Invariants
 1. One record is one atomic change.
 2. A body may end early: what is missing has its default. It may go on: a later release put
    something there that this one does not know, and passes over.
-3. An entry whose tag is 128 or above may be passed over by who does not know it; one below may
-   not, and such a record, like one of another format, is refused.
+3. A reader passes over an entry that it does not know if its tag is 128 or above. A record with
+   another unknown entry, like one of another format, is refused.
 """
 
 from __future__ import annotations

@@ -51,8 +51,8 @@ class NewTask:
 class Task:
     """One task. Times are in nanoseconds since the epoch.
 
-    `attempt` counts its claims, `claimant` is who has it, `progress` what that one noted to go on
-    from, `error` why the last attempt failed.
+    `attempt` counts its claims, `claimant` has it now, `progress` is what the claimant noted to go
+    on from, `error` why the last attempt failed.
     """
 
     id: str

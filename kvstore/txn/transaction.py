@@ -27,13 +27,11 @@ from typing import TypeVar, overload
 
 from kvstore.arguments import key_list, require_limit
 from kvstore.changes.entry import OP_DELETE_RANGE, OP_IMPORT, OP_REVERT
-from kvstore.changes.index import ChangeIndex
-from kvstore.commit import Committer, Durability
+from kvstore.commit import Durability
 from kvstore.errors import ClosedError, ConflictError, UsageError
-from kvstore.holds import Holds
-from kvstore.imports import Imports
 from kvstore.limits import BATCH_BYTES_MAX
-from kvstore.mvcc import Fragments, RangeTombstone, Versions, WriteSet
+from kvstore.mvcc import Fragments, RangeTombstone, WriteSet
+from kvstore.parts import Parts
 from kvstore.recent import Touched
 from kvstore.span import Span, require_key
 from kvstore.timestamp import Timestamp
@@ -47,20 +45,9 @@ _NOTHING_DELETED = Fragments()
 class Transactions:
     """Begins and ends the transactions of one store."""
 
-    def __init__(
-        self,
-        versions: Versions,
-        index: ChangeIndex,
-        committer: Committer,
-        *,
-        holds: Holds,
-        imports: Imports,
-    ) -> None:
-        self.versions = versions
-        self._index = index
-        self._committer = committer
-        self._holds = holds
-        self._imports = imports
+    def __init__(self, parts: Parts) -> None:
+        self.versions, self._index, self._committer = parts.versions, parts.index, parts.committer
+        self._holds, self._imports = parts.holds, parts.imports
         self._abandoned: deque[int] = deque()
 
     def begin(self, *, durability: Durability | None = None) -> Transaction:

@@ -50,19 +50,12 @@ def check_epochs(
             return
         audit = Audit(after=anchor.after)
         headers = index.headers(since=anchor.since, upto=upto)
-        header = next(headers, None)
         behind = _all(epochs, meta)
         if anchor.after is not None:
             next(epoch for epoch in behind if epoch == anchor.after)
-        for epoch in behind:
-            while header is not None and header[0] < epoch.closed_at:
-                audit.add(header[2], header[1])
-                header = next(headers, None)
+        for epoch in audit.over(behind, headers):
             for where, problem in audit.judge(epoch):
                 findings.add(where, problem)
-        while header is not None:
-            audit.add(header[2], header[1])
-            header = next(headers, None)
         # A store that nobody writes has epochs that were not written yet, or never will be.
         if epochs.domain < DOMAIN_MAX and (left := audit.left_over(epochs.domain)):
             findings.add("change index", f"{left} changesets are in no epoch")

@@ -10,7 +10,7 @@ from kvstore.commit import Committer
 from kvstore.holds import HoldRecord
 from kvstore.imports import ImportRecord
 from kvstore.meta import COLLECTED, SINCE, UPPER, Meta
-from kvstore.mvcc import Lifetime, Stamps
+from kvstore.mvcc import Stamps
 from kvstore.verify.report import Findings
 
 Events = set[tuple[int, int, int]]
@@ -72,9 +72,7 @@ def check_stamps(
 ) -> None:
     """The lifetimes readers use are those of the records, and each event has a record."""
     expected = {
-        reference: Lifetime(record.added)
-        if record.reverted is None
-        else Lifetime(record.added, record.reverted)
+        reference: record.lifetime
         for reference, record in records.items()
         if record.added is not None
     }

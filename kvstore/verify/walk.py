@@ -31,8 +31,8 @@ from kvstore.changes.entry import (
     OP_REVERT,
     Row,
 )
-from kvstore.changes.index import ChangeIndex, Commit
-from kvstore.clears import Clear, Clears
+from kvstore.changes.index import Commit
+from kvstore.clears import Clear
 from kvstore.codec.keys import (
     TOMBSTONE,
     VALUE,
@@ -43,15 +43,14 @@ from kvstore.codec.keys import (
     split_data_key,
 )
 from kvstore.codec.ordered import frame, unframe
-from kvstore.commit import Committer
 from kvstore.engine.api import DATA, Cursor, chunks
 from kvstore.errors import CorruptionError, printable
-from kvstore.holds import Holds
-from kvstore.imports import ImportRecord, Imports
+from kvstore.imports import ImportRecord
 from kvstore.limits import SCAN_CHUNK
 from kvstore.meta import INDEX_FLOOR, Meta
-from kvstore.mvcc import Fragments, RangeTombstone, Versions
+from kvstore.mvcc import Fragments, RangeTombstone
 from kvstore.mvcc.versions import stored_tombstones
+from kvstore.parts import Parts
 from kvstore.span import Span
 from kvstore.verify.epochs import check_epochs, epochs_at
 from kvstore.verify.records import (
@@ -67,24 +66,16 @@ _HASH_MASK = (1 << 64) - 1
 _COMMITS_CACHED = 16
 
 
-def verify(
-    versions: Versions,
-    index: ChangeIndex,
-    committer: Committer,
-    *,
-    holds: Holds,
-    imports: Imports,
-    clears: Clears,
-    progress: Callable[[int], None] | None = None,
-) -> VerifyReport:
+def verify(parts: Parts, *, progress: Callable[[int], None] | None = None) -> VerifyReport:
     """Verify a store. The caller keeps GC away. O(everything stored), one look-up per change.
 
     `progress` is called with the versions and changes looked at so far.
     """
     started = time.perf_counter()
+    holds, committer = parts.holds, parts.committer
     with committer.lock:
         pin = holds.pin(committer.since)
-        walk = _Walk(versions, index, committer, holds=holds, imports=imports, clears=clears)
+        walk = _Walk(parts)
     walk.tell = progress or walk.tell
     try:
         walk.data()
@@ -127,33 +118,23 @@ class _Side:
 class _Walk:
     """One verification. Made under the commit lock, so that all it starts from is of one moment."""
 
-    def __init__(
-        self,
-        versions: Versions,
-        index: ChangeIndex,
-        committer: Committer,
-        *,
-        holds: Holds,
-        imports: Imports,
-        clears: Clears,
-    ) -> None:
-        self._versions = versions
+    def __init__(self, parts: Parts) -> None:
+        versions, index, committer = parts.versions, parts.index, parts.committer
         self._engine = versions.engine
         self._index = index
         self._committer = committer
-        self._holds = holds
-        self._imports = imports
-        self._meta = Meta(versions.engine)
+        self._holds = parts.holds
+        self._meta = Meta(self._engine)
         self.findings = Findings()
         self.keys = self.entries = self.chunks = 0
         self.tell: Callable[[int], None] = lambda looked_at: None
-        self._clears: tuple[Clear, ...] = clears.all()
+        self._clears: tuple[Clear, ...] = parts.clears.all()
         self._upto = committer.upper - 1
         self._coming = committer.coming
         self._floor = max(committer.since, self._meta.timestamp(INDEX_FLOOR))
         self._view = versions.view
         self._epochs = epochs_at(committer)
-        self._records = {record.reference: record for record in imports.all()}
+        self._records = {record.reference: record for record in parts.imports.all()}
         self._cursor = self._engine.cursor(DATA)
         self.stored_ranges: list[RangeTombstone] = []
         with self.findings.reading():

@@ -28,7 +28,7 @@ from kvstore.timestamp import Timestamp
 from spark_connector import flights, session, stage_import
 from spark_connector.demo.report import Month, save_picture, table
 from spark_connector.demo.traffic import LiveTraffic
-from spark_connector.jobs.command import told
+from spark_connector.jobs.command import reporting_errors
 
 BUILT_EARLY = 6
 """June is built before May's backup and added after it."""
@@ -40,7 +40,7 @@ CONSOLE_WIDTH = 108
 MARKER = ".kvstore-demo"
 
 
-@told
+@reporting_errors
 def main() -> int:
     """Run the demo; exit with an error if anything differs from what it should be."""
     parser = argparse.ArgumentParser(prog="python -m spark_connector.demo", description=__doc__)

@@ -13,7 +13,6 @@ Also for `spark-submit`.
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -35,7 +34,7 @@ from kvstore import Store
 from kvstore.opening import open_read_only
 from kvstore.span import Span
 from spark_connector.access import Access, Address
-from spark_connector.jobs.command import access_of, parser_of, running, told
+from spark_connector.jobs.command import access_of, job_session, parser_of, reporting_errors
 from spark_connector.jobs.copies import copy_of
 from spark_connector.jobs.tasks import run_tasks, task_count
 
@@ -134,17 +133,17 @@ def backup(
     return found.open().backup(store, full=full, token=token, max_age=max_age, upload=upload)
 
 
-@told
+@reporting_errors
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line; returns the exit status."""
     parser = parser_of("backup", "Back a store up into a collection, in parallel.")
-    _add_store(parser)
+    parser.add_argument("store", help="directory; nobody else may have it open")
     parser.add_argument("collection", help="path or URL, as all of Spark's machines see it")
     parser.add_argument("--full", action="store_true", help="begin a chain beside the present one")
     parser.add_argument("--token", help="name of this backup: run again with it, it is done once")
     parser.add_argument("--tasks", type=int, help="pieces to cut the work into (default: by size)")
     given = parser.parse_args(arguments)
-    with running("backup", given) as spark, kvstore.open(given.store, create=False) as store:
+    with job_session("backup", given) as spark, kvstore.open(given.store, create=False) as store:
         info = backup(
             spark,
             store,
@@ -158,10 +157,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         f"[{info.lower}, {info.upper})\n"
     )
     return 0
-
-
-def _add_store(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("store", help="directory; nobody else may have it open")
 
 
 if __name__ == "__main__":

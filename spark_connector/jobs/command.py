@@ -59,22 +59,22 @@ def access_of(given: argparse.Namespace) -> Access:
     )
 
 
-def told(main: Callable[_P, int]) -> Callable[_P, int]:
-    """A command whose errors are told, and become the exit status 1."""
+def reporting_errors(main: Callable[_P, int]) -> Callable[_P, int]:
+    """A command that writes its errors to stderr, and then has the exit status 1."""
 
     @wraps(main)
-    def telling(*args: _P.args, **named: _P.kwargs) -> int:
+    def reporting(*args: _P.args, **named: _P.kwargs) -> int:
         try:
             return main(*args, **named)
         except KVStoreError as error:
             sys.stderr.write(f"{error}\n")
             return 1
 
-    return telling
+    return reporting
 
 
 @contextmanager
-def running(job: str, given: argparse.Namespace) -> Iterator[SparkSession]:
+def job_session(job: str, given: argparse.Namespace) -> Iterator[SparkSession]:
     """The session to run a job in; one that was there before goes on afterwards."""
     if "PYSPARK_GATEWAY_PORT" in os.environ:  # spark-submit has begun, and says where to run
         yield SparkSession.builder.appName(f"kvstore {job}").getOrCreate()

@@ -33,7 +33,7 @@ from backup.shard import (
 from backup.shard.log import StateLog
 from kvstore.span import Span
 from spark_connector.access import Access, Address
-from spark_connector.jobs.command import access_of, parser_of, running, told
+from spark_connector.jobs.command import access_of, job_session, parser_of, reporting_errors
 from spark_connector.jobs.tasks import run_tasks, task_count
 
 
@@ -89,7 +89,7 @@ def compact(spark: SparkSession, access: Address, *, tasks: int | None = None) -
     found.open().compact(merge=SparkMerge(spark, found, tasks))
 
 
-@told
+@reporting_errors
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line; returns the exit status."""
     parser = parser_of("compact", "Merge the backups of a collection into one, in parallel.")
@@ -100,7 +100,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     before = access.open().show()
     if not before.batches:
         raise no_backup(access.url)
-    with running("compact", given) as spark:
+    with job_session("compact", given) as spark:
         compact(spark, access, tasks=given.tasks)
         after = access.open().show()
     sys.stdout.write(

@@ -32,7 +32,7 @@ from kvstore.errors import UsageError
 from kvstore.span import Span
 from kvstore.timestamp import TimeLike, Timestamp
 from spark_connector.access import Access, Address
-from spark_connector.jobs.command import access_of, parser_of, running, told
+from spark_connector.jobs.command import access_of, job_session, parser_of, reporting_errors
 from spark_connector.jobs.tasks import kept, run_tasks, task_count
 from spark_connector.load import ImportReport, run_import
 from spark_connector.source import FORMAT
@@ -123,7 +123,7 @@ def restore_into(
             return run_import(reader.load(found.url), store, "key", "value")
 
 
-@told
+@reporting_errors
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line; returns the exit status."""
     parser = parser_of("restore", "Restore a collection, or its state into a store, in parallel.")
@@ -139,7 +139,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     access = access_of(given)
     if given.into and given.tasks is not None:
         raise UsageError("--tasks means nothing with --into", "leave it out")
-    with running("restore", given) as spark:
+    with job_session("restore", given) as spark:
         if given.into:
             # What cannot be restored makes no store.
             with access.open().snapshot(_time(given.as_of)), kvstore.open(given.path) as store:

@@ -22,7 +22,7 @@ from kvstore.errors import (
     NotYetWrittenError,
     UsageError,
 )
-from spark_connector.worker import spare_the_collector
+from spark_connector.worker import freeze_objects
 
 BYTES_PER_TASK: Final = 64 << 20
 """Bytes on file of one task: some parts, and long against the tens of ms a task costs."""
@@ -63,7 +63,7 @@ def run_tasks(
         return []
 
     def attempt(item: _Item) -> _Result | KVStoreError:
-        spare_the_collector()
+        freeze_objects()
         try:
             return work(item)
         except _LASTING as error:

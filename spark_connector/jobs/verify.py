@@ -34,7 +34,7 @@ from kvstore.errors import CorruptionError
 from kvstore.opening import open_read_only
 from kvstore.span import Span
 from spark_connector.access import Access, Address
-from spark_connector.jobs.command import access_of, parser_of, running, told
+from spark_connector.jobs.command import access_of, job_session, parser_of, reporting_errors
 from spark_connector.jobs.copies import copy_of
 from spark_connector.jobs.tasks import kept, run_tasks, task_count
 
@@ -155,14 +155,14 @@ def _check(access: Access, part: Part) -> str | None:
     return access.open().check_part(part)
 
 
-@told
+@reporting_errors
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line; returns the exit status."""
     parser = parser_of("verify", "Verify a backup collection's parts, in parallel.")
     parser.add_argument("collection", help="path or URL, as all of Spark's machines see it")
     parser.add_argument("--contents", metavar="STORE", help="compare every version with this store")
     given = parser.parse_args(arguments)
-    with running("verify", given) as spark, ExitStack() as stack:
+    with job_session("verify", given) as spark, ExitStack() as stack:
         store = None
         if given.contents is not None:
             store = stack.enter_context(kvstore.open(given.contents, create=False))

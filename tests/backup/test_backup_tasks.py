@@ -15,6 +15,7 @@ from kvstore.clock import ManualClock
 from kvstore.errors import UsageError
 from kvstore.store import Store
 from kvstore.tasks import Outcome, Retry, Worker, arguments_of, dead_letters, progress_of
+from kvstore.upkeep import submit_gc
 from tests.tasks.rivals import Stop, outcomes_of_rivals
 
 SECOND = 1_000_000_000
@@ -98,6 +99,23 @@ def test_keys_are_given_to_the_worker_and_are_in_no_task(store: Store, tmp_path:
     assert store.path is not None
     for file in (store.path / "tasks").iterdir():
         assert passphrase.encode() not in file.read_bytes()
+
+
+@pytest.mark.parametrize("url", ["", "s3:bucket/path"])
+def test_an_address_that_no_collection_has_is_refused(store: Store, url: str) -> None:
+    with pytest.raises(UsageError):
+        submit_backup(store, url)
+    assert store.tasks.sizes() == {}
+
+
+def test_a_negative_age_is_refused(store: Store, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="max_age"):
+        submit_backup(store, tmp_path, max_age=timedelta(-1))
+    with pytest.raises(UsageError, match="keep"):
+        submit_expire(store, tmp_path, keep=timedelta(-1))
+    with pytest.raises(UsageError, match="keep"):
+        submit_gc(store, keep=timedelta(-1))
+    assert store.tasks.sizes() == {}
 
 
 def test_a_url_with_a_password_is_refused(store: Store) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -266,3 +268,16 @@ def test_a_backup_a_day_for_months_leaves_few_writers_in_the_state(
     collection.compact()
     with collection.snapshot(None) as (shard, _):
         assert len(shard.state.writers) <= 5
+
+
+@pytest.mark.parametrize("age", [timedelta(-1), 5])
+def test_an_age_that_is_negative_or_no_timedelta_deletes_nothing(
+    store: kvstore.Store, collection: backup.Collection, age: Any
+) -> None:
+    two_chains(store, collection)
+    since, backups = collection.since, collection.list()
+    with pytest.raises(UsageError, match="keep"):
+        collection.expire(keep=age)
+    with pytest.raises(UsageError, match="older_than"):
+        collection.scrub(delete_orphans_older_than=age)
+    assert (collection.since, collection.list()) == (since, backups)

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from kvstore.errors import JournalDamagedError, LockedError, NotAStoreError
-from kvstore.journal import Journal, compact
-from kvstore.journal.cli import journal_compact, journal_inspect
+from kvstore.journal import Journal, compact, inspect
+from kvstore.journal.compaction import compact_by_content
 from kvstore.journal.names import COMPACTING_NAME
 from tests.journal.disk import Disk
 from tests.journal.folds import PATH, Payloads, open_journal, state_of
@@ -99,10 +99,10 @@ def test_the_command_finds_the_fold_by_the_journals_content(tmp_path: Path) -> N
         for number in range(5):
             journal.append(b"%d" % number)
     with pytest.raises(NotAStoreError, match="'test'"):
-        journal_compact(str(tmp_path), folds={"other": Payloads})
-    result = journal_compact(str(tmp_path), folds={"test": Payloads})
+        compact_by_content(tmp_path, {"other": Payloads})
+    result = compact_by_content(tmp_path, {"test": Payloads})
     assert result.snapshot is not None
-    report = journal_inspect(str(tmp_path))
+    report = inspect(tmp_path)
     assert report.sound
     assert report.content == "test"
     assert [(str(file.name), file.records) for file in report.files] == [

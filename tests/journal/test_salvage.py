@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from kvstore.errors import UsageError
 from kvstore.journal import Journal, Record, read, salvage
-from kvstore.journal.cli import journal_salvage
 from kvstore.journal.salvage import Keep
 from tests.journal.disk import Disk
 from tests.journal.folds import open_journal
@@ -140,5 +139,5 @@ def test_the_command_refuses_a_target_that_holds_anything(tmp_path: Path) -> Non
     (tmp_path / "target").mkdir()
     (tmp_path / "target" / "mine").write_text("")
     with pytest.raises(UsageError, match="not empty"):
-        journal_salvage(str(tmp_path / "journal"), str(tmp_path / "target"))
-    assert journal_salvage(str(tmp_path / "journal"), str(tmp_path / "new")).records == 0
+        salvage(tmp_path / "journal", tmp_path / "target")
+    assert salvage(tmp_path / "journal", tmp_path / "new").records == 0

@@ -42,9 +42,16 @@ def test_an_s3_url_is_an_object_store(s3_server: str, s3_bucket: Callable[[], Ob
     }
     url = f"s3://{bucket}/some/path"
     lives(open_storage(url, **options), open_storage(url, **options))
+    del options["client_options"]  # an endpoint that says http is asked by http
+    assert open_storage(url, **options).consensus.list_keys() != []
 
 
-@pytest.mark.parametrize("url", ["ftp://x/y", "file://host/path", "nonsense://"])
+def test_a_clients_option_among_the_stores_is_refused_with_its_place() -> None:
+    with pytest.raises(UsageError, match="client_options"):
+        open_storage("s3://bucket/path", region="us-east-1", allow_http="true")
+
+
+@pytest.mark.parametrize("url", ["", "ftp://x/y", "file://host/path", "nonsense://"])
 def test_an_address_that_is_not_understood_is_refused(url: str) -> None:
     with pytest.raises(UsageError):
         open_storage(url)
