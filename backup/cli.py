@@ -175,20 +175,26 @@ def verify(
             )
         except CorruptionError as error:
             note(str(error))
+            if as_json:
+                print_json({"ok": False, "problem": str(error)})
             raise typer.Exit(NOT_FOUND) from error
     print_figures({"ok": True, **report._asdict()}, as_json=as_json)
 
 
 @app.command()
-def compact(collection: CollectionArgument, key_file: KeyFileOption = None) -> None:
+def compact(
+    collection: CollectionArgument, key_file: KeyFileOption = None, as_json: JsonOption = False
+) -> None:
     """Merge the backups of the newest chain into one. All instants stay restorable.
 
     \b
     Examples:
       kvstore backup compact /backups/flights
     """
-    with working(f"compacting {collection}") as progress:
-        _existing(collection, key_file).compact(progress=counting(progress, "rows"))
+    with working(f"compacting {collection}", quiet=as_json) as progress:
+        opened = _existing(collection, key_file)
+        opened.compact(progress=counting(progress, "rows"))
+    print_figures(_info(opened.list()[-1]), as_json=as_json)
 
 
 @app.command()
@@ -358,15 +364,18 @@ def promote(
     standby: Annotated[
         Path, typer.Argument(metavar="STANDBY", help="The replica.", show_default=False)
     ],
+    as_json: JsonOption = False,
 ) -> None:
     """Make a standby an ordinary store, which takes writes and follows nothing any more.
+
+    Prints the time from which its own writes begin.
 
     \b
     Examples:
       kvstore backup promote standby.db
     """
     with open_to_write(standby) as opened:
-        opened.promote()
+        print_figures({"upper": iso(opened.promote())}, as_json=as_json)
 
 
 def _stop_on_signals() -> Stop:

@@ -16,7 +16,15 @@ from bulk.ingest import OnConflict, ingest
 from bulk.sort import Duplicates, sorted_batches
 from bulk.staged import Import
 from bulk.staging import Manifest, read_manifest
-from kvstore.cli.options import JsonOption, StoreArgument, iso, one_of, open_to_write
+from kvstore.cli.options import (
+    Encoding,
+    JsonOption,
+    StoreArgument,
+    iso,
+    one_of,
+    open_to_write,
+    to_bytes,
+)
 from kvstore.cli.output import print_figures, working
 from kvstore.errors import KeyOrderError, UsageError, printable
 from kvstore.imports import INGEST_DIRECTORY
@@ -51,6 +59,10 @@ def import_(
     duplicates: Annotated[
         str, typer.Option(help="Files with a key twice: error, or last: the last row counts.")
     ] = "error",
+    encoding: Annotated[
+        Encoding,
+        typer.Option("--encoding", "-e", help="How keys and values are written in files."),
+    ] = Encoding.TEXT,
     move: Annotated[
         bool, typer.Option("--move", help="Take the files of a staging directory away.")
     ] = False,
@@ -69,10 +81,15 @@ def import_(
       kvstore import flights.db staged/
       kvstore import flights.db 2013-*.parquet --key flight --value row
       kvstore import new.db rows.csv --create --on-conflict error
+      kvstore import new.db rows.csv --create -e hex
     """
     conflict = one_of("--on-conflict", on_conflict, _ON_CONFLICT)
     twice = one_of("--duplicates", duplicates, _DUPLICATES)
     staged = len(sources) == 1 and sources[0].is_dir()
+    if staged and encoding is not Encoding.TEXT:
+        raise UsageError(
+            f"--encoding {encoding.value} of a staging directory", "its rows are bytes"
+        )
     if not staged:
         for source in sources:
             format_of(source)
@@ -83,7 +100,7 @@ def import_(
                 stamp = ingest(opened, sources[0], on_conflict=conflict, move=move)
         else:
             with working(f"importing into {store}") as progress:
-                rows = file_rows(sources, key=key, value=value)
+                rows = _decoded(file_rows(sources, key=key, value=value), encoding)
                 counted = _counted(rows, progress)
                 manifest, stamp = _import_rows(opened, counted, conflict, twice)
     _tell(manifest, stamp, as_json)
@@ -115,6 +132,22 @@ def _import_rows(
         raise UsageError(what, "remove one row of it, or pass --duplicates last") from error
     finally:
         shutil.rmtree(directory, ignore_errors=True)
+
+
+def _decoded(rows: Iterator[pa.RecordBatch], encoding: Encoding) -> Iterator[pa.RecordBatch]:
+    """What is written in text is its bytes already; nulls stay, to be refused by name."""
+    if encoding is Encoding.TEXT:
+        yield from rows
+        return
+    for batch in rows:
+        columns = [
+            pa.array(
+                (x and to_bytes(x.decode("latin-1"), encoding) for x in column.to_pylist()),
+                pa.binary(),
+            )
+            for column in batch.columns
+        ]
+        yield pa.RecordBatch.from_arrays(columns, schema=batch.schema)
 
 
 def _counted(

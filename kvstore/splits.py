@@ -8,6 +8,7 @@ merely disjoint and complete everywhere else.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from itertools import zip_longest
 from typing import Final
 
 from kvstore.codec.keys import TAIL_BYTES, check_data_key
@@ -18,6 +19,11 @@ from kvstore.span import Span
 
 _DIGITS: Final = 8
 """Bytes behind the common prefix that two bounds are interpolated over."""
+
+_ALPHABETS: Final = (b"0123456789", b"0123456789abcdef", b"0123456789ABCDEF")
+"""What numbers are written in: between 05 and 14 lie no keys but of digits, and no cuts either."""
+
+_BYTES: Final = bytes(range(256))
 
 
 def split_span(span: Span, files: Iterable[FileSpan], count: int) -> list[Span]:
@@ -67,9 +73,23 @@ def _between(first: bytes, last: bytes, step: int, steps: int) -> bytes:
         return first
     pairs = enumerate(zip(first, last, strict=False))
     common = next((at for at, (a, b) in pairs if a != b), len(first))
-    low, high = (
-        int.from_bytes(key[common : common + _DIGITS].ljust(_DIGITS, b"\0"), "big")
-        for key in (first, last)
-    )
-    digits = (low + (high - low) * step // steps).to_bytes(_DIGITS, "big")
-    return first[:common] + digits.rstrip(b"\0")
+    places = [
+        (low, high, _alphabet(low, high))
+        for low, high in zip_longest(
+            first[common : common + _DIGITS], last[common : common + _DIGITS], fillvalue=0
+        )
+    ]
+    distance = 0
+    for low, high, alphabet in places:
+        distance = distance * len(alphabet) + alphabet.index(high) - alphabet.index(low)
+    rest = distance * step // steps
+    digits = bytearray()
+    for low, _, alphabet in reversed(places):
+        rest, digit = divmod(rest + alphabet.index(low), len(alphabet))
+        digits.append(alphabet[digit])
+    return first[:common] + bytes(reversed(digits)).rstrip(b"\0")
+
+
+def _alphabet(low: int, high: int) -> bytes:
+    """The bytes that keys have where one bound has `low` and the other `high`."""
+    return next((each for each in _ALPHABETS if low in each and high in each), _BYTES)

@@ -13,6 +13,7 @@ from typing import Final, TypeAlias
 
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyspark.errors import AnalysisException
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812  # as every Spark program has it
 from pyspark.sql.types import BinaryType, DataType, StringType
@@ -79,14 +80,14 @@ class Rows:
         if isinstance(self.key, (Column, str)):
             key = _column(self.key)
         else:
-            require_ordered(self.df.select(*map(_column, self.key)).schema)
+            require_ordered(_selected(self.df, [_column(each) for each in self.key]).schema)
             key = tuple_key(*self.key)
         columns = [key.alias(KEY), _column(self.value).alias(VALUE)]
         if self.op is not None:
             columns.append(_column(self.op).cast(StringType()).alias(OP))
         if self.order_by is not None:
             columns.append(_column(self.order_by).alias(_ORDER))
-        rows = self.df.select(*columns)
+        rows = _selected(self.df, columns)
         for name, given in ((KEY, self.key), (VALUE, self.value)):
             _require_bytes(name, given, rows.schema[name].dataType)
             rows = rows.withColumn(name, F.col(name).cast(BinaryType()))
@@ -141,7 +142,19 @@ def without_repeats(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatc
 
 
 def _column(given: Column | str) -> Column:
+    if not isinstance(given, (Column, str)):
+        raise UsageError(f"{given!r} is no column", "pass a column's name, or an expression")
     return F.col(given) if isinstance(given, str) else given
+
+
+def _selected(df: DataFrame, columns: Sequence[Column]) -> DataFrame:
+    try:
+        return df.select(*columns)
+    except AnalysisException as error:  # Spark's first line names the column
+        raise UsageError(
+            f"the columns to load: {str(error).partition(chr(10))[0]}",
+            f"the DataFrame has {', '.join(df.columns)}",
+        ) from error
 
 
 def _require_bytes(name: str, given: object, found: DataType) -> None:

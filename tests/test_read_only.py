@@ -93,6 +93,17 @@ def test_splits_cover_the_span_once_and_ascend(
     assert all(a.end == b.start for a, b in pairwise(pieces))
 
 
+@pytest.mark.parametrize("pattern", [b"%06d", b"trip/%08d/fare", b"id-%04x", b"%05X"])
+def test_keys_that_are_written_in_digits_are_cut_between_digits(pattern: bytes) -> None:
+    """Of 20,000 numbers all begin with 0 or 1: bytes between those are in no key."""
+    keys = [pattern % number for number in range(20_000)]
+    pieces = split_span(Span(), [FileSpan(keys[0], keys[-1], 1 << 20)], 4)
+    sizes = [sum(1 for key in keys if key in piece) for piece in pieces]
+    assert sum(sizes) == 20_000
+    assert len(sizes) == 4
+    assert max(sizes) < 1.5 * min(sizes)
+
+
 def test_splits_of_evenly_spread_keys_are_even(tmp_path: Path) -> None:
     pick = random.Random(7)
     with kvstore.open(tmp_path / "store", durability="async") as store:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Iterator
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
@@ -37,7 +38,10 @@ from kvstore.cli.options import (
 )
 from kvstore.cli.output import note, print_figures, print_json, print_line, print_raw
 from kvstore.feeds import changes_json_lines
-from kvstore.timestamp import TimeLike
+from kvstore.feeds.lines import restored_json_lines
+from kvstore.span import Span
+from kvstore.store import Store
+from kvstore.timestamp import TimeLike, to_timestamp
 
 IMAGES: Final[tuple[Images, ...]] = ("none", "delta", "pre", "post", "pre+post")
 
@@ -174,8 +178,11 @@ def changes(
         ),
     ] = 1.0,
     encoding: EncodingOption = Encoding.TEXT,
+    _as_json: Annotated[bool, typer.Option("--json", help="As it does in any case.")] = True,
 ) -> None:
     """Print what changed, as JSON lines in time order; bounds are written as --encoding says.
+
+    What a restore brought back has no changeset and no stream.
 
     With --follow it goes on with what a service writes meanwhile, until
     interrupted: it looks at the sizes and times of the store's files every --poll
@@ -196,7 +203,7 @@ def changes(
         seen = files_at(store)
         with open_to_read(store) as opened:
             after = opened.since if position is None else position
-            for line in changes_json_lines(opened, after, span=span, images=wanted):
+            for line in _changes_after(opened, after, span, wanted):
                 print_line(line)
             position = max(opened.upper - 1, 0)
         if not follow:
@@ -205,6 +212,17 @@ def changes(
         time.sleep(poll)
         while files_at(store) == seen:
             time.sleep(poll)
+
+
+def _changes_after(opened: Store, after: TimeLike, span: Span, images: Images) -> Iterator[str]:
+    """What a restore brought back comes from the versions, all else from the change index."""
+    begun, indexed = to_timestamp(after, name="since"), opened.indexed_since
+    if begun < indexed and images in ("none", "delta"):
+        upto = min(indexed, opened.upper - 1)
+        restored = opened.changes(begun, upto, span.start, span.end, order="time")
+        yield from restored_json_lines(restored, images)
+        begun = indexed
+    yield from changes_json_lines(opened, begun, span=span, images=images)
 
 
 def files_at(store: Path) -> set[tuple[str, int, int]]:

@@ -184,7 +184,7 @@ class Feeds:
         if since < self.index_floor:
             raise HistoryGoneError(
                 as_of=since,
-                since=self.index_floor,
+                since=Timestamp(self.index_floor),
                 remedy="the store was restored then, or took a large window of its source as "
                 "files, and feeds begin there: take a scan at that time first",
             )

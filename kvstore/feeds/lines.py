@@ -11,9 +11,11 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from itertools import groupby
 from typing import Any, Protocol
 
+from kvstore.changes.change import Change, Op
 from kvstore.changes.event import Event, Expand, Images, Operation
 from kvstore.feeds.feed import FeedBatch
 from kvstore.span import Span
@@ -58,9 +60,25 @@ def changes_json_lines(
             yield json_line(event)
 
 
+def restored_json_lines(changes: Iterable[Change], images: Images) -> Iterator[str]:
+    """Lines of changes in time order that have no place in the index: no changeset, no stream."""
+    for _, commit in groupby(changes, lambda change: change.timestamp):
+        for sequence, change in enumerate(commit):
+            yield _line(
+                {
+                    "timestamp": str(change.timestamp),
+                    "seq": sequence,
+                    "op": _OPERATIONS[change.op].name.lower(),
+                    "key": _text(change.key),
+                    "end_key": _text(change.end_key),
+                    "value": None if images == "none" else _text(change.value),
+                }
+            )
+
+
 def json_line(event: Event) -> str:
     """One event as one line, without its end."""
-    fields: dict[str, Any] = {
+    fields = {
         "timestamp": str(event.timestamp),
         "seq": event.sequence,
         "op": event.op.name.lower(),
@@ -73,12 +91,22 @@ def json_line(event: Event) -> str:
         "stream": event.stream.hex(),
         "end_of_batch": event.end_of_batch,
     }
+    return _line(fields)
+
+
+def _line(fields: dict[str, Any]) -> str:
     return json.dumps(
         {name: value for name, value in fields.items() if value is not None}, ensure_ascii=False
     )
 
 
 _BY_ID = (Operation.IMPORT, Operation.REVERT)
+
+_OPERATIONS: dict[Op, Operation] = {
+    "put": Operation.UPDATE,
+    "delete": Operation.ROW_DELETE,
+    "delete_range": Operation.RANGE_DELETE,
+}
 
 
 def _text(raw: bytes | None) -> str | dict[str, str] | None:

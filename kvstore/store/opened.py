@@ -97,6 +97,12 @@ class Opened:
         return Timestamp(max(self._committer.since, self._clears.newest))
 
     @property
+    def indexed_since(self) -> Timestamp:
+        """The oldest time that events and feeds can begin at: `since`, or that of a restore, which
+        brings back the versions and not the change index. `changes` reads those before as well."""
+        return Timestamp(max(self._committer.since, self._index_floor))
+
+    @property
     def upper(self) -> Timestamp:
         """The first time that is not complete: no later commit takes a time below it."""
         return self._committer.upper

@@ -134,15 +134,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--tasks", type=int, help="pieces to cut the work into (default: by size)")
     ways = parser.add_mutually_exclusive_group()
     ways.add_argument("--state-only", action="store_true", help="without history")
-    ways.add_argument("--into", action="store_true", help="import into the store at PATH")
+    ways.add_argument("--into", action="store_true", help="import into the store that PATH is")
     given = parser.parse_args(arguments)
     access = access_of(given)
     if given.into and given.tasks is not None:
         raise UsageError("--tasks means nothing with --into", "leave it out")
     with job_session("restore", given) as spark:
         if given.into:
-            # What cannot be restored makes no store.
-            with access.open().snapshot(_time(given.as_of)), kvstore.open(given.path) as store:
+            with (
+                access.open().snapshot(_time(given.as_of)),
+                kvstore.open(given.path, create=False) as store,
+            ):
                 report = restore_into(spark, access, store, as_of=given.as_of, prefix=given.prefix)
             text = f"{report.rows:,} rows in {report.files} files, visible at {report.stamp}"
         else:

@@ -155,6 +155,24 @@ def test_columns_are_named_and_text_becomes_its_bytes(run: Run, tmp_path: Path) 
     assert "int64" in wrong.stderr
 
 
+@pytest.mark.parametrize(
+    ("encoding", "text"),
+    [("hex", "key,value\n00ff,6f6e\n01,\n"), ("base64", "key,value\nAP8=,b24=\nAQ==,\n")],
+)
+def test_files_hold_keys_and_values_as_the_command_line_does(
+    run: Run, tmp_path: Path, encoding: str, text: str
+) -> None:
+    (tmp_path / "f.csv").write_text(text)
+    run("import", tmp_path / "s", tmp_path / "f.csv", "--create", "-e", encoding)
+    with kvstore.open(tmp_path / "s") as store:
+        assert list(store.scan()) == [(b"\x00\xff", b"on"), (b"\x01", b"")]
+    (tmp_path / "f.csv").write_text("key,value\nx!,00\n")
+    refused = run("import", tmp_path / "s", tmp_path / "f.csv", "-e", encoding, code=2)
+    assert f"'x!' is not {encoding}" in refused.stderr
+    bulk.Import.create(tmp_path / "staged").seal()
+    run("import", tmp_path / "s", tmp_path / "staged", "-e", encoding, code=2)
+
+
 def test_a_key_that_comes_twice_is_refused_or_the_last_counts(run: Run, tmp_path: Path) -> None:
     (tmp_path / "f.csv").write_text("key,value\na,1\nb,1\na,2\n")
     refused = run("import", tmp_path / "s", tmp_path / "f.csv", "--create", code=2)
@@ -255,7 +273,8 @@ def test_backups_are_run_listed_verified_and_restored(run: Run, tmp_path: Path) 
     run("backup", "verify", place, "--depth", "contents", "--store", store)
     run("backup", "restore", place, tmp_path / "then", "--as-of", first)
     assert run("get", tmp_path / "then", "a").stdout == "1\n"
-    run("backup", "compact", place)
+    merged = told(run("backup", "compact", place, "--json"))
+    assert (merged["rows"], merged["upper"]) == (2, again["upper"])
     run("backup", "restore", place, tmp_path / "now", "--state-only")
     assert run("history", tmp_path / "now", "a").stdout.count("\n") == 1
     run("backup", "restore", place, tmp_path / "now", code=2)
@@ -265,6 +284,33 @@ def test_backups_are_run_listed_verified_and_restored(run: Run, tmp_path: Path) 
     run("backup", "expire", place, "--keep", "4w")
     run("backup", "expire", place, code=2)
     run("backup", "restore", place, tmp_path / "x", "--as-of", "2100-01-01T00:00Z", code=4)
+
+
+def test_changes_of_a_restored_store_are_those_of_its_source(run: Run, tmp_path: Path) -> None:
+    store, place, restored = tmp_path / "s", tmp_path / "b", tmp_path / "r"
+    with kvstore.open(store) as opened:
+        opened.put(b"a", b"1")
+        with opened.batch() as batch:
+            batch.put(b"b", b"\xff")
+            batch.put(b"c", b"3")
+        opened.delete_range(b"b", b"c")
+        opened.delete(b"a")
+    run("backup", "run", store, place)
+    run("backup", "restore", place, restored)
+    run("put", restored, "d", "4")
+
+    def told_of(path: Path, *options: object) -> list[dict[str, Any]]:
+        lines = run("changes", path, *options).stdout.splitlines()
+        places = ("changeset", "stream", "end_of_batch")
+        return [{k: v for k, v in json.loads(x).items() if k not in places} for x in lines]
+
+    source = told_of(store)
+    assert told_of(restored)[:-1] == source
+    assert told_of(restored)[-1]["key"] == "d"
+    assert told_of(restored, "--since", source[0]["timestamp"])[:-1] == source[1:]
+    assert [change["key"] for change in told_of(restored, "--prefix", "c")] == ["c"]
+    assert "value" not in told_of(restored, "--images", "none")[0]
+    run("changes", restored, "--images", "pre", code=4)  # needs the index
 
 
 @pytest.mark.parametrize(
@@ -324,6 +370,9 @@ def test_a_damaged_collection_is_told_by_exit_code_1(run: Run, tmp_path: Path) -
     part.write_bytes(content)
     run("backup", "verify", tmp_path / "b", "--depth", "files")
     assert "checksum" in run("backup", "verify", tmp_path / "b", code=1).stderr
+    for_programs = told(run("backup", "verify", tmp_path / "b", "--json", code=1))
+    assert not for_programs["ok"]
+    assert "checksum" in for_programs["problem"]
     nothing = run("backup", "verify", tmp_path / "misspelt", code=2)
     assert "misspelt holds no backup" in nothing.stderr
 
@@ -354,8 +403,8 @@ def test_a_standby_is_brought_up_from_a_store_or_a_collection_and_promoted(
     assert run("get", standby, "a").stdout == "2\n"
     assert run("history", standby, "a").stdout == run("history", store, "a").stdout
     run("put", standby, "a", "3", code=2)
-    run("backup", "promote", standby)
-    run("put", standby, "a", "3")
+    promoted = told(run("backup", "promote", standby, "--json"))
+    assert promoted["upper"] <= run("put", standby, "a", "3").stdout
     run("backup", "replicate", store, standby, code=2)
 
 

@@ -119,6 +119,7 @@ def test_history_shows_deletions_too(run: Run, path: Path) -> None:
 
 def test_changes_are_json_lines_of_a_window(run: Run, path: Path) -> None:
     every = lines(run("changes", path))
+    assert lines(run("changes", path, "--json")) == every
     assert [(row["op"], row["key"]) for row in every] == [
         *[("update", "a")] * 2,
         ("update", "b"),

@@ -142,6 +142,9 @@ def test_jobs_run_from_the_command_line(
             == [c for c in expected if c.timestamp == expected[0].timestamp][:100]
         )
         assert opened.get(b"04000") == b"imported"
+    assert restore.main([url, "o", "--into", *key]) == 1  # a store that is there
+    assert not (tmp_path / "o").exists()
+    kvstore.open("o").close()
     assert restore.main([url, "o", "--into", "--prefix", "04", *key]) == 0
     assert "rows in 2 files" in capsys.readouterr().out
     assert restore.main([url, restored, *key]) == 1

@@ -8,7 +8,7 @@ import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
@@ -153,6 +153,25 @@ def test_wrong_types_and_nulls_are_refused_and_leave_nothing(
     df = spark.sql(f"SELECT {select} FROM range(1)")
     with pytest.raises(UsageError, match=found):
         bulk_import(df, store, "key", "value", staging=tmp_path / "s")
+    assert not (tmp_path / "s").exists()
+    assert store.imports() == []
+
+
+@pytest.mark.parametrize(
+    ("columns", "found"),
+    [
+        ({"key": "other", "value": "value"}, "`other`"),
+        ({"key": ["key", "other"], "value": "value"}, "`other`"),
+        ({"key": "key", "value": None}, "None is no column"),
+        ({"key": "key", "value": "value", "op": "other"}, "`other`"),
+        ({"key": "key", "value": "value", "duplicates": "last", "order_by": "other"}, "`other`"),
+    ],
+)
+def test_columns_that_are_not_there_are_refused_and_leave_nothing(
+    spark: SparkSession, store: Store, tmp_path: Path, columns: dict[str, Any], found: str
+) -> None:
+    with pytest.raises(UsageError, match=found):
+        bulk_import(frame(spark, {b"a": b"1"}), store, staging=tmp_path / "s", **columns)
     assert not (tmp_path / "s").exists()
     assert store.imports() == []
 
