@@ -160,10 +160,10 @@ class PartWriter:
 def _columns(batch: pa.RecordBatch, reference: bytes) -> tuple[pa.Array, pa.Array, pa.Scalar]:
     if not isinstance(batch, pa.RecordBatch | pa.Table):
         raise UsageError(f"a batch must be Arrow's, not {type(batch).__name__}", "convert it first")
-    names = set(batch.schema.names)
-    if not {"key", "value"} <= names <= {"key", "value", "op"}:
+    names = sorted(batch.schema.names)
+    if names not in (["key", "value"], ["key", "op", "value"]):
         raise UsageError(
-            f"columns {sorted(names)} cannot be imported", "pass key, value and, if need be, op"
+            f"columns {names} cannot be imported", "pass key, value and, if need be, op"
         )
     keys, values = _binary(batch, "key"), _binary(batch, "value")
     value_tail = TERMINATOR + reference + VALUE

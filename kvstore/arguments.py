@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterable
 from datetime import timedelta
 from pathlib import Path
@@ -43,7 +44,7 @@ def require_count(count: object, *, name: str, least: int = 1, most: int | None 
 
 def require_limit(limit: object) -> int | None:
     """The `limit` of a scan."""
-    if limit is not None and (type(limit) is not int or limit < 0):
+    if limit is not None and (type(limit) is not int or not 0 <= limit <= sys.maxsize):
         raise UsageError(f"limit={limit!r}", "pass a count, or None for all")
     return limit
 

@@ -22,7 +22,7 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from kvstore.engine.api import META, Batch, Engine, chunks
+from kvstore.engine.api import META, Batch, Engine, pairs
 from kvstore.errors import CorruptionError, FormatVersionError
 
 RECORD_VERSION: Final = 1
@@ -48,10 +48,9 @@ class Meta:
     def records(self, prefix: str) -> Iterator[tuple[str, dict[str, Any]]]:
         """Records whose names begin with `prefix`, in the order of their names."""
         start = prefix.encode()
-        for keys, values in chunks(self._engine.cursor(META, start, start + b"\xff")):
-            for key, value in zip(keys, values, strict=True):
-                name = key.decode()
-                yield name.removeprefix(prefix), _decode(name, value)
+        for key, value in pairs(self._engine.cursor(META, start, start + b"\xff")):
+            name = key.decode()
+            yield name.removeprefix(prefix), _decode(name, value)
 
     def last(self, prefix: str) -> tuple[str, dict[str, Any]] | None:
         """The last record whose name begins with `prefix`, None where there is none."""

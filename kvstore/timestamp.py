@@ -20,7 +20,8 @@ TIMESTAMP_MAX = (1 << 63) - 1
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 _MICROSECOND = timedelta(microseconds=1)
 _ISO = re.compile(
-    r"(\d{4}-\d\d-\d\d)(?:[T ](\d\d:\d\d)(?::(\d\d)(?:[.,](\d{1,9}))?)?)?\s*(Z|[+-]\d\d:?\d\d)",
+    r"(\d{4}-\d\d-\d\d)(?:[T ](\d\d:\d\d)(?::(\d\d)(?:[.,](\d{1,9}))?)?)?"
+    r"\s*(Z|[+-]\d\d(?::?\d\d)?)",
     re.ASCII,
 )
 
@@ -116,4 +117,4 @@ def _microseconds(moment: datetime) -> int:
 def _with_colon(zone: str) -> str:
     if zone == "Z":
         return "+00:00"
-    return zone if ":" in zone else f"{zone[:3]}:{zone[3:]}"
+    return zone if ":" in zone else f"{zone[:3]}:{zone[3:] or '00'}"

@@ -76,6 +76,13 @@ def spawn() -> Any:
     return context
 
 
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[kvstore.Store]:
+    """A new store in `tmp_path / "store"`, open; its commits need not last."""
+    with kvstore.open(tmp_path / "store", durability="async") as opened:
+        yield opened
+
+
 @pytest.fixture(params=ENGINES, scope="module")
 def each_engine(request: pytest.FixtureRequest) -> Iterator[str]:
     """Run a module's tests once per engine: `pytestmark = pytest.mark.usefixtures("each_engine")`.

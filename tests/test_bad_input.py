@@ -96,6 +96,7 @@ WRONG_TYPES: dict[str, Callable[[Store], Any]] = {
     "scan prefix": lambda s: s.scan(prefix="a"),
     "scan prefix and start": lambda s: s.scan(b"a", prefix=b"a"),
     "scan limit negative": lambda s: s.scan(limit=-1),
+    "scan limit too large": lambda s: s.scan(limit=1 << 63),
     "scan limit text": lambda s: s.scan(limit="1"),
     "scan limit float": lambda s: s.scan(limit=1.0),
     "scan_batches limit": lambda s: s.scan_batches(limit=-1),

@@ -74,6 +74,8 @@ def test_nanoseconds_of_pandas_are_kept(timestamp: Timestamp) -> None:
         ("2013-01-31 10:20:30 Z", "2013-01-31T10:20:30.000000000Z"),
         ("2013-01-31T10:20:30,5Z", "2013-01-31T10:20:30.500000000Z"),
         ("  2013-01-31T00:20:30+01:00\n", "2013-01-30T23:20:30.000000000Z"),
+        ("2013-01-31T00:20:30+0100", "2013-01-30T23:20:30.000000000Z"),
+        ("2013-01-31 00:20:30+01", "2013-01-30T23:20:30.000000000Z"),  # as databases print it
     ],
 )
 def test_shorter_forms_mean_their_beginning(text: str, same: str) -> None:

@@ -102,6 +102,12 @@ def chunks(cursor: Cursor) -> Iterator[tuple[list[bytes], list[bytes]]]:
         cursor.close()
 
 
+def pairs(cursor: Cursor) -> Iterator[tuple[bytes, bytes]]:
+    """All of a pass, key and value together: slower than in chunks, see `Cursor.take`."""
+    for keys, values in chunks(cursor):
+        yield from zip(keys, values, strict=True)
+
+
 def next_count(values: Sequence[bytes], count_max: int) -> int:
     """How many entries to take after a chunk with these values: four times as many, as far as
     values of this size leave room for them."""

@@ -31,7 +31,7 @@ from pathlib import Path
 
 from kvstore.changes.entry import OP_DELETE_RANGE, OP_IMPORT, OP_REVERT
 from kvstore.codec.keys import SUFFIX_BYTES, decode_suffix
-from kvstore.engine.api import CHANGES, DATA, RANGES, Batch, chunks
+from kvstore.engine.api import CHANGES, DATA, RANGES, Batch, pairs
 from kvstore.errors import ClosedError, UsageError
 from kvstore.gc.leftovers import Leftovers
 from kvstore.gc.search import garbage_in_span, garbage_of_keys
@@ -280,7 +280,9 @@ class Collector:
             if not versions.view.fragments.tombstones(Span(), since=0, upto=since):
                 return
             doomed = [
-                key for key in self._stored_ranges() if decode_suffix(key[-SUFFIX_BYTES:]) <= since
+                key
+                for key, _ in pairs(self._engine.cursor(RANGES))
+                if decode_suffix(key[-SUFFIX_BYTES:]) <= since
             ]
 
             def stage(batch: Batch) -> None:
@@ -291,10 +293,6 @@ class Collector:
             versions.publish_fragments(versions.view.fragments.forgetting(since))
         tally.ranges += len(doomed)
         self.at_step("ranges")
-
-    def _stored_ranges(self) -> Iterator[bytes]:
-        for keys, _ in chunks(self._engine.cursor(RANGES)):
-            yield from keys
 
     # -- index and clears -------------------------------------------------------------------
 

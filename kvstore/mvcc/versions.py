@@ -25,7 +25,7 @@ from kvstore.codec.keys import (
     span_bounds,
 )
 from kvstore.codec.ordered import frame, unescape, unframe
-from kvstore.engine.api import DATA, RANGES, Cursor, Engine, chunks
+from kvstore.engine.api import DATA, RANGES, Cursor, Engine, pairs
 from kvstore.errors import CorruptionError, UsageError, WriteTooOldError
 from kvstore.mvcc.decide import Read
 from kvstore.mvcc.diff import Difference, differences, stored_keys
@@ -311,9 +311,8 @@ class Versions:
 
 def stored_tombstones(engine: Engine) -> Iterator[RangeTombstone]:
     """All range tombstones an engine holds, by start."""
-    for keys, values in chunks(engine.cursor(RANGES)):
-        for key, value in zip(keys, values, strict=True):
-            start, end = unframe(key[:-SUFFIX_BYTES]), unescape(value)
-            if start >= end:
-                raise CorruptionError(f"range tombstone {key.hex()}", f"its end {end!r} is too low")
-            yield RangeTombstone(start, end, decode_suffix(key[-SUFFIX_BYTES:]))
+    for key, value in pairs(engine.cursor(RANGES)):
+        start, end = unframe(key[:-SUFFIX_BYTES]), unescape(value)
+        if start >= end:
+            raise CorruptionError(f"range tombstone {key.hex()}", f"its end {end!r} is too low")
+        yield RangeTombstone(start, end, decode_suffix(key[-SUFFIX_BYTES:]))

@@ -43,7 +43,7 @@ from kvstore.codec.keys import (
     split_data_key,
 )
 from kvstore.codec.ordered import frame, unframe
-from kvstore.engine.api import DATA, Cursor, chunks
+from kvstore.engine.api import DATA, pairs
 from kvstore.errors import CorruptionError, printable
 from kvstore.imports import ImportRecord
 from kvstore.limits import SCAN_CHUNK
@@ -154,7 +154,7 @@ class _Walk:
         """The pass over the stored entries."""
         previous, stem = b"", b""
         with self.findings.reading():
-            for entry, value in _pairs(self._cursor):
+            for entry, value in pairs(self._cursor):
                 self.entries += 1
                 if self.entries % SCAN_CHUNK == 0:
                     self.tell(self.entries)
@@ -257,7 +257,7 @@ class _Walk:
         before = len(self.findings.problems)
         keys_at = lru_cache(_COMMITS_CACHED)(self._keys_at)
         with self.findings.reading():
-            for entry, _ in _pairs(self._engine.cursor(DATA)):
+            for entry, _ in pairs(self._engine.cursor(DATA)):
                 framed, suffix, _ = split_data_key(entry)
                 if is_reference(suffix):
                     continue
@@ -333,11 +333,6 @@ class _Walk:
             for clear in self._clears
             for span in record.spans
         )
-
-
-def _pairs(cursor: Cursor) -> Iterator[tuple[bytes, bytes]]:
-    for keys, values in chunks(cursor):
-        yield from zip(keys, values, strict=True)
 
 
 def _entry_name(commit: Commit) -> str:

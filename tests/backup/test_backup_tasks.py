@@ -14,8 +14,9 @@ from backup.tasks import handlers, submit_backup, submit_compact, submit_expire
 from kvstore.clock import ManualClock
 from kvstore.errors import UsageError
 from kvstore.store import Store
-from kvstore.tasks import Outcome, Retry, Worker, arguments_of, dead_letters, progress_of
+from kvstore.tasks import Outcome, Retry, Worker, arguments_of, dead_letters
 from kvstore.upkeep import submit_gc
+from tests.tasks.progress import progress_seen
 from tests.tasks.rivals import Stop, outcomes_of_rivals
 
 SECOND = 1_000_000_000
@@ -134,17 +135,7 @@ def test_a_backup_of_another_store_is_a_dead_letter(store: Store, tmp_path: Path
 
 def test_rows_written_are_seen_while_the_backup_runs(store: Store, tmp_path: Path) -> None:
     task_id = submit_backup(store, tmp_path / "backups")
-    seen: list[int] = []
-    renew = store.tasks.renew
-
-    def watch(*args: object, **options: object) -> object:
-        renewed = renew(*args, **options)  # type: ignore[arg-type]
-        task = store.tasks.get(task_id)
-        assert task is not None
-        seen.append(progress_of(task)["rows"])
-        return renewed
-
-    store.tasks.renew = watch  # type: ignore[method-assign, assignment]
+    seen = progress_seen(store, task_id, "rows")
     Worker(store.tasks, handlers(store, every_s=0)).run_one()
     assert seen == sorted(seen)
     assert seen[-1] == 100

@@ -8,7 +8,6 @@ import json
 import os
 import shutil
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow as pa
@@ -31,12 +30,6 @@ from kvstore.errors import (
 from kvstore.limits import SCAN_CHUNK
 
 pytestmark = pytest.mark.usefixtures("each_engine")
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[kvstore.Store]:
-    with kvstore.open(tmp_path / "store", durability="async") as opened:
-        yield opened
 
 
 def stage(staging: Path, rows: dict[bytes, bytes], *, import_id: int | None = None) -> bulk.Import:
@@ -561,11 +554,12 @@ def test_parts_that_share_a_key_are_refused_at_sealing(tmp_path: Path) -> None:
         ),
         pa.record_batch({"key": binary(b"a"), "value": binary(b""), "op": pa.array([1])}),
         pa.record_batch({"key": binary(b"a"), "value": binary(b""), "op": binary(b"\xff")}),
+        pa.record_batch([binary(b"a"), binary(b""), binary(b"b")], names=["key", "value", "key"]),
         None,
     ],
     ids=[
         *("text key", "number value", "null key", "null value", "no value"),
-        *("unknown op", "null op", "number op", "op that is no text", "none"),
+        *("unknown op", "null op", "number op", "op that is no text", "two keys", "none"),
     ],
 )
 def test_batches_of_another_shape_are_refused(tmp_path: Path, batch: pa.RecordBatch) -> None:

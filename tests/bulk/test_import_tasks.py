@@ -18,9 +18,9 @@ from kvstore.tasks import (
     Worker,
     arguments_of,
     dead_letters,
-    progress_of,
     revive,
 )
+from tests.tasks.progress import progress_seen
 from tests.tasks.rivals import Stop, outcomes_of_rivals
 
 SECOND = 1_000_000_000
@@ -65,17 +65,7 @@ def test_a_directory_without_a_sealed_import_is_refused_when_submitted(tmp_path:
 def test_each_step_is_seen_while_the_import_runs(tmp_path: Path) -> None:
     with kvstore.open(tmp_path / "store") as store:
         task_id = submit_import(store, stage(tmp_path / "staging"))
-        seen: list[str] = []
-        renew = store.tasks.renew
-
-        def watch(*args: object, **options: object) -> object:
-            renewed = renew(*args, **options)  # type: ignore[arg-type]
-            task = store.tasks.get(task_id)
-            assert task is not None
-            seen.append(progress_of(task)["step"])
-            return renewed
-
-        store.tasks.renew = watch  # type: ignore[method-assign, assignment]
+        seen = progress_seen(store, task_id, "step")
         Worker(store.tasks, handlers(store)).run_one()
     assert seen == ["check", "prepare", "bring 1 of 1", "link", "add"]
 

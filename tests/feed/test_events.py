@@ -28,12 +28,6 @@ UPDATE, ROW_DELETE, RANGE_DELETE = (
 )
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    with kvstore.open(tmp_path / "s", durability="async") as opened:
-        yield opened
-
-
 def brief(events: Iterator[Event]) -> list[tuple[int, int, bytes, bytes | None, bool]]:
     return [(e.sequence, int(e.op), e.key, e.end_key or e.value, e.end_of_batch) for e in events]
 

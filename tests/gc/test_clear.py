@@ -7,7 +7,6 @@ import subprocess
 import sys
 import textwrap
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -24,12 +23,6 @@ from kvstore.mvcc.versions import stored_tombstones
 pytestmark = pytest.mark.usefixtures("each_engine")
 
 KEYS = [bytes([letter]) for letter in b"abcdef"]
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    with kvstore.open(tmp_path / "db", durability="async", clock=ManualClock()) as opened:
-        yield opened
 
 
 def fill(store: Store) -> int:

@@ -18,16 +18,6 @@ from tests.journal.disk import Disk
 SECOND = 1_000_000_000
 
 
-@pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock(1000 * SECOND)
-
-
-@pytest.fixture
-def tasks(clock: ManualClock) -> Tasks:
-    return Tasks.open(None, clock=clock)
-
-
 def test_a_task_is_claimed_in_the_order_of_availability(tasks: Tasks, clock: ManualClock) -> None:
     for name, at in (("late", 990), ("early", 980), ("future", 1001)):
         tasks.insert("q", name.encode(), available_at=at * SECOND)

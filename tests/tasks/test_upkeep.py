@@ -21,11 +21,6 @@ SECOND = 1_000_000_000
 
 
 @pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock(1000 * SECOND)
-
-
-@pytest.fixture
 def store(tmp_path: Path, clock: ManualClock) -> Iterator[Store]:
     with kvstore.open(tmp_path / "store", clock=clock) as store:
         yield store

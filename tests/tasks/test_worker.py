@@ -15,16 +15,6 @@ from kvstore.tasks import Job, NewTask, Outcome, Retry, Tasks, Worker, dead_lett
 SECOND = 1_000_000_000
 
 
-@pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock(1000 * SECOND)
-
-
-@pytest.fixture
-def tasks(clock: ManualClock) -> Tasks:
-    return Tasks.open(None, clock=clock)
-
-
 def fail(job: Job) -> None:
     raise RuntimeError(f"attempt {job.task.attempt} failed")
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import kvstore
-from kvstore import ManualClock, Store
+from kvstore import Store
 from kvstore.errors import (
     HistoryGoneError,
     PoisonedError,
@@ -20,12 +19,6 @@ from kvstore.errors import (
 )
 
 pytestmark = pytest.mark.usefixtures("each_engine")
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    with kvstore.open(tmp_path / "db", durability="async", clock=ManualClock()) as opened:
-        yield opened
 
 
 def test_put_if_absent_writes_once(store: Store) -> None:

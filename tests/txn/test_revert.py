@@ -8,7 +8,6 @@ import subprocess
 import sys
 import textwrap
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -25,12 +24,6 @@ pytestmark = pytest.mark.usefixtures("each_engine")
 
 KEYS = [bytes([letter]) for letter in b"abcdef"]
 NUMBERS = itertools.count()
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    with kvstore.open(tmp_path / "db", durability="async", clock=ManualClock()) as opened:
-        yield opened
 
 
 def add_import(store: Store, staging: Path, keys: list[bytes], value: bytes = b"row") -> int:

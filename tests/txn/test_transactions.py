@@ -10,7 +10,6 @@ from __future__ import annotations
 import gc as collector
 import random
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -26,12 +25,6 @@ from kvstore.txn import ReadSet
 from tests.txn.serialization import Record, cycle, edges
 
 pytestmark = pytest.mark.usefixtures("each_engine")
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    with kvstore.open(tmp_path / "db", durability="async", clock=ManualClock()) as opened:
-        yield opened
 
 
 def snapshot_isolated(store: Store, read_at: int, written: set[bytes]) -> bool:
