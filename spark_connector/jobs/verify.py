@@ -141,11 +141,11 @@ def compare_piece(piece: Piece) -> _Outcome:
         state = copy.changes(0, low, span.start, span.end, "latest")
         theirs = [
             together([fingerprint(row_batches(points)), fingerprint(row_batches(ranges))]),
-            fingerprint(row_batches(state)),
+            fingerprint(row_batches(state), at=since),
         ]
     ours = [
         fingerprint(piece.split.read(blob, Window(since, upto), whole=Span())),
-        fingerprint(piece.split.read(blob, AsOf(since))),
+        fingerprint(piece.split.read(blob, AsOf(since)), at=since),
     ]
     changes, states = (Compared(*each) for each in zip(ours, theirs, strict=True))
     return changes, states

@@ -10,6 +10,7 @@ from typing import Literal
 import pytest
 
 import backup
+import bulk
 import kvstore
 from kvstore.errors import (
     CorruptionError,
@@ -20,6 +21,7 @@ from tests.backup.histories import (
     flip_a_bit,
     live_through,
     parts_of,
+    staged_import,
     versions,
 )
 
@@ -86,6 +88,22 @@ def test_a_verification_beside_a_compaction_sees_no_damage_in_what_that_replaced
 
     with pytest.raises(CorruptionError, match="is missing"):
         collection.verify(progress=lose)
+
+
+def test_an_import_that_was_reverted_before_all_that_is_kept_is_no_difference(
+    store: kvstore.Store, collection: backup.Collection, tmp_path: Path
+) -> None:
+    """What it covered shows again: the backup has that written by the revert, the store before."""
+    store.put(b"k00", b"covered")
+    imported = staged_import(tmp_path / "staging")
+    bulk.ingest(store, tmp_path / "staging")
+    reverted = store.revert_import(imported.import_id)
+    collection.backup(store)
+    store.gc(before=reverted)
+    store.put(b"k01", b"1")
+    collection.backup(store)
+    assert store.since == reverted
+    assert collection.verify("contents", store).rows == 2
 
 
 def test_contents_that_differ_from_the_store_are_found(
