@@ -16,6 +16,7 @@ from backup.progress import Attempt
 from backup.shard import BatchDesc, Progress, Shard
 from backup.upload import Uploaded, upload_here
 from kvstore.errors import FencedError, HistoryGoneError, UsageError
+from kvstore.limits import INLINE_VALUE_BYTES
 from tests.backup.histories import Crash, live_through, upload_and_be_killed
 
 pytestmark = pytest.mark.usefixtures("each_engine")
@@ -48,6 +49,21 @@ def test_a_broken_chain_says_so_and_a_new_full_keeps_the_old_window(
         assert dict(restored.scan()) == dict(store.scan(as_of=at))
     collection.expire(before=collection.upper - 1)
     assert collection.show().chains == 1
+
+
+def test_a_clear_of_what_was_not_backed_up_breaks_the_chain(
+    store: kvstore.Store, collection: backup.Collection
+) -> None:
+    store.put(b"a", b"1")
+    collection.backup(store)
+    store.put(b"b", bytes(INLINE_VALUE_BYTES + 1))
+    for hold in store.holds():
+        store._holds.drop(hold.name)
+    store.clear_range(b"b", b"c")
+    with pytest.raises(HistoryGoneError, match="full=True"):
+        collection.backup(store)
+    collection.backup(store, full=True)
+    assert state_of(collection) == {b"a": b"1"}
 
 
 @pytest.mark.parametrize("idle_since", [False, True])
