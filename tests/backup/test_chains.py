@@ -10,6 +10,7 @@ import pyarrow as pa
 import pytest
 
 import backup
+import bulk
 import kvstore
 from backup.export import exported
 from backup.progress import Attempt
@@ -97,6 +98,39 @@ def test_a_source_put_back_from_an_older_copy_is_told_from_itself(
         back.put(b"c", b"3")
         collection.backup(back)
         assert state_of(collection) == dict(back.scan())
+
+
+def test_a_store_knows_all_its_commits_until_gc_has_passed_them(
+    store: kvstore.Store, collection: backup.Collection, tmp_path: Path
+) -> None:
+    """Of every kind, in any number of streams; else a sound source would be refused."""
+    own: list[int] = [store.put(b"a", b"1")]
+    for streams in (1, 3, 2):
+        store.reshard(streams)
+        staged = bulk.Import.create(tmp_path / f"in-{streams}")
+        with staged.writer() as writer:
+            writer.put(b"b", b"1")
+        staged.seal()
+        own.append(bulk.ingest(store, staged.staging))
+        own.append(store.revert_import(staged.import_id))
+        with store.batch() as batch:
+            batch.put(b"c", bytes(INLINE_VALUE_BYTES + 1))
+            batch.delete_range(b"d", b"e")
+        assert batch.timestamp is not None
+        own.append(batch.timestamp)
+        own.append(store.delete(b"nothing"))
+    store.clear_range(b"a", b"c")
+    store.sync()
+    assert [at for at in own if not store.has_commit(at)] == []
+    assert store.has_commit(own[-1] + 1) is False
+    assert store.has_commit(0) is None
+    collection.backup(store)
+    at = collection.restore(tmp_path / "restored")
+    with kvstore.open(tmp_path / "restored") as restored:
+        assert restored.has_commit(at) is None
+        assert restored.has_commit(restored.put(b"a", b"2"))
+    store.gc(before=at)
+    assert {store.has_commit(each) for each in own} == {None}
 
 
 def test_an_upload_of_commits_that_its_source_has_lost_is_not_finished(

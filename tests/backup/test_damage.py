@@ -10,6 +10,7 @@ from typing import Literal
 import pytest
 
 import backup
+import bulk
 import kvstore
 from kvstore.errors import (
     CorruptionError,
@@ -102,6 +103,22 @@ def test_contents_that_differ_from_the_store_are_found(
         collection.verify("contents")
     with pytest.raises(UsageError):
         collection.verify("deeply")  # type: ignore[arg-type]
+
+
+def test_what_came_back_by_a_revert_that_gc_has_forgotten_is_no_difference(
+    store: kvstore.Store, collection: backup.Collection, tmp_path: Path
+) -> None:
+    store.put(b"a", b"1")
+    staged = bulk.Import.create(tmp_path / "in")
+    with staged.writer() as writer:
+        writer.put(b"a", b"2")
+    staged.seal()
+    bulk.ingest(store, staged.staging)
+    store.revert_import(staged.import_id)
+    upper = collection.backup(store).upper
+    assert collection.verify("contents", store).rows
+    store.gc(before=upper - 1)
+    assert collection.verify("contents", store).rows == 1
 
 
 def test_contents_of_an_older_chain_are_compared_too(
