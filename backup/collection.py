@@ -214,9 +214,9 @@ class Collection:
 
         `"files"`: every part exists. `"checksums"`: every part is read and its bytes compared.
         `"contents"`: and the state at the oldest time that both cover, and every version after it,
-        equal the `store`'s, by fingerprint. `progress` is called with the rows of the parts read so far, contents being a second
-        time. Raises `CorruptionError` naming all that is missing or differs, `UsageError` if there
-        is no backup to prove anything of.
+        equal the `store`'s, by fingerprint. `progress` is called with the rows of the parts read so
+        far, contents being a second time. Raises `CorruptionError` naming all that is missing or
+        differs, `UsageError` if there is no backup to prove anything of.
         """
         shards = self._filled()
         if not shards:
