@@ -332,17 +332,24 @@ class Collection:
     ) -> pa.RecordBatchReader:
         """The rows alive at `as_of` as Arrow record batches `key`, `value`, in key order.
 
-        Read without restoring: batches are merged in Arrow, in bounded memory.
+        Read without restoring: batches are merged in Arrow, in bounded memory. What is read is
+        fixed by this call, and kept until the reader is read to its end or dropped. Raises
+        `HistoryGoneError` or `NotYetWrittenError` outside the window.
         """
         span = Span.of(prefix=prefix)
 
         def rows() -> Iterator[pa.RecordBatch]:
             with self.snapshot(as_of) as (_, snapshot):
+                yield pa.RecordBatch.from_pylist(
+                    [], schema=ROWS_SCHEMA
+                )  # begun: held by the call, let go by the last
                 for batch in snapshot.read(span):
                     columns = [batch.column("key"), batch.column("value")]
                     yield pa.RecordBatch.from_arrays(columns, schema=ROWS_SCHEMA)
 
-        return pa.RecordBatchReader.from_batches(ROWS_SCHEMA, rows())
+        batches = rows()
+        next(batches)
+        return pa.RecordBatchReader.from_batches(ROWS_SCHEMA, batches)
 
     # -- upkeep -----------------------------------------------------------------------------
 

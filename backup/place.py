@@ -17,6 +17,10 @@ from backup.shard.blob import not_done
 from kvstore.errors import NotAStoreError
 
 _LOCAL_FOLDERS = {"blob", "consensus"}
+"""Where one of them is, other files beside it are no matter: what was backed up stays readable."""
+
+_NOBODYS = {"lost+found"}
+"""What a disk of its own has from the beginning."""
 
 
 def find_place(
@@ -45,7 +49,8 @@ def _require_ours(root: Path) -> None:
     try:
         if root.exists() and not root.is_dir():
             raise NotAStoreError(str(root), "a file, not a directory", "choose another path")
-        if root.is_dir() and {entry.name for entry in root.iterdir()} - _LOCAL_FOLDERS:
+        found = {entry.name for entry in root.iterdir()} if root.is_dir() else set()
+        if found - _NOBODYS and not found & _LOCAL_FOLDERS:
             raise NotAStoreError(str(root), "a directory of other files", "choose an empty one")
     except OSError as error:
         raise not_done(f"opening {root}", error) from error

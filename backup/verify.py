@@ -10,6 +10,7 @@ import hashlib
 import struct
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
+from itertools import repeat
 from typing import Final, Literal, NamedTuple, TypeAlias
 
 import pyarrow as pa
@@ -107,8 +108,8 @@ def _compare_contents(shard: Shard, where: str, store: Store, tally: Tally) -> i
         )
     with shard.snapshot(since) as snapshot:
         state = Compared(
-            state_fingerprint(tally.over(snapshot.read())),
-            state_fingerprint(row_batches(store.changes(0, since, revisions="latest"))),
+            fingerprint(tally.over(snapshot.read()), at=since),
+            fingerprint(row_batches(store.changes(0, since, revisions="latest")), at=since),
         )
     return require_equal(where, changes, state, since=since, upto=upto)
 
@@ -143,27 +144,17 @@ def together(fingerprints: Iterable[Fingerprint]) -> Fingerprint:
     return total % _MODULUS, count
 
 
-def state_fingerprint(batches: Iterable[pa.RecordBatch]) -> Fingerprint:
-    """As `fingerprint`, of the rows of a state: since when they stand does not count.
+def fingerprint(batches: Iterable[pa.RecordBatch], *, at: int | None = None) -> Fingerprint:
+    """An order-independent hash of rows, and how many they are. O(bytes).
 
-    The two may differ in it: once GC has forgotten an import that was reverted, the store has what
-    came back by the revert at the time it was first written, the collection at that of the revert.
+    Of a state, all is as of `at`: once an import, its revert and what it covered lie below `since`,
+    a backup has of the key that it was set again by the revert, a store that it was set before.
     """
-
-    def timeless(batch: pa.RecordBatch) -> pa.RecordBatch:
-        at = batch.schema.get_field_index("timestamp")
-        return batch.set_column(at, "timestamp", pa.repeat(0, batch.num_rows))
-
-    return fingerprint(map(timeless, batches))
-
-
-def fingerprint(batches: Iterable[pa.RecordBatch]) -> Fingerprint:
-    """An order-independent hash of rows, and how many they are. O(bytes)."""
     total = count = 0
     for batch in batches:
-        columns = (batch.column(name).to_pylist() for name in ("key", "timestamp", "op", "value"))
-        ends = batch.column("end_key").to_pylist()
-        for key, timestamp, op, value, end in zip(*columns, ends, strict=True):
+        columns = (batch.column(name).to_pylist() for name in ("key", "op", "value", "end_key"))
+        times = batch.column("timestamp").to_pylist() if at is None else repeat(at)
+        for key, op, value, end, timestamp in zip(*columns, times, strict=at is None):
             third = value if value is not None else end
             # Lengths go in, so that no two rows share their bytes.
             length = -1 if third is None else len(third)

@@ -28,14 +28,7 @@ from backup import VerifyReport
 from backup.chains import no_backup
 from backup.rows import row_batches
 from backup.shard import AsOf, Batch, Part, Split, Window
-from backup.verify import (
-    Compared,
-    comparable,
-    fingerprint,
-    require_equal,
-    state_fingerprint,
-    together,
-)
+from backup.verify import Compared, comparable, fingerprint, require_equal, together
 from kvstore import Store
 from kvstore.errors import CorruptionError
 from kvstore.opening import open_read_only
@@ -148,11 +141,11 @@ def compare_piece(piece: Piece) -> _Outcome:
         state = copy.changes(0, low, span.start, span.end, "latest")
         theirs = [
             together([fingerprint(row_batches(points)), fingerprint(row_batches(ranges))]),
-            state_fingerprint(row_batches(state)),
+            fingerprint(row_batches(state), at=since),
         ]
     ours = [
         fingerprint(piece.split.read(blob, Window(since, upto), whole=Span())),
-        state_fingerprint(piece.split.read(blob, AsOf(since))),
+        fingerprint(piece.split.read(blob, AsOf(since)), at=since),
     ]
     changes, states = (Compared(*each) for each in zip(ours, theirs, strict=True))
     return changes, states

@@ -13,8 +13,10 @@ import bulk
 import kvstore
 from backup.export import exported
 from kvstore.errors import (
+    HistoryGoneError,
     LockedError,
     NotAStoreError,
+    NotYetWrittenError,
     UsageError,
 )
 from kvstore.limits import SCAN_CHUNK
@@ -116,6 +118,36 @@ def test_a_directory_of_other_files_is_not_taken(tmp_path: Path) -> None:
     (tmp_path / "letter.txt").write_text("dear all")
     with pytest.raises(NotAStoreError):
         backup.Collection(tmp_path)
+
+
+def test_files_that_come_beside_a_collection_do_not_lock_it_up(
+    store: kvstore.Store, tmp_path: Path
+) -> None:
+    (tmp_path / "disk" / "lost+found").mkdir(parents=True)
+    backup.Collection(tmp_path / "disk").backup(store)
+    (tmp_path / "disk" / "README").write_text("what this disk is")
+    store.put(b"later", b"1")
+    assert backup.Collection(tmp_path / "disk").backup(store).rows == 1
+    backup.Collection(tmp_path / "disk").restore(tmp_path / "restored")
+
+
+def test_what_scan_batches_reads_is_fixed_by_the_call(
+    store: kvstore.Store, collection: backup.Collection
+) -> None:
+    first = store.put(b"k", b"1")
+    store.put(b"k", b"2")
+    collection.backup(store)
+    then, newest = collection.scan_batches(first), collection.scan_batches()
+    store.put(b"k", b"3")
+    collection.backup(store)
+    collection.expire(before=collection.upper - 1)
+    assert then.read_all().to_pylist() == [{"key": b"k", "value": b"1"}]
+    assert newest.read_all().to_pylist() == [{"key": b"k", "value": b"2"}]
+    collection.expire(before=collection.upper - 1)  # what was being read has stayed until now
+    with pytest.raises(HistoryGoneError):
+        collection.scan_batches(first)
+    with pytest.raises(NotYetWrittenError):
+        collection.scan_batches(collection.upper)
 
 
 def test_a_backup_made_again_with_its_token_is_done_once(
