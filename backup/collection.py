@@ -216,10 +216,10 @@ class Collection:
         """Prove that what was written is there.
 
         `"files"`: every part exists. `"checksums"`: every part is read and its bytes compared.
-        `"contents"`: and every version equals the `store`'s, by fingerprint, over the time both
-        cover. `progress` is called with the rows of the parts read so far, contents being a second
-        time. Raises `CorruptionError` naming all that is missing or differs, `UsageError` if there
-        is no backup to prove anything of.
+        `"contents"`: and the state at the oldest time that both cover, and every version after it,
+        equal the `store`'s, by fingerprint. `progress` is called with the rows of the parts read so
+        far, contents being a second time. Raises `CorruptionError` naming all that is missing or
+        differs, `UsageError` if there is no backup to prove anything of.
         """
         shards = self._filled()
         if not shards:

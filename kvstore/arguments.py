@@ -22,7 +22,10 @@ def require_path(path: object, *, name: str = "path") -> Path:
         raise UsageError(f"{name} must be a path, not {type(path).__name__}", "pass a str or Path")
     if "\0" in os.fspath(path):
         raise UsageError(f"{name} {os.fspath(path)!r} holds a zero byte", "pass another path")
-    return Path(os.path.realpath(path))
+    try:
+        return Path(os.path.realpath(path))
+    except (OSError, UnicodeError) as error:  # the working directory is gone; a lone surrogate
+        raise UsageError(f"{name} {os.fspath(path)!r}: {error}", "pass another path") from error
 
 
 def require_span(span: object) -> Span:

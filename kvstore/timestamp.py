@@ -21,7 +21,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 _MICROSECOND = timedelta(microseconds=1)
 _ISO = re.compile(
     r"(\d{4}-\d\d-\d\d)(?:[T ](\d\d:\d\d)(?::(\d\d)(?:[.,](\d{1,9}))?)?)?"
-    r"\s*(Z|[+-]\d\d(?::?\d\d)?)",
+    r"\s*(Z|[+-]\d\d(?(2)(?::?\d\d)?|:?\d\d))",  # not 2013-01-31-05: a day, or an hour?
     re.ASCII,
 )
 

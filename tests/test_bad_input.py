@@ -346,6 +346,19 @@ def test_a_path_with_a_zero_byte_is_refused() -> None:
         kvstore.open("d\0b")
 
 
+def test_a_path_that_cannot_be_resolved_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(UsageError, match="surrogates"):
+        kvstore.open("d\ud800b")
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    with pytest.raises(UsageError, match="No such file"):
+        kvstore.open("db")
+
+
 # -- what lies at the path --------------------------------------------------------------------
 
 

@@ -93,6 +93,7 @@ def test_shorter_forms_mean_their_beginning(text: str, same: str) -> None:
         "2013-01-31T25:00:00Z",
         "2013-01-31T23:59:60Z",
         "2013-01-31T10:20.5Z",  # half a minute, or half a second?
+        "2013-01-31-05",  # five in the morning, or a zone?
         "2013-01-31T10:20:30.Z",
         "2013-01-31T10:20:30.1234567890Z",
         "2013-01-31T10:20:30+24:00",

@@ -225,23 +225,25 @@ class Reading(Opened):
             # The pass shows the entries of this moment: what GC and clears take later stays in it.
             return Export(self.whole_since, None, columns, tombstones)
         low = to_timestamp(since, name="since")
-        floor = max(self._index_floor, self.since)
-        by_index = low >= floor and whole == Span()
-        few = self._columns.few(since=low, upto=high) if by_index else None
-        found: tuple[Iterator[VersionColumns], list[RangeTombstone]] = (iter(()), [])
-        if few is None:
-            found = self._versions.export(whole, since=low, upto=high)
-        self._require_kept(Span(), low)
-        return Export(low, few, *found)
+        pin = self._holds.pin(low)  # or a large value that a clear takes meanwhile looks damaged
+        try:
+            self._clears.require(Span(), low)
+            by_index = low >= max(self._index_floor, self.since) and whole == Span()
+            few = self._columns.few(since=low, upto=high) if by_index else None
+            if few is not None:
+                return Export(low, few, iter(()), [])
+            return Export(low, None, *self._versions.export(whole, since=low, upto=high))
+        finally:
+            self._holds.unpin(pin)
 
     def has_commit(self, at: TimeLike) -> bool | None:
         """Whether there was a commit at `at`; None where the change index does not say any more.
 
         For those who have copied this store's history: a store that was put back from an older copy
-        of itself lacks commits that they have. One seek.
+        of itself lacks commits that they have. One seek per stream.
         """
         time = to_timestamp(at, name="at")
-        if any(self._index.headers(since=time - 1, upto=time)):
+        if time and any(self._index.headers(since=time - 1, upto=time)):
             return True
         # Looked at last: GC moves `since` before it trims the index.
         return None if time <= max(self._index_floor, self.since) else False

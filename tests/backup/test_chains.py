@@ -10,12 +10,14 @@ import pyarrow as pa
 import pytest
 
 import backup
+import bulk
 import kvstore
 from backup.export import exported
 from backup.progress import Attempt
 from backup.shard import BatchDesc, Progress, Shard
 from backup.upload import Uploaded, upload_here
 from kvstore.errors import FencedError, HistoryGoneError, UsageError
+from kvstore.limits import INLINE_VALUE_BYTES
 from tests.backup.histories import Crash, live_through, upload_and_be_killed
 
 pytestmark = pytest.mark.usefixtures("each_engine")
@@ -50,6 +52,21 @@ def test_a_broken_chain_says_so_and_a_new_full_keeps_the_old_window(
     assert collection.show().chains == 1
 
 
+def test_a_clear_of_what_was_not_backed_up_breaks_the_chain(
+    store: kvstore.Store, collection: backup.Collection
+) -> None:
+    store.put(b"a", b"1")
+    collection.backup(store)
+    store.put(b"b", bytes(INLINE_VALUE_BYTES + 1))
+    for hold in store.holds():
+        store._holds.drop(hold.name)
+    store.clear_range(b"b", b"c")
+    with pytest.raises(HistoryGoneError, match="full=True"):
+        collection.backup(store)
+    collection.backup(store, full=True)
+    assert state_of(collection) == {b"a": b"1"}
+
+
 @pytest.mark.parametrize("idle_since", [False, True])
 @pytest.mark.parametrize("compacted", [False, True])
 def test_a_source_put_back_from_an_older_copy_is_told_from_itself(
@@ -81,6 +98,39 @@ def test_a_source_put_back_from_an_older_copy_is_told_from_itself(
         back.put(b"c", b"3")
         collection.backup(back)
         assert state_of(collection) == dict(back.scan())
+
+
+def test_a_store_knows_all_its_commits_until_gc_has_passed_them(
+    store: kvstore.Store, collection: backup.Collection, tmp_path: Path
+) -> None:
+    """Of every kind, in any number of streams; else a sound source would be refused."""
+    own: list[int] = [store.put(b"a", b"1")]
+    for streams in (1, 3, 2):
+        store.reshard(streams)
+        staged = bulk.Import.create(tmp_path / f"in-{streams}")
+        with staged.writer() as writer:
+            writer.put(b"b", b"1")
+        staged.seal()
+        own.append(bulk.ingest(store, staged.staging))
+        own.append(store.revert_import(staged.import_id))
+        with store.batch() as batch:
+            batch.put(b"c", bytes(INLINE_VALUE_BYTES + 1))
+            batch.delete_range(b"d", b"e")
+        assert batch.timestamp is not None
+        own.append(batch.timestamp)
+        own.append(store.delete(b"nothing"))
+    store.clear_range(b"a", b"c")
+    store.sync()
+    assert [at for at in own if not store.has_commit(at)] == []
+    assert store.has_commit(own[-1] + 1) is False
+    assert store.has_commit(0) is None
+    collection.backup(store)
+    at = collection.restore(tmp_path / "restored")
+    with kvstore.open(tmp_path / "restored") as restored:
+        assert restored.has_commit(at) is None
+        assert restored.has_commit(restored.put(b"a", b"2"))
+    store.gc(before=at)
+    assert {store.has_commit(each) for each in own} == {None}
 
 
 def test_an_upload_of_commits_that_its_source_has_lost_is_not_finished(

@@ -17,6 +17,7 @@ import kvstore
 from kvstore import ManualClock, Position, Span, Store, Timestamp
 from kvstore.engine.api import DATA
 from kvstore.errors import HistoryGoneError, HistoryHeldError, UsageError
+from kvstore.limits import INLINE_VALUE_BYTES
 from kvstore.mvcc import Fragments
 from kvstore.mvcc.versions import stored_tombstones
 
@@ -66,6 +67,7 @@ def test_reads_and_windows_that_start_before_a_clear_are_refused_with_span_and_r
         lambda: store.feed("f", start=0, span=Span(b"d", b"z")),
         lambda: store.quiescent_points(before),
         lambda: store.put_if(b"c", b"w", unchanged_since=before),
+        lambda: store.export(since=before, upto=store.upper - 1),
     ):
         with pytest.raises(HistoryGoneError, match=r"\[b'b', b'e'\).*read at") as caught:
             read()
@@ -75,6 +77,14 @@ def test_reads_and_windows_that_start_before_a_clear_are_refused_with_span_and_r
     assert store.holds() == []  # of no feed that was refused
     beside = store.feed("f", start=0, span=Span(b"e", b"z"))
     assert [event.key for batch in beside for event in batch.events] == [b"e", b"f"]
+
+
+def test_an_export_does_not_take_large_values_that_a_clear_took_for_damage(store: Store) -> None:
+    before = fill(store)
+    store.put(b"c", bytes(INLINE_VALUE_BYTES + 1))
+    store.clear_range(b"b", b"e")
+    with pytest.raises(HistoryGoneError, match="read at"):
+        store.export(since=before, upto=store.upper - 1)
 
 
 def test_a_clear_between_the_call_and_the_first_row_refuses_the_pass(store: Store) -> None:
