@@ -163,8 +163,8 @@ def verify(
     depth: Annotated[
         str,
         typer.Option(
-            help="files: all are there. checksums: and are as written. contents: and hold what "
-            "the store does."
+            help="files: all are there, in their size. checksums: and as they were written. "
+            "contents: and hold what the store does."
         ),
     ] = "checksums",
     store: Annotated[
@@ -254,9 +254,9 @@ def scrub(
     key_file: KeyFileOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """List what is missing, and what interrupted backups left (orphans).
+    """List what is missing or has another size, and what interrupted backups left (orphans).
 
-    Exits with 1 if anything is missing. Orphans cost space and nothing else.
+    Exits with 1 if anything is missing or altered. Orphans cost space and nothing else.
 
     \b
     Examples:
@@ -266,9 +266,9 @@ def scrub(
     age = None if delete is None else to_duration(delete)
     with working(f"looking through {collection}", quiet=as_json):
         report = _existing(collection, key_file).scrub(delete_orphans_older_than=age)
-    fields = {name: list(getattr(report, name)) for name in ("missing", "orphans", "deleted")}
-    print_figures(fields, as_json=as_json)
-    if report.missing:
+    names = ("missing", "altered", "orphans", "deleted")
+    print_figures({name: list(getattr(report, name)) for name in names}, as_json=as_json)
+    if not report.is_sound:
         raise typer.Exit(NOT_FOUND)
 
 

@@ -215,11 +215,11 @@ class Collection:
     ) -> VerifyReport:
         """Prove that what was written is there.
 
-        `"files"`: every part exists. `"checksums"`: every part is read and its bytes compared.
-        `"contents"`: and the state at the oldest time that both cover, and every version after it,
-        equal the `store`'s, by fingerprint. `progress` is called with the rows of the parts read so
-        far, contents being a second time. Raises `CorruptionError` naming all that is missing or
-        differs, `UsageError` if there is no backup to prove anything of.
+        `"files"`: every part exists, in its size. `"checksums"`: every part is read and its bytes
+        compared. `"contents"`: and the state at the oldest time that both cover, and every version
+        after it, equal the `store`'s, by fingerprint. `progress` is called with the rows of the
+        parts read so far, contents being a second time. Raises `CorruptionError` naming all that is
+        missing or differs, `UsageError` if there is no backup to prove anything of.
         """
         shards = self._filled()
         if not shards:
@@ -370,8 +370,8 @@ class Collection:
 
     def scrub(self, *, delete_orphans_older_than: timedelta | None = None) -> ScrubReport:
         """Name the blobs that nothing needs (left by backups that did not finish), and those
-        that are missing. Orphans older than given are deleted, and what was left of writing them;
-        leave time for running backups."""
+        that are missing or have another size. Orphans older than given are deleted, and what was
+        left of writing them; leave time for running backups."""
         before_ns = None
         age = require_age(delete_orphans_older_than, name="delete_orphans_older_than")
         if age is not None:
@@ -386,7 +386,7 @@ class Collection:
         ]
         return ScrubReport(
             missing=tuple(name for report in found for name in report.missing),
-            altered=(),
+            altered=tuple(name for report in found for name in report.altered),
             orphans=tuple(name for report in found for name in report.orphans),
             deleted=tuple(name for report in found for name in report.deleted),
         )

@@ -73,7 +73,7 @@ def verify_chains(
             found = shard.scrub(checksums=depth != "files", tally=tally)
         held.clear()
         damaged += [f"{name} is missing" for name in found.missing]
-        damaged += [f"{name}: its checksum differs" for name in found.altered]
+        damaged += [f"{name}: its size or checksum differs" for name in found.altered]
     if damaged:
         raise CorruptionError(
             where, "; ".join(damaged), "restore an instant before it, and make a new full backup"

@@ -1,14 +1,15 @@
 """Scrub: compare what a shard names with what its storage holds.
 
-*Missing* blobs are named by a live version and are not there: damage. *Altered* ones fail their
-checksum. *Orphans* are there and named by no live version: parts of crashed or running uploads,
-and of merges that came too late. They are harmless, and only the caller knows how long an upload
-may run, so they are deleted only when asked to and made before a given time.
+*Missing* blobs are named by a live version and are not there: damage. *Altered* ones have another
+size, or fail their checksum where that is looked at. *Orphans* are there and named by no live
+version: parts of crashed or running uploads, and of merges that came too late. They are harmless,
+and only the caller knows how long an upload may run, so they are deleted only when asked to and
+made before a given time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from functools import partial
 
@@ -16,6 +17,7 @@ from backup.shard import codec
 from backup.shard.blob import reading
 from backup.shard.log import StateLog
 from backup.shard.part import MissingPartError, part_bytes
+from backup.shard.state import Part
 from backup.shard.tally import Tally
 from kvstore.errors import CorruptionError
 
@@ -50,15 +52,18 @@ def scrub(
 
     The listing is taken first: what is uploaded and named while the scrub runs is no orphan.
     """
-    listed = {info.name for info in reading(lambda: list(log.blob.list(f"{log.shard}/")))}
+    listed = dict(reading(lambda: list(log.blob.list(f"{log.shard}/"))))
     named = codec.blobs_named(*log.live_diffs())
-    gone = {name for name in named - listed if reading(partial(log.blob.size, name)) is None}
-    bad = _altered(log, gone, tally or Tally()) if checksums else set()
+    gone = {name for name in named - listed.keys() if reading(partial(log.blob.size, name)) is None}
+    parts = [part for batch in log.state.batches for part in batch.parts]
+    bad = {part.name for part in parts if listed.get(part.name, part.size) != part.size}
+    if checksums:
+        bad |= _altered(log, parts, gone, tally or Tally())
     # What compaction has replaced and collected meanwhile, where no lease kept it, is no damage.
     needed = set(log.refresh().blobs())
     missing = tuple(sorted(gone & needed))
     altered = tuple(sorted(bad & needed))
-    orphans = tuple(sorted(listed - named - pending))
+    orphans = tuple(sorted(listed.keys() - named - pending))
     deleted = []
     if delete_orphans_before_ns is not None:
         deleted = [name for name in orphans if _made_ns(name) < delete_orphans_before_ns]
@@ -67,10 +72,10 @@ def scrub(
     return ScrubReport(missing, altered, orphans, tuple(deleted))
 
 
-def _altered(log: StateLog, gone: set[str], tally: Tally) -> set[str]:
+def _altered(log: StateLog, parts: Sequence[Part], gone: set[str], tally: Tally) -> set[str]:
     """Names of parts that are not as written; those that are not there are added to `gone`."""
     bad = set()
-    for part in [part for batch in log.state.batches for part in batch.parts]:
+    for part in parts:
         try:
             if part.name not in gone:
                 part_bytes(log.blob, part)

@@ -12,6 +12,7 @@ import pytest
 import backup
 import bulk
 import kvstore
+from backup.verify import DEPTHS
 from kvstore.errors import (
     CorruptionError,
     NotYetWrittenError,
@@ -57,10 +58,13 @@ def test_missing_and_truncated_parts_are_all_named(
     with pytest.raises(CorruptionError, match=first.name):
         collection.verify("files")
     second.write_bytes(second.read_bytes()[:-3])
-    with pytest.raises(CorruptionError) as caught:
-        collection.verify()
-    assert first.name in str(caught.value)
-    assert second.name in str(caught.value)
+    for depth in DEPTHS[:2]:
+        with pytest.raises(CorruptionError) as caught:
+            collection.verify(depth)
+        assert first.name in str(caught.value)
+        assert second.name in str(caught.value)
+    report = collection.scrub()
+    assert [len(report.missing), len(report.altered), report.is_sound] == [1, 1, False]
 
 
 @pytest.mark.parametrize("depth", ["checksums", "contents"])

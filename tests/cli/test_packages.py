@@ -349,11 +349,14 @@ def test_what_an_interrupted_backup_left_is_listed_and_deleted(run: Run, tmp_pat
     found = told(run("backup", "scrub", tmp_path / "b", "--json"))
     assert found == {
         "missing": [],
+        "altered": [],
         "orphans": [str(orphan.relative_to(tmp_path / "b" / "blob"))],
         "deleted": [],
     }
     assert orphan.name in run("backup", "scrub", tmp_path / "b", "--delete", "7d").stdout
     assert [path.name for path in part.parent.iterdir()] == [part.name]
+    os.truncate(part, 3)
+    assert part.name in run("backup", "scrub", tmp_path / "b", code=1).stdout
     part.unlink()
     assert part.name in run("backup", "scrub", tmp_path / "b", code=1).stdout
 
