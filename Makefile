@@ -16,7 +16,7 @@ PYTEST := $(PY) -m pytest
 # How long `make soak` has the journal decoder fuzzed by coverage, where atheris installs.
 FUZZ_SECONDS := 60
 
-.PHONY: help setup test check lint types format demo bench bench-quick bench-growth soak clean
+.PHONY: help setup test check lint types format demo bench bench-quick bench-growth soak azure clean
 
 help:
 	@echo 'make setup        create $(VENV) and install the pinned versions into it'
@@ -26,6 +26,7 @@ help:
 	@echo 'make demo         the whole path on real data, under four minutes'
 	@echo 'make bench        the benchmarks; bench-quick: small; bench-growth: what must not grow'
 	@echo 'make soak         the long random tests'
+	@echo 'make azure        what needs an emulator of Azure, which npm fetches'
 	@echo 'make clean        remove what these made'
 
 setup: $(READY)
@@ -100,6 +101,9 @@ soak: $(READY)
 	else \
 	  echo 'soak: atheris does not install here; hypothesis alone has fuzzed the journal decoder'; \
 	fi
+
+azure: $(READY)
+	$(PYTEST) -m azure
 
 clean:
 	rm -rf $(VENV) build dist demo-out benchmarks/out spark-warehouse *.egg-info \

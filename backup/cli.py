@@ -37,7 +37,9 @@ from kvstore.cli.options import (
     open_to_read,
     open_to_write,
     to_duration,
+    to_json,
     to_span,
+    to_text,
     to_time,
 )
 from kvstore.cli.output import counting, note, print_figures, print_json, print_table, working
@@ -128,7 +130,10 @@ def list_(
 
 @app.command()
 def show(
-    collection: CollectionArgument, key_file: KeyFileOption = None, as_json: JsonOption = False
+    collection: CollectionArgument,
+    encoding: EncodingOption = Encoding.TEXT,
+    key_file: KeyFileOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Show what a collection covers, its size, and what a disaster now would lose.
 
@@ -138,6 +143,17 @@ def show(
     """
     found = _existing(collection, key_file).show()
     fields = {**found._asdict(), "since": iso(found.since), "upper": iso(found.upper)}
+    if as_json:
+        fields["spans"] = [
+            {"start": to_json(span.start, encoding), "end": to_json(span.end, encoding)}
+            for span in found.spans
+        ]
+    else:
+        fields["spans"] = ", ".join(
+            f"[{to_text(span.start, encoding)}, "
+            f"{'end' if span.end is None else to_text(span.end, encoding)})"
+            for span in found.spans
+        )
     print_figures(fields, as_json=as_json)
 
 

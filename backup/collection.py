@@ -83,7 +83,8 @@ class Chain(NamedTuple):
 
 
 class CollectionInfo(NamedTuple):
-    """A collection at a glance. `recovery_point_age_seconds`: what a disaster now would lose."""
+    """A collection at a glance. `spans`: for each chain that has keys, what they lie in, wider
+    where they are long. `recovery_point_age_seconds`: what a disaster now would lose."""
 
     url: str
     source: str | None
@@ -94,6 +95,7 @@ class CollectionInfo(NamedTuple):
     rows: int
     bytes: int
     recovery_point_age_seconds: float
+    spans: Sequence[Span]
 
 
 class Collection:
@@ -201,6 +203,7 @@ class Collection:
             rows=sum(batch.rows for batch in batches),
             bytes=sum(batch.size for batch in batches),
             recovery_point_age_seconds=max(self._clock.wall_ns() - upper, 0) / NS_PER_SECOND,
+            spans=[span for shard in shards for span in _span(shard.state.batches)],
         )
 
     def verify(
@@ -499,6 +502,16 @@ class Collection:
 def _chain(shard: Shard) -> Chain:
     state = shard.refresh()
     return Chain(shard.log.shard, Timestamp(state.since), Timestamp(state.upper), state.batches)
+
+
+def _span(batches: Sequence[Batch]) -> Sequence[Span]:
+    """One span that all keys of `batches` lie in; none where they have no keys."""
+    parts = [part for batch in batches for part in batch.parts]
+    if not parts:
+        return []
+    ends = [part.key_max for part in parts if part.key_max is not None]
+    end = max(ends) + b"\0" if len(ends) == len(parts) else None
+    return [Span(min(part.key_min for part in parts), end)]
 
 
 def _ns(duration: timedelta) -> int:

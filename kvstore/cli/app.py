@@ -12,14 +12,15 @@ from __future__ import annotations
 
 import os
 import sys
-from importlib.metadata import EntryPoint, entry_points
-from typing import Any, Final
+from importlib.metadata import EntryPoint, entry_points, version
+from typing import Annotated, Any, Final
 
 import typer
 from typer.core import TyperGroup
 
 from kvstore.cli import journal, read, tasks, upkeep, write
 from kvstore.cli.exits import HELP, exit_code, from_system
+from kvstore.cli.output import print_line
 from kvstore.errors import KVStoreError
 
 COMMANDS_GROUP: Final = "kvstore.commands"
@@ -63,6 +64,26 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print_line(f"kvstore {version('kvstore')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    _: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version and exit."
+        ),
+    ] = False,
+) -> None:
+    """Options of the command itself."""
+
+
 for _module in (read, write, upkeep, tasks):
     _module.register(app)
 app.add_typer(journal.app, name="journal")

@@ -253,3 +253,24 @@ def test_rows_of_many_chunks_are_backed_up_in_bounded_batches_and_restored(
     with kvstore.open(tmp_path / "restored") as restored:
         assert list(restored.scan()) == list(store.scan(as_of=written))
         assert restored.history(keys[97]) == store.history(keys[97])
+
+
+def test_a_glance_shows_the_keys_of_each_chain(
+    store: kvstore.Store, collection: backup.Collection
+) -> None:
+    assert collection.show().spans == []
+    collection.backup(store)
+    assert collection.show().spans == []
+    store.put(b"b", b"1")
+    store.delete_range(b"c", b"d")
+    collection.backup(store)
+    store.put(b"a" * 100, b"1")
+    collection.backup(store)
+    (span,) = collection.show().spans
+    assert span.start <= b"a" * 100
+    assert b"c" in span
+    assert span.end is not None
+    assert span.end <= b"d\0"
+    store.put(b"\xff" * 100, b"1")
+    collection.backup(store, full=True)
+    assert [found.end for found in collection.show().spans] == [span.end, None]

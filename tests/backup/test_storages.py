@@ -1,4 +1,4 @@
-"""One scenario on local files, S3 and a storage that fails at random, in the clear and sealed."""
+"""One scenario on local files, S3, Azure, a storage that fails at random; clear and sealed."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ import kvstore
 from backup.shard import MemoryBlob, MemoryConsensus, Storage
 from backup.shard.faults import FaultRates, FaultyBlob, FaultyConsensus, Weather
 from tests.backup.histories import change, staged_import, versions
-from tests.shard.conftest import s3_bucket, s3_server
+from tests.shard import azurite
+from tests.shard.conftest import azure_container, azure_server, s3_bucket, s3_server
 
-__all__ = ["s3_bucket", "s3_server"]
+__all__ = ["azure_container", "azure_server", "s3_bucket", "s3_server"]
 
 Opener = Callable[[], backup.Collection]
 
@@ -44,6 +45,12 @@ def on_s3(s3_server: str, s3_bucket: Callable[[], ObjectStore]) -> Callable[...,
 
 
 @pytest.fixture
+def on_azure(azure_server: str, azure_container: str) -> Callable[..., backup.Collection]:
+    url, options = f"az://{azure_container}/some/place", azurite.options(azure_server)
+    return lambda **secret: backup.Collection(url, options=options, **secret)
+
+
+@pytest.fixture
 def on_faults() -> Callable[..., backup.Collection]:
     # A stale head is the past of a collection, rightly told; here each step looks for the last.
     weather = Weather(7, FaultRates(stale=0.0))
@@ -53,7 +60,7 @@ def on_faults() -> Callable[..., backup.Collection]:
     return lambda **secret: backup.Collection("faulty", storage=storage, **secret)
 
 
-@pytest.fixture(params=["files", "s3", "faults"])
+@pytest.fixture(params=["files", "s3", pytest.param("azure", marks=pytest.mark.azure), "faults"])
 def place(request: pytest.FixtureRequest) -> Callable[..., backup.Collection]:
     opener: Callable[..., backup.Collection] = request.getfixturevalue(f"on_{request.param}")
     return opener

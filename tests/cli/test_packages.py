@@ -267,7 +267,10 @@ def test_backups_are_run_listed_verified_and_restored(run: Run, tmp_path: Path) 
     ]
     assert len(listed) == 2
     assert listed[1]["upper"] == again["upper"]
-    assert told(run("backup", "show", place, "--json"))["batches"] == 2
+    shown = told(run("backup", "show", place, "--json"))
+    assert (shown["batches"], shown["spans"]) == (2, [{"start": "a", "end": "a\0"}])
+    assert "spans" in run("backup", "show", place).stdout
+    assert "[61, 6100)" in run("backup", "show", place, "-e", "hex").stdout
     assert "rows" in run("backup", "list", place).stdout
     assert told(run("backup", "verify", place, "--json"))["ok"] is True
     run("backup", "verify", place, "--depth", "contents", "--store", store)

@@ -1,4 +1,4 @@
-"""What the tests of shards share: handles in memory, and moto's S3 server, in a thread."""
+"""What the tests of shards share: handles in memory, moto's S3 server in a thread, and Azurite."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from collections.abc import Callable, Iterator
 
 import pytest
 from moto.server import ThreadedMotoServer
-from obstore.store import ObjectStore, S3Store
+from obstore.store import AzureStore, ObjectStore, S3Store
 
+from tests.shard import azurite
 from tests.shard.driver import Driver
 from tests.shard.world import World
 
@@ -46,6 +47,26 @@ def s3_bucket(s3_server: str) -> Callable[[], ObjectStore]:
         )
 
     return connect
+
+
+@pytest.fixture(scope="session")
+def azure_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with azurite.running(tmp_path_factory.mktemp("azurite")) as address:
+        yield address
+
+
+@pytest.fixture
+def azure_container(azure_server: str) -> str:
+    """The name of a new, empty container."""
+    name = f"container-{next(_numbers)}"
+    azurite.create_container(azure_server, name)
+    return name
+
+
+@pytest.fixture
+def azure_store(azure_server: str, azure_container: str) -> ObjectStore:
+    options = azurite.options(azure_server)
+    return AzureStore(azure_container, client_options={"allow_http": True}, **options)
 
 
 @pytest.fixture

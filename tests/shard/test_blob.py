@@ -82,3 +82,10 @@ class TestObjectBlobOnS3(BlobContract):
     @pytest.fixture
     def blob(self, s3_bucket: Callable[[], ObjectStore]) -> Blob:
         return ObjectBlob(s3_bucket(), "prefix")
+
+
+@pytest.mark.azure
+class TestObjectBlobOnAzure(BlobContract):
+    @pytest.fixture
+    def blob(self, azure_store: ObjectStore) -> Blob:
+        return ObjectBlob(azure_store, "prefix")

@@ -44,6 +44,13 @@ class TestObjectConsensusOnS3(ConsensusContract):
         return ObjectConsensus(s3_bucket(), "p")
 
 
+@pytest.mark.azure
+class TestObjectConsensusOnAzure(ConsensusContract):
+    @pytest.fixture
+    def consensus(self, azure_store: ObjectStore) -> Consensus:
+        return ObjectConsensus(azure_store, "p")
+
+
 def test_a_server_without_conditional_puts_would_be_noticed(
     s3_bucket: Callable[[], ObjectStore],
 ) -> None:
