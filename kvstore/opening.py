@@ -21,6 +21,7 @@ from kvstore.engine.memory import MemoryEngine, is_memory_store
 from kvstore.engine.rocks import RocksEngine
 from kvstore.errors import FormatVersionError, NotAStoreError, UsageError
 from kvstore.gc import GcPolicy
+from kvstore.journal.files import storage_errors
 from kvstore.meta import FORMAT, INDEX_FLOOR, SINCE, UPPER, Meta
 from kvstore.mvcc import RangeTombstone, Versions
 from kvstore.mvcc.write import stage_tombstones
@@ -73,9 +74,10 @@ def open(  # noqa: A001  # kvstore.open is the public name
 
 def engine_at(path: Path) -> str | None:
     """Which engine made the store at `path`, None where there is none. Looks at names only."""
-    if (path / "CURRENT").exists():
-        return "rocksdb"
-    return "memory" if is_memory_store(path) else None
+    with storage_errors(str(path)):
+        if (path / "CURRENT").exists():
+            return "rocksdb"
+        return "memory" if is_memory_store(path) else None
 
 
 def _open_engine(path: Path | None, engine: str, *, create: bool) -> Engine:

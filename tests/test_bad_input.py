@@ -31,6 +31,7 @@ from kvstore.errors import (
     LockedError,
     NotAStoreError,
     NotYetWrittenError,
+    StorageError,
     UsageError,
 )
 from kvstore.limits import KEY_BYTES_MAX
@@ -344,6 +345,12 @@ def test_a_store_stays_where_it_is_when_its_process_goes_elsewhere(
 def test_a_path_with_a_zero_byte_is_refused() -> None:
     with pytest.raises(UsageError, match="zero byte"):
         kvstore.open("d\0b")
+
+
+def test_a_path_that_is_too_long_is_an_error_of_the_storage(tmp_path: Path) -> None:
+    for opened in (kvstore.open, kvstore.open_read_only):
+        with pytest.raises(StorageError, match="too long"):
+            opened(tmp_path / ("d" * 300) / "db")
 
 
 def test_a_path_that_cannot_be_resolved_is_refused(
