@@ -1,13 +1,14 @@
-"""PySpark's daemon, whose workers leave without a word when Spark ends them.
+"""PySpark's daemon, whose workers leave without a word when Spark has closed their sockets.
 
-Spark closes the sockets of workers that were idle for a minute. PySpark's worker then writes why it
-ends into the closed socket: a Unix socket refuses that at once (TCP does not look), and the
-session's terminal shows a `BrokenPipeError` for each. Here a worker looks first whether there is
-anything to read. `spark_connector.session` sets this module as `spark.python.daemon.module`.
+Spark does so to workers that were idle for a minute, and to planners as soon as it has their
+answer. PySpark's worker then writes its last words into the closed socket: a Unix socket refuses
+that at once (TCP does not look), and the session's terminal shows a `BrokenPipeError` for each.
+`spark_connector.session` sets this module as `spark.python.daemon.module`.
 """
 
 from __future__ import annotations
 
+import os
 import socket
 
 from pyspark import daemon
@@ -20,9 +21,9 @@ def worker(sock: socket.socket, authenticated: bool) -> int:
     try:
         if not sock.recv(1, socket.MSG_PEEK):
             return 1
+        return _pyspark_worker(sock, authenticated)
     except ConnectionError:
-        return 1
-    return _pyspark_worker(sock, authenticated)
+        os._exit(1)  # as PySpark's does, once it has shown the error
 
 
 if __name__ == "__main__":
