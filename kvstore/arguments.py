@@ -20,6 +20,8 @@ def require_path(path: object, *, name: str = "path") -> Path:
     """
     if not isinstance(path, str | os.PathLike) or not isinstance(os.fspath(path), str):
         raise UsageError(f"{name} must be a path, not {type(path).__name__}", "pass a str or Path")
+    if not os.fspath(path):  # not the working directory: an unset variable in a script
+        raise UsageError(f"{name} is empty", "pass the path of a directory")
     if "\0" in os.fspath(path):
         raise UsageError(f"{name} {os.fspath(path)!r} holds a zero byte", "pass another path")
     try:

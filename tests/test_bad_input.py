@@ -342,9 +342,10 @@ def test_a_store_stays_where_it_is_when_its_process_goes_elsewhere(
         assert list(store.scan()) == [(b"a", b"1"), (b"b", b"2")]
 
 
-def test_a_path_with_a_zero_byte_is_refused() -> None:
-    with pytest.raises(UsageError, match="zero byte"):
-        kvstore.open("d\0b")
+@pytest.mark.parametrize(("path", "problem"), [("d\0b", "zero byte"), ("", "empty")])
+def test_a_path_that_names_nothing_is_refused(path: str, problem: str) -> None:
+    with pytest.raises(UsageError, match=problem):
+        kvstore.open(path)
 
 
 def test_a_path_that_is_too_long_is_an_error_of_the_storage(tmp_path: Path) -> None:

@@ -158,7 +158,7 @@ def changes(
         str | None,
         typer.Option(
             metavar="TIME",
-            help="Changes after this time. Default: all that is kept.",
+            help="Changes after this time. Default: all that is kept whole.",
             show_default=False,
         ),
     ] = None,
@@ -202,7 +202,7 @@ def changes(
     while True:
         seen = files_at(store)
         with open_to_read(store) as opened:
-            after = opened.since if position is None else position
+            after = opened.whole_since if position is None else position
             for line in _changes_after(opened, after, span, wanted):
                 print_line(line)
             position = max(opened.upper - 1, 0)

@@ -118,6 +118,14 @@ def test_history_shows_deletions_too(run: Run, path: Path) -> None:
     run("history", path, "nothing", code=1)
 
 
+def test_changes_of_a_cleared_store_begin_at_the_clear(run: Run, path: Path) -> None:
+    with kvstore.open(path) as store:
+        store.put(b"a", b"1")
+        store.clear_range(b"a", b"b")
+        store.put(b"c", b"2")
+    assert [json.loads(line)["key"] for line in run("changes", path).stdout.splitlines()] == ["c"]
+
+
 def test_changes_are_json_lines_of_a_window(run: Run, path: Path) -> None:
     every = lines(run("changes", path))
     assert lines(run("changes", path, "--json")) == every
