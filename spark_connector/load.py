@@ -38,7 +38,7 @@ from bulk.ingest import OnConflict, require_on_conflict
 from bulk.part import Part, PartWriter
 from bulk.sort import Duplicates, Run, cuts, merged, sorted_runs
 from bulk.staging import Manifest, discard
-from kvstore.errors import KeyOrderError, UsageError
+from kvstore.errors import ImportRefusedError, KeyOrderError, UsageError
 from kvstore.imports import INGEST_DIRECTORY
 from kvstore.span import Span
 from kvstore.store import Store
@@ -146,12 +146,12 @@ def stage_import(
     do (`tuple_key`). `op` holds `"put"` or `"delete"`; a deletion needs no value.
 
     A key that occurs twice is an error, or with `duplicates="last"` the row with the greatest
-    `order_by` is taken, among equals the greatest value. `partitions` is the number of files; by
-    default one per `BYTES_PER_PARTITION` of input, at least Spark's parallelism. `splits` are the
-    least keys of all files but the first: then the files are the same in every run. A task holds at
-    most `SORT_BYTES_MAX` of rows in Python, and sorts what is more on disk. `import_id` names the
-    import, from 1 to 2**63 - 1: a store adds an id once. `progress` is called now and then with
-    tasks done and tasks known. Needs no store.
+    `order_by` is taken, among equals a put, then the greatest value. `partitions` is the number of
+    files; by default one per `BYTES_PER_PARTITION` of input, at least Spark's parallelism. `splits`
+    are the least keys of all files but the first: then the files are the same in every run. A task
+    holds at most `SORT_BYTES_MAX` of rows in Python, and sorts what is more on disk. `import_id`
+    names the import, from 1 to 2**63 - 1: a store adds an id once. `progress` is called now and
+    then with tasks done and tasks known. Needs no store.
 
     Raises `UsageError` on bad columns, duplicates and null keys or values; `staging` is gone then.
     """
@@ -176,7 +176,12 @@ def _run(
     built = time.perf_counter()
     try:
         stamp = bulk.ingest(store, directory, on_conflict=on_conflict, move=True)
-    except UsageError:
+    except UsageError as error:
+        if import_id is not None and isinstance(error, ImportRefusedError):
+            known = _added_before(store, import_id)
+            if known is not None:  # another thread ran the same job meanwhile
+                shutil.rmtree(directory, ignore_errors=True)
+                return known
         if staging is None:  # nobody knows of it, so nobody would add it later
             shutil.rmtree(directory, ignore_errors=True)
         raise

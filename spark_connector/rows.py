@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from pyspark.errors import AnalysisException
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812  # as every Spark program has it
-from pyspark.sql.types import BinaryType, DataType, StringType
+from pyspark.sql.types import BinaryType, DataType, NullType, StringType
 
 from bulk.sort import Duplicates
 from kvstore.errors import UsageError
@@ -89,7 +89,10 @@ class Rows:
             columns.append(_column(self.order_by).alias(_ORDER))
         rows = _selected(self.df, columns)
         for name, given in ((KEY, self.key), (VALUE, self.value)):
-            _require_bytes(name, given, rows.schema[name].dataType)
+            found = rows.schema[name].dataType
+            # Where there are deletions, `lit(None)` is a value.
+            if name == KEY or self.op is None or not isinstance(found, NullType):
+                _require_bytes(name, given, found)
             rows = rows.withColumn(name, F.col(name).cast(BinaryType()))
         return rows
 
@@ -104,8 +107,9 @@ class Rows:
             parted = rows.repartitionByRange(count, KEY)
         if self.order_by is None:
             return parted.sortWithinPartitions(KEY)
-        # Among rows of equal order the value decides: arrival differs from run to run.
-        last_first = F.col(_ORDER).desc(), F.col(VALUE).desc()
+        # Among rows of equal order what they say decides: arrival differs from run to run.
+        names = [_ORDER, VALUE] if self.op is None else [_ORDER, OP, VALUE]
+        last_first = [F.col(name).desc() for name in names]
         return parted.sortWithinPartitions(F.col(KEY), *last_first).drop(_ORDER)
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
+from pyspark.sql import functions
 
 import bulk
 import kvstore
@@ -93,6 +94,18 @@ def test_among_equal_orders_the_greatest_value_is_taken(spark: SparkSession, sto
     )
     bulk_import(df, store, "key", "value", duplicates="last", order_by=df.key)
     assert list(store.scan()) == [(b"k", b"2999")]
+
+
+def test_among_equal_orders_a_put_counts_however_the_rows_come(
+    spark: SparkSession, store: Store
+) -> None:
+    """Also where a deletion carries what was deleted."""
+    puts = "SELECT CAST(id AS STRING) AS key, '1' AS value, 'put' AS op FROM range(9)"
+    deletes = puts.replace("'put'", "'delete'").replace("'1'", "IF(id < 5, '1', '2')")
+    for query in (f"{puts} UNION ALL {deletes}", f"{deletes} UNION ALL {puts}"):
+        df = spark.sql(query)
+        bulk_import(df, store, "key", "value", op="op", duplicates="last", order_by="key")
+        assert dict(store.scan()) == {b"%d" % n: b"1" for n in range(9)}
 
 
 def test_empty_frame_adds_an_import_without_rows(spark: SparkSession, store: Store) -> None:
@@ -325,6 +338,13 @@ def test_rows_that_delete_leave_tombstones(spark: SparkSession, store: Store) ->
     assert ops == {b"a": "delete", b"b": "put", b"c": "delete"}
 
 
+def test_deletions_alone_need_no_column_of_values(spark: SparkSession, store: Store) -> None:
+    store.put(b"a", b"old")
+    df = spark.sql("SELECT 'a' AS key")
+    bulk_import(df, store, "key", functions.lit(None), op=functions.lit("delete"))
+    assert list(store.scan()) == []
+
+
 def test_unknown_op_is_refused(spark: SparkSession, store: Store) -> None:
     for op in ("'upsert'", "null", "1"):
         df = spark.sql(f"SELECT 'a' AS key, {op} AS op, 'v' AS value")
@@ -397,6 +417,21 @@ def test_job_of_a_known_id_is_added_once(spark: SparkSession, store: Store, tmp_
     with pytest.raises(UsageError, match="used with another manifest; added at"):
         bulk.ingest(store, tmp_path / "s")
     assert len(store.imports()) == 1
+
+
+def test_job_that_another_thread_ran_meanwhile_returns_its_report(
+    spark: SparkSession, store: Store, tmp_path: Path
+) -> None:
+    df = frame(spark, {b"a": b"1"})
+    stage_import(df, tmp_path / "s", "key", "value", import_id=79)
+
+    def add(_done: int, _known: int) -> None:
+        if not store.imports():
+            bulk.ingest(store, tmp_path / "s")
+
+    report = run_import(df, store, "key", "value", import_id=79, progress=add)
+    assert [found.added for found in store.imports()] == [report.stamp]
+    assert not any((store.path / "ingest").iterdir())  # type: ignore[operator]
 
 
 def test_job_that_died_while_it_added_is_run_again_by_its_id(
