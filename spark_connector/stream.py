@@ -13,7 +13,7 @@ first state between keys. An offset ends where the origin ended, so an idle orig
 micro-batches.
 
 Invariants
-1. What a micro-batch holds follows from its two offsets alone.
+1. What a micro-batch holds follows from its two offsets alone, as long as no history is lost.
 2. Offsets only grow, and stay below the origin's `upper`.
 """
 
@@ -97,6 +97,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             # The first state is each key's latest change since the beginning of time.
             since = 0 if is_state else self._readable(start, frontiers)
             _require_same_store(end, frontiers, self._options.access.url)
+            if is_state:
+                upto = self._kept(upto, frontiers)
             span = self._left(start, end) if is_state else self._options.span
             if since >= upto or span is None:
                 return [InputPartition(None)]
@@ -130,11 +132,15 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Where the next window begins: at the offset, or where history begins if it may."""
         _require_same_store(start, frontiers, self._options.access.url)
         since = int(start["timestamp"])
-        if since >= frontiers.since or _is_fresh(start):
-            return since
+        return since if _is_fresh(start) else self._kept(since, frontiers)
+
+    def _kept(self, time: int, frontiers: Frontiers) -> int:
+        """A time that an offset names, or where history begins if that is later, and may be."""
+        if time >= frontiers.since:
+            return time
         if self._options.fail_on_data_loss:
             raise HistoryGoneError(
-                as_of=Timestamp(since),
+                as_of=Timestamp(time),
                 since=frontiers.since,
                 remedy="changes were lost: start over from the state with a new checkpoint "
                 'location, or set failOnDataLoss to "false" to go on without them',

@@ -205,6 +205,43 @@ def test_lost_history_stops_the_stream_unless_it_may_be_skipped(
     assert [row[2] for row in seen[-1]] == [b"kept"]
 
 
+def test_a_first_state_whose_time_is_gone_goes_on_at_a_later_one_if_it_may(
+    spark: SparkSession, store: Store, tmp_path: Path
+) -> None:
+    collection, state = Collection(tmp_path / "c"), tmp_path / "state"
+    for number in range(8):
+        store.put(b"%d" % number, b"1")
+    collection.backup(store)
+    options = {"maxRowsPerTrigger": "3"}
+    seen: Seen = []
+
+    def lose(batch: DataFrame, batch_id: int) -> None:
+        if batch_id == 1:  # taken, not written down
+            store.delete(b"4")
+            kept = store.put(b"7", b"2")
+            collection.backup(store)
+            collection.expire(before=kept)
+            raise RuntimeError("killed")
+        seen.append([(0, "", bytes(row.key), row.value) for row in batch.collect()])
+
+    query = (
+        spark.readStream.format("kvstore")
+        .options(readChangeFeed="true", **options)
+        .load(str(tmp_path / "c"))
+        .writeStream.foreachBatch(lose)
+        .option("checkpointLocation", str(state))
+        .trigger(availableNow=True)
+        .start()
+    )
+    with pytest.raises(Exception, match="killed"):
+        query.awaitTermination()
+    with pytest.raises(Exception, match="changes were lost"):
+        run(spark, tmp_path / "c", state, [], **options)
+    run(spark, tmp_path / "c", state, seen, failOnDataLoss="false", **options)
+    rows = sorted((key, value) for batch in seen for _, _, key, value in batch)
+    assert rows == list(store.scan())
+
+
 def test_another_store_in_its_place_stops_the_stream(
     spark: SparkSession, store: Store, tmp_path: Path
 ) -> None:
