@@ -174,8 +174,9 @@ class Reading(Opened):
 
         `revisions="latest"` gives each key's last change only. From the beginning of time
         (`since=0`) that is the state at `upto`, without deletions. `order` is `"key"` (each key
-        oldest first) or `"time"`. Costs what changed. Raises `HistoryGoneError` if `since` is
-        below the store's: take a full read instead.
+        oldest first) or `"time"`. Costs what changed, and for an import in the window a pass over
+        the spans of its files. Raises `HistoryGoneError` if `since` is below the store's: take a
+        full read instead.
         """
         span = Span.of(start, end, prefix)
         require_choices(revisions, order)

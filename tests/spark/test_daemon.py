@@ -7,7 +7,8 @@ import socket
 import struct
 import subprocess
 import sys
-from pathlib import Path
+import tempfile
+from collections.abc import Iterator
 
 import pytest
 from pyspark.sql import SparkSession
@@ -15,11 +16,18 @@ from pyspark.sql import SparkSession
 pytestmark = pytest.mark.skipif(not hasattr(socket, "AF_UNIX"), reason="no Unix sockets here")
 
 
-def test_a_worker_that_spark_ends_while_it_waits_says_nothing(tmp_path: Path) -> None:
+@pytest.fixture
+def folder() -> Iterator[str]:
+    """A short path: the system has 104 bytes for that of a socket."""
+    with tempfile.TemporaryDirectory(prefix="kvstore-") as path:
+        yield path
+
+
+def test_a_worker_that_spark_ends_while_it_waits_says_nothing(folder: str) -> None:
     environment = {
         **os.environ,
         "PYTHON_UNIX_DOMAIN_ENABLED": "true",
-        "PYTHON_WORKER_FACTORY_SOCK_DIR": str(tmp_path),
+        "PYTHON_WORKER_FACTORY_SOCK_DIR": folder,
         "SPARK_REUSE_WORKER": "1",
     }
     daemon = subprocess.Popen(
