@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -126,7 +127,9 @@ def test_torn_tail_of_the_log_is_cut(crashed: Path, lost: int) -> None:
         lambda log: bytes(log) + bytes(100_000),
         lambda log: bytes(log[:-50]) + bytes(50),
         lambda log: bytes(log[:-50]) + bytes(50_000),
-        lambda log: bytes(log) + os.urandom(90_000),
+        # The same in every run: where the byte in the place of a record's type is 131, RocksDB
+        # reads for ever (`ARCHITECTURE.md`, "Known").
+        lambda log: bytes(log) + random.Random(2).randbytes(90_000),
     ],
     ids=["zeros after", "zeros inside", "zeros inside and after", "garbage after"],
 )
