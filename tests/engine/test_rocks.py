@@ -127,8 +127,8 @@ def test_torn_tail_of_the_log_is_cut(crashed: Path, lost: int) -> None:
         lambda log: bytes(log) + bytes(100_000),
         lambda log: bytes(log[:-50]) + bytes(50),
         lambda log: bytes(log[:-50]) + bytes(50_000),
-        # The same in every run: where the byte in the place of a record's type is 131, RocksDB
-        # reads for ever (`ARCHITECTURE.md`, "Known").
+        # The same in every run: what looks like a recycled record RocksDB reads for ever
+        # (`ARCHITECTURE.md`, "Known").
         lambda log: bytes(log) + random.Random(2).randbytes(90_000),
     ],
     ids=["zeros after", "zeros inside", "zeros inside and after", "garbage after"],
