@@ -35,7 +35,7 @@ from typing import Any, Final, NoReturn
 import rocksdict as rocks
 
 from kvstore.engine.api import DATA, FAMILIES, META, Batch, FileSpan, Reader, chunks
-from kvstore.engine.wal import find_damage
+from kvstore.engine.wal import cut, find_damage, looks_recycled
 from kvstore.errors import (
     ClosedError,
     CorruptionError,
@@ -62,9 +62,8 @@ class RocksEngine:
         self.path = path
         self.is_read_only = read_only
         require_store_directory(path, create=create and not read_only)
-        access = rocks.AccessType.read_only(False) if read_only else rocks.AccessType.read_write()
         cache = rocks.Cache(PASSING_CACHE_BYTES if read_only else BLOCK_CACHE_BYTES)
-        self._db: rocks.Rdict | None = _opened(path, cache, access)
+        self._db: rocks.Rdict | None = _opened(path, cache, is_read_only=read_only)
         with _translated(str(path)):
             self._family = {name: self._db.get_column_family(name) for name in FAMILIES}
             self.families: Mapping[str, Any] = {
@@ -378,22 +377,37 @@ def _is_blank(path: Path) -> bool:
             database.close()
 
 
-def _opened(path: Path, cache: rocks.Cache, access: rocks.AccessType) -> rocks.Rdict:
+def _require_torn(path: Path) -> None:
+    """Raise `CorruptionError` if a log is damaged, and not only torn at its end."""
+    damage = find_damage(path)
+    if damage is not None:
+        raise CorruptionError(
+            str(damage.file),
+            f"the log is broken at byte {damage.offset}, and goes on after it",
+            "restore from a backup; `salvage` of this module keeps what precedes the damage",
+        )
+
+
+def _opened(path: Path, cache: rocks.Cache, *, is_read_only: bool) -> rocks.Rdict:
     """Open the database; cut a torn log, and refuse a damaged one."""
     families = {family: family_options(family, cache) for family in FAMILIES}
     options = _database_options(cache)
     options.set_max_file_opening_threads(_opening_threads(path))
+    access = rocks.AccessType.read_only(False) if is_read_only else rocks.AccessType.read_write()
+    if looks_recycled(path):  # 0.2 us a record
+        _require_torn(path)
+        if is_read_only:
+            raise CorruptionError(
+                str(path),
+                "the end of its log is torn",
+                "open it once with kvstore.open, which cuts it",
+            )
+        cut(path)
     try:
         with _translated(str(path)):
             return rocks.Rdict(str(path), options, families, access)
     except CorruptionError:
-        damage = find_damage(path)
-        if damage is not None:
-            raise CorruptionError(
-                str(damage.file),
-                f"the log is broken at byte {damage.offset}, and goes on after it",
-                "restore from a backup; `salvage` of this module keeps what precedes the damage",
-            ) from None
+        _require_torn(path)
     options.set_wal_recovery_mode(rocks.DBRecoveryMode.point_in_time())
     with _translated(str(path)):
         return rocks.Rdict(str(path), options, families, access)
@@ -415,6 +429,8 @@ _FILES_PER_OPENING_THREAD = 64
 
 def salvage(path: Path) -> None:
     """Cut a damaged log where the damage begins: commits from there on are lost for good."""
+    if looks_recycled(path):
+        cut(path)
     cache = rocks.Cache(BLOCK_CACHE_BYTES)
     options = _database_options(cache)
     options.set_wal_recovery_mode(rocks.DBRecoveryMode.point_in_time())

@@ -10,12 +10,17 @@ have changed, and that is an error; if none does, the tail was torn, and is cut.
     record := | masked CRC-32C u32 | length u16 | type u8 | payload |      little-endian
               the checksum covers type and payload; zeros are where nothing was written
 
+Records of a recycled log have types of their own, and no log of ours is recycled. RocksDB's reader
+(rocksdict 0.3.29) does not return from bytes that look like one, as garbage behind the last whole
+record may: such a log is cut, or refused, before RocksDB reads it.
+
 A hole that a power cut leaves before records that did reach the disk looks like damage: nothing
 on disk tells which of them had been promised. A bad last record looks like a torn one.
 """
 
 from __future__ import annotations
 
+import os
 import struct
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,6 +28,7 @@ from typing import Final, NamedTuple
 
 BLOCK_BYTES: Final = 32 * 1024
 _RECORD = struct.Struct("<IHB")
+_RECYCLED: Final = frozenset((5, 6, 7, 8, 11))
 _MASK_DELTA: Final = 0xA282EAD8
 _CASTAGNOLI: Final = 0x82F63B78
 
@@ -47,6 +53,41 @@ def find_damage(directory: Path) -> Damage | None:
             if not is_whole and broken is None:
                 broken = Damage(file, offset)
     return None
+
+
+def looks_recycled(directory: Path) -> bool:
+    """Whether a log in `directory` has what looks like a record of a recycled log: then its end is
+    torn, or it is damaged. Looks at headers only: 0.2 us a record."""
+    return any(_RECYCLED & _kinds(file.read_bytes()) for file in directory.glob("*.log"))
+
+
+def cut(directory: Path) -> None:
+    """Cut the logs in `directory` at their first bad record, durably: nothing is left behind it."""
+    is_cut = False
+    for file in sorted(directory.glob("*.log")):
+        found = _records(file.read_bytes())
+        end = 0 if is_cut else next((at for at, is_whole in found if not is_whole), None)
+        if end is not None:
+            is_cut = True
+            with file.open("r+b") as log:
+                log.truncate(end)
+                os.fsync(log.fileno())
+
+
+def _kinds(log: bytes) -> set[int]:
+    """The types of all records that RocksDB may come to: behind a bad one it goes on at the next
+    block."""
+    kinds = set()
+    for block in range(0, len(log), BLOCK_BYTES):
+        end = min(block + BLOCK_BYTES, len(log))
+        at = block
+        while at + _RECORD.size <= end:
+            _, length, kind = _RECORD.unpack_from(log, at)
+            kinds.add(kind)
+            if not (kind or length):
+                break
+            at += _RECORD.size + length
+    return kinds
 
 
 def _records(log: bytes) -> Iterator[tuple[int, bool]]:
