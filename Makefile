@@ -32,7 +32,7 @@ help:
 setup: $(READY)
 
 # A new top-level package must be installed as well: the editable install lists them by name.
-$(READY): pyproject.toml constraints.txt $(wildcard */__init__.py)
+$(READY): pyproject.toml constraints.txt kvstore/loops/compiled.pyx $(wildcard */__init__.py)
 	@set -e; \
 	if ! $(PY) -m pip --version >/dev/null 2>&1; then \
 	  python=; \
@@ -54,7 +54,7 @@ $(READY): pyproject.toml constraints.txt $(wildcard */__init__.py)
 	  "$$python" -m venv $(VENV); \
 	fi; \
 	echo "setup: installing into $(VENV) ($$($(PY) --version)); minutes the first time"; \
-	$(PY) -m pip install -q --disable-pip-version-check -c constraints.txt pip setuptools; \
+	$(PY) -m pip install -q --disable-pip-version-check -c constraints.txt pip setuptools cython; \
 	PYTHONWARNINGS=ignore $(PY) -m pip install -q --disable-pip-version-check --no-build-isolation \
 	  -c constraints.txt -e '.[spark,dev]'; \
 	touch $(READY)
@@ -107,5 +107,6 @@ azure: $(READY)
 
 clean:
 	rm -rf $(VENV) build dist demo-out benchmarks/out spark-warehouse *.egg-info \
+	  kvstore/loops/compiled.c kvstore/loops/compiled.*.so \
 	  .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

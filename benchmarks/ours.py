@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import inspect
 import multiprocessing
 import os
-import textwrap
 import threading
 from collections.abc import Callable
 from itertools import pairwise
@@ -434,29 +432,6 @@ class Ours(BackedUp):
             self.store = None
 
 
-class Untested(Ours):
-    """The same store, but look-ups do not ask whether there are range tombstones at all."""
-
-    name = "kvstore, not looking for range tombstones"
-
-    def fill(self) -> Work:
-        filled = super().fill()
-
-        def work() -> int:
-            rows = filled()
-            get = kvstore.mvcc.Versions.get
-            source = textwrap.dedent(inspect.getsource(get))
-            head, _, rest = source.partition("    if boundaries := ")
-            assert rest.count("limit = fragments.limits[") == 1, "the test has moved"
-            source = head + rest.split("\n", 2)[2]
-            names: dict[str, Any] = {}
-            exec(source, get.__globals__, names)  # our own source, less two lines
-            self.store._versions.get = names["get"].__get__(self.store._versions)
-            return rows
-
-        return work
-
-
 class Unindexed(Ours):
     """The same store, but commits leave no entry in the change log.
 
@@ -525,7 +500,7 @@ class Sides(Subject):
 
     def __init__(self, directory: Path, data: Data) -> None:
         super().__init__(directory, data)
-        kinds = {"none": Ours, "not asked": Untested, "1": OneTombstone, "100": HundredTombstones}
+        kinds = {"none": Ours, "1": OneTombstone, "100": HundredTombstones}
         self._stores = {side: kind(self._at(side), data) for side, kind in kinds.items()}
 
     def fill(self) -> Work:

@@ -104,7 +104,8 @@ def _machines(facts: Sequence[Line]) -> Iterator[str]:
             f"Commit {fact['commit']}, {fact['processor']}, {fact['cores']} cores,"
             f" {fact['memory_bytes'] / 2**30:.0f} GiB"
         )
-        software = f"Python {fact['python']}, {packages}."
+        loops = fact.get("loops", "plain")
+        software = f"Python {fact['python']}, {loops} loops, {packages}."
         loads.setdefault((machine, software), []).append(fact["load"][0])
     for (machine, software), found in loads.items():
         yield f"{machine}, load at the start {min(found)} to {max(found)}, {software}"

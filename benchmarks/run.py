@@ -27,6 +27,7 @@ from benchmarks import report
 from benchmarks.measure import Figure, measure
 from benchmarks.subject import Process
 from benchmarks.workloads import PEERS, Call, Size, Stage, Workload, scenes
+from kvstore.loops import COMPILED
 
 OUT = Path(__file__).parent / "out"
 _PACKAGES = (
@@ -145,6 +146,7 @@ def machine_facts() -> dict[str, Any]:
     return {
         "commit": _commit(),
         "python": platform.python_version(),
+        "loops": "compiled" if COMPILED else "plain",
         "system": platform.platform(),
         "processor": _processor(),
         "cores": os.cpu_count(),

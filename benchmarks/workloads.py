@@ -32,7 +32,6 @@ scan-arrow-2        likewise by two processes, started before; below 48 MB by on
 get-imported        point reads of rows that came by bulk load, then updated as all others
 scan-imported       rows that came by bulk load
 arrow-imported      Arrow batches of rows that came by bulk load
-get-no-ranges       point reads without any range tombstone, against the same code without the test
 get-1-range         point reads beside 1 range tombstone, against none
 get-100-ranges      point reads beside 100 range tombstones, against none
 get-many-1-range    one call for many sorted keys beside 1 range tombstone, against none
@@ -386,7 +385,6 @@ def _beside_ranges(size: Size) -> list[Workload]:
         return Workload(name, *sides, items=items, reach=reach, repeats=3)
 
     return [
-        against("get-no-ranges", "not asked", "none", 0.98),
         *(
             against(f"{name}-{what}", "none", side, reach)
             for name in calls

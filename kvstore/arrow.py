@@ -10,6 +10,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from kvstore.limits import ARROW_BYTES_MAX, SCAN_CHUNK
+from kvstore.loops import join, join_user_keys
 
 DEFAULT_BATCH_ROWS: Final = SCAN_CHUNK
 
@@ -26,8 +27,25 @@ def binary_array(items: Sequence[bytes]) -> pa.Array:
 
 def binary_arrays(items: Sequence[bytes]) -> list[pa.Array]:
     """As `binary_array`, in as many arrays as their bytes need."""
-    array = pa.array(items, pa.binary())
-    return array.chunks if isinstance(array, pa.ChunkedArray) else [array]
+    if not isinstance(items, list):
+        items = list(items)
+    buffers = join(items)
+    if buffers is None:
+        middle = len(items) // 2
+        return binary_arrays(items[:middle]) + binary_arrays(items[middle:])
+    return [_array(len(items), buffers)]
+
+
+def user_key_array(stored: list[bytes]) -> pa.Array:
+    """The user keys of some keys of `data`, of less than 2 GiB, as an Arrow binary array."""
+    buffers = join_user_keys(stored)
+    assert buffers is not None, "a chunk of keys has some megabytes"
+    return _array(len(stored), buffers)
+
+
+def _array(length: int, buffers: tuple[bytes, bytes]) -> pa.Array:
+    parts = [None, *map(pa.py_buffer, buffers)]
+    return pa.Array.from_buffers(pa.binary(), length, parts, null_count=0)
 
 
 _FIRST_BYTES: Final = np.array([(1 << 64) - (1 << 8 * (8 - n)) for n in range(9)], np.uint64)

@@ -53,8 +53,7 @@ from kvstore.limits import (
     SCAN_WORKERS_BYTES_MIN,
     SCAN_WORKERS_MAX,
 )
-from kvstore.mvcc.decide import Read
-from kvstore.mvcc.scan import live_columns
+from kvstore.mvcc.scan import Read, live_columns
 from kvstore.mvcc.versions import View
 from kvstore.span import Span
 from kvstore.splits import split_span, user_spans

@@ -11,7 +11,7 @@
               changes
               mvcc, meta, splits, scanners, tasks
               engine, journal
-              codec, arrow
+              codec, loops, arrow
               clock, digest, span, arguments, timestamp, errors, limits
 
 A module may import its own layer and those below it. Every import counts, also one inside a
@@ -36,7 +36,7 @@ PACKAGES = ("kvstore", "bulk", "backup", "spark_connector", "pyspark_kvstore")
 
 KVSTORE_LAYERS = (
     ("clock", "digest", "span", "arguments", "timestamp", "errors", "limits"),
-    ("codec", "arrow"),
+    ("codec", "loops", "arrow"),
     ("engine", "journal"),
     ("mvcc", "meta", "splits", "scanners", "tasks"),
     ("changes",),

@@ -28,13 +28,14 @@ import sys
 from array import array
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, repeat
+from itertools import repeat
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
 from kvstore.errors import CorruptionError, FormatVersionError
+from kvstore.loops import join
 
 assert sys.byteorder == "little", "entries are written as the machine's own integers"
 
@@ -46,9 +47,6 @@ _LAST, _SEQUENCED = 1, 2
 COMPRESS_FROM_BYTES: Final = 16_384
 """Bodies below this are stored as they are: a cold call of the codec (20 us) costs more than
 the bytes of log that it saves, and RocksDB compresses what it flushes."""
-
-BULK_ROWS_MIN: Final = 128
-"""Rows from which on Arrow's price of a call (5 us) is earned."""
 
 OP_PUT: Final = 1
 OP_DELETE: Final = 3
@@ -119,18 +117,11 @@ class Column(NamedTuple):
 
 
 def column(items: Collection[bytes]) -> Column:
-    """A column of `items`. 30 ns an item in bulk, by Arrow; 70 one by one.
-
-    Raises `TypeError` where an item is None. They must be shorter than 2 GiB together.
-    """
-    if len(items) < BULK_ROWS_MIN:
-        lengths = array("i", accumulate(map(len, items), initial=0))
-        return Column(lengths.tobytes(), b"".join(items))
-    found = pa.array(list(items), pa.binary())
-    if found.null_count:
-        raise TypeError("an item is None")
-    _, offsets, data = found.buffers()
-    return Column(offsets, data or b"")
+    """A column of `items`. Raises `TypeError` where an item is None. They must be shorter than
+    2 GiB together."""
+    buffers = join(list(items))
+    assert buffers is not None, "an entry holds some megabytes"
+    return Column(*buffers)
 
 
 def pack(

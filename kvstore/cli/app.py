@@ -22,6 +22,7 @@ from kvstore.cli import journal, read, tasks, upkeep, write
 from kvstore.cli.exits import HELP, exit_code, from_system
 from kvstore.cli.output import print_line
 from kvstore.errors import KVStoreError
+from kvstore.loops import COMPILED
 
 COMMANDS_GROUP: Final = "kvstore.commands"
 
@@ -68,7 +69,8 @@ app = typer.Typer(
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        print_line(f"kvstore {version('kvstore')}")
+        loops = "compiled" if COMPILED else "plain"
+        print_line(f"kvstore {version('kvstore')} ({loops} loops)")
         raise typer.Exit
 
 
@@ -77,7 +79,10 @@ def _options(
     _: Annotated[
         bool,
         typer.Option(
-            "--version", callback=_print_version, is_eager=True, help="Print the version and exit."
+            "--version",
+            callback=_print_version,
+            is_eager=True,
+            help="Print the version, and whether loops are compiled, and exit.",
         ),
     ] = False,
 ) -> None:

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple, Protocol
 
 from kvstore.limits import SCAN_CHUNK, SCAN_CHUNK_BYTES
+from kvstore.loops import Found
 
 DATA: Final = "data"
 RANGES: Final = "ranges"
@@ -159,10 +160,12 @@ class Engine(Protocol):
         """A pass over `start <= key < end`, ascending, or descending if `reverse`."""
         ...
 
-    def first(self, start: bytes, end: bytes) -> tuple[bytes, bytes] | None:
-        """The first entry of `data` with `start <= key < end`; None where there is none.
+    def find(self, key: bytes, rest: bytes, limit: bytes, /) -> Found:
+        """The value of the first entry of `data` in a stretch, from the escaped user key with
+        `rest` behind it on to that with `limit`: None where it is a tombstone, ABSENT where the
+        stretch is empty.
 
-        `start >= end` is an empty stretch.
+        What `borrow`, a few moves and `give_back` would be, for the hottest of look-ups.
         """
         ...
 
@@ -173,7 +176,7 @@ class Engine(Protocol):
         """
         ...
 
-    def give_back(self, ticket: Any, reader: Reader) -> None:
+    def give_back(self, ticket: Any, reader: Any, /) -> None:
         """Return what `borrow` gave."""
         ...
 

@@ -31,6 +31,8 @@ from itertools import count
 from pathlib import Path
 from typing import Any, Final
 
+from kvstore.codec.keys import TOMBSTONE
+from kvstore.codec.ordered import escape
 from kvstore.engine.api import DATA, FAMILIES, Batch, FileSpan, Reader
 from kvstore.engine.editions import Edition
 from kvstore.engine.passes import MemoryCursor, MemoryReader
@@ -63,6 +65,7 @@ from kvstore.journal.files import storage_errors
 from kvstore.journal.inspection import content_of
 from kvstore.journal.names import COMPACTING_NAME, LOCK_NAME, is_journal_file
 from kvstore.limits import JOURNAL_COMPACT_BYTES, MEMORY_BATCH_IN_PLACE_MAX
+from kvstore.loops import ABSENT, Found
 
 _DATA: Final = FAMILY_NUMBERS[DATA]
 
@@ -153,23 +156,24 @@ class MemoryEngine:
         edition = self._hold(FAMILY_NUMBERS[family])
         return MemoryCursor(self, edition, start, end, reverse=reverse)
 
-    def first(self, start: bytes, end: bytes) -> tuple[bytes, bytes] | None:
+    def find(self, key: bytes, rest: bytes, limit: bytes, /) -> Found:
         # Under the lock, as writers change what nobody holds in place: holding it costs as much.
+        escaped = escape(key)
         with self._lock:
             self._require_usable()
             edition = self._state.families[_DATA]
-            at, index = edition.position(start)
+            at, index = edition.position(escaped + rest)
             chunk = edition.chunks[at]
             if index == len(chunk.keys) and at + 1 < len(edition.chunks):
                 chunk, index = edition.chunks[at + 1], 0
-            if index < len(chunk.keys) and chunk.keys[index] < end:
-                return chunk.keys[index], chunk.values[index]
-            return None
+            if index < len(chunk.keys) and (found := chunk.keys[index]) < escaped + limit:
+                return None if found[-1:] == TOMBSTONE else chunk.values[index]
+            return ABSENT
 
     def borrow(self) -> tuple[None, MemoryReader]:
         return None, MemoryReader(self, self._hold(_DATA))
 
-    def give_back(self, ticket: Any, reader: Reader) -> None:
+    def give_back(self, ticket: Any, reader: Any, /) -> None:
         assert isinstance(reader, MemoryReader), "it came from self.borrow()"
         self.release(reader.edition)
 

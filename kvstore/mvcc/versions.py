@@ -13,7 +13,6 @@ Invariants
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple, TypeAlias
 
@@ -27,12 +26,12 @@ from kvstore.codec.keys import (
 from kvstore.codec.ordered import frame, unescape, unframe
 from kvstore.engine.api import DATA, RANGES, Cursor, Engine, pairs
 from kvstore.errors import CorruptionError, UsageError, WriteTooOldError
-from kvstore.mvcc.decide import Read
+from kvstore.loops import Lookup, ascending
 from kvstore.mvcc.diff import Difference, differences, stored_keys
 from kvstore.mvcc.export import VersionColumns, version_columns
-from kvstore.mvcc.fragments import UNLIMITED, Fragments, RangeTombstone
-from kvstore.mvcc.lookup import rest_of, value_among_imports, value_below, values_at
-from kvstore.mvcc.scan import Chunk, Rows, live_columns, live_rows
+from kvstore.mvcc.fragments import Fragments, RangeTombstone
+from kvstore.mvcc.lookup import value_below, values_among_imports, values_at
+from kvstore.mvcc.scan import Chunk, Read, Rows, live_columns, live_rows
 from kvstore.mvcc.version import Entry, Event, Stamps, Version, newest_at, timeline
 from kvstore.mvcc.write import WriteSet, stage
 from kvstore.span import Span
@@ -57,45 +56,21 @@ class Versions:
 
     def __init__(self, engine: Engine, *, stamps: Stamps | None = None) -> None:
         self.engine = engine
+        self.lookup = Lookup(engine, self._get_slowly)
+        self.get = self.lookup.get
+        """The value of a key at a time, None where it is absent or deleted. One seek."""
         self._show(View(Fragments.of(stored_tombstones(engine)), stamps or {}))
-        self._bound = (0, rest_of(0))
 
     # -- reading ----------------------------------------------------------------------------
-
-    def get(self, key: bytes, as_of: int) -> bytes | None:
-        """The value of `key` at `as_of`, None where it is absent or deleted. One seek."""
-        # Hot: see `kvstore.mvcc.lookup` for what is done here line by line. A plain tuple is taken
-        # apart in 10 ns, the named one of `view` in 50.
-        fragments, stamps = self._parts
-        at, rest = self._bound
-        if at != as_of:
-            rest = rest_of(as_of)
-            self._bound = (as_of, rest)
-        if stamps:
-            engine = self.engine
-            ticket, reader = engine.borrow()
-            check = engine.check
-            value = value_among_imports(reader, check, key, as_of, rest, fragments, stamps)
-            engine.give_back(ticket, reader)
-            return value
-        escaped = key.replace(b"\x00", b"\x00\xff")
-        limit = UNLIMITED
-        if boundaries := fragments.boundaries:
-            limit = fragments.limits[bisect_right(boundaries, key)]
-        entry = self.engine.first(escaped + rest, escaped + limit)
-        if entry is not None:
-            return entry[1] if entry[0][-1] else None
-        return None if limit is UNLIMITED else value_below(self.engine, key, as_of, fragments)
 
     def get_many(self, keys: Sequence[bytes], as_of: int) -> list[bytes | None]:
         """The values of `keys`, in their order. They are sought in key order, which takes half
         the time of seeking them in no order."""
-        fragments, stamps = self._parts
-        ordered = sorted(keys)
-        if stamps:
-            values = self._many_among_imports(ordered, as_of, fragments, stamps)
-        else:
-            values = values_at(self.engine, ordered, as_of, fragments)
+        fragments, stamps = self.view
+        if not stamps:
+            return values_at(self.engine, keys, as_of, fragments)
+        ordered = ascending(keys)
+        values = values_among_imports(self.engine, ordered, as_of, fragments, stamps)
         if ordered == keys:
             return values
         by_key = dict(zip(ordered, values, strict=True))
@@ -132,15 +107,14 @@ class Versions:
     def scan(self, span: Span, as_of: int, *, reverse: bool = False) -> Iterator[Chunk]:
         """Chunks of live keys and values at `as_of`, ascending or descending. Bounded memory."""
         read = self._read(span, as_of)
-        return live_rows(self._cursor(span, reverse=reverse), read, reverse=reverse)
+        return live_rows(self._cursor(span, reverse=reverse), read)
 
     def scan_columns(
         self, span: Span, as_of: int, *, chunk: int, reverse: bool = False
     ) -> Iterator[Rows]:
         """As `scan`, as Arrow arrays; at most `chunk` rows at once."""
         read = self._read(span, as_of)
-        cursor = self._cursor(span, reverse=reverse)
-        return live_columns(cursor, read, chunk=chunk, reverse=reverse)
+        return live_columns(self._cursor(span, reverse=reverse), read, chunk=chunk)
 
     def diff(
         self,
@@ -248,19 +222,13 @@ class Versions:
 
     def _show(self, view: View) -> None:
         self.view = view
-        self._parts = (view.fragments, view.stamps)
+        self.lookup.show(view.fragments.boundaries, view.fragments.limits, view.stamps)
 
-    def _many_among_imports(
-        self, ordered: Sequence[bytes], as_of: int, fragments: Fragments, stamps: Stamps
-    ) -> list[bytes | None]:
-        ticket, reader = self.engine.borrow()
-        check, rest = self.engine.check, rest_of(as_of)
-        values = [
-            value_among_imports(reader, check, key, as_of, rest, fragments, stamps)
-            for key in ordered
-        ]
-        self.engine.give_back(ticket, reader)
-        return values
+    def _get_slowly(self, key: bytes, as_of: int) -> bytes | None:
+        fragments, stamps = self.view
+        if stamps:
+            return values_among_imports(self.engine, [key], as_of, fragments, stamps)[0]
+        return value_below(self.engine, key, as_of, fragments)
 
     def _read(self, span: Span, as_of: int) -> Read:
         fragments, stamps = self.view

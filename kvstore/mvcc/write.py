@@ -12,11 +12,12 @@ import bisect
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from kvstore.codec.keys import TOMBSTONE, VALUE, encode_range_key, encode_suffix
-from kvstore.codec.ordered import TERMINATOR, escape
+from kvstore.codec.keys import encode_range_key, encode_suffix
+from kvstore.codec.ordered import escape
 from kvstore.engine.api import DATA, RANGES, Batch
 from kvstore.errors import UsageError
 from kvstore.limits import KEY_BYTES_MAX, VALUE_BYTES_MAX
+from kvstore.loops import put_all
 from kvstore.mvcc.fragments import RangeTombstone
 from kvstore.span import Span, require_key
 
@@ -98,23 +99,8 @@ def _require_value(value: object) -> None:
 
 
 def stage(writes: WriteSet, timestamp: int, batch: Batch, families: Mapping[str, Any]) -> None:
-    """Add the entries of a sealed write set at `timestamp` to an engine batch.
-
-    In key order, which the memtable takes in half the time of no order: 10,000 rows cost 1.4 us
-    each rather than 2.6, and sorting them 0.3.
-    """
-    data = families[DATA]
-    put = batch.put
-    suffix = encode_suffix(timestamp)
-    value_tail = TERMINATOR + suffix + VALUE
-    tombstone_tail = TERMINATOR + suffix + TOMBSTONE
-    points = writes.points
-    for key in sorted(points):
-        value = points[key]
-        if value is None:
-            put(key.replace(b"\x00", b"\x00\xff") + tombstone_tail, b"", data)
-        else:
-            put(key.replace(b"\x00", b"\x00\xff") + value_tail, value, data)
+    """Add the entries of a sealed write set at `timestamp` to an engine batch."""
+    put_all(batch.put, writes.points, encode_suffix(timestamp), families[DATA])
     if writes.ranges:
         stage_tombstones(writes.tombstones(timestamp), batch, families)
 

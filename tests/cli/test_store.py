@@ -17,6 +17,7 @@ from kvstore.cli.app import app
 from kvstore.cli.exits import EXIT_CODES, exit_code
 from kvstore.errors import KVStoreError
 from kvstore.journal import Journal
+from kvstore.loops import COMPILED
 
 pytestmark = pytest.mark.usefixtures("each_engine")
 
@@ -323,7 +324,8 @@ def test_help_teaches_by_example(run: Run, command: str) -> None:
 
 
 def test_the_root_help_lists_the_exit_codes(run: Run) -> None:
-    assert run("--version").stdout == f"kvstore {version('kvstore')}\n"
+    loops = "compiled" if COMPILED else "plain"
+    assert run("--version").stdout == f"kvstore {version('kvstore')} ({loops} loops)\n"
     shown = run("--help").stdout
     assert "Exit codes" in shown
     assert "journal" in shown

@@ -16,8 +16,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from kvstore.codec.keys import TOMBSTONE
+from kvstore.codec.ordered import escape
 from kvstore.engine import CHANGES, DATA, FAMILIES, META, RANGES, Engine
 from kvstore.errors import ClosedError, LockedError
+from kvstore.loops import ABSENT
 from tests.harness.strategies import bounds, keys, spans, values
 
 Writes = list[tuple[str, bytes, bytes]]
@@ -198,16 +201,21 @@ class EngineContract:
             HealthCheck.differing_executors,  # inherited by each implementation
         ]
     )
-    @given(batches, st.lists(st.tuples(keys, keys), max_size=5))
-    def test_first_is_the_first_entry_of_a_stretch(
-        self, engine: Engine, drawn: list[Writes], stretches: list[tuple[bytes, bytes]]
+    @given(batches, st.lists(st.tuples(keys, keys, keys), max_size=5))
+    def test_find_is_the_first_entry_of_a_stretch(
+        self, engine: Engine, drawn: list[Writes], stretches: list[tuple[bytes, bytes, bytes]]
     ) -> None:
         write(engine, [("delete_range", b"", b"\xff" * 20)])
         for writes in drawn:
             write(engine, writes)
-            for start, end in stretches:
+            for key, rest, limit in stretches:
+                start, end = escape(key) + rest, escape(key) + limit
                 rows = read(engine, DATA, start, end) if start < end else []
-                assert engine.first(start, end) == (rows[0] if rows else None)
+                expected = ABSENT
+                if rows:
+                    stored, value = rows[0]
+                    expected = None if stored[-1:] == TOMBSTONE else value
+                assert engine.find(key, rest, limit) == expected
 
     # -- closing ------------------------------------------------------------------------------
 
@@ -222,7 +230,7 @@ class EngineContract:
             lambda: engine.cursor(META),
             lambda: engine.get(DATA, b"001"),
             lambda: engine.borrow(),
-            lambda: engine.first(b"", b"z"),
+            lambda: engine.find(b"", b"", b"z"),
             lambda: engine.sync(),
             lambda: engine.stats(),
         ):

@@ -83,6 +83,8 @@ def test_gets_and_readers_in_a_damaged_block_raise(damaged: RocksEngine) -> None
     with pytest.raises(CorruptionError):
         damaged.check(reader)
     damaged.give_back(ticket, reader)
+    with pytest.raises(CorruptionError):
+        damaged.find(b"%06d" % wrong[0], b"", b"z")
     damaged.close()
 
 
@@ -285,7 +287,7 @@ CALLS: dict[str, Callable[[RocksEngine], object]] = {
     "get": lambda engine: engine.get(DATA, b"k"),
     "cursor": lambda engine: engine.cursor(DATA),
     "borrow": lambda engine: engine.borrow(),
-    "first": lambda engine: engine.first(b"", b"z"),
+    "find": lambda engine: engine.find(b"", b"", b"z"),
     "stats": lambda engine: engine.stats(),
     "compact": lambda engine: engine.compact(DATA),
     "sync": lambda engine: engine.sync(),

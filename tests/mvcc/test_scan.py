@@ -1,4 +1,4 @@
-"""A scan decided in columns gives what it gives entry by entry: what each key's history says."""
+"""A scan gives what each key's history says, with compiled loops and with plain ones."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from kvstore.codec.keys import TOMBSTONE, VALUE, encode_reference, encode_suffix
 from kvstore.codec.ordered import frame
 from kvstore.mvcc import scan as scan_module
 from kvstore.mvcc.columns import Columns
-from kvstore.mvcc.decide import Read, decide_columns, decide_each
 from kvstore.mvcc.fragments import Fragments, RangeTombstone
-from kvstore.mvcc.scan import live_columns, live_rows
+from kvstore.mvcc.scan import Read, live_columns, live_rows
 from kvstore.mvcc.version import Lifetime, newest_at, timeline
 from kvstore.span import Span
+from tests.loops import BOTH, names
 
 Entries = list[tuple[bytes, bytes]]
 
@@ -87,21 +87,6 @@ def by_history(
     return rows
 
 
-@given(stored, ranges, reads, st.booleans(), st.booleans())
-def test_columns_decide_as_entry_by_entry(
-    drawn: Any, deleted: Any, as_of: int, hold_first: bool, hold: bool
-) -> None:
-    chunk = [key for key, _ in entries_of(drawn)]
-    if not chunk:
-        return
-    fragments = Fragments.of(RangeTombstone(*parts) for parts in deleted)
-    read = Read.of(as_of, STAMPS, fragments.cover(Span(), as_of))
-    each = decide_each(chunk, read, hold_first=hold_first, hold=hold)
-    at_once = decide_columns(chunk, Columns(chunk), read, hold_first=hold_first, hold=hold)
-    assert at_once.alive.nonzero()[0].tolist() == list(each.alive)
-    assert at_once.held == each.held
-
-
 @given(stored)
 def test_repeats_are_neighbours_with_one_user_key(drawn: Any) -> None:
     chunk = [key for key, _ in entries_of(drawn)]
@@ -111,23 +96,23 @@ def test_repeats_are_neighbours_with_one_user_key(drawn: Any) -> None:
         assert Columns(chunk).repeats.tolist() == expected
 
 
-@pytest.mark.parametrize("columns_from", [1, 1_000], ids=["columns", "entry by entry"])
+@pytest.mark.parametrize("loops", BOTH, ids=names)
 @given(stored, ranges, reads, st.booleans(), st.integers(1, 9))
 def test_scan_is_what_the_history_of_each_key_says(
-    columns_from: int, drawn: Any, deleted: Any, as_of: int, reverse: bool, chunk: int
+    loops: Any, drawn: Any, deleted: Any, as_of: int, reverse: bool, chunk: int
 ) -> None:
     fragments = Fragments.of(RangeTombstone(*parts) for parts in deleted)
     read = Read.of(as_of, STAMPS, fragments.cover(Span(), as_of))
     entries = entries_of(drawn)
     expected = by_history(drawn, fragments, as_of)
-    with patched(_COLUMNS_FROM=columns_from, _FIRST_CHUNK=chunk, SCAN_CHUNK=chunk):
+    with patched(Live=loops.Live, user_keys=loops.user_keys, _FIRST_CHUNK=chunk, SCAN_CHUNK=chunk):
         cursor = ListCursor(entries[::-1] if reverse else entries)
-        chunks = list(live_rows(cursor, read, reverse=reverse))
+        chunks = list(live_rows(cursor, read))
         rows = [row for pair in chunks for row in zip(*pair, strict=True)]
         assert rows == (expected[::-1] if reverse else expected)
         assert cursor.closed
         cursor = ListCursor(entries[::-1] if reverse else entries)
-        columns = live_columns(cursor, read, chunk=chunk, reverse=reverse)
+        columns = live_columns(cursor, read, chunk=chunk)
         batches = list(row_batches(columns, chunk))
     table = [row for batch in batches for row in zip(*map(list, batch.columns), strict=True)]
     assert [(key.as_py(), value.as_py()) for key, value in table] == rows
@@ -144,7 +129,7 @@ def test_chunks_of_large_values_hold_few_of_them() -> None:
 
 
 @contextmanager
-def patched(**values: int) -> Iterator[None]:
+def patched(**values: Any) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as monkey:
         for name, value in values.items():
             monkey.setattr(scan_module, name, value)

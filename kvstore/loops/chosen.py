@@ -1,0 +1,29 @@
+"""Which of the two are taken."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING or os.environ.get("KVSTORE_LOOPS") == "plain":
+    from kvstore.loops import plain as _loops
+else:
+    try:
+        from kvstore.loops import compiled as _loops
+    except ImportError:
+        from kvstore.loops import plain as _loops
+
+COMPILED: Final = _loops.__name__.endswith("compiled")
+
+Live = _loops.Live
+Lookup = _loops.Lookup
+PointRead = _loops.PointRead
+Readers = _loops.Readers
+ascending = _loops.ascending
+collect = _loops.collect
+find_among = _loops.find_among
+find_many = _loops.find_many
+join = _loops.join
+join_user_keys = _loops.join_user_keys
+put_all = _loops.put_all
+user_keys = _loops.user_keys

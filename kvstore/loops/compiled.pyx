@@ -1,0 +1,582 @@
+# cython: language_level=3, boundscheck=False, wraparound=False, initializedcheck=False
+"""The loops of `plain`, which says what they do, over the bytes themselves.
+
+What holds here beside that: an item of a list is checked to be bytes before it is looked into; a
+stored key is at least eleven bytes long once `Live.take` has let it in; a list that a caller could
+change is copied before anything is called that might let another thread run.
+"""
+
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from cpython.list cimport PyList_GET_ITEM, PyList_GET_SIZE
+from cpython.object cimport PyObject
+from cpython.ref cimport Py_DECREF
+from cpython.tuple cimport PyTuple_GET_ITEM, PyTuple_GET_SIZE
+from libc.stdint cimport int32_t, int64_t, uint64_t
+from libc.stdlib cimport free, malloc
+from libc.string cimport memchr, memcmp, memcpy
+
+from kvstore.errors import CorruptionError
+from kvstore.limits import KEY_BYTES_MAX
+from kvstore.loops.plain import ABSENT as _ABSENT
+from kvstore.timestamp import Timestamp as _Timestamp
+
+cdef extern from "Python.h":
+    PyObject *PyIter_Next(object) except? NULL
+    long long PyLong_AsLongLongAndOverflow(object, int *) except? -1
+
+cdef enum:
+    TAIL = 9                    # suffix and kind
+    CUT = 11                    # terminator, suffix, kind
+    INVISIBLE = -1
+    BUFFER_BYTES_MAX = 0x7FFFFFFF
+
+
+def collect(source, list keys not None, list values not None, Py_ssize_t count, Py_ssize_t bytes_max):
+    cdef PyObject *found
+    cdef tuple entry
+    cdef bytes value
+    while count > 0:
+        found = PyIter_Next(source)
+        if found is NULL:
+            return False
+        entry = <tuple?>(<object>found)
+        Py_DECREF(entry)  # `found` was ours, `entry` is
+        if PyTuple_GET_SIZE(entry) != 2:
+            raise ValueError("an entry is a key and a value")
+        value = <bytes?>(<object>PyTuple_GET_ITEM(entry, 1))
+        keys.append(<object>PyTuple_GET_ITEM(entry, 0))
+        values.append(value)
+        count -= 1
+        bytes_max -= PyBytes_GET_SIZE(value)
+        if bytes_max <= 0:
+            return True
+    return True
+
+
+cdef class Live:
+    cdef int64_t _as_of
+    cdef object _stamps
+    cdef list _starts, _newest
+    cdef bytes _seen            # a key with the present stem
+    cdef bytes _held            # the newest entry of that stem, None: none is visible
+    cdef object _held_value
+    cdef int64_t _time
+    cdef uint64_t _import       # the last reference looked up, and when its rows became visible
+    cdef int64_t _import_time
+    cdef Py_ssize_t _at         # between which bounds the last key lay, and what covers it there
+    cdef int64_t _covered
+
+    def __cinit__(self, int64_t as_of, stamps, list starts not None, list newest not None):
+        if len(newest) != len(starts) + 1:
+            raise ValueError("newest has one more than starts")
+        self._as_of = as_of
+        self._stamps = stamps
+        self._starts = starts
+        self._newest = newest
+        self._time = INVISIBLE
+        self._import_time = INVISIBLE
+        self._covered = newest[0]
+
+    def take(self, list keys not None, list values not None, *, bint is_last):
+        cdef Py_ssize_t at, size, count = PyList_GET_SIZE(keys)
+        cdef bytes key
+        cdef const unsigned char *bytes_
+        cdef int64_t time
+        cdef list alive = [], alive_values = []
+        if PyList_GET_SIZE(values) != count:
+            raise ValueError("as many keys as values")
+        for at in range(count):
+            key = <bytes?>(<object>PyList_GET_ITEM(keys, at))
+            bytes_ = <const unsigned char *>PyBytes_AS_STRING(key)
+            size = PyBytes_GET_SIZE(key)
+            if size < CUT:
+                raise CorruptionError(f"data key {key.hex()}", "too short")
+            if (
+                self._seen is None
+                or PyBytes_GET_SIZE(self._seen) != size
+                or memcmp(PyBytes_AS_STRING(self._seen), bytes_, size - TAIL)
+            ):
+                self._release(alive, alive_values)
+                self._seen = key
+            time = self._time_of(bytes_ + size - TAIL)
+            if time > self._time:
+                self._time = time
+                self._held = key
+                self._held_value = <object>PyList_GET_ITEM(values, at)
+        if is_last:
+            self._release(alive, alive_values)
+        return alive, alive_values
+
+    cdef int64_t _time_of(self, const unsigned char *tail) except -2:
+        cdef uint64_t suffix = _big_endian(tail)
+        if suffix >> 63:
+            suffix = ~suffix
+            return <int64_t>suffix if <int64_t>suffix <= self._as_of else INVISIBLE
+        if suffix != self._import:  # 0 is never given out
+            self._import_time = INVISIBLE
+            lifetime = self._stamps.get(PyBytes_FromStringAndSize(<const char *>tail, 8))
+            if lifetime is not None and lifetime[0] <= self._as_of < lifetime[1]:
+                self._import_time = lifetime[0]
+            self._import = suffix
+        return self._import_time
+
+    cdef int _release(self, list keys, list values) except -1:
+        cdef bytes key = self._held
+        if key is None:
+            return 0
+        if PyBytes_AS_STRING(key)[PyBytes_GET_SIZE(key) - 1]:
+            if PyList_GET_SIZE(self._starts):
+                self._move(key)
+            if self._covered <= self._time:
+                keys.append(key)
+                values.append(self._held_value)
+        self._held = None
+        self._held_value = None
+        self._time = INVISIBLE
+        return 0
+
+    cdef int _move(self, bytes key) except -1:
+        # Keys come in order: a step now and then, where `plain` searches each time.
+        cdef Py_ssize_t at = self._at
+        cdef list starts = self._starts
+        while at < PyList_GET_SIZE(starts) and _compare(key, <bytes?>starts[at]) >= 0:
+            at += 1
+        while at > 0 and _compare(key, <bytes?>starts[at - 1]) < 0:
+            at -= 1
+        if at != self._at:
+            self._at = at
+            self._covered = self._newest[at]
+        return 0
+
+
+def user_keys(list stored not None):
+    cdef list keys = []
+    cdef bytes key
+    cdef const char *bytes_
+    cdef Py_ssize_t at, size
+    for at in range(PyList_GET_SIZE(stored)):
+        key = <bytes?>(<object>PyList_GET_ITEM(stored, at))
+        size = PyBytes_GET_SIZE(key) - CUT
+        if size < 0:
+            raise ValueError("not a stored key")
+        bytes_ = PyBytes_AS_STRING(key)
+        user_key = PyBytes_FromStringAndSize(bytes_, size)
+        if memchr(bytes_, 0, size) is not NULL:
+            user_key = user_key.replace(b"\x00\xff", b"\x00")
+        keys.append(user_key)
+    return keys
+
+
+cdef object ABSENT = _ABSENT, Timestamp = _Timestamp
+cdef Py_ssize_t _KEY_BYTES_MAX = KEY_BYTES_MAX
+
+
+cdef class Readers:
+    cdef object _make, _check
+    cdef Py_ssize_t _most
+    cdef list _idle
+
+    def __cinit__(self, make, check, Py_ssize_t most):
+        self._make = make
+        self._check = check
+        self._most = most
+        self._idle = []
+
+    def renew(self):
+        self._idle = []
+
+    def borrow(self):
+        cdef list idle = self._idle
+        return idle, idle.pop() if PyList_GET_SIZE(idle) else self._make()
+
+    def give_back(self, list ticket not None, reader):
+        if PyList_GET_SIZE(ticket) < self._most:
+            ticket.append(reader)
+
+    def find(self, bytes key not None, bytes rest not None, bytes limit not None):
+        return self._find_value(key, rest, limit)
+
+    cdef object _find_value(self, bytes key, bytes rest, bytes limit):
+        cdef list idle = self._idle
+        reader = idle.pop() if PyList_GET_SIZE(idle) else self._make()
+        value = _find(reader, self._check, _escaped(key), rest, limit, ABSENT)
+        if PyList_GET_SIZE(idle) < self._most:
+            idle.append(reader)
+        return value
+
+
+cdef class Lookup:
+    cdef object _engine, _slowly, _stamps
+    cdef Readers _readers       # of the engine, where its `find` is theirs: 50 ns less than a call
+    cdef list _boundaries, _limits
+    cdef int64_t _as_of         # the time of the last look-up, and what follows a key there
+    cdef bytes _rest
+
+    def __cinit__(self, engine, slowly):
+        self._engine = engine
+        self._slowly = slowly
+        owner = getattr(engine.find, "__self__", None)
+        self._readers = owner if isinstance(owner, Readers) else None
+        self._as_of = INVISIBLE
+        self.show([], [UNLIMITED], {})
+
+    def show(self, list boundaries not None, list limits not None, stamps):
+        if len(limits) != len(boundaries) + 1:
+            raise ValueError("limits has one more than boundaries")
+        self._boundaries = boundaries
+        self._limits = limits
+        self._stamps = stamps if stamps else None
+
+    def get(self, bytes key not None, int64_t as_of):
+        return self._value(key, as_of)
+
+    cdef object _value(self, bytes key, int64_t as_of):
+        cdef list boundaries = self._boundaries
+        cdef bytes rest, limit
+        stamps = self._stamps
+        if as_of != self._as_of:
+            self._rest = TERMINATOR + (~<uint64_t>as_of).to_bytes(8, "big")
+            self._as_of = as_of
+        rest = self._rest
+        if stamps is not None:
+            if PyList_GET_SIZE(boundaries):
+                return self._slowly(key, as_of)
+            ticket, reader = self._engine.borrow()
+            _, value = find_among(reader, self._engine.check, key, as_of, rest, stamps)
+            self._engine.give_back(ticket, reader)
+            return value
+        limit = <bytes?>self._limits[_stretch(boundaries, key)]
+        if self._readers is not None:
+            value = self._readers._find_value(key, rest, limit)
+        else:
+            value = self._engine.find(key, rest, limit)
+        if value is ABSENT:
+            return None if limit == UNLIMITED else self._slowly(key, as_of)
+        return value
+
+
+cdef class PointRead:
+    cdef Lookup _lookup
+    cdef object _frontiers, _otherwise
+
+    def __cinit__(self, Lookup lookup not None, frontiers, otherwise):
+        self._lookup = lookup
+        self._frontiers = frontiers
+        self._otherwise = otherwise
+
+    def get(self, key, as_of=None, default=None):
+        cdef int64_t at, upper
+        cdef int overflow = 0
+        frontiers = self._frontiers
+        if type(key) is bytes and PyBytes_GET_SIZE(key) <= _KEY_BYTES_MAX and frontiers.is_healthy:
+            upper = frontiers.upper
+            if as_of is None:
+                at = upper - 1
+            elif type(as_of) is Timestamp or type(as_of) is int:
+                at = PyLong_AsLongLongAndOverflow(as_of, &overflow)
+                if overflow or at >= upper or at < <int64_t>frontiers.since:
+                    return self._otherwise(key, as_of, default)
+            else:
+                return self._otherwise(key, as_of, default)
+            value = self._lookup._value(<bytes>key, at)
+            if at >= <int64_t>frontiers.floor:
+                return default if value is None else value
+        return self._otherwise(key, as_of, default)
+
+
+cdef Py_ssize_t _stretch(list boundaries, bytes key) except -1:
+    """How many of `boundaries` are at or below `key`."""
+    cdef Py_ssize_t low = 0, middle, high = PyList_GET_SIZE(boundaries)
+    while low < high:
+        middle = (low + high) // 2
+        if _compare(key, <bytes?>boundaries[middle]) < 0:
+            high = middle
+        else:
+            low = middle + 1
+    return low
+
+
+def find_many(
+    reader,
+    check,
+    list keys not None,
+    bytes rest not None,
+    list boundaries not None,
+    list limits not None,
+    absent,
+):
+    cdef list asked = list(keys), found = [None] * PyList_GET_SIZE(asked)
+    cdef Py_ssize_t at, place, count = PyList_GET_SIZE(asked)
+    cdef Py_ssize_t stretch = 0, stretches = PyList_GET_SIZE(boundaries)
+    cdef bytes key
+    if PyList_GET_SIZE(limits) != stretches + 1:
+        raise ValueError("limits has one more than boundaries")
+    cdef Place *order = _order(asked)
+    try:
+        for at in range(count):
+            place = order[at].at
+            key = <bytes>PyList_GET_ITEM(asked, place)
+            while stretch < stretches and _compare(key, <bytes?>boundaries[stretch]) >= 0:
+                stretch += 1
+            found[place] = _find(
+                reader, check, _escaped(key), rest, <bytes?>limits[stretch], absent
+            )
+    finally:
+        free(order)
+    return found
+
+
+def find_among(
+    reader, check, bytes key not None, int64_t as_of, bytes rest not None, stamps
+):
+    cdef bytes escaped = _escaped(key), found
+    cdef const unsigned char *tail
+    cdef uint64_t suffix
+    cdef int64_t newest = INVISIBLE, added
+    cdef Py_ssize_t size
+    value = None
+    reader.seek(_joined(escaped, TERMINATOR))
+    here = reader.key()
+    while here is not None:
+        found = <bytes?>here
+        size = PyBytes_GET_SIZE(found)
+        if size < CUT or not _is_below(found, escaped, UNLIMITED):
+            break
+        tail = <const unsigned char *>PyBytes_AS_STRING(found) + size - TAIL
+        suffix = _big_endian(tail)
+        if not suffix >> 63:
+            lifetime = stamps.get(PyBytes_FromStringAndSize(<const char *>tail, 8))
+            if lifetime is not None:
+                added = lifetime[0]
+                if newest < added <= as_of and as_of < lifetime[1]:
+                    newest = added
+                    value = reader.value() if tail[8] else None
+            reader.next()
+        elif <int64_t>~suffix <= as_of:
+            if <int64_t>~suffix > newest:
+                newest = <int64_t>~suffix
+                value = reader.value() if tail[8] else None
+            break
+        else:
+            reader.seek(_joined(escaped, rest))
+        here = reader.key()
+    if here is None:
+        check(reader)
+    return newest, value
+
+
+def ascending(keys):
+    cdef list given = list(keys), found = []
+    cdef Py_ssize_t at
+    cdef Place *order = _order(given)
+    for at in range(PyList_GET_SIZE(given)):
+        found.append(<object>PyList_GET_ITEM(given, order[at].at))
+    free(order)
+    return found
+
+
+def put_all(put, dict points not None, bytes suffix not None, family):
+    cdef list keys = list(points), values = list(points.values())
+    cdef bytes value_tail = TERMINATOR + suffix + b"\x01", tombstone_tail = TERMINATOR + suffix + b"\x00"
+    cdef bytes escaped
+    cdef Py_ssize_t at, place
+    cdef Place *order = _order(keys)
+    try:
+        for at in range(PyList_GET_SIZE(keys)):
+            place = order[at].at
+            escaped = _escaped(<bytes>PyList_GET_ITEM(keys, place))
+            value = <object>PyList_GET_ITEM(values, place)
+            if value is None:
+                put(_joined(escaped, tombstone_tail), b"", family)
+            else:
+                put(_joined(escaped, value_tail), value, family)
+    finally:
+        free(order)
+
+
+cdef bytes TERMINATOR = b"\x00\x01", UNLIMITED = b"\x00\x02"
+
+
+cdef inline object _find(reader, check, bytes escaped, bytes rest, bytes limit, absent):
+    reader.seek(_joined(escaped, rest))
+    here = reader.key()
+    if here is None:
+        check(reader)
+        return absent
+    cdef bytes found = <bytes?>here
+    if not _is_below(found, escaped, limit):
+        return absent
+    cdef Py_ssize_t size = PyBytes_GET_SIZE(found)
+    return None if size and PyBytes_AS_STRING(found)[size - 1] == 0 else reader.value()
+
+
+cdef inline bytes _escaped(bytes key):
+    if memchr(PyBytes_AS_STRING(key), 0, PyBytes_GET_SIZE(key)) is NULL:
+        return key
+    return key.replace(b"\x00", b"\x00\xff")
+
+
+cdef inline bytes _joined(bytes first, bytes second):
+    cdef Py_ssize_t size = PyBytes_GET_SIZE(first)
+    cdef bytes both = PyBytes_FromStringAndSize(NULL, size + PyBytes_GET_SIZE(second))
+    memcpy(PyBytes_AS_STRING(both), PyBytes_AS_STRING(first), size)
+    memcpy(PyBytes_AS_STRING(both) + size, PyBytes_AS_STRING(second), PyBytes_GET_SIZE(second))
+    return both
+
+
+cdef inline int _compare(bytes one, bytes other) noexcept:
+    cdef Py_ssize_t size = PyBytes_GET_SIZE(one), other_size = PyBytes_GET_SIZE(other)
+    cdef int difference = memcmp(
+        PyBytes_AS_STRING(one), PyBytes_AS_STRING(other), min(size, other_size)
+    )
+    return difference if difference else (size > other_size) - (size < other_size)
+
+
+cdef inline bint _is_below(bytes found, bytes escaped, bytes limit) noexcept:
+    """Whether `found < escaped + limit`."""
+    cdef Py_ssize_t size = PyBytes_GET_SIZE(escaped), rest = PyBytes_GET_SIZE(found) - size
+    cdef int difference = memcmp(
+        PyBytes_AS_STRING(found), PyBytes_AS_STRING(escaped), size if rest >= 0 else rest + size
+    )
+    if difference or rest < 0:
+        return difference <= 0
+    cdef Py_ssize_t limited = PyBytes_GET_SIZE(limit)
+    difference = memcmp(
+        PyBytes_AS_STRING(found) + size, PyBytes_AS_STRING(limit), min(rest, limited)
+    )
+    return difference < 0 if difference else rest < limited
+
+
+cdef inline uint64_t _big_endian(const unsigned char *bytes_) noexcept:
+    cdef uint64_t word = 0
+    cdef int at
+    for at in range(8):
+        word = word << 8 | bytes_[at]
+    return word
+
+
+cdef struct Place:
+    uint64_t word               # the eight bytes behind what all keys begin with
+    Py_ssize_t at
+
+
+cdef Place *_order(list keys) except NULL:
+    """The places of `keys` in their order, to be freed. A merge sort: most comparisons are of two
+    words, which lie where they are used, and not of keys, each of which lies elsewhere."""
+    cdef Py_ssize_t at, size, shared, count = PyList_GET_SIZE(keys), width = 1
+    cdef Py_ssize_t left, right, middle, end, out
+    cdef const char *first
+    cdef const char *bytes_
+    cdef bytes key
+    cdef bint is_ordered = True
+    for at in range(count):
+        key = <bytes?>(<object>PyList_GET_ITEM(keys, at))
+        bytes_ = PyBytes_AS_STRING(key)
+        size = PyBytes_GET_SIZE(key)
+        if at == 0:
+            first, shared = bytes_, size
+        shared = min(shared, size)
+        size = 0
+        while size < shared and bytes_[size] == first[size]:
+            size += 1
+        shared = size
+    cdef Place *places = <Place *>malloc((2 * count + 1) * sizeof(Place))
+    if places is NULL:
+        raise MemoryError
+    cdef Place *source = places
+    cdef Place *target = places + count
+    for at in range(count):
+        source[at].at = at
+        source[at].word = _word(<bytes>PyList_GET_ITEM(keys, at), shared)
+        if at and is_ordered:
+            is_ordered = not _is_less(keys, source[at], source[at - 1])
+    if is_ordered:
+        return places
+    while width < count:
+        left = 0
+        while left < count:
+            middle = min(left + width, count)
+            end = min(middle + width, count)
+            right, out, at = middle, left, left
+            while out < end:
+                if at < middle and (right == end or not _is_less(keys, source[right], source[at])):
+                    target[out] = source[at]
+                    at += 1
+                else:
+                    target[out] = source[right]
+                    right += 1
+                out += 1
+            left = end
+        source, target = target, source
+        width *= 2
+    if source is not places:
+        memcpy(places, source, count * sizeof(Place))
+    return places
+
+
+cdef inline uint64_t _word(bytes key, Py_ssize_t skip) noexcept:
+    cdef const unsigned char *bytes_ = <const unsigned char *>PyBytes_AS_STRING(key) + skip
+    cdef Py_ssize_t at, size = PyBytes_GET_SIZE(key) - skip
+    cdef uint64_t word = 0
+    if size >= 8:
+        return _big_endian(bytes_)
+    for at in range(size):
+        word |= <uint64_t>bytes_[at] << (56 - 8 * at)
+    return word
+
+
+cdef inline bint _is_less(list keys, Place one, Place other) noexcept:
+    if one.word != other.word:
+        return one.word < other.word
+    return _compare(<bytes>PyList_GET_ITEM(keys, one.at), <bytes>PyList_GET_ITEM(keys, other.at)) < 0
+
+
+def join(list items not None):
+    return _join(items, 0)
+
+
+def join_user_keys(list stored not None):
+    return _join(stored, CUT)
+
+
+cdef object _join(list items, Py_ssize_t cut):
+    cdef Py_ssize_t at, size, total = 0, count = PyList_GET_SIZE(items)
+    cdef bytes item, offsets, joined
+    cdef int32_t *offset
+    cdef char *start
+    cdef char *end
+    for at in range(count):
+        size = PyBytes_GET_SIZE(<bytes?>(<object>PyList_GET_ITEM(items, at))) - cut
+        if size < 0:
+            raise ValueError("not a stored key")
+        total += size
+    if total > BUFFER_BYTES_MAX:
+        return None
+    offsets = PyBytes_FromStringAndSize(NULL, (count + 1) * sizeof(int32_t))
+    joined = PyBytes_FromStringAndSize(NULL, total)
+    offset = <int32_t *>PyBytes_AS_STRING(offsets)
+    start = end = PyBytes_AS_STRING(joined)
+    for at in range(count):
+        offset[at] = <int32_t>(end - start)
+        item = <bytes>PyList_GET_ITEM(items, at)
+        size = PyBytes_GET_SIZE(item) - cut
+        memcpy(end, PyBytes_AS_STRING(item), size)
+        end += _unescape(end, size) if cut else size
+    offset[count] = <int32_t>(end - start)
+    return offsets, joined
+
+
+cdef Py_ssize_t _unescape(char *bytes_, Py_ssize_t size) noexcept:
+    """Turn each 00 ff into 00, in place; the new length."""
+    cdef char *read = <char *>memchr(bytes_, 0, size)
+    cdef char *end = bytes_ + size
+    cdef char *write = read
+    if read is NULL:
+        return size
+    while read < end:
+        write[0] = read[0]
+        write += 1
+        if read[0] == 0 and read + 1 < end and <unsigned char>read[1] == 0xFF:
+            read += 1
+        read += 1
+    return write - bytes_

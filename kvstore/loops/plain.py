@@ -1,0 +1,386 @@
+"""The loops in Python: what each of them does, in as few words as that takes.
+
+`compiled.pyx` says the same in C's terms. Who changes one changes the other.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from enum import Enum
+from itertools import accumulate, islice
+from typing import Any, Final, Literal, Protocol, TypeAlias
+
+from kvstore.codec.keys import (
+    FIRST_TIMED_SUFFIX,
+    TAIL_BYTES,
+    TOMBSTONE,
+    VALUE,
+    decode_suffix,
+    encode_suffix,
+)
+from kvstore.codec.ordered import TERMINATOR
+from kvstore.errors import CorruptionError
+from kvstore.limits import KEY_BYTES_MAX
+from kvstore.timestamp import Timestamp
+
+_UNLIMITED: Final = b"\x00\x02"
+"""Behind an escaped key: above all versions of the key, below those of any other."""
+_LEAST_KEY: Final = len(TERMINATOR) + TAIL_BYTES
+
+
+class Absent(Enum):
+    """That a stretch of keys has no entry, which is not what None says: that it was deleted."""
+
+    ABSENT = "absent"
+
+
+ABSENT: Final = Absent.ABSENT
+Found: TypeAlias = "bytes | Literal[Absent.ABSENT] | None"
+
+
+class Position(Protocol):
+    """What look-ups need of a `Reader`."""
+
+    def seek(self, key: bytes) -> None: ...
+    def next(self) -> None: ...
+    def key(self) -> bytes | None: ...
+    def value(self) -> bytes: ...
+
+
+_INVISIBLE: Final = b"\xff" * 9
+"""In the place of a suffix: older than all."""
+_BUFFER_BYTES_MAX: Final = (1 << 31) - 1
+
+
+def collect(
+    source: Iterator[tuple[bytes, bytes]],
+    keys: list[bytes],
+    values: list[bytes],
+    count: int,
+    bytes_max: int,
+) -> bool:
+    """Append the next entries of `source`: `count`, or fewer once their values have `bytes_max`
+    bytes. Whether there may be more; False where `source` has ended."""
+    missing = count
+    for key, value in islice(source, count):
+        keys.append(key)
+        values.append(value)
+        missing -= 1
+        bytes_max -= len(value)
+        if bytes_max <= 0:
+            return True
+    return missing == 0
+
+
+class Live:
+    """Picks the live entries out of a pass over `data`, chunk by chunk, in either direction.
+
+    Of each key that is the newest entry that the read at `as_of` sees, if it is a value and no
+    newer range tombstone covers it. An entry has the time of its suffix, or that at which its
+    import was added (`stamps`: lifetimes by suffix; not there: invisible). Between the escaped
+    bounds `starts[i - 1]` and `starts[i]` the newest range tombstone is of `newest[i]`, 0: none.
+
+    A key's entries stand together, so the newest seen so far is held until another key comes:
+    those that a chunk ends in the midst of are decided in the next one.
+
+    Times are compared here as suffixes, as they are stored: the newer, the less.
+    """
+
+    def __init__(
+        self,
+        as_of: int,
+        stamps: Mapping[bytes, tuple[int, int]],
+        starts: Sequence[bytes],
+        newest: Sequence[int],
+    ) -> None:
+        self._as_of = as_of
+        self._stamps = stamps
+        self._starts = starts
+        self._newest = [encode_suffix(time) for time in newest]
+        self._imports: dict[bytes, bytes] = {}
+        self._stem: bytes | None = None
+        self._suffix = _INVISIBLE
+        self._held = b"", b""
+
+    def take(
+        self, keys: Sequence[bytes], values: Sequence[bytes], *, is_last: bool
+    ) -> tuple[list[bytes], list[bytes]]:
+        """The stored keys and the values of what is alive in this chunk and was held before it.
+        With `is_last` nothing is held. Raises `CorruptionError` on what is no key of `data`."""
+        shown: tuple[list[bytes], list[bytes]] = [], []
+        least = encode_suffix(self._as_of)
+        stem, newest, held = self._stem, self._suffix, self._held
+        for key, value in zip(keys, values, strict=True):
+            here = key[:-TAIL_BYTES]
+            if here != stem:
+                if newest is not _INVISIBLE:
+                    self._release(newest, *held, *shown)
+                    newest = _INVISIBLE
+                stem = here
+                if len(key) < _LEAST_KEY:
+                    raise CorruptionError(f"data key {key.hex()}", "too short")
+            suffix = key[-TAIL_BYTES:-1]
+            if suffix < FIRST_TIMED_SUFFIX:
+                suffix = self._imports.get(suffix) or self._import(suffix)
+            if least <= suffix < newest:
+                newest, held = suffix, (key, value)
+        if is_last and newest is not _INVISIBLE:
+            self._release(newest, *held, *shown)
+            newest = _INVISIBLE
+        self._stem, self._suffix, self._held = stem, newest, held
+        return shown
+
+    def _import(self, reference: bytes) -> bytes:
+        """The suffix of the time at which the rows of an import became visible."""
+        added, reverted = self._stamps.get(reference, (0, 0))
+        visible = added <= self._as_of < reverted
+        self._imports[reference] = encode_suffix(added) if visible else _INVISIBLE
+        return self._imports[reference]
+
+    def _release(
+        self, suffix: bytes, key: bytes, value: bytes, keys: list[bytes], values: list[bytes]
+    ) -> None:
+        if not key[-1]:
+            return
+        # Bounds are escaped and not framed: what lies at one sorts behind it with all its tails.
+        if self._starts and self._newest[bisect_right(self._starts, key)] < suffix:
+            return
+        keys.append(key)
+        values.append(value)
+
+
+def user_keys(stored: Sequence[bytes]) -> list[bytes]:
+    """The user keys of stored keys."""
+    return [key[:-_LEAST_KEY].replace(b"\x00\xff", b"\x00") for key in stored]
+
+
+class Readers:
+    """Readers kept between look-ups: positioning one costs less than making one.
+
+    `make` gives a new one, `check` raises what kept one from having a position. At most `most` are
+    kept.
+    """
+
+    def __init__(self, make: Callable[[], Any], check: Callable[[Any], None], most: int) -> None:
+        self._make = make
+        self._check = check
+        self._most = most
+        # `renew` puts an empty list in its place, so that a reader given back late goes to one
+        # that nobody takes from.
+        self._idle: list[Any] = []
+
+    def renew(self) -> None:
+        """Lend none again of those made so far: something was written that they do not see."""
+        self._idle = []
+
+    def borrow(self) -> tuple[list[Any], Any]:
+        """A reader that sees all writes so far, and a ticket to give it back with."""
+        idle = self._idle
+        try:
+            return idle, idle.pop()
+        except IndexError:
+            return idle, self._make()
+
+    def give_back(self, ticket: list[Any], reader: Any) -> None:
+        """Return what `borrow` gave."""
+        if len(ticket) < self._most:
+            ticket.append(reader)
+
+    def find(self, key: bytes, rest: bytes, limit: bytes) -> Found:
+        """The value of the first entry from `key`, escaped, with `rest` behind it on, and below
+        `key`, escaped, with `limit` behind it; None where that is a tombstone."""
+        ticket, reader = self.borrow()
+        (value,) = find_many(reader, self._check, [key], rest, [], [limit], ABSENT)
+        self.give_back(ticket, reader)
+        return value
+
+
+class Lookup:
+    """`get`, by the range tombstones and imports that `show` was last told of.
+
+    `engine` is asked for readers. `slowly` answers what needs more than the newest stretch says:
+    where a range tombstone above the time of the read may hide one below it, and where imports
+    and range tombstones meet.
+    """
+
+    def __init__(self, engine: Any, slowly: Callable[[bytes, int], bytes | None]) -> None:
+        self._engine = engine
+        self._slowly = slowly
+        self.show([], [_UNLIMITED], {})
+
+    def show(
+        self,
+        boundaries: Sequence[bytes],
+        limits: Sequence[bytes],
+        stamps: Mapping[bytes, tuple[int, int]],
+    ) -> None:
+        """Look up by these from now on: `limits[i + 1]` from `boundaries[i]` on."""
+        self._view = boundaries, limits, stamps
+
+    def get(self, key: bytes, as_of: int) -> bytes | None:
+        """The value of `key` at `as_of`, None where it is absent or deleted."""
+        boundaries, limits, stamps = self._view
+        engine, rest = self._engine, TERMINATOR + encode_suffix(as_of)
+        if stamps and boundaries:
+            return self._slowly(key, as_of)
+        if stamps:
+            ticket, reader = engine.borrow()
+            _, value = find_among(reader, engine.check, key, as_of, rest, stamps)
+            engine.give_back(ticket, reader)
+            return value
+        limit = limits[bisect_right(boundaries, key)]
+        found: Found = engine.find(key, rest, limit)
+        if found is ABSENT:
+            return None if limit == _UNLIMITED else self._slowly(key, as_of)
+        return found
+
+
+class Frontiers(Protocol):
+    """What a read asks of the timeline."""
+
+    @property
+    def since(self) -> int: ...
+    @property
+    def floor(self) -> int: ...
+    @property
+    def upper(self) -> int: ...
+    @property
+    def is_healthy(self) -> bool: ...
+
+
+class PointRead:
+    """`Store.get` where nothing is in its way, else `otherwise`, which is the whole of it."""
+
+    def __init__(
+        self,
+        lookup: Lookup,
+        frontiers: Frontiers,
+        otherwise: Callable[[Any, Any, Any], Any],
+    ) -> None:
+        self._lookup = lookup
+        self._frontiers = frontiers
+        self._otherwise = otherwise
+
+    def get(self, key: Any, as_of: Any = None, default: Any = None) -> Any:
+        """The value of `key` at `as_of`, None: the newest; `default` where there is none."""
+        frontiers = self._frontiers
+        at = as_of
+        if type(key) is bytes and len(key) <= KEY_BYTES_MAX and frontiers.is_healthy:
+            if as_of is None:
+                at = frontiers.upper - 1
+            elif not (
+                type(as_of) in (int, Timestamp) and frontiers.since <= as_of < frontiers.upper
+            ):
+                return self._otherwise(key, as_of, default)
+            value = self._lookup.get(key, at)
+            if at >= frontiers.floor:
+                return default if value is None else value
+        return self._otherwise(key, as_of, default)
+
+
+def find_many(
+    reader: Position,
+    check: Callable[[Any], None],
+    keys: Sequence[bytes],
+    rest: bytes,
+    boundaries: Sequence[bytes],
+    limits: Sequence[bytes],
+    absent: Literal[Absent.ABSENT] | None,
+) -> list[Found]:
+    """As `Readers.find`, of `keys` in their order, with `limits[i + 1]` from `boundaries[i]` on,
+    and `absent` for an empty stretch.
+
+    They are sought in key order, which takes half the time of seeking them in no order.
+    """
+    found: dict[bytes, Found] = {}
+    for key in ascending(keys):
+        escaped = key.replace(b"\x00", b"\x00\xff")
+        reader.seek(escaped + rest)
+        stored = reader.key()
+        if stored is None:
+            check(reader)
+            found[key] = absent
+        elif stored < escaped + limits[bisect_right(boundaries, key)]:
+            found[key] = None if stored[-1:] == TOMBSTONE else reader.value()
+        else:
+            found[key] = absent
+    return [found[key] for key in keys]
+
+
+def find_among(
+    reader: Position,
+    check: Callable[[Any], None],
+    key: bytes,
+    as_of: int,
+    rest: bytes,
+    stamps: Mapping[bytes, tuple[int, int]],
+) -> tuple[int, bytes | None]:
+    """The newest entry of `key` visible at `as_of`, in a store with imports: when it became so, and
+    its value, None: deleted. `rest` is what follows the escaped key of a version at `as_of`. A
+    seek and a step, mostly; time -1 where there is none."""
+    escaped = key.replace(b"\x00", b"\x00\xff")
+    end = escaped + _UNLIMITED
+    newest, value = -1, None
+    reader.seek(escaped + TERMINATOR)
+    found = reader.key()
+    while found is not None and found < end:
+        lifetime = stamps.get(found[-TAIL_BYTES:-1])
+        if lifetime is not None:
+            added, reverted = lifetime
+            if newest < added <= as_of < reverted:
+                newest, value = added, reader.value() if found[-1] else None
+            reader.next()
+        elif found >= escaped + rest:
+            timestamp = decode_suffix(found[-TAIL_BYTES:-1])
+            if timestamp > newest:
+                newest, value = timestamp, reader.value() if found[-1] else None
+            break
+        elif found[-TAIL_BYTES:] >= FIRST_TIMED_SUFFIX:
+            reader.seek(escaped + rest)
+        else:  # of an import that this read does not know
+            reader.next()
+        found = reader.key()
+    if found is None:
+        check(reader)
+    return newest, value
+
+
+def ascending(keys: Iterable[bytes]) -> list[bytes]:
+    """`keys` in order."""
+    return sorted(keys)
+
+
+def put_all(
+    put: Callable[[bytes, bytes, Any], None],
+    points: Mapping[bytes, bytes | None],
+    suffix: bytes,
+    family: Any,
+) -> None:
+    """Call `put` with the entry of each point (None: a tombstone) at the time of `suffix`, in key
+    order, which the memtable takes in half the time of no order."""
+    value_tail = TERMINATOR + suffix + VALUE
+    tombstone_tail = TERMINATOR + suffix + TOMBSTONE
+    for key in ascending(points):
+        value = points[key]
+        escaped = key.replace(b"\x00", b"\x00\xff")
+        if value is None:
+            put(escaped + tombstone_tail, b"", family)
+        else:
+            put(escaped + value_tail, value, family)
+
+
+def join(items: Sequence[bytes]) -> tuple[bytes, bytes] | None:
+    """The two buffers of an Arrow binary array: offsets, and the items one behind the other.
+    None where they are too long for one."""
+    offsets = list(accumulate(map(len, items), initial=0))
+    if offsets[-1] > _BUFFER_BYTES_MAX:
+        return None
+    return array("i", offsets).tobytes(), b"".join(items)
+
+
+def join_user_keys(stored: Sequence[bytes]) -> tuple[bytes, bytes] | None:
+    """`join` of the user keys of stored keys. The second buffer may be longer than the first one
+    says."""
+    return join(user_keys(stored))

@@ -1,0 +1,403 @@
+"""The loops, compiled and plain: same results, same errors, on any input."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator
+from itertools import islice
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvstore.codec.keys import TOMBSTONE, VALUE, encode_reference, encode_suffix
+from kvstore.codec.ordered import escape, frame
+from kvstore.errors import CorruptionError
+from kvstore.limits import KEY_BYTES_MAX
+from kvstore.loops import ABSENT, plain
+from kvstore.mvcc.fragments import UNLIMITED, Fragments, RangeTombstone, limit_of
+from kvstore.mvcc.lookup import rest_of
+from kvstore.mvcc.scan import Read
+from kvstore.span import Span
+from kvstore.timestamp import Timestamp
+from tests.loops import BOTH, names
+from tests.mvcc.test_scan import STAMPS, by_history, entries_of, keys, ranges, reads, stored
+
+both = pytest.mark.parametrize("loops", BOTH, ids=names)
+
+raw = st.lists(st.sampled_from([b"\x00", b"\xff", b"\x01", b"a"]), max_size=6).map(b"".join)
+
+
+def stored_key(user_key: bytes) -> bytes:
+    return frame(user_key) + encode_suffix(3) + VALUE
+
+
+@both
+@given(
+    st.lists(st.tuples(raw, raw), max_size=12),
+    st.integers(1, 14),
+    st.one_of(st.integers(1, 20), st.just(1 << 40)),
+)
+def test_collect_takes_entries_up_to_a_count_or_to_bytes(
+    loops: Any, entries: list[tuple[bytes, bytes]], count: int, bytes_max: int
+) -> None:
+    source = iter(entries)
+    found_keys, found_values = [b"before"], [b"that"]
+    may_be_more = loops.collect(source, found_keys, found_values, count, bytes_max)
+    taken = list(zip(found_keys, found_values, strict=True))[1:]
+    assert taken == entries[: len(taken)]
+    assert list(source) == entries[len(taken) :]
+    sizes = [len(value) for _, value in taken]
+    assert sum(sizes[:-1]) < bytes_max
+    full = len(taken) == count or sum(sizes) >= bytes_max
+    assert may_be_more == full
+    assert full or taken == entries
+
+
+@both
+def test_collect_hands_on_what_its_source_raises(loops: Any) -> None:
+    def failing() -> Iterator[tuple[bytes, bytes]]:
+        yield b"a", b"1"
+        raise OSError("gone")
+
+    found: list[bytes] = []
+    with pytest.raises(OSError, match="gone"):
+        loops.collect(failing(), found, [], 9, 1 << 20)
+    assert found == [b"a"]
+
+
+@both
+@given(stored, ranges, reads, st.booleans(), st.lists(st.integers(0, 9), max_size=8))
+def test_live_is_the_same_however_a_pass_is_cut(
+    loops: Any, drawn: Any, deleted: Any, as_of: int, reverse: bool, cuts: list[int]
+) -> None:
+    fragments = Fragments.of(RangeTombstone(*parts) for parts in deleted)
+    read = Read.of(as_of, STAMPS, fragments.cover(Span(), as_of))
+    entries = entries_of(drawn)[:: -1 if reverse else 1]
+    parts = (read.as_of, read.stamps, read.starts, read.newest)
+    expected = plain.Live(*parts).take(*columns(entries), is_last=True)
+    live = loops.Live(*parts)
+    found: tuple[list[bytes], list[bytes]] = [], []
+    rest = iter(entries)
+    for cut in cuts:
+        chunk = list(islice(rest, cut))
+        for column, more in zip(found, live.take(*columns(chunk), is_last=False), strict=True):
+            column.extend(more)
+    for column, more in zip(found, live.take(*columns(list(rest)), is_last=True), strict=True):
+        column.extend(more)
+    assert found == expected
+    assert live.take([], [], is_last=True) == ([], [])
+
+
+@both
+@pytest.mark.parametrize("key", [b"", b"\x00\x01", bytes(10)])
+def test_live_refuses_what_is_no_stored_key(loops: Any, key: bytes) -> None:
+    live = loops.Live(5, {}, [], [0])
+    with pytest.raises(CorruptionError, match="too short"):
+        live.take([stored_key(b"a"), key], [b"", b""], is_last=True)
+
+
+@both
+def test_live_lets_go_of_what_it_was_given(loops: Any) -> None:
+    """What it holds between chunks is one entry, and that is handed out once."""
+    live = loops.Live(5, {encode_reference(1): (2, 4)}, [], [0])
+    key, value = stored_key(b"a"), bytes(100)
+    before = sys.getrefcount(key), sys.getrefcount(value)
+    for _ in range(3):
+        assert live.take([key], [value], is_last=True) == ([key], [value])
+    del live
+    assert (sys.getrefcount(key), sys.getrefcount(value)) == before
+
+
+@both
+@given(st.lists(raw, max_size=8))
+def test_user_keys_come_back_as_they_were(loops: Any, user_keys: list[bytes]) -> None:
+    chunk = [stored_key(key) for key in user_keys]
+    assert loops.user_keys(chunk) == user_keys
+    assert binary(len(chunk), loops.join_user_keys(chunk)) == user_keys
+
+
+@both
+@given(st.lists(raw, max_size=8))
+def test_joined_items_are_an_arrow_array(loops: Any, items: list[bytes]) -> None:
+    assert binary(len(items), loops.join(items)) == items
+
+
+@both
+def test_items_too_long_for_one_array_are_not_joined(loops: Any) -> None:
+    item = bytes(1 << 20)
+    assert loops.join([item] * 2048) is None
+    assert loops.join([item] * 3) is not None
+
+
+@both
+@given(keys)
+def test_nothing_but_bytes_is_looked_into(loops: Any, key: bytes) -> None:
+    if loops is plain:
+        return
+    for call in (loops.user_keys, loops.join, loops.join_user_keys):
+        with pytest.raises(TypeError):
+            call([stored_key(key), "text"])
+    with pytest.raises(TypeError):
+        loops.Live(5, {}, [], [0]).take(["text"], [b""], is_last=True)
+    with pytest.raises(TypeError):
+        loops.collect(iter([(b"", "text")]), [], [], 1, 1)
+    with pytest.raises(TypeError):
+        loops.collect(iter([b"no pair"]), [], [], 1, 1)
+
+
+def test_a_store_works_without_the_compiled_loops(tmp_path: Any) -> None:
+    script = """
+        import sys, kvstore
+        from kvstore import loops
+        with kvstore.open(sys.argv[1]) as store:
+            with store.batch() as batch:
+                for row in range(300):
+                    batch.put(b"%03d" % row, b"value")
+            store.delete_range(b"100", b"200")
+            rows = list(store.scan())
+            batches = store.scan_batches().read_all()
+        print(loops.COMPILED, len(rows), rows[100], batches.num_rows)
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", "\n".join(line[8:] for line in script.splitlines()), tmp_path / "s"],
+        env={**os.environ, "KVSTORE_LOOPS": "plain"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.split(maxsplit=2)[:2] == ["False", "200"]
+    assert done.stdout.endswith("(b'200', b'value') 200\n")
+
+
+# -- look-ups -------------------------------------------------------------------------------------
+
+
+class ListReader:
+    """The contract of a reader over a list."""
+
+    def __init__(self, entries: list[tuple[bytes, bytes]]) -> None:
+        self._entries = entries
+        self._at = 0
+        self.moves = 0
+
+    def seek(self, key: bytes) -> None:
+        self._at = bisect_left(self._entries, (key,))
+        self.moves += 1
+
+    def next(self) -> None:
+        self._at += 1
+        self.moves += 1
+
+    def key(self) -> bytes | None:
+        return self._entries[self._at][0] if self._at < len(self._entries) else None
+
+    def value(self) -> bytes:
+        return self._entries[self._at][1]
+
+
+@both
+@given(stored, reads, st.lists(keys, max_size=6))
+def test_find_among_imports_is_what_the_history_says(
+    loops: Any, drawn: Any, as_of: int, absent: Any
+) -> None:
+    alive = dict(by_history(drawn, Fragments(), as_of))
+    reader = ListReader(entries_of(drawn))
+    checked: list[Any] = []
+    for key in [*absent, *(key for key, _, _ in drawn)]:
+        time, value = loops.find_among(reader, checked.append, key, as_of, rest_of(as_of), STAMPS)
+        assert value == alive.get(key)
+        assert -1 <= time <= as_of
+        assert value is None or time >= 0
+        assert bool(checked) == (reader.key() is None)
+        checked.clear()
+
+
+@both
+@given(stored, reads, st.lists(keys, max_size=9), st.sets(keys), st.data())
+def test_finding_many_is_finding_each(
+    loops: Any, drawn: Any, as_of: int, asked: list[bytes], bounds: set[bytes], data: Any
+) -> None:
+    entries = entries_of(drawn)
+    boundaries = sorted(bounds)
+    limits = data.draw(
+        st.lists(
+            st.sampled_from([UNLIMITED, limit_of((3,)), limit_of((9, 2))]),
+            min_size=len(boundaries) + 1,
+            max_size=len(boundaries) + 1,
+        )
+    )
+    rest = rest_of(as_of)
+    asked = [*asked, *(key for key, _, _ in drawn)]
+    readers = loops.Readers(lambda: ListReader(entries), lambda reader: None, 2)
+    one_by_one = [readers.find(key, rest, limits[bisect_right(boundaries, key)]) for key in asked]
+    found = loops.find_many(
+        ListReader(entries), lambda reader: None, asked, rest, boundaries, limits, ABSENT
+    )
+    assert found == one_by_one
+    for key, value in zip(asked, found, strict=True):
+        start = escape(key) + rest
+        end = escape(key) + limits[bisect_right(boundaries, key)]
+        inside = [entry for entry in entries if start <= entry[0] < end]
+        expected = ABSENT if not inside else inside[0][1] if inside[0][0][-1] else None
+        assert value == expected
+
+
+@both
+def test_readers_are_lent_again_until_renewed(loops: Any) -> None:
+    readers = loops.Readers(lambda: ListReader([]), lambda reader: None, 2)
+    lent = [readers.borrow() for _ in range(3)]
+    for ticket, reader in lent:
+        readers.give_back(ticket, reader)
+    again = [readers.borrow() for _ in range(3)]
+    assert {id(reader) for _, reader in again[:2]} == {id(reader) for _, reader in lent[:2]}
+    assert again[2][1] not in [reader for _, reader in lent]
+    readers.renew()
+    for ticket, reader in again:
+        readers.give_back(ticket, reader)
+    assert readers.borrow()[1] not in [reader for _, reader in again]
+
+
+@both
+def test_a_reader_that_fails_is_checked_and_not_kept(loops: Any) -> None:
+    made: list[ListReader] = []
+
+    def make() -> ListReader:
+        made.append(ListReader([]))
+        return made[-1]
+
+    def check(reader: object) -> None:
+        raise CorruptionError("there", "a damaged block")
+
+    readers = loops.Readers(make, check, 2)
+    for _ in range(2):
+        with pytest.raises(CorruptionError, match="damaged"):
+            readers.find(b"k", b"", b"z")
+    assert len(made) == 2
+
+
+class Timeline:
+    since, floor, upper, is_healthy = 3, 3, 9, True
+
+
+@both
+def test_a_point_read_leaves_to_others_what_is_in_its_way(loops: Any) -> None:
+    engine, timeline, left = Timeline(), Timeline(), []
+
+    def otherwise(key: object, as_of: object, default: object) -> str:
+        left.append((key, as_of, default))
+        return "otherwise"
+
+    entries = [(frame(b"k") + encode_suffix(time) + VALUE, b"%d" % time) for time in (7, 4)]
+    readers = loops.Readers(lambda: ListReader(entries), lambda reader: None, 2)
+    engine.find = readers.find  # type: ignore[attr-defined]
+    lookup = loops.Lookup(engine, otherwise)
+    get = loops.PointRead(lookup, timeline, otherwise).get
+    assert [get(b"k"), get(b"k", 4), get(b"k", Timestamp(6)), get(b"k", 3)] == [
+        b"7",
+        b"4",
+        b"4",
+        None,
+    ]
+    assert get(b"j", None, "nothing") == get(b"j", default="nothing") == "nothing"
+    assert not left
+    for key, as_of in [
+        ("k", None),
+        (bytearray(b"k"), None),
+        (bytes(KEY_BYTES_MAX + 1), None),
+        (b"k", 2),
+        (b"k", 9),
+        (b"k", -1),
+        (b"k", 1 << 80),
+        (b"k", True),
+        (b"k", 5.0),
+        (b"k", "1970-01-01T00:00:00Z"),
+    ]:
+        assert get(key, as_of, "default") == "otherwise"
+        assert left.pop() == (key, as_of, "default")
+    timeline.floor = 6  # history below it goes just now
+    assert (get(b"k", 6), get(b"k", 5)) == (b"4", "otherwise")
+    timeline.is_healthy = False
+    assert get(b"k") == "otherwise"
+
+
+@both
+def test_a_lookup_beside_range_tombstones_and_imports_is_left_to_who_knows(loops: Any) -> None:
+    engine, left = Timeline(), []
+    entries = [(frame(b"k") + encode_suffix(7) + VALUE, b"7")]
+    readers = loops.Readers(lambda: ListReader(entries), lambda reader: None, 2)
+    engine.find, engine.borrow = readers.find, readers.borrow  # type: ignore[attr-defined]
+    engine.give_back, engine.check = readers.give_back, print  # type: ignore[attr-defined]
+
+    def slowly(key: bytes, as_of: int) -> bytes:
+        left.append(key)
+        return b"slowly"
+
+    lookup = loops.Lookup(engine, slowly)
+    lookup.show([b"m"], [UNLIMITED, limit_of((5,))], {})
+    assert [lookup.get(b"k", 8), lookup.get(b"j", 8)] == [b"7", None]
+    assert lookup.get(b"n", 8) == b"slowly"
+    lookup.show([], [UNLIMITED], STAMPS)
+    assert [lookup.get(b"k", 8), lookup.get(b"k", 6)] == [b"7", None]
+    lookup.show([b"m"], [UNLIMITED, limit_of((5,))], STAMPS)
+    assert lookup.get(b"k", 8) == b"slowly"
+    assert left == [b"n", b"k"]
+
+
+# -- writes -----------------------------------------------------------------------------------
+
+
+@both
+@given(
+    st.lists(raw, max_size=40),
+    st.sampled_from([b"", b"user:00", b"\x00" * 9]),
+    st.lists(st.binary(max_size=12), max_size=40),
+)
+def test_ascending_is_sorted(
+    loops: Any, few: list[bytes], prefix: bytes, many: list[bytes]
+) -> None:
+    drawn = [prefix + key for key in [*few, *many]]
+    assert loops.ascending(drawn) == sorted(drawn)
+    assert loops.ascending(dict.fromkeys(drawn)) == sorted(set(drawn))
+    assert loops.ascending(sorted(drawn)) == sorted(drawn)
+
+
+@both
+@given(st.dictionaries(raw, st.none() | raw, max_size=20), st.integers(1, 1 << 62))
+def test_points_are_put_as_entries_in_key_order(
+    loops: Any, points: dict[bytes, bytes | None], time: int
+) -> None:
+    put: list[Any] = []
+    loops.put_all(lambda *entry: put.append(entry), points, encode_suffix(time), "family")
+    expected = [
+        (frame(key) + encode_suffix(time) + (TOMBSTONE if value is None else VALUE), value or b"")
+        for key, value in points.items()
+    ]
+    assert put == [(*entry, "family") for entry in sorted(expected)]
+
+
+@both
+def test_what_put_raises_ends_it(loops: Any) -> None:
+    def put(*entry: object) -> None:
+        raise OSError("no")
+
+    with pytest.raises(OSError, match="no"):
+        loops.put_all(put, {b"a": b"1", b"b": None}, encode_suffix(1), None)
+
+
+def columns(entries: list[tuple[bytes, bytes]]) -> tuple[list[bytes], list[bytes]]:
+    return [key for key, _ in entries], [value for _, value in entries]
+
+
+def binary(count: int, buffers: tuple[bytes, bytes] | None) -> list[bytes]:
+    assert buffers is not None
+    parts = [None, *map(pa.py_buffer, buffers)]
+    array = pa.Array.from_buffers(pa.binary(), count, parts)
+    array.validate(full=True)
+    found: list[bytes] = array.to_pylist()
+    return found
