@@ -19,7 +19,6 @@ Live = _loops.Live
 Lookup = _loops.Lookup
 PointRead = _loops.PointRead
 Readers = _loops.Readers
-ascending = _loops.ascending
 collect = _loops.collect
 find_among = _loops.find_among
 find_many = _loops.find_many

@@ -53,16 +53,37 @@ def collect(source, list keys not None, list values not None, Py_ssize_t count, 
     return True
 
 
+cdef class Imports:
+    """When the rows of an import are visible. Neighbours mostly have the same: it is kept."""
+    cdef object _stamps
+    cdef uint64_t _last
+    cdef bint _is_known
+    cdef int64_t added
+    cdef uint64_t reverted      # 2 ** 63: never
+
+    def __cinit__(self, stamps):
+        self._stamps = stamps
+
+    cdef bint find(self, uint64_t reference, const unsigned char *suffix) except -1:
+        """Whether the import is known; `added` and `reverted` are its own then."""
+        if reference != self._last:  # 0 is never given out
+            lifetime = self._stamps.get(PyBytes_FromStringAndSize(<const char *>suffix, 8))
+            self._last = 0
+            self._is_known = lifetime is not None
+            if lifetime is not None:
+                self.added, self.reverted = lifetime
+            self._last = reference
+        return self._is_known
+
+
 cdef class Live:
     cdef int64_t _as_of
-    cdef object _stamps
+    cdef Imports _imports
     cdef list _starts, _newest
     cdef bytes _seen            # a key with the present stem
     cdef bytes _held            # the newest entry of that stem, None: none is visible
     cdef object _held_value
     cdef int64_t _time
-    cdef uint64_t _import       # the last reference looked up, and when its rows became visible
-    cdef int64_t _import_time
     cdef Py_ssize_t _at         # between which bounds the last key lay, and what covers it there
     cdef int64_t _covered
 
@@ -70,11 +91,10 @@ cdef class Live:
         if len(newest) != len(starts) + 1:
             raise ValueError("newest has one more than starts")
         self._as_of = as_of
-        self._stamps = stamps
+        self._imports = Imports(stamps)
         self._starts = starts
         self._newest = newest
         self._time = INVISIBLE
-        self._import_time = INVISIBLE
         self._covered = newest[0]
 
     def take(self, list keys not None, list values not None, *, bint is_last):
@@ -109,16 +129,14 @@ cdef class Live:
 
     cdef int64_t _time_of(self, const unsigned char *tail) except -2:
         cdef uint64_t suffix = _big_endian(tail)
+        cdef bint is_shown
         if suffix >> 63:
             suffix = ~suffix
             return <int64_t>suffix if <int64_t>suffix <= self._as_of else INVISIBLE
-        if suffix != self._import:  # 0 is never given out
-            self._import_time = INVISIBLE
-            lifetime = self._stamps.get(PyBytes_FromStringAndSize(<const char *>tail, 8))
-            if lifetime is not None and lifetime[0] <= self._as_of < lifetime[1]:
-                self._import_time = lifetime[0]
-            self._import = suffix
-        return self._import_time
+        if not self._imports.find(suffix, tail):
+            return INVISIBLE
+        is_shown = self._imports.added <= self._as_of and <uint64_t>self._as_of < self._imports.reverted
+        return self._imports.added if is_shown else INVISIBLE
 
     cdef int _release(self, list keys, list values) except -1:
         cdef bytes key = self._held
@@ -171,10 +189,22 @@ cdef object ABSENT = _ABSENT, Timestamp = _Timestamp
 cdef Py_ssize_t _KEY_BYTES_MAX = KEY_BYTES_MAX
 
 
+cdef class Position:
+    """A reader and its methods, bound once: a quarter of what a look-up takes is finding them."""
+    cdef object reader, seek, next, key, value
+
+    def __cinit__(self, reader):
+        self.reader = reader
+        self.seek = reader.seek
+        self.next = reader.next
+        self.key = reader.key
+        self.value = reader.value
+
+
 cdef class Readers:
     cdef object _make, _check
     cdef Py_ssize_t _most
-    cdef list _idle
+    cdef list _idle             # of `Position`
 
     def __cinit__(self, make, check, Py_ssize_t most):
         self._make = make
@@ -187,35 +217,50 @@ cdef class Readers:
 
     def borrow(self):
         cdef list idle = self._idle
-        return idle, idle.pop() if PyList_GET_SIZE(idle) else self._make()
+        return idle, self._taken(idle).reader
 
     def give_back(self, list ticket not None, reader):
-        if PyList_GET_SIZE(ticket) < self._most:
-            ticket.append(reader)
+        self._kept(ticket, Position(reader))
 
     def find(self, bytes key not None, bytes rest not None, bytes limit not None):
-        return self._find_value(key, rest, limit)
+        return self._found(key, rest, limit)
 
-    cdef object _find_value(self, bytes key, bytes rest, bytes limit):
-        cdef list idle = self._idle
-        reader = idle.pop() if PyList_GET_SIZE(idle) else self._make()
-        value = _find(reader, self._check, _escaped(key), rest, limit, ABSENT)
+    cdef Position _taken(self, list idle):
+        return <Position?>idle.pop() if PyList_GET_SIZE(idle) else Position(self._make())
+
+    cdef int _kept(self, list idle, Position position) except -1:
         if PyList_GET_SIZE(idle) < self._most:
-            idle.append(reader)
+            idle.append(position)
+        return 0
+
+    cdef object _found(self, bytes key, bytes rest, bytes limit):
+        cdef list idle = self._idle
+        cdef Position position = self._taken(idle)
+        value = _find(position, self._check, _escaped(key), rest, limit, ABSENT)
+        self._kept(idle, position)
+        return value
+
+    cdef object _found_among(self, bytes key, int64_t as_of, bytes rest, Imports imports):
+        cdef list idle = self._idle
+        cdef Position position = self._taken(idle)
+        cdef int64_t newest = INVISIBLE
+        value = _find_among(position, self._check, key, as_of, rest, imports, &newest)
+        self._kept(idle, position)
         return value
 
 
 cdef class Lookup:
-    cdef object _engine, _slowly, _stamps
+    cdef object _engine, _slowly
     cdef Readers _readers       # of the engine, where its `find` is theirs: 50 ns less than a call
+    cdef Imports _imports
     cdef list _boundaries, _limits
     cdef int64_t _as_of         # the time of the last look-up, and what follows a key there
     cdef bytes _rest
 
     def __cinit__(self, engine, slowly):
+        owner = getattr(engine.find, "__self__", None)
         self._engine = engine
         self._slowly = slowly
-        owner = getattr(engine.find, "__self__", None)
         self._readers = owner if isinstance(owner, Readers) else None
         self._as_of = INVISIBLE
         self.show([], [UNLIMITED], {})
@@ -225,29 +270,26 @@ cdef class Lookup:
             raise ValueError("limits has one more than boundaries")
         self._boundaries = boundaries
         self._limits = limits
-        self._stamps = stamps if stamps else None
+        self._imports = Imports(stamps) if stamps else None
 
     def get(self, bytes key not None, int64_t as_of):
         return self._value(key, as_of)
 
     cdef object _value(self, bytes key, int64_t as_of):
         cdef list boundaries = self._boundaries
+        cdef Imports imports = self._imports
         cdef bytes rest, limit
-        stamps = self._stamps
         if as_of != self._as_of:
             self._rest = TERMINATOR + (~<uint64_t>as_of).to_bytes(8, "big")
             self._as_of = as_of
         rest = self._rest
-        if stamps is not None:
-            if PyList_GET_SIZE(boundaries):
+        if imports is not None:
+            if self._readers is None or PyList_GET_SIZE(boundaries):
                 return self._slowly(key, as_of)
-            ticket, reader = self._engine.borrow()
-            _, value = find_among(reader, self._engine.check, key, as_of, rest, stamps)
-            self._engine.give_back(ticket, reader)
-            return value
+            return self._readers._found_among(key, as_of, rest, imports)
         limit = <bytes?>self._limits[_stretch(boundaries, key)]
         if self._readers is not None:
-            value = self._readers._find_value(key, rest, limit)
+            value = self._readers._found(key, rest, limit)
         else:
             value = self._engine.find(key, rest, limit)
         if value is ABSENT:
@@ -306,63 +348,49 @@ def find_many(
     absent,
 ):
     cdef list asked = list(keys), found = [None] * PyList_GET_SIZE(asked)
-    cdef Py_ssize_t at, place, count = PyList_GET_SIZE(asked)
-    cdef Py_ssize_t stretch = 0, stretches = PyList_GET_SIZE(boundaries)
+    cdef Py_ssize_t at, place, stretch = 0, stretches = PyList_GET_SIZE(boundaries)
+    cdef Position position = Position(reader)
     cdef bytes key
     if PyList_GET_SIZE(limits) != stretches + 1:
         raise ValueError("limits has one more than boundaries")
     cdef Place *order = _order(asked)
     try:
-        for at in range(count):
+        for at in range(PyList_GET_SIZE(asked)):
             place = order[at].at
             key = <bytes>PyList_GET_ITEM(asked, place)
             while stretch < stretches and _compare(key, <bytes?>boundaries[stretch]) >= 0:
                 stretch += 1
             found[place] = _find(
-                reader, check, _escaped(key), rest, <bytes?>limits[stretch], absent
+                position, check, _escaped(key), rest, <bytes?>limits[stretch], absent
             )
     finally:
         free(order)
     return found
 
 
-def find_among(
-    reader, check, bytes key not None, int64_t as_of, bytes rest not None, stamps
-):
-    cdef bytes escaped = _escaped(key), found
-    cdef const unsigned char *tail
-    cdef uint64_t suffix
-    cdef int64_t newest = INVISIBLE, added
-    cdef Py_ssize_t size
-    value = None
-    reader.seek(_joined(escaped, TERMINATOR))
-    here = reader.key()
-    while here is not None:
-        found = <bytes?>here
-        size = PyBytes_GET_SIZE(found)
-        if size < CUT or not _is_below(found, escaped, UNLIMITED):
-            break
-        tail = <const unsigned char *>PyBytes_AS_STRING(found) + size - TAIL
-        suffix = _big_endian(tail)
-        if not suffix >> 63:
-            lifetime = stamps.get(PyBytes_FromStringAndSize(<const char *>tail, 8))
-            if lifetime is not None:
-                added = lifetime[0]
-                if newest < added <= as_of and as_of < lifetime[1]:
-                    newest = added
-                    value = reader.value() if tail[8] else None
-            reader.next()
-        elif <int64_t>~suffix <= as_of:
-            if <int64_t>~suffix > newest:
-                newest = <int64_t>~suffix
-                value = reader.value() if tail[8] else None
-            break
-        else:
-            reader.seek(_joined(escaped, rest))
-        here = reader.key()
-    if here is None:
-        check(reader)
-    return newest, value
+def find_among(reader, check, list keys not None, int64_t as_of, bytes rest not None, stamps):
+    cdef list asked = list(keys), found = [None] * PyList_GET_SIZE(asked)
+    cdef Py_ssize_t at, place
+    cdef int64_t newest
+    cdef Position position = Position(reader)
+    cdef Imports imports = Imports(stamps)
+    cdef Place *order = _order(asked)
+    try:
+        for at in range(PyList_GET_SIZE(asked)):
+            place = order[at].at
+            value = _find_among(
+                position,
+                check,
+                <bytes>PyList_GET_ITEM(asked, place),
+                as_of,
+                rest,
+                imports,
+                &newest,
+            )
+            found[place] = newest, value
+    finally:
+        free(order)
+    return found
 
 
 def ascending(keys):
@@ -397,17 +425,66 @@ def put_all(put, dict points not None, bytes suffix not None, family):
 cdef bytes TERMINATOR = b"\x00\x01", UNLIMITED = b"\x00\x02"
 
 
-cdef inline object _find(reader, check, bytes escaped, bytes rest, bytes limit, absent):
-    reader.seek(_joined(escaped, rest))
-    here = reader.key()
+cdef inline object _find(
+    Position position, check, bytes escaped, bytes rest, bytes limit, absent
+):
+    position.seek(_joined(escaped, rest))
+    here = position.key()
     if here is None:
-        check(reader)
+        check(position.reader)
         return absent
     cdef bytes found = <bytes?>here
+    cdef Py_ssize_t size = PyBytes_GET_SIZE(found)
     if not _is_below(found, escaped, limit):
         return absent
-    cdef Py_ssize_t size = PyBytes_GET_SIZE(found)
-    return None if size and PyBytes_AS_STRING(found)[size - 1] == 0 else reader.value()
+    return None if size and PyBytes_AS_STRING(found)[size - 1] == 0 else position.value()
+
+
+cdef object _find_among(
+    Position position,
+    check,
+    bytes key,
+    int64_t as_of,
+    bytes rest,
+    Imports imports,
+    int64_t *newest,
+):
+    cdef bytes escaped = _escaped(key), found
+    cdef const unsigned char *tail
+    cdef uint64_t suffix
+    cdef Py_ssize_t size
+    newest[0] = INVISIBLE
+    value = None
+    position.seek(_joined(escaped, TERMINATOR))
+    here = position.key()
+    while here is not None:
+        found = <bytes?>here
+        size = PyBytes_GET_SIZE(found)
+        if size < CUT or not _is_below(found, escaped, UNLIMITED):
+            break
+        tail = <const unsigned char *>PyBytes_AS_STRING(found) + size - TAIL
+        suffix = _big_endian(tail)
+        if not suffix >> 63:
+            if (
+                imports.find(suffix, tail)
+                and newest[0] < imports.added
+                and imports.added <= as_of
+                and <uint64_t>as_of < imports.reverted
+            ):
+                newest[0] = imports.added
+                value = position.value() if tail[8] else None
+            position.next()
+        elif <int64_t>~suffix <= as_of:
+            if <int64_t>~suffix > newest[0]:
+                newest[0] = <int64_t>~suffix
+                value = position.value() if tail[8] else None
+            break
+        else:
+            position.seek(_joined(escaped, rest))
+        here = position.key()
+    if here is None:
+        check(position.reader)
+    return value
 
 
 cdef inline bytes _escaped(bytes key):

@@ -227,7 +227,7 @@ class Lookup:
             return self._slowly(key, as_of)
         if stamps:
             ticket, reader = engine.borrow()
-            _, value = find_among(reader, engine.check, key, as_of, rest, stamps)
+            ((_, value),) = find_among(reader, engine.check, [key], as_of, rest, stamps)
             engine.give_back(ticket, reader)
             return value
         limit = limits[bisect_right(boundaries, key)]
@@ -312,14 +312,29 @@ def find_many(
 def find_among(
     reader: Position,
     check: Callable[[Any], None],
+    keys: Sequence[bytes],
+    as_of: int,
+    rest: bytes,
+    stamps: Mapping[bytes, tuple[int, int]],
+) -> list[tuple[int, bytes | None]]:
+    """Of each of `keys`, in a store with imports: when its newest entry that is visible at `as_of`
+    became so, -1 where there is none, and its value, None: deleted.
+
+    `rest` is what follows the escaped key of a version at `as_of`. They are sought in key order: a
+    seek and a step each, mostly.
+    """
+    found = {key: _newest(reader, check, key, as_of, rest, stamps) for key in ascending(keys)}
+    return [found[key] for key in keys]
+
+
+def _newest(
+    reader: Position,
+    check: Callable[[Any], None],
     key: bytes,
     as_of: int,
     rest: bytes,
     stamps: Mapping[bytes, tuple[int, int]],
 ) -> tuple[int, bytes | None]:
-    """The newest entry of `key` visible at `as_of`, in a store with imports: when it became so, and
-    its value, None: deleted. `rest` is what follows the escaped key of a version at `as_of`. A
-    seek and a step, mostly; time -1 where there is none."""
     escaped = key.replace(b"\x00", b"\x00\xff")
     end = escaped + _UNLIMITED
     newest, value = -1, None

@@ -66,12 +66,11 @@ def values_among_imports(
 ) -> list[bytes | None]:
     """The values of `keys` at `as_of` in a store with imports. A seek and a step each, mostly."""
     ticket, reader = engine.borrow()
-    check, rest = engine.check, rest_of(as_of)
-    values: list[bytes | None] = []
-    for key in keys:
-        newest, value = find_among(reader, check, key, as_of, rest, stamps)
-        if value is not None and fragments and fragments.newest(key, as_of) > newest:
-            value = None
-        values.append(value)
+    found = find_among(reader, engine.check, keys, as_of, rest_of(as_of), stamps)
     engine.give_back(ticket, reader)
-    return values
+    if not fragments:
+        return [value for _, value in found]
+    return [
+        None if fragments.newest(key, as_of) > time else value
+        for key, (time, value) in zip(keys, found, strict=True)
+    ]

@@ -26,7 +26,7 @@ from kvstore.codec.keys import (
 from kvstore.codec.ordered import frame, unescape, unframe
 from kvstore.engine.api import DATA, RANGES, Cursor, Engine, pairs
 from kvstore.errors import CorruptionError, UsageError, WriteTooOldError
-from kvstore.loops import Lookup, ascending
+from kvstore.loops import Lookup
 from kvstore.mvcc.diff import Difference, differences, stored_keys
 from kvstore.mvcc.export import VersionColumns, version_columns
 from kvstore.mvcc.fragments import Fragments, RangeTombstone
@@ -67,14 +67,9 @@ class Versions:
         """The values of `keys`, in their order. They are sought in key order, which takes half
         the time of seeking them in no order."""
         fragments, stamps = self.view
-        if not stamps:
-            return values_at(self.engine, keys, as_of, fragments)
-        ordered = ascending(keys)
-        values = values_among_imports(self.engine, ordered, as_of, fragments, stamps)
-        if ordered == keys:
-            return values
-        by_key = dict(zip(ordered, values, strict=True))
-        return [by_key[key] for key in keys]
+        if stamps:
+            return values_among_imports(self.engine, keys, as_of, fragments, stamps)
+        return values_at(self.engine, keys, as_of, fragments)
 
     def history(self, key: bytes) -> list[Version]:
         """All versions of `key`, newest first, range tombstones over it included."""

@@ -209,13 +209,16 @@ def test_find_among_imports_is_what_the_history_says(
     alive = dict(by_history(drawn, Fragments(), as_of))
     reader = ListReader(entries_of(drawn))
     checked: list[Any] = []
-    for key in [*absent, *(key for key, _, _ in drawn)]:
-        time, value = loops.find_among(reader, checked.append, key, as_of, rest_of(as_of), STAMPS)
-        assert value == alive.get(key)
-        assert -1 <= time <= as_of
-        assert value is None or time >= 0
-        assert bool(checked) == (reader.key() is None)
+    asked = [*absent, *(key for key, _, _ in drawn)]
+    for some in [asked, *([key] for key in asked)]:
         checked.clear()
+        found = loops.find_among(reader, checked.append, some, as_of, rest_of(as_of), STAMPS)
+        for key, (time, value) in zip(some, found, strict=True):
+            assert value == alive.get(key)
+            assert -1 <= time <= as_of
+            assert value is None or time >= 0
+        if len(some) == 1:
+            assert bool(checked) == (reader.key() is None)
 
 
 @both

@@ -25,7 +25,7 @@ def loops(request: pytest.FixtureRequest) -> Iterator[ModuleType]:
     with pytest.MonkeyPatch.context() as monkey:
         for module, taken in (
             (rocks, ["Readers"]),
-            (versions_module, ["Lookup", "ascending"]),
+            (versions_module, ["Lookup"]),
             (lookup, ["find_among", "find_many"]),
         ):
             for name in taken:
