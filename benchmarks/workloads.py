@@ -135,7 +135,7 @@ class Size:
         return cls(
             rows=rows,
             rounds=rounds,
-            lookups=min(rows // 5, 50_000),
+            lookups=min(rows // 5, 200_000),
             commits_100=max(20, min(40, rows // 25_000)),
             commits_10k=max(1, min(20 // rounds, rows // 150_000)),
             update_rows=min(10_000, rows // 10),
