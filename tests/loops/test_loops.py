@@ -13,6 +13,7 @@ from contextlib import suppress
 from itertools import islice
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given
@@ -27,6 +28,7 @@ from kvstore.loops import ABSENT, plain
 from kvstore.mvcc.fragments import UNLIMITED, Fragments, RangeTombstone, limit_of
 from kvstore.mvcc.lookup import rest_of
 from kvstore.mvcc.scan import Read
+from kvstore.opening import ENGINES
 from kvstore.span import Span
 from kvstore.timestamp import TIMESTAMP_MAX, Timestamp
 from tests.loops import BOTH, names
@@ -501,6 +503,32 @@ def test_what_put_raises_ends_it(loops: Any) -> None:
 
     with pytest.raises(OSError, match="no"):
         loops.put_all(put, {b"a": b"1", b"b": None}, encode_suffix(1), None)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("kind", [np.bytes_, type("Raw", (bytes,), {})])
+def test_a_store_takes_what_is_bytes_by_inheritance(engine: str, kind: Any, tmp_path: Any) -> None:
+    key, value, end = kind(b"k"), kind(b"v"), kind(b"l")
+    with kvstore.open(tmp_path / "store", engine=engine, durability="async") as store:
+        store.put(key, value)
+        store.put_if(key, value, expected=b"v", unchanged_since=store.upper - 1)
+        assert (store.get(key), store.get_many([key, b"j"])) == (b"v", [b"v", None])
+        assert type(store.get(key)) is bytes
+        with store.transaction() as transaction:
+            assert transaction.get(key) == b"v"
+            transaction.put(key, value)
+        assert list(store.scan(key, end)) == list(store.scan(prefix=key)) == [(b"k", b"v")]
+        assert store.pop(key) == b"v"
+        with store.batch() as batch:
+            batch.put(key, value)
+            batch.delete(kind(b"j"))
+        store.delete_range(key, end)
+        assert (store.get(b"k"), store.get_many([b"k"]), list(store.scan())) == (None, [None], [])
+        kinds = {type(change.key) for change in store.changes(0)}
+        assert kinds == {bytes}
+        store.put(key, b"")
+        store.delete(key)
+        assert [version.value for version in store.history(key)][:3] == [None, b"", None]
 
 
 def columns(entries: list[tuple[bytes, bytes]]) -> tuple[list[bytes], list[bytes]]:
