@@ -13,9 +13,14 @@ _BOUND_BYTES_MAX = KEY_BYTES_MAX + 1
 
 
 def require_key(key: object, *, name: str = "key", bytes_max: int = KEY_BYTES_MAX) -> bytes:
-    """Return `key` if it can be stored; raises `UsageError` on another type or one too long."""
-    if not isinstance(key, bytes):
-        raise UsageError(f"{name} must be bytes, not {type(key).__name__}", "encode it first")
+    """Return `key` if it can be stored; raises `UsageError` on another type or one too long.
+
+    Of a subclass (numpy has one) it returns the bytes: what lies below takes nothing else.
+    """
+    if type(key) is not bytes:
+        if not isinstance(key, bytes):
+            raise UsageError(f"{name} must be bytes, not {type(key).__name__}", "encode it first")
+        key = bytes(key)
     if len(key) > bytes_max:
         raise UsageError(f"{name} has {len(key)} bytes, at most {bytes_max} are allowed")
     return key
@@ -32,10 +37,10 @@ class Span:
     end: bytes | None = None
 
     def __post_init__(self) -> None:
-        require_key(self.start, name="start", bytes_max=_BOUND_BYTES_MAX)
+        self._require_bound("start")
         if self.end is None:
             return
-        require_key(self.end, name="end", bytes_max=_BOUND_BYTES_MAX)
+        self._require_bound("end")
         if self.start >= self.end:
             raise UsageError(
                 f"empty span [{printable(self.start)}, {printable(self.end)})",
@@ -74,6 +79,12 @@ class Span:
         low = max(self.start, start)
         high = end if self.end is None else self.end if end is None else min(self.end, end)
         return Span(low, high) if high is None or low < high else None
+
+    def _require_bound(self, name: str) -> None:
+        given = getattr(self, name)
+        bound = require_key(given, name=name, bytes_max=_BOUND_BYTES_MAX)
+        if bound is not given:
+            object.__setattr__(self, name, bound)
 
 
 def prefix_end(prefix: bytes) -> bytes | None:

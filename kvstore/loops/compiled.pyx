@@ -1,15 +1,13 @@
-# cython: language_level=3, boundscheck=False, wraparound=False, initializedcheck=False
+# cython: language_level=3, wraparound=False, initializedcheck=False
 """The loops of `plain`, which says what they do, over the bytes themselves.
 
 What holds here beside that: an item of a list is checked to be bytes before it is looked into; a
-stored key is at least eleven bytes long once `Live.take` has let it in; a list that a caller could
-change is copied before anything is called that might let another thread run.
+stored key is at least eleven bytes long once `Live.take` has let it in; while anything is called
+that might run Python, a list is indexed, which is checked, or is a copy that nobody else has.
 """
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.list cimport PyList_GET_ITEM, PyList_GET_SIZE
-from cpython.object cimport PyObject
-from cpython.ref cimport Py_DECREF
 from cpython.tuple cimport PyTuple_GET_ITEM, PyTuple_GET_SIZE
 from libc.stdint cimport int32_t, int64_t, uint64_t
 from libc.stdlib cimport free, malloc
@@ -21,7 +19,6 @@ from kvstore.loops.plain import ABSENT as _ABSENT
 from kvstore.timestamp import Timestamp as _Timestamp
 
 cdef extern from "Python.h":
-    PyObject *PyIter_Next(object) except? NULL
     long long PyLong_AsLongLongAndOverflow(object, int *) except? -1
 
 cdef enum:
@@ -30,17 +27,19 @@ cdef enum:
     INVISIBLE = -1
     BUFFER_BYTES_MAX = 0x7FFFFFFF
 
+# Not looked up by name each time.
+cdef object ABSENT = _ABSENT, Timestamp = _Timestamp
+cdef bytes TERMINATOR = b"\x00\x01", UNLIMITED = b"\x00\x02"
+cdef Py_ssize_t LONGEST_KEY = KEY_BYTES_MAX
+
 
 def collect(source, list keys not None, list values not None, Py_ssize_t count, Py_ssize_t bytes_max):
-    cdef PyObject *found
     cdef tuple entry
     cdef bytes value
-    while count > 0:
-        found = PyIter_Next(source)
-        if found is NULL:
-            return False
-        entry = <tuple?>(<object>found)
-        Py_DECREF(entry)  # `found` was ours, `entry` is
+    if count <= 0:
+        return True
+    for found in source:
+        entry = <tuple?>found
         if PyTuple_GET_SIZE(entry) != 2:
             raise ValueError("an entry is a key and a value")
         value = <bytes?>(<object>PyTuple_GET_ITEM(entry, 1))
@@ -48,9 +47,9 @@ def collect(source, list keys not None, list values not None, Py_ssize_t count, 
         values.append(value)
         count -= 1
         bytes_max -= PyBytes_GET_SIZE(value)
-        if bytes_max <= 0:
+        if count == 0 or bytes_max <= 0:
             return True
-    return True
+    return False
 
 
 cdef class Imports:
@@ -106,7 +105,7 @@ cdef class Live:
         if PyList_GET_SIZE(values) != count:
             raise ValueError("as many keys as values")
         for at in range(count):
-            key = <bytes?>(<object>PyList_GET_ITEM(keys, at))
+            key = <bytes?>keys[at]
             bytes_ = <const unsigned char *>PyBytes_AS_STRING(key)
             size = PyBytes_GET_SIZE(key)
             if size < CUT:
@@ -122,7 +121,7 @@ cdef class Live:
             if time > self._time:
                 self._time = time
                 self._held = key
-                self._held_value = <object>PyList_GET_ITEM(values, at)
+                self._held_value = values[at]
         if is_last:
             self._release(alive, alive_values)
         return alive, alive_values
@@ -173,7 +172,7 @@ def user_keys(list stored not None):
     cdef const char *bytes_
     cdef Py_ssize_t at, size
     for at in range(PyList_GET_SIZE(stored)):
-        key = <bytes?>(<object>PyList_GET_ITEM(stored, at))
+        key = <bytes?>stored[at]
         size = PyBytes_GET_SIZE(key) - CUT
         if size < 0:
             raise ValueError("not a stored key")
@@ -183,10 +182,6 @@ def user_keys(list stored not None):
             user_key = user_key.replace(b"\x00\xff", b"\x00")
         keys.append(user_key)
     return keys
-
-
-cdef object ABSENT = _ABSENT, Timestamp = _Timestamp
-cdef Py_ssize_t _KEY_BYTES_MAX = KEY_BYTES_MAX
 
 
 cdef class Position:
@@ -262,7 +257,8 @@ cdef class Lookup:
         self._engine = engine
         self._slowly = slowly
         self._readers = owner if isinstance(owner, Readers) else None
-        self._as_of = INVISIBLE
+        self._as_of = 0
+        self._rest = TERMINATOR + b"\xff" * 8
         self.show([], [UNLIMITED], {})
 
     def show(self, list boundaries not None, list limits not None, stamps):
@@ -276,7 +272,8 @@ cdef class Lookup:
         return self._value(key, as_of)
 
     cdef object _value(self, bytes key, int64_t as_of):
-        cdef list boundaries = self._boundaries
+        # One view: making `rest` may let the collector run, and with it another thread.
+        cdef list boundaries = self._boundaries, limits = self._limits
         cdef Imports imports = self._imports
         cdef bytes rest, limit
         if as_of != self._as_of:
@@ -287,7 +284,7 @@ cdef class Lookup:
             if self._readers is None or PyList_GET_SIZE(boundaries):
                 return self._slowly(key, as_of)
             return self._readers._found_among(key, as_of, rest, imports)
-        limit = <bytes?>self._limits[_stretch(boundaries, key)]
+        limit = <bytes?>limits[_stretch(boundaries, key)]
         if self._readers is not None:
             value = self._readers._found(key, rest, limit)
         else:
@@ -307,10 +304,11 @@ cdef class PointRead:
         self._otherwise = otherwise
 
     def get(self, key, as_of=None, default=None):
+        """The value of `key` at `as_of`, `default` where it is absent or deleted. One seek."""
         cdef int64_t at, upper
         cdef int overflow = 0
         frontiers = self._frontiers
-        if type(key) is bytes and PyBytes_GET_SIZE(key) <= _KEY_BYTES_MAX and frontiers.is_healthy:
+        if type(key) is bytes and PyBytes_GET_SIZE(key) <= LONGEST_KEY and frontiers.is_healthy:
             upper = frontiers.upper
             if as_of is None:
                 at = upper - 1
@@ -420,9 +418,6 @@ def put_all(put, dict points not None, bytes suffix not None, family):
                 put(_joined(escaped, value_tail), value, family)
     finally:
         free(order)
-
-
-cdef bytes TERMINATOR = b"\x00\x01", UNLIMITED = b"\x00\x02"
 
 
 cdef inline object _find(

@@ -264,7 +264,7 @@ class PointRead:
         self._otherwise = otherwise
 
     def get(self, key: Any, as_of: Any = None, default: Any = None) -> Any:
-        """The value of `key` at `as_of`, None: the newest; `default` where there is none."""
+        """The value of `key` at `as_of`, `default` where it is absent or deleted. One seek."""
         frontiers = self._frontiers
         at = as_of
         if type(key) is bytes and len(key) <= KEY_BYTES_MAX and frontiers.is_healthy:

@@ -1,4 +1,4 @@
-"""A chunk of `data` keys taken apart into columns, so that a scan decides thousands at a time.
+"""A chunk of `data` keys taken apart into columns, so that an export decides thousands at a time.
 
 The keys lie joined in one Arrow buffer; suffixes and kinds are gathered from it as numbers, and
 whether two neighbours have one user key is seen by comparing words of eight bytes. No Python code

@@ -47,8 +47,7 @@ class WriteSet:
             or len(key) > KEY_BYTES_MAX
             or len(value) > VALUE_BYTES_MAX
         ):
-            require_key(key)
-            _require_value(value)
+            key, value = require_key(key), _require_value(value)
         self.points[key] = value
         self.size += len(key) + len(value)
 
@@ -89,13 +88,14 @@ class WriteSet:
         return [RangeTombstone(start, end, timestamp) for start, end in self.ranges]
 
 
-def _require_value(value: object) -> None:
+def _require_value(value: object) -> bytes:
     if not isinstance(value, bytes):
         raise UsageError(
             f"value must be bytes, not {type(value).__name__}", "encode it; None: use delete"
         )
     if len(value) > VALUE_BYTES_MAX:
         raise UsageError(f"value has {len(value)} bytes, at most {VALUE_BYTES_MAX} are stored")
+    return bytes(value)
 
 
 def stage(writes: WriteSet, timestamp: int, batch: Batch, families: Mapping[str, Any]) -> None:

@@ -81,7 +81,7 @@ class Reading(Opened):
         An instance's own `get` is a shortcut to the look-up, which comes here where something is
         in its way: an unusual argument, a time that is not complete, history that goes meanwhile.
         """
-        require_key(key)
+        key = require_key(key)
         value = self._read(as_of, Span.of_key(key), partial(self._versions.get, key))
         return default if value is None else value
 
@@ -90,8 +90,7 @@ class Reading(Opened):
         if type(keys) is not list:
             keys = key_list(keys)
         if set(map(type, keys)) != {bytes} or max(map(len, keys)) > KEY_BYTES_MAX:
-            for key in keys:
-                require_key(key)
+            keys = [require_key(key) for key in keys]
         read = partial(self._versions.get_many, keys)
         at = self._at(as_of)
         values = read(at)

@@ -17,7 +17,7 @@ from typing import Final
 from kvstore.commit import Committer, Durability
 from kvstore.errors import PreconditionError, UsageError
 from kvstore.mvcc import Versions, WriteSet
-from kvstore.span import Span
+from kvstore.span import Span, require_key
 from kvstore.timestamp import Timestamp
 
 
@@ -122,7 +122,7 @@ class Conditional:
             return None
 
     def _newest(self, key: bytes) -> bytes | None:
-        return self._versions.get(key, self._committer.upper - 1)
+        return self._versions.get(require_key(key), self._committer.upper - 1)
 
     def _first_live(self, span: Span) -> bytes | None:
         at = self._committer.upper - 1

@@ -160,7 +160,7 @@ class Transaction:
     def get(self, key: bytes, default: T | None = None) -> bytes | T | None:
         """The value of `key`, own writes included; `default` where there is none."""
         self._require_open()
-        require_key(key)
+        key = require_key(key)
         points = self._writes.points
         if key in points:
             value = points[key]

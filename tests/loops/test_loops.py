@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import gc
 import os
+import struct
 import subprocess
 import sys
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
+from contextlib import suppress
 from itertools import islice
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import kvstore
 from kvstore.codec.keys import TOMBSTONE, VALUE, encode_reference, encode_suffix
 from kvstore.codec.ordered import escape, frame
 from kvstore.errors import CorruptionError
@@ -23,8 +28,9 @@ from kvstore.loops import ABSENT, plain
 from kvstore.mvcc.fragments import UNLIMITED, Fragments, RangeTombstone, limit_of
 from kvstore.mvcc.lookup import rest_of
 from kvstore.mvcc.scan import Read
+from kvstore.opening import ENGINES
 from kvstore.span import Span
-from kvstore.timestamp import Timestamp
+from kvstore.timestamp import TIMESTAMP_MAX, Timestamp
 from tests.loops import BOTH, names
 from tests.mvcc.test_scan import STAMPS, by_history, entries_of, keys, ranges, reads, stored
 
@@ -72,6 +78,26 @@ def test_collect_hands_on_what_its_source_raises(loops: Any) -> None:
 
 
 @both
+@pytest.mark.parametrize("entry", ["no pair", ("a", "b", "c"), ("a", 1)])
+def test_collect_lets_go_of_what_it_refuses(loops: Any, entry: object) -> None:
+    refused = [entry]
+    before = sys.getrefcount(entry)
+    for _ in range(3):
+        with pytest.raises((TypeError, ValueError)):
+            loops.collect(iter(refused), [], [], 1, 1)
+    assert sys.getrefcount(entry) == before
+
+
+@both
+def test_collect_takes_from_what_is_no_iterator_as_well(loops: Any) -> None:
+    found: list[bytes] = []
+    assert not loops.collect([(b"a", b"1")], found, [], 2, 1 << 20)
+    assert found == [b"a"]
+    with pytest.raises(TypeError):
+        loops.collect(None, [], [], 2, 1)
+
+
+@both
 @given(stored, ranges, reads, st.booleans(), st.lists(st.integers(0, 9), max_size=8))
 def test_live_is_the_same_however_a_pass_is_cut(
     loops: Any, drawn: Any, deleted: Any, as_of: int, reverse: bool, cuts: list[int]
@@ -112,6 +138,28 @@ def test_live_lets_go_of_what_it_was_given(loops: Any) -> None:
         assert live.take([key], [value], is_last=True) == ([key], [value])
     del live
     assert (sys.getrefcount(key), sys.getrefcount(value)) == before
+
+
+@both
+def test_live_looks_at_nothing_beyond_what_its_lists_and_stamps_hold(loops: Any) -> None:
+    reference = encode_reference(1)
+    of_import = [frame(b"%d" % row) + encode_reference(row + 1) + VALUE for row in range(100)]
+    with pytest.raises((ValueError, IndexError)):
+        loops.Live(5, {reference: ()}, [], [0]).take(of_import, [b""] * 100, is_last=True)
+
+    class Emptying(dict[bytes, Any]):
+        def get(self, key: bytes, default: Any = None) -> Any:
+            for changed in (keys, values, starts, newest):
+                changed.clear()
+            return default
+
+    for timed in ([], [stored_key(b"0")]):
+        keys, values = [*timed, *of_import], [b""] * (len(timed) + 100)
+        starts, newest = [b"%02d" % row for row in range(50)], [0] * 51
+        live = loops.Live(5, Emptying(), starts, newest)
+        for _ in range(2):
+            with suppress(ValueError, IndexError):
+                live.take(keys, values, is_last=True)
 
 
 @both
@@ -252,6 +300,29 @@ def test_finding_many_is_finding_each(
 
 
 @both
+@pytest.mark.parametrize("emptied", ["keys", "boundaries", "limits"])
+def test_finding_many_looks_at_nothing_beyond_its_lists(loops: Any, emptied: str) -> None:
+    lists: dict[str, list[bytes]] = {
+        "keys": [b"%02d" % row for row in range(99)],
+        "boundaries": [b"%02d" % row for row in range(99)],
+        "limits": [UNLIMITED] * 100,
+    }
+
+    class Emptying(ListReader):
+        def seek(self, key: bytes) -> None:
+            super().seek(key)
+            lists[emptied].clear()
+
+    reader = Emptying([(stored_key(b"98"), b"")])
+    keys, boundaries, limits = lists.values()
+    with suppress(IndexError):
+        found = loops.find_many(
+            reader, lambda reader: None, keys, rest_of(9), boundaries, limits, None
+        )
+        assert emptied != "keys" or loops is plain or len(found) == 99
+
+
+@both
 def test_readers_are_lent_again_until_renewed(loops: Any) -> None:
     readers = loops.Readers(lambda: ListReader([]), lambda reader: None, 2)
     lent = [readers.borrow() for _ in range(3)]
@@ -352,6 +423,50 @@ def test_a_lookup_beside_range_tombstones_and_imports_is_left_to_who_knows(loops
     assert left == [b"n", b"k"]
 
 
+@both
+def test_a_first_lookup_has_the_rest_of_its_time(loops: Any) -> None:
+    engine, asked = Timeline(), []
+    engine.find = lambda *parts: asked.append(parts)  # type: ignore[attr-defined]
+    for time in (0, 1, TIMESTAMP_MAX):
+        loops.Lookup(engine, None).get(b"k", time)
+        assert asked.pop() == (b"k", rest_of(time), UNLIMITED)
+    engine.find = loops.Readers(lambda: ListReader([]), lambda reader: None, 2).find  # type: ignore[attr-defined]
+    with suppress(struct.error):  # nobody asks for this, but it must not take Python down
+        loops.Lookup(engine, None).get(b"k", -1)
+
+
+@both
+def test_a_lookup_keeps_to_one_view_while_another_is_shown(loops: Any) -> None:
+    """As another thread may, where the collector calls a finalizer in the midst of a look-up."""
+    engine = Timeline()
+    engine.find = lambda key, rest, limit: limit  # type: ignore[attr-defined]
+    lookup = loops.Lookup(engine, None)
+    boundaries = [b"%04d" % row for row in range(1000)]
+    limits = [b"\x00\x01%d" % row for row in range(1001)]
+
+    def show_another(phase: str, info: object) -> None:
+        lookup.show([], [UNLIMITED], {})
+
+    threshold = gc.get_threshold()
+    gc.callbacks.append(show_another)
+    try:
+        for time in range(1000):
+            gc.set_threshold(100, 1000, 1000)
+            lookup.show(boundaries, limits, {})
+            gc.set_threshold(1 + time % 8, 1000, 1000)
+            assert lookup.get(b"0900", time) in (limits[901], UNLIMITED)
+    finally:
+        gc.callbacks.remove(show_another)
+        gc.set_threshold(*threshold)
+
+
+@both
+def test_a_point_read_says_what_it_is(loops: Any) -> None:
+    assert loops.PointRead.get.__doc__ == plain.PointRead.get.__doc__
+    with kvstore.open(None, engine="memory") as store:
+        assert str(store.get.__doc__).startswith("The value of `key`")
+
+
 # -- writes -----------------------------------------------------------------------------------
 
 
@@ -391,6 +506,32 @@ def test_what_put_raises_ends_it(loops: Any) -> None:
 
     with pytest.raises(OSError, match="no"):
         loops.put_all(put, {b"a": b"1", b"b": None}, encode_suffix(1), None)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("kind", [np.bytes_, type("Raw", (bytes,), {})])
+def test_a_store_takes_what_is_bytes_by_inheritance(engine: str, kind: Any, tmp_path: Any) -> None:
+    key, value, end = kind(b"k"), kind(b"v"), kind(b"l")
+    with kvstore.open(tmp_path / "store", engine=engine, durability="async") as store:
+        store.put(key, value)
+        store.put_if(key, value, expected=b"v", unchanged_since=store.upper - 1)
+        assert (store.get(key), store.get_many([key, b"j"])) == (b"v", [b"v", None])
+        assert type(store.get(key)) is bytes
+        with store.transaction() as transaction:
+            assert transaction.get(key) == b"v"
+            transaction.put(key, value)
+        assert list(store.scan(key, end)) == list(store.scan(prefix=key)) == [(b"k", b"v")]
+        assert store.pop(key) == b"v"
+        with store.batch() as batch:
+            batch.put(key, value)
+            batch.delete(kind(b"j"))
+        store.delete_range(key, end)
+        assert (store.get(b"k"), store.get_many([b"k"]), list(store.scan())) == (None, [None], [])
+        kinds = {type(change.key) for change in store.changes(0)}
+        assert kinds == {bytes}
+        store.put(key, b"")
+        store.delete(key)
+        assert [version.value for version in store.history(key)][:3] == [None, b"", None]
 
 
 def columns(entries: list[tuple[bytes, bytes]]) -> tuple[list[bytes], list[bytes]]:
