@@ -347,6 +347,11 @@ def find_among(
     return newest, value
 
 
+def let_others_run() -> None:
+    """Nothing, in Python: what is compiled calls it now and then in a loop over many keys, so that
+    other threads have their turn and signals are heard, as in a loop that is not."""
+
+
 def ascending(keys: Iterable[bytes]) -> list[bytes]:
     """`keys` in order."""
     return sorted(keys)
