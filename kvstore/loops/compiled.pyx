@@ -16,6 +16,7 @@ from libc.string cimport memchr, memcmp, memcpy
 from kvstore.errors import CorruptionError
 from kvstore.limits import KEY_BYTES_MAX
 from kvstore.loops.plain import ABSENT as _ABSENT
+from kvstore.loops.plain import let_others_run as _let_others_run
 from kvstore.timestamp import Timestamp as _Timestamp
 
 cdef extern from "Python.h":
@@ -26,9 +27,10 @@ cdef enum:
     CUT = 11                    # terminator, suffix, kind
     INVISIBLE = -1
     BUFFER_BYTES_MAX = 0x7FFFFFFF
+    TURN = 1024                 # keys between two calls of `let_others_run`, a millisecond
 
 # Not looked up by name each time.
-cdef object ABSENT = _ABSENT, Timestamp = _Timestamp
+cdef object ABSENT = _ABSENT, Timestamp = _Timestamp, let_others_run = _let_others_run
 cdef bytes TERMINATOR = b"\x00\x01", UNLIMITED = b"\x00\x02"
 cdef Py_ssize_t LONGEST_KEY = KEY_BYTES_MAX
 
@@ -354,6 +356,8 @@ def find_many(
     cdef Place *order = _order(asked)
     try:
         for at in range(PyList_GET_SIZE(asked)):
+            if at % TURN == TURN - 1:
+                let_others_run()
             place = order[at].at
             key = <bytes>PyList_GET_ITEM(asked, place)
             while stretch < stretches and _compare(key, <bytes?>boundaries[stretch]) >= 0:
@@ -375,6 +379,8 @@ def find_among(reader, check, list keys not None, int64_t as_of, bytes rest not 
     cdef Place *order = _order(asked)
     try:
         for at in range(PyList_GET_SIZE(asked)):
+            if at % TURN == TURN - 1:
+                let_others_run()
             place = order[at].at
             value = _find_among(
                 position,
@@ -409,6 +415,8 @@ def put_all(put, dict points not None, bytes suffix not None, family):
     cdef Place *order = _order(keys)
     try:
         for at in range(PyList_GET_SIZE(keys)):
+            if at % TURN == TURN - 1:
+                let_others_run()
             place = order[at].at
             escaped = _escaped(<bytes>PyList_GET_ITEM(keys, place))
             value = <object>PyList_GET_ITEM(values, place)

@@ -362,6 +362,11 @@ def _newest(
     return newest, value
 
 
+def let_others_run() -> None:
+    """Nothing, in Python: what is compiled calls it now and then in a loop over many keys, so that
+    other threads have their turn and signals are heard, as in a loop that is not."""
+
+
 def ascending(keys: Iterable[bytes]) -> list[bytes]:
     """`keys` in order."""
     return sorted(keys)

@@ -7,10 +7,13 @@ import os
 import struct
 import subprocess
 import sys
+import threading
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 from contextlib import suppress
 from itertools import islice
+from time import sleep
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -532,6 +535,36 @@ def test_a_store_takes_what_is_bytes_by_inheritance(engine: str, kind: Any, tmp_
         store.put(key, b"")
         store.delete(key)
         assert [version.value for version in store.history(key)][:3] == [None, b"", None]
+
+
+@both
+def test_a_loop_over_many_keys_lets_other_threads_run(loops: Any) -> None:
+    ticks, is_done = 0, False
+
+    def tick() -> None:
+        nonlocal ticks
+        while not is_done:
+            sleep(0.0005)
+            ticks += 1
+
+    keys = [b"%07d" % row for row in range(1_000_000)]
+    points: dict[bytes, bytes | None] = dict.fromkeys(keys, b"")
+    # All in C: it gives nobody a turn.
+    reader = SimpleNamespace(seek=len, next=len, key=[].clear, value=bytes)
+    thread = threading.Thread(target=tick)
+    thread.start()
+    try:
+        for loop in (
+            lambda: loops.find_many(reader, id, keys, rest_of(9), [], [UNLIMITED], None),
+            lambda: loops.find_among(reader, id, keys, 9, rest_of(9), {}),
+            lambda: loops.put_all(slice, points, encode_suffix(9), None),
+        ):
+            before = ticks
+            loop()
+            assert ticks > before + 2
+    finally:
+        is_done = True
+        thread.join()
 
 
 def columns(entries: list[tuple[bytes, bytes]]) -> tuple[list[bytes], list[bytes]]:
