@@ -5,13 +5,17 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Final
 
-if TYPE_CHECKING or os.environ.get("KVSTORE_LOOPS") == "plain":
-    from kvstore.loops import plain as _loops
-else:
+from kvstore.loops import plain
+
+_loops = plain
+if not TYPE_CHECKING and os.environ.get("KVSTORE_LOOPS") != "plain":
     try:
-        from kvstore.loops import compiled as _loops
+        from kvstore.loops import compiled
     except ImportError:
-        from kvstore.loops import plain as _loops
+        pass
+    else:
+        if getattr(compiled, "REVISION", None) == plain.REVISION:
+            _loops = compiled
 
 COMPILED: Final = _loops.__name__.endswith("compiled")
 

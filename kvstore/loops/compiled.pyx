@@ -29,13 +29,17 @@ cdef enum:
     BUFFER_BYTES_MAX = 0x7FFFFFFF
     TURN = 1024                 # keys between two calls of `let_others_run`, a millisecond
 
+REVISION = 1
+
 # Not looked up by name each time.
 cdef object ABSENT = _ABSENT, Timestamp = _Timestamp, let_others_run = _let_others_run
 cdef bytes TERMINATOR = b"\x00\x01", UNLIMITED = b"\x00\x02"
 cdef Py_ssize_t LONGEST_KEY = KEY_BYTES_MAX
 
 
-def collect(source, list keys not None, list values not None, Py_ssize_t count, Py_ssize_t bytes_max):
+def collect(
+    source, list keys not None, list values not None, Py_ssize_t count, Py_ssize_t bytes_max
+):
     cdef tuple entry
     cdef bytes value
     if count <= 0:
@@ -130,14 +134,16 @@ cdef class Live:
 
     cdef int64_t _time_of(self, const unsigned char *tail) except -2:
         cdef uint64_t suffix = _big_endian(tail)
-        cdef bint is_shown
+        cdef int64_t added
         if suffix >> 63:
             suffix = ~suffix
             return <int64_t>suffix if <int64_t>suffix <= self._as_of else INVISIBLE
         if not self._imports.find(suffix, tail):
             return INVISIBLE
-        is_shown = self._imports.added <= self._as_of and <uint64_t>self._as_of < self._imports.reverted
-        return self._imports.added if is_shown else INVISIBLE
+        added = self._imports.added
+        if added <= self._as_of and <uint64_t>self._as_of < self._imports.reverted:
+            return added
+        return INVISIBLE
 
     cdef int _release(self, list keys, list values) except -1:
         cdef bytes key = self._held
@@ -266,9 +272,10 @@ cdef class Lookup:
     def show(self, list boundaries not None, list limits not None, stamps):
         if len(limits) != len(boundaries) + 1:
             raise ValueError("limits has one more than boundaries")
+        cdef Imports imports = Imports(stamps) if stamps else None
         self._boundaries = boundaries
         self._limits = limits
-        self._imports = Imports(stamps) if stamps else None
+        self._imports = imports
 
     def get(self, bytes key not None, int64_t as_of):
         return self._value(key, as_of)
@@ -401,15 +408,18 @@ def ascending(keys):
     cdef list given = list(keys), found = []
     cdef Py_ssize_t at
     cdef Place *order = _order(given)
-    for at in range(PyList_GET_SIZE(given)):
-        found.append(<object>PyList_GET_ITEM(given, order[at].at))
-    free(order)
+    try:
+        for at in range(PyList_GET_SIZE(given)):
+            found.append(<object>PyList_GET_ITEM(given, order[at].at))
+    finally:
+        free(order)
     return found
 
 
 def put_all(put, dict points not None, bytes suffix not None, family):
     cdef list keys = list(points), values = list(points.values())
-    cdef bytes value_tail = TERMINATOR + suffix + b"\x01", tombstone_tail = TERMINATOR + suffix + b"\x00"
+    cdef bytes value_tail = TERMINATOR + suffix + b"\x01"
+    cdef bytes tombstone_tail = TERMINATOR + suffix + b"\x00"
     cdef bytes escaped
     cdef Py_ssize_t at, place
     cdef Place *order = _order(keys)
@@ -608,7 +618,8 @@ cdef inline uint64_t _word(bytes key, Py_ssize_t skip) noexcept:
 cdef inline bint _is_less(list keys, Place one, Place other) noexcept:
     if one.word != other.word:
         return one.word < other.word
-    return _compare(<bytes>PyList_GET_ITEM(keys, one.at), <bytes>PyList_GET_ITEM(keys, other.at)) < 0
+    cdef bytes key = <bytes>PyList_GET_ITEM(keys, one.at)
+    return _compare(key, <bytes>PyList_GET_ITEM(keys, other.at)) < 0
 
 
 def join(list items not None):

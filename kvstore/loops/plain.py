@@ -30,6 +30,11 @@ _UNLIMITED: Final = b"\x00\x02"
 _LEAST_KEY: Final = len(TERMINATOR) + TAIL_BYTES
 
 
+REVISION: Final = 1
+"""Raised with each change of a name, an argument or a meaning here: what was compiled from an
+older source, as a checkout that was moved on has it, is not taken."""
+
+
 class Absent(Enum):
     """That a stretch of keys has no entry, which is not what None says: that it was deleted."""
 

@@ -47,6 +47,11 @@ def stored_key(user_key: bytes) -> bytes:
 
 
 @both
+def test_both_are_of_one_revision(loops: Any) -> None:
+    assert loops.REVISION == plain.REVISION
+
+
+@both
 @given(
     st.lists(st.tuples(raw, raw), max_size=12),
     st.integers(1, 14),
