@@ -74,6 +74,10 @@ SCAN_CHUNK = 4096
 kilobytes stay in the cache between taking and deciding, and the collector asleep (a scan into
 batches of 4,096 rows takes 366 ns a row, of 16,384 437)."""
 
+SCAN_CHUNK_ROWS = 1024
+"""The same of a scan by rows, whose objects are used once more: of 1 M rows it takes 296 ns each in
+chunks of 1,024, 312 of 256 and 322 of 4,096."""
+
 SCAN_CHUNK_BYTES = 16 << 20
 """Bytes of values taken from the engine at once, about: large values come in chunks of fewer."""
 

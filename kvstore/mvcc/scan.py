@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 from kvstore.arrow import binary_arrays, user_key_array
 from kvstore.codec.ordered import escape
 from kvstore.engine.api import Cursor, next_count
-from kvstore.limits import SCAN_CHUNK
+from kvstore.limits import SCAN_CHUNK, SCAN_CHUNK_ROWS
 from kvstore.loops import Live, user_keys
 from kvstore.mvcc.fragments import Cover
 from kvstore.mvcc.version import Stamps
@@ -60,7 +60,7 @@ class Rows(NamedTuple):
 def live_rows(cursor: Cursor, read: Read) -> Iterator[Chunk]:
     """Keys and values alive to `read`, chunk by chunk, in the order of `cursor`, which is closed
     when done or closed."""
-    for stored, values in _alive(cursor, read, SCAN_CHUNK):
+    for stored, values in _alive(cursor, read, SCAN_CHUNK_ROWS):
         yield user_keys(stored), values
 
 

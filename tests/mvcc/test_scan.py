@@ -105,7 +105,9 @@ def test_scan_is_what_the_history_of_each_key_says(
     read = Read.of(as_of, STAMPS, fragments.cover(Span(), as_of))
     entries = entries_of(drawn)
     expected = by_history(drawn, fragments, as_of)
-    with patched(Live=loops.Live, user_keys=loops.user_keys, _FIRST_CHUNK=chunk, SCAN_CHUNK=chunk):
+    with patched(
+        Live=loops.Live, user_keys=loops.user_keys, _FIRST_CHUNK=chunk, SCAN_CHUNK_ROWS=chunk
+    ):
         cursor = ListCursor(entries[::-1] if reverse else entries)
         chunks = list(live_rows(cursor, read))
         rows = [row for pair in chunks for row in zip(*pair, strict=True)]
