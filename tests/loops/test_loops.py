@@ -475,6 +475,17 @@ def test_a_point_read_says_what_it_is(loops: Any) -> None:
         assert str(store.get.__doc__).startswith("The value of `key`")
 
 
+def test_another_get_of_a_store_is_the_one_that_is_called(monkeypatch: pytest.MonkeyPatch) -> None:
+    def counted(store: kvstore.Store, key: bytes) -> bytes | None:
+        return get(store, key + b"!")
+
+    get = kvstore.Store.get
+    monkeypatch.setattr(kvstore.Store, "get", counted)
+    with kvstore.open(None, engine="memory") as store:
+        store.put(b"k!", b"v")
+        assert store.get(b"k") == b"v"
+
+
 # -- writes -----------------------------------------------------------------------------------
 
 
