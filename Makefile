@@ -54,7 +54,9 @@ $(READY): pyproject.toml constraints.txt kvstore/loops/compiled.pyx $(wildcard *
 	  "$$python" -m venv $(VENV); \
 	fi; \
 	echo "setup: installing into $(VENV) ($$($(PY) --version)); minutes the first time"; \
-	$(PY) -m pip install -q --disable-pip-version-check -c constraints.txt pip setuptools cython; \
+	$(PY) -m pip install -q --disable-pip-version-check -c constraints.txt pip setuptools; \
+	$(PY) -m pip install -q --disable-pip-version-check -c constraints.txt cython \
+	  || echo 'setup: Cython does not install here, so loops will run in Python'; \
 	PYTHONWARNINGS=ignore $(PY) -m pip install -q --disable-pip-version-check --no-build-isolation \
 	  -c constraints.txt -e '.[spark,dev]'; \
 	touch $(READY)
