@@ -250,10 +250,10 @@ class RocksCursor:
         keys: list[bytes] = []
         values: list[bytes] = []
         with _translated(self._where):
-            is_whole = collect(self._source, keys, values, count, SCAN_CHUNK_BYTES)
+            has_more = collect(self._source, keys, values, count, SCAN_CHUNK_BYTES)
         if keys:
             self._last = keys[-1]
-        if not is_whole:
+        if not has_more:
             self._source = iter(())
             self._require_true_end()
         if self._reverse and keys:
