@@ -20,7 +20,6 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 from typing_extensions import Self
 
 from backup.rows import range_rows
@@ -61,7 +60,7 @@ class CollectionOrigin:
             raise UsageError(f"{place.path} holds {what}", "run a backup first, and read again")
         self.place = place._replace(chain=chain.name)
         self._chain = chain
-        self._files: dict[str, pq.ParquetFile] = {}
+        self._opened: dict[str, list[Group]] = {}
 
     def frontiers(self) -> Frontiers:
         source = self._collection.source
@@ -101,10 +100,12 @@ class CollectionOrigin:
 
     def groups(self, part: Part) -> list[Group]:
         """The row groups of a part."""
-        file = self._files.get(part.name)
-        if file is None:
-            file = self._files[part.name] = self._collection.open_part(part)
-        return [row_group(part, file, index) for index in range(file.num_row_groups)]
+        groups = self._opened.get(part.name)
+        if groups is None:
+            file = self._collection.open_part(part)
+            groups = [row_group(part, file, index) for index in range(file.num_row_groups)]
+            self._opened[part.name] = groups
+        return groups
 
     def ranges(self, span: Span, *, since: int, upto: int, latest: bool) -> list[Change]:
         if latest and since == 0:
@@ -133,8 +134,8 @@ class CollectionOrigin:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for file in self._files.values():
-            file.close()
+        for groups in self._opened.values():
+            groups[0].file.close()
 
     # -- rows -------------------------------------------------------------------------------
 

@@ -15,9 +15,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from backup.shard import OP_DELETE_RANGE, Part
+from backup.shard import OP_DELETE_RANGE, UNTIL, Part
 from kvstore.mvcc import Cover
 from kvstore.span import Span
+from kvstore.timestamp import TIMESTAMP_MAX
 
 
 class Group(NamedTuple):
@@ -31,6 +32,8 @@ class Group(NamedTuple):
     newest: int
     op_min: int
     op_max: int
+    replaced: int
+    """Before this time each of its versions is the newest of its key in the part."""
     rows: int
     size_bytes: int
     drop_below: int
@@ -77,9 +80,18 @@ def row_group(part: Part, file: pq.ParquetFile, index: int) -> Group:
         newest=times.max,
         op_min=ops.min,
         op_max=ops.max,
+        replaced=_first_replaced(columns.get(UNTIL.name)),
         rows=found.num_rows,
         size_bytes=found.total_byte_size,
     )
+
+
+def _first_replaced(until: pq.ColumnChunkMetaData | None) -> int:
+    if until is None or (statistics := until.statistics) is None:
+        return 0
+    if statistics.has_min_max:
+        return int(statistics.min)
+    return TIMESTAMP_MAX + 1 if statistics.null_count == until.num_values else 0
 
 
 def columns_with(columns: Sequence[str], *more: str) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Iterator, Sequence
 from functools import reduce
 from pathlib import Path
@@ -130,6 +131,35 @@ def test_a_backup_with_history_is_scanned_natively_at_any_time(
     only = read_collection(spark, path, prefix=b"k2", columns=["value"], native=True)
     assert only.columns == ["value"]
     assert only.count() == 100
+
+
+def test_of_rows_only_what_statistics_leave_open_is_looked_at(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    path = str(tmp_path / "collection")
+
+    def columns(as_of: int | None = None, prefix: bytes | None = None) -> set[str]:
+        frame = read_collection(spark, path, as_of, prefix, native=True)
+        compared(store, [Asked(frame, Span.of(prefix=prefix), as_of or store.upper - 1)])
+        plan = frame._jdf.queryExecution().executedPlan().toString()
+        (read,) = re.findall("ReadSchema: struct<(.*)>", plan)
+        return {field.partition(":")[0] for field in read.split(",")}
+
+    with kvstore.open(tmp_path / "store", durability="async") as store:
+        with store.batch() as batch:
+            for number in range(100):
+                batch.put(b"k%02d" % number, b"v")
+        first = batch.timestamp
+        assert first is not None
+        Collection(path).backup(store)
+        assert columns() == columns(prefix=b"k5") == {"key", "value"}
+        later = store.put(b"k50", b"changed")
+        Collection(path).backup(store, full=True)
+        assert columns(first) == {"key", "value", "timestamp"}
+        assert columns(later) == {"key", "value", "until"}
+        store.delete(b"k51")
+        Collection(path).backup(store, full=True)
+        assert columns(later) == {"key", "value", "timestamp", "until", "op"}
 
 
 def test_increments_are_laid_over_the_oldest_backup(spark: SparkSession, place: Place) -> None:
