@@ -8,9 +8,10 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+from typing_extensions import Buffer
 
 from kvstore.limits import ARROW_BYTES_MAX, SCAN_CHUNK
-from kvstore.loops import join, join_user_keys
+from kvstore.loops import join
 
 DEFAULT_BATCH_ROWS: Final = SCAN_CHUNK
 
@@ -33,18 +34,12 @@ def binary_arrays(items: Sequence[bytes]) -> list[pa.Array]:
     if buffers is None:
         middle = len(items) // 2
         return binary_arrays(items[:middle]) + binary_arrays(items[middle:])
-    return [_array(len(items), buffers)]
+    return [array_of(len(items), *buffers)]
 
 
-def user_key_array(stored: list[bytes]) -> pa.Array:
-    """The user keys of some keys of `data`, of less than 2 GiB, as an Arrow binary array."""
-    buffers = join_user_keys(stored)
-    assert buffers is not None, "a chunk of keys has some megabytes"
-    return _array(len(stored), buffers)
-
-
-def _array(length: int, buffers: tuple[bytes, bytes]) -> pa.Array:
-    parts = [None, *map(pa.py_buffer, buffers)]
+def array_of(length: int, offsets: Buffer, joined: Buffer) -> pa.Array:
+    """The Arrow binary array whose buffers these are, without a copy."""
+    parts = [None, pa.py_buffer(offsets), pa.py_buffer(joined)]
     return pa.Array.from_buffers(pa.binary(), length, parts, null_count=0)
 
 
@@ -77,54 +72,23 @@ def key_words(keys: pa.Array, *, skip: int) -> npt.NDArray[np.uint64]:
     return words
 
 
-def row_batches(
-    chunks: Iterable[tuple[pa.Array, pa.Array]], batch_rows: int
-) -> pa.RecordBatchReader:
-    """Record batches of at most `batch_rows` rows and about `ARROW_BYTES_MAX` bytes of values.
-
-    A chunk, keys and values, has at most `batch_rows` rows. One that is large enough becomes a
-    batch as it is; smaller ones are put together, which copies them.
-    """
-    assert batch_rows > 0
-    return pa.RecordBatchReader.from_batches(ROWS_SCHEMA, _batches(chunks, batch_rows))
+def row_batches(chunks: Iterable[tuple[pa.Array, pa.Array]]) -> pa.RecordBatchReader:
+    """A record batch of each chunk, keys and values, or several of about `ARROW_BYTES_MAX` bytes
+    of values."""
+    return pa.RecordBatchReader.from_batches(ROWS_SCHEMA, _batches(chunks))
 
 
-def _batches(
-    chunks: Iterable[tuple[pa.Array, pa.Array]], batch_rows: int
-) -> Iterator[pa.RecordBatch]:
-    waiting: list[tuple[pa.Array, pa.Array]] = []
-    rows = size = 0
-    for chunk in chunks:
-        if rows and (rows + len(chunk[0]) > batch_rows or size + chunk[1].nbytes > ARROW_BYTES_MAX):
-            yield from _cut(waiting)
-            waiting, rows, size = [], 0, 0
-        waiting.append(chunk)
-        rows += len(chunk[0])
-        size += chunk[1].nbytes
-        if rows * 2 > batch_rows:
-            yield from _cut(waiting)
-            waiting, rows, size = [], 0, 0
-    if rows:
-        yield from _cut(waiting)
-
-
-def _cut(waiting: list[tuple[pa.Array, pa.Array]]) -> Iterator[pa.RecordBatch]:
-    """One batch, or several where the values of a chunk are too large for one."""
-    columns = waiting[0]
-    if len(waiting) > 1:
-        columns = (
-            pa.concat_arrays([keys for keys, _ in waiting]),
-            pa.concat_arrays([values for _, values in waiting]),
-        )
-    batch = pa.RecordBatch.from_arrays(list(columns), schema=ROWS_SCHEMA)
-    if columns[1].nbytes <= ARROW_BYTES_MAX:
-        yield batch
-        return
-    first = size = 0
-    for row, value in enumerate(columns[1]):
-        length = len(value.as_buffer())
-        if size and size + length > ARROW_BYTES_MAX:
-            yield batch.slice(first, row - first)
-            first, size = row, 0
-        size += length
-    yield batch.slice(first)
+def _batches(chunks: Iterable[tuple[pa.Array, pa.Array]]) -> Iterator[pa.RecordBatch]:
+    for columns in chunks:
+        batch = pa.RecordBatch.from_arrays(list(columns), schema=ROWS_SCHEMA)
+        if columns[1].nbytes <= ARROW_BYTES_MAX:
+            yield batch
+            continue
+        first = size = 0
+        for row, value in enumerate(columns[1]):
+            length = len(value.as_buffer())
+            if size and size + length > ARROW_BYTES_MAX:
+                yield batch.slice(first, row - first)
+                first, size = row, 0
+            size += length
+        yield batch.slice(first)

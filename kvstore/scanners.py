@@ -332,7 +332,7 @@ def _do(job: Job, pipe: Connection) -> None:
         for piece in job.pieces:
             cursor = engine.cursor(DATA, *span_bounds(piece.span.start, piece.span.end))
             rows = live_columns(cursor, piece.read, chunk=job.batch_rows)
-            batches = iter(row_batches(rows, job.batch_rows))
+            batches = iter(row_batches(rows))
             for part in count():
                 first = next(batches, None)
                 if first is None:

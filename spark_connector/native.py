@@ -232,7 +232,7 @@ def _frame(spark: SparkSession, scan: Scan) -> DataFrame:
 def _conditions(scan: Scan) -> Iterable[Column]:
     """Which rows of the base are alive, by the parts and the range deletes behind them.
 
-    What is true of all rows is left out: a column that is looked at costs 15 ns a row.
+    What is true of all rows is left out: looking at the three columns is a tenth of such a read.
     """
     key, timestamp, until = F.col("key"), F.col("timestamp"), F.col(UNTIL.name)
     groups, span, as_of = scan.groups, scan.span, scan.as_of

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple, Protocol
 
 from kvstore.limits import SCAN_CHUNK, SCAN_CHUNK_BYTES
-from kvstore.loops import Found
+from kvstore.loops import Found, Live
 
 DATA: Final = "data"
 RANGES: Final = "ranges"
@@ -81,6 +81,13 @@ class Cursor(Protocol):
 
         Two lists of bytes rather than a list of pairs: tuples wake the cyclic garbage
         collector (0.35 against 0.46 us per entry).
+        """
+        ...
+
+    def feed(self, live: Live, count: int) -> bool:
+        """Have `live` pass over what `take` would give. False at the end.
+
+        Entries are looked at as they come: 20 ns less each than by lists of them.
         """
         ...
 

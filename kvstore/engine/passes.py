@@ -10,8 +10,11 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from typing import Protocol
 
+from kvstore.engine.api import next_count
 from kvstore.engine.editions import Chunk, Edition
 from kvstore.errors import ClosedError
+from kvstore.limits import SCAN_CHUNK
+from kvstore.loops import Live
 
 
 class Owner(Protocol):
@@ -97,6 +100,7 @@ class MemoryCursor:
         self._high = edition.end() if end is None else edition.position(end)
         self._reverse = reverse
         self._is_done = False
+        self._fitting = SCAN_CHUNK
 
     def take(self, count: int) -> tuple[list[bytes], list[bytes]]:
         self._engine.require_open()
@@ -116,6 +120,12 @@ class MemoryCursor:
             self.close()
             self._is_done = True
         return keys, values
+
+    def feed(self, live: Live, count: int) -> bool:
+        keys, values = self.take(min(count, self._fitting))
+        self._fitting = next_count(values, SCAN_CHUNK)
+        live.pass_over(zip(keys, values, strict=True), len(keys))
+        return bool(keys)
 
     def close(self) -> None:
         edition, self._edition = self._edition, None

@@ -52,7 +52,7 @@ from kvstore.limits import (
     PASSING_CACHE_BYTES,
     SCAN_CHUNK_BYTES,
 )
-from kvstore.loops import Readers, collect
+from kvstore.loops import Live, Readers, collect
 
 
 class RocksEngine:
@@ -259,6 +259,21 @@ class RocksCursor:
         if self._reverse and keys:
             self._trim(keys, values)
         return keys, values
+
+    def feed(self, live: Live, count: int) -> bool:
+        if self._reverse:
+            keys, values = self.take(count)
+            live.pass_over(zip(keys, values, strict=True), len(keys))
+            return bool(keys)
+        if self._source is None:
+            raise ClosedError(f"a scan of {self._where}")
+        with _translated(self._where):
+            has_more = live.pass_over(self._source, count, SCAN_CHUNK_BYTES)
+        self._last = live.last or self._last
+        if not has_more:
+            self._source = iter(())
+            self._require_true_end()
+        return has_more
 
     def close(self) -> None:
         self._source = None

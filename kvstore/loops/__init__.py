@@ -8,7 +8,8 @@ compiler has everything but that speed; with `KVSTORE_LOOPS=plain` in the enviro
 
 from kvstore.loops.chosen import (
     COMPILED,
-    Live,
+    LiveColumns,
+    LiveRows,
     Lookup,
     PointRead,
     Readers,
@@ -16,17 +17,18 @@ from kvstore.loops.chosen import (
     find_among,
     find_many,
     join,
-    join_user_keys,
     put_all,
-    user_keys,
 )
-from kvstore.loops.plain import ABSENT, Found
+from kvstore.loops.plain import ABSENT, Buffers, Found, Live
 
 __all__ = [
     "ABSENT",
     "COMPILED",
+    "Buffers",
     "Found",
     "Live",
+    "LiveColumns",
+    "LiveRows",
     "Lookup",
     "PointRead",
     "Readers",
@@ -34,7 +36,5 @@ __all__ = [
     "find_among",
     "find_many",
     "join",
-    "join_user_keys",
     "put_all",
-    "user_keys",
 ]

@@ -19,7 +19,8 @@ if not TYPE_CHECKING and os.environ.get("KVSTORE_LOOPS") != "plain":
 
 COMPILED: Final = _loops.__name__.endswith("compiled")
 
-Live = _loops.Live
+LiveColumns = _loops.LiveColumns
+LiveRows = _loops.LiveRows
 Lookup = _loops.Lookup
 PointRead = _loops.PointRead
 Readers = _loops.Readers
@@ -27,6 +28,4 @@ collect = _loops.collect
 find_among = _loops.find_among
 find_many = _loops.find_many
 join = _loops.join
-join_user_keys = _loops.join_user_keys
 put_all = _loops.put_all
-user_keys = _loops.user_keys

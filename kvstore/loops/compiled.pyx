@@ -2,15 +2,16 @@
 """The loops of `plain`, which says what they do, over the bytes themselves.
 
 What holds here beside that: an item of a list is checked to be bytes before it is looked into; a
-stored key is at least eleven bytes long once `Live.take` has let it in; while anything is called
+stored key is at least eleven bytes long once `Live.pass_over` has let it in; while anything is called
 that might run Python, a list is indexed, which is checked, or is a copy that nobody else has.
 """
 
+from cpython.buffer cimport PyBuffer_FillInfo
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.list cimport PyList_GET_ITEM, PyList_GET_SIZE
 from cpython.tuple cimport PyTuple_GET_ITEM, PyTuple_GET_SIZE
 from libc.stdint cimport int32_t, int64_t, uint64_t
-from libc.stdlib cimport free, malloc
+from libc.stdlib cimport free, malloc, realloc
 from libc.string cimport memchr, memcmp, memcpy
 
 from kvstore.errors import CorruptionError
@@ -20,6 +21,7 @@ from kvstore.loops.plain import let_others_run as _let_others_run
 from kvstore.timestamp import Timestamp as _Timestamp
 
 cdef extern from "Python.h":
+    const Py_ssize_t PY_SSIZE_T_MAX
     long long PyLong_AsLongLongAndOverflow(object, int *) except? -1
 
 cdef enum:
@@ -27,9 +29,11 @@ cdef enum:
     CUT = 11                    # terminator, suffix, kind
     INVISIBLE = -1
     BUFFER_BYTES_MAX = 0x7FFFFFFF
+    ROOM_BYTES_MIN = 1 << 10
+    ROOM_BYTES_MAX = 1 << 22    # made before it is known to be needed
     TURN = 1024                 # keys between two calls of `let_others_run`, a millisecond
 
-REVISION = 1
+REVISION = 2
 
 # Not looked up by name each time.
 cdef object ABSENT = _ABSENT, Timestamp = _Timestamp, let_others_run = _let_others_run
@@ -45,9 +49,7 @@ def collect(
     if count <= 0:
         return True
     for found in source:
-        entry = <tuple?>found
-        if PyTuple_GET_SIZE(entry) != 2:
-            raise ValueError("an entry is a key and a value")
+        entry = _entry(found)
         value = <bytes?>(<object>PyTuple_GET_ITEM(entry, 1))
         keys.append(<object>PyTuple_GET_ITEM(entry, 0))
         values.append(value)
@@ -56,6 +58,13 @@ def collect(
         if count == 0 or bytes_max <= 0:
             return True
     return False
+
+
+cdef inline tuple _entry(found):
+    cdef tuple entry = <tuple?>found
+    if PyTuple_GET_SIZE(entry) != 2:
+        raise ValueError("an entry is a key and a value")
+    return entry
 
 
 cdef class Imports:
@@ -82,12 +91,14 @@ cdef class Imports:
 
 
 cdef class Live:
+    """What `LiveRows` and `LiveColumns` have in common: all but what becomes of a live entry."""
+    cdef readonly bytes last
     cdef int64_t _as_of
     cdef Imports _imports
     cdef list _starts, _newest
     cdef bytes _seen            # a key with the present stem
     cdef bytes _held            # the newest entry of that stem, None: none is visible
-    cdef object _held_value
+    cdef bytes _held_value
     cdef int64_t _time
     cdef Py_ssize_t _at         # between which bounds the last key lay, and what covers it there
     cdef int64_t _covered
@@ -102,35 +113,47 @@ cdef class Live:
         self._time = INVISIBLE
         self._covered = newest[0]
 
-    def take(self, list keys not None, list values not None, *, bint is_last):
-        cdef Py_ssize_t at, size, count = PyList_GET_SIZE(keys)
-        cdef bytes key
-        cdef const unsigned char *bytes_
+    def pass_over(self, source, Py_ssize_t count, Py_ssize_t bytes_max=PY_SSIZE_T_MAX):
+        cdef tuple entry
+        cdef bytes key = None, value
+        if count <= 0:
+            return True
+        for found in source:
+            entry = _entry(found)
+            key = <bytes?>(<object>PyTuple_GET_ITEM(entry, 0))
+            value = <bytes?>(<object>PyTuple_GET_ITEM(entry, 1))
+            self._take(key, value)
+            count -= 1
+            bytes_max -= PyBytes_GET_SIZE(value)
+            if count == 0 or bytes_max <= 0:
+                self.last = key
+                return True
+        if key is not None:
+            self.last = key
+        return False
+
+    def end(self):
+        self._release()
+
+    cdef int _take(self, bytes key, bytes value) except -1:
+        cdef const unsigned char *bytes_ = <const unsigned char *>PyBytes_AS_STRING(key)
+        cdef Py_ssize_t size = PyBytes_GET_SIZE(key)
         cdef int64_t time
-        cdef list alive = [], alive_values = []
-        if PyList_GET_SIZE(values) != count:
-            raise ValueError("as many keys as values")
-        for at in range(count):
-            key = <bytes?>keys[at]
-            bytes_ = <const unsigned char *>PyBytes_AS_STRING(key)
-            size = PyBytes_GET_SIZE(key)
-            if size < CUT:
-                raise CorruptionError(f"data key {key.hex()}", "too short")
-            if (
-                self._seen is None
-                or PyBytes_GET_SIZE(self._seen) != size
-                or memcmp(PyBytes_AS_STRING(self._seen), bytes_, size - TAIL)
-            ):
-                self._release(alive, alive_values)
-                self._seen = key
-            time = self._time_of(bytes_ + size - TAIL)
-            if time > self._time:
-                self._time = time
-                self._held = key
-                self._held_value = values[at]
-        if is_last:
-            self._release(alive, alive_values)
-        return alive, alive_values
+        if size < CUT:
+            raise CorruptionError(f"data key {key.hex()}", "too short")
+        if (
+            self._seen is None
+            or PyBytes_GET_SIZE(self._seen) != size
+            or memcmp(PyBytes_AS_STRING(self._seen), bytes_, size - TAIL)
+        ):
+            self._release()
+            self._seen = key
+        time = self._time_of(bytes_ + size - TAIL)
+        if time > self._time:
+            self._time = time
+            self._held = key
+            self._held_value = value
+        return 0
 
     cdef int64_t _time_of(self, const unsigned char *tail) except -2:
         cdef uint64_t suffix = _big_endian(tail)
@@ -145,19 +168,18 @@ cdef class Live:
             return added
         return INVISIBLE
 
-    cdef int _release(self, list keys, list values) except -1:
-        cdef bytes key = self._held
+    cdef int _release(self) except -1:
+        cdef bytes key = self._held, value = self._held_value
+        cdef int64_t time = self._time
         if key is None:
             return 0
+        self._held = self._held_value = None
+        self._time = INVISIBLE
         if PyBytes_AS_STRING(key)[PyBytes_GET_SIZE(key) - 1]:
             if PyList_GET_SIZE(self._starts):
                 self._move(key)
-            if self._covered <= self._time:
-                keys.append(key)
-                values.append(self._held_value)
-        self._held = None
-        self._held_value = None
-        self._time = INVISIBLE
+            if self._covered <= time:
+                self._show(key, value)
         return 0
 
     cdef int _move(self, bytes key) except -1:
@@ -173,23 +195,146 @@ cdef class Live:
             self._covered = self._newest[at]
         return 0
 
+    cdef int _show(self, bytes key, bytes value) except -1:
+        raise NotImplementedError
 
-def user_keys(list stored not None):
-    cdef list keys = []
-    cdef bytes key
-    cdef const char *bytes_
-    cdef Py_ssize_t at, size
-    for at in range(PyList_GET_SIZE(stored)):
-        key = <bytes?>stored[at]
-        size = PyBytes_GET_SIZE(key) - CUT
-        if size < 0:
-            raise ValueError("not a stored key")
-        bytes_ = PyBytes_AS_STRING(key)
-        user_key = PyBytes_FromStringAndSize(bytes_, size)
-        if memchr(bytes_, 0, size) is not NULL:
+
+cdef class LiveRows(Live):
+    cdef list _keys, _values
+
+    def __cinit__(self, *_):
+        self._keys = []
+        self._values = []
+
+    def found(self):
+        shown = self._keys, self._values
+        self._keys = []
+        self._values = []
+        return shown
+
+    cdef int _show(self, bytes key, bytes value) except -1:
+        cdef Py_ssize_t size = PyBytes_GET_SIZE(key) - CUT
+        cdef bytes user_key = PyBytes_FromStringAndSize(PyBytes_AS_STRING(key), size)
+        if memchr(PyBytes_AS_STRING(key), 0, size) is not NULL:
             user_key = user_key.replace(b"\x00\xff", b"\x00")
-        keys.append(user_key)
-    return keys
+        self._keys.append(user_key)
+        self._values.append(value)
+        return 0
+
+
+cdef class LiveColumns(Live):
+    cdef Columns _columns
+    cdef list _full             # what had no room for another one
+
+    def __cinit__(self, *_):
+        self._columns = Columns(None)
+        self._full = []
+
+    @property
+    def rows(self):
+        return self._columns.count
+
+    @property
+    def size(self):
+        return self._columns.values.size
+
+    def found(self):
+        cdef list full = self._full
+        cdef Columns columns = self._columns
+        self._columns = Columns(columns)
+        self._full = []
+        if columns.count:
+            full.append(columns.buffers())
+        return full
+
+    cdef int _show(self, bytes key, bytes value) except -1:
+        cdef Columns columns = self._columns
+        if (
+            columns.keys.size + PyBytes_GET_SIZE(key) > BUFFER_BYTES_MAX
+            or columns.values.size + PyBytes_GET_SIZE(value) > BUFFER_BYTES_MAX
+        ):
+            self._full.append(columns.buffers())
+            columns = self._columns = Columns(columns)
+        columns.add(key, value)
+        return 0
+
+
+cdef class Columns:
+    """Two Arrow binary arrays that grow: offsets and bytes of each."""
+    cdef Py_ssize_t count
+    cdef Buffer key_offsets, keys, value_offsets, values
+
+    def __cinit__(self, Columns before):
+        self.key_offsets = _buffer_like(None if before is None else before.key_offsets)
+        self.keys = _buffer_like(None if before is None else before.keys)
+        self.value_offsets = _buffer_like(None if before is None else before.value_offsets)
+        self.values = _buffer_like(None if before is None else before.values)
+        self.key_offsets.end(0)
+        self.value_offsets.end(0)
+
+    cdef int add(self, bytes key, bytes value) except -1:
+        cdef Py_ssize_t key_size = PyBytes_GET_SIZE(key) - CUT
+        cdef Py_ssize_t value_size = PyBytes_GET_SIZE(value)
+        cdef char *key_at = self.keys.reserve(key_size)
+        cdef char *value_at = self.values.reserve(value_size)
+        self.key_offsets.reserve(sizeof(int32_t))
+        self.value_offsets.reserve(sizeof(int32_t))
+        # From here on nothing fails.
+        memcpy(key_at, PyBytes_AS_STRING(key), key_size)
+        memcpy(value_at, PyBytes_AS_STRING(value), value_size)
+        self.keys.size += _unescape(key_at, key_size)
+        self.values.size += value_size
+        self.key_offsets.end(self.keys.size)
+        self.value_offsets.end(self.values.size)
+        self.count += 1
+        return 0
+
+    cdef tuple buffers(self):
+        return self.count, self.key_offsets, self.keys, self.value_offsets, self.values
+
+
+cdef class Buffer:
+    """Bytes that grow until they are handed out, and are then a buffer of Python's."""
+    cdef char *_bytes
+    cdef Py_ssize_t size, _room
+
+    def __cinit__(self, Py_ssize_t room):
+        self._bytes = <char *>malloc(room)
+        if self._bytes is NULL:
+            raise MemoryError
+        self._room = room
+
+    def __dealloc__(self):
+        free(self._bytes)
+
+    def __getbuffer__(self, Py_buffer *view, int flags):
+        PyBuffer_FillInfo(view, self, self._bytes, self.size, True, flags)
+
+    cdef char *reserve(self, Py_ssize_t more) except NULL:
+        """Where so many bytes can be written behind those that are there."""
+        cdef Py_ssize_t room = self._room
+        cdef char *moved
+        if more > room - self.size:
+            room = max(2 * room, self.size + more)
+            moved = <char *>realloc(self._bytes, room)
+            if moved is NULL:
+                raise MemoryError
+            self._bytes = moved
+            self._room = room
+        return self._bytes + self.size
+
+    cdef void end(self, Py_ssize_t offset) noexcept:
+        """Append an offset, for which there is room."""
+        cdef int32_t narrow = <int32_t>offset
+        memcpy(self._bytes + self.size, &narrow, sizeof(int32_t))
+        self.size += sizeof(int32_t)
+
+
+cdef Buffer _buffer_like(Buffer before):
+    """With room for a little more than that one has."""
+    if before is None:
+        return Buffer(ROOM_BYTES_MIN)
+    return Buffer(min(max(before.size + before.size // 8, ROOM_BYTES_MIN), ROOM_BYTES_MAX))
 
 
 cdef class Position:
@@ -623,37 +768,25 @@ cdef inline bint _is_less(list keys, Place one, Place other) noexcept:
 
 
 def join(list items not None):
-    return _join(items, 0)
-
-
-def join_user_keys(list stored not None):
-    return _join(stored, CUT)
-
-
-cdef object _join(list items, Py_ssize_t cut):
     cdef Py_ssize_t at, size, total = 0, count = PyList_GET_SIZE(items)
     cdef bytes item, offsets, joined
     cdef int32_t *offset
-    cdef char *start
     cdef char *end
     for at in range(count):
-        size = PyBytes_GET_SIZE(<bytes?>(<object>PyList_GET_ITEM(items, at))) - cut
-        if size < 0:
-            raise ValueError("not a stored key")
-        total += size
+        total += PyBytes_GET_SIZE(<bytes?>(<object>PyList_GET_ITEM(items, at)))
     if total > BUFFER_BYTES_MAX:
         return None
     offsets = PyBytes_FromStringAndSize(NULL, (count + 1) * sizeof(int32_t))
     joined = PyBytes_FromStringAndSize(NULL, total)
     offset = <int32_t *>PyBytes_AS_STRING(offsets)
-    start = end = PyBytes_AS_STRING(joined)
+    end = PyBytes_AS_STRING(joined)
+    offset[0] = 0
     for at in range(count):
-        offset[at] = <int32_t>(end - start)
         item = <bytes>PyList_GET_ITEM(items, at)
-        size = PyBytes_GET_SIZE(item) - cut
+        size = PyBytes_GET_SIZE(item)
         memcpy(end, PyBytes_AS_STRING(item), size)
-        end += _unescape(end, size) if cut else size
-    offset[count] = <int32_t>(end - start)
+        end += size
+        offset[at + 1] = <int32_t>(end - PyBytes_AS_STRING(joined))
     return offsets, joined
 
 

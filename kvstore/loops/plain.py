@@ -5,12 +5,15 @@
 
 from __future__ import annotations
 
+import sys
 from array import array
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from enum import Enum
 from itertools import accumulate, islice
 from typing import Any, Final, Literal, Protocol, TypeAlias
+
+from typing_extensions import Buffer
 
 from kvstore.codec.keys import (
     FIRST_TIMED_SUFFIX,
@@ -30,7 +33,7 @@ _UNLIMITED: Final = b"\x00\x02"
 _LEAST_KEY: Final = len(TERMINATOR) + TAIL_BYTES
 
 
-REVISION: Final = 1
+REVISION: Final = 2
 """Raised with each change of a name, an argument or a meaning here: what was compiled from an
 older source, as a checkout that was moved on has it, is not taken."""
 
@@ -53,6 +56,9 @@ class Position(Protocol):
     def key(self) -> bytes | None: ...
     def value(self) -> bytes: ...
 
+
+Buffers: TypeAlias = "tuple[int, Buffer, Buffer, Buffer, Buffer]"
+"""Rows as Arrow's columns: how many, then offsets and bytes of the keys, and of the values."""
 
 _INVISIBLE: Final = b"\xff" * 9
 """In the place of a suffix: older than all."""
@@ -80,18 +86,21 @@ def collect(
 
 
 class Live:
-    """Picks the live entries out of a pass over `data`, chunk by chunk, in either direction.
+    """Picks the live entries out of a pass over `data`, piece by piece, in either direction.
 
     Of each key that is the newest entry that the read at `as_of` sees, if it is a value and no
     newer range tombstone covers it. An entry has the time of its suffix, or that at which its
     import was added (`stamps`: lifetimes by suffix; not there: invisible). Between the escaped
     bounds `starts[i - 1]` and `starts[i]` the newest range tombstone is of `newest[i]`, 0: none.
 
-    A key's entries stand together, so the newest seen so far is held until another key comes:
-    those that a chunk ends in the midst of are decided in the next one.
+    A key's entries stand together, so the newest seen so far is held until another key comes, or
+    `end`. What `LiveRows` and `LiveColumns` have found alive they hand out.
 
     Times are compared here as suffixes, as they are stored: the newer, the less.
     """
+
+    last: bytes | None = None
+    """The last stored key that was passed over."""
 
     def __init__(
         self,
@@ -108,20 +117,24 @@ class Live:
         self._stem: bytes | None = None
         self._suffix = _INVISIBLE
         self._held = b"", b""
+        self._shown: tuple[list[bytes], list[bytes]] = [], []
+        """Stored keys and values of what was found alive and not yet handed out."""
 
-    def take(
-        self, keys: Sequence[bytes], values: Sequence[bytes], *, is_last: bool
-    ) -> tuple[list[bytes], list[bytes]]:
-        """The stored keys and the values of what is alive in this chunk and was held before it.
-        With `is_last` nothing is held. Raises `CorruptionError` on what is no key of `data`."""
-        shown: tuple[list[bytes], list[bytes]] = [], []
+    def pass_over(
+        self, source: Iterator[tuple[bytes, bytes]], count: int, bytes_max: int = sys.maxsize
+    ) -> bool:
+        """Pass over the next entries of `source`, which are of `data`, as `collect` takes them.
+        Raises `CorruptionError` on what is no key of `data`."""
+        keys: list[bytes] = []
+        values: list[bytes] = []
+        has_more = collect(source, keys, values, count, bytes_max)
         least = encode_suffix(self._as_of)
         stem, newest, held = self._stem, self._suffix, self._held
         for key, value in zip(keys, values, strict=True):
             here = key[:-TAIL_BYTES]
             if here != stem:
                 if newest is not _INVISIBLE:
-                    self._release(newest, *held, *shown)
+                    self._release(newest, *held)
                     newest = _INVISIBLE
                 stem = here
                 if len(key) < _LEAST_KEY:
@@ -131,11 +144,15 @@ class Live:
                 suffix = self._imports.get(suffix) or self._import(suffix)
             if least <= suffix < newest:
                 newest, held = suffix, (key, value)
-        if is_last and newest is not _INVISIBLE:
-            self._release(newest, *held, *shown)
-            newest = _INVISIBLE
         self._stem, self._suffix, self._held = stem, newest, held
-        return shown
+        self.last = keys[-1] if keys else self.last
+        return has_more
+
+    def end(self) -> None:
+        """Nothing else is to come: what is held is decided."""
+        if self._suffix is not _INVISIBLE:
+            self._release(self._suffix, *self._held)
+            self._suffix, self._held = _INVISIBLE, (b"", b"")
 
     def _import(self, reference: bytes) -> bytes:
         """The suffix of the time at which the rows of an import became visible."""
@@ -144,20 +161,61 @@ class Live:
         self._imports[reference] = encode_suffix(added) if visible else _INVISIBLE
         return self._imports[reference]
 
-    def _release(
-        self, suffix: bytes, key: bytes, value: bytes, keys: list[bytes], values: list[bytes]
-    ) -> None:
+    def _release(self, suffix: bytes, key: bytes, value: bytes) -> None:
         if not key[-1]:
             return
         # Bounds are escaped and not framed: what lies at one sorts behind it with all its tails.
         if self._starts and self._newest[bisect_right(self._starts, key)] < suffix:
             return
+        keys, values = self._shown
         keys.append(key)
         values.append(value)
 
 
-def user_keys(stored: Sequence[bytes]) -> list[bytes]:
-    """The user keys of stored keys."""
+class LiveRows(Live):
+    """Live entries as rows."""
+
+    def found(self) -> tuple[list[bytes], list[bytes]]:
+        """User keys and values of what was found since the last call."""
+        keys, values = self._shown
+        self._shown = [], []
+        return _user_keys(keys), values
+
+
+class LiveColumns(Live):
+    """Live entries as Arrow's columns."""
+
+    @property
+    def rows(self) -> int:
+        """How many were found since they were last handed out."""
+        return len(self._shown[0])
+
+    @property
+    def size(self) -> int:
+        """The bytes of their values."""
+        return sum(map(len, self._shown[1]))
+
+    def found(self) -> list[Buffers]:
+        """Keys and values of what was found since the last call, in as many pieces as their bytes
+        need: none where nothing was."""
+        keys, values = self._shown
+        self._shown = [], []
+        return list(_joined_pairs(_user_keys(keys), values))
+
+
+def _joined_pairs(keys: list[bytes], values: list[bytes]) -> Iterator[Buffers]:
+    if not keys:
+        return
+    joined_keys, joined_values = join(keys), join(values)
+    if joined_keys is not None and joined_values is not None:
+        yield len(keys), *joined_keys, *joined_values
+        return
+    middle = len(keys) // 2
+    yield from _joined_pairs(keys[:middle], values[:middle])
+    yield from _joined_pairs(keys[middle:], values[middle:])
+
+
+def _user_keys(stored: Sequence[bytes]) -> list[bytes]:
     return [key[:-_LEAST_KEY].replace(b"\x00\xff", b"\x00") for key in stored]
 
 
@@ -403,9 +461,3 @@ def join(items: Sequence[bytes]) -> tuple[bytes, bytes] | None:
     if offsets[-1] > _BUFFER_BYTES_MAX:
         return None
     return array("i", offsets).tobytes(), b"".join(items)
-
-
-def join_user_keys(stored: Sequence[bytes]) -> tuple[bytes, bytes] | None:
-    """`join` of the user keys of stored keys. The second buffer may be longer than the first one
-    says."""
-    return join(user_keys(stored))

@@ -9,15 +9,14 @@ This is the hottest path of the store.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
-from kvstore.arrow import binary_arrays, user_key_array
+from kvstore.arrow import array_of
 from kvstore.codec.ordered import escape
-from kvstore.engine.api import Cursor, next_count
-from kvstore.limits import SCAN_CHUNK, SCAN_CHUNK_ROWS
-from kvstore.loops import Live, user_keys
+from kvstore.engine.api import Cursor
+from kvstore.limits import ARROW_BYTES_MAX, SCAN_CHUNK
+from kvstore.loops import Live, LiveColumns, LiveRows
 from kvstore.mvcc.fragments import Cover
 from kvstore.mvcc.version import Stamps
 
@@ -31,8 +30,7 @@ _FIRST_CHUNK = 64
 """Entries of the first chunk: a scan with a small limit should not read thousands."""
 
 
-@dataclass(frozen=True, slots=True)
-class Read:
+class Read(NamedTuple):
     """What a read sees by: its time, the imports it knows, the range tombstones of its span.
 
     `starts` are the bounds of `cover` as they compare with stored keys: escaping keeps the order,
@@ -60,41 +58,44 @@ class Rows(NamedTuple):
 def live_rows(cursor: Cursor, read: Read) -> Iterator[Chunk]:
     """Keys and values alive to `read`, chunk by chunk, in the order of `cursor`, which is closed
     when done or closed."""
-    for stored, values in _alive(cursor, read, SCAN_CHUNK_ROWS):
-        yield user_keys(stored), values
+    live = LiveRows(*read)
+    for _ in _passes(cursor, live, lambda: SCAN_CHUNK):
+        found = live.found()
+        if found[0]:
+            yield found
 
 
 def live_columns(cursor: Cursor, read: Read, *, chunk: int) -> Iterator[Rows]:
-    """As `live_rows`, in Arrow; at most `chunk` rows at once."""
-    for stored, values in _alive(cursor, read, min(chunk, SCAN_CHUNK)):
-        keys = user_key_array(stored)
-        first = 0
-        for part in binary_arrays(values):
-            yield Rows(keys.slice(first, len(part)), part)
-            first += len(part)
+    """As `live_rows`, in Arrow: `chunk` rows at once or, where a pass ends or values are large,
+    fewer, and not much fewer elsewhere."""
+    live = LiveColumns(*read)
+    for has_more in _passes(cursor, live, lambda: chunk - live.rows):
+        if not has_more or live.rows * 2 > chunk or live.size * 2 > ARROW_BYTES_MAX:
+            for count, key_offsets, keys, value_offsets, values in live.found():
+                yield Rows(
+                    array_of(count, key_offsets, keys), array_of(count, value_offsets, values)
+                )
 
 
 def first_rows(chunks: Iterator[Rows], limit: int) -> Iterator[Rows]:
     """The first `limit` rows of a scan."""
-    for keys, values in chunks:
+    for keys, values in chunks if limit else ():
         yield Rows(keys.slice(0, limit), values.slice(0, limit))
         limit -= len(keys)
         if limit <= 0:
             return
 
 
-def _alive(cursor: Cursor, read: Read, count_max: int) -> Iterator[Chunk]:
-    """Stored keys and values of what is alive, at most `count_max` at once, never none."""
-    live = Live(read.as_of, read.stamps, read.starts, read.newest)
-    count = min(_FIRST_CHUNK, count_max)
+def _passes(cursor: Cursor, live: Live, count_max: Callable[[], int]) -> Iterator[bool]:
+    """Have `live` see all of `cursor`, at most so many entries at once: whether more is to come."""
+    count = _FIRST_CHUNK
     try:
-        is_last = False
-        while not is_last:
-            keys, values = cursor.take(count)
-            is_last = not keys
-            count = next_count(values, count_max)
-            alive = live.take(keys, values, is_last=is_last)
-            if alive[0]:
-                yield alive
+        has_more = True
+        while has_more:
+            has_more = cursor.feed(live, min(count, count_max()))
+            count = min(count * 4, SCAN_CHUNK)
+            if not has_more:
+                live.end()
+            yield has_more
     finally:
         cursor.close()

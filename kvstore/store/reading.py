@@ -162,9 +162,10 @@ class Reading(Opened):
 
             batches = self._read(as_of, span, scan_beside)
             return pa.RecordBatchReader.from_batches(ROWS_SCHEMA, batches)
-        scan = partial(self._versions.scan_columns, span, chunk=batch_rows, reverse=reverse)
+        chunk = batch_rows if limit is None else max(min(batch_rows, limit), 1)
+        scan = partial(self._versions.scan_columns, span, chunk=chunk, reverse=reverse)
         chunks = self._read(as_of, span, scan)
-        return row_batches(chunks if limit is None else first_rows(chunks, limit), batch_rows)
+        return row_batches(chunks if limit is None else first_rows(chunks, limit))
 
     def history(self, key: bytes) -> list[Version]:
         """All versions of `key` that are kept, newest first; a deletion has value None."""

@@ -11,7 +11,6 @@ import threading
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 from contextlib import suppress
-from itertools import islice
 from time import sleep
 from types import SimpleNamespace
 from typing import Any
@@ -21,12 +20,13 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from typing_extensions import Buffer
 
 import kvstore
 from kvstore.codec.keys import TOMBSTONE, VALUE, encode_reference, encode_suffix
 from kvstore.codec.ordered import escape, frame
 from kvstore.errors import CorruptionError
-from kvstore.limits import KEY_BYTES_MAX
+from kvstore.limits import KEY_BYTES_MAX, VALUE_BYTES_MAX
 from kvstore.loops import ABSENT, plain
 from kvstore.mvcc.fragments import UNLIMITED, Fragments, RangeTombstone, limit_of
 from kvstore.mvcc.lookup import rest_of
@@ -105,77 +105,152 @@ def test_collect_takes_from_what_is_no_iterator_as_well(loops: Any) -> None:
         loops.collect(None, [], [], 2, 1)
 
 
+def entries_in(found: list[Any]) -> list[tuple[bytes, bytes]]:
+    """The rows of what `LiveColumns` found."""
+    return [
+        row
+        for count, key_offsets, joined_keys, value_offsets, joined_values in found
+        for row in zip(
+            binary(count, (key_offsets, joined_keys)),
+            binary(count, (value_offsets, joined_values)),
+            strict=True,
+        )
+    ]
+
+
 @both
-@given(stored, ranges, reads, st.booleans(), st.lists(st.integers(0, 9), max_size=8))
+@given(
+    stored,
+    ranges,
+    reads,
+    st.booleans(),
+    st.lists(st.tuples(st.integers(0, 9), st.integers(1, 40), st.booleans()), max_size=8),
+)
 def test_live_is_the_same_however_a_pass_is_cut(
-    loops: Any, drawn: Any, deleted: Any, as_of: int, reverse: bool, cuts: list[int]
+    loops: Any, drawn: Any, deleted: Any, as_of: int, reverse: bool, cuts: list[Any]
 ) -> None:
     fragments = Fragments.of(RangeTombstone(*parts) for parts in deleted)
     read = Read.of(as_of, STAMPS, fragments.cover(Span(), as_of))
     entries = entries_of(drawn)[:: -1 if reverse else 1]
-    parts = (read.as_of, read.stamps, read.starts, read.newest)
-    expected = plain.Live(*parts).take(*columns(entries), is_last=True)
-    live = loops.Live(*parts)
-    found: tuple[list[bytes], list[bytes]] = [], []
-    rest = iter(entries)
-    for cut in cuts:
-        chunk = list(islice(rest, cut))
-        for column, more in zip(found, live.take(*columns(chunk), is_last=False), strict=True):
-            column.extend(more)
-    for column, more in zip(found, live.take(*columns(list(rest)), is_last=True), strict=True):
-        column.extend(more)
-    assert found == expected
-    assert live.take([], [], is_last=True) == ([], [])
+    whole = plain.LiveRows(*read)
+    assert not whole.pass_over(iter(entries), len(entries) + 1)
+    whole.end()
+    expected = list(zip(*whole.found(), strict=True))
+    rows, columns = loops.LiveRows(*read), loops.LiveColumns(*read)
+    found_rows, found_columns = [], []
+    passed, sources = 0, (iter(entries), iter(entries))
+    for count, bytes_max, is_handed_out in cuts:
+        taken: tuple[list[bytes], list[bytes]] = [], []
+        more = plain.collect(iter(entries[passed:]), *taken, count, bytes_max)
+        passed += len(taken[0])
+        for live, source in zip((rows, columns), sources, strict=True):
+            assert live.pass_over(source, count, bytes_max) == more
+            assert live.last == (entries[passed - 1][0] if passed else None)
+        if is_handed_out:
+            found_rows += zip(*rows.found(), strict=True)
+            found_columns += entries_in(columns.found())
+            assert columns.rows == columns.size == 0
+    for live, source in zip((rows, columns), sources, strict=True):
+        assert not live.pass_over(source, len(entries) + 1)
+        live.end()
+        live.end()
+    rest = expected[len(found_columns) :]
+    assert (columns.rows, columns.size) == (len(rest), sum(len(value) for _, value in rest))
+    assert found_rows + list(zip(*rows.found(), strict=True)) == expected
+    assert found_columns + entries_in(columns.found()) == expected
+    assert rows.found() == ([], [])
+    assert columns.found() == []
 
 
 @both
+def test_columns_grow_and_what_was_handed_out_stays(loops: Any) -> None:
+    live = loops.LiveColumns(5, {}, [], [0])
+    expected, found = [], []
+    for size in [0, 1, 5000, 300, 0, 1, 70_000, 2, *range(2000)]:
+        rows = [(b"%06d" % (len(expected) + row), bytes(size + row)) for row in range(3)]
+        assert live.pass_over(iter([(stored_key(key), value) for key, value in rows]), 3)
+        expected += rows
+        if len(expected) % 7 == 0:
+            found += live.found()
+    live.end()
+    assert entries_in(found + live.found()) == expected
+
+
+@both
+def test_more_than_an_array_holds_becomes_several(loops: Any) -> None:
+    live, value = loops.LiveColumns(5, {}, [], [0]), bytes(VALUE_BYTES_MAX)
+    assert live.pass_over(iter([(stored_key(b"%d" % row), value) for row in range(2)]), 2)
+    live.end()
+    pieces = live.found()
+    assert [count for count, *_ in pieces] == [1, 1]
+    assert all(memoryview(joined).nbytes == VALUE_BYTES_MAX for *_, joined in pieces)
+
+
+@both
+@pytest.mark.parametrize("kind", ["LiveRows", "LiveColumns"])
 @pytest.mark.parametrize("key", [b"", b"\x00\x01", bytes(10)])
-def test_live_refuses_what_is_no_stored_key(loops: Any, key: bytes) -> None:
-    live = loops.Live(5, {}, [], [0])
+def test_live_refuses_what_is_no_stored_key(loops: Any, kind: str, key: bytes) -> None:
+    live = getattr(loops, kind)(5, {}, [], [0])
     with pytest.raises(CorruptionError, match="too short"):
-        live.take([stored_key(b"a"), key], [b"", b""], is_last=True)
+        live.pass_over(iter([(stored_key(b"a"), b""), (key, b"")]), 2)
+
+
+@both
+def test_live_hands_on_what_its_source_raises(loops: Any) -> None:
+    def failing() -> Iterator[tuple[bytes, bytes]]:
+        yield stored_key(b"a"), b"1"
+        raise OSError("gone")
+
+    for kind in (loops.LiveRows, loops.LiveColumns):
+        with pytest.raises(OSError, match="gone"):
+            kind(5, {}, [], [0]).pass_over(failing(), 9, 1 << 20)
 
 
 @both
 def test_live_lets_go_of_what_it_was_given(loops: Any) -> None:
-    """What it holds between chunks is one entry, and that is handed out once."""
-    live = loops.Live(5, {encode_reference(1): (2, 4)}, [], [0])
-    key, value = stored_key(b"a"), bytes(100)
-    before = sys.getrefcount(key), sys.getrefcount(value)
-    for _ in range(3):
-        assert live.take([key], [value], is_last=True) == ([key], [value])
-    del live
-    assert (sys.getrefcount(key), sys.getrefcount(value)) == before
+    """What it holds is one entry and the last key, until it is let go of itself."""
+    entry = stored_key(b"a"), bytes(100)
+    before = [sys.getrefcount(each) for each in (entry, *entry)]
+    for kind in (loops.LiveRows, loops.LiveColumns):
+        live = kind(5, {encode_reference(1): (2, 4)}, [], [0])
+        for _ in range(3):
+            assert live.pass_over(iter([entry]), 1)
+            live.end()
+        assert len(live.found()[0]) in (2, 3, 5)
+        with pytest.raises((TypeError, ValueError)):
+            live.pass_over(iter([entry[:1]]), 1)
+        with pytest.raises((TypeError, ValueError)):
+            live.pass_over(iter([(*entry, entry)]), 1)
+        del live
+    gc.collect()
+    assert [sys.getrefcount(each) for each in (entry, *entry)] == before
 
 
 @both
 def test_live_looks_at_nothing_beyond_what_its_lists_and_stamps_hold(loops: Any) -> None:
     reference = encode_reference(1)
-    of_import = [frame(b"%d" % row) + encode_reference(row + 1) + VALUE for row in range(100)]
-    with pytest.raises((ValueError, IndexError)):
-        loops.Live(5, {reference: ()}, [], [0]).take(of_import, [b""] * 100, is_last=True)
+    of_import = [
+        (frame(b"%02d" % row) + encode_reference(row + 1) + VALUE, b"") for row in range(100)
+    ]
 
     class Emptying(dict[bytes, Any]):
         def get(self, key: bytes, default: Any = None) -> Any:
-            for changed in (keys, values, starts, newest):
+            for changed in (entries, starts, newest):
                 changed.clear()
+            live.found()
+            live.end()
             return default
 
-    for timed in ([], [stored_key(b"0")]):
-        keys, values = [*timed, *of_import], [b""] * (len(timed) + 100)
-        starts, newest = [b"%02d" % row for row in range(50)], [0] * 51
-        live = loops.Live(5, Emptying(), starts, newest)
-        for _ in range(2):
+    for kind in (loops.LiveRows, loops.LiveColumns):
+        with pytest.raises((ValueError, IndexError)):
+            kind(5, {reference: ()}, [], [0]).pass_over(iter(of_import), 100)
+        for timed in ([], [(stored_key(b"0"), b"")]):
+            entries = [*timed, *of_import]
+            starts, newest = [b"%02d" % row for row in range(50)], [0] * 51
+            live = kind(5, Emptying(), starts, newest)
             with suppress(ValueError, IndexError):
-                live.take(keys, values, is_last=True)
-
-
-@both
-@given(st.lists(raw, max_size=8))
-def test_user_keys_come_back_as_they_were(loops: Any, user_keys: list[bytes]) -> None:
-    chunk = [stored_key(key) for key in user_keys]
-    assert loops.user_keys(chunk) == user_keys
-    assert binary(len(chunk), loops.join_user_keys(chunk)) == user_keys
+                live.pass_over(iter(entries), 200)
+                live.end()
 
 
 @both
@@ -196,11 +271,12 @@ def test_items_too_long_for_one_array_are_not_joined(loops: Any) -> None:
 def test_nothing_but_bytes_is_looked_into(loops: Any, key: bytes) -> None:
     if loops is plain:
         return
-    for call in (loops.user_keys, loops.join, loops.join_user_keys):
-        with pytest.raises(TypeError):
-            call([stored_key(key), "text"])
     with pytest.raises(TypeError):
-        loops.Live(5, {}, [], [0]).take(["text"], [b""], is_last=True)
+        loops.join([stored_key(key), "text"])
+    for entry in (("text", b""), (stored_key(key), "text"), b"no pair"):
+        for kind in (loops.LiveRows, loops.LiveColumns):
+            with pytest.raises(TypeError):
+                kind(5, {}, [], [0]).pass_over(iter([entry]), 1)
     with pytest.raises(TypeError):
         loops.collect(iter([(b"", "text")]), [], [], 1, 1)
     with pytest.raises(TypeError):
@@ -583,11 +659,7 @@ def test_a_loop_over_many_keys_lets_other_threads_run(loops: Any) -> None:
         thread.join()
 
 
-def columns(entries: list[tuple[bytes, bytes]]) -> tuple[list[bytes], list[bytes]]:
-    return [key for key, _ in entries], [value for _, value in entries]
-
-
-def binary(count: int, buffers: tuple[bytes, bytes] | None) -> list[bytes]:
+def binary(count: int, buffers: tuple[Buffer, Buffer] | None) -> list[bytes]:
     assert buffers is not None
     parts = [None, *map(pa.py_buffer, buffers)]
     array = pa.Array.from_buffers(pa.binary(), count, parts)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from itertools import pairwise
+from itertools import islice, pairwise
 from operator import itemgetter
 from typing import Any
 
@@ -15,6 +15,8 @@ from hypothesis import strategies as st
 from kvstore.arrow import row_batches
 from kvstore.codec.keys import TOMBSTONE, VALUE, encode_reference, encode_suffix
 from kvstore.codec.ordered import frame
+from kvstore.limits import SCAN_CHUNK_BYTES
+from kvstore.loops import Live
 from kvstore.mvcc import scan as scan_module
 from kvstore.mvcc.columns import Columns
 from kvstore.mvcc.fragments import Fragments, RangeTombstone
@@ -54,12 +56,15 @@ class ListCursor:
     """The contract of a cursor over a list."""
 
     def __init__(self, entries: Entries) -> None:
-        self._entries = entries
+        self._entries = iter(entries)
         self.closed = False
 
     def take(self, count: int) -> tuple[list[bytes], list[bytes]]:
-        taken, self._entries = self._entries[:count], self._entries[count:]
+        taken = list(islice(self._entries, count))
         return [key for key, _ in taken], [value for _, value in taken]
+
+    def feed(self, live: Live, count: int) -> bool:
+        return live.pass_over(self._entries, count, SCAN_CHUNK_BYTES)
 
     def close(self) -> None:
         self.closed = True
@@ -106,7 +111,10 @@ def test_scan_is_what_the_history_of_each_key_says(
     entries = entries_of(drawn)
     expected = by_history(drawn, fragments, as_of)
     with patched(
-        Live=loops.Live, user_keys=loops.user_keys, _FIRST_CHUNK=chunk, SCAN_CHUNK_ROWS=chunk
+        LiveRows=loops.LiveRows,
+        LiveColumns=loops.LiveColumns,
+        _FIRST_CHUNK=chunk,
+        SCAN_CHUNK=chunk,
     ):
         cursor = ListCursor(entries[::-1] if reverse else entries)
         chunks = list(live_rows(cursor, read))
@@ -115,10 +123,12 @@ def test_scan_is_what_the_history_of_each_key_says(
         assert cursor.closed
         cursor = ListCursor(entries[::-1] if reverse else entries)
         columns = live_columns(cursor, read, chunk=chunk)
-        batches = list(row_batches(columns, chunk))
+        batches = list(row_batches(columns))
     table = [row for batch in batches for row in zip(*map(list, batch.columns), strict=True)]
     assert [(key.as_py(), value.as_py()) for key, value in table] == rows
-    assert all(0 < batch.num_rows <= chunk for batch in batches)
+    sizes = [batch.num_rows for batch in batches]
+    assert all(0 < size <= chunk for size in sizes)
+    assert all(size * 2 > chunk for size in sizes[:-1])
 
 
 def test_chunks_of_large_values_hold_few_of_them() -> None:
@@ -127,7 +137,11 @@ def test_chunks_of_large_values_hold_few_of_them() -> None:
     read = Read.of(1, {}, Fragments().cover(Span(), 1))
     sizes = [len(values) for _, values in live_rows(ListCursor(entries), read)]
     assert sum(sizes) == 200
-    assert max(sizes[1:]) <= 17
+    assert max(sizes) <= 17
+    columns = live_columns(ListCursor(entries), read, chunk=4096)
+    sizes = [batch.num_rows for batch in row_batches(columns)]
+    assert sum(sizes) == 200
+    assert max(sizes) <= 32
 
 
 @contextmanager
