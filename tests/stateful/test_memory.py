@@ -6,6 +6,8 @@ import tracemalloc
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
+import numpy as np
+import pyarrow as pa
 import pytest
 
 import kvstore
@@ -26,6 +28,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
             for small in range(9):
                 batch.put(b"%04d/%d" % (number, small), b"small")
 
+    pa.array(np.zeros(1))  # has pyarrow import pandas, whose code is 24 MB
     path = tmp_path_factory.mktemp("large") / "store"
     with kvstore.open(path, durability="async") as store:
         for number in range(COUNT):
