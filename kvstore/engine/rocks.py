@@ -50,6 +50,7 @@ from kvstore.limits import (
     BLOCK_CACHE_BYTES,
     IDLE_READERS_MAX,
     PASSING_CACHE_BYTES,
+    PASSING_READAHEAD_BYTES,
     SCAN_CHUNK_BYTES,
 )
 from kvstore.loops import Live, Readers, collect
@@ -124,6 +125,7 @@ class RocksEngine:
         options = rocks.ReadOptions()
         if self.is_read_only:  # 30 ns less an entry; blocks of a pass are not read again
             options.fill_cache(False)  # type: ignore[call-arg]  # as it is, not as its stub has it
+            options.set_readahead_size(PASSING_READAHEAD_BYTES)
         if end is not None and not reverse:
             options.set_iterate_upper_bound(end)
         cursor = RocksCursor(
