@@ -173,6 +173,8 @@ def test_increments_are_laid_over_the_oldest_backup(spark: SparkSession, place: 
     times = [int(first), *(int(c.timestamp) for c in store.changes(first, order="time"))]
     reads = [Asked(read_collection(spark, path, t, native=True), Span(), t) for t in times]
     compared(store, reads)
+    plan = reads[-1].frame._jdf.queryExecution().executedPlan().toString()
+    assert "BroadcastHashJoin [xxhash64(key" in plan, "a key itself takes longer to look up"
 
 
 def test_parts_that_tasks_wrote_are_scanned_natively(spark: SparkSession, place: Place) -> None:
