@@ -241,6 +241,7 @@ def picture(lines: Sequence[Line], target: Path) -> None:
             handles.setdefault(label, handle)
     figure.suptitle(
         f"Times the speed of the baseline in the same run, {run.rows:,} rows: right is better",
+        y=1 - 0.08 / height,
         fontsize=12,
     )
     figure.legend(
