@@ -19,6 +19,7 @@ from pyspark.sql import functions as F  # noqa: N812  # as every Spark program h
 from pyspark.sql.types import BinaryType, DataType, NullType, StringType
 
 from bulk.sort import Duplicates
+from kvstore.arguments import require_count
 from kvstore.errors import UsageError
 from kvstore.span import require_key
 from spark_connector.keys import require_ordered, tuple_key
@@ -70,14 +71,11 @@ class Rows:
             return len(_checked(self.splits)) + 1
         if self.partitions is None:
             return _estimated_count(self.df)
-        if not 1 <= self.partitions <= PARTITIONS_MAX:
-            problem = f"partitions={self.partitions}"
-            raise UsageError(problem, f"pass a number from 1 to {PARTITIONS_MAX}")
-        return self.partitions
+        return require_count(self.partitions, name="partitions", most=PARTITIONS_MAX)
 
     def chosen(self) -> DataFrame:
         """The columns to load, under the names of this module, as binary; and the order."""
-        if isinstance(self.key, (Column, str)):
+        if isinstance(self.key, str) or not isinstance(self.key, Sequence):
             key = _column(self.key)
         else:
             require_ordered(_selected(self.df, [_column(each) for each in self.key]).schema)

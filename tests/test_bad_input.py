@@ -153,6 +153,7 @@ WRONG_TYPES: dict[str, Callable[[Store], Any]] = {
     "compact span": lambda s: s.compact((b"a", b"z")),
     "splits text": lambda s: s.splits("2"),
     "splits bool": lambda s: s.splits(True),
+    "splits too many": lambda s: s.splits(1 << 70),
     "force_quiescence after": lambda s: s.force_quiescence(after=5),
     "force_quiescence timeout": lambda s: s.force_quiescence(timeout="long"),
     "feed span": lambda s: s.feed("f", start=0, span=(b"a", b"z")),

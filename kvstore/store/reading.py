@@ -19,7 +19,7 @@ from kvstore.commit import Committer
 from kvstore.engine import Engine, FileSpan
 from kvstore.engine.rocks import RocksEngine
 from kvstore.errors import UsageError
-from kvstore.limits import KEY_BYTES_MAX, SCAN_WORKERS_MAX
+from kvstore.limits import KEY_BYTES_MAX, SCAN_PIECES_MAX, SCAN_WORKERS_MAX
 from kvstore.loops import PointRead
 from kvstore.mvcc import RangeTombstone, Version, Versions
 from kvstore.mvcc.export import VersionColumns
@@ -284,7 +284,7 @@ class Reading(Opened):
 
         From the bounds of the files alone; what is not on file yet does not count.
         """
-        require_count(count, name="count")
+        require_count(count, name="count", most=SCAN_PIECES_MAX)
         self._live()
         return split_span(require_span(span), self.files(), count)
 

@@ -176,11 +176,14 @@ def test_wrong_types_and_nulls_are_refused_and_leave_nothing(
         ({"key": "other", "value": "value"}, "`other`"),
         ({"key": ["key", "other"], "value": "value"}, "`other`"),
         ({"key": "key", "value": None}, "None is no column"),
+        ({"key": 5, "value": "value"}, "5 is no column"),
+        ({"key": "key", "value": "value", "partitions": "3"}, "partitions='3'"),
+        ({"key": "key", "value": "value", "partitions": 0}, "partitions=0"),
         ({"key": "key", "value": "value", "op": "other"}, "`other`"),
         ({"key": "key", "value": "value", "duplicates": "last", "order_by": "other"}, "`other`"),
     ],
 )
-def test_columns_that_are_not_there_are_refused_and_leave_nothing(
+def test_arguments_that_name_nothing_are_refused_and_leave_nothing(
     spark: SparkSession, store: Store, tmp_path: Path, columns: dict[str, Any], found: str
 ) -> None:
     with pytest.raises(UsageError, match=found):
