@@ -100,7 +100,7 @@ class MemoryCursor:
         self._high = edition.end() if end is None else edition.position(end)
         self._reverse = reverse
         self._is_done = False
-        self._fitting = SCAN_CHUNK
+        self._fitting = SCAN_CHUNK  # entries, by the size of the values before
 
     def take(self, count: int) -> tuple[list[bytes], list[bytes]]:
         self._engine.require_open()

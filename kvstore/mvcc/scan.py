@@ -66,15 +66,17 @@ def live_rows(cursor: Cursor, read: Read) -> Iterator[Chunk]:
 
 
 def live_columns(cursor: Cursor, read: Read, *, chunk: int) -> Iterator[Rows]:
-    """As `live_rows`, in Arrow: `chunk` rows at once or, where a pass ends or values are large,
-    fewer, and not much fewer elsewhere."""
+    """As `live_rows`, in Arrow: at most `chunk` rows at once, and more than half as many but where
+    the pass ends, values are large or `chunk` is small."""
     live = LiveColumns(*read)
-    for has_more in _passes(cursor, live, lambda: chunk - live.rows):
+    # Not fewer entries than these: what is dead would be passed one by one for the sake of a row.
+    for has_more in _passes(cursor, live, lambda: max(chunk - live.rows, _FIRST_CHUNK)):
         if not has_more or live.rows * 2 > chunk or live.size * 2 > ARROW_BYTES_MAX:
-            for count, key_offsets, keys, value_offsets, values in live.found():
-                yield Rows(
-                    array_of(count, key_offsets, keys), array_of(count, value_offsets, values)
-                )
+            for count, key_offsets, joined_keys, value_offsets, joined_values in live.found():
+                keys = array_of(count, key_offsets, joined_keys)
+                values = array_of(count, value_offsets, joined_values)
+                for first in range(0, count, chunk):
+                    yield Rows(keys.slice(first, chunk), values.slice(first, chunk))
 
 
 def first_rows(chunks: Iterator[Rows], limit: int) -> Iterator[Rows]:
