@@ -3,7 +3,8 @@
 Both have the same names, arguments and results; `tests/loops` holds them to it. `plain.py` says
 what each does, and is what to read. `compiled.pyx` is the same in Cython: it spends 50 ns on a
 row of a scan, and 20 on one that goes to Arrow, where `plain` spends 650 and more, beside RocksDB's
-own 200. An installation that had no C compiler has everything but that speed; with `KVSTORE_LOOPS=plain` in the environment any has.
+own 200. An installation that had no C compiler has everything but that speed; with
+`KVSTORE_LOOPS=plain` in the environment any has.
 """
 
 from kvstore.loops.chosen import (

@@ -1,9 +1,9 @@
 # cython: language_level=3, wraparound=False, initializedcheck=False
 """The loops of `plain`, which says what they do, over the bytes themselves.
 
-What holds here beside that: an item of a list or an entry is checked to be bytes before it is looked
-into; a stored key is at least eleven bytes long once `Live` has taken it; while anything is called
-that might run Python, a list is indexed, which is checked, or is a copy that nobody else has.
+What holds here beside that: an item of a list or an entry is checked to be bytes before it is
+looked into; a stored key is at least eleven bytes long once `Live` has taken it; while anything is
+called that might run Python, a list is indexed, which is checked, or a copy that nobody else has.
 """
 
 from cpython.buffer cimport PyBuffer_FillInfo

@@ -1,0 +1,302 @@
+"""Entries collected, decided and put into columns, compiled and plain: same results, same errors,
+on any input."""
+
+from __future__ import annotations
+
+import gc
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from typing_extensions import Buffer
+
+from kvstore.codec.keys import VALUE, encode_reference
+from kvstore.codec.ordered import frame
+from kvstore.errors import CorruptionError
+from kvstore.limits import VALUE_BYTES_MAX
+from kvstore.loops import plain
+from kvstore.mvcc.fragments import Fragments, RangeTombstone
+from kvstore.mvcc.scan import Read
+from kvstore.span import Span
+from tests.loops import both, raw, stored_key
+from tests.mvcc.test_scan import STAMPS, entries_of, keys, ranges, reads, stored
+
+
+@both
+def test_both_are_of_one_revision(loops: Any) -> None:
+    assert loops.REVISION == plain.REVISION
+
+
+@both
+@given(
+    st.lists(st.tuples(raw, raw), max_size=12),
+    st.integers(1, 14),
+    st.one_of(st.integers(1, 20), st.just(1 << 40)),
+)
+def test_collect_takes_entries_up_to_a_count_or_to_bytes(
+    loops: Any, entries: list[tuple[bytes, bytes]], count: int, bytes_max: int
+) -> None:
+    source = iter(entries)
+    found_keys, found_values = [b"before"], [b"that"]
+    may_be_more = loops.collect(source, found_keys, found_values, count, bytes_max)
+    taken = list(zip(found_keys, found_values, strict=True))[1:]
+    assert taken == entries[: len(taken)]
+    assert list(source) == entries[len(taken) :]
+    sizes = [len(value) for _, value in taken]
+    assert sum(sizes[:-1]) < bytes_max
+    full = len(taken) == count or sum(sizes) >= bytes_max
+    assert may_be_more == full
+    assert full or taken == entries
+
+
+@both
+def test_collect_hands_on_what_its_source_raises(loops: Any) -> None:
+    def failing() -> Iterator[tuple[bytes, bytes]]:
+        yield b"a", b"1"
+        raise OSError("gone")
+
+    found: list[bytes] = []
+    with pytest.raises(OSError, match="gone"):
+        loops.collect(failing(), found, [], 9, 1 << 20)
+    assert found == [b"a"]
+
+
+@both
+@pytest.mark.parametrize("entry", ["no pair", ("a", "b", "c"), ("a", 1)])
+def test_collect_lets_go_of_what_it_refuses(loops: Any, entry: object) -> None:
+    refused = [entry]
+    before = sys.getrefcount(entry)
+    for _ in range(3):
+        with pytest.raises((TypeError, ValueError)):
+            loops.collect(iter(refused), [], [], 1, 1)
+    assert sys.getrefcount(entry) == before
+
+
+@both
+def test_collect_takes_from_what_is_no_iterator_as_well(loops: Any) -> None:
+    found: list[bytes] = []
+    assert not loops.collect([(b"a", b"1")], found, [], 2, 1 << 20)
+    assert found == [b"a"]
+    with pytest.raises(TypeError):
+        loops.collect(None, [], [], 2, 1)
+
+
+def entries_in(found: list[Any]) -> list[tuple[bytes, bytes]]:
+    """The rows of what `LiveColumns` found."""
+    return [
+        row
+        for count, key_offsets, joined_keys, value_offsets, joined_values in found
+        for row in zip(
+            binary(count, (key_offsets, joined_keys)),
+            binary(count, (value_offsets, joined_values)),
+            strict=True,
+        )
+    ]
+
+
+@both
+@given(
+    stored,
+    ranges,
+    reads,
+    st.booleans(),
+    st.lists(st.tuples(st.integers(0, 9), st.integers(1, 40), st.booleans()), max_size=8),
+)
+def test_live_is_the_same_however_a_pass_is_cut(
+    loops: Any, drawn: Any, deleted: Any, as_of: int, reverse: bool, cuts: list[Any]
+) -> None:
+    fragments = Fragments.of(RangeTombstone(*parts) for parts in deleted)
+    read = Read.of(as_of, STAMPS, fragments.cover(Span(), as_of))
+    entries = entries_of(drawn)[:: -1 if reverse else 1]
+    whole = plain.LiveRows(*read)
+    assert not whole.pass_over(iter(entries), len(entries) + 1)
+    whole.end()
+    expected = list(zip(*whole.found(), strict=True))
+    rows, columns = loops.LiveRows(*read), loops.LiveColumns(*read)
+    found_rows, found_columns = [], []
+    passed, sources = 0, (iter(entries), iter(entries))
+    for count, bytes_max, is_handed_out in cuts:
+        taken: tuple[list[bytes], list[bytes]] = [], []
+        more = plain.collect(iter(entries[passed:]), *taken, count, bytes_max)
+        passed += len(taken[0])
+        for live, source in zip((rows, columns), sources, strict=True):
+            assert live.pass_over(source, count, bytes_max) == more
+            assert live.last == (entries[passed - 1][0] if passed else None)
+        if is_handed_out:
+            found_rows += zip(*rows.found(), strict=True)
+            found_columns += entries_in(columns.found())
+            assert columns.rows == columns.size == 0
+    for live, source in zip((rows, columns), sources, strict=True):
+        assert not live.pass_over(source, len(entries) + 1)
+        live.end()
+        live.end()
+    rest = expected[len(found_columns) :]
+    assert (columns.rows, columns.size) == (len(rest), sum(len(value) for _, value in rest))
+    assert found_rows + list(zip(*rows.found(), strict=True)) == expected
+    assert found_columns + entries_in(columns.found()) == expected
+    assert rows.found() == ([], [])
+    assert columns.found() == []
+
+
+@both
+def test_columns_grow_and_what_was_handed_out_stays(loops: Any) -> None:
+    live = loops.LiveColumns(5, {}, [], [0])
+    expected, found = [], []
+    for size in [0, 1, 5000, 300, 0, 1, 70_000, 2, *range(2000)]:
+        rows = [(b"%06d" % (len(expected) + row), bytes(size + row)) for row in range(3)]
+        assert live.pass_over(iter([(stored_key(key), value) for key, value in rows]), 3)
+        expected += rows
+        if len(expected) % 7 == 0:
+            found += live.found()
+    live.end()
+    assert entries_in(found + live.found()) == expected
+
+
+@both
+def test_more_than_an_array_holds_becomes_several(loops: Any) -> None:
+    live, value = loops.LiveColumns(5, {}, [], [0]), bytes(VALUE_BYTES_MAX)
+    assert live.pass_over(iter([(stored_key(b"%d" % row), value) for row in range(2)]), 2)
+    live.end()
+    pieces = live.found()
+    assert [count for count, *_ in pieces] == [1, 1]
+    assert all(memoryview(joined).nbytes == VALUE_BYTES_MAX for *_, joined in pieces)
+
+
+@both
+@pytest.mark.parametrize("kind", ["LiveRows", "LiveColumns"])
+@pytest.mark.parametrize("key", [b"", b"\x00\x01", bytes(10)])
+def test_live_refuses_what_is_no_stored_key(loops: Any, kind: str, key: bytes) -> None:
+    live = getattr(loops, kind)(5, {}, [], [0])
+    with pytest.raises(CorruptionError, match="too short"):
+        live.pass_over(iter([(stored_key(b"a"), b""), (key, b"")]), 2)
+
+
+@both
+def test_live_hands_on_what_its_source_raises(loops: Any) -> None:
+    def failing() -> Iterator[tuple[bytes, bytes]]:
+        yield stored_key(b"a"), b"1"
+        raise OSError("gone")
+
+    for kind in (loops.LiveRows, loops.LiveColumns):
+        with pytest.raises(OSError, match="gone"):
+            kind(5, {}, [], [0]).pass_over(failing(), 9, 1 << 20)
+
+
+@both
+def test_live_lets_go_of_what_it_was_given(loops: Any) -> None:
+    """What it holds is one entry and the last key, until it is let go of itself."""
+    entry = stored_key(b"a"), bytes(100)
+    before = [sys.getrefcount(each) for each in (entry, *entry)]
+    for kind in (loops.LiveRows, loops.LiveColumns):
+        live = kind(5, {encode_reference(1): (2, 4)}, [], [0])
+        for _ in range(3):
+            assert live.pass_over(iter([entry]), 1)
+            live.end()
+        found = live.found()
+        rows = entries_in(found) if kind is loops.LiveColumns else list(zip(*found, strict=True))
+        assert rows == [(b"a", bytes(100))] * 3
+        del found, rows
+        with pytest.raises((TypeError, ValueError)):
+            live.pass_over(iter([entry[:1]]), 1)
+        with pytest.raises((TypeError, ValueError)):
+            live.pass_over(iter([(*entry, entry)]), 1)
+        del live
+    gc.collect()
+    assert [sys.getrefcount(each) for each in (entry, *entry)] == before
+
+
+@both
+def test_live_looks_at_nothing_beyond_what_its_lists_and_stamps_hold(loops: Any) -> None:
+    reference = encode_reference(1)
+    of_import = [
+        (frame(b"%02d" % row) + encode_reference(row + 1) + VALUE, b"") for row in range(100)
+    ]
+
+    class Emptying(dict[bytes, Any]):
+        def get(self, key: bytes, default: Any = None) -> Any:
+            for changed in (entries, starts, newest):
+                changed.clear()
+            live.found()
+            live.end()
+            return default
+
+    for kind in (loops.LiveRows, loops.LiveColumns):
+        with pytest.raises((ValueError, IndexError)):
+            kind(5, {reference: ()}, [], [0]).pass_over(iter(of_import), 100)
+        for timed in ([], [(stored_key(b"0"), b"")]):
+            entries = [*timed, *of_import]
+            starts, newest = [b"%02d" % row for row in range(50)], [0] * 51
+            live = kind(5, Emptying(), starts, newest)
+            with suppress(ValueError, IndexError):
+                live.pass_over(iter(entries), 200)
+                live.end()
+
+
+@both
+@given(st.lists(raw, max_size=8))
+def test_joined_items_are_an_arrow_array(loops: Any, items: list[bytes]) -> None:
+    assert binary(len(items), loops.join(items)) == items
+
+
+@both
+def test_items_too_long_for_one_array_are_not_joined(loops: Any) -> None:
+    item = bytes(1 << 20)
+    assert loops.join([item] * 2048) is None
+    assert loops.join([item] * 3) is not None
+
+
+@both
+@given(keys)
+def test_nothing_but_bytes_is_looked_into(loops: Any, key: bytes) -> None:
+    if loops is plain:
+        return
+    with pytest.raises(TypeError):
+        loops.join([stored_key(key), "text"])
+    for entry in (("text", b""), (stored_key(key), "text"), b"no pair"):
+        for kind in (loops.LiveRows, loops.LiveColumns):
+            with pytest.raises(TypeError):
+                kind(5, {}, [], [0]).pass_over(iter([entry]), 1)
+    with pytest.raises(TypeError):
+        loops.collect(iter([(b"", "text")]), [], [], 1, 1)
+    with pytest.raises(TypeError):
+        loops.collect(iter([b"no pair"]), [], [], 1, 1)
+
+
+def test_a_store_works_without_the_compiled_loops(tmp_path: Any) -> None:
+    script = """
+        import sys, kvstore
+        from kvstore import loops
+        with kvstore.open(sys.argv[1]) as store:
+            with store.batch() as batch:
+                for row in range(300):
+                    batch.put(b"%03d" % row, b"value")
+            store.delete_range(b"100", b"200")
+            rows = list(store.scan())
+            batches = store.scan_batches().read_all()
+        print(loops.COMPILED, len(rows), rows[100], batches.num_rows)
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", "\n".join(line[8:] for line in script.splitlines()), tmp_path / "s"],
+        env={**os.environ, "KVSTORE_LOOPS": "plain"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.split(maxsplit=2)[:2] == ["False", "200"]
+    assert done.stdout.endswith("(b'200', b'value') 200\n")
+
+
+def binary(count: int, buffers: tuple[Buffer, Buffer] | None) -> list[bytes]:
+    assert buffers is not None
+    parts = [None, *map(pa.py_buffer, buffers)]
+    array = pa.Array.from_buffers(pa.binary(), count, parts)
+    array.validate(full=True)
+    found: list[bytes] = array.to_pylist()
+    return found
