@@ -28,7 +28,7 @@ scan                all rows, newest values, one by one
 scan-as-of          all rows at a time before all updates
 scan-arrow          all rows as Arrow record batches
 scan-arrow-as-of    the same at a time before all updates
-scan-arrow-2        likewise by two processes, started before; below 48 MB by one
+scan-arrow-2        likewise by two processes, started before; below 24 MB by one
 get-imported        point reads of rows that came by bulk load, then updated as all others
 scan-imported       rows that came by bulk load
 arrow-imported      Arrow batches of rows that came by bulk load

@@ -84,13 +84,13 @@ SCAN_CHUNK_BYTES = 16 << 20
 SCAN_WORKERS_MAX = 64
 """Processes of one scan: more than a machine has cores gain nothing, and each is 100 MB."""
 
-SCAN_WORKERS_BYTES_MIN = 48 << 20
-"""Bytes of a span, on file and in memtables, from which on processes are asked: of 15 MB two take
-1.5 times as long as one, of 30 MB 1.15, of 45 MB as long, of 83 MB (1 M rows) 0.9."""
+SCAN_WORKERS_BYTES_MIN = 24 << 20
+"""Bytes of a span, on file and in memtables, from which on processes are asked: of 5 MB two take
+1.1 times as long as one, of 10 MB as long, of 16 MB 0.85, of 24 MB and more 0.7 to 0.85."""
 
 SCAN_PIECE_BYTES = 4 << 20
 """Bytes on file of the pieces that a parallel scan is cut into: what a worker may be ahead, so that
-none waits for another."""
+nobody waits long."""
 
 SCAN_PIECES_MAX = 1 << 16
 """Pieces of one parallel scan: 256 GiB on file; pieces of larger stores are larger."""

@@ -1,14 +1,17 @@
-"""One Arrow scan by several processes, which read a checkpoint of the store side by side.
+"""One Arrow scan by several processes, this one among them, which read a checkpoint side by side.
 
-Iterating holds the interpreter lock, so threads gain nothing. The span is cut into pieces; worker
-i of n reads the pieces i, i + n, ... in turn, and writes its rows as files of Arrow IPC, which the
-scan maps, unlinks, and hands out in the order of the keys.
+Iterating holds the interpreter lock, so threads gain nothing. The span is cut into pieces, which
+are handed out in the order of the keys. The scan reads the next one itself while workers read later
+ones: one that has nothing to read is given the first piece that nobody has, behind one or a few
+that are left to the scan. So the first rows wait for no worker, and each process reads what it can.
+
+A worker writes its rows as files of Arrow IPC, which the scan maps, unlinks, and hands out.
 
     <store>/scans/<token>/checkpoint/     hard links: the state that the scan shows
                          /<piece>-<part>  rows on their way; a worker is a few parts ahead at most
 
-    scan -> worker      a job | "go on", once a part
-    worker -> scan      a part's file name | None at the end of a piece, and of the job | an error
+    scan -> worker      a job | a piece | "go on", once a part | the end of the job
+    worker -> scan      a part's file name | "what next?", also at the end of a piece | an error
 
 Chosen: files rather than pipes, since the scan then copies nothing, and a worker need not wait
 while another's rows are taken; processes of our own rather than `multiprocessing`'s, which runs
@@ -19,8 +22,8 @@ A small span is read sooner by one process: `is_worth_workers` says which.
 Invariants
 1. A scan shows the state of the moment it was made, whatever is written meanwhile.
 2. Whatever ends a scan (its last row, an error, a worker's death, closing it, letting go of it,
-   closing the store, the death of its process) removes its directory. Only the death of the machine
-   leaves one: opening the store removes that.
+   closing the store, the death of its process) removes its directory. Only the machine's death, or
+   the process's while it starts its first workers, leaves one: opening the store removes that.
 3. Workers that were ended early are killed; those that finished wait for the next scan.
 """
 
@@ -28,14 +31,16 @@ from __future__ import annotations
 
 import os
 import secrets
+import select
 import shutil
 import subprocess
 import sys
 import tempfile
 import threading
 import weakref
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, suppress
 from itertools import chain, count
 from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
@@ -54,7 +59,9 @@ from kvstore.limits import (
     SCAN_WORKERS_BYTES_MIN,
     SCAN_WORKERS_MAX,
 )
+from kvstore.mvcc.fragments import Cover
 from kvstore.mvcc.scan import Read, live_columns
+from kvstore.mvcc.version import Stamps
 from kvstore.mvcc.versions import View
 from kvstore.span import Span
 from kvstore.splits import split_span, user_spans
@@ -64,22 +71,25 @@ if TYPE_CHECKING:
 
 SCANS_DIRECTORY: Final = "scans"
 
-
-class Piece(NamedTuple):
-    """What one worker reads at a time, and by what it sees."""
-
-    number: int
-    span: Span
-    read: Read
+_GO_ON: Final = True
 
 
 class Job(NamedTuple):
-    """One worker's share of a scan of the database at `source`."""
+    """A scan, as each of its processes needs to know it: of the database at `source`."""
 
     source: Path
     directory: Path
-    pieces: list[Piece]
+    as_of: int
+    stamps: Stamps
     batch_rows: int
+
+
+class Piece(NamedTuple):
+    """What one process reads at a time, and the range tombstones that it sees there."""
+
+    number: int
+    span: Span
+    cover: Cover
 
 
 class Scanners:
@@ -94,7 +104,8 @@ class Scanners:
     def scan(
         self, engine: RocksEngine, view: View, span: Span, as_of: int, *, workers: int, rows: int
     ) -> ParallelScan:
-        """The rows of `span` at `as_of`. Costs a checkpoint, and 0.4 s for each new worker."""
+        """The rows of `span` at `as_of`, read by so many processes, of which this is one. Costs a
+        checkpoint, and opening it."""
         directory = _make_directory(engine)
         crew: list[_Worker] = []
         try:
@@ -102,12 +113,10 @@ class Scanners:
             if not engine.is_read_only:
                 source = directory / "checkpoint"
                 engine.checkpoint(source)
-            crew += (self._take() for _ in range(workers))
+            job = Job(source, directory, as_of, dict(view.stamps), rows)
+            crew += (self._take() for _ in range(workers - 1))
             pieces = list(_pieces(engine, view, span, as_of, workers))
-            for number, worker in enumerate(crew):
-                share = pieces[number::workers]
-                worker.start(Job(source, directory, share, rows))
-            scan = ParallelScan(crew, len(pieces), directory, self._give_back)
+            scan = ParallelScan(engine, job, pieces, crew, self._give_back)
         except BaseException:
             _abandon(crew, directory)
             raise
@@ -150,16 +159,19 @@ class ParallelScan:
 
     def __init__(
         self,
-        crew: list[_Worker],
-        pieces: int,
-        directory: Path,
+        engine: RocksEngine,
+        job: Job,
+        pieces: Sequence[Piece],
+        workers: list[_Worker],
         give_back: Callable[[list[_Worker]], None],
     ) -> None:
-        self._crew = crew
-        self._directory = directory
+        self._workers = workers
+        self._directory = job.directory
         self._give_back = give_back
-        self._batches = _taken(crew, pieces, directory)
-        self._abandon = weakref.finalize(self, _abandon, crew, directory)
+        crew = _Crew(job, pieces, workers)  # they open the checkpoint meanwhile
+        self._source = _Source(job, beside=engine)
+        self._batches = _taken(job, pieces, self._source, crew)
+        self._abandon = weakref.finalize(self, _abandon, workers, job.directory, self._source)
         self._is_closed = False
 
     def __iter__(self) -> ParallelScan:
@@ -172,8 +184,8 @@ class ParallelScan:
             return next(self._batches)
         except StopIteration:
             if self._abandon.detach() is not None:
-                shutil.rmtree(self._directory, ignore_errors=True)
-                self._give_back(self._crew)
+                _abandon([], self._directory, self._source)
+                self._give_back(self._workers)
             raise
         except BaseException as error:
             self._abandon()
@@ -190,6 +202,11 @@ class ParallelScan:
 class _Worker:
     """A process that scans, as its scan holds it."""
 
+    asks = False
+    """Whether it has said that it has nothing to do, and not been answered."""
+    ahead = 0
+    """Parts that it has written and the scan has not done with."""
+
     def __init__(self) -> None:
         self.pipe, far = Pipe()
         # What we import, it must find: also what a test or a notebook has put on the path.
@@ -203,15 +220,15 @@ class _Worker:
         )
         far.close()
 
-    def start(self, job: Job) -> None:
-        """Have it do a job. Raises `StorageError` if it died."""
+    def send(self, message: Any) -> None:
+        """Tell it something. Raises `StorageError` if it died."""
         try:
-            self.pipe.send(job)
+            self.pipe.send(message)
         except OSError as error:
             raise self._died() from error
 
     def receive(self) -> Any:
-        """The next message. Raises what the worker raised, or `StorageError` if it died."""
+        """Its next message. Raises what the worker raised, or `StorageError` if it died."""
         try:
             message = self.pipe.recv()
         except (EOFError, OSError) as error:
@@ -219,11 +236,6 @@ class _Worker:
         if isinstance(message, BaseException):
             raise message
         return message
-
-    def go_on(self) -> None:
-        """Let it write one more part. It may have ended: `receive` says so."""
-        with suppress(OSError):
-            self.pipe.send(None)
 
     def _died(self) -> StorageError:
         code = self._process.wait()
@@ -233,10 +245,115 @@ class _Worker:
         return self._process.poll() is None
 
     def kill(self) -> None:
-        """End it and wait for its end."""
+        """End it and wait for its end. Its pipe stays open for who listens to it meanwhile."""
         self._process.kill()
         self._process.wait()
-        self.pipe.close()
+
+
+class _Crew:
+    """The workers of one scan: who reads which piece, and what there is of it."""
+
+    def __init__(self, job: Job, pieces: Sequence[Piece], workers: Sequence[_Worker]) -> None:
+        self._job = job
+        self._pieces = pieces
+        self._free = 0
+        """Nobody has this piece, nor any behind it."""
+        self._left: deque[int] = deque()
+        """Pieces before it that are left to the scan."""
+        self._leave = 1
+        """So many are left to it: as it waits for workers, or they for it, one more or less."""
+        self._given: dict[int, tuple[_Worker, deque[str | None]]] = {}
+        """The pieces that workers have and the scan has not come to, and their parts as far as they
+        are written; None behind the last."""
+        self._parts: dict[_Worker, deque[str | None]] = {}
+        """Those of the piece that each reads now."""
+        self._told: set[_Worker] = set()
+        """Who knows of the scan. A worker that is being started may not before its end."""
+        self._answers = {worker: self._answers_to(worker) for worker in workers}
+        self._by_descriptor = {worker.pipe.fileno(): worker for worker in workers}
+        self._poll = select.poll()
+        for descriptor, worker in self._by_descriptor.items():
+            self._poll.register(descriptor, select.POLLIN)
+            if worker.asks:
+                self._answer(worker)
+
+    def leaves(self, number: int) -> bool:
+        """Whether the piece that the scan has come to is its own to read, as it then is."""
+        if number == self._free:
+            self._free += 1
+        elif self._left and number == self._left[0]:
+            self._left.popleft()
+        else:
+            return False
+        return True
+
+    def parts(self, number: int) -> Iterator[str]:
+        """The parts of a worker's piece, each to be used before the next is asked for."""
+        worker, parts = self._given.pop(number)
+        if not parts:
+            self._leave += 1
+        elif worker.ahead == SCAN_PARTS_AHEAD_MAX:
+            self._leave = max(self._leave - 1, 0)
+        while True:
+            while not parts:
+                self.hear(wait=True)
+            part = parts.popleft()
+            if part is None:
+                return
+            yield part
+            worker.ahead -= 1
+            worker.send(_GO_ON)
+            self.hear()
+
+    def hear(self, *, wait: bool = False) -> None:
+        """Take what workers have said, and answer those that ask."""
+        while heard := self._poll.poll(None if wait else 0):
+            for descriptor, _ in heard:
+                worker = self._by_descriptor[descriptor]
+                message = worker.receive()
+                if message is None:
+                    self._answer(worker)
+                else:
+                    worker.ahead += 1
+                    self._parts[worker].append(message)
+            wait = False
+
+    def finish(self) -> None:
+        """Wait for who knows of the scan. They have let go of the checkpoint then, where RocksDB
+        leaves files on closing."""
+        while not all(worker.asks for worker in self._told):
+            self.hear(wait=True)
+
+    def _answer(self, worker: _Worker) -> None:
+        worker.asks = True
+        if worker in self._parts:
+            self._parts.pop(worker).append(None)
+        for answer in self._answers[worker]:
+            worker.asks = False
+            worker.send(answer)
+            return
+
+    def _answers_to(self, worker: _Worker) -> Iterator[Job | Piece | None]:
+        """What a worker is told each time it asks: the job, pieces of it, its end."""
+        if self._free >= len(self._pieces):
+            return
+        self._told.add(worker)
+        yield self._job
+        while (number := self._next()) < len(self._pieces):
+            parts: deque[str | None] = deque()
+            self._given[number] = worker, parts
+            self._parts[worker] = parts
+            yield self._pieces[number]
+        yield None
+
+    def _next(self) -> int:
+        """The piece to give to a worker; none has the number of all."""
+        while len(self._left) < self._leave and self._free < len(self._pieces):
+            self._left.append(self._free)
+            self._free += 1
+        number = self._free
+        self._free = min(number + 1, len(self._pieces))
+        return number
 
 
 _MAIN: Final = """\
@@ -275,49 +392,71 @@ def _pieces(engine: Engine, view: View, span: Span, as_of: int, workers: int) ->
     """Cut `span`; a piece fits into what a worker may be ahead, as far as the files tell."""
     files = _files(engine, span)
     wanted = max(4 * workers, sum(file.size_bytes for file in files) // SCAN_PIECE_BYTES)
-    stamps = dict(view.stamps)
     for number, piece in enumerate(split_span(span, files, min(wanted, SCAN_PIECES_MAX))):
-        yield Piece(number, piece, Read.of(as_of, stamps, view.fragments.cover(piece, as_of)))
+        yield Piece(number, piece, view.fragments.cover(piece, as_of))
 
 
-def _abandon(crew: list[_Worker], directory: Path) -> None:
+def _abandon(crew: list[_Worker], directory: Path, source: _Source | None = None) -> None:
     for worker in crew:
         worker.kill()
+    if source is not None:
+        source.close()
     shutil.rmtree(directory, ignore_errors=True)
 
 
-def _taken(crew: list[_Worker], pieces: int, directory: Path) -> Iterator[pa.RecordBatch]:
+def _taken(
+    job: Job, pieces: Sequence[Piece], source: _Source, crew: _Crew
+) -> Iterator[pa.RecordBatch]:
     """The batches of all pieces, in order."""
     import pyarrow as pa
 
-    for number in range(pieces):
-        worker = crew[number % len(crew)]
-        while (name := worker.receive()) is not None:
-            file = directory / name
-            with pa.memory_map(str(file)) as mapped:
-                batches = pa.ipc.open_file(mapped)
-                file.unlink()
-                for at in range(batches.num_record_batches):
-                    yield batches.get_batch(at)
-            worker.go_on()
-    for worker in crew:  # it has let go of the checkpoint, where RocksDB leaves files on closing
-        assert worker.receive() is None
+    for piece in pieces:
+        if crew.leaves(piece.number):
+            for batch in source.batches(piece):
+                yield batch
+                crew.hear()
+        else:
+            for part in crew.parts(piece.number):
+                file = job.directory / part
+                with pa.memory_map(str(file)) as mapped:
+                    batches = pa.ipc.open_file(mapped)
+                    file.unlink()
+                    for at in range(batches.num_record_batches):
+                        yield batches.get_batch(at)
+    crew.finish()
 
 
-# -- in the worker ------------------------------------------------------------------------------
+class _Source:
+    """What a scan reads, as one of its processes holds it."""
+
+    def __init__(self, job: Job, *, beside: RocksEngine | None = None) -> None:
+        self._job = job
+        self._engine = RocksEngine(job.source, read_only=True, beside=beside)
+
+    def batches(self, piece: Piece) -> Iterator[pa.RecordBatch]:
+        """The rows of a piece."""
+        job = self._job
+        read = Read.of(job.as_of, job.stamps, piece.cover)
+        cursor = self._engine.cursor(DATA, *span_bounds(piece.span.start, piece.span.end))
+        return iter(row_batches(live_columns(cursor, read, chunk=job.batch_rows)))
+
+    def close(self) -> None:
+        """Let go of the database. Repeatable."""
+        self._engine.close()
+
+
+# -- in a worker --------------------------------------------------------------------------------
 
 
 def serve(descriptor: int) -> None:
     """Do jobs until the other end of the pipe is closed."""
-    with Connection(descriptor) as pipe:
+    with Connection(descriptor) as pipe, suppress(EOFError, BrokenPipeError, ConnectionResetError):
         while True:
-            try:
-                job = pipe.recv()
-            except EOFError:
-                return
+            pipe.send(None)
+            while (job := pipe.recv()) is _GO_ON:  # on the job before
+                pass
             try:
                 _do(job, pipe)
-                pipe.send(None)
             except (EOFError, BrokenPipeError, ConnectionResetError):
                 shutil.rmtree(job.directory, ignore_errors=True)
                 return
@@ -326,13 +465,15 @@ def serve(descriptor: int) -> None:
 
 
 def _do(job: Job, pipe: Connection) -> None:
-    engine = RocksEngine(job.source, read_only=True)
     ahead = 0
-    try:
-        for piece in job.pieces:
-            cursor = engine.cursor(DATA, *span_bounds(piece.span.start, piece.span.end))
-            rows = live_columns(cursor, piece.read, chunk=job.batch_rows)
-            batches = iter(row_batches(rows))
+    with closing(_Source(job)) as source:
+        while True:
+            pipe.send(None)
+            while (piece := pipe.recv()) is _GO_ON:
+                ahead -= 1
+            if piece is None:
+                break
+            batches = source.batches(piece)
             for part in count():
                 first = next(batches, None)
                 if first is None:
@@ -344,11 +485,6 @@ def _do(job: Job, pipe: Connection) -> None:
                 _write(job.directory / name, chain([first], batches))
                 pipe.send(name)
                 ahead += 1
-            pipe.send(None)
-        for _ in range(ahead):  # the pipe is empty for the next job
-            pipe.recv()
-    finally:
-        engine.close()
 
 
 def _write(file: Path, batches: Iterator[pa.RecordBatch]) -> None:

@@ -8,7 +8,7 @@ merely disjoint and complete everywhere else.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from itertools import zip_longest
+from itertools import repeat, zip_longest
 from typing import Final
 
 from kvstore.codec.keys import TAIL_BYTES, check_data_key
@@ -63,31 +63,34 @@ def _pieces(span: Span, files: list[FileSpan], count: int) -> Iterator[tuple[byt
     total = sum(size for *_, size in inside)
     for first, last, size in inside:
         steps = max(1, min(count * 4, -(-size * count * 4 // max(total, 1))))
-        for step in range(steps):
-            yield _between(first, last, step, steps), size / steps
+        for start in _ladder(first, last, steps):
+            yield start, size / steps
 
 
-def _between(first: bytes, last: bytes, step: int, steps: int) -> bytes:
-    """The key `step / steps` of the way from `first` to `last`, by their bytes."""
-    if step == 0 or first >= last:
-        return first
+def _ladder(first: bytes, last: bytes, steps: int) -> Iterator[bytes]:
+    """The keys 0, 1, ... `steps - 1` steps of the way from `first` to `last`, by their bytes."""
+    yield first
+    if first >= last:
+        yield from repeat(first, steps - 1)
+        return
     pairs = enumerate(zip(first, last, strict=False))
     common = next((at for at, (a, b) in pairs if a != b), len(first))
-    places = [
-        (low, high, _alphabet(low, high))
-        for low, high in zip_longest(
-            first[common : common + _DIGITS], last[common : common + _DIGITS], fillvalue=0
-        )
-    ]
-    distance = 0
-    for low, high, alphabet in places:
-        distance = distance * len(alphabet) + alphabet.index(high) - alphabet.index(low)
-    rest = distance * step // steps
-    digits = bytearray()
-    for low, _, alphabet in reversed(places):
-        rest, digit = divmod(rest + alphabet.index(low), len(alphabet))
-        digits.append(alphabet[digit])
-    return first[:common] + bytes(reversed(digits)).rstrip(b"\0")
+    lows = first[common : common + _DIGITS]
+    highs = last[common : common + _DIGITS]
+    alphabets = []
+    low = high = 0
+    for a, b in zip_longest(lows, highs, fillvalue=0):
+        alphabets.append(alphabet := _alphabet(a, b))
+        low = low * len(alphabet) + alphabet.index(a)
+        high = high * len(alphabet) + alphabet.index(b)
+    for step in range(1, steps):
+        rest = low + (high - low) * step // steps
+        digits = bytearray()
+        for alphabet in reversed(alphabets):
+            rest, digit = divmod(rest, len(alphabet))
+            digits.append(alphabet[digit])
+        digits.reverse()
+        yield first[:common] + digits.rstrip(b"\0")
 
 
 def _alphabet(low: int, high: int) -> bytes:

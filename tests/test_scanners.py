@@ -108,6 +108,66 @@ def test_workers_stay_for_the_next_scan(store: kvstore.Store) -> None:
     assert set(crew_of(store)) == set(crew)
 
 
+@pytest.fixture
+def taken(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The numbers of the pieces that scans take from workers."""
+    numbers = []
+    parts = scanners._Crew.parts
+
+    def noted(crew: scanners._Crew, number: int) -> Iterator[str]:
+        numbers.append(number)
+        return parts(crew, number)
+
+    monkeypatch.setattr(scanners._Crew, "parts", noted)
+    return numbers
+
+
+def read_beside(store: kvstore.Store, *, workers: int) -> pa.Table:
+    """A scan that takes its time: before each batch its workers have said what they have to say."""
+    for worker in store._scanners._idle:
+        assert worker.asks or worker.pipe.poll(60)
+    scan = store.scan_batches(batch_rows=100, workers=workers)
+    (running,) = store._scanners._scans
+    batches = []
+    for batch in scan:
+        batches.append(batch)
+        for worker in running._workers:
+            is_held = worker.ahead == scanners.SCAN_PARTS_AHEAD_MAX
+            assert worker.asks or is_held or worker.pipe.poll(60)
+    return pa.Table.from_batches(batches, scan.schema)
+
+
+@pytest.mark.parametrize("workers", [2, 3])
+def test_a_scan_reads_with_its_workers(
+    store: kvstore.Store, taken: list[int], workers: int
+) -> None:
+    store.scan_batches(workers=workers).read_all()
+    taken.clear()
+    assert read_beside(store, workers=workers).equals(store.scan_batches().read_all())
+    assert taken
+    assert 0 not in taken
+    assert nothing_is_left(store)
+
+
+def test_a_scan_does_not_wait_for_workers_that_are_being_started(
+    store: kvstore.Store, taken: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)
+    monkeypatch.setattr(scanners, "_MAIN", f"open({str(gate)!r}).read()\n{scanners._MAIN}")
+    monkeypatch.setattr(store, "_scanners", scanners.Scanners())
+    alone = store.scan_batches().read_all()
+    try:
+        assert store.scan_batches(workers=2).read_all().equals(alone)
+        assert not taken
+        assert nothing_is_left(store)
+        gate.write_bytes(b"")
+        assert read_beside(store, workers=2).equals(alone)
+        assert taken
+    finally:
+        store._scanners.close()
+
+
 def test_it_shows_the_moment_it_was_made(store: kvstore.Store) -> None:
     alone = store.scan_batches().read_all()
     beside = store.scan_batches(workers=2)
@@ -127,9 +187,9 @@ def test_letting_go_of_it_leaves_nothing(store: kvstore.Store, taken: int) -> No
     scan = store.scan_batches(batch_rows=100, workers=2)
     held = [scan.read_next_batch() for _ in range(taken)]
     (running,) = store._scanners._scans
-    crew = [worker._process for worker in running._crew]
+    crew = [worker._process for worker in running._workers]
     del scan, running
-    assert [process.poll() for process in crew] == [-signal.SIGKILL] * 2
+    assert [process.poll() for process in crew] == [-signal.SIGKILL]
     assert nothing_is_left(store)
     for batch in held:  # what was handed out stays readable
         assert batch.column("key")[0].as_py() == next(store.scan())[0]
@@ -139,7 +199,7 @@ def test_a_worker_that_is_killed_is_an_error_and_leaves_nothing(store: kvstore.S
     scan = store.scan_batches(batch_rows=100, workers=2)
     scan.read_next_batch()
     (running,) = store._scanners._scans
-    os.kill(running._crew[1]._process.pid, signal.SIGKILL)
+    os.kill(running._workers[0]._process.pid, signal.SIGKILL)
     with pytest.raises(StorageError, match="worker process"):
         scan.read_all()
     del running
@@ -181,7 +241,7 @@ def test_closing_the_store_ends_its_scans_and_processes(tmp_path: Path) -> None:
         running = store.scan_batches(batch_rows=100, workers=3)
         running.read_next_batch()
         (scan,) = store._scanners._scans
-        crew = [worker._process for worker in scan._crew]
+        crew = [worker._process for worker in scan._workers]
     assert all(process.poll() is not None for process in crew)
     assert nothing_is_left(store)
     with pytest.raises(ClosedError):
@@ -194,10 +254,14 @@ import kvstore
 import kvstore.scanners
 kvstore.scanners.SCAN_WORKERS_BYTES_MIN = 0
 with kvstore.open(sys.argv[1]) as store:
+    store.scan_batches(workers=2).read_all()
+    (worker,) = store._scanners._idle
+    worker.pipe.poll(None)  # it has been started, and asks
+    store.scan_batches(workers=2).read_all()
     scan = store.scan_batches(batch_rows=10, workers=2)
     scan.read_next_batch()
     (running,) = store._scanners._scans
-    print(*(worker._process.pid for worker in running._crew), flush=True)
+    print(*(worker._process.pid for worker in running._workers), flush=True)
     sys.stdin.read()
 """
 
@@ -279,7 +343,7 @@ def test_a_small_span_is_scanned_by_the_stores_own_process(
         if on_file:
             store._engine.compact("data")
         expected = store.scan_batches().read_all()
-        for least, crew in ((10_000_000, 0), (100_000, 2)):
+        for least, crew in ((10_000_000, 0), (100_000, 1)):
             monkeypatch.setattr(scanners, "SCAN_WORKERS_BYTES_MIN", least)
             assert store.scan_batches(workers=2).read_all().equals(expected)
             assert len(crew_of(store)) == crew

@@ -57,14 +57,26 @@ from kvstore.loops import Live, Readers, collect
 
 
 class RocksEngine:
-    """A RocksDB database with the store's column families."""
+    """A RocksDB database with the store's column families.
 
-    def __init__(self, path: Path, *, read_only: bool = False, create: bool = True) -> None:
+    A checkpoint is opened `beside` the database it was made of: the two share a cache, in which a
+    file that both have is one.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        read_only: bool = False,
+        create: bool = True,
+        beside: RocksEngine | None = None,
+    ) -> None:
         self.path = path
         self.is_read_only = read_only
         require_store_directory(path, create=create and not read_only)
-        cache = rocks.Cache(PASSING_CACHE_BYTES if read_only else BLOCK_CACHE_BYTES)
-        self._db: rocks.Rdict | None = _opened(path, cache, is_read_only=read_only)
+        size = PASSING_CACHE_BYTES if read_only else BLOCK_CACHE_BYTES
+        self._cache: rocks.Cache = rocks.Cache(size) if beside is None else beside._cache
+        self._db: rocks.Rdict | None = _opened(path, self._cache, is_read_only=read_only)
         with _translated(str(path)):
             self._family = {name: self._db.get_column_family(name) for name in FAMILIES}
             self.families: Mapping[str, Any] = {
@@ -183,6 +195,7 @@ class RocksEngine:
         # First what other threads look at: whoever comes now makes nothing that stays open.
         handles = [*self._family.values(), self._db]
         self._db = None
+        self._cache = rocks.Cache(0)  # whoever holds a closed engine holds no blocks
         self._family = self.families = _Closed(str(self.path))
         self._readers.renew()
         for cursor in self._open_cursors():

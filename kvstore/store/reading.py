@@ -134,12 +134,12 @@ class Reading(Opened):
     ) -> pa.RecordBatchReader:
         """The rows of `scan` as Arrow record batches: columns `key` and `value`, both binary.
 
-        With `workers` above 1 so many processes read a checkpoint, made now, side by side: for
-        scans of millions of rows. The first such scan of a store waits 0.5 s for them, and each
-        some 20 ms; they stay until the store is closed. Order and rows are the same. A worker
-        that dies raises `StorageError`. Read here all the same: a store in memory, which has
-        nothing to share, a span of less than 48 MB, of which processes would be slower, and
-        scans with `reverse` or `limit`.
+        With `workers` above 1 so many processes, this one among them, read a checkpoint, made now,
+        side by side: for scans of a million rows and more. Each such scan costs some 10 ms; the
+        others join the first one when they are up, 0.5 s later, and stay until the store is closed.
+        Order and rows are the same. A worker that dies raises `StorageError`. Read by this process
+        alone all the same: a store in memory, which has nothing to share, a span of less than
+        24 MB, which several would not finish sooner, and scans with `reverse` or `limit`.
         """
         require_limit(limit)
         span = Span.of(start, end, prefix)
