@@ -15,9 +15,8 @@ import pytest
 
 import bulk
 import kvstore
-from kvstore import scanners
 from kvstore.errors import ClosedError, CorruptionError, StorageError
-from kvstore.scanners import SCANS_DIRECTORY
+from kvstore.scanners import SCANS_DIRECTORY, Scanners, crew, scan
 
 ROWS = 20_000
 
@@ -52,7 +51,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[kvstore.Store]:
 
 @pytest.fixture(autouse=True)
 def _small_spans_are_worth_workers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scanners, "SCAN_WORKERS_BYTES_MIN", 0)
+    monkeypatch.setattr(scan, "SCAN_WORKERS_BYTES_MIN", 0)
 
 
 def nothing_is_left(store: kvstore.Store) -> bool:
@@ -112,13 +111,13 @@ def test_workers_stay_for_the_next_scan(store: kvstore.Store) -> None:
 def taken(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The numbers of the pieces that scans take from workers."""
     numbers = []
-    parts = scanners._Crew.parts
+    parts = crew.Crew.parts
 
-    def noted(crew: scanners._Crew, number: int) -> Iterator[str]:
+    def noted(crew: crew.Crew, number: int) -> Iterator[str]:
         numbers.append(number)
         return parts(crew, number)
 
-    monkeypatch.setattr(scanners._Crew, "parts", noted)
+    monkeypatch.setattr(crew.Crew, "parts", noted)
     return numbers
 
 
@@ -132,7 +131,7 @@ def read_beside(store: kvstore.Store, *, workers: int) -> pa.Table:
     for batch in scan:
         batches.append(batch)
         for worker in running._workers:
-            is_held = worker.ahead == scanners.SCAN_PARTS_AHEAD_MAX
+            is_held = worker.ahead == crew.SCAN_PARTS_AHEAD_MAX
             assert worker.asks or is_held or worker.pipe.poll(60)
     return pa.Table.from_batches(batches, scan.schema)
 
@@ -154,8 +153,8 @@ def test_a_scan_does_not_wait_for_workers_that_are_being_started(
 ) -> None:
     gate = tmp_path / "gate"
     os.mkfifo(gate)
-    monkeypatch.setattr(scanners, "_MAIN", f"open({str(gate)!r}).read()\n{scanners._MAIN}")
-    monkeypatch.setattr(store, "_scanners", scanners.Scanners())
+    monkeypatch.setattr(crew, "_MAIN", f"open({str(gate)!r}).read()\n{crew._MAIN}")
+    monkeypatch.setattr(store, "_scanners", Scanners())
     alone = store.scan_batches().read_all()
     try:
         assert store.scan_batches(workers=2).read_all().equals(alone)
@@ -251,8 +250,8 @@ def test_closing_the_store_ends_its_scans_and_processes(tmp_path: Path) -> None:
 _SCANNING = """
 import sys
 import kvstore
-import kvstore.scanners
-kvstore.scanners.SCAN_WORKERS_BYTES_MIN = 0
+import kvstore.scanners.scan
+kvstore.scanners.scan.SCAN_WORKERS_BYTES_MIN = 0
 with kvstore.open(sys.argv[1]) as store:
     store.scan_batches(workers=2).read_all()
     (worker,) = store._scanners._idle
@@ -306,7 +305,7 @@ def test_workers_import_nothing_from_the_working_directory(
     (tmp_path / "secrets.py").write_text("raise ImportError('of the user')")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry])
-    monkeypatch.setattr(store, "_scanners", scanners.Scanners())
+    monkeypatch.setattr(store, "_scanners", Scanners())
     try:
         beside = store.scan_batches(workers=2).read_all()
     finally:
@@ -344,6 +343,6 @@ def test_a_small_span_is_scanned_by_the_stores_own_process(
             store._engine.compact("data")
         expected = store.scan_batches().read_all()
         for least, crew in ((10_000_000, 0), (100_000, 1)):
-            monkeypatch.setattr(scanners, "SCAN_WORKERS_BYTES_MIN", least)
+            monkeypatch.setattr(scan, "SCAN_WORKERS_BYTES_MIN", least)
             assert store.scan_batches(workers=2).read_all().equals(expected)
             assert len(crew_of(store)) == crew

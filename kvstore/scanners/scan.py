@@ -1,0 +1,201 @@
+"""A parallel scan from where it is asked for to its last row."""
+
+from __future__ import annotations
+
+import secrets
+import shutil
+import tempfile
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from kvstore.engine import Engine, FileSpan
+from kvstore.engine.rocks import RocksEngine
+from kvstore.errors import ClosedError
+from kvstore.limits import (
+    SCAN_PIECE_BYTES,
+    SCAN_PIECES_MAX,
+    SCAN_WORKERS_BYTES_MIN,
+    SCAN_WORKERS_MAX,
+)
+from kvstore.mvcc.versions import View
+from kvstore.scanners.crew import Crew, Worker
+from kvstore.scanners.source import Job, Piece, Source
+from kvstore.span import Span
+from kvstore.splits import split_span, user_spans
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+SCANS_DIRECTORY: Final = "scans"
+
+
+class Scanners:
+    """The worker processes of one store, started when they are first asked for."""
+
+    def __init__(self) -> None:
+        self._idle: list[Worker] = []
+        self._scans: weakref.WeakSet[ParallelScan] = weakref.WeakSet()
+        self._lock = threading.Lock()
+        self._is_closed = False
+
+    def scan(
+        self, engine: RocksEngine, view: View, span: Span, as_of: int, *, workers: int, rows: int
+    ) -> ParallelScan:
+        """The rows of `span` at `as_of`, read by so many processes, of which this is one. Costs a
+        checkpoint, and opening it."""
+        directory = _make_directory(engine)
+        crew: list[Worker] = []
+        try:
+            source = engine.path
+            if not engine.is_read_only:
+                source = directory / "checkpoint"
+                engine.checkpoint(source)
+            job = Job(source, directory, as_of, dict(view.stamps), rows)
+            crew += (self._take() for _ in range(workers - 1))
+            pieces = list(_pieces(engine, view, span, as_of, workers))
+            scan = ParallelScan(engine, job, pieces, crew, self._give_back)
+        except BaseException:
+            _abandon(crew, directory)
+            raise
+        with self._lock:
+            self._scans.add(scan)
+            is_closed = self._is_closed
+        if is_closed:
+            scan.close()
+        return scan
+
+    def close(self) -> None:
+        """End all scans and processes. Repeatable."""
+        with self._lock:
+            self._is_closed = True
+            scans, idle = list(self._scans), self._idle
+            self._idle = []
+        for scan in scans:
+            scan.close()
+        for worker in idle:
+            worker.kill()
+
+    def _take(self) -> Worker:
+        with self._lock:
+            while self._idle:
+                worker = self._idle.pop()
+                if worker.is_alive():
+                    return worker
+        return Worker()
+
+    def _give_back(self, crew: list[Worker]) -> None:
+        with self._lock:
+            room = 0 if self._is_closed else SCAN_WORKERS_MAX - len(self._idle)
+            self._idle += crew[:room]
+        for worker in crew[room:]:
+            worker.kill()
+
+
+class ParallelScan:
+    """An iterator over record batches. Let go of it, or close it, to end it early."""
+
+    def __init__(
+        self,
+        engine: RocksEngine,
+        job: Job,
+        pieces: Sequence[Piece],
+        workers: list[Worker],
+        give_back: Callable[[list[Worker]], None],
+    ) -> None:
+        self._workers = workers
+        self._directory = job.directory
+        self._give_back = give_back
+        crew = Crew(job, pieces, workers)  # they open the checkpoint meanwhile
+        self._source = Source(job, beside=engine)
+        self._batches = _taken(job, pieces, self._source, crew)
+        self._abandon = weakref.finalize(self, _abandon, workers, job.directory, self._source)
+        self._is_closed = False
+
+    def __iter__(self) -> ParallelScan:
+        return self
+
+    def __next__(self) -> pa.RecordBatch:
+        if self._is_closed:
+            raise ClosedError("the scan")
+        try:
+            return next(self._batches)
+        except StopIteration:
+            if self._abandon.detach() is not None:
+                _abandon([], self._directory, self._source)
+                self._give_back(self._workers)
+            raise
+        except BaseException as error:
+            self._abandon()
+            if self._is_closed:  # meanwhile, by another thread
+                raise ClosedError("the scan") from error
+            raise
+
+    def close(self) -> None:
+        """End the scan. Repeatable; a scan that has come to its end stays at its end."""
+        self._is_closed = self._abandon.alive
+        self._abandon()
+
+
+def _make_directory(engine: RocksEngine) -> Path:
+    """Where links to the store's files can be made; of a read-only store nothing is linked."""
+    if engine.is_read_only:
+        return Path(tempfile.mkdtemp(prefix="kvstore-scan-"))
+    directory = engine.path / SCANS_DIRECTORY / secrets.token_hex(8)
+    directory.mkdir(parents=True)
+    return directory
+
+
+def is_worth_workers(engine: RocksEngine, span: Span) -> bool:
+    """Whether `span` may hold so much, on file and not yet there, that processes are faster."""
+    size = sum(file.size_bytes for file in _files(engine, span))
+    return size + engine.stats()["data_memtable_bytes"] >= SCAN_WORKERS_BYTES_MIN
+
+
+def _files(engine: Engine, span: Span) -> list[FileSpan]:
+    """The files that share keys with `span`, by user keys."""
+    return [
+        file
+        for file in user_spans(engine.files())
+        if file.last >= span.start and (span.end is None or file.first < span.end)
+    ]
+
+
+def _pieces(engine: Engine, view: View, span: Span, as_of: int, workers: int) -> Iterator[Piece]:
+    """Cut `span`; a piece fits into what a worker may be ahead, as far as the files tell."""
+    files = _files(engine, span)
+    wanted = max(4 * workers, sum(file.size_bytes for file in files) // SCAN_PIECE_BYTES)
+    for number, piece in enumerate(split_span(span, files, min(wanted, SCAN_PIECES_MAX))):
+        yield Piece(number, piece, view.fragments.cover(piece, as_of))
+
+
+def _abandon(crew: list[Worker], directory: Path, source: Source | None = None) -> None:
+    for worker in crew:
+        worker.kill()
+    if source is not None:
+        source.close()
+    shutil.rmtree(directory, ignore_errors=True)
+
+
+def _taken(
+    job: Job, pieces: Sequence[Piece], source: Source, crew: Crew
+) -> Iterator[pa.RecordBatch]:
+    """The batches of all pieces, in order."""
+    import pyarrow as pa
+
+    for piece in pieces:
+        if crew.leaves(piece.number):
+            for batch in source.batches(piece):
+                yield batch
+                crew.hear()
+        else:
+            for part in crew.parts(piece.number):
+                file = job.directory / part
+                with pa.memory_map(str(file)) as mapped:
+                    batches = pa.ipc.open_file(mapped)
+                    file.unlink()
+                    for at in range(batches.num_record_batches):
+                        yield batches.get_batch(at)
+    crew.finish()
