@@ -81,6 +81,10 @@ run and to lie in the cache (a row of batches of 4,096 takes 280 ns, of 1,024 28
 SCAN_CHUNK_BYTES = 16 << 20
 """Bytes of values taken from the engine at once, about: large values come in chunks of fewer."""
 
+BESIDE_OPEN_FILES_MAX = 32
+"""Files that a checkpoint holds open which is read beside its own store: the process has those of
+the store, whose log must find a descriptor left. A pass needs one of each level."""
+
 SCAN_WORKERS_MAX = 64
 """Processes of one scan: more than a machine has cores gain nothing, and each is 100 MB."""
 

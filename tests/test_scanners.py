@@ -17,6 +17,7 @@ import bulk
 import kvstore
 from kvstore.errors import ClosedError, CorruptionError, StorageError
 from kvstore.scanners import SCANS_DIRECTORY, Scanners, crew, scan
+from kvstore.scanners.source import Source
 
 ROWS = 20_000
 
@@ -121,18 +122,33 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return numbers
 
 
-def read_beside(store: kvstore.Store, *, workers: int) -> pa.Table:
-    """A scan that takes its time: before each batch its workers have said what they have to say."""
+def have_started(store: kvstore.Store, *, workers: int) -> None:
+    """Have so many processes ready for the next scan, of which the store's own is one."""
+    store.scan_batches(workers=workers).read_all()
     for worker in store._scanners._idle:
         assert worker.asks or worker.pipe.poll(60)
-    scan = store.scan_batches(batch_rows=100, workers=workers)
+
+
+def crew_at_work(store: kvstore.Store) -> crew.Crew:
+    """That of the one scan under way."""
     (running,) = store._scanners._scans
-    batches = []
-    for batch in scan:
-        batches.append(batch)
-        for worker in running._workers:
-            is_held = worker.ahead == crew.SCAN_PARTS_AHEAD_MAX
-            assert worker.asks or is_held or worker.pipe.poll(60)
+    return running._crew
+
+
+def listened(beside: crew.Crew) -> bool:
+    """Its workers have said what they have to say: they ask, or have written what they may."""
+    for worker in beside._workers:
+        while not (worker.asks or beside._ahead[worker] == crew.SCAN_PARTS_AHEAD_MAX):
+            assert worker.pipe.poll(60)
+            beside.listen()
+    return True
+
+
+def read_beside(store: kvstore.Store, *, workers: int) -> pa.Table:
+    """A scan that takes its time."""
+    scan = store.scan_batches(batch_rows=100, workers=workers)
+    beside = crew_at_work(store)
+    batches = [batch for batch in scan if listened(beside)]
     return pa.Table.from_batches(batches, scan.schema)
 
 
@@ -140,7 +156,7 @@ def read_beside(store: kvstore.Store, *, workers: int) -> pa.Table:
 def test_a_scan_reads_with_its_workers(
     store: kvstore.Store, taken: list[int], workers: int
 ) -> None:
-    store.scan_batches(workers=workers).read_all()
+    have_started(store, workers=workers)
     taken.clear()
     assert read_beside(store, workers=workers).equals(store.scan_batches().read_all())
     assert taken
@@ -183,12 +199,14 @@ def test_an_empty_span_has_no_rows(store: kvstore.Store) -> None:
 
 @pytest.mark.parametrize("taken", [0, 1])
 def test_letting_go_of_it_leaves_nothing(store: kvstore.Store, taken: int) -> None:
+    have_started(store, workers=2)
+    store.scan_batches(workers=2).read_all()
     scan = store.scan_batches(batch_rows=100, workers=2)
     held = [scan.read_next_batch() for _ in range(taken)]
-    (running,) = store._scanners._scans
-    crew = [worker._process for worker in running._workers]
-    del scan, running
-    assert [process.poll() for process in crew] == [-signal.SIGKILL]
+    (worker,) = crew_at_work(store).at_work()
+    del scan
+    assert worker._process.poll() == -signal.SIGKILL
+    assert worker not in store._scanners._idle
     assert nothing_is_left(store)
     for batch in held:  # what was handed out stays readable
         assert batch.column("key")[0].as_py() == next(store.scan())[0]
@@ -197,13 +215,66 @@ def test_letting_go_of_it_leaves_nothing(store: kvstore.Store, taken: int) -> No
 def test_a_worker_that_is_killed_is_an_error_and_leaves_nothing(store: kvstore.Store) -> None:
     scan = store.scan_batches(batch_rows=100, workers=2)
     scan.read_next_batch()
-    (running,) = store._scanners._scans
-    os.kill(running._workers[0]._process.pid, signal.SIGKILL)
+    os.kill(crew_at_work(store)._workers[0]._process.pid, signal.SIGKILL)
     with pytest.raises(StorageError, match="worker process"):
         scan.read_all()
-    del running
     assert nothing_is_left(store)
     assert store.scan_batches(workers=2).read_all().equals(store.scan_batches().read_all())
+
+
+def test_an_interrupt_where_a_scan_ends_leaves_nothing(
+    store: kvstore.Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(source: Source) -> None:
+        close(source)
+        raise KeyboardInterrupt
+
+    close = Source.close
+    monkeypatch.setattr(Source, "close", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        store.scan_batches(workers=2).read_all()
+    assert nothing_is_left(store)
+
+
+def test_workers_that_are_being_started_outlive_their_scan(
+    store: kvstore.Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store, "_scanners", Scanners())
+    store.scan_batches(batch_rows=100, workers=3)  # and let go of
+    started = set(crew_of(store))
+    assert len(started) == 2
+    have_started(store, workers=3)
+    assert set(crew_of(store)) == started
+    store._scanners.close()
+
+
+_FEW_DESCRIPTORS = """
+import resource
+import sys
+import kvstore
+from tests.test_scanners import scan
+scan.SCAN_WORKERS_BYTES_MIN = 0
+resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))
+with kvstore.open(sys.argv[1]) as store:
+    scans = [store.scan_batches(workers=2) for _ in range(2)]
+    for rows in scans:
+        assert rows.read_all().num_rows == 150
+    store.put(b"k", b"")
+"""
+
+
+def test_it_takes_few_descriptors_however_many_files_there_are(tmp_path: Path) -> None:
+    load = bulk.Import.create(tmp_path / "staging")
+    for number in range(150):
+        with load.writer() as writer:
+            writer.put(key(number), b"imported")
+    load.seal()
+    with kvstore.open(tmp_path / "store") as store:
+        bulk.ingest(store, tmp_path / "staging")
+        assert len(store._engine.files()) >= 150
+    root = Path(__file__).parent.parent
+    command = [sys.executable, "-c", _FEW_DESCRIPTORS, str(tmp_path / "store")]
+    subprocess.run(command, cwd=root, check=True, timeout=300)
 
 
 def test_a_worker_killed_while_it_waits_is_replaced(store: kvstore.Store) -> None:
@@ -239,9 +310,8 @@ def test_closing_the_store_ends_its_scans_and_processes(tmp_path: Path) -> None:
         store.scan_batches(workers=2).read_all()
         running = store.scan_batches(batch_rows=100, workers=3)
         running.read_next_batch()
-        (scan,) = store._scanners._scans
-        crew = [worker._process for worker in scan._workers]
-    assert all(process.poll() is not None for process in crew)
+        processes = [worker._process for worker in crew_at_work(store)._workers]
+    assert all(process.poll() is not None for process in processes)
     assert nothing_is_left(store)
     with pytest.raises(ClosedError):
         running.read_all()
@@ -250,40 +320,43 @@ def test_closing_the_store_ends_its_scans_and_processes(tmp_path: Path) -> None:
 _SCANNING = """
 import sys
 import kvstore
-import kvstore.scanners.scan
-kvstore.scanners.scan.SCAN_WORKERS_BYTES_MIN = 0
+from tests.test_scanners import crew_at_work, have_started, listened, scan
+scan.SCAN_WORKERS_BYTES_MIN = 0
 with kvstore.open(sys.argv[1]) as store:
+    have_started(store, workers=2)
     store.scan_batches(workers=2).read_all()
-    (worker,) = store._scanners._idle
-    worker.pipe.poll(None)  # it has been started, and asks
-    store.scan_batches(workers=2).read_all()
-    scan = store.scan_batches(batch_rows=10, workers=2)
-    scan.read_next_batch()
-    (running,) = store._scanners._scans
-    print(*(worker._process.pid for worker in running._workers), flush=True)
+    rows = store.scan_batches(batch_rows=10, workers=2)
+    rows.read_next_batch()
+    if sys.argv[2] == "idle":
+        listened(crew_at_work(store))
+    print(*(worker._process.pid for worker in crew_at_work(store)._workers), flush=True)
     sys.stdin.read()
 """
 
 
-def test_killing_the_process_that_scans_leaves_nothing(tmp_path: Path) -> None:
+@pytest.mark.parametrize("workers", ["busy", "idle"])
+def test_killing_the_process_that_scans_leaves_nothing(tmp_path: Path, workers: str) -> None:
     with kvstore.open(tmp_path / "store", durability="async") as store:
         with store.batch() as batch:
             for number in range(ROWS):
-                batch.put(key(number), b"x" * 2_000)
+                batch.put(key(number), b"x" * (2_000 if workers == "busy" else 20))
         store._engine.compact("data")
     scanning = subprocess.Popen(
-        [sys.executable, "-c", _SCANNING, str(tmp_path / "store")],
+        [sys.executable, "-c", _SCANNING, str(tmp_path / "store"), workers],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
+        cwd=Path(__file__).parent.parent,
     )
     assert scanning.stdout is not None
-    crew = [os.pidfd_open(int(pid)) for pid in scanning.stdout.readline().split()]
+    pids = [int(pid) for pid in scanning.stdout.readline().split()]
+    assert pids
+    processes = [os.pidfd_open(pid) for pid in pids]
     assert len(list((tmp_path / "store" / SCANS_DIRECTORY).iterdir())) == 1
     scanning.kill()
     scanning.communicate()
-    for worker in crew:  # readable once the process has ended
-        assert select.select([worker], [], [], 60)[0]
-        os.close(worker)
+    for process in processes:  # readable once the process has ended
+        assert select.select([process], [], [], 60)[0]
+        os.close(process)
     assert not list((tmp_path / "store" / SCANS_DIRECTORY).iterdir())
 
 

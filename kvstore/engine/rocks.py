@@ -46,6 +46,7 @@ from kvstore.errors import (
     StorageError,
 )
 from kvstore.limits import (
+    BESIDE_OPEN_FILES_MAX,
     BLOCK_BYTES,
     BLOCK_CACHE_BYTES,
     IDLE_READERS_MAX,
@@ -60,7 +61,7 @@ class RocksEngine:
     """A RocksDB database with the store's column families.
 
     A checkpoint is opened `beside` the database it was made of: the two share a cache, in which a
-    file that both have is one.
+    file that both have is one, and it holds few files open at once.
     """
 
     def __init__(
@@ -76,7 +77,10 @@ class RocksEngine:
         require_store_directory(path, create=create and not read_only)
         size = PASSING_CACHE_BYTES if read_only else BLOCK_CACHE_BYTES
         self._cache: rocks.Cache = rocks.Cache(size) if beside is None else beside._cache
-        self._db: rocks.Rdict | None = _opened(path, self._cache, is_read_only=read_only)
+        files_max = -1 if beside is None else BESIDE_OPEN_FILES_MAX
+        self._db: rocks.Rdict | None = _opened(
+            path, self._cache, is_read_only=read_only, files_max=files_max
+        )
         with _translated(str(path)):
             self._family = {name: self._db.get_column_family(name) for name in FAMILIES}
             self.families: Mapping[str, Any] = {
@@ -195,7 +199,7 @@ class RocksEngine:
         # First what other threads look at: whoever comes now makes nothing that stays open.
         handles = [*self._family.values(), self._db]
         self._db = None
-        self._cache = rocks.Cache(0)  # whoever holds a closed engine holds no blocks
+        self._cache = rocks.Cache(0)  # kept for `beside` alone: here it would hold the blocks on
         self._family = self.families = _Closed(str(self.path))
         self._readers.renew()
         for cursor in self._open_cursors():
@@ -369,11 +373,12 @@ def _require_torn(path: Path) -> None:
         )
 
 
-def _opened(path: Path, cache: rocks.Cache, *, is_read_only: bool) -> rocks.Rdict:
+def _opened(path: Path, cache: rocks.Cache, *, is_read_only: bool, files_max: int) -> rocks.Rdict:
     """Open the database; cut a torn log, and refuse a damaged one."""
     families = {family: family_options(family, cache) for family in FAMILIES}
     options = _database_options(cache)
     options.set_max_file_opening_threads(_opening_threads(path))
+    options.set_max_open_files(files_max)
     access = rocks.AccessType.read_only(False) if is_read_only else rocks.AccessType.read_write()
     if looks_recycled(path):  # 0.2 us a record
         _require_torn(path)

@@ -13,18 +13,15 @@ from typing import Any, Final
 
 from kvstore.errors import StorageError
 from kvstore.limits import SCAN_PARTS_AHEAD_MAX
-from kvstore.scanners.source import GO_ON, Job, Piece
+from kvstore.scanners.source import Job, Piece, Word
 
 
 class Worker:
-    """A process that scans, as its scan holds it."""
-
-    asks = False
-    """Whether it has said that it has nothing to do, and not been answered."""
-    ahead = 0
-    """Parts that it has written and the scan has not done with."""
+    """A process that reads for scans, as its scan holds it."""
 
     def __init__(self) -> None:
+        self.asks = False
+        """Whether it has asked what to do next, and has not been told: it holds nothing then."""
         self.pipe, far = Pipe()
         # What we import, it must find: also what a test or a notebook has put on the path.
         path = os.pathsep.join(os.path.abspath(entry) for entry in sys.path)
@@ -37,15 +34,15 @@ class Worker:
         )
         far.close()
 
-    def send(self, message: Any) -> None:
-        """Tell it something. Raises `StorageError` if it died."""
+    def tell(self, message: Job | Piece | Word) -> None:
+        """Say something to it. Raises `StorageError` if it died."""
         try:
             self.pipe.send(message)
         except OSError as error:
             raise self._died() from error
 
-    def receive(self) -> Any:
-        """Its next message. Raises what the worker raised, or `StorageError` if it died."""
+    def hear(self) -> Any:
+        """What it says next. Raises what the worker raised, or `StorageError` if it died."""
         try:
             message = self.pipe.recv()
         except (EOFError, OSError) as error:
@@ -68,109 +65,126 @@ class Worker:
 
 
 class Crew:
-    """The workers of one scan: who reads which piece, and what there is of it."""
+    """The workers of one scan, and who reads which piece."""
 
     def __init__(self, job: Job, pieces: Sequence[Piece], workers: Sequence[Worker]) -> None:
         self._job = job
         self._pieces = pieces
+        self._workers = workers
         self._free = 0
-        """Nobody has this piece, nor any behind it."""
-        self._left: deque[int] = deque()
-        """Pieces before it that are left to the scan."""
-        self._leave = 1
-        """So many are left to it: as it waits for workers, or they for it, one more or less."""
+        """The first piece that nobody has."""
+        self._own: deque[int] = deque()
+        """Pieces before it that the scan keeps for itself, and has not come to."""
+        self._keep = 1
+        """How many it keeps: one more when it has waited for a worker, one fewer when a worker
+        has waited for it."""
+        self._reading: dict[Worker, int] = {}
+        """The piece that each worker is reading."""
         self._given: dict[int, tuple[Worker, deque[str | None]]] = {}
-        """The pieces that workers have and the scan has not come to, and their parts as far as they
-        are written; None behind the last."""
-        self._parts: dict[Worker, deque[str | None]] = {}
-        """Those of the piece that each reads now."""
+        """Pieces of workers that the scan has not done with: by whom, and the parts that are
+        written and not taken; None behind the last."""
+        self._ahead = dict.fromkeys(workers, 0)
+        """How many parts each has written that the scan has not done with."""
         self._told: set[Worker] = set()
-        """Who knows of the scan. A worker that is being started may not before its end."""
-        self._answers = {worker: self._answers_to(worker) for worker in workers}
+        """Who knows of the scan. A worker that is being started may never learn of it."""
+        self._open: set[Worker] = set()
+        """Who of them has the database open."""
         self._by_descriptor = {worker.pipe.fileno(): worker for worker in workers}
-        self._poll = select.poll()
+        self._poll = select.poll()  # 2 us a look, where `multiprocessing`'s takes 20
         for descriptor, worker in self._by_descriptor.items():
             self._poll.register(descriptor, select.POLLIN)
             if worker.asks:
                 self._answer(worker)
 
-    def leaves(self, number: int) -> bool:
-        """Whether the piece that the scan has come to is its own to read, as it then is."""
+    def keeps(self, number: int) -> bool:
+        """Whether the scan, which has come to this piece, is to read it itself."""
+        if self._own and number == self._own[0]:
+            self._own.popleft()
+            return True
         if number == self._free:
             self._free += 1
-        elif self._left and number == self._left[0]:
-            self._left.popleft()
-        else:
-            return False
-        return True
+            return True
+        return False
 
     def parts(self, number: int) -> Iterator[str]:
         """The parts of a worker's piece, each to be used before the next is asked for."""
-        worker, parts = self._given.pop(number)
+        worker, parts = self._given[number]
         if not parts:
-            self._leave += 1
-        elif worker.ahead == SCAN_PARTS_AHEAD_MAX:
-            self._leave = max(self._leave - 1, 0)
+            self._keep += 1
+        elif self._ahead[worker] == SCAN_PARTS_AHEAD_MAX:
+            self._keep = max(self._keep - 1, 0)
         while True:
             while not parts:
-                self.hear(wait=True)
+                self.listen(wait=True)
             part = parts.popleft()
             if part is None:
-                return
+                break
             yield part
-            worker.ahead -= 1
-            worker.send(GO_ON)
-            self.hear()
+            self._ahead[worker] -= 1
+            worker.tell(Word.GO_ON)
+            self.listen()
+        del self._given[number]
 
-    def hear(self, *, wait: bool = False) -> None:
+    def listen(self, *, wait: bool = False) -> None:
         """Take what workers have said, and answer those that ask."""
         while heard := self._poll.poll(None if wait else 0):
             for descriptor, _ in heard:
                 worker = self._by_descriptor[descriptor]
-                message = worker.receive()
-                if message is None:
+                message = worker.hear()
+                if message is Word.ASK:
+                    worker.asks = True
                     self._answer(worker)
                 else:
-                    worker.ahead += 1
-                    self._parts[worker].append(message)
+                    self._ahead[worker] += 1
+                    self._given[self._reading[worker]][1].append(message)
             wait = False
 
     def finish(self) -> None:
-        """Wait for who knows of the scan. They have let go of the checkpoint then, where RocksDB
-        leaves files on closing."""
-        while not all(worker.asks for worker in self._told):
-            self.hear(wait=True)
+        """Wait until nobody has the database open: RocksDB leaves files where it is closed."""
+        while self.at_work():
+            self.listen(wait=True)
+
+    def at_work(self) -> list[Worker]:
+        """Those that have, or are about to have, the database open."""
+        return [worker for worker in self._workers if worker in self._told and not worker.asks]
+
+    def resting(self) -> list[Worker]:
+        """The others, for another scan."""
+        at_work = self.at_work()
+        return [worker for worker in self._workers if worker not in at_work]
 
     def _answer(self, worker: Worker) -> None:
-        worker.asks = True
-        if worker in self._parts:
-            self._parts.pop(worker).append(None)
-        for answer in self._answers[worker]:
-            worker.asks = False
-            worker.send(answer)
+        """Tell a worker what to do: open the database, read a piece of it, close it."""
+        if worker in self._reading:
+            self._given[self._reading.pop(worker)][1].append(None)
+        message: Job | Piece | Word
+        if worker in self._open:
+            piece = self._next()
+            if piece is None:
+                self._open.remove(worker)
+                message = Word.END
+            else:
+                self._reading[worker] = piece.number
+                self._given[piece.number] = worker, deque()
+                message = piece
+        elif worker not in self._told and self._free < len(self._pieces):
+            self._told.add(worker)
+            self._open.add(worker)
+            message = self._job
+        else:
             return
+        worker.asks = False
+        worker.tell(message)
 
-    def _answers_to(self, worker: Worker) -> Iterator[Job | Piece | None]:
-        """What a worker is told each time it asks: the job, pieces of it, its end."""
-        if self._free >= len(self._pieces):
-            return
-        self._told.add(worker)
-        yield self._job
-        while (number := self._next()) < len(self._pieces):
-            parts: deque[str | None] = deque()
-            self._given[number] = worker, parts
-            self._parts[worker] = parts
-            yield self._pieces[number]
-        yield None
-
-    def _next(self) -> int:
-        """The piece to give to a worker; none has the number of all."""
-        while len(self._left) < self._leave and self._free < len(self._pieces):
-            self._left.append(self._free)
+    def _next(self) -> Piece | None:
+        """The piece to give to a worker, behind those that the scan keeps."""
+        while len(self._own) < self._keep and self._free < len(self._pieces):
+            self._own.append(self._free)
             self._free += 1
-        number = self._free
-        self._free = min(number + 1, len(self._pieces))
-        return number
+        if self._free == len(self._pieces):
+            return None
+        self._free += 1
+        return self._pieces[self._free - 1]
 
 
 _MAIN: Final = """\

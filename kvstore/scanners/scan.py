@@ -46,19 +46,23 @@ class Scanners:
     ) -> ParallelScan:
         """The rows of `span` at `as_of`, read by so many processes, of which this is one. Costs a
         checkpoint, and opening it."""
-        directory = _make_directory(engine)
-        crew: list[Worker] = []
+        directory = _new_directory(engine)
+        taken: list[Worker] = []
         try:
+            directory.mkdir(mode=0o700, parents=True)
             source = engine.path
             if not engine.is_read_only:
                 source = directory / "checkpoint"
                 engine.checkpoint(source)
             job = Job(source, directory, as_of, dict(view.stamps), rows)
-            crew += (self._take() for _ in range(workers - 1))
             pieces = list(_pieces(engine, view, span, as_of, workers))
+            taken += (self._take() for _ in range(workers - 1))
+            crew = Crew(job, pieces, taken)  # they open the checkpoint meanwhile
             scan = ParallelScan(engine, job, pieces, crew, self._give_back)
         except BaseException:
-            _abandon(crew, directory)
+            for worker in taken:
+                worker.kill()
+            shutil.rmtree(directory, ignore_errors=True)
             raise
         with self._lock:
             self._scans.add(scan)
@@ -86,11 +90,11 @@ class Scanners:
                     return worker
         return Worker()
 
-    def _give_back(self, crew: list[Worker]) -> None:
+    def _give_back(self, workers: list[Worker]) -> None:
         with self._lock:
             room = 0 if self._is_closed else SCAN_WORKERS_MAX - len(self._idle)
-            self._idle += crew[:room]
-        for worker in crew[room:]:
+            self._idle += workers[:room]
+        for worker in workers[room:]:
             worker.kill()
 
 
@@ -102,16 +106,13 @@ class ParallelScan:
         engine: RocksEngine,
         job: Job,
         pieces: Sequence[Piece],
-        workers: list[Worker],
+        crew: Crew,
         give_back: Callable[[list[Worker]], None],
     ) -> None:
-        self._workers = workers
-        self._directory = job.directory
-        self._give_back = give_back
-        crew = Crew(job, pieces, workers)  # they open the checkpoint meanwhile
-        self._source = Source(job, beside=engine)
-        self._batches = _taken(job, pieces, self._source, crew)
-        self._abandon = weakref.finalize(self, _abandon, workers, job.directory, self._source)
+        source = Source(job, beside=engine)
+        self._crew = crew
+        self._batches = _taken(job, pieces, source, crew)
+        self._end = weakref.finalize(self, _clean_up, crew, source, job.directory, give_back)
         self._is_closed = False
 
     def __iter__(self) -> ParallelScan:
@@ -123,29 +124,26 @@ class ParallelScan:
         try:
             return next(self._batches)
         except StopIteration:
-            if self._abandon.detach() is not None:
-                _abandon([], self._directory, self._source)
-                self._give_back(self._workers)
+            self._end()
             raise
         except BaseException as error:
-            self._abandon()
+            self._end()
             if self._is_closed:  # meanwhile, by another thread
                 raise ClosedError("the scan") from error
             raise
 
     def close(self) -> None:
         """End the scan. Repeatable; a scan that has come to its end stays at its end."""
-        self._is_closed = self._abandon.alive
-        self._abandon()
+        self._is_closed = self._end.alive
+        self._end()
 
 
-def _make_directory(engine: RocksEngine) -> Path:
+def _new_directory(engine: RocksEngine) -> Path:
     """Where links to the store's files can be made; of a read-only store nothing is linked."""
+    token = secrets.token_hex(8)
     if engine.is_read_only:
-        return Path(tempfile.mkdtemp(prefix="kvstore-scan-"))
-    directory = engine.path / SCANS_DIRECTORY / secrets.token_hex(8)
-    directory.mkdir(parents=True)
-    return directory
+        return Path(tempfile.gettempdir()) / f"kvstore-scan-{token}"
+    return engine.path / SCANS_DIRECTORY / token
 
 
 def is_worth_workers(engine: RocksEngine, span: Span) -> bool:
@@ -164,19 +162,23 @@ def _files(engine: Engine, span: Span) -> list[FileSpan]:
 
 
 def _pieces(engine: Engine, view: View, span: Span, as_of: int, workers: int) -> Iterator[Piece]:
-    """Cut `span`; a piece fits into what a worker may be ahead, as far as the files tell."""
+    """Cut `span` into some for each process, and into more where it is large."""
     files = _files(engine, span)
     wanted = max(4 * workers, sum(file.size_bytes for file in files) // SCAN_PIECE_BYTES)
     for number, piece in enumerate(split_span(span, files, min(wanted, SCAN_PIECES_MAX))):
         yield Piece(number, piece, view.fragments.cover(piece, as_of))
 
 
-def _abandon(crew: list[Worker], directory: Path, source: Source | None = None) -> None:
-    for worker in crew:
-        worker.kill()
-    if source is not None:
+def _clean_up(
+    crew: Crew, source: Source, directory: Path, give_back: Callable[[list[Worker]], None]
+) -> None:
+    try:
+        for worker in crew.at_work():
+            worker.kill()
         source.close()
-    shutil.rmtree(directory, ignore_errors=True)
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+        give_back(crew.resting())
 
 
 def _taken(
@@ -186,10 +188,10 @@ def _taken(
     import pyarrow as pa
 
     for piece in pieces:
-        if crew.leaves(piece.number):
+        if crew.keeps(piece.number):
             for batch in source.batches(piece):
                 yield batch
-                crew.hear()
+                crew.listen()
         else:
             for part in crew.parts(piece.number):
                 file = job.directory / part

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterator
 from contextlib import closing, suppress
+from enum import Enum
 from itertools import chain, count
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -23,8 +24,16 @@ from kvstore.span import Span
 if TYPE_CHECKING:
     import pyarrow as pa
 
-GO_ON: Final = True
-"""The scan has done with a part."""
+
+_HUNG_UP: Final = (EOFError, BrokenPipeError, ConnectionResetError)
+
+
+class Word(Enum):
+    """What a scan and a worker say beside jobs, pieces, names of parts and errors."""
+
+    ASK = "what next?"
+    GO_ON = "that part is done with"
+    END = "that was all"
 
 
 class Job(NamedTuple):
@@ -65,30 +74,35 @@ class Source:
 
 
 def serve(descriptor: int) -> None:
-    """Do jobs until the other end of the pipe is closed."""
-    with Connection(descriptor) as pipe, suppress(EOFError, BrokenPipeError, ConnectionResetError):
-        while True:
-            pipe.send(None)
-            while (job := pipe.recv()) is GO_ON:  # on the job before
-                pass
-            try:
-                _do(job, pipe)
-            except (EOFError, BrokenPipeError, ConnectionResetError):
+    """Do jobs until the other end of the pipe is closed, and remove then what it has left."""
+    job: Job | None = None
+    with Connection(descriptor) as pipe, suppress(*_HUNG_UP):
+        try:
+            while True:
+                pipe.send(Word.ASK)
+                while (message := pipe.recv()) is Word.GO_ON:  # on the job before
+                    pass
+                job = message
+                try:
+                    _do(message, pipe)
+                except _HUNG_UP:
+                    raise
+                except Exception as error:  # noqa: BLE001  # it is raised at the other end
+                    pipe.send(error)
+        finally:
+            if job is not None:
                 shutil.rmtree(job.directory, ignore_errors=True)
-                return
-            except Exception as error:  # noqa: BLE001  # it is raised at the other end
-                pipe.send(error)
 
 
 def _do(job: Job, pipe: Connection) -> None:
     ahead = 0
     with closing(Source(job)) as source:
         while True:
-            pipe.send(None)
-            while (piece := pipe.recv()) is GO_ON:
+            pipe.send(Word.ASK)
+            while (piece := pipe.recv()) is Word.GO_ON:
                 ahead -= 1
-            if piece is None:
-                break
+            if piece is Word.END:
+                return
             batches = source.batches(piece)
             for part in count():
                 first = next(batches, None)

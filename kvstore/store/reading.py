@@ -137,8 +137,9 @@ class Reading(Opened):
         With `workers` above 1 so many processes, this one among them, read a checkpoint, made now,
         side by side: for scans of a million rows and more. Each such scan costs some 10 ms; the
         others join the first one when they are up, 0.5 s later, and stay until the store is closed.
-        Order and rows are the same. A worker that dies raises `StorageError`. Read by this process
-        alone all the same: a store in memory, which has nothing to share, a span of less than
+        Order and rows are the same. A worker that dies raises `StorageError`. To end such a scan
+        early, let go of the reader: its own `close` does not reach it. Read by this process alone
+        all the same: a store in memory, which has nothing to share, a span of less than
         24 MB, which several would not finish sooner, and scans with `reverse` or `limit`.
         """
         require_limit(limit)
