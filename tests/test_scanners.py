@@ -18,6 +18,7 @@ import kvstore
 from kvstore.errors import ClosedError, CorruptionError, StorageError
 from kvstore.scanners import SCANS_DIRECTORY, Scanners, crew, scan
 from kvstore.scanners.source import Source
+from kvstore.store.reading import Reading
 
 ROWS = 20_000
 
@@ -63,6 +64,13 @@ def nothing_is_left(store: kvstore.Store) -> bool:
     return True
 
 
+def have_started(store: Reading, *, workers: int, prefix: bytes = b"") -> None:
+    """Have so many processes ready for the next scan, of which the store's own is one."""
+    store.scan_batches(prefix=prefix, workers=workers).read_all()
+    for worker in store._scanners._idle:
+        assert worker.asks or worker.pipe.poll(60)
+
+
 def crew_of(store: kvstore.Store) -> list[int]:
     """The processes that wait for the next scan."""
     return [worker._process.pid for worker in store._scanners._idle]
@@ -73,6 +81,7 @@ def crew_of(store: kvstore.Store) -> list[int]:
 def test_the_rows_are_those_of_a_scan_in_its_order(
     store: kvstore.Store, workers: int, batch_rows: int
 ) -> None:
+    have_started(store, workers=workers)
     loaded = store.history(key(0))[-1].timestamp
     for bounds in ({}, {"prefix": b"k\x000001"}, {"start": key(2_500), "end": key(9_000)}):
         for as_of in (None, loaded):
@@ -88,6 +97,7 @@ def test_the_rows_are_those_of_a_scan_in_its_order(
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_snapshot_scans_as_the_store_does(store: kvstore.Store, workers: int) -> None:
+    have_started(store, workers=workers)
     with store.snapshot() as snapshot:
         expected = store.scan_batches(prefix=b"k\x000001", as_of=snapshot.as_of).read_all()
         store.put(key(1_000), b"later")
@@ -122,14 +132,7 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return numbers
 
 
-def have_started(store: kvstore.Store, *, workers: int) -> None:
-    """Have so many processes ready for the next scan, of which the store's own is one."""
-    store.scan_batches(workers=workers).read_all()
-    for worker in store._scanners._idle:
-        assert worker.asks or worker.pipe.poll(60)
-
-
-def crew_at_work(store: kvstore.Store) -> crew.Crew:
+def crew_at_work(store: Reading) -> crew.Crew:
     """That of the one scan under way."""
     (running,) = store._scanners._scans
     return running._crew
@@ -144,7 +147,7 @@ def listened(beside: crew.Crew) -> bool:
     return True
 
 
-def read_beside(store: kvstore.Store, *, workers: int) -> pa.Table:
+def read_beside(store: Reading, *, workers: int) -> pa.Table:
     """A scan that takes its time."""
     scan = store.scan_batches(batch_rows=100, workers=workers)
     beside = crew_at_work(store)
@@ -184,11 +187,13 @@ def test_a_scan_does_not_wait_for_workers_that_are_being_started(
 
 
 def test_it_shows_the_moment_it_was_made(store: kvstore.Store) -> None:
+    have_started(store, workers=2)
     alone = store.scan_batches().read_all()
-    beside = store.scan_batches(workers=2)
+    rows = store.scan_batches(batch_rows=100, workers=2)
+    beside = crew_at_work(store)
     store.put(b"k\x00later", b"")
     store.delete_range(key(0), key(100))
-    assert beside.read_all().equals(alone)
+    assert pa.Table.from_batches(batch for batch in rows if listened(beside)).equals(alone)
     assert store.scan_batches(workers=2).read_all().equals(store.scan_batches().read_all())
 
 
@@ -300,6 +305,14 @@ def test_damage_is_raised_here_and_leaves_nothing(tmp_path: Path) -> None:
         with pytest.raises(CorruptionError):
             store.scan_batches(workers=2).read_all()
         assert nothing_is_left(store)
+    with kvstore.open(tmp_path / "store") as store:  # and where a worker finds it
+        have_started(store, workers=2, prefix=key(0))
+        rows = store.scan_batches(batch_rows=100, workers=2)
+        rows.read_next_batch()
+        with pytest.raises(CorruptionError):
+            listened(crew_at_work(store))
+        del rows
+        assert nothing_is_left(store)
 
 
 def test_closing_the_store_ends_its_scans_and_processes(tmp_path: Path) -> None:
@@ -380,17 +393,19 @@ def test_workers_import_nothing_from_the_working_directory(
     monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry])
     monkeypatch.setattr(store, "_scanners", Scanners())
     try:
-        beside = store.scan_batches(workers=2).read_all()
+        have_started(store, workers=2)
+        assert store._scanners._idle[0].is_alive()
+        assert read_beside(store, workers=2) == store.scan_batches().read_all()
     finally:
         store._scanners.close()
-    assert beside == store.scan_batches().read_all()
 
 
 def test_a_read_only_store_is_read_where_it_is(store: kvstore.Store, tmp_path: Path) -> None:
     store.checkpoint(tmp_path / "copy")
     expected = store.scan_batches().read_all()
     with kvstore.open_read_only(tmp_path / "copy") as copy:
-        assert copy.scan_batches(workers=2).read_all().equals(expected)
+        have_started(copy, workers=2)
+        assert read_beside(copy, workers=2).equals(expected)
     assert not (tmp_path / "copy" / SCANS_DIRECTORY).exists()
 
 
