@@ -83,7 +83,8 @@ SCAN_CHUNK_BYTES = 16 << 20
 
 BESIDE_OPEN_FILES_MAX = 32
 """Files that a checkpoint holds open which is read beside its own store: the process has those of
-the store, whose log must find a descriptor left. A pass needs one of each level."""
+the store, whose log must find a descriptor left. A pass needs those of level 0, and one of each
+level below."""
 
 SCAN_WORKERS_MAX = 64
 """Processes of one scan: more than a machine has cores gain nothing, and each is 100 MB."""

@@ -90,7 +90,7 @@ class Crew:
         self._open: set[Worker] = set()
         """Who of them has the database open."""
         self._by_descriptor = {worker.pipe.fileno(): worker for worker in workers}
-        self._poll = select.poll()  # 2 us a look, where `multiprocessing`'s takes 20
+        self._poll = select.poll()  # 0.6 us a look; `multiprocessing.connection.wait` 4
         for descriptor, worker in self._by_descriptor.items():
             self._poll.register(descriptor, select.POLLIN)
             if worker.asks:
