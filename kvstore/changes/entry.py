@@ -35,7 +35,7 @@ import numpy as np
 import pyarrow as pa
 
 from kvstore.errors import CorruptionError, FormatVersionError
-from kvstore.loops import join
+from kvstore.loops import join, join_puts
 
 assert sys.byteorder == "little", "entries are written as the machine's own integers"
 
@@ -136,10 +136,36 @@ def pack(
 ) -> bytes:
     """Pack the columns of one entry. O(bytes)."""
     flags = (_LAST if is_last else 0) | (0 if sequence is None else _SEQUENCED)
-    places = b"" if sequence is None else array("I", sequence).tobytes()
+    places = _places(sequence)
     # Joined once: a copy more of a MB takes fresh memory, which costs 0.7 ms.
     body = b"".join((keys.offsets, values.offsets, places, keys.data, values.data, ops))
-    size, count = len(body), len(ops)
+    return _headed(body, len(ops), flags, changeset, compress=compress)
+
+
+def pack_puts(
+    points: dict[bytes, bytes | None],
+    *,
+    longest: int,
+    changeset: tuple[int, int] = CHANGESET_NONE,
+    sequence: Sequence[int] | None = None,
+) -> bytes | None:
+    """Pack the last entry of a commit that is all puts, of values of at most `longest` bytes; None
+    if it is not. As `pack`, in one pass: for a hundred rows 3 us, where columns take 9."""
+    body = join_puts(points, longest, _places(sequence), OP_PUT)
+    if body is None:
+        return None
+    flags = _LAST if sequence is None else _LAST | _SEQUENCED
+    return _headed(body, len(points), flags, changeset)
+
+
+def _places(sequence: Sequence[int] | None) -> bytes:
+    return b"" if sequence is None else array("I", sequence).tobytes()
+
+
+def _headed(
+    body: bytes, count: int, flags: int, changeset: tuple[int, int], *, compress: bool = True
+) -> bytes:
+    size = len(body)
     if size < COMPRESS_FROM_BYTES or not compress:
         return _HEADER.pack(ENTRY_VERSION, _CODEC_NONE, flags, count, size, *changeset) + body
     head = _HEADER.pack(ENTRY_VERSION, _CODEC_LZ4, flags, count, size, *changeset)

@@ -33,6 +33,7 @@ from kvstore.changes.entry import (
     Row,
     column,
     pack,
+    pack_puts,
     peek,
     unpack,
 )
@@ -301,6 +302,11 @@ def _packed(
     """
     points = writes.points
     if points and not writes.ranges and writes.size < CHANGE_CHUNK_BYTES:
+        if writes.size < THIN_FROM_BYTES:
+            packed = pack_puts(
+                points, longest=INLINE_VALUE_BYTES, changeset=changeset, sequence=order
+            )
+            return _chunks(writes, changeset, order) if packed is None else [Packed(packed)]
         try:
             keys, values = column(points), column(cast("dict[bytes, bytes]", points).values())
         except TypeError:  # a delete

@@ -13,11 +13,13 @@ from kvstore.loops.chosen import (
     LiveRows,
     Lookup,
     PointRead,
+    Puts,
     Readers,
     collect,
     find_among,
     find_many,
     join,
+    join_puts,
     put_all,
 )
 from kvstore.loops.plain import ABSENT, Buffers, Found, Live
@@ -32,10 +34,12 @@ __all__ = [
     "LiveRows",
     "Lookup",
     "PointRead",
+    "Puts",
     "Readers",
     "collect",
     "find_among",
     "find_many",
     "join",
+    "join_puts",
     "put_all",
 ]

@@ -12,10 +12,10 @@ from cpython.list cimport PyList_GET_ITEM, PyList_GET_SIZE
 from cpython.tuple cimport PyTuple_GET_ITEM, PyTuple_GET_SIZE
 from libc.stdint cimport int32_t, int64_t, uint64_t
 from libc.stdlib cimport free, malloc, realloc
-from libc.string cimport memchr, memcmp, memcpy
+from libc.string cimport memchr, memcmp, memcpy, memset
 
 from kvstore.errors import CorruptionError
-from kvstore.limits import KEY_BYTES_MAX
+from kvstore.limits import KEY_BYTES_MAX, VALUE_BYTES_MAX
 from kvstore.loops.plain import ABSENT as _ABSENT
 from kvstore.loops.plain import let_others_run as _let_others_run
 from kvstore.timestamp import Timestamp as _Timestamp
@@ -33,12 +33,12 @@ cdef enum:
     ROOM_BYTES_MAX = 1 << 22    # made before it is known to be needed
     TURN = 1024                 # keys between two calls of `let_others_run`, a millisecond
 
-REVISION = 2
+REVISION = 3
 
 # Not looked up by name each time.
 cdef object ABSENT = _ABSENT, Timestamp = _Timestamp, let_others_run = _let_others_run
 cdef bytes TERMINATOR = b"\x00\x01", UNLIMITED = b"\x00\x02"
-cdef Py_ssize_t LONGEST_KEY = KEY_BYTES_MAX
+cdef Py_ssize_t LONGEST_KEY = KEY_BYTES_MAX, LONGEST_VALUE = VALUE_BYTES_MAX
 
 
 def collect(
@@ -561,6 +561,32 @@ def ascending(keys):
     return found
 
 
+cdef class Puts:
+    cdef public dict points
+    cdef public Py_ssize_t size, size_max
+
+    def __cinit__(self):
+        self.points = {}
+        self.size_max = PY_SSIZE_T_MAX
+
+    def put(self, key, value):
+        """Set `key` to `value`. The last write to a key wins."""
+        if (
+            self.size <= self.size_max
+            and type(key) is bytes
+            and type(value) is bytes
+            and PyBytes_GET_SIZE(key) <= LONGEST_KEY
+            and PyBytes_GET_SIZE(value) <= LONGEST_VALUE
+        ):
+            self.points[key] = value
+            self.size += PyBytes_GET_SIZE(key) + PyBytes_GET_SIZE(value)
+        else:
+            self.put_otherwise(key, value)
+
+    def put_otherwise(self, key, value):
+        raise NotImplementedError
+
+
 def put_all(put, dict points not None, bytes suffix not None, family):
     cdef list keys = list(points), values = list(points.values())
     cdef bytes value_tail = TERMINATOR + suffix + b"\x01"
@@ -767,27 +793,58 @@ cdef inline bint _is_less(list keys, Place one, Place other) noexcept:
     return _compare(key, <bytes>PyList_GET_ITEM(keys, other.at)) < 0
 
 
-def join(list items not None):
-    cdef Py_ssize_t at, size, total = 0, count = PyList_GET_SIZE(items)
-    cdef bytes item, offsets, joined
-    cdef int32_t *offset
+def join_puts(dict points not None, Py_ssize_t longest, bytes places not None, int op):
+    cdef list keys = list(points), values = list(points.values())
+    cdef Py_ssize_t at, total = 0, count = PyList_GET_SIZE(keys)
+    cdef Py_ssize_t head = 2 * (count + 1) * sizeof(int32_t), middle = PyBytes_GET_SIZE(places)
+    cdef bytes body
+    cdef char *begin
     cdef char *end
+    if PyList_GET_SIZE(values) != count:
+        raise ValueError("points changed")
+    for at in range(count):
+        value = <object>PyList_GET_ITEM(values, at)
+        if value is None or PyBytes_GET_SIZE(<bytes?>value) > longest:
+            return None
+        total += PyBytes_GET_SIZE(<bytes?>(<object>PyList_GET_ITEM(keys, at)))
+        total += PyBytes_GET_SIZE(value)
+    if total > BUFFER_BYTES_MAX:
+        raise OverflowError("the puts of an entry have 2 GiB")
+    body = PyBytes_FromStringAndSize(NULL, head + middle + total + count)
+    begin = PyBytes_AS_STRING(body)
+    end = begin + head
+    memcpy(end, PyBytes_AS_STRING(places), middle)
+    end = _lay(keys, <int32_t *>begin, end + middle)
+    end = _lay(values, <int32_t *>begin + count + 1, end)
+    memset(end, op, count)
+    return body
+
+
+def join(list items not None):
+    cdef Py_ssize_t at, total = 0, count = PyList_GET_SIZE(items)
+    cdef bytes offsets, joined
     for at in range(count):
         total += PyBytes_GET_SIZE(<bytes?>(<object>PyList_GET_ITEM(items, at)))
     if total > BUFFER_BYTES_MAX:
         return None
     offsets = PyBytes_FromStringAndSize(NULL, (count + 1) * sizeof(int32_t))
     joined = PyBytes_FromStringAndSize(NULL, total)
-    offset = <int32_t *>PyBytes_AS_STRING(offsets)
-    end = PyBytes_AS_STRING(joined)
-    offset[0] = 0
-    for at in range(count):
-        item = <bytes>PyList_GET_ITEM(items, at)
-        size = PyBytes_GET_SIZE(item)
-        memcpy(end, PyBytes_AS_STRING(item), size)
-        end += size
-        offset[at + 1] = <int32_t>(end - PyBytes_AS_STRING(joined))
+    _lay(items, <int32_t *>PyBytes_AS_STRING(offsets), PyBytes_AS_STRING(joined))
     return offsets, joined
+
+
+cdef char *_lay(list items, int32_t *offsets, char *joined) noexcept:
+    """Write `items`, which are bytes, one behind the other, and where each begins and the last one
+    ends. Where that is."""
+    cdef Py_ssize_t at, size
+    cdef char *end = joined
+    offsets[0] = 0
+    for at in range(PyList_GET_SIZE(items)):
+        size = PyBytes_GET_SIZE(<bytes>PyList_GET_ITEM(items, at))
+        memcpy(end, PyBytes_AS_STRING(<bytes>PyList_GET_ITEM(items, at)), size)
+        end += size
+        offsets[at + 1] = <int32_t>(end - joined)
+    return end
 
 
 cdef Py_ssize_t _unescape(char *bytes_, Py_ssize_t size) noexcept:

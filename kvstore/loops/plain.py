@@ -25,7 +25,7 @@ from kvstore.codec.keys import (
 )
 from kvstore.codec.ordered import TERMINATOR
 from kvstore.errors import CorruptionError
-from kvstore.limits import KEY_BYTES_MAX
+from kvstore.limits import KEY_BYTES_MAX, VALUE_BYTES_MAX
 from kvstore.timestamp import Timestamp
 
 _UNLIMITED: Final = b"\x00\x02"
@@ -33,7 +33,7 @@ _UNLIMITED: Final = b"\x00\x02"
 _LEAST_KEY: Final = len(TERMINATOR) + TAIL_BYTES
 
 
-REVISION: Final = 2
+REVISION: Final = 3
 """Raised with each change of a name, an argument or a meaning here: what was compiled from an
 older source, as a checkout that was moved on has it, is not taken."""
 
@@ -435,6 +435,40 @@ def ascending(keys: Iterable[bytes]) -> list[bytes]:
     return sorted(keys)
 
 
+class Puts:
+    """Writes as they are collected: what each key is set to (None: deleted), and the bytes of all
+    keys and values, of a key that is written twice those of both.
+
+    `put` takes what needs no look, as long as `size` is not above `size_max`, and leaves the rest
+    to `put_otherwise`, which is for a subclass to say.
+    """
+
+    __slots__ = ("points", "size", "size_max")
+
+    def __init__(self) -> None:
+        self.points: dict[bytes, bytes | None] = {}
+        self.size = 0
+        self.size_max = sys.maxsize
+
+    def put(self, key: bytes, value: bytes) -> None:
+        """Set `key` to `value`. The last write to a key wins."""
+        if (
+            self.size > self.size_max
+            or type(key) is not bytes
+            or type(value) is not bytes
+            or len(key) > KEY_BYTES_MAX
+            or len(value) > VALUE_BYTES_MAX
+        ):
+            self.put_otherwise(key, value)
+            return
+        self.points[key] = value
+        self.size += len(key) + len(value)
+
+    def put_otherwise(self, key: bytes, value: bytes) -> None:
+        """Set `key` to `value` after a closer look, or say why not."""
+        raise NotImplementedError
+
+
 def put_all(
     put: Callable[[bytes, bytes, Any], None],
     points: Mapping[bytes, bytes | None],
@@ -452,6 +486,19 @@ def put_all(
             put(escaped + tombstone_tail, b"", family)
         else:
             put(escaped + value_tail, value, family)
+
+
+def join_puts(
+    points: Mapping[bytes, bytes | None], longest: int, places: bytes, op: int
+) -> bytes | None:
+    """The body of the change entry of `points`, with `places` in the middle and an `op` for each
+    at the end (`kvstore.changes.entry`). None where one is a delete, or a value has more than
+    `longest` bytes. All must be shorter than 2 GiB together."""
+    keys, values = list(points), [value for value in points.values() if value is not None]
+    if len(values) != len(keys) or any(len(value) > longest for value in values):
+        return None
+    offsets = [array("i", accumulate(map(len, each), initial=0)) for each in (keys, values)]
+    return b"".join((*offsets, places, *keys, *values, bytes([op]) * len(keys)))
 
 
 def join(items: Sequence[bytes]) -> tuple[bytes, bytes] | None:

@@ -28,7 +28,7 @@ from typing import TypeVar, overload
 from kvstore.arguments import key_list, require_limit
 from kvstore.changes.entry import OP_DELETE_RANGE, OP_IMPORT, OP_REVERT
 from kvstore.commit import Durability
-from kvstore.errors import ClosedError, ConflictError, UsageError
+from kvstore.errors import ClosedError, ConflictError
 from kvstore.limits import BATCH_BYTES_MAX
 from kvstore.mvcc import Fragments, RangeTombstone, WriteSet
 from kvstore.parts import Parts
@@ -40,6 +40,7 @@ from kvstore.txn.reads import ReadSet
 T = TypeVar("T")
 
 _NOTHING_DELETED = Fragments()
+_ENDED = WriteSet("the transaction", size_max=-1)
 
 
 class Transactions:
@@ -144,7 +145,7 @@ class Transaction:
         self._durability = durability
         self._pin = pin
         self._is_open = True
-        self._writes = WriteSet()
+        self._writes = WriteSet("the transaction", BATCH_BYTES_MAX)
         self._deleted = _NOTHING_DELETED
         self._reads = ReadSet()
         self._passes: list[_Pass] = []
@@ -201,15 +202,15 @@ class Transaction:
 
     def put(self, key: bytes, value: bytes) -> None:
         """Set `key` to `value`. The last write to a key wins."""
-        self._require_open().put(key, value)
+        self._writes.put(key, value)
 
     def delete(self, key: bytes) -> None:
         """Delete `key`, whether or not it is there."""
-        self._require_open().delete(key)
+        self._writes.delete(key)
 
     def delete_range(self, start: bytes, end: bytes) -> None:
         """Delete `start <= key < end`, own writes so far included."""
-        self._require_open().delete_range(start, end)
+        self._writes.delete_range(start, end)
         self._deleted = self._deleted.adding(RangeTombstone(start, end, 1))
 
     # -- ending -----------------------------------------------------------------------------
@@ -220,7 +221,8 @@ class Transaction:
         Raises `ConflictError`, with nothing written, if something that was read has been
         written since: run the transaction again.
         """
-        writes = self._require_open()
+        writes = self._writes
+        writes.require_open()
         try:
             if writes:
                 for scanned in self._passes:
@@ -239,6 +241,7 @@ class Transaction:
         if self._is_open:
             self._is_open = False
             self._owner.end(self._pin)
+        self._writes = _ENDED
 
     def require_unchanged(self, span: Span) -> None:
         """Have the commit fail if anything in `span` is written by others before it."""
@@ -279,15 +282,9 @@ class Transaction:
         own = ((key, points[key]) for key in sorted(points, reverse=reverse))
         return _merged(kept, own, reverse=reverse)
 
-    def _require_open(self) -> WriteSet:
+    def _require_open(self) -> None:
         if not self._is_open:
             raise ClosedError("the transaction")
-        if self._writes.size > BATCH_BYTES_MAX:
-            raise UsageError(
-                f"the transaction holds {self._writes.size} bytes, at most {BATCH_BYTES_MAX} fit",
-                "commit smaller ones, or import the data (bulk.Import)",
-            )
-        return self._writes
 
 
 class _Pass:

@@ -17,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import kvstore
+from kvstore.changes.entry import column
 from kvstore.codec.keys import TOMBSTONE, VALUE, encode_suffix
 from kvstore.codec.ordered import escape, frame
 from kvstore.errors import CorruptionError
@@ -314,6 +315,52 @@ def test_points_are_put_as_entries_in_key_order(
         for key, value in points.items()
     ]
     assert put == [(*entry, "family") for entry in sorted(expected)]
+
+
+@both
+@given(st.dictionaries(raw, st.none() | raw, max_size=20), st.integers(0, 6), st.binary(max_size=8))
+def test_puts_are_joined_to_what_their_columns_are(
+    loops: Any, points: dict[bytes, bytes | None], longest: int, places: bytes
+) -> None:
+    joined = loops.join_puts(points, longest, places, 7)
+    values = [value for value in points.values() if value is not None]
+    if len(values) < len(points) or any(len(value) > longest for value in values):
+        assert joined is None
+        return
+    (key_offsets, keys), (value_offsets, data) = map(column, (points, values))
+    assert joined == key_offsets + value_offsets + places + keys + data + b"\x07" * len(points)
+
+
+@both
+@pytest.mark.parametrize("points", [{b"a": "text"}, {"text": b"b"}, {b"a": 3}, {4: b"b"}])
+def test_puts_of_what_is_not_bytes_are_not_joined(loops: Any, points: Any) -> None:
+    with pytest.raises(TypeError):
+        loops.join_puts(points, 9, b"", 1)
+
+
+@both
+@given(st.lists(st.tuples(raw | st.just("text") | st.just(np.bytes_(b"n")), raw | st.none())))
+def test_puts_take_bytes_while_they_fit_and_leave_the_rest(loops: Any, drawn: list[Any]) -> None:
+    left: list[Any] = []
+
+    class Collected(loops.Puts):  # type: ignore[misc,name-defined]
+        def put_otherwise(self, key: Any, value: Any) -> None:
+            left.append((key, value))
+
+    puts, taken, size = Collected(), {}, 0
+    puts.size_max = 12
+    over = b"k" * (KEY_BYTES_MAX + 1), b""
+    for key, value in [over, *drawn]:
+        puts.put(key, value)
+        if size <= 12 and type(key) is type(value) is bytes and key != over[0]:
+            taken[key] = value
+            size += len(key) + len(value)
+        else:
+            assert left.pop() == (key, value)
+    assert (list(puts.points.items()), puts.size, left) == (list(taken.items()), size, [])
+    puts.points, puts.size = {b"a": None}, -3
+    puts.put(b"b", b"c")
+    assert (puts.points, puts.size) == ({b"a": None, b"b": b"c"}, -1)
 
 
 @both

@@ -1,0 +1,53 @@
+"""What a write set takes and refuses, and what its batch or transaction refuses once it ended."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from kvstore import Store
+from kvstore.errors import ClosedError, UsageError
+from kvstore.limits import KEY_BYTES_MAX
+from kvstore.mvcc import WriteSet
+
+WRITES = [("put", b"k", b"v"), ("delete", b"k"), ("delete_range", b"k", b"l")]
+
+
+@pytest.mark.parametrize(("verb", "arguments"), [(verb, rest) for verb, *rest in WRITES])
+def test_a_full_set_refuses_what_comes_and_keeps_what_it_has(verb: str, arguments: Any) -> None:
+    writes = WriteSet("the batch", 3)
+    writes.put(b"a", b"1")
+    writes.put(b"b", b"2")
+    with pytest.raises(UsageError, match="the batch holds 4 bytes, at most 3 fit"):
+        getattr(writes, verb)(*arguments)
+    assert (writes.points, writes.ranges, writes.size) == ({b"a": b"1", b"b": b"2"}, [], 4)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("text", b""), (b"k", "text"), (b"k", None), (None, b""), (b"k" * (KEY_BYTES_MAX + 1), b"")],
+    ids=lambda given: type(given).__name__,
+)
+def test_a_put_of_anything_else_than_bytes_changes_nothing(key: Any, value: Any) -> None:
+    writes = WriteSet()
+    with pytest.raises(UsageError):
+        writes.put(key, value)
+    assert not writes
+    assert writes.size == 0
+
+
+@pytest.mark.parametrize("kind", ["batch", "transaction"])
+@pytest.mark.parametrize(("verb", "arguments"), [(verb, rest) for verb, *rest in WRITES])
+def test_what_has_ended_takes_no_write(store: Store, kind: str, verb: str, arguments: Any) -> None:
+    with getattr(store, kind)() as ended:
+        ended.put(b"a", b"1")
+        write = getattr(ended, verb)  # taken out of the block, as a loop over many rows does
+    with pytest.raises(ClosedError, match=f"the {kind}"):
+        write(*arguments)
+    with pytest.raises(ClosedError), ended:
+        pass
+    assert [(row.key, row.value) for row in store.changes(0)] == [(b"a", b"1")]
+    with store.batch() as other:
+        other.put(b"b", b"2")
+    assert list(store.scan()) == [(b"a", b"1"), (b"b", b"2")]
