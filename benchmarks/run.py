@@ -57,7 +57,7 @@ def main() -> None:
 def _parsed() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     kind = parser.add_mutually_exclusive_group()
-    kind.add_argument("--quick", action="store_true", help="200,000 rows, under five minutes")
+    kind.add_argument("--quick", action="store_true", help="150,000 rows, under five minutes")
     kind.add_argument(
         "--growth", action="store_true", help="what must not grow, at 100,000 to 10,000,000 rows"
     )
@@ -70,7 +70,7 @@ def _parsed() -> argparse.Namespace:
     if options.rounds < 3:
         parser.error("a median needs at least 3 rounds")
     usual = "100000,1000000,10000000" if options.growth else "1000000"
-    rows = options.rows or ("200000" if options.quick else usual)
+    rows = options.rows or ("150000" if options.quick else usual)
     options.rows = [int(n.replace("_", "")) for n in rows.split(",")]
     options.peers = (
         list(PEERS) if options.peers is None else [p for p in options.peers.split(",") if p]

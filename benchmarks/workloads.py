@@ -313,9 +313,13 @@ def _committing(size: Size) -> list[Workload]:
 
 
 def _reading(size: Size) -> list[Workload]:
-    again = {"repeats": 3 if size.is_small else 1}
+    again = {"repeats": 2 if size.is_small else 1}
     rows = {"items": size.rows, **again}
-    found = {"items": size.lookups, "slow_arguments": {"count": 30}, **again}
+    found = {
+        "items": size.lookups,
+        "slow_arguments": {"count": 10 if size.is_small else 30},
+        **again,
+    }
     gets = {"count": size.lookups}
     get, scan = _raw("get", **gets), _raw("scan")
 

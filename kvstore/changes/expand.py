@@ -21,6 +21,7 @@ from kvstore.changes.entry import OP_DELETE, OP_DELETE_RANGE, OP_IMPORT, OP_PUT,
 from kvstore.changes.event import Event, Expand, Images, Operation
 from kvstore.changes.index import ChangeIndex, Commit, PlacedRow, Select, placed
 from kvstore.changes.read import ChangeReader
+from kvstore.loops import tuples
 from kvstore.mvcc.versions import Versions
 from kvstore.span import Span
 from kvstore.timestamp import Timestamp
@@ -148,22 +149,20 @@ def _of_puts(commit: Commit, images: Images) -> Iterator[Event]:
     """The events of an entry that is a commit of its own, of puts with their values."""
     timestamp, _, entry, stream = commit
     keys, values = entry.columns()
-    none: Iterator[None] = repeat(None)
-    rows = zip(
-        repeat(Timestamp(timestamp)),
-        range(entry.count),
-        repeat(Operation.UPDATE),
+    fields = [
+        Timestamp(timestamp),
+        list(range(entry.count)),
+        Operation.UPDATE,
         keys,
-        none,
-        none if images == "none" else values,
-        none,
-        values if images == "post" else none,
-        repeat(ChangesetId(*entry.changeset)),
-        repeat(stream),
-        chain(repeat(False, entry.count - 1), (True,)),
-        strict=False,
-    )
-    return map(tuple.__new__, repeat(Event), rows)  # `_make` without its Python frame
+        None,
+        None if images == "none" else values,
+        None,
+        values if images == "post" else None,
+        ChangesetId(*entry.changeset),
+        stream,
+        [*repeat(False, entry.count - 1), True],
+    ]
+    return tuples(Event, entry.count, fields)
 
 
 def _event(

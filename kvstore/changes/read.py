@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterator
-from itertools import chain, islice, repeat
+from itertools import chain, islice
 from operator import itemgetter
 from typing import Literal, TypeAlias
 
@@ -35,6 +35,7 @@ from kvstore.limits import (
     SORTED_CHANGES_BYTES_MAX,
     SORTED_CHANGES_MAX,
 )
+from kvstore.loops import arrange, tuples
 from kvstore.mvcc.diff import Difference
 from kvstore.mvcc.fragments import RangeTombstone
 from kvstore.mvcc.version import newest_at
@@ -47,7 +48,7 @@ Order: TypeAlias = Literal["key", "time"]
 ImportSpans: TypeAlias = "Callable[[bytes], tuple[bytes, list[Span]]]"
 """From an import's id, as the index has it, to the suffix of its rows and the spans they lie in."""
 
-_BY_KEY = itemgetter(Change._fields.index("key"))
+_OP, _KEY = (itemgetter(Change._fields.index(name)) for name in ("op", "key"))
 
 
 def require_choices(revisions: str, order: str) -> None:
@@ -117,16 +118,19 @@ class ChangeReader:
             return None
         if latest:
             newest = {change.key: change for change in found if change.op != "delete_range"}
-            fragments = self._versions.view.fragments
-            found = [
-                change
-                for key, change in newest.items()
-                if fragments.newest(key, upto) <= change.timestamp
-            ]
-            found.extend(self._ranges(span, since, upto))
+            found = list(newest.values())
+            if fragments := self._versions.view.fragments:
+                found = [
+                    change
+                    for key, change in newest.items()
+                    if fragments.newest(key, upto) <= change.timestamp
+                ]
+                found.extend(self._ranges(span, since, upto))
         # They are in time order, and sorting keeps it where it does not matter.
-        has_ranges = "delete_range" in {change.op for change in found}
-        found.sort(key=_key_order if has_ranges else _BY_KEY)
+        if "delete_range" in map(_OP, found):
+            found.sort(key=_key_order)
+        else:
+            found = arrange(found, list(map(_KEY, found)))
         return iter(found) if room.left > 0 else map(self._with_value, found)
 
     def _with_value(self, change: Change) -> Change:
@@ -166,8 +170,7 @@ class ChangeReader:
         Python each: 0.3 us a change, row by row 1.0."""
         if span == Span() and entry.is_small_puts:
             keys, values = entry.columns()
-            rows = zip(repeat(at), repeat("put"), keys, repeat(None), values, strict=False)
-            return map(tuple.__new__, repeat(Change), rows)  # `_make` without its Python frame
+            return tuples(Change, entry.count, [at, "put", keys, None, values])
         return chain.from_iterable(self._of_row(row, at, span, room) for row in entry.rows())
 
     def _of_row(self, row: Row, at: Timestamp, span: Span, room: _Room | None) -> Iterator[Change]:

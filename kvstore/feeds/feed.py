@@ -24,6 +24,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice
+from operator import itemgetter
 from typing import TYPE_CHECKING, NamedTuple
 
 from kvstore.arguments import require_seconds
@@ -35,10 +36,15 @@ from kvstore.commit import Committer
 from kvstore.errors import ClosedError, CorruptionError, HistoryGoneError, UsageError
 from kvstore.holds import Hold
 from kvstore.limits import FEED_BATCH_BYTES, FEED_BATCH_ROWS, STREAMS_MAX
+from kvstore.loops import gather
 from kvstore.timestamp import Timestamp
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+_BYTES = Event._fields.index("key"), Event._fields.index("changeset")
+"""From where on, and up to where, an event holds bytes that count."""
+_ENDS = itemgetter(Event._fields.index("end_of_batch"))
 
 
 class Position(NamedTuple):
@@ -155,20 +161,19 @@ class Tail:
         if target <= resolved:
             return
         self._require_indexed(resolved)  # a replica may have taken the window as files
-        rows: list[Event] = []
-        size = 0
         try:
             events = self._events.events(self._wanted, since=resolved, upto=target)
-            for event in islice(events, taken, None):
-                rows.append(event)
-                _, _, _, key, end, value, pre, post, _, _, ends = event
-                size += len(key) + len(value or b"") + len(pre or b"") + len(post or end or b"")
-                taken += 1
-                if ends:
-                    resolved, taken = event.timestamp, 0
-                if len(rows) >= self._rows_max or size >= self._bytes_max:
-                    yield self._deliver(rows, Position(resolved, taken))
-                    rows, size = [], 0
+            events = islice(events, taken, None)
+            while True:
+                rows: list[Event] = []
+                size = gather(events, rows, self._rows_max, self._bytes_max, *_BYTES)
+                if len(rows) < self._rows_max and size < self._bytes_max:
+                    break
+                taken += len(rows)
+                if True in (ends := list(map(_ENDS, rows))):
+                    taken = ends[::-1].index(True)
+                    resolved = rows[-1 - taken].timestamp
+                yield self._deliver(rows, Position(resolved, taken))
         except (CorruptionError, HistoryGoneError):
             self._guard()  # a lost hold explains what is missing
             raise

@@ -15,12 +15,16 @@ from kvstore.loops.chosen import (
     PointRead,
     Puts,
     Readers,
+    arrange,
     collect,
+    cut,
     find_among,
     find_many,
+    gather,
     join,
     join_puts,
     put_all,
+    tuples,
 )
 from kvstore.loops.plain import ABSENT, Buffers, Found, Live
 
@@ -36,10 +40,14 @@ __all__ = [
     "PointRead",
     "Puts",
     "Readers",
+    "arrange",
     "collect",
+    "cut",
     "find_among",
     "find_many",
+    "gather",
     "join",
     "join_puts",
     "put_all",
+    "tuples",
 ]

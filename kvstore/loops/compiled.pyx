@@ -6,10 +6,17 @@ looked into; a stored key is at least eleven bytes long once `Live` has taken it
 called that might run Python, a list is indexed, which is checked, or a copy that nobody else has.
 """
 
-from cpython.buffer cimport PyBuffer_FillInfo
+from cpython.buffer cimport (
+    PyBUF_SIMPLE,
+    PyBuffer_FillInfo,
+    PyBuffer_Release,
+    PyObject_GetBuffer,
+)
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.list cimport PyList_GET_ITEM, PyList_GET_SIZE
-from cpython.tuple cimport PyTuple_GET_ITEM, PyTuple_GET_SIZE
+from cpython.object cimport PyObject
+from cpython.ref cimport Py_INCREF
+from cpython.tuple cimport PyTuple_GET_ITEM, PyTuple_GET_SIZE, PyTuple_SET_ITEM
 from libc.stdint cimport int32_t, int64_t, uint64_t
 from libc.stdlib cimport free, malloc, realloc
 from libc.string cimport memchr, memcmp, memcpy, memset
@@ -21,6 +28,9 @@ from kvstore.loops.plain import let_others_run as _let_others_run
 from kvstore.timestamp import Timestamp as _Timestamp
 
 cdef extern from "Python.h":
+    ctypedef struct PyTypeObject:
+        object (*tp_alloc)(type, Py_ssize_t)
+    void PyObject_GC_UnTrack(PyObject *)
     const Py_ssize_t PY_SSIZE_T_MAX
     long long PyLong_AsLongLongAndOverflow(object, int *) except? -1
 
@@ -58,6 +68,31 @@ def collect(
         if count == 0 or bytes_max <= 0:
             return True
     return False
+
+
+def gather(
+    source,
+    list rows not None,
+    Py_ssize_t count,
+    Py_ssize_t bytes_max,
+    Py_ssize_t first,
+    Py_ssize_t last,
+):
+    cdef Py_ssize_t at, size = 0
+    if count <= 0:
+        return size
+    for row in source:
+        if not isinstance(row, tuple) or first < 0 or PyTuple_GET_SIZE(row) < last:
+            raise TypeError("a row is a tuple that has these fields")
+        rows.append(row)
+        for at in range(first, last):
+            field = <object>PyTuple_GET_ITEM(row, at)
+            if field is not None:
+                size += PyBytes_GET_SIZE(<bytes?>field)
+        count -= 1
+        if count == 0 or size >= bytes_max:
+            break
+    return size
 
 
 cdef inline tuple _entry(found):
@@ -549,16 +584,20 @@ def find_among(reader, check, list keys not None, int64_t as_of, bytes rest not 
     return found
 
 
-def ascending(keys):
-    cdef list given = list(keys), found = []
+def arrange(items, keys):
+    cdef list given = list(items), by = list(keys), arranged
     cdef Py_ssize_t at
-    cdef Place *order = _order(given)
+    cdef Place *order
+    if PyList_GET_SIZE(by) != PyList_GET_SIZE(given):
+        raise ValueError("each item has a key")
+    arranged = [None] * PyList_GET_SIZE(given)
+    order = _order(by)
     try:
         for at in range(PyList_GET_SIZE(given)):
-            found.append(<object>PyList_GET_ITEM(given, order[at].at))
+            arranged[at] = <object>PyList_GET_ITEM(given, order[at].at)
     finally:
         free(order)
-    return found
+    return arranged
 
 
 cdef class Puts:
@@ -818,6 +857,76 @@ def join_puts(dict points not None, Py_ssize_t longest, bytes places not None, i
     end = _lay(values, <int32_t *>begin + count + 1, end)
     memset(end, op, count)
     return body
+
+
+def cut(offsets, data):
+    cdef Py_buffer bounds, joined
+    PyObject_GetBuffer(offsets, &bounds, PyBUF_SIMPLE)
+    try:
+        PyObject_GetBuffer(data, &joined, PyBUF_SIMPLE)
+        try:
+            return _cut(<const int32_t *>bounds.buf, bounds.len // sizeof(int32_t), joined)
+        finally:
+            PyBuffer_Release(&joined)
+    finally:
+        PyBuffer_Release(&bounds)
+
+
+cdef list _cut(const int32_t *bounds, Py_ssize_t count, Py_buffer joined):
+    cdef Py_ssize_t at
+    cdef int32_t start, end
+    cdef list items
+    if count < 1 or bounds[0] < 0:
+        _refuse_offsets()
+    items = [None] * (count - 1)
+    for at in range(count - 1):
+        start, end = bounds[at], bounds[at + 1]
+        if start > end or end > joined.len:
+            _refuse_offsets()
+        items[at] = PyBytes_FromStringAndSize(<const char *>joined.buf + start, end - start)
+    return items
+
+
+cdef _refuse_offsets():
+    raise CorruptionError("a column of an entry", "its offsets do not ascend within its bytes")
+
+
+cdef class Tuples:
+    cdef type _kind
+    cdef list _fields
+    cdef Py_ssize_t _at, _count
+
+    def __cinit__(self, type kind not None, Py_ssize_t count, fields):
+        self._kind = kind
+        self._fields = list(fields)
+        self._count = count
+        if not issubclass(kind, tuple):
+            raise TypeError("no tuple")
+        for field in self._fields:
+            if type(field) is list and PyList_GET_SIZE(<list>field) != count:
+                raise ValueError("a column has another length")
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        cdef Py_ssize_t at = self._at, number, width = PyList_GET_SIZE(self._fields)
+        cdef object made
+        if at >= self._count:
+            raise StopIteration
+        made = (<PyTypeObject *>self._kind).tp_alloc(self._kind, width)
+        PyObject_GC_UnTrack(<PyObject *>made)
+        for number in range(width):
+            field = <object>PyList_GET_ITEM(self._fields, number)
+            if type(field) is list:
+                field = (<list>field)[at]  # checked: it may have been cut meanwhile
+            Py_INCREF(field)
+            PyTuple_SET_ITEM(made, number, field)
+        self._at = at + 1
+        return made
+
+
+tuples = Tuples
 
 
 def join(list items not None):

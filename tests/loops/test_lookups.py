@@ -17,7 +17,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import kvstore
-from kvstore.changes.entry import column
 from kvstore.codec.keys import TOMBSTONE, VALUE, encode_suffix
 from kvstore.codec.ordered import escape, frame
 from kvstore.errors import CorruptionError
@@ -289,21 +288,6 @@ def test_another_get_of_a_store_is_the_one_that_is_called(monkeypatch: pytest.Mo
 
 
 @both
-@given(
-    st.lists(raw, max_size=40),
-    st.sampled_from([b"", b"user:00", b"\x00" * 9]),
-    st.lists(st.binary(max_size=12), max_size=40),
-)
-def test_ascending_is_sorted(
-    loops: Any, few: list[bytes], prefix: bytes, many: list[bytes]
-) -> None:
-    drawn = [prefix + key for key in [*few, *many]]
-    assert loops.ascending(drawn) == sorted(drawn)
-    assert loops.ascending(dict.fromkeys(drawn)) == sorted(set(drawn))
-    assert loops.ascending(sorted(drawn)) == sorted(drawn)
-
-
-@both
 @given(st.dictionaries(raw, st.none() | raw, max_size=20), st.integers(1, 1 << 62))
 def test_points_are_put_as_entries_in_key_order(
     loops: Any, points: dict[bytes, bytes | None], time: int
@@ -315,27 +299,6 @@ def test_points_are_put_as_entries_in_key_order(
         for key, value in points.items()
     ]
     assert put == [(*entry, "family") for entry in sorted(expected)]
-
-
-@both
-@given(st.dictionaries(raw, st.none() | raw, max_size=20), st.integers(0, 6), st.binary(max_size=8))
-def test_puts_are_joined_to_what_their_columns_are(
-    loops: Any, points: dict[bytes, bytes | None], longest: int, places: bytes
-) -> None:
-    joined = loops.join_puts(points, longest, places, 7)
-    values = [value for value in points.values() if value is not None]
-    if len(values) < len(points) or any(len(value) > longest for value in values):
-        assert joined is None
-        return
-    (key_offsets, keys), (value_offsets, data) = map(column, (points, values))
-    assert joined == key_offsets + value_offsets + places + keys + data + b"\x07" * len(points)
-
-
-@both
-@pytest.mark.parametrize("points", [{b"a": "text"}, {"text": b"b"}, {b"a": 3}, {4: b"b"}])
-def test_puts_of_what_is_not_bytes_are_not_joined(loops: Any, points: Any) -> None:
-    with pytest.raises(TypeError):
-        loops.join_puts(points, 9, b"", 1)
 
 
 @both
