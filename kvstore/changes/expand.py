@@ -164,7 +164,7 @@ def _of_puts(commit: Commit, images: Images) -> Iterator[Event]:
         values if images == "post" else None,
         ChangesetId(*entry.changeset),
         stream,
-        [*repeat(False, entry.count - 1), True],
+        [*repeat(False, entry.count - 1), True][: entry.count],
     ]
     return tuples(Event, entry.count, fields)
 

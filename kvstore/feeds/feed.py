@@ -21,6 +21,7 @@ Invariants
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice
@@ -126,8 +127,8 @@ class Tail:
         self.position = position
         self._guard = guard
         self._require_indexed = require_indexed
-        self._rows_max = rows_max
-        self._bytes_max = bytes_max
+        self._rows_max = min(rows_max, sys.maxsize)
+        self._bytes_max = min(bytes_max, sys.maxsize)
 
     def batches(self, *, follow: bool, heartbeat: float | None) -> Iterator[FeedBatch]:
         """Batches until now, or for ever with `follow`.

@@ -238,10 +238,10 @@ class Transaction:
     def rollback(self) -> None:
         """Drop the writes and end. Repeatable; after `commit` it does nothing."""
         self._passes.clear()
+        self._writes = _ENDED
         if self._is_open:
             self._is_open = False
             self._owner.end(self._pin)
-        self._writes = _ENDED
 
     def require_unchanged(self, span: Span) -> None:
         """Have the commit fail if anything in `span` is written by others before it."""

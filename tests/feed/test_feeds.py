@@ -182,6 +182,12 @@ def test_batches_are_bounded_in_rows_and_bytes(store: Store) -> None:
     assert keys(rows) == keys(size)
 
 
+def test_a_batch_has_no_bound_above_which_it_fails(store: Store) -> None:
+    store.put(b"k", b"v")
+    (batch,) = store.feed("f", start=0, batch_rows=10**30, batch_bytes=10**30)
+    assert [event.key for event in batch.events] == [b"k"]
+
+
 def test_a_batch_of_a_feed_is_a_record_batch_too(store: Store) -> None:
     stamp = store.put(b"a", b"1")
     store.delete_range(b"a", b"b")

@@ -310,6 +310,24 @@ def test_exception_drops_the_writes_and_ended_transaction_refuses(store: Store) 
     txn.rollback()
 
 
+def test_a_rollback_that_is_interrupted_has_rolled_back(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    txn = store.transaction()
+    txn.put(b"a", b"1")
+    with monkeypatch.context() as patch:
+        patch.setattr(type(store._transactions), "end", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            txn.rollback()
+    for call in (lambda: txn.get(b"a"), lambda: txn.put(b"a", b""), txn.commit):
+        with pytest.raises(ClosedError):
+            call()
+    assert store.get(b"a") is None
+
+
 def test_open_transaction_pins_its_time_and_lets_go_at_the_end(store: Store) -> None:
     store.put(b"x", b"1")
     txn = store.transaction()
