@@ -315,6 +315,7 @@ def _committing(size: Size) -> list[Workload]:
 def _reading(size: Size) -> list[Workload]:
     again = {"repeats": 2 if size.is_small else 1}
     rows = {"items": size.rows, **again}
+    # A look-up takes duckdb milliseconds: 30 at a time were some 15 s of a quick run of 240.
     found = {
         "items": size.lookups,
         "slow_arguments": {"count": 10 if size.is_small else 30},

@@ -311,7 +311,7 @@ def _packed(
             keys, values = column(points), column(cast("dict[bytes, bytes]", points).values())
         except TypeError:  # a delete
             return _chunks(writes, changeset, order)
-        if len(values.data) <= INLINE_VALUE_BYTES or values.longest() <= INLINE_VALUE_BYTES:
+        if values.longest() <= INLINE_VALUE_BYTES:
             return [_chunk(_PUT * len(points), keys, values, changeset=changeset, sequence=order)]
     return _chunks(writes, changeset, order)
 

@@ -127,6 +127,7 @@ class Tail:
         self.position = position
         self._guard = guard
         self._require_indexed = require_indexed
+        # No more than what is compiled can count to.
         self._rows_max = min(rows_max, sys.maxsize)
         self._bytes_max = min(bytes_max, sys.maxsize)
 

@@ -42,7 +42,7 @@ class WriteSet(Puts):
         return bool(self.points or self.ranges)
 
     def require_open(self) -> None:
-        """Raise `ClosedError` where this is the end, `UsageError` where no more writes fit."""
+        """Raise `ClosedError` after the end, `UsageError` where no more writes fit."""
         if self.size_max < 0:
             raise ClosedError(self._whose)
         if self.size > self.size_max:

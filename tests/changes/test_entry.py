@@ -20,9 +20,12 @@ from kvstore.changes.entry import (
     Row,
     column,
     pack,
+    pack_puts,
     peek,
     unpack,
 )
+from kvstore.changes.expand import _of_puts
+from kvstore.changes.index import Commit
 from kvstore.errors import CorruptionError, FormatVersionError
 
 operations = st.sampled_from(
@@ -131,6 +134,33 @@ def test_entries_come_back(found: list[Row], is_last: bool) -> None:
     entry = unpack(packed(found, is_last=is_last), where="here")
     assert list(entry.rows()) == found
     assert (entry.count, entry.is_last) == (len(found), is_last)
+
+
+@given(
+    st.dictionaries(st.binary(max_size=3), st.none() | st.binary(max_size=5), max_size=9),
+    st.booleans(),
+)
+def test_puts_are_packed_as_their_columns_are(
+    points: dict[bytes, bytes | None], is_sequenced: bool
+) -> None:
+    tags = {"changeset": (3, 4), "sequence": range(7, 7 + len(points)) if is_sequenced else None}
+    packed = pack_puts(points, longest=4, **tags)
+    values = [value for value in points.values() if value is not None and len(value) <= 4]
+    if len(values) < len(points):
+        assert packed is None
+        return
+    assert packed == pack(bytes([OP_PUT]) * len(points), column(points), column(values), **tags)
+
+
+def test_many_puts_are_compressed_as_their_columns_are() -> None:
+    points: dict[bytes, bytes | None] = {b"%06d" % row: b"v" * 90 for row in range(500)}
+    columns = column(points), column([b"v" * 90] * 500)
+    assert pack_puts(points, longest=90) == pack(bytes([OP_PUT]) * 500, *columns)
+
+
+def test_an_entry_of_no_rows_has_no_events() -> None:
+    entry = unpack(pack(b"", column([]), column([])), where="here")
+    assert list(_of_puts(Commit(5, 0, entry), "post")) == []
 
 
 def test_large_entries_are_compressed_and_come_back() -> None:
