@@ -4,7 +4,8 @@
     spark_connector
     backup
     bulk
-    kvstore:  cli
+    kvstore:  testing
+              cli
               opening, store, snapshot, upkeep
               txn, gc, verify, feeds
               commit, recent, batch, clears, holds, imports, parts, readonly, changesets, replica
@@ -55,6 +56,7 @@ KVSTORE_LAYERS = (
     ("txn", "gc", "verify", "feeds"),
     ("opening", "store", "snapshot", "upkeep"),
     ("cli",),
+    ("testing",),
 )
 """From the bottom up: modules and packages directly in `kvstore`."""
 
