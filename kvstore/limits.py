@@ -28,6 +28,14 @@ ARROW_BYTES_MAX = 32 << 20
 CLOCK_AHEAD_NS_MAX = 10 * 60 * 1_000_000_000
 """How far ahead of the wall clock a remote timestamp may lie before it is refused."""
 
+JSON_BYTES_MAX = 64 << 20
+"""One JSON record or manifest. Its largest kind, the manifest of an import, takes some 300 bytes a
+part and its two bounds; parsed, hostile JSON takes some twenty times its size of memory."""
+
+JSON_DEPTH_MAX = 64
+"""Brackets of JSON nested in each other: records nest five deep, and the parser's recursion of
+this depth fits any stack."""
+
 JOURNAL_RECORD_BYTES_MAX = 2 << 30
 """Payload of one journal record: an atomic batch with room for its framing."""
 
