@@ -58,7 +58,7 @@ $(READY): pyproject.toml constraints.txt kvstore/loops/compiled.pyx $(wildcard *
 	$(PY) -m pip install -q --disable-pip-version-check -c constraints.txt cython \
 	  || echo 'setup: Cython does not install here, so loops will run in Python'; \
 	PYTHONWARNINGS=ignore $(PY) -m pip install -q --disable-pip-version-check --no-build-isolation \
-	  -c constraints.txt -e '.[spark,dev]'; \
+	  -c constraints.txt -e '.[spark,demo,dev]'; \
 	touch $(READY)
 
 test: $(READY)

@@ -5,4 +5,7 @@ from bulk.part import Part, PartWriter
 from bulk.staged import Import
 from bulk.staging import Manifest, read_manifest
 
+__kvstore__ = True
+"""Tells this package from others of its name: see `kvstore.neighbours`."""
+
 __all__ = ["Import", "Manifest", "Part", "PartWriter", "ingest", "read_manifest"]

@@ -27,6 +27,7 @@ from kvstore.span import Span
 from kvstore.store import Store
 from kvstore.timestamp import Timestamp
 from kvstore.txn import Transaction
+from kvstore.version import __version__
 
 __all__ = [
     "Batch",
@@ -54,6 +55,7 @@ __all__ = [
     "Timestamp",
     "Transaction",
     "Version",
+    "__version__",
     "open",
     "open_read_only",
 ]

@@ -5,6 +5,7 @@
     |   |-- NotAStoreError          the directory holds something else
     |   |-- FormatVersionError      written by a newer or unknown release
     |   |-- AccessDeniedError       the storage refuses: see to permissions or credentials
+    |   |-- ForeignPackageError     another package hides our `bulk` or `backup`
     |   |-- ClosedError             the object was closed; open a new one
     |   |-- KeyOrderError           keys must come in ascending order, each once
     |   |-- ImportRefusedError      a staged import is incomplete, altered or foreign
@@ -113,6 +114,19 @@ class AccessDeniedError(UsageError):
         super().__init__(f"{where} was refused: {cause}", remedy)
         self.where = where
         self.cause = cause
+
+
+class ForeignPackageError(UsageError, ImportError):
+    """The package `package`, found at `found`, is not the one that comes with this library."""
+
+    def __init__(self, package: str, found: str) -> None:
+        super().__init__(
+            f"the package {package!r} at {found} is not the one that comes with kvstore-mvcc",
+            f"rename {found} if it is yours; if it was installed, uninstall {package!r} "
+            "and reinstall kvstore-mvcc",
+        )
+        self.package = package
+        self.found = found
 
 
 class ClosedError(UsageError):

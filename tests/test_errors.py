@@ -16,6 +16,7 @@ ERRORS: list[KVStoreError] = [
     errors.NotAStoreError("/d", "a file", "name a directory"),
     errors.FormatVersionError("/d", found=9, supported=1),
     errors.AccessDeniedError("put of /d/a", "Permission denied"),
+    errors.ForeignPackageError("bulk", "/site/bulk/__init__.py"),
     errors.ClosedError("store /d"),
     errors.KeyOrderError("part 3", previous=b"b", key=b"a"),
     errors.ImportRefusedError("/s", "part-1.sst is missing", "build it again"),

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 import sys
-from importlib.metadata import EntryPoint, entry_points, version
+from importlib.metadata import EntryPoint, entry_points
 from typing import Annotated, Any, Final
 
 import typer
@@ -23,6 +23,7 @@ from kvstore.cli.exits import HELP, exit_code, from_system
 from kvstore.cli.output import print_line
 from kvstore.errors import KVStoreError
 from kvstore.loops import COMPILED
+from kvstore.version import __version__
 
 COMMANDS_GROUP: Final = "kvstore.commands"
 
@@ -70,7 +71,7 @@ app = typer.Typer(
 def _print_version(wanted: bool) -> None:
     if wanted:
         loops = "compiled" if COMPILED else "plain"
-        print_line(f"kvstore {version('kvstore')} ({loops} loops)")
+        print_line(f"kvstore {__version__} ({loops} loops)")
         raise typer.Exit
 
 

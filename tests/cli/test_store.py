@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -325,7 +324,7 @@ def test_help_teaches_by_example(run: Run, command: str) -> None:
 
 def test_the_root_help_lists_the_exit_codes(run: Run) -> None:
     loops = "compiled" if COMPILED else "plain"
-    assert run("--version").stdout == f"kvstore {version('kvstore')} ({loops} loops)\n"
+    assert run("--version").stdout == f"kvstore {kvstore.__version__} ({loops} loops)\n"
     shown = run("--help").stdout
     assert "Exit codes" in shown
     assert "journal" in shown

@@ -1,0 +1,19 @@
+"""Backups under a name that no other distribution has: `from kvstore import backup`.
+
+The same objects as `import backup`. Raises `ForeignPackageError` where another `backup` hides ours.
+"""
+
+from kvstore.neighbours import require_own
+
+require_own("backup")
+
+from backup import (  # noqa: E402
+    BackupInfo,
+    Collection,
+    CollectionInfo,
+    Stop,
+    VerifyReport,
+    replicate,
+)
+
+__all__ = ["BackupInfo", "Collection", "CollectionInfo", "Stop", "VerifyReport", "replicate"]

@@ -1,0 +1,103 @@
+"""What is installed: names that others use too, the version, and wheels without stale files."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+
+import backup
+import bulk
+import kvstore
+import kvstore.backup
+import kvstore.bulk
+
+ROOT = Path(__file__).parent.parent
+
+
+def test_the_version_is_the_distributions() -> None:
+    assert kvstore.__version__ == version("kvstore-mvcc")
+
+
+@pytest.mark.parametrize(("ours", "other"), [(bulk, kvstore.bulk), (backup, kvstore.backup)])
+def test_both_names_of_a_package_offer_the_same_objects(ours: object, other: object) -> None:
+    names = ours.__all__  # type: ignore[attr-defined]
+    assert other.__all__ == names  # type: ignore[attr-defined]
+    assert all(getattr(ours, name) is getattr(other, name) for name in names)
+
+
+@pytest.mark.parametrize(
+    ("stranger", "imported"),
+    [
+        ("bulk", "kvstore.bulk"),
+        ("bulk", "backup"),
+        ("bulk", "spark_connector"),
+        ("backup", "kvstore.backup"),
+        ("backup", "spark_connector"),
+    ],
+)
+@pytest.mark.parametrize("form", ["package", "script"])
+def test_a_foreign_package_of_our_name_is_refused_by_name(
+    tmp_path: Path, stranger: str, imported: str, form: str
+) -> None:
+    file = tmp_path / (f"{stranger}.py" if form == "script" else f"{stranger}/__init__.py")
+    file.parent.mkdir(exist_ok=True)
+    file.write_text("def copy(): ...\n")
+    paths = os.pathsep.join([str(tmp_path), str(ROOT)])
+    done = subprocess.run(
+        [sys.executable, "-c", f"import kvstore\nimport {imported}"],
+        env={**os.environ, "PYTHONPATH": paths},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith(
+        f"kvstore.errors.ForeignPackageError: the package {stranger!r} at {file}"
+    )
+
+
+def test_a_wheel_holds_no_file_of_an_earlier_build(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    packages = ("kvstore", "bulk", "backup", "spark_connector", "pyspark_kvstore")
+    for name in packages:
+        skipped = shutil.ignore_patterns("__pycache__", "*.so", "*.c", "*.pyx")
+        shutil.copytree(ROOT / name, source / name, ignore=skipped)
+    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, source)
+    # Compiling takes half a minute, and the compiled part is optional: here it fails at once.
+    (source / "kvstore" / "loops" / "compiled.pyx").touch()
+    deleted = source / "kvstore" / "deleted.py"
+    deleted.touch()
+    _build_wheel(source, tmp_path / "first")
+    deleted.unlink()
+    _build_wheel(source, tmp_path)
+    (wheel,) = tmp_path.glob("kvstore_mvcc-*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        held = {name for name in archive.namelist() if ".dist-info/" not in name}
+    expected = {
+        path.relative_to(source).as_posix()
+        for name in packages
+        for path in (source / name).rglob("*")
+        if path.suffix in {".py", ".pyx"} or path.name == "py.typed"
+    }
+    assert held == expected
+
+
+def _build_wheel(source: Path, target: Path) -> None:
+    build = "import setuptools.build_meta as b, sys; print(b.build_wheel(sys.argv[1]))"
+    subprocess.run(
+        [sys.executable, "-c", build, str(target)],
+        cwd=source,
+        env={**os.environ, "CC": "false"},
+        check=True,
+        capture_output=True,
+    )
