@@ -144,19 +144,29 @@ def _points(found: VersionColumns, start: int, values: pa.Array) -> pa.RecordBat
 def _with_ranges(
     points: Iterator[pa.RecordBatch], tombstones: list[RangeTombstone]
 ) -> Iterator[pa.RecordBatch]:
-    """Put each range tombstone before the points at its start. `tombstones` come by start."""
+    """Put each range tombstone into its place in the order of rows.
+
+    A batch may end within the versions of one key. So a tombstone is due only once a row at or
+    behind its own position has come, not once its start key has.
+    """
     waiting = 0
+    tombstones = sorted(tombstones, key=_place)
     for batch in points:
-        last = batch.column("key")[-1].as_py()
+        last = (batch.column("key")[-1].as_py(), -batch.column("timestamp")[-1].as_py())
         due = waiting
-        while due < len(tombstones) and tombstones[due].start <= last:
+        while due < len(tombstones) and _place(tombstones[due]) <= last:
             due += 1
         if due > waiting:
             batch = _merged(batch, tombstones[waiting:due])
             waiting = due
         yield batch
-    if waiting < len(tombstones):
-        yield _merged(None, tombstones[waiting:])
+    for start in range(waiting, len(tombstones), ARROW_ROWS_MAX):
+        yield _merged(None, tombstones[start : start + ARROW_ROWS_MAX])
+
+
+def _place(tombstone: RangeTombstone) -> tuple[bytes, int]:
+    """The position of a range tombstone: it stands before a point of the same key and time."""
+    return tombstone.start, -tombstone.timestamp
 
 
 def _merged(points: pa.RecordBatch | None, tombstones: list[RangeTombstone]) -> pa.RecordBatch:

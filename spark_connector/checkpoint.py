@@ -8,7 +8,6 @@ import pyarrow as pa
 from typing_extensions import Self
 
 from backup.rows import row_batches
-from backup.shard import VERSIONS_SCHEMA
 from kvstore.changes import Change
 from kvstore.engine import FileSpan
 from kvstore.opening import open_read_only
@@ -65,11 +64,3 @@ class CheckpointOrigin:
 
     def __exit__(self, *_: object) -> None:
         self._store.close()
-
-
-def ranges_batch(ranges: Sequence[Change], columns: Sequence[str]) -> pa.RecordBatch:
-    """Range deletes as one batch of stored columns."""
-    whole = next(row_batches(iter(ranges)), None)
-    if whole is None:
-        whole = pa.RecordBatch.from_pylist([], schema=VERSIONS_SCHEMA)
-    return whole.select(list(columns))

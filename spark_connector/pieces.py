@@ -19,13 +19,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql.datasource import InputPartition
 
+from backup.rows import row_batches
 from kvstore.commit import require_readable
 from kvstore.errors import HistoryGoneError, NotYetWrittenError, UsageError
 from kvstore.limits import ARROW_ROWS_MAX
 from kvstore.span import Span
 from kvstore.splits import split_span
 from kvstore.timestamp import Timestamp
-from spark_connector.checkpoint import ranges_batch
 from spark_connector.images import image_rows
 from spark_connector.options import ReadOptions
 from spark_connector.origin import Origin, Place, open_origin
@@ -136,8 +136,8 @@ def _stored(
         yield from image_rows(origin, piece.span, **window, rows=rows)
         return
     ours = [each for each in origin.ranges(piece.whole, **window) if each.key in piece.span]
-    if ours:
-        yield ranges_batch(ours, columns)
+    for batch in row_batches(ours):
+        yield batch.select(columns)
     yield from origin.points(piece.span, **window, columns=columns, rows=rows)
 
 
