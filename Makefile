@@ -16,12 +16,13 @@ PYTEST := $(PY) -m pytest
 # How long `make soak` has the journal decoder fuzzed by coverage, where atheris installs.
 FUZZ_SECONDS := 60
 
-.PHONY: help setup test check lint types format demo bench bench-quick bench-growth soak azure clean
+.PHONY: help setup test check lint types docs format demo bench bench-quick bench-growth soak azure clean
 
 help:
 	@echo 'make setup        create $(VENV) and install the pinned versions into it'
 	@echo 'make test         run the tests'
-	@echo 'make check        lint, formatting, types'
+	@echo 'make check        lint, formatting, types, documents'
+	@echo 'make docs         the site, into docs/_build'
 	@echo 'make format       format, and fix what the linter can'
 	@echo 'make demo         the whole path on real data, under four minutes'
 	@echo 'make bench        the benchmarks; bench-quick: small; bench-growth: what must not grow'
@@ -58,13 +59,13 @@ $(READY): pyproject.toml constraints.txt kvstore/loops/compiled.pyx $(wildcard *
 	$(PY) -m pip install -q --disable-pip-version-check -c constraints.txt cython \
 	  || echo 'setup: Cython does not install here, so loops will run in Python'; \
 	PYTHONWARNINGS=ignore $(PY) -m pip install -q --disable-pip-version-check --no-build-isolation \
-	  -c constraints.txt -e '.[spark,demo,dev]'; \
+	  -c constraints.txt -e '.[spark,demo,dev,docs]'; \
 	touch $(READY)
 
 test: $(READY)
 	$(PYTEST) -n 2 --dist loadgroup
 
-check: lint types
+check: lint types docs
 
 lint: $(READY)
 	$(PY) -m ruff check .
@@ -72,6 +73,14 @@ lint: $(READY)
 
 types: $(READY)
 	$(PY) -m mypy
+
+# A warning is an error: a broken link, an unknown name, a page that no list names.
+docs: $(READY)
+	@if $(PY) -c 'import sphinx' >/dev/null 2>&1; then \
+	  $(PY) -m sphinx -q -W --keep-going -b html docs docs/_build; \
+	else \
+	  echo 'docs: Sphinx 9 needs Python 3.11 or newer; the site is not built here'; \
+	fi
 
 format: $(READY)
 	$(PY) -m ruff format .
@@ -108,7 +117,7 @@ azure: $(READY)
 	$(PYTEST) -m azure
 
 clean:
-	rm -rf $(VENV) build dist demo-out benchmarks/out spark-warehouse *.egg-info \
+	rm -rf $(VENV) build dist docs/_build docs/reference/_commands.md demo-out benchmarks/out spark-warehouse *.egg-info \
 	  kvstore/loops/compiled.c kvstore/loops/compiled.*.so \
 	  .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,6 +1,7 @@
 """Parts: sorted Parquet files that anything can read, and this project can read in pieces.
 
-File
+File:
+
     columns    as the rule's schema says, sorted by its order (recorded as sorting columns);
                of versions also `until` (see `until.py`), from format 2 on
     row group  up to `ROW_GROUP_ROWS_MAX` rows, with min/max statistics of key, time and op

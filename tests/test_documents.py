@@ -1,0 +1,111 @@
+"""Every code block of the documents runs, page by page, in the order of the page.
+
+A `python` block runs in the names of the page's blocks before it. A `console` block is a shell
+session: each line that begins with `$ ` must succeed, and print the lines that follow it, in which
+`...` stands for any text. Blocks of another kind (`text`) are not run.
+"""
+
+from __future__ import annotations
+
+import doctest
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+DOCS = ROOT / "docs"
+PAGES = sorted(path for path in DOCS.rglob("*.md") if not path.name.startswith("_"))
+"""A page whose name begins with an underscore is made by the build."""
+
+_BLOCK = re.compile(r"^```(python|console)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+_INCLUDE = re.compile(r"^```\{include\} (\S+)\n(.*?)```$", re.DOTALL | re.MULTILINE)
+
+
+def blocks(page: Path) -> list[tuple[str, str]]:
+    """The kind and text of the code blocks of `page`; a page that it includes has tests itself."""
+    return _BLOCK.findall(page.read_text(encoding="utf-8"))
+
+
+RUN = [page for page in PAGES if blocks(page)]
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty directory to run a page in, with our commands on the path."""
+    monkeypatch.chdir(tmp_path)
+    scripts = str(Path(sys.executable).parent)
+    monkeypatch.setenv("PATH", os.pathsep.join([scripts, os.environ["PATH"]]))
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    return tmp_path
+
+
+@pytest.mark.parametrize("page", RUN, ids=lambda page: page.relative_to(DOCS).as_posix())
+def test_every_block_of_a_page_runs_in_order(page: Path, place: Path) -> None:
+    names: dict[str, Any] = {}
+    for number, (kind, text) in enumerate(blocks(page)):
+        if kind == "python":
+            exec(compile(text, f"{page.name} block {number}", "exec"), names)
+        else:
+            run_session(text)
+
+
+def run_session(text: str) -> None:
+    """Run the commands of a console block, and compare what they print."""
+    for command, expected in session(text):
+        done = subprocess.run(
+            ["bash", "-euo", "pipefail", "-c", command],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, f"$ {command}\n{done.stdout}{done.stderr}"
+        matches = doctest.OutputChecker().check_output
+        assert matches(expected, done.stdout, doctest.ELLIPSIS), f"$ {command}\n{done.stdout}"
+
+
+def session(text: str) -> Iterator[tuple[str, str]]:
+    """The commands of a console block, each with the lines it prints."""
+    for part in re.split(r"^\$ ", text, flags=re.MULTILINE)[1:]:
+        command, _, printed = part.partition("\n")
+        yield command, printed
+
+
+def test_pages_have_blocks_to_run() -> None:
+    assert {"tutorial.md", "back-up.md", "read-a-backup.md"} <= {page.name for page in RUN}
+
+
+def test_a_session_that_prints_something_else_fails(place: Path) -> None:
+    run_session("$ echo one two\none ...\n$ true\n")
+    with pytest.raises(AssertionError, match="echo one"):
+        run_session("$ echo one\ntwo\n")
+    with pytest.raises(AssertionError, match="false"):
+        run_session("$ false\n")
+
+
+def test_every_page_is_named_by_a_list_of_pages() -> None:
+    listed = {DOCS / "index.md"}
+    for page in PAGES:
+        for tree in re.findall(r"```\{toctree\}\n(.*?)```", page.read_text(), re.DOTALL):
+            names = [line for line in tree.splitlines() if line and not line.startswith(":")]
+            listed |= {(page.parent / f"{name}.md").resolve() for name in names}
+    assert set(PAGES) == listed
+
+
+def test_every_link_between_documents_leads_somewhere() -> None:
+    for page in [*PAGES, *ROOT.glob("*.md"), ROOT / "spark_connector" / "README.md"]:
+        for target in re.findall(r"\]\(([^)#\s]+)[^)]*\)", page.read_text()):
+            if "://" not in target:
+                assert (page.parent / target).exists(), f"{page.name}: {target}"
+
+
+def test_an_included_page_exists() -> None:
+    for page in PAGES:
+        for target, _ in _INCLUDE.findall(page.read_text()):
+            if not Path(target).name.startswith("_"):
+                assert (page.parent / target).exists()
