@@ -28,11 +28,8 @@ import pyarrow.compute as pc
 
 from kvstore.arrow import binary_array
 from kvstore.changes.entry import (
-    OP_DELETE_RANGE,
-    OP_IMPORT,
     OP_PUT,
     OP_PUT_LARGE,
-    OP_REVERT,
     Entry,
 )
 from kvstore.changes.event import Event
@@ -131,10 +128,10 @@ class ColumnReader:
         entry = commit.entry
         ops = np.frombuffer(entry.ops, np.uint8)
         codes = ops
-        if entry.count != (plain := int(np.count_nonzero(ops == OP_PUT))):
+        if not entry.is_small_puts:
             codes = np.where(ops == OP_PUT_LARGE, np.uint8(OP_PUT), ops)
         keys = _wrapped(entry.key_offsets, entry.keys, entry.count)
-        values = _values(entry, codes, all_puts=plain == entry.count)
+        values = _values(entry, codes, all_puts=entry.is_small_puts)
         none = pa.nulls(entry.count, pa.binary())
         if wanted.images == "none":
             values = none
@@ -185,10 +182,7 @@ def record_batch_reader(batches: Iterator[pa.RecordBatch]) -> pa.RecordBatchRead
 
 def is_whole(entry: Entry) -> bool:
     """Whether an entry can be handed out as it is: large, with puts and deletes only."""
-    if entry.count < WHOLE_ROWS_MIN:
-        return False
-    ops = bytes(entry.ops)
-    return not any(op in ops for op in (OP_DELETE_RANGE, OP_IMPORT, OP_REVERT))
+    return entry.count >= WHOLE_ROWS_MIN and entry.points == entry.count
 
 
 def from_events(events: list[Event], schema: pa.Schema = CHANGES_SCHEMA) -> pa.RecordBatch:
@@ -216,7 +210,7 @@ def pack_changeset(changeset: tuple[int, int]) -> bytes:
 
 
 def _wrapped(offsets: memoryview, data: memoryview, count: int, valid: Any = None) -> pa.Array:
-    """An Arrow array over an entry's own buffers."""
+    """An Arrow array over an entry's own buffers, which `unpack` has checked."""
     buffers = [valid, pa.py_buffer(offsets), pa.py_buffer(data)]
     return pa.Array.from_buffers(pa.binary(), count, buffers)
 

@@ -32,6 +32,7 @@ from kvstore.changes.entry import (
     Entry,
     Row,
     column,
+    is_last,
     pack,
     pack_puts,
     peek,
@@ -41,6 +42,7 @@ from kvstore.changes.generation import Generation, Generations
 from kvstore.changes.stream import CONTROL_STREAM
 from kvstore.codec.keys import decode_change_key, encode_change_key
 from kvstore.engine.api import CHANGES, Batch, Engine
+from kvstore.errors import CorruptionError
 from kvstore.limits import CHANGE_CHUNK_BYTES, INLINE_VALUE_BYTES, THIN_FROM_BYTES
 from kvstore.meta import Meta
 from kvstore.mvcc.write import WriteSet
@@ -262,16 +264,21 @@ class ChangeIndex:
             encode_change_key(stream, since, _CHUNKS_MAX) + b"\x00",
             encode_change_key(stream, upto + 1),
         )
-        count = 1
+        count, expected = 1, None
         try:
             while True:
                 keys, values = cursor.take(count)
                 if not keys:
+                    if expected is not None:
+                        raise _missing(*expected)
                     return
                 is_small = sum(map(len, values)) < CHANGE_CHUNK_BYTES // 4
                 count = min(count * 2, _ENTRIES_PER_TAKE) if is_small else 1
                 for key, value in zip(keys, values, strict=True):
                     _, timestamp, chunk = decode_change_key(key)
+                    if (chunk or expected) and (timestamp, chunk) != expected:
+                        raise _missing(*(expected or (timestamp, 0)))
+                    expected = None if is_last(value) else (timestamp, chunk + 1)
                     yield timestamp, chunk, value
         finally:
             cursor.close()
@@ -290,6 +297,10 @@ def placed(commit: Commit, first: int) -> Iterator[PlacedRow]:
 
 def _where(timestamp: int, chunk: int) -> str:
     return f"change entry {timestamp}/{chunk}"
+
+
+def _missing(timestamp: int, chunk: int) -> CorruptionError:
+    return CorruptionError(_where(timestamp, chunk), "chunks of a commit are missing")
 
 
 def _packed(

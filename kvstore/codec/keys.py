@@ -32,6 +32,8 @@ IMPORT_ID_MAX: Final = (1 << 63) - 1
 _SUFFIX = struct.Struct(">Q")
 _TAIL = struct.Struct(">QB")
 _CHANGE = struct.Struct(">16sQI")
+_READ_CHANGE = struct.Struct(">16sqI")
+"""Its time signed, which tells at once whether it is one: beyond 2^63 it is negative."""
 
 SUFFIX_BYTES: Final = _SUFFIX.size
 TAIL_BYTES: Final = _TAIL.size
@@ -97,8 +99,11 @@ def encode_change_key(stream: bytes, timestamp: int, chunk: int = 0) -> bytes:
 
 
 def decode_change_key(key: bytes) -> tuple[bytes, int, int]:
-    """Stream id, timestamp, chunk number. Raises `CorruptionError` on another length."""
+    """Stream id, timestamp, chunk number. Raises `CorruptionError` on another length, and on a
+    time that no commit has."""
     if len(key) != _CHANGE.size:
         raise CorruptionError(f"changes key {key.hex()}", f"{len(key)} bytes, not {_CHANGE.size}")
-    stream, timestamp, chunk = _CHANGE.unpack(key)
+    stream, timestamp, chunk = _READ_CHANGE.unpack(key)
+    if timestamp < 0:
+        raise CorruptionError(f"changes key {key.hex()}", "no commit has its time")
     return stream, timestamp, chunk

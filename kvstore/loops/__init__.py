@@ -23,14 +23,29 @@ from kvstore.loops.chosen import (
     gather,
     join,
     join_puts,
+    lz4_size,
     put_all,
+    survey,
     tuples,
 )
-from kvstore.loops.plain import ABSENT, Buffers, Found, Live
+from kvstore.loops.plain import (
+    ABSENT,
+    RULE_ANY,
+    RULE_ID,
+    RULE_NO_VALUE,
+    RULE_SPAN,
+    Buffers,
+    Found,
+    Live,
+)
 
 __all__ = [
     "ABSENT",
     "COMPILED",
+    "RULE_ANY",
+    "RULE_ID",
+    "RULE_NO_VALUE",
+    "RULE_SPAN",
     "Buffers",
     "Found",
     "Live",
@@ -48,6 +63,8 @@ __all__ = [
     "gather",
     "join",
     "join_puts",
+    "lz4_size",
     "put_all",
+    "survey",
     "tuples",
 ]

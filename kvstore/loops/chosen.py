@@ -33,5 +33,7 @@ find_many = _loops.find_many
 gather = _loops.gather
 join = _loops.join
 join_puts = _loops.join_puts
+lz4_size = _loops.lz4_size
 put_all = _loops.put_all
+survey = _loops.survey
 tuples = _loops.tuples

@@ -43,7 +43,7 @@ cdef enum:
     ROOM_BYTES_MAX = 1 << 22    # made before it is known to be needed
     TURN = 1024                 # keys between two calls of `let_others_run`, a millisecond
 
-REVISION = 3
+REVISION = 4
 
 # Not looked up by name each time.
 cdef object ABSENT = _ABSENT, Timestamp = _Timestamp, let_others_run = _let_others_run
@@ -859,28 +859,190 @@ def join_puts(dict points not None, Py_ssize_t longest, bytes places not None, i
     return body
 
 
+cdef enum:
+    RULE_ANY = 1                # as in `plain`
+    RULE_NO_VALUE = 2
+    RULE_ID = 3
+    RULE_SPAN = 4
+
+
+def survey(
+    body, Py_ssize_t count, bint is_sequenced, bytes rules not None, where
+):
+    cdef Py_buffer view
+    if PyBytes_GET_SIZE(rules) != 256:
+        raise ValueError("a rule for each operation")
+    PyObject_GetBuffer(body, &view, PyBUF_SIMPLE)
+    try:
+        return _survey(
+            <const unsigned char *>view.buf,
+            view.len,
+            count,
+            is_sequenced,
+            <const unsigned char *>PyBytes_AS_STRING(rules),
+            where,
+        )
+    finally:
+        PyBuffer_Release(&view)
+
+
+cdef tuple _survey(
+    const unsigned char *body,
+    Py_ssize_t size,
+    Py_ssize_t count,
+    bint is_sequenced,
+    const unsigned char *rules,
+    where,
+):
+    cdef Py_ssize_t offsets, keys_at, keys_end, values_end, row, plain = 0, empty = 0
+    cdef const unsigned char *values
+    cdef const unsigned char *ops
+    if not 0 <= count <= size:
+        raise CorruptionError(where, f"{size} bytes for {count} rows")
+    offsets = 4 * (count + 1)
+    values = body + offsets
+    keys_at = 2 * offsets + (4 * count if is_sequenced else 0)
+    if size < keys_at + count:
+        raise CorruptionError(where, f"{size} bytes for {count} rows")
+    keys_end = keys_at + _number(body, count)
+    values_end = keys_end + _number(values, count)
+    if (
+        _number(body, 0)
+        or _number(values, 0)
+        or keys_end < keys_at
+        or values_end < keys_end
+        or values_end + count != size
+    ):
+        raise CorruptionError(where, "its offsets do not add up")
+    if not _ascend(body, count + 1) or not _ascend(values, count + 1):
+        raise CorruptionError(where, "its offsets do not ascend")
+    if is_sequenced and not _ascend_strictly(values + offsets, count):
+        raise CorruptionError(where, "the places of its rows do not ascend")
+    ops = body + values_end
+    for row in range(count):
+        plain += rules[ops[row]] == RULE_ANY
+    if plain < count:
+        for row in range(count):
+            empty += rules[ops[row]] == RULE_NO_VALUE
+            if not _fits(rules[ops[row]], body, values, body + keys_at, body + keys_end, row):
+                problem = "does not fit" if rules[ops[row]] else "has the unknown"
+                raise CorruptionError(where, f"row {row} {problem} operation {ops[row]}")
+    return keys_end, values_end, plain, plain + empty
+
+
+cdef inline int32_t _number(const unsigned char *numbers, Py_ssize_t at) noexcept:
+    """One of several integers, which need not be aligned."""
+    cdef int32_t number
+    memcpy(&number, numbers + at * <Py_ssize_t>sizeof(int32_t), sizeof(int32_t))
+    return number
+
+
+cdef bint _ascend(const unsigned char *numbers, Py_ssize_t count) noexcept:
+    # No branch in the loop, so that it takes several at once: 10,000 in 2 us.
+    cdef Py_ssize_t at
+    cdef int falls = 0
+    for at in range(count - 1):
+        falls |= _number(numbers, at) > _number(numbers, at + 1)
+    return not falls
+
+
+cdef bint _ascend_strictly(const unsigned char *numbers, Py_ssize_t count) noexcept:
+    """Whether numbers that are not negative ascend, none coming twice."""
+    cdef Py_ssize_t at
+    if count and _number(numbers, 0) < 0:
+        return False
+    for at in range(count - 1):
+        if _number(numbers, at) >= _number(numbers, at + 1):
+            return False
+    return True
+
+
+cdef bint _fits(
+    int rule,
+    const unsigned char *key_ends,
+    const unsigned char *value_ends,
+    const unsigned char *keys,
+    const unsigned char *values,
+    Py_ssize_t row,
+) noexcept:
+    """Whether the key and the value of a row are such as its operation has."""
+    cdef Py_ssize_t key = _number(key_ends, row), value = _number(value_ends, row)
+    cdef Py_ssize_t key_size = _number(key_ends, row + 1) - key
+    cdef Py_ssize_t value_size = _number(value_ends, row + 1) - value
+    cdef int difference
+    if rule == RULE_NO_VALUE or rule == RULE_ID:
+        return not value_size and (rule == RULE_NO_VALUE or key_size == 8)
+    if rule == RULE_SPAN:
+        difference = memcmp(keys + key, values + value, min(key_size, value_size))
+        return difference < 0 or (difference == 0 and key_size < value_size)
+    return rule == RULE_ANY
+
+
+def lz4_size(block):
+    cdef Py_buffer view
+    PyObject_GetBuffer(block, &view, PyBUF_SIMPLE)
+    try:
+        return _lz4_size(<const unsigned char *>view.buf, view.len)
+    finally:
+        PyBuffer_Release(&view)
+
+
+cdef Py_ssize_t _lz4_size(const unsigned char *block, Py_ssize_t end) noexcept:
+    cdef Py_ssize_t at = 0, size = 0, literals
+    cdef int token
+    while at < end:
+        token = block[at]
+        at += 1
+        literals = _lz4_length(block, &at, end, token >> 4)
+        at += literals
+        size += literals
+        if at >= end:
+            return size if at == end else -1
+        at += 2
+        size += _lz4_length(block, &at, end, token & 15) + 4
+    return -1
+
+
+cdef inline Py_ssize_t _lz4_length(
+    const unsigned char *block, Py_ssize_t *at, Py_ssize_t end, Py_ssize_t length
+) noexcept:
+    """A length whose first four bits are `length`; `at` is behind it, or behind `end`."""
+    cdef int more = 255
+    if length == 15:
+        while more == 255:
+            if at[0] >= end:
+                at[0] = end + 1
+                break
+            more = block[at[0]]
+            at[0] += 1
+            length += more
+    return length
+
+
 def cut(offsets, data):
     cdef Py_buffer bounds, joined
     PyObject_GetBuffer(offsets, &bounds, PyBUF_SIMPLE)
     try:
         PyObject_GetBuffer(data, &joined, PyBUF_SIMPLE)
         try:
-            return _cut(<const int32_t *>bounds.buf, bounds.len // sizeof(int32_t), joined)
+            return _cut(
+                <const unsigned char *>bounds.buf, bounds.len // <Py_ssize_t>sizeof(int32_t), joined
+            )
         finally:
             PyBuffer_Release(&joined)
     finally:
         PyBuffer_Release(&bounds)
 
 
-cdef list _cut(const int32_t *bounds, Py_ssize_t count, Py_buffer joined):
+cdef list _cut(const unsigned char *bounds, Py_ssize_t count, Py_buffer joined):
     cdef Py_ssize_t at
     cdef int32_t start, end
     cdef list items
-    if count < 1 or bounds[0] < 0:
+    if count < 1 or _number(bounds, 0) < 0:
         _refuse_offsets()
     items = [None] * (count - 1)
     for at in range(count - 1):
-        start, end = bounds[at], bounds[at + 1]
+        start, end = _number(bounds, at), _number(bounds, at + 1)
         if start > end or end > joined.len:
             _refuse_offsets()
         items[at] = PyBytes_FromStringAndSize(<const char *>joined.buf + start, end - start)

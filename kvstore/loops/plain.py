@@ -13,6 +13,7 @@ from enum import Enum
 from itertools import accumulate, islice, repeat
 from typing import Any, Final, Literal, Protocol, TypeAlias, TypeVar
 
+import numpy as np
 import pyarrow as pa
 from typing_extensions import Buffer
 
@@ -36,7 +37,7 @@ _UNLIMITED: Final = b"\x00\x02"
 _LEAST_KEY: Final = len(TERMINATOR) + TAIL_BYTES
 
 
-REVISION: Final = 3
+REVISION: Final = 4
 """Raised with each change of a name, an argument or a meaning here: what was compiled from an
 older source, as a checkout that was moved on has it, is not taken."""
 
@@ -521,6 +522,90 @@ def join_puts(
         return None
     offsets = [array("i", accumulate(map(len, each), initial=0)) for each in (keys, values)]
     return b"".join((*offsets, places, *keys, *values, bytes([op]) * len(keys)))
+
+
+RULE_ANY: Final = 1
+RULE_NO_VALUE: Final = 2
+RULE_ID: Final = 3
+RULE_SPAN: Final = 4
+"""What `survey` asks of a row, by its operation: anything, no value, a key of eight bytes and no
+value, a value above the key. An operation with rule 0 is unknown."""
+
+
+def survey(
+    body: Buffer, count: int, is_sequenced: bool, rules: bytes, where: str
+) -> tuple[int, int, int, int]:
+    """Where the keys and the values of an entry of `count` rows end in its `body`
+    (`kvstore.changes.entry`), how many rows have `RULE_ANY`, and how many that or `RULE_NO_VALUE`.
+
+    Raises `CorruptionError` where any number of the body does not fit the others, or a row does
+    not fit the rule that `rules`, of 256 bytes, has for its operation. After it, every reader may
+    take the offsets as they are.
+    """
+    data = memoryview(body)
+    offsets = 4 * (count + 1)
+    keys_at = 2 * offsets + (4 * count if is_sequenced else 0)
+    if count < 0 or len(data) < keys_at + count:
+        raise CorruptionError(where, f"{len(data)} bytes for {count} rows")
+    keys = np.frombuffer(data, "<i4", count + 1)
+    values = np.frombuffer(data, "<i4", count + 1, offsets)
+    keys_end = keys_at + int(keys[-1])
+    values_end = keys_end + int(values[-1])
+    if keys[0] or values[0] or keys[-1] < 0 or values[-1] < 0 or values_end + count != len(data):
+        raise CorruptionError(where, "its offsets do not add up")
+    if (keys[1:] < keys[:-1]).any() or (values[1:] < values[:-1]).any():
+        raise CorruptionError(where, "its offsets do not ascend")
+    if is_sequenced:
+        places = np.frombuffer(data, "<i4", count, 2 * offsets)
+        if (places < 0).any() or (places[1:] <= places[:-1]).any():
+            raise CorruptionError(where, "the places of its rows do not ascend")
+    asked = np.frombuffer(rules, np.uint8)[np.frombuffer(data, np.uint8, count, values_end)]
+    plain = int(np.count_nonzero(asked == RULE_ANY))
+    if plain == count:
+        return keys_end, values_end, count, count
+    empty = values[1:] == values[:-1]
+    wrong = (asked == 0) | (asked > RULE_SPAN) | ((asked == RULE_NO_VALUE) & ~empty)
+    wrong |= (asked == RULE_ID) & ~(empty & (keys[1:] - keys[:-1] == 8))
+    for row in np.flatnonzero(asked == RULE_SPAN).tolist():
+        start = data[keys_at + keys[row] : keys_at + keys[row + 1]]
+        end = data[keys_end + values[row] : keys_end + values[row + 1]]
+        wrong[row] = bytes(start) >= bytes(end)
+    if wrong.any():
+        first = int(np.argmax(wrong))
+        problem = "does not fit" if asked[first] else "has the unknown"
+        raise CorruptionError(where, f"row {first} {problem} operation {data[values_end + first]}")
+    return keys_end, values_end, plain, plain + int(np.count_nonzero(asked == RULE_NO_VALUE))
+
+
+def lz4_size(block: Buffer) -> int:
+    """How many bytes an LZ4 block stands for, by its lengths alone; -1 where it is cut short.
+
+    A decoder that is told more leaves the rest of its output as memory happened to be.
+    """
+    data = bytes(block)
+    at = size = 0
+    while at < len(data):
+        token = data[at]
+        literals, at = _lz4_length(data, at + 1, token >> 4)
+        at += literals
+        size += literals
+        if at >= len(data):
+            return size if at == len(data) else -1
+        matched, at = _lz4_length(data, at + 2, token & 15)
+        size += matched + 4
+    return -1
+
+
+def _lz4_length(data: bytes, at: int, length: int) -> tuple[int, int]:
+    """A length whose first four bits are `length`, and where it ends: behind `data` if cut short"""
+    if length < 15:
+        return length, at
+    while at < len(data):
+        length += data[at]
+        at += 1
+        if data[at - 1] != 255:
+            return length, at
+    return length, len(data) + 1
 
 
 def cut(offsets: memoryview, data: Buffer) -> list[bytes]:

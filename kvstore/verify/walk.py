@@ -25,10 +25,8 @@ from functools import lru_cache
 from kvstore.changes.entry import (
     OP_DELETE,
     OP_DELETE_RANGE,
-    OP_IMPORT,
     OP_PUT,
     OP_PUT_LARGE,
-    OP_REVERT,
     Row,
 )
 from kvstore.changes.index import Commit
@@ -201,21 +199,14 @@ class _Walk:
 
     def index(self) -> None:
         """The pass over the change index above the floor."""
-        expected: tuple[int, int] | None = None
         rows = 0
         with self.findings.reading():
             for commit in self._index.read(since=self._floor, upto=self._upto):
                 self.chunks += 1
-                here = commit.timestamp, commit.chunk
-                if here != expected and (commit.chunk or expected is not None):
-                    self.findings.add(_entry_name(commit), "chunks of a commit are missing")
-                expected = None if commit.entry.is_last else (commit.timestamp, commit.chunk + 1)
                 for row in commit.entry.rows():
                     self._row(row, commit)
                 rows += commit.entry.count
                 self.tell(self.entries + rows)
-            if expected is not None:
-                self.findings.add(f"change entry {expected[0]}/{expected[1]}", "is missing")
             self._index_whole = True
 
     def _row(self, row: Row, commit: Commit) -> None:
@@ -225,10 +216,8 @@ class _Walk:
             self._place(row.key, commit)
         elif row.op == OP_DELETE_RANGE:
             self._indexed_ranges.append(RangeTombstone(row.key, row.value, timestamp))
-        elif row.op in (OP_IMPORT, OP_REVERT):
+        else:  # an import or its revert: reading refuses all others
             self._events.add((row.op, int.from_bytes(row.key, "big"), timestamp))
-        else:
-            self.findings.add(_entry_name(commit), f"unknown operation {row.op}")
 
     def _point(self, row: Row, timestamp: int) -> None:
         if self._is_cleared(row.key, timestamp):
@@ -333,7 +322,3 @@ class _Walk:
             for clear in self._clears
             for span in record.spans
         )
-
-
-def _entry_name(commit: Commit) -> str:
-    return f"change entry {commit.timestamp}/{commit.chunk}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -28,10 +29,22 @@ from kvstore.changes.expand import _of_puts
 from kvstore.changes.index import Commit
 from kvstore.errors import CorruptionError, FormatVersionError
 
-operations = st.sampled_from(
-    [OP_PUT, OP_DELETE, OP_DELETE_RANGE, OP_IMPORT, OP_REVERT, OP_PUT_LARGE]
+keys = st.binary(max_size=40)
+nothing = st.just(b"")
+row = st.one_of(
+    st.builds(Row, st.just(OP_PUT), keys, st.binary(max_size=400)),
+    st.builds(Row, st.sampled_from([OP_DELETE, OP_PUT_LARGE]), keys, nothing),
+    st.builds(
+        lambda start, more: Row(OP_DELETE_RANGE, start, start + more), keys, st.binary(min_size=1)
+    ),
+    st.builds(
+        Row,
+        st.sampled_from([OP_IMPORT, OP_REVERT]),
+        st.binary(min_size=8, max_size=8),
+        nothing,
+    ),
 )
-rows = st.lists(st.builds(Row, operations, st.binary(max_size=40), st.binary(max_size=400)))
+rows = st.lists(row)
 
 
 def columns(found: list[Row]) -> tuple[Column, Column]:
@@ -93,7 +106,7 @@ def test_golden_entry_of_a_commit_over_several_streams() -> None:
     )
 
 
-@given(rows.filter(bool), st.integers(0, 1 << 31))
+@given(rows.filter(bool), st.integers(0, (1 << 31) - 100))
 def test_sequences_come_back_and_headers_can_be_read_alone(found: list[Row], first: int) -> None:
     numbers = list(range(first, first + len(found)))
     entry = pack(
@@ -199,6 +212,13 @@ def test_unknown_versions_and_codecs_are_refused_by_name(at: int, value: int) ->
         (32, (1 << 32) - 5),  # negative
         (36, 1),  # first value offset
         (40, (1 << 32) - 1),
+        (0, 1 | 4 << 16),  # flags
+        (0, 1 | 1 << 24),  # the reserved byte
+        (16, 1 << 31),  # domain, upper half
+        (49, OP_DELETE),  # which has no value
+        (49, OP_IMPORT),  # whose key has eight bytes
+        (49, 2),  # no operation
+        (49, 255),
     ],
 )
 def test_numbers_that_do_not_add_up_are_corruption(offset: int, value: int) -> None:
@@ -213,3 +233,95 @@ def test_damaged_compression_is_corruption() -> None:
     for broken in (entry[:-20], entry[:28] + b"\xff" * (len(entry) - 28)):
         with pytest.raises(CorruptionError):
             unpack(bytes(broken), where="here")
+
+
+def test_an_epoch_can_end_above_every_serial() -> None:
+    for serial, is_one in (((1 << 64) - 2, True), ((1 << 64) - 1, False)):
+        entry = pack(bytes([OP_PUT]), column([b"k"]), column([b"v"]), changeset=(1, serial))
+        for read in (unpack, peek):
+            if is_one:
+                read(entry, where="here")
+            else:
+                with pytest.raises(CorruptionError):
+                    read(entry, where="here")
+
+
+def entry_of(body: bytes, count: int, *, flags: int = 1, codec: int = 0, size: int = -1) -> bytes:
+    """An entry with a body of any kind."""
+    stated = len(body) if size < 0 else size
+    return struct.pack("<BBBBIIQQ", 1, codec, flags, 0, count, stated, 0, 0) + body
+
+
+def body_of(
+    count: int, keys: list[int], values: list[int], ops: bytes, places: list[int] | None = None
+) -> bytes:
+    """A body with such offsets, and as many bytes as the last of them say."""
+    numbers = struct.pack(f"<{2 * count + 2}i", *keys, *values)
+    numbers += b"" if places is None else struct.pack(f"<{count}i", *places)
+    return numbers + b"k" * keys[-1] + b"v" * values[-1] + ops
+
+
+MANY = 600
+"""Rows of an entry that record batches take as it is."""
+
+
+@pytest.mark.parametrize("column_at", ["keys", "values"])
+@pytest.mark.parametrize("wrong", [-1, -(1 << 31), 1 << 30, (1 << 31) - 1, 3 * MANY + 1])
+@pytest.mark.parametrize("place", [0, 1, MANY // 2, MANY - 1, MANY])
+def test_inner_offsets_that_do_not_ascend_are_corruption(
+    column_at: str, wrong: int, place: int
+) -> None:
+    offsets = {"keys": [3 * n for n in range(MANY + 1)], "values": [2 * n for n in range(MANY + 1)]}
+    body = body_of(MANY, **offsets, ops=bytes([OP_PUT]) * MANY)
+    assert unpack(entry_of(body, MANY), where="here").count == MANY
+    damaged = bytearray(body)
+    at = 4 * place + (4 * (MANY + 1) if column_at == "values" else 0)
+    struct.pack_into("<i", damaged, at, wrong)
+    with pytest.raises(CorruptionError) as raised:
+        unpack(entry_of(bytes(damaged), MANY), where="here")
+    assert raised.value.where == "here"
+
+
+@pytest.mark.parametrize("places", [[1, 0], [1, 1], [-1, 0], [0, -1], [-(1 << 31), (1 << 31) - 1]])
+def test_places_that_do_not_ascend_are_corruption(places: list[int]) -> None:
+    body = body_of(2, [0, 1, 2], [0, 1, 2], bytes([OP_PUT]) * 2, places)
+    with pytest.raises(CorruptionError, match="places"):
+        unpack(entry_of(body, 2, flags=3), where="here")
+
+
+@pytest.mark.parametrize(
+    "found",
+    [
+        Row(OP_DELETE, b"k", b"v"),
+        Row(OP_PUT_LARGE, b"k", b"v"),
+        Row(OP_DELETE_RANGE, b"k", b"k"),
+        Row(OP_DELETE_RANGE, b"k", b"a"),
+        Row(OP_DELETE_RANGE, b"k1", b"k"),
+        Row(OP_DELETE_RANGE, b"", b""),
+        Row(OP_IMPORT, b"1234567", b""),
+        Row(OP_IMPORT, b"12345678", b"v"),
+        Row(OP_REVERT, b"", b""),
+        Row(0, b"k", b"v"),
+        Row(2, b"k", b""),
+        Row(66, b"k", b""),
+    ],
+)
+def test_rows_that_do_not_fit_their_operation_are_corruption(found: Row) -> None:
+    good = Row(OP_PUT, b"k", b"v")
+    with pytest.raises(CorruptionError, match=f"row 1 .* operation {found.op}"):
+        unpack(packed([good, found, good]), where="here")
+
+
+BLOCK = pa.compress(body_of(1, [0, 40_000], [0, 1], bytes([OP_PUT])), codec="lz4_raw", asbytes=True)
+
+
+@pytest.mark.parametrize("size", [0, 1, 40_017, 40_019, 100_000, (1 << 32) - 1])
+def test_a_size_that_is_not_the_blocks_costs_no_memory(size: int) -> None:
+    """The decoder would allocate what it is told, and leave the rest as memory happened to be."""
+    unpack(entry_of(BLOCK, 1, codec=1, size=40_018), where="here")
+    before = pa.total_allocated_bytes()
+    peak = pa.default_memory_pool().max_memory()
+    with pytest.raises(CorruptionError):
+        unpack(entry_of(BLOCK, 1, codec=1, size=size), where="here")
+    assert pa.total_allocated_bytes() == before
+    assert pa.default_memory_pool().max_memory() <= max(peak, before + 100_000)

@@ -1,0 +1,83 @@
+"""The checks of change entries and LZ4 blocks, compiled and plain: the same answers to anything."""
+
+from __future__ import annotations
+
+import struct
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvstore.changes.entry import _RULES, OP_DELETE, OP_DELETE_RANGE, OP_IMPORT, OP_PUT
+from kvstore.errors import CorruptionError
+from kvstore.loops import plain
+from tests.loops import both
+
+known = st.sampled_from([OP_PUT, OP_DELETE, OP_DELETE_RANGE, OP_IMPORT])
+offset = st.integers(-2, 12) | st.sampled_from([-(1 << 31), (1 << 31) - 1])
+ascending = st.lists(st.integers(0, 12), min_size=1, max_size=5).map(lambda n: [0, *sorted(n)])
+
+
+@st.composite
+def bodies(draw: st.DrawFn) -> tuple[bytes, int, bool]:
+    """Bodies that fit, nearly fit, and do not."""
+    keys = draw(ascending)
+    count = len(keys) - 1
+    values = draw(st.just([0] * (count + 1)) | ascending.filter(lambda n: len(n) == count + 1))
+    places = draw(
+        st.none() | st.just(list(range(count))) | st.lists(offset, min_size=count, max_size=count)
+    )
+    ops = draw(
+        st.binary(min_size=count, max_size=count)
+        | st.lists(known, min_size=count, max_size=count).map(bytes)
+    )
+    data = draw(st.binary(min_size=keys[-1] + values[-1], max_size=keys[-1] + values[-1]))
+    numbers = [*keys, *values, *(places or [])]
+    if draw(st.booleans()):
+        numbers[draw(st.integers(0, len(numbers) - 1))] = draw(offset)
+    body = struct.pack(f"<{len(numbers)}i", *numbers) + data + ops
+    if draw(st.booleans()):
+        body = body[: draw(st.integers(0, len(body)))]
+    return body, draw(st.just(count) | st.integers(-1, 1 << 33)), places is not None
+
+
+def answer(call: Any, *args: Any) -> Any:
+    try:
+        return call(*args)
+    except CorruptionError as error:
+        return error.where, error.problem
+
+
+@both
+@given(bodies())
+def test_a_body_is_judged_alike(loops: Any, found: tuple[bytes, int, bool]) -> None:
+    expected = answer(plain.survey, *found, _RULES, "here")
+    assert answer(loops.survey, *found, _RULES, "here") == expected
+    unaligned = memoryview(b"." + found[0])[1:]
+    assert answer(loops.survey, unaligned, *found[1:], _RULES, "here") == expected
+
+
+@both
+@given(st.binary(max_size=200), st.integers(0, 300))
+def test_lengths_of_a_block_are_what_it_decompresses_to(
+    loops: Any, part: bytes, repeats: int
+) -> None:
+    data = part * repeats
+    block = pa.compress(data, codec="lz4_raw", asbytes=True)
+    assert loops.lz4_size(block) == loops.lz4_size(memoryview(block)) == len(data)
+
+
+@both
+@given(
+    st.binary(max_size=60) | st.lists(st.sampled_from([0, 15, 240, 255]), max_size=40).map(bytes)
+)
+def test_lengths_of_any_block_are_taken_alike(loops: Any, block: bytes) -> None:
+    size = plain.lz4_size(block)
+    assert loops.lz4_size(block) == size
+    assert size <= 255 * len(block)
+    if size > 0:
+        for wrong in range(max(size - 3, 0), size):
+            with pytest.raises(OSError, match="Corrupt"):
+                pa.decompress(block, decompressed_size=wrong, codec="lz4_raw")
