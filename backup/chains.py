@@ -27,14 +27,11 @@ from functools import partial
 from typing import Final
 
 from backup.shard import Cas, Shard, Storage, Versioned
-from backup.shard.blob import reading
 from backup.shard.log import MissingShardError, StateLog
 from kvstore.clock import WallClock
 from kvstore.errors import (
     CorruptionError,
-    DeterminateError,
     FormatVersionError,
-    IndeterminateError,
     LockedError,
     UsageError,
 )
@@ -71,6 +68,7 @@ class Chains:
         self._place = place
         self._where = where
         self._clock = clock
+        self._over = place.blob.patience.over
         self._logs: dict[str, StateLog] = {}
 
     def read(self) -> Record | None:
@@ -156,10 +154,10 @@ class Chains:
         return shard
 
     def _head(self) -> Versioned | None:
-        return reading(partial(self._place.consensus.head, _KEY))
+        return self._over(partial(self._place.consensus.head, _KEY))
 
     def _has_parts(self, prefix: str) -> bool:
-        return reading(lambda: next(iter(self._place.blob.list(prefix)), None)) is not None
+        return self._over(lambda: next(iter(self._place.blob.list(prefix)), None)) is not None
 
     def _lost(self, what: str) -> CorruptionError:
         where = f"{self._where}: {what}"
@@ -181,17 +179,14 @@ class Chains:
         }
         data = json.dumps(fields, sort_keys=True).encode()
         new = Versioned(record.seqno, data)
-        for _ in range(_ATTEMPTS):
-            # Unknown is asked again: if it was done, the version is there, with our names in it.
-            with suppress(DeterminateError, IndeterminateError):
-                return self._set(new, expected)
-        return self._set(new, expected)
+        # Unknown is asked again: if it was done, the version is there, with our names in it.
+        return self._over(lambda: self._set(new, expected))
 
     def _set(self, new: Versioned, expected: int | None) -> bool:
         consensus = self._place.consensus
         if consensus.compare_and_set(_KEY, expected=expected, new=new) is Cas.COMMITTED:
             return True
-        return new in reading(partial(consensus.scan, _KEY, start=new.seqno, limit=1))
+        return new in self._over(partial(consensus.scan, _KEY, start=new.seqno, limit=1))
 
 
 def no_backup(where: str) -> UsageError:

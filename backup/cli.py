@@ -11,6 +11,7 @@ import signal
 import sys
 import threading
 from contextlib import ExitStack
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -44,18 +45,36 @@ from kvstore.cli.options import (
 )
 from kvstore.cli.output import counting, note, print_figures, print_json, print_table, working
 from kvstore.errors import CorruptionError
+from kvstore.limits import RETRY_S
 from kvstore.opening import engine_at
 from kvstore.store import Store
 from kvstore.timestamp import Timestamp
 
 PASSPHRASE: Final = "KVSTORE_PASSPHRASE"  # a name, not a secret
 
-app = typer.Typer(
-    help="Back a store up, and restore it as of any instant.\n\n"
-    f"Encrypted collections take the passphrase in {PASSPHRASE}, or a --key-file.",
-    no_args_is_help=True,
-    add_completion=False,
+_HELP: Final = (
+    "Back a store up, and restore it as of any instant.\n\n"
+    f"Encrypted collections take the passphrase in {PASSPHRASE}, or a --key-file."
 )
+
+_patience: ContextVar[float] = ContextVar("patience")
+
+app = typer.Typer(help=_HELP, no_args_is_help=True, add_completion=False)
+
+
+@app.callback(help=_HELP)
+def main(
+    patience: Annotated[
+        str,
+        typer.Option(
+            metavar="AGE",
+            help="How long a storage that fails is tried again, where that may pass: 30s, 10m.",
+        ),
+    ] = f"{RETRY_S:g}s",
+) -> None:
+    """Take the options that stand before a command."""
+    _patience.set(to_duration(patience).total_seconds())
+
 
 CollectionArgument = Annotated[
     str,
@@ -409,7 +428,13 @@ def _stop_on_signals() -> Stop:
 
 def _open(collection: str, key_file: Path | None) -> Collection:
     passphrase = None if key_file is not None else os.environ.get(PASSPHRASE)
-    return Collection(collection, passphrase, key_file=key_file)
+    return Collection(
+        collection,
+        passphrase,
+        key_file=key_file,
+        patience=_patience.get(),
+        on_wait=lambda waiting: note(str(waiting)),
+    )
 
 
 def _existing(collection: str, key_file: Path | None) -> Collection:

@@ -12,7 +12,7 @@ new full backup begins another chain; the old one stays readable up to where it 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from datetime import timedelta
 from functools import partial
@@ -44,6 +44,7 @@ from backup.shard import (
 )
 from backup.shard.blob import sweep
 from backup.shard.part import open_part, part_bytes
+from backup.shard.patience import Patience, Waiting
 from backup.shard.scrub import ScrubReport
 from backup.upload import Upload, upload_here
 from backup.verify import Depth, VerifyReport, verify_chains
@@ -67,7 +68,7 @@ from kvstore.errors import (
     UpperMismatchError,
     UsageError,
 )
-from kvstore.limits import BACKUP_ATTEMPTS
+from kvstore.limits import BACKUP_ATTEMPTS, RETRY_S
 from kvstore.span import Span
 from kvstore.store import Store
 from kvstore.timestamp import NS_PER_SECOND, TimeLike, Timestamp, to_timestamp
@@ -104,6 +105,11 @@ class Collection:
     Nothing is written before the first backup. With a `passphrase` or a `key_file` (32 bytes, or
     64 hex digits) all of it is encrypted, manifests included. `options` go to the object store.
     `storage` is taken where it is given, and `url` then only names it.
+
+    A failure of the storage that may pass (a timeout, an answer of 5xx, another script that is
+    faster) is met with another attempt for `patience` seconds; any other is raised at once.
+    `on_wait`, and the log `kvstore.backup`, hear of such a wait when it is long; what `on_wait`
+    raises ends it.
     """
 
     def __init__(
@@ -115,6 +121,8 @@ class Collection:
         options: Mapping[str, Any] | None = None,
         storage: Storage | None = None,
         clock: WallClock | None = None,
+        patience: float = RETRY_S,
+        on_wait: Callable[[Waiting], None] | None = None,
     ) -> None:
         self.url = os.fspath(url)
         secret = None
@@ -122,7 +130,8 @@ class Collection:
             key_path = None if key_file is None else Path(key_file)
             secret = Secret(passphrase=passphrase, key_file=key_path)
         if storage is None:
-            self._place = find_place(self.url, secret, options=options)
+            retries = Patience(patience, tell=on_wait)
+            self._place = find_place(self.url, secret, options=options, patience=retries)
         else:
             self._place = sealed(storage, secret, self.url)
         self._clock = clock or Clock()

@@ -14,6 +14,7 @@ from typing import Any
 from backup.sealed import SealedBlob, SealedConsensus, Secret, unlock
 from backup.shard import FileBlob, Storage, open_storage
 from backup.shard.blob import not_done
+from backup.shard.patience import PATIENCE, Patience
 from kvstore.errors import NotAStoreError
 
 _LOCAL_FOLDERS = {"blob", "consensus"}
@@ -24,14 +25,18 @@ _NOBODYS = {"lost+found"}
 
 
 def find_place(
-    url: str | os.PathLike[str], secret: Secret | None, *, options: Mapping[str, Any] | None = None
+    url: str | os.PathLike[str],
+    secret: Secret | None,
+    *,
+    options: Mapping[str, Any] | None = None,
+    patience: Patience = PATIENCE,
 ) -> Storage:
     """The storage that `url` names, decrypting if `secret` is given.
 
     `options` go to the object store (such as `endpoint` or `region`). Raises `NotAStoreError` where
     a local path holds other files, `UsageError` on an unknown address or a wrong key.
     """
-    plain = open_storage(url, **(options or {}))
+    plain = open_storage(url, patience=patience, **(options or {}))
     if isinstance(plain.blob, FileBlob):
         _require_ours(Path(plain.blob.root).parent)
     return sealed(plain, secret, os.fspath(url))

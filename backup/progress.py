@@ -32,7 +32,7 @@ import pyarrow as pa
 
 from backup.export import Position
 from backup.shard import Blob, Part
-from backup.shard.blob import FAILURES, reading
+from backup.shard.blob import FAILURES
 from backup.shard.codec import decode_part, encode_part
 from kvstore.errors import (
     CorruptionError,
@@ -110,7 +110,7 @@ def _json(fields: dict[str, Any]) -> bytes:
 def _read(blob: Blob, where: str) -> dict[str, Any] | None:
     """A record; None where it is gone, or damaged: then its part is uploaded again."""
     try:
-        data = reading(partial(blob.get, where))
+        data = blob.patience.over(partial(blob.get, where))
         fields: dict[str, Any] = {} if data is None else json.loads(data)
         crc32 = fields.pop("crc32", None)  # which former releases did not write
     except (CorruptionError, ValueError, AttributeError):
@@ -165,7 +165,7 @@ def pending_parts(blob: Blob, chain: str, lower: int) -> set[str]:
 def _attempts(blob: Blob, chain: str) -> dict[str, list[int]]:
     """The numbers of the records of each attempt. One listing."""
     found: dict[str, list[int]] = {}
-    for info in reading(lambda: list(blob.list(f"{_ROOT}/{chain}/"))):
+    for info in blob.patience.over(lambda: list(blob.list(f"{_ROOT}/{chain}/"))):
         if (name := _NAME.fullmatch(info.name)) is not None:  # else it is a foreign file
             found.setdefault(name["attempt"], []).append(int(name["number"]))
     return found
@@ -183,7 +183,7 @@ def _whole(blob: Blob, folder: str, numbers: list[int]) -> Iterator[Record]:
         if fields is None or number != expected:
             return
         part = decode_part(fields["part"])
-        if reading(partial(blob.size, part.name)) != part.size:
+        if blob.patience.over(partial(blob.size, part.name)) != part.size:
             return
         yield Record(
             part, Position(bytes.fromhex(fields["key"]), fields["timestamp"], fields["op"])

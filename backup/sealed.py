@@ -29,7 +29,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.kdf.scrypt import Scrypt
 
 from backup.shard.batch import put_retrying
-from backup.shard.blob import Blob, BlobInfo, reading, sweep
+from backup.shard.blob import Blob, BlobInfo, sweep
 from backup.shard.consensus import Cas, Consensus, Versioned
 from kvstore.errors import CorruptionError, FormatVersionError, KVStoreError, UsageError
 from kvstore.limits import SCRYPT_N, SEALED_CHUNK_BYTES
@@ -142,13 +142,14 @@ class DataKey:
         return self.opened()
 
     def _record(self) -> bytes | None:
-        return reading(lambda: self._blob.get(KEY_RECORD))
+        return self._blob.patience.over(lambda: self._blob.get(KEY_RECORD))
 
     def _without_record(self) -> KVStoreError:
         """What it means that data is there, and no key record."""
-        some = reading(lambda: next(iter(self._blob.list()), None))
+        over = self._blob.patience.over
+        some = over(lambda: next(iter(self._blob.list()), None))
         if some is not None:
-            head = reading(lambda: self._blob.get_range(some.name, start=0, length=len(_MAGIC)))
+            head = over(lambda: self._blob.get_range(some.name, start=0, length=len(_MAGIC)))
             if head == _MAGIC:
                 where = f"{self._where}/{KEY_RECORD}"
                 return CorruptionError(where, "it is gone, and holds the key", _PUT_BACK)
@@ -160,13 +161,13 @@ def unlock(blob: Blob, secret: Secret | None, where: str) -> DataKey | None:
 
     Raises `UsageError` if the secret is missing, wrong, or nothing is encrypted.
     """
-    record = reading(lambda: blob.get(KEY_RECORD))
+    record = blob.patience.over(lambda: blob.get(KEY_RECORD))
     if secret is None:
         if record is not None:
             raise UsageError(f"{where} is encrypted", "pass its passphrase or key file")
         return None
     key = DataKey(blob, secret, where)
-    if record is not None or reading(lambda: next(iter(blob.list()), None)) is not None:
+    if record is not None or blob.patience.over(lambda: next(iter(blob.list()), None)) is not None:
         key.opened()
     return key
 
@@ -175,6 +176,7 @@ class SealedBlob:
     """A blob whose bytes are encrypted; sizes and ranges are those of the plain bytes."""
 
     def __init__(self, blob: Blob, key: DataKey) -> None:
+        self.patience = blob.patience
         self._blob = blob
         self._key = key
 

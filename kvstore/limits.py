@@ -246,11 +246,25 @@ LEASE_NS = 15 * 60 * 1_000_000_000
 batches, which renew it."""
 
 WRITER_IDLE_NS = 3 * 24 * 3600 * 1_000_000_000
-"""After which a nameless writer's last append is forgotten: longer than the attempts of one append
-can last (a thousand, of three minutes each where an object store is slow)."""
+"""After which a nameless writer's last append is forgotten: longer than anybody's patience with one
+append."""
 
-ATTEMPTS_MAX = 1_000
-"""Times a shard command is tried against contention or a failing storage before it gives up."""
+RETRY_S = 120.0
+"""How long a call on a storage is made again after failures that may pass, and against other
+scripts that were faster: longer than a provider's short outages, short enough for a script."""
+
+RETRY_TOLD_S = 2.0
+"""A wait above this is told: contention among a few scripts ends sooner."""
+
+OBJECT_REQUEST_S = 30.0
+"""One request to an object store, and the retries that its client makes unseen."""
+
+OBJECT_RETRIES_MAX = 2
+"""Retries that the client of an object store makes unseen: it has a reply lost or a 503 behind it
+sooner than we do."""
+
+LOOKS_MAX = 1_000
+"""Times a reader looks again for what others keep collecting before it gives up."""
 
 MERGE_FAN_IN = 4
 """Least batches of alike size that compaction merges: each row is rewritten O(log4 n) times."""

@@ -37,11 +37,10 @@ from backup.shard.rules import (
 from backup.shard.state import Batch, Part
 from kvstore.clock import Clock, WallClock
 from kvstore.digest import digest
-from kvstore.errors import DeterminateError, IndeterminateError, KeyOrderError, UsageError
+from kvstore.errors import KeyOrderError, UsageError
 from kvstore.limits import ROW_GROUP_BYTES_MAX, ROW_GROUP_ROWS_MAX
 from kvstore.span import Span
 
-_PUT_ATTEMPTS = 5
 _MERGE_ROWS_MAX = 1 << 19
 _MERGE_BYTES_MAX = 256 << 20
 """Buffered by a merge over all its sources together; bytes count where values are large."""
@@ -214,11 +213,7 @@ def _within(number: int, least: int, most: int) -> int:
 
 def put_retrying(blob: Blob, name: str, data: bytes) -> None:
     """Put under a unique name, again after a failure: the same bytes do no harm twice."""
-    for _ in range(_PUT_ATTEMPTS - 1):
-        with suppress(DeterminateError, IndeterminateError):
-            blob.put(name, data)
-            return
-    blob.put(name, data)
+    blob.patience.over(lambda: blob.put(name, data))
 
 
 def _runs(batch: Batch, view: View, span: Span) -> Iterator[list[Part]]:

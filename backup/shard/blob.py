@@ -9,9 +9,10 @@ Rules of every implementation (tests/shard/contracts.py holds them to it)
 2. When `put` or `delete` returns, its effect survives a crash.
 3. `list` gives every name with the prefix once, ascending; names put or deleted meanwhile may
    or may not appear.
-4. Errors: `UsageError` (never done; `AccessDeniedError` where the storage refuses),
-   `DeterminateError` (surely not done: retry freely), `OutOfSpaceError`, `IndeterminateError`
-   (unknown: all calls here are idempotent, so retry as well).
+4. Errors that another attempt meets again: `UsageError` (never done; `AccessDeniedError` where
+   the storage refuses), `OutOfSpaceError`, `StorageError` (the storage is broken).
+   Errors that may pass: `DeterminateError` (surely not done: retry freely), `IndeterminateError`
+   (unknown: all calls here are idempotent, so retry as well). `patience` says for how long.
 """
 
 from __future__ import annotations
@@ -20,18 +21,20 @@ import errno
 import os
 import re
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Final, NamedTuple, Protocol, TypeVar, runtime_checkable
+from typing import Final, NamedTuple, Protocol, runtime_checkable
 
 from backup.shard.newfile import write_synced
+from backup.shard.patience import PATIENCE, Patience
 from kvstore.errors import (
     AccessDeniedError,
     DeterminateError,
     IndeterminateError,
     KVStoreError,
     OutOfSpaceError,
+    StorageError,
     UsageError,
 )
 from kvstore.journal import OS_FILES
@@ -39,14 +42,47 @@ from kvstore.journal import OS_FILES
 NAME_CHARS_MAX = 255
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._=-]*(/[A-Za-z0-9][A-Za-z0-9._=-]*)*")
 _TEMPORARY = ".tmp-"
-_READ_ATTEMPTS = 5
-_REFUSALS = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG, errno.ELOOP)
-"""What another attempt meets again."""
+_REFUSALS = (
+    errno.EACCES,
+    errno.EPERM,
+    errno.EROFS,
+    errno.ENAMETOOLONG,
+    errno.ELOOP,
+    errno.ENOTDIR,
+    errno.EISDIR,
+    errno.EEXIST,
+)
+"""The path or its permissions are wrong."""
+_PASSING = frozenset(
+    {
+        errno.ENOENT,  # somebody removed the folder: the next attempt makes it again
+        errno.EAGAIN,
+        errno.EINTR,
+        errno.EBUSY,
+        errno.ENOMEM,
+        errno.EMFILE,
+        errno.ENFILE,
+        errno.ENOLCK,
+        # of network file systems
+        errno.ESTALE,
+        errno.ETIMEDOUT,
+        errno.ECONNABORTED,
+        errno.ECONNREFUSED,
+        errno.ECONNRESET,
+        errno.EHOSTDOWN,
+        errno.EHOSTUNREACH,
+        errno.ENETDOWN,
+        errno.ENETRESET,
+        errno.ENETUNREACH,
+        errno.ENOTCONN,
+        errno.EPIPE,
+    }
+)
+"""Failures of the operating system that another attempt may not meet again."""
+_BROKEN = "see to the storage there; what was acknowledged stands"
 
-FAILURES: Final = (AccessDeniedError, DeterminateError, IndeterminateError, OutOfSpaceError)
+FAILURES: Final = (AccessDeniedError, DeterminateError, StorageError)
 """How a storage fails: what is passed over where the call may as well be left undone."""
-
-_T = TypeVar("_T")
 
 
 class BlobInfo(NamedTuple):
@@ -58,6 +94,11 @@ class BlobInfo(NamedTuple):
 
 class Blob(Protocol):
     """The contract; see the module's rules."""
+
+    @property
+    def patience(self) -> Patience:
+        """How long the calls of its users are made again."""
+        ...
 
     def put(self, name: str, data: bytes) -> None:
         """Write `data` under a new name, durably."""
@@ -116,7 +157,8 @@ def name_taken(name: str) -> UsageError:
 class MemoryBlob:
     """Blobs in a dict. Shared by all handles on it; the reference for the others."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, patience: Patience = PATIENCE) -> None:
+        self.patience = patience
         self._blobs: dict[str, bytes] = {}
 
     def put(self, name: str, data: bytes) -> None:
@@ -162,8 +204,9 @@ class FileBlob:
     file, which no call lists and `sweep` removes.
     """
 
-    def __init__(self, root: str | os.PathLike[str]) -> None:
+    def __init__(self, root: str | os.PathLike[str], *, patience: Patience = PATIENCE) -> None:
         self.root = Path(root)
+        self.patience = patience
         self._made: set[str] = set()
 
     def put(self, name: str, data: bytes) -> None:
@@ -290,14 +333,6 @@ def sweep(blob: Blob, *, before_ns: int) -> int:
     return blob.sweep(before_ns=before_ns) if isinstance(blob, Sweeps) else 0
 
 
-def reading(call: Callable[[], _T]) -> _T:
-    """Make a call that changes nothing, again after a failure, a few times."""
-    for _ in range(_READ_ATTEMPTS - 1):
-        with suppress(DeterminateError, IndeterminateError):
-            return call()
-    return call()
-
-
 def restore_existing(blob: Blob, name: str) -> None:
     """What `restore` is on a storage that keeps nothing deleted: succeed iff it exists."""
     if blob.size(name) is None:
@@ -305,21 +340,26 @@ def restore_existing(blob: Blob, name: str) -> None:
 
 
 def translate_os_error(where: str, error: OSError) -> KVStoreError:
-    """A failed write of the operating system: refused, a full disk, or an unknown outcome."""
-    known = _refused_or_full(where, error)
-    return known or IndeterminateError(where, str(error))
+    """A failed write of the operating system: refused, a full or broken disk, or an unknown
+    outcome that may pass."""
+    lasting = _lasting(where, error)
+    return lasting or IndeterminateError(where, str(error))
 
 
 def not_done(where: str, error: OSError) -> KVStoreError:
-    """A call of the operating system that surely had no effect: refused, a full disk, or failed."""
-    known = _refused_or_full(where, error)
-    return known or DeterminateError(where, str(error))
+    """A call of the operating system that surely had no effect: refused, a full or broken disk, or
+    a failure that may pass."""
+    lasting = _lasting(where, error)
+    return lasting or DeterminateError(where, str(error))
 
 
-def _refused_or_full(where: str, error: OSError) -> KVStoreError | None:
+def _lasting(where: str, error: OSError) -> KVStoreError | None:
+    """The error to raise at once; None where another attempt may not meet `error` again."""
     if error.errno in _REFUSALS:
         return AccessDeniedError(where, str(error))
-    return OutOfSpaceError(where) if error.errno in (errno.ENOSPC, errno.EDQUOT) else None
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return OutOfSpaceError(where)
+    return None if error.errno in _PASSING else StorageError(f"{where} failed: {error}", _BROKEN)
 
 
 def _names(root: Path, folder: str) -> Iterator[str]:

@@ -15,9 +15,10 @@ Rules of every implementation (tests/shard/contracts.py holds them to it)
 4. `truncate(key, seqno)` removes the versions below `seqno`, which must not be above the head:
    the head always stays. Doing it twice does nothing more.
 5. Keys are independent. Data may be empty.
-6. Errors: `UsageError` (never committed; `AccessDeniedError` where the storage refuses),
-   `DeterminateError` (surely not done), `OutOfSpaceError`, `IndeterminateError` (unknown: look
-   before doing what is not idempotent again).
+6. Errors that another attempt meets again: `UsageError` (never committed; `AccessDeniedError`
+   where the storage refuses), `OutOfSpaceError`, `StorageError` (the storage is broken; the
+   outcome is unknown). Errors that may pass: `DeterminateError` (surely not done),
+   `IndeterminateError` (unknown: look before doing what is not idempotent again).
 """
 
 from __future__ import annotations

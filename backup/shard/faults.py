@@ -125,6 +125,7 @@ class FaultyBlob:
     """A blob under `weather`."""
 
     def __init__(self, blob: Blob, weather: Weather) -> None:
+        self.patience = blob.patience
         self._blob = blob
         self._weather = weather
 

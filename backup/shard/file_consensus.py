@@ -20,13 +20,12 @@ from __future__ import annotations
 
 import os
 import struct
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from backup.shard.blob import not_done
+from backup.shard.blob import not_done, translate_os_error
 from backup.shard.consensus import (
     Cas,
     Versioned,
@@ -34,13 +33,12 @@ from backup.shard.consensus import (
     require_consensus_key,
     require_truncation,
 )
+from backup.shard.patience import PATIENCE, Patience
 from kvstore.errors import (
     CorruptionError,
     DeterminateError,
-    IndeterminateError,
     KVStoreError,
     LockedError,
-    OutOfSpaceError,
     RetryableError,
     StorageError,
 )
@@ -49,7 +47,8 @@ from kvstore.journal import OS_FILES, Journal, Record, replay
 _CONTENT = "kvstore.consensus/1"
 _SEQNO = struct.Struct(">Q")
 _LOCK_WAIT_S_MAX = 30.0
-"""How long to wait for the other processes' turns: each takes a few milliseconds."""
+"""One wait for the other processes' turns, which take a few milliseconds each; patience has several
+such waits."""
 _LOCK_PAUSE_S_MAX = 0.005
 _READ_ATTEMPTS = 100
 """How often a truncation may overtake a reader before it gives up."""
@@ -70,8 +69,9 @@ class _Closed(NamedTuple):
 class FileConsensus:
     """Consensus below the folder `root`. Safe to share between threads and processes."""
 
-    def __init__(self, root: str | os.PathLike[str]) -> None:
+    def __init__(self, root: str | os.PathLike[str], *, patience: Patience = PATIENCE) -> None:
         self.root = Path(root)
+        self._patience = patience
         self._folders: dict[str, str] = {}
         self._cache: dict[str, _Cached] = {}
         self._closed: dict[str, _Closed] = {}  # as our own last writes left them
@@ -160,14 +160,14 @@ class FileConsensus:
                 signature = _signature(self._folder(key)) or ()
                 self._cache[key] = _Cached(signature, versions)
             self._closed[key] = _Closed(signature, journal)
-        except OutOfSpaceError:
-            raise
         except StorageError as error:
-            raise IndeterminateError(where, str(error)) from error
+            self._closed.pop(key, None)
+            raise _unknown(where, error) from error
 
     def _opened(self, key: str, where: str, versions: list[Versioned]) -> Journal:
         take = _into(versions)
-        deadline = time.monotonic() + _LOCK_WAIT_S_MAX
+        monotonic = self._patience.monotonic
+        deadline = monotonic() + min(_LOCK_WAIT_S_MAX, self._patience.seconds)
         pause = 0.0002
         folder = self._folder(key)
         while True:
@@ -177,11 +177,11 @@ class FileConsensus:
                     folder, restore=take, apply=take, content=_CONTENT
                 )
             except LockedError as error:
-                if time.monotonic() > deadline:
+                if monotonic() > deadline:
                     raise DeterminateError(where, str(error)) from error
             except StorageError as error:
                 raise _not_done(where, error) from error
-            time.sleep(pause)
+            self._patience.pause(pause)
             pause = min(pause * 2, _LOCK_PAUSE_S_MAX)
 
     def _reopened(self, key: str, versions: list[Versioned]) -> Journal | None:
@@ -231,8 +231,15 @@ def _signature(folder: str) -> _Signature | None:
 
 
 def _not_done(where: str, error: OSError | StorageError) -> KVStoreError:
-    """What surely had no effect, whoever found that it failed."""
+    """A failure that surely had no effect, whoever found it."""
     cause = error.__cause__ if isinstance(error, StorageError) else error
     if isinstance(cause, OSError):
         return not_done(where, cause)
-    return DeterminateError(where, str(error))
+    assert isinstance(error, StorageError)
+    return error
+
+
+def _unknown(where: str, error: StorageError) -> KVStoreError:
+    """A failure in the middle of a write."""
+    cause = error.__cause__
+    return translate_os_error(where, cause) if isinstance(cause, OSError) else error

@@ -29,6 +29,7 @@ from typing import Any, NamedTuple
 from backup.shard import codec, commands, machine
 from backup.shard.blob import FAILURES, Blob
 from backup.shard.consensus import Cas, Consensus, Versioned, require_consensus_key
+from backup.shard.patience import Patience
 from backup.shard.state import State
 from kvstore.clock import WallClock
 from kvstore.errors import (
@@ -37,7 +38,7 @@ from kvstore.errors import (
     IndeterminateError,
     UsageError,
 )
-from kvstore.limits import ATTEMPTS_MAX, ROLLUP_EVERY
+from kvstore.limits import LOOKS_MAX, ROLLUP_EVERY
 
 _SCAN_LIMIT = 1024
 
@@ -87,18 +88,16 @@ class StateLog:
         shard: str,
         *,
         clock: WallClock,
-        pause: Callable[[int], None],
+        patience: Patience | None = None,
         known: State | None = None,
     ) -> None:
-        """`pause(attempt)` is called before each retry: it sleeps, or in tests does not.
-
-        From a `known` state of the shard, opening reads only what is newer.
-        """
+        """`patience` is the blob's unless it is given. From a `known` state of the shard, opening
+        reads only what is newer."""
         self.blob = blob
         self.consensus = consensus
         self.shard = require_consensus_key(shard)
         self.clock = clock
-        self._pause = pause
+        self.patience = patience or blob.patience
         self._hostname = socket.gethostname()
         self._state: State | None = known
 
@@ -113,19 +112,18 @@ class StateLog:
 
         Raises `MissingShardError`, or `UsageError` if it is of another rule.
         """
-        for attempt in range(ATTEMPTS_MAX):
-            if attempt:
-                self._pause(attempt)
+        tries = self.patience.tries()
+        while True:
             try:
                 self._catch_up()
                 if self._state is None and create:
                     self._state = self._create(rule)
-            except (DeterminateError, IndeterminateError):
-                if attempt + 1 == ATTEMPTS_MAX:
-                    raise
+            except (DeterminateError, IndeterminateError) as error:
+                tries.wait(error)
                 continue
             if self._state is not None or not create:
                 break
+            tries.wait(self._lost_race("creating"))
         if self._state is None:
             raise MissingShardError(self.shard)
         if self._state.rule != rule:
@@ -140,31 +138,30 @@ class StateLog:
     def apply(self, command: commands.Command) -> Applied:
         """Carry out `command`; see the module for what is retried.
 
-        Raises `IndeterminateError` for a compare-and-append whose fate cannot be told.
+        Raises `IndeterminateError` for a compare-and-append whose fate cannot be told, or
+        `DeterminateError` once patience has ended, and at once what another attempt meets again.
         """
         unsure = False
-        for attempt in range(1, ATTEMPTS_MAX + 1):
+        tries = self.patience.tries()
+        while True:
             before = self.state
             after, outcome = machine.apply(before, command)
+            failure: DeterminateError | IndeterminateError = self._lost_race("a command on")
             try:
                 if after is before:
                     if self.refresh().seqno == before.seqno:
                         return Applied(outcome, before, unsure)
-                    continue  # decided on an old state: decide again
-                if self._commit(before, after):
+                    # Decided on an old state: decide again.
+                elif self._commit(before, after):
                     self._rollup_if_due()
                     return Applied(outcome, self.state, unsure)
-            except DeterminateError:
-                if attempt == ATTEMPTS_MAX:
-                    raise
-            except IndeterminateError:
-                unsure = True
-                if attempt == ATTEMPTS_MAX:
-                    raise
+            except DeterminateError as error:
+                failure = error
+            except IndeterminateError as error:
+                unsure, failure = True, error
             # Look after the pause, not before it: what others do meanwhile would beat us again.
-            self._pause(attempt)
+            tries.wait(failure)
             self.refresh()
-        raise DeterminateError(f"command on shard {self.shard}", f"{ATTEMPTS_MAX} lost races")
 
     def write_rollup(self, state: State | None = None) -> None:
         """Write `state` (default: the newest) whole, and name the blob in the next version."""
@@ -178,16 +175,8 @@ class StateLog:
             self.retrying(lambda: self.blob.delete(name))
 
     def retrying(self, call: Callable[[], Any]) -> Any:
-        """Make an idempotent storage call again until it works, or the attempts are used up."""
-        for attempt in range(ATTEMPTS_MAX):
-            if attempt:
-                self._pause(attempt)
-            try:
-                return call()
-            except (DeterminateError, IndeterminateError):
-                if attempt + 1 == ATTEMPTS_MAX:
-                    raise
-        raise AssertionError("unreachable")
+        """Make an idempotent storage call again until it works, or patience ends."""
+        return self.patience.over(call)
 
     def live_states(self) -> list[State]:
         """Every version from the earliest live one on, ascending. O(versions x batches)."""
@@ -201,7 +190,7 @@ class StateLog:
     def live_diffs(self) -> tuple[State, list[codec.Diff]]:
         """The earliest live version, and the steps behind it. O(versions): a scan of all."""
         missed = _Missed()
-        for attempt in range(ATTEMPTS_MAX):
+        for attempt in range(LOOKS_MAX):
             if attempt:
                 self._pause(attempt)
                 self.refresh()
@@ -272,7 +261,7 @@ class StateLog:
         """The state at the head, from the rollup it names; None if there is no shard."""
         missed = _Missed()
         name = ""
-        for attempt in range(ATTEMPTS_MAX):
+        for attempt in range(LOOKS_MAX):
             if attempt:
                 self._pause(attempt)
             head = self.consensus.head(self.shard)
@@ -294,6 +283,13 @@ class StateLog:
         raise CorruptionError(
             f"shard {self.shard}", f"the rollup its head names, {name}, is missing", _PUT_BACK
         )
+
+    def _pause(self, attempt: int) -> None:
+        """Before another look for what others may have collected: 1 ms doubling to a quarter."""
+        self.patience.pause(min(0.001 * 2 ** min(attempt, 10), 0.25))
+
+    def _lost_race(self, what: str) -> DeterminateError:
+        return DeterminateError(f"{what} shard {self.shard}", "other scripts were faster")
 
     def _scan(self, start: int) -> list[Versioned]:
         found: list[Versioned] = []

@@ -25,11 +25,13 @@ Invariants
 
 from __future__ import annotations
 
+import re
 import secrets
 import struct
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from datetime import timedelta
 from typing import Any, TypeVar
 
 import obstore
@@ -42,7 +44,14 @@ from obstore.exceptions import (
 )
 from obstore.store import ObjectStore, from_url
 
-from backup.shard.blob import BlobInfo, name_taken, require_name, restore_existing
+from backup.shard.blob import (
+    BlobInfo,
+    name_taken,
+    not_done,
+    require_name,
+    restore_existing,
+    translate_os_error,
+)
 from backup.shard.consensus import (
     Cas,
     Versioned,
@@ -50,13 +59,17 @@ from backup.shard.consensus import (
     require_consensus_key,
     require_truncation,
 )
+from backup.shard.patience import PATIENCE, Patience
 from kvstore.errors import (
     AccessDeniedError,
     CorruptionError,
     DeterminateError,
     IndeterminateError,
+    KVStoreError,
+    StorageError,
     UsageError,
 )
+from kvstore.limits import OBJECT_REQUEST_S, OBJECT_RETRIES_MAX
 
 _HEADER = struct.Struct(">Q16s")
 _INDEX_DIGITS = 20
@@ -66,21 +79,37 @@ _CREDENTIALS = (
     "see to the credentials, in the environment (AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, "
     "GOOGLE_APPLICATION_CREDENTIALS, AZURE_STORAGE_ACCOUNT_KEY) or options=, and what they allow"
 )
+_PASSING = re.compile(
+    r"status code: (408|409|425|429|500|502|503|504|509|52\d)\b"
+    r"|\b(RequestTimeout|SlowDown|OperationAborted|ServerBusy|OperationTimedOut)\b"
+    r"|error sending request|error decoding response body|timed out|connection closed"
+)
+"""Failures that another attempt may not meet again, as obstore words them: by a status, by a
+provider's code inside a status 400, and what has no answer at all."""
+_CONNECT = timedelta(seconds=5)
+_OS_ERROR = re.compile(r"\(os error (\d+)\)")
+_LOOKS_MAX = 100
+"""How often truncations may overtake a reader before it gives up."""
 _PARALLEL_GETS = 8
 """Small objects fetched at a time by a scan: latency, not bandwidth, is what a scan waits for."""
 
 _T = TypeVar("_T")
 
 
-def open_object_store(url: str, **options: Any) -> tuple[ObjectBlob, ObjectConsensus]:
+def open_object_store(
+    url: str, *, patience: Patience = PATIENCE, **options: Any
+) -> tuple[ObjectBlob, ObjectConsensus]:
     """Blob and consensus below `url`: s3://bucket/path, gs://, az://, or whatever obstore reads.
 
     Providers' own addresses are https; where an endpoint is given as http, that is meant.
-    Raises `UsageError` if it does not understand the URL or an option.
+    Requests and retries of obstore itself are bounded, unless `client_options` and `retry_config`
+    say otherwise; `patience` bounds the attempts on top of them. Raises `UsageError` if it does
+    not understand the URL or an option.
     """
     try:
-        client = {"allow_http": True} | options.pop("client_options", {})
-        store = from_url(url, client_options=client, **options)
+        client = _client(patience) | options.pop("client_options", {})
+        retries = _retries(patience) | options.pop("retry_config", {})
+        store = from_url(url, client_options=client, retry_config=retries, **options)
     except BaseException as error:
         # obstore panics, which is no Exception, at the client's options among the store's
         panicked = type(error).__name__ == "PanicException"
@@ -90,13 +119,29 @@ def open_object_store(url: str, **options: Any) -> tuple[ObjectBlob, ObjectConse
         if panicked:
             remedy = "what is said to the HTTP client goes into options={'client_options': {...}}"
         raise UsageError(f"{url!r} cannot be opened: {_first_line(error)}", remedy) from error
-    return ObjectBlob(store, "blob"), ObjectConsensus(store, "consensus")
+    return ObjectBlob(store, "blob", patience=patience), ObjectConsensus(store, "consensus")
+
+
+def _client(patience: Patience) -> dict[str, Any]:
+    request = timedelta(seconds=max(min(patience.seconds, OBJECT_REQUEST_S), 1))
+    return {"allow_http": True, "timeout": request, "connect_timeout": min(request, _CONNECT)}
+
+
+def _retries(patience: Patience) -> dict[str, Any]:
+    """Few and soon: only the attempts of `patience` are told."""
+    return {
+        "max_retries": OBJECT_RETRIES_MAX,
+        "retry_timeout": timedelta(seconds=max(min(patience.seconds, OBJECT_REQUEST_S), 1)),
+    }
 
 
 class ObjectBlob:
     """Blobs as objects below `prefix` of an obstore `store`."""
 
-    def __init__(self, store: ObjectStore, prefix: str = "") -> None:
+    def __init__(
+        self, store: ObjectStore, prefix: str = "", *, patience: Patience = PATIENCE
+    ) -> None:
+        self.patience = patience
         self._store = store
         self._prefix = _with_slash(prefix)
 
@@ -181,7 +226,7 @@ class ObjectConsensus:
 
     def scan(self, key: str, *, start: int, limit: int) -> list[Versioned]:
         """See `Consensus.scan`. Costs a list, O(log n) gets to find the start, and the gets."""
-        while True:
+        for _ in range(_LOOKS_MAX):
             indexes = self._live(key)
             first = self._first_at_or_above(key, indexes, start)
             if first is None:
@@ -193,6 +238,7 @@ class ObjectConsensus:
             if len(versions) == len(found):
                 return versions
             # A truncation overtook the gets: list again, with its floor.
+        raise DeterminateError(f"scan of {self._prefix}{key}", "truncations kept overtaking it")
 
     def truncate(self, key: str, seqno: int) -> int | None:
         """See `Consensus.truncate`. Costs a list, the floor's put, and a delete per version."""
@@ -220,13 +266,14 @@ class ObjectConsensus:
 
     def _head(self, key: str) -> tuple[int, Versioned] | None:
         """The highest index and its version. Invariant 3 says why no floor is needed."""
-        while True:
+        for _ in range(_LOOKS_MAX):
             versions = [i for kind, i in self._listed(key) if kind == "v"]
             if not versions:
                 return None
             version = self._version(key, max(versions))
             if version is not None:
                 return max(versions), version
+        raise DeterminateError(f"head of {self._prefix}{key}", "it is listed and cannot be read")
 
     def _live(self, key: str) -> list[int]:
         """The indexes at or above the floor, ascending."""
@@ -320,11 +367,25 @@ def _list(store: ObjectStore, folder: str) -> list[tuple[str, int]]:
 
 @contextmanager
 def _translated(where: str, failure: type[DeterminateError | IndeterminateError]) -> Iterator[None]:
-    """Raise what the store raises as an error of ours: `failure`, unless it refuses the call."""
+    """Raise what the store raises as an error of ours: `failure` where that may pass."""
     try:
         yield
     except (BaseError, OSError) as error:
-        raise _refusal(where, error) or failure(where, _first_line(error)) from error
+        raise _refusal(where, error) or _failure(where, error, failure) from error
+
+
+def _failure(
+    where: str, error: Exception, failure: type[DeterminateError | IndeterminateError]
+) -> KVStoreError:
+    said = str(error).partition("\n\nDebug source")[0]
+    if (number := _OS_ERROR.search(said)) is not None:
+        cause = OSError(int(number[1]), _first_line(error))
+        is_unknown = failure is IndeterminateError
+        return translate_os_error(where, cause) if is_unknown else not_done(where, cause)
+    if _PASSING.search(said):
+        return failure(where, _first_line(error))
+    remedy = "see to the storage there; what was acknowledged stands"
+    return StorageError(f"{where} failed: {_first_line(error)}", remedy)
 
 
 def _refusal(where: str, error: Exception) -> AccessDeniedError | None:

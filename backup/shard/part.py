@@ -28,7 +28,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from backup.shard.blob import Blob, reading
+from backup.shard.blob import Blob
 from backup.shard.rules import OP_DELETE_RANGE, RULES, Rule, column_numpy, keep, lower_bound
 from backup.shard.state import Part
 from backup.shard.until import UNTIL, Until
@@ -230,7 +230,9 @@ class MissingPartError(CorruptionError):
 
 def part_bytes(blob: Blob, part: Part) -> bytes:
     """All bytes of a part, checked. Raises `MissingPartError` or `CorruptionError`."""
-    data = part.inline if part.inline is not None else reading(lambda: blob.get(part.name))
+    data = part.inline
+    if data is None:
+        data = blob.patience.over(lambda: blob.get(part.name))
     if data is None:
         raise MissingPartError(f"part {part.name}", "its blob is gone")
     if len(data) != part.size or not is_digest(part.checksum, data):
@@ -289,7 +291,7 @@ class _BlobFile(io.RawIOBase):
     def read(self, size: int = -1) -> bytes:
         length = self._part.size - self._at if size < 0 else size
         name, at = self._part.name, self._at
-        data = reading(lambda: self._blob.get_range(name, start=at, length=length))
+        data = self._blob.patience.over(lambda: self._blob.get_range(name, start=at, length=length))
         if data is None:
             raise MissingPartError(f"part {name}", "its blob is gone")
         self._at += len(data)

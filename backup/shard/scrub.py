@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from functools import partial
 
 from backup.shard import codec
-from backup.shard.blob import reading
 from backup.shard.log import StateLog
 from backup.shard.part import MissingPartError, part_bytes
 from backup.shard.state import Part
@@ -52,9 +51,10 @@ def scrub(
 
     The listing is taken first: what is uploaded and named while the scrub runs is no orphan.
     """
-    listed = dict(reading(lambda: list(log.blob.list(f"{log.shard}/"))))
+    listed = dict(log.retrying(lambda: list(log.blob.list(f"{log.shard}/"))))
     named = codec.blobs_named(*log.live_diffs())
-    gone = {name for name in named - listed.keys() if reading(partial(log.blob.size, name)) is None}
+    unlisted = named - listed.keys()
+    gone = {name for name in unlisted if log.retrying(partial(log.blob.size, name)) is None}
     parts = [part for batch in log.state.batches for part in batch.parts]
     bad = {part.name for part in parts if listed.get(part.name, part.size) != part.size}
     if checksums:

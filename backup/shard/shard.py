@@ -14,10 +14,8 @@ turns outcomes into errors sorted by what the caller should do.
 
 from __future__ import annotations
 
-import random
 import secrets
-import time
-from collections.abc import Callable, Iterable, Set
+from collections.abc import Iterable, Set
 
 import pyarrow as pa
 
@@ -30,6 +28,7 @@ from backup.shard.critical import Critical
 from backup.shard.frontier import frontier_text
 from backup.shard.leases import Reader, snapshot_unheld
 from backup.shard.log import StateLog
+from backup.shard.patience import Patience
 from backup.shard.read import Snapshot
 from backup.shard.rules import VERSIONS, Rule
 from backup.shard.state import Batch, State
@@ -38,14 +37,6 @@ from backup.shard.write import Writer
 from kvstore.clock import Clock, WallClock
 from kvstore.errors import AccessDeniedError, OutOfSpaceError, UsageError
 from kvstore.limits import LEASE_NS
-
-_PAUSE_SECONDS_MAX = 0.25
-
-
-def pause_with_backoff(attempt: int) -> None:
-    """Sleep before retry number `attempt`: 1 ms doubling to a quarter second, with jitter."""
-    limit = min(0.001 * 2 ** min(attempt, 10), _PAUSE_SECONDS_MAX)
-    time.sleep(limit * random.uniform(0.5, 1.0))
 
 
 class Shard:
@@ -66,17 +57,18 @@ class Shard:
         rule: Rule = VERSIONS,
         create: bool = True,
         clock: WallClock | None = None,
-        pause: Callable[[int], None] = pause_with_backoff,
+        patience: Patience | None = None,
         inline_bytes_max: int = 0,
         known: State | None = None,
     ) -> Shard:
         """Open `shard`, creating it if need be. From a `known` state it reads what is newer.
 
-        `inline_bytes_max`: parts up to this size are kept in the state, which saves a blob each
-        but hides them from other programs. Raises `UsageError` if the shard is of another rule,
-        or is missing and `create` is false.
+        `patience` is the blob's unless it is given. `inline_bytes_max`: parts up to this size are
+        kept in the state, which saves a blob each but hides them from other programs. Raises
+        `UsageError` if the shard is of another rule, or is missing and `create` is false.
         """
-        log = StateLog(blob, consensus, shard, clock=clock or Clock(), pause=pause, known=known)
+        time = clock or Clock()
+        log = StateLog(blob, consensus, shard, clock=time, patience=patience, known=known)
         log.open(rule=rule.name, create=create)
         return cls(log, rule, inline_bytes_max=inline_bytes_max)
 

@@ -18,6 +18,7 @@ from backup.shard.blob import Blob, FileBlob, MemoryBlob
 from backup.shard.consensus import Consensus, MemoryConsensus
 from backup.shard.file_consensus import FileConsensus
 from backup.shard.object_store import open_object_store
+from backup.shard.patience import PATIENCE, Patience
 from kvstore.errors import UsageError
 
 _memories: dict[str, Storage] = {}
@@ -31,21 +32,24 @@ class Storage(NamedTuple):
     consensus: Consensus
 
 
-def open_storage(url: str | os.PathLike[str], **options: Any) -> Storage:
-    """Open what `url` names; nothing is created before the first write.
+def open_storage(
+    url: str | os.PathLike[str], *, patience: Patience = PATIENCE, **options: Any
+) -> Storage:
+    """Open what `url` names; nothing is created before the first write. `patience` says how long
+    calls are made again after failures that may pass.
 
     Raises `UsageError` for an address that is empty or not understood.
     """
     text = require_address(url)
     if "://" not in text:
-        return _files(text, options)
+        return _files(text, options, patience)
     parts = urlsplit(text)
     if parts.scheme == "file":
-        return _files(file_path(text), options)
+        return _files(file_path(text), options, patience)
     if parts.scheme == "memory":
         fresh = Storage(MemoryBlob(), MemoryConsensus())
         return _memories.setdefault(text.rstrip("/"), fresh)
-    return Storage(*open_object_store(text, **options))
+    return Storage(*open_object_store(text, patience=patience, **options))
 
 
 def require_address(url: str | os.PathLike[str]) -> str:
@@ -71,8 +75,9 @@ def file_path(url: str) -> str:
     return unquote(parts.path)
 
 
-def _files(path: str, options: dict[str, Any]) -> Storage:
+def _files(path: str, options: dict[str, Any], patience: Patience) -> Storage:
     if options:
         raise UsageError(f"local files take no options, not {', '.join(sorted(options))}")
     root = os.path.abspath(path)
-    return Storage(FileBlob(os.path.join(root, "blob")), FileConsensus(f"{root}/consensus"))
+    blob = FileBlob(os.path.join(root, "blob"), patience=patience)
+    return Storage(blob, FileConsensus(f"{root}/consensus", patience=patience))

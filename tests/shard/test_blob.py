@@ -14,7 +14,7 @@ from backup.sealed import DataKey, SealedBlob, Secret
 from backup.shard.batch import put_retrying
 from backup.shard.blob import Blob, FileBlob, MemoryBlob, sweep
 from backup.shard.object_store import ObjectBlob
-from kvstore.errors import DeterminateError
+from kvstore.errors import AccessDeniedError
 from tests.shard.contracts import BlobContract
 
 
@@ -60,9 +60,9 @@ class TestFileBlob(BlobContract):
         put_retrying(blob, "folder/b", b"y")
         assert blob.get("folder/b") == b"y"
 
-    def test_a_folder_that_cannot_be_written_is_a_determinate_error(self, tmp_path: Path) -> None:
+    def test_a_folder_that_cannot_be_written_is_refused(self, tmp_path: Path) -> None:
         (tmp_path / "file").write_bytes(b"")
-        with pytest.raises(DeterminateError):
+        with pytest.raises(AccessDeniedError):
             FileBlob(tmp_path / "file").put("a", b"x")
 
 

@@ -20,6 +20,7 @@ from backup.shard.blob import MemoryBlob
 from backup.shard.consensus import MemoryConsensus
 from backup.shard.faults import FaultRates, FaultyBlob, FaultyConsensus, Weather
 from backup.shard.frontier import EMPTY
+from backup.shard.patience import Patience
 from backup.shard.rules import DIFFS, VERSIONS, AsOf, Rule
 from backup.shard.shard import Shard
 from kvstore.clock import ManualClock
@@ -79,7 +80,8 @@ class World:
         self.names = itertools.count()
         self.turns = Turns(self.seed, crash_rate=self.crash_rate)
         self.weather = Weather(self.seed, self.rates, on_call=self.turns.switch)
-        self.blob = MemoryBlob()
+        patience = Patience(1e9, pause=lambda seconds: self.turns.switch())
+        self.blob = MemoryBlob(patience=patience)
         self.consensus = MemoryConsensus()
         self.clock = ManualClock()
 
@@ -90,7 +92,6 @@ class World:
             "s",
             rule=self.rule,
             clock=self.clock,
-            pause=lambda attempt: self.turns.switch(),
             inline_bytes_max=self.seed % 2 * 4096,
         )
 

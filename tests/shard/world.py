@@ -7,6 +7,7 @@ from collections.abc import Callable
 from backup.shard.batch import BatchDesc
 from backup.shard.blob import Blob, MemoryBlob
 from backup.shard.consensus import Cas, Consensus, MemoryConsensus, Versioned
+from backup.shard.patience import Patience
 from backup.shard.shard import Shard
 from backup.shard.state import Batch
 from kvstore.clock import ManualClock
@@ -15,6 +16,9 @@ from kvstore.errors import (
     IndeterminateError,
 )
 from tests.shard.rows import put, state_of, versions
+
+QUICK = Patience(pause=lambda seconds: None)
+"""Waits in no time: its pauses count as if they had been slept."""
 
 
 class ScriptedConsensus:
@@ -64,7 +68,7 @@ class World:
 
 
 def open_shard(blob: Blob, consensus: Consensus, **options: object) -> Shard:
-    return Shard.open(blob, consensus, "s", pause=lambda attempt: None, **options)  # type: ignore[arg-type]
+    return Shard.open(blob, consensus, "s", **{"patience": QUICK, **options})  # type: ignore[arg-type]
 
 
 def batch_of(shard: Shard, upper: int, key: bytes = b"k", value: bytes = b"v") -> Batch:
