@@ -19,6 +19,7 @@
     |   |-- DeterminateError        a blob or consensus call surely had no effect
     |   |-- UpperMismatchError      an append expected another upper; read it and decide anew
     |   |-- BusyError               what had to end first did not end in time
+    |   |-- StaleReaderError        the writer removed files that a reader needs; open it again
     |   `-- LockedError             another owner has it open; wait, or stop the owner
     |-- HistoryGoneError        read at a newer time
     |-- NotYetWrittenError      wait until `upper` has passed the time
@@ -278,6 +279,17 @@ class BusyError(RetryableError):
             f"{what} still open after {waited_s:g} s", "end them, or wait longer (timeout=)"
         )
         self.waited_s = waited_s
+
+
+class StaleReaderError(RetryableError):
+    """The writer of the store at `path` has removed files that a read-only handle needs."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(
+            f"files of {path} were removed by the process that writes it",
+            "open it to be read again, or read a copy made by store.checkpoint",
+        )
+        self.path = path
 
 
 class LockedError(RetryableError):

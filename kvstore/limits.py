@@ -73,6 +73,17 @@ several times over, and gets run 1.6x as fast as with the 8 MiB it has by defaul
 PASSING_CACHE_BYTES = 32 << 20
 """The same of a store opened read-only: such are read in passes, by many processes at once."""
 
+MOMENT_LOOKS_MAX = 200
+"""Looks at a store's files to find them at one moment, beside its writer: a look takes 100 us, and
+the writer's list of files changes some hundred times a second at most."""
+
+MOMENT_COPY_BYTES = 1 << 20
+"""Bytes of a log that are copied at once where a store is opened to be read."""
+
+READ_ONLY_OPENINGS_MAX = 50
+"""Openings to read that are tried beside a writer: it may remove files during each, but removes
+some only after it has written as many."""
+
 PASSING_READAHEAD_BYTES = 32 << 10
 """What such a pass reads from a file at once, from its first block on: 220 ns an entry, and 235
 where RocksDB is left to find out by itself that it is a pass. Scans of ten rows take 1.4 us more,

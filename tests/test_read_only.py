@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import random
+import shutil
+import tempfile
+from collections.abc import Callable
 from itertools import pairwise
+from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -13,17 +19,18 @@ from hypothesis import strategies as st
 import kvstore
 from kvstore import Span
 from kvstore.engine import FileSpan
-from kvstore.errors import NotAStoreError, NotYetWrittenError, UsageError
+from kvstore.errors import KVStoreError, NotAStoreError, NotYetWrittenError, UsageError
 from kvstore.splits import split_span
+
+NOBODY = 65534
 
 pytestmark = pytest.mark.usefixtures("each_engine")
 
 
-def contents(path: Path) -> dict[str, bytes]:
-    """The store's own files; RocksDB's diary (LOG) is written by whoever opens it."""
-    return {
-        file.name: file.read_bytes() for file in path.iterdir() if not file.name.startswith("LOG")
-    }
+def contents(path: Path) -> dict[str, tuple[int, bytes]]:
+    """The bytes of all files, and the times at which they and their directory were changed."""
+    found = {file.name: (file.stat().st_ctime_ns, file.read_bytes()) for file in path.iterdir()}
+    return {**found, "": (path.stat().st_ctime_ns, b"")}
 
 
 def test_checkpoint_of_a_store_in_use_is_read_by_several_at_once_and_stays_as_it_is(
@@ -66,6 +73,75 @@ def test_every_write_is_refused_and_reads_go_on(tmp_path: Path) -> None:
             with pytest.raises(UsageError, match="opened to be read only"):
                 write()
         assert store.get(b"a") == b"1"
+
+
+def as_a_stranger(pipe: Connection, root: str, engine: str) -> None:
+    """Say what another user, who may read `root` and not write it, can do with the stores there."""
+    scratch = tempfile.mkdtemp()
+    if os.getuid() == 0:
+        os.chown(scratch, NOBODY, NOBODY)
+        os.setgroups([])
+        os.setgid(NOBODY)
+        os.setuid(NOBODY)
+    tempfile.tempdir = scratch
+
+    def outcome(call: Callable[[], Any]) -> str:
+        try:
+            with call() as store:
+                return f"{sum(1 for _ in store.scan())} rows, {store.verify().ok}"
+        except KVStoreError as error:
+            return type(error).__name__
+
+    with pipe:
+        for name in ("closed", "torn", "copy", "new", "secret"):
+            path = os.path.join(root, name)
+            pipe.send((name, "read", outcome(lambda path=path: kvstore.open_read_only(path))))
+            pipe.send((name, "write", outcome(lambda path=path: kvstore.open(path, engine))))
+        pipe.send(os.listdir(scratch))
+    os.rmdir(scratch)
+
+
+def test_a_store_that_may_not_be_written_is_read_and_stays_as_it_is(
+    spawn: Any, each_engine: str
+) -> None:
+    """Owned by another user, or all write permissions taken away: as on read-only storage."""
+    with tempfile.TemporaryDirectory() as place:
+        root = Path(place)
+        with kvstore.open(root / "closed", durability="async") as store:
+            store._engine.compact("data")
+            store.put(b"a", b"1")
+            store.put(b"b", b"2")
+            store.checkpoint(root / "copy")
+            shutil.copytree(root / "closed", root / "torn")
+        for log in (*(root / "torn").glob("*.log"), *(root / "torn").glob("*-journal")):
+            with log.open("ab") as file:
+                file.write(bytes(5000))
+        shutil.copytree(root / "closed", root / "secret")
+        for path in (*root.rglob("*"), root):
+            path.chmod(0o555 if path.is_dir() else 0o444)
+        (root / "secret").chmod(0)
+        stores = [root / name for name in ("closed", "torn", "copy")]
+        before = [contents(path) for path in stores]
+        ours, theirs = spawn.Pipe(duplex=False)
+        process = spawn.Process(target=as_a_stranger, args=(theirs, place, each_engine))
+        process.start()
+        theirs.close()
+        said = {}
+        for _ in range(10):
+            name, how, found = ours.recv()
+            said[name, how] = found
+        assert ours.recv() == []
+        process.join()
+        assert [contents(path) for path in stores] == before
+        for path in (root, *root.iterdir()):
+            path.chmod(0o755)
+    denied = "AccessDeniedError"
+    for name in ("closed", "torn", "copy"):
+        assert said[name, "read"] == "2 rows, True"
+        assert said[name, "write"] == denied
+    assert said["new", "read"] == "NotAStoreError"
+    assert said["new", "write"] == denied
+    assert said["secret", "read"] == said["secret", "write"] == denied
 
 
 def test_what_is_no_store_is_not_made_one(tmp_path: Path) -> None:

@@ -409,6 +409,30 @@ def test_a_read_only_store_is_read_where_it_is(store: kvstore.Store, tmp_path: P
     assert not (tmp_path / "copy" / SCANS_DIRECTORY).exists()
 
 
+@pytest.mark.parametrize("flushed", [True, False])
+def test_a_reader_beside_a_writer_scans_its_own_moment(tmp_path: Path, flushed: bool) -> None:
+    """Workers open what the reader opened; files that are gone by then it reads alone."""
+    with kvstore.open(tmp_path / "store", durability="async") as store:
+        with store.batch() as batch:
+            for number in range(ROWS):
+                batch.put(key(number), b"first %d " % number * 5)
+        if flushed:
+            store._engine.compact("data")
+        store.put(key(0), b"second")
+        with kvstore.open_read_only(tmp_path / "store") as reader:
+            expected = reader.scan_batches().read_all()
+            have_started(reader, workers=2)
+            store.delete_range(key(0), key(ROWS))
+            store.gc(before=store.upper - 1, compact=True)
+            for family in ("data", "changes", "ranges", "meta"):
+                store._engine.compact(family)
+            assert store.scan_batches().read_all().num_rows == 0
+            for _ in range(2):
+                assert reader.scan_batches(workers=2).read_all().equals(expected)
+            assert reader.scan_batches().read_all().equals(expected)
+            assert reader.get(key(0)) == b"second"
+
+
 def test_a_store_in_memory_is_scanned_by_its_own_process(tmp_path: Path) -> None:
     with kvstore.open(tmp_path / "store", engine="memory") as store:
         store.put(b"k", b"v")

@@ -26,7 +26,7 @@ import secrets
 import shutil
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from itertools import count
 from pathlib import Path
 from typing import Any, Final
@@ -59,12 +59,18 @@ from kvstore.errors import (
     LockedError,
     NotAStoreError,
     PoisonedError,
+    RetryableError,
+    StaleReaderError,
 )
 from kvstore.journal import OS_FILES, Files, Journal, Sync, replay
 from kvstore.journal.files import storage_errors
 from kvstore.journal.inspection import content_of
 from kvstore.journal.names import COMPACTING_NAME, LOCK_NAME, is_journal_file
-from kvstore.limits import JOURNAL_COMPACT_BYTES, MEMORY_BATCH_IN_PLACE_MAX
+from kvstore.limits import (
+    JOURNAL_COMPACT_BYTES,
+    MEMORY_BATCH_IN_PLACE_MAX,
+    READ_ONLY_OPENINGS_MAX,
+)
 from kvstore.loops import ABSENT, Found
 
 _DATA: Final = FAMILY_NUMBERS[DATA]
@@ -275,11 +281,18 @@ class MemoryEngine:
         return journal
 
     def _replay(self, path: Path, files: Files) -> None:
-        """Take in what the journal holds now, perhaps beside its writer: changes nothing."""
-        require_memory_directory(path, create=False, files=files)
-        directory, state = str(path.absolute()), self._state
-        with storage_errors(directory):
-            replay(files, directory, restore=state.restore, apply=state.apply, content=CONTENT)
+        """Take in what the journal holds now, perhaps beside its writer: changes nothing.
+
+        A snapshot may take the place of files that are being read: then all is read again.
+        """
+        directory = str(path.absolute())
+        for _ in range(READ_ONLY_OPENINGS_MAX):
+            self._state = state = State()
+            with suppress(RetryableError), storage_errors(directory):
+                require_memory_directory(path, create=False, files=files)
+                replay(files, directory, restore=state.restore, apply=state.apply, content=CONTENT)
+                return
+        raise StaleReaderError(str(path))
 
     def _recovered(self) -> Iterator[tuple[int, bytes]]:
         """What was replayed, without the ingests that their process did not live to finish."""

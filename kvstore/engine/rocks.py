@@ -14,6 +14,8 @@ What rocksdict 0.3.29 was seen to do, and what follows from it
 * Iteration over `items()` ends early, without a word, at a damaged block: the end of every pass is
   checked with a second iterator, which has a status.
 * An ingest that copies holds the interpreter lock throughout; a move takes 2 ms at any size.
+* A database that is opened read-only still gets rocksdict's own file rewritten, so a reader opens
+  a private directory: see `kvstore.engine.moment`. `db_paths` tells where the sorted files lie.
 * Every failure is a bare `Exception` whose text tells what it is: `_translated` reads it.
 * `point_in_time` recovery cuts the log at the first bad byte without a word, synced records behind
   it included; `tolerate_corrupted_tail_records` refuses, but also refuses tails that a power cut
@@ -34,8 +36,10 @@ from typing import Any, NoReturn
 import rocksdict as rocks
 
 from kvstore.engine.api import DATA, FAMILIES, META, Batch, FileSpan, Reader, chunks
+from kvstore.engine.moment import Moment
 from kvstore.engine.wal import cut, find_damage, looks_recycled
 from kvstore.errors import (
+    AccessDeniedError,
     ClosedError,
     CorruptionError,
     FormatVersionError,
@@ -43,8 +47,10 @@ from kvstore.errors import (
     LockedError,
     NotAStoreError,
     OutOfSpaceError,
+    StaleReaderError,
     StorageError,
 )
+from kvstore.journal.files import storage_errors
 from kvstore.limits import (
     BESIDE_OPEN_FILES_MAX,
     BLOCK_BYTES,
@@ -52,6 +58,7 @@ from kvstore.limits import (
     IDLE_READERS_MAX,
     PASSING_CACHE_BYTES,
     PASSING_READAHEAD_BYTES,
+    READ_ONLY_OPENINGS_MAX,
     SCAN_CHUNK_BYTES,
 )
 from kvstore.loops import Live, Readers, collect
@@ -60,7 +67,9 @@ from kvstore.loops import Live, Readers, collect
 class RocksEngine:
     """A RocksDB database with the store's column families.
 
-    A checkpoint is opened `beside` the database it was made of: the two share a cache, in which a
+    A database opened `read_only` shows the moment of its opening, whatever another process writes.
+    A caller that has laid out such a moment names its directory as `home`. A checkpoint is its own
+    `home`; it is opened `beside` the database it was made of: the two share a cache, in which a
     file that both have is one, and it holds few files open at once.
     """
 
@@ -70,6 +79,7 @@ class RocksEngine:
         *,
         read_only: bool = False,
         create: bool = True,
+        home: Path | None = None,
         beside: RocksEngine | None = None,
     ) -> None:
         self.path = path
@@ -77,10 +87,18 @@ class RocksEngine:
         require_store_directory(path, create=create and not read_only)
         size = PASSING_CACHE_BYTES if read_only else BLOCK_CACHE_BYTES
         self._cache: rocks.Cache = rocks.Cache(size) if beside is None else beside._cache
-        files_max = -1 if beside is None else BESIDE_OPEN_FILES_MAX
-        self._db: rocks.Rdict | None = _opened(
-            path, self._cache, is_read_only=read_only, files_max=files_max
-        )
+        self._moment: Moment | None = None
+        self._db: rocks.Rdict | None
+        if read_only and home is None:
+            self._db, self._moment = _opened_at_once(path, self._cache)
+        else:
+            files_max = -1 if beside is None else BESIDE_OPEN_FILES_MAX
+            try:
+                self._db = _opened(path, self._cache, home=home, files_max=files_max)
+            except KVStoreError as error:
+                if home is None or home == path or not _lacks_a_file(error):
+                    raise
+                raise StaleReaderError(str(path)) from error
         with _translated(str(path)):
             self._family = {name: self._db.get_column_family(name) for name in FAMILIES}
             self.families: Mapping[str, Any] = {
@@ -159,6 +177,15 @@ class RocksEngine:
 
     # -- upkeep ---------------------------------------------------------------------------
 
+    def lay_out(self, home: Path) -> None:
+        """Make `home` a directory in which other processes can open what this reader shows.
+
+        Costs a copy of the logs.
+        """
+        self._open()
+        assert self._moment is not None, "only a reader that found its own moment is asked"
+        self._moment.lay_out(home)
+
     def checkpoint(self, target: Path) -> None:
         database = self._open()
         with _translated(str(target)):
@@ -202,6 +229,8 @@ class RocksEngine:
         self._cache = rocks.Cache(0)  # kept for `beside` alone: here it would hold the blocks on
         self._family = self.families = _Closed(str(self.path))
         self._readers.renew()
+        if self._moment is not None:
+            self._moment.close()
         for cursor in self._open_cursors():
             cursor.close()
         for handle in handles:
@@ -327,20 +356,26 @@ class RocksCursor:
 
 def require_store_directory(path: Path, *, create: bool) -> None:
     """Raise `NotAStoreError` unless `path` holds a store or, if `create`, may become one."""
-    if path.exists() and not path.is_dir():
-        raise NotAStoreError(str(path), "a file, not a directory", "choose another path")
-    if not (path / "CURRENT").exists():
+    with storage_errors(str(path)):
+        if path.exists() and not path.is_dir():
+            raise NotAStoreError(str(path), "a file, not a directory", "choose another path")
+        if (path / "CURRENT").exists():
+            return
         present = [file.name for file in path.iterdir()] if path.exists() else []
-        if not all(map(_UNBORN.fullmatch, present)):
-            raise NotAStoreError(str(path), "a directory of other files", "choose an empty one")
-        if not create:
-            raise NotAStoreError(str(path), "no store is there", "check the path")
-        return
-    with _translated(str(path)):
-        found = set(rocks.Rdict.list_cf(str(path), rocks.Options(raw_mode=True)))
+    if not all(map(_UNBORN.fullmatch, present)):
+        raise NotAStoreError(str(path), "a directory of other files", "choose an empty one")
+    if not create:
+        raise NotAStoreError(str(path), "no store is there", "check the path")
+
+
+def _require_families(path: Path, home: Path) -> None:
+    """Raise unless the database at `path`, opened in `home`, has a store's families, or is a store
+    that was killed while it was made."""
+    with _translated(str(path), home):
+        found = set(rocks.Rdict.list_cf(str(home), rocks.Options(raw_mode=True)))
     if found > {"default", *FAMILIES}:
         raise FormatVersionError(str(path), found=sorted(found), supported=list(FAMILIES))
-    if not found <= {"default", *FAMILIES} or (found == {"default"} and not _is_blank(path)):
+    if not found <= {"default", *FAMILIES} or (found == {"default"} and not _is_blank(path, home)):
         raise NotAStoreError(str(path), "another RocksDB database", "choose another path")
 
 
@@ -351,52 +386,80 @@ _UNBORN = re.compile(
 """What lies in a directory where RocksDB was killed before it had written `CURRENT`."""
 
 
-def _is_blank(path: Path) -> bool:
+def _is_blank(path: Path, home: Path) -> bool:
     """Whether a database without our families holds nothing: a store killed while it was made."""
-    with _translated(str(path)):
+    with _translated(str(path), home):
         options = rocks.Options(raw_mode=True)
-        database = rocks.Rdict(str(path), options, None, rocks.AccessType.read_only(False))
+        options.set_db_paths([_sorted_files(path)])
+        database = rocks.Rdict(str(home), options, None, rocks.AccessType.read_only(False))
         try:
             return next(iter(database.items()), None) is None
         finally:
             database.close()
 
 
-def _require_torn(path: Path) -> None:
+def _sorted_files(path: Path) -> rocks.DBPath:
+    return rocks.DBPath(str(path.absolute()), 1 << 62)
+
+
+def _require_torn(path: Path, home: Path) -> None:
     """Raise `CorruptionError` if a log is damaged, and not only torn at its end."""
-    damage = find_damage(path)
+    damage = find_damage(home)
     if damage is not None:
         raise CorruptionError(
-            str(damage.file),
+            str(path / damage.file.name),
             f"the log is broken at byte {damage.offset}, and goes on after it",
             "restore from a backup; `salvage` of this module keeps what precedes the damage",
         )
 
 
-def _opened(path: Path, cache: rocks.Cache, *, is_read_only: bool, files_max: int) -> rocks.Rdict:
-    """Open the database; cut a torn log, and refuse a damaged one."""
+def _opened_at_once(path: Path, cache: rocks.Cache) -> tuple[rocks.Rdict, Moment]:
+    """Open what the database at `path` holds at one moment, to be read.
+
+    Its writer may remove a file before it is opened: then a later moment is opened.
+    """
+    for _ in range(READ_ONLY_OPENINGS_MAX):
+        moment = Moment.of(path)
+        try:
+            with moment.home() as home:
+                return _opened(path, cache, home=home, files_max=-1), moment
+        except BaseException as error:
+            moment.close()
+            if not _lacks_a_file(error) or not moment.is_past():
+                raise
+    raise StaleReaderError(str(path))
+
+
+def _lacks_a_file(error: BaseException) -> bool:
+    return isinstance(error, KVStoreError) and "No such file or directory" in str(error)
+
+
+def _opened(path: Path, cache: rocks.Cache, *, home: Path | None, files_max: int) -> rocks.Rdict:
+    """Open the database to be read in `home`, or to be written; cut a torn log, and refuse a
+    damaged one."""
+    is_read_only, home = home is not None, home or path
     families = {family: family_options(family, cache) for family in FAMILIES}
     options = _database_options(cache)
     options.set_max_file_opening_threads(_opening_threads(path))
     options.set_max_open_files(files_max)
-    access = rocks.AccessType.read_only(False) if is_read_only else rocks.AccessType.read_write()
-    if looks_recycled(path):  # 0.2 us a record
-        _require_torn(path)
-        if is_read_only:
-            raise CorruptionError(
-                str(path),
-                "the end of its log is torn",
-                "open it once with kvstore.open, which cuts it",
-            )
-        cut(path)
+    access = rocks.AccessType.read_write()
+    if is_read_only:
+        access = rocks.AccessType.read_only(False)
+        options.set_db_paths([_sorted_files(path)])
+    if (home / "CURRENT").exists():
+        _require_families(path, home)
+    with storage_errors(str(path)):
+        if looks_recycled(home):  # 0.2 us a record
+            _require_torn(path, home)
+            cut(home)
     try:
-        with _translated(str(path)):
-            return rocks.Rdict(str(path), options, families, access)
+        with _translated(str(path), home):
+            return rocks.Rdict(str(home), options, families, access)
     except CorruptionError:
-        _require_torn(path)
+        _require_torn(path, home)
     options.set_wal_recovery_mode(rocks.DBRecoveryMode.point_in_time())
-    with _translated(str(path)):
-        return rocks.Rdict(str(path), options, families, access)
+    with _translated(str(path), home):
+        return rocks.Rdict(str(home), options, families, access)
 
 
 def _opening_threads(path: Path) -> int:
@@ -458,12 +521,14 @@ def family_options(family: str, cache: rocks.Cache) -> rocks.Options:
 
 
 class _translated:  # noqa: N801  # used as a statement: `with _translated(where):`
-    """Turn rocksdict's bare exceptions into the error tree."""
+    """Turn rocksdict's bare exceptions into the error tree. A database that is opened in another
+    directory, its `home`, is named by its own."""
 
-    __slots__ = ("_where",)
+    __slots__ = ("_home", "_where")
 
-    def __init__(self, where: str) -> None:
+    def __init__(self, where: str, home: Path | None = None) -> None:
         self._where = where
+        self._home = where if home is None else str(home)
 
     def __enter__(self) -> None:
         pass
@@ -472,11 +537,11 @@ class _translated:  # noqa: N801  # used as a statement: `with _translated(where
         self, kind: type[BaseException] | None, error: BaseException | None, _trace: object
     ) -> None:
         if isinstance(error, Exception) and not isinstance(error, KVStoreError):
-            raise _from_text(self._where, error) from error
+            raise _from_text(self._where, error, self._home) from error
 
 
-def _from_text(where: str, error: Exception) -> KVStoreError:
-    text = str(error)
+def _from_text(where: str, error: Exception, home: str = "") -> KVStoreError:
+    text = str(error).replace(home, where) if home else str(error)
     if isinstance(error, rocks.DbClosedError) or text.startswith("Already "):
         return ClosedError(where)  # or another thread is just closing it: "Already borrowed"
     if "lock hold by current process" in text or "While lock file" in text:
@@ -487,7 +552,12 @@ def _from_text(where: str, error: Exception) -> KVStoreError:
         return OutOfSpaceError(where)
     if text.startswith("Corruption"):
         return CorruptionError(where, text)
+    if any(refusal in text for refusal in _REFUSALS):
+        return AccessDeniedError(where, text)
     return StorageError(f"storage of {where} failed: {text}", "look at the disk, then reopen")
+
+
+_REFUSALS = ("Permission denied", "Operation not permitted", "Read-only file system")
 
 
 def read_rows(

@@ -69,6 +69,10 @@ def cut(directory: Path) -> None:
         end = 0 if is_cut else next((at for at, is_whole in found if not is_whole), None)
         if end is not None:
             is_cut = True
+            if file.is_symlink():  # in a reader's directory, which does not own the log
+                log_bytes = file.read_bytes()
+                file.unlink()
+                file.write_bytes(log_bytes)
             with file.open("r+b") as log:
                 log.truncate(end)
                 os.fsync(log.fileno())

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import BinaryIO, Protocol
 
-from kvstore.errors import LockedError, OutOfSpaceError, StorageError
+from kvstore.errors import AccessDeniedError, LockedError, OutOfSpaceError, StorageError
 
 
 class Output(Protocol):
@@ -180,6 +180,8 @@ def storage_errors(where: str) -> Iterator[None]:
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise OutOfSpaceError(where) from error
+        if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+            raise AccessDeniedError(where, str(error)) from error
         raise StorageError(f"{where}: {error}", "look at the disk, then open it again") from error
 
 

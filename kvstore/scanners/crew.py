@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from multiprocessing.connection import Pipe
 from typing import Any, Final
 
-from kvstore.errors import StorageError
+from kvstore.errors import StaleReaderError, StorageError
 from kvstore.limits import SCAN_PARTS_AHEAD_MAX
 from kvstore.scanners.source import Job, Piece, Word
 
@@ -130,7 +130,11 @@ class Crew:
         while heard := self._poll.poll(None if wait else 0):
             for descriptor, _ in heard:
                 worker = self._by_descriptor[descriptor]
-                message = worker.hear()
+                try:
+                    message = worker.hear()
+                except StaleReaderError:  # it came too late to open files that this process has
+                    self._open.discard(worker)
+                    continue
                 if message is Word.ASK:
                     worker.asks = True
                     self._answer(worker)

@@ -50,11 +50,13 @@ class Scanners:
         taken: list[Worker] = []
         try:
             directory.mkdir(mode=0o700, parents=True)
-            source = engine.path
-            if not engine.is_read_only:
-                source = directory / "checkpoint"
+            if engine.is_read_only:
+                source, home = engine.path.absolute(), directory / "home"
+                engine.lay_out(home)
+            else:
+                source = home = directory / "checkpoint"
                 engine.checkpoint(source)
-            job = Job(source, directory, as_of, dict(view.stamps), rows)
+            job = Job(source, home, directory, as_of, dict(view.stamps), rows)
             pieces = list(_pieces(engine, view, span, as_of, workers))
             taken += (self._take() for _ in range(workers - 1))
             crew = Crew(job, pieces, taken)  # they open the checkpoint meanwhile

@@ -37,9 +37,11 @@ class Word(Enum):
 
 
 class Job(NamedTuple):
-    """A scan, as each of its processes needs to know it: of the database at `source`."""
+    """A scan, as each of its processes needs to know it: of the database at `source`, at the moment
+    that is laid out in `home`."""
 
     source: Path
+    home: Path
     directory: Path
     as_of: int
     stamps: Stamps
@@ -55,11 +57,17 @@ class Piece(NamedTuple):
 
 
 class Source:
-    """What a scan reads, as one of its processes holds it."""
+    """The database of a scan, as one of its processes holds it. The process that scans opens its
+    checkpoint beside its store; a store that was opened to be read is read itself."""
 
     def __init__(self, job: Job, *, beside: RocksEngine | None = None) -> None:
         self._job = job
-        self._engine = RocksEngine(job.source, read_only=True, beside=beside)
+        self._owns_engine = beside is None or not beside.is_read_only
+        self._engine = (
+            RocksEngine(job.source, read_only=True, home=job.home, beside=beside)
+            if beside is None or self._owns_engine
+            else beside
+        )
 
     def batches(self, piece: Piece) -> Iterator[pa.RecordBatch]:
         """The rows of a piece."""
@@ -70,7 +78,8 @@ class Source:
 
     def close(self) -> None:
         """Let go of the database. Repeatable."""
-        self._engine.close()
+        if self._owns_engine:
+            self._engine.close()
 
 
 def serve(descriptor: int) -> None:
