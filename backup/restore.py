@@ -28,6 +28,7 @@ from bulk.ingest import staging_beside
 from bulk.sst import SstFile
 from kvstore.errors import LockedError, UsageError
 from kvstore.journal import OS_FILES
+from kvstore.limits import RESTORE_FILE_BYTES
 from kvstore.mvcc import RangeTombstone
 from kvstore.opening import building
 from kvstore.span import Span
@@ -36,9 +37,6 @@ from kvstore.timestamp import Timestamp
 
 _BUILDING = ".restoring-"
 _LOCK = "LOCK"
-
-BYTES_PER_FILE = 256 << 20
-"""Bytes of one SST: what RocksDB likes to open and compact."""
 
 
 class Built(NamedTuple):
@@ -107,7 +105,7 @@ def restore_into_store(store: Store, batches: Iterable[pa.RecordBatch]) -> Times
         writer = staged.writer()
         for batch in batches:
             writer.write(batch.select(["key", "value"]))
-            if writer.size_bytes >= BYTES_PER_FILE:
+            if writer.size_bytes >= RESTORE_FILE_BYTES:
                 writer.finish()
                 writer = staged.writer()
         writer.finish()
@@ -129,7 +127,7 @@ def version_files(
                 path, count = directory / f"{count:06d}.sst", count + 1
                 file = SstFile(path)
             file.add(keys, values)
-        if file is not None and file.size_bytes >= BYTES_PER_FILE:
+        if file is not None and file.size_bytes >= RESTORE_FILE_BYTES:
             file.finish()
             file = None
             yield path

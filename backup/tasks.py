@@ -28,7 +28,6 @@ from backup.collection import Collection
 from backup.shard.storage import require_address
 from kvstore.arguments import require_age
 from kvstore.errors import UsageError
-from kvstore.limits import TASK_PROGRESS_S
 from kvstore.store import Store
 from kvstore.tasks import Arguments, Handler, Progress, handler, submit
 from kvstore.timestamp import TimeLike, to_timestamp
@@ -42,7 +41,7 @@ def handlers(
     store: Store,
     *,
     open_collection: Callable[[str], Collection] = Collection,
-    every_s: float = TASK_PROGRESS_S,
+    every_s: float | None = None,
 ) -> Mapping[str, Handler]:
     """What a worker does with the tasks submitted here.
 

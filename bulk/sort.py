@@ -34,7 +34,7 @@ import pyarrow.compute as pc
 from kvstore.arrow import key_words
 from kvstore.errors import CorruptionError, UsageError
 from kvstore.journal.files import storage_errors
-from kvstore.limits import ARROW_ROWS_MAX, RUN_BYTES_MAX, SORT_BYTES_MAX
+from kvstore.limits import ARROW_ROWS_MAX, RUN_BLOCK_BYTES, RUN_BYTES_MAX, SORT_BYTES_MAX
 from kvstore.span import Span
 
 Duplicates: TypeAlias = Literal["error", "last"]
@@ -44,9 +44,6 @@ _BYTES_PER_SAMPLE: Final = 256 << 10
 _SAMPLES_PER_RUN_MIN: Final = 100
 _SAMPLE_BYTES: Final = 1024
 """Of a sampled key. A cut need not be a key: longer ones that agree so far stay together."""
-
-_BLOCK_BYTES: Final = 1 << 20
-"""What a reader of one key must check; its entry in the run is a key and three numbers."""
 
 
 class Block(NamedTuple):
@@ -78,7 +75,7 @@ def sorted_batches(
     scratch: Path,
     *,
     duplicates: Duplicates = "error",
-    bytes_max: int = SORT_BYTES_MAX,
+    bytes_max: int | None = None,
 ) -> Iterator[pa.RecordBatch]:
     """The rows of `batches` (binary columns `key` and `value`), ascending by key.
 
@@ -87,6 +84,7 @@ def sorted_batches(
     """
     if duplicates not in ("error", "last"):
         raise UsageError(f"duplicates={duplicates!r}", 'pass "error" or "last"')
+    bytes_max = SORT_BYTES_MAX if bytes_max is None else bytes_max
     runs: list[Run] = []
     for table, is_all in _memory_fulls(batches, bytes_max):
         if is_all:
@@ -97,9 +95,10 @@ def sorted_batches(
 
 
 def sorted_runs(
-    batches: Iterable[pa.RecordBatch], scratch: Path, *, bytes_max: int = RUN_BYTES_MAX
+    batches: Iterable[pa.RecordBatch], scratch: Path, *, bytes_max: int | None = None
 ) -> list[Run]:
     """The rows of `batches` as sorted runs in `scratch`, under names that no other attempt uses."""
+    bytes_max = RUN_BYTES_MAX if bytes_max is None else bytes_max
     return [_spill(table, scratch) for table, _ in _memory_fulls(batches, bytes_max)]
 
 
@@ -108,9 +107,10 @@ def merged(
     span: Span,
     *,
     duplicates: Duplicates = "error",
-    bytes_max: int = SORT_BYTES_MAX,
+    bytes_max: int | None = None,
 ) -> Iterator[pa.RecordBatch]:
     """The rows of `runs` in `span`, ascending by key. Memory is that of a range, twice."""
+    bytes_max = SORT_BYTES_MAX if bytes_max is None else bytes_max
     read = [
         _read(run, span)
         for run in runs
@@ -179,7 +179,7 @@ def _spill(table: pa.Table, scratch: Path) -> Run:
 
 
 def _write(table: pa.Table, path: Path) -> list[Block]:
-    rows = max(len(table) * _BLOCK_BYTES // max(table.nbytes, 1), 1)
+    rows = max(len(table) * RUN_BLOCK_BYTES // max(table.nbytes, 1), 1)
     blocks, offset = [], 0
     with path.open("xb", buffering=0) as file:
         for batch in table.to_batches(max_chunksize=rows):

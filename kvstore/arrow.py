@@ -10,10 +10,8 @@ import numpy.typing as npt
 import pyarrow as pa
 from typing_extensions import Buffer
 
-from kvstore.limits import ARROW_BYTES_MAX, SCAN_CHUNK
+from kvstore.limits import ARROW_BYTES_MAX
 from kvstore.loops import join
-
-DEFAULT_BATCH_ROWS: Final = SCAN_CHUNK
 
 ROWS_SCHEMA: Final = pa.schema(
     [pa.field("key", pa.binary(), nullable=False), pa.field("value", pa.binary(), nullable=False)]

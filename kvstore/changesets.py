@@ -45,7 +45,7 @@ class Changesets:
         yield from (epoch for epoch in pending if epoch.closed_at > since)
 
     def force_quiescence(
-        self, after: timedelta | None = None, timeout: float = QUIESCENCE_WAIT_S
+        self, after: timedelta | None = None, timeout: float | None = None
     ) -> Timestamp:
         """See `Store.force_quiescence`."""
         if ambient(self._capture) is not None:
@@ -61,7 +61,7 @@ class Changesets:
             age = self._committer.now() - recent
             if after is not None and age <= after.total_seconds() * NS_PER_SECOND:
                 return Timestamp(recent)
-            return self._drain(timeout)
+            return self._drain(QUIESCENCE_WAIT_S if timeout is None else timeout)
 
     def _drain(self, timeout: float) -> Timestamp:
         self._forcing += 1

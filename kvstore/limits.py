@@ -19,6 +19,21 @@ THIN_FROM_BYTES = 64 << 10
 """Values of a change entry that the log does not take a second time: fewer cost less than the
 further write does that puts the full entry in its place (15 us)."""
 
+COMPRESS_FROM_BYTES = 16_384
+"""Bodies of change entries below this are stored as they are: a cold call of the codec (20 us)
+costs more than the bytes of log that it saves, and RocksDB compresses what it flushes."""
+
+INDEX_ENTRIES_PER_TAKE = 64
+"""Change entries that a reader of the index takes at once, where they are small. Large entries are
+taken one by one: a chunk is what a reader holds."""
+
+WHOLE_ROWS_MIN = 512
+"""Rows from which on a change entry is a record batch of its own. Smaller entries are gathered: a
+batch has a price (40 us) that its rows must earn."""
+
+REBUILD_FRAGMENTS_FROM = 65
+"""Range tombstones of one commit from which on building the map anew beats as many copies."""
+
 ARROW_ROWS_MAX = 16_384
 """Rows of one record batch: large enough to amortise Arrow, small enough to stay in cache."""
 
@@ -141,6 +156,10 @@ RUN_BYTES_MAX = 32 << 20
 """Keys and values of a sorted run that others merge, as tasks of Spark do. Memory that is used
 again costs no page faults: a million rows take 0.13 s in such runs, 0.18 in runs of 128 MiB."""
 
+RUN_BLOCK_BYTES = 1 << 20
+"""Bytes of a run's block: a reader of one key must check as many, and each block costs an entry
+of a key and three numbers."""
+
 GROUP_COMMIT_WAIT_S_MAX = 60.0
 """How long a commit waits for another thread's fsync before it looks again whether that died."""
 
@@ -190,6 +209,9 @@ TASK_MODIFY_MAX = 10_000
 
 TASK_PROGRESS_S = 1.0
 """Progress of a task is written down at most this often by loops: each is a journal record."""
+
+SNAPSHOT_TASKS_MAX = 100
+"""Tasks in one record of a snapshot of the task journal."""
 
 TASK_COMPACT_FACTOR = 2
 """A task journal is compacted once it has grown by this many times its snapshot (and by
@@ -242,6 +264,28 @@ ROW_GROUP_ROWS_MAX = 65_536
 
 ROW_GROUP_BYTES_MAX = 16 << 20
 """Uncompressed bytes of a row group, where values are large: bounds a merge's memory too."""
+
+PART_WHOLE_BYTES_MAX = 1 << 20
+"""Parts up to this size are fetched in one piece; of larger ones only the row groups asked for."""
+
+MERGE_ROWS_MAX = 1 << 19
+"""Rows that a merge buffers over all its sources together."""
+
+MERGE_BYTES_MAX = 256 << 20
+"""Bytes that such a merge buffers: they count where values are large."""
+
+MERGE_SOURCE_ROWS_MIN = 512
+"""Rows that one source of a merge buffers, unless its bytes reach their own bound: fewer cost
+more in batches than they spare in memory."""
+
+MERGE_SOURCE_BYTES_MIN = 256 << 10
+"""Bytes that one source of a merge buffers, unless its rows reach their own bound."""
+
+RESTORE_FILE_BYTES = 256 << 20
+"""Bytes of one sorted file that a restore builds: what RocksDB likes to open and compact."""
+
+STATE_SCAN_VERSIONS = 1024
+"""Versions of a shard's state that are fetched from consensus at once."""
 
 INLINE_BYTES_MAX = 256 << 10
 """Bytes of parts kept inside a shard's state; beyond it they must be blobs (rollups stay small)."""

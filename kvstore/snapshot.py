@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Protocol
 
-from kvstore.arrow import DEFAULT_BATCH_ROWS
 from kvstore.errors import ClosedError
 from kvstore.timestamp import Timestamp
 
@@ -46,7 +45,7 @@ class Readable(Protocol):
         *,
         reverse: bool,
         limit: int | None,
-        batch_rows: int,
+        batch_rows: int | None,
         workers: int,
     ) -> pa.RecordBatchReader:
         """The same as Arrow record batches."""
@@ -89,7 +88,7 @@ class Snapshot:
         *,
         reverse: bool = False,
         limit: int | None = None,
-        batch_rows: int = DEFAULT_BATCH_ROWS,
+        batch_rows: int | None = None,
         workers: int = 1,
     ) -> pa.RecordBatchReader:
         """As `Store.scan_batches`, at this snapshot's time."""

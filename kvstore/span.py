@@ -8,21 +8,20 @@ from dataclasses import dataclass
 from kvstore.errors import UsageError, printable
 from kvstore.limits import KEY_BYTES_MAX
 
-_BOUND_BYTES_MAX = KEY_BYTES_MAX + 1
-"""A bound may lie just above the longest key: the end of a span that holds only this key."""
 
-
-def require_key(key: object, *, name: str = "key", bytes_max: int = KEY_BYTES_MAX) -> bytes:
+def require_key(key: object, *, name: str = "key", room: int = 0) -> bytes:
     """Return `key` if it can be stored; raises `UsageError` on another type or one too long.
 
-    Of a subclass (numpy has one) it returns the bytes: what lies below takes nothing else.
+    Of a subclass (numpy has one) it returns the bytes: what lies below takes nothing else. `room`
+    is a number of bytes that the longest key may be exceeded by.
     """
     if type(key) is not bytes:
         if not isinstance(key, bytes):
             raise UsageError(f"{name} must be bytes, not {type(key).__name__}", "encode it first")
         key = bytes(key)
-    if len(key) > bytes_max:
-        raise UsageError(f"{name} has {len(key)} bytes, at most {bytes_max} are allowed")
+    if len(key) - room > KEY_BYTES_MAX:
+        most = KEY_BYTES_MAX + room
+        raise UsageError(f"{name} has {len(key)} bytes, at most {most} are allowed")
     return key
 
 
@@ -82,7 +81,8 @@ class Span:
 
     def _require_bound(self, name: str) -> None:
         given = getattr(self, name)
-        bound = require_key(given, name=name, bytes_max=_BOUND_BYTES_MAX)
+        # A bound may lie just above the longest key: as the end of a span of this key alone.
+        bound = require_key(given, name=name, room=1)
         if bound is not given:
             object.__setattr__(self, name, bound)
 

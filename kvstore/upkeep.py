@@ -24,7 +24,7 @@ from typing import Any, Final
 
 from kvstore.arguments import require_age
 from kvstore.errors import UsageError
-from kvstore.limits import COMPACT_PIECES, TASK_PROGRESS_S
+from kvstore.limits import COMPACT_PIECES
 from kvstore.span import Span
 from kvstore.store import Store
 from kvstore.tasks import Arguments, Handler, Progress, handler, submit
@@ -34,7 +34,7 @@ GC_QUEUE: Final = "gc"
 COMPACT_QUEUE: Final = "compact"
 
 
-def handlers(store: Store, *, every_s: float = TASK_PROGRESS_S) -> Mapping[str, Handler]:
+def handlers(store: Store, *, every_s: float | None = None) -> Mapping[str, Handler]:
     """What a worker does with the tasks submitted here, telling progress every so many seconds."""
     return {
         GC_QUEUE: handler(partial(_gc, store), every_s=every_s),

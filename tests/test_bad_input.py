@@ -159,7 +159,7 @@ WRONG_TYPES: dict[str, Callable[[Store], Any]] = {
     "feed span": lambda s: s.feed("f", start=0, span=(b"a", b"z")),
     "feed max_age": lambda s: s.feed("f", start=0, max_age=60),
     "feed batch_rows": lambda s: s.feed("f", start=0, batch_rows=1.5),
-    "feed batch_bytes": lambda s: s.feed("f", start=0, batch_bytes=None),
+    "feed batch_bytes": lambda s: s.feed("f", start=0, batch_bytes=b"1"),
     "feed position": lambda s: s.feed("f", start=kvstore.Position(kvstore.Timestamp(0), -1)),
     "feed ack": lambda s: s.feed("f", start=0).ack(0),
     "feed heartbeat": lambda s: s.feed("f", start=0).batches(heartbeat="often"),

@@ -38,16 +38,15 @@ from backup.shard.state import Batch, Part
 from kvstore.clock import Clock, WallClock
 from kvstore.digest import digest
 from kvstore.errors import KeyOrderError, UsageError
-from kvstore.limits import ROW_GROUP_BYTES_MAX, ROW_GROUP_ROWS_MAX
+from kvstore.limits import (
+    MERGE_BYTES_MAX,
+    MERGE_ROWS_MAX,
+    MERGE_SOURCE_BYTES_MIN,
+    MERGE_SOURCE_ROWS_MIN,
+    ROW_GROUP_BYTES_MAX,
+    ROW_GROUP_ROWS_MAX,
+)
 from kvstore.span import Span
-
-_MERGE_ROWS_MAX = 1 << 19
-_MERGE_BYTES_MAX = 256 << 20
-"""Buffered by a merge over all its sources together; bytes count where values are large."""
-_SOURCE_ROWS_MIN = 512
-_SOURCE_BYTES_MIN = 256 << 10
-"""A source buffers one of the two at least: below it the cost of a batch outweighs its rows."""
-
 
 OnFull: TypeAlias = "Callable[[Part, pa.RecordBatch], bool]"
 """Hears of an uploaded part and its last row; True: the part must stay."""
@@ -160,7 +159,7 @@ def read_batches(
     come with the piece that they then begin in: pieces together give what the whole gives.
 
     Record batches are of any size above zero; a key is never cut in two. Memory is bounded by
-    `_MERGE_ROWS_MAX` and `_MERGE_BYTES_MAX`, however much is read. Raises `MissingPartError`,
+    `MERGE_ROWS_MAX` and `MERGE_BYTES_MAX`, however much is read. Raises `MissingPartError`,
     `CorruptionError`.
     """
     span = span or Span()
@@ -200,8 +199,12 @@ def _shares(runs: Sequence[Sequence[Part]]) -> list[Share]:
     rows, size = (max(sum(column), 1) for column in zip(*sums, strict=True)) if sums else (1, 1)
     return [  # a source may hold twice its share
         Share(
-            _within(count * _MERGE_ROWS_MAX // (2 * rows), _SOURCE_ROWS_MIN, ROW_GROUP_ROWS_MAX),
-            _within(part * _MERGE_BYTES_MAX // (2 * size), _SOURCE_BYTES_MIN, ROW_GROUP_BYTES_MAX),
+            _within(
+                count * MERGE_ROWS_MAX // (2 * rows), MERGE_SOURCE_ROWS_MIN, ROW_GROUP_ROWS_MAX
+            ),
+            _within(
+                part * MERGE_BYTES_MAX // (2 * size), MERGE_SOURCE_BYTES_MIN, ROW_GROUP_BYTES_MAX
+            ),
         )
         for count, part in sums
     ]

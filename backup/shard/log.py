@@ -38,10 +38,7 @@ from kvstore.errors import (
     IndeterminateError,
     UsageError,
 )
-from kvstore.limits import LOOKS_MAX, ROLLUP_EVERY
-
-_SCAN_LIMIT = 1024
-
+from kvstore.limits import LOOKS_MAX, ROLLUP_EVERY, STATE_SCAN_VERSIONS
 
 _LOST_AFTER = 20
 """Looks, over some two seconds, after which what is missing is lost, not collected meanwhile."""
@@ -294,9 +291,9 @@ class StateLog:
     def _scan(self, start: int) -> list[Versioned]:
         found: list[Versioned] = []
         while True:
-            page = self.consensus.scan(self.shard, start=start, limit=_SCAN_LIMIT)
+            page = self.consensus.scan(self.shard, start=start, limit=STATE_SCAN_VERSIONS)
             found.extend(page)
-            if len(page) < _SCAN_LIMIT:
+            if len(page) < STATE_SCAN_VERSIONS:
                 return found
             start = page[-1].seqno + 1
 

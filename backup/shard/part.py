@@ -34,7 +34,7 @@ from backup.shard.state import Part
 from backup.shard.until import UNTIL, Until
 from kvstore.digest import is_digest
 from kvstore.errors import CorruptionError, FormatVersionError
-from kvstore.limits import BOUND_BYTES_MAX, PART_BYTES_MAX, ROW_GROUP_BYTES_MAX
+from kvstore.limits import BOUND_BYTES_MAX, PART_BYTES_MAX, PART_WHOLE_BYTES_MAX
 from kvstore.span import Span, prefix_end
 
 PART_FORMAT = b"2"
@@ -56,8 +56,6 @@ and 672 kB."""
 _LARGE = ("key", "value")
 """Columns that are compressed in a small part too: a compressor more costs 0.05 ms, whatever it is
 given, and the others are next to nothing."""
-_WHOLE_BYTES_MAX = 1 << 20
-"""Parts up to this size are fetched in one piece; of larger ones only what is asked for."""
 
 
 class PartBuilder:
@@ -187,7 +185,7 @@ def read_part(
     *,
     span: Span,
     batch_rows: int,
-    batch_bytes: int = ROW_GROUP_BYTES_MAX,
+    batch_bytes: int,
     whole: Span | None = None,
 ) -> Iterator[pa.RecordBatch]:
     """Yield the rows of `part` in `span`, in order, and the range tombstones that reach into it.
@@ -249,7 +247,7 @@ def touches(part: Part, span: Span) -> bool:
 def open_part(blob: Blob, part: Part, rule: Rule) -> pq.ParquetFile:
     """Open for reading in pieces; raises as `read_part` does."""
     source: Any
-    if part.inline is not None or part.size <= _WHOLE_BYTES_MAX:
+    if part.inline is not None or part.size <= PART_WHOLE_BYTES_MAX:
         source = pa.BufferReader(part_bytes(blob, part))
     else:
         source = pa.PythonFile(_BlobFile(blob, part), mode="r")

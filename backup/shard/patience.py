@@ -51,7 +51,7 @@ class Patience:
 
     def __init__(
         self,
-        seconds: float = RETRY_S,
+        seconds: float | None = None,
         *,
         tell: Callable[[Waiting], None] | None = None,
         pause: Callable[[float], None] = time.sleep,
@@ -59,14 +59,20 @@ class Patience:
     ) -> None:
         """`tell` hears of long waits; what it raises ends the wait. Raises `UsageError` unless
         `seconds` is a number of at least 0."""
-        if isinstance(seconds, bool) or not isinstance(seconds, int | float):
-            raise UsageError(f"patience={seconds!r} is no number", "pass seconds")
-        if not 0 <= seconds < math.inf:
-            raise UsageError(f"patience={seconds!r} is out of range", "pass seconds, 0 or more")
-        self.seconds = seconds
+        if seconds is not None:
+            if isinstance(seconds, bool) or not isinstance(seconds, int | float):
+                raise UsageError(f"patience={seconds!r} is no number", "pass seconds")
+            if not 0 <= seconds < math.inf:
+                raise UsageError(f"patience={seconds!r} is out of range", "pass seconds, 0 or more")
+        self._seconds = seconds
         self.tell = tell
         self.pause = pause
         self.monotonic = monotonic
+
+    @property
+    def seconds(self) -> float:
+        """How long a call is made again; `RETRY_S` unless something else was asked for."""
+        return RETRY_S if self._seconds is None else self._seconds
 
     def tries(self) -> Tries:
         """Begin a call that may be made several times."""

@@ -131,9 +131,10 @@ class Shard:
 
     # -- reading and holding -----------------------------------------------------------------
 
-    def reader(self, *, lease_ns: int = LEASE_NS, from_critical: bool = False) -> Reader:
+    def reader(self, *, lease_ns: int | None = None, from_critical: bool = False) -> Reader:
         """Register a leased reader. Use it with `with`; renew it within `lease_ns`, as reading
         the rows of its snapshots does."""
+        lease_ns = LEASE_NS if lease_ns is None else lease_ns
         name = f"r-{secrets.token_hex(8)}"
         now_ns = self.log.clock.wall_ns()
         command = c.RegisterLeasedReader(name, now_ns, lease_ns, from_critical)

@@ -41,6 +41,7 @@ from kvstore.limits import (
     ARROW_ROWS_MAX,
     FEW_CHANGES_BYTES,
     SORTED_CHANGES_MAX,
+    WHOLE_ROWS_MIN,
 )
 from kvstore.mvcc.versions import Versions
 from kvstore.span import Span
@@ -66,9 +67,6 @@ VERSION_CHANGES_SCHEMA: Final = pa.schema(
     [CHANGES_SCHEMA.field(name) for name in ("key", "timestamp", "op", "value", "end_key")]
 )
 """What makes a version; the rest is how it came about."""
-
-WHOLE_ROWS_MIN: Final = 512
-"""Entries of fewer rows are gathered: a batch has a price (40 us) that its rows must earn."""
 
 
 class ColumnReader:

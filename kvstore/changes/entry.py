@@ -39,6 +39,7 @@ import pyarrow as pa
 
 from kvstore.codec.lz4 import unpack_block
 from kvstore.errors import CorruptionError, FormatVersionError
+from kvstore.limits import COMPRESS_FROM_BYTES
 from kvstore.loops import (
     RULE_ANY,
     RULE_ID,
@@ -69,10 +70,6 @@ _HEADS = {
     for codec in (_CODEC_NONE, _CODEC_LZ4)
     for flags in range((_LAST | _SEQUENCED) + 1)
 }
-
-COMPRESS_FROM_BYTES: Final = 16_384
-"""Bodies below this are stored as they are: a cold call of the codec (20 us) costs more than
-the bytes of log that it saves, and RocksDB compresses what it flushes."""
 
 OP_PUT: Final = 1
 OP_DELETE: Final = 3

@@ -43,7 +43,12 @@ from kvstore.changes.stream import CONTROL_STREAM
 from kvstore.codec.keys import decode_change_key, encode_change_key
 from kvstore.engine.api import CHANGES, Batch, Engine
 from kvstore.errors import CorruptionError
-from kvstore.limits import CHANGE_CHUNK_BYTES, INLINE_VALUE_BYTES, THIN_FROM_BYTES
+from kvstore.limits import (
+    CHANGE_CHUNK_BYTES,
+    INDEX_ENTRIES_PER_TAKE,
+    INLINE_VALUE_BYTES,
+    THIN_FROM_BYTES,
+)
 from kvstore.meta import Meta
 from kvstore.mvcc.write import WriteSet
 
@@ -52,8 +57,6 @@ FIRST_STREAM: Final = CONTROL_STREAM
 
 _CHUNKS_MAX = (1 << 32) - 1
 _PUT, _PUT_LARGE = bytes([OP_PUT]), bytes([OP_PUT_LARGE])
-_ENTRIES_PER_TAKE = 64
-"""Small entries taken at once; large ones are taken one by one, a chunk being what is held."""
 
 
 Select: TypeAlias = "Callable[[Generation], Iterable[bytes]]"
@@ -273,7 +276,7 @@ class ChangeIndex:
                         raise _missing(*expected)
                     return
                 is_small = sum(map(len, values)) < CHANGE_CHUNK_BYTES // 4
-                count = min(count * 2, _ENTRIES_PER_TAKE) if is_small else 1
+                count = min(count * 2, INDEX_ENTRIES_PER_TAKE) if is_small else 1
                 for key, value in zip(keys, values, strict=True):
                     _, timestamp, chunk = decode_change_key(key)
                     if (chunk or expected) and (timestamp, chunk) != expected:

@@ -120,12 +120,14 @@ def read_object(
     data: bytes | bytearray | memoryview,
     *,
     where: str,
-    bytes_max: int = JSON_BYTES_MAX,
-    depth_max: int = JSON_DEPTH_MAX,
+    bytes_max: int | None = None,
+    depth_max: int | None = None,
 ) -> JsonObject:
     """Read the JSON object at `where`. Raises `CorruptionError` on everything else: more than
     `bytes_max` bytes, brackets nested deeper than `depth_max`, a name that comes twice in an
     object, NaN and infinity, other text encodings. O(bytes)."""
+    bytes_max = JSON_BYTES_MAX if bytes_max is None else bytes_max
+    depth_max = JSON_DEPTH_MAX if depth_max is None else depth_max
     if len(data) > bytes_max:
         raise CorruptionError(where, f"{len(data)} bytes of JSON, at most {bytes_max} are read")
     data = bytes(data)

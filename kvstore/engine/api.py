@@ -98,7 +98,7 @@ class Cursor(Protocol):
 
 def chunks(cursor: Cursor) -> Iterator[tuple[list[bytes], list[bytes]]]:
     """All of a pass, chunk by chunk, which closes it: memory is bounded in entries and in bytes."""
-    count = _FIRST_CHUNK
+    count = min(_FIRST_CHUNK, SCAN_CHUNK)
     try:
         while True:
             keys, values = cursor.take(count)

@@ -66,11 +66,7 @@ from kvstore.journal import OS_FILES, Files, Journal, Sync, replay
 from kvstore.journal.files import storage_errors
 from kvstore.journal.inspection import content_of
 from kvstore.journal.names import COMPACTING_NAME, LOCK_NAME, is_journal_file
-from kvstore.limits import (
-    JOURNAL_COMPACT_BYTES,
-    MEMORY_BATCH_IN_PLACE_MAX,
-    READ_ONLY_OPENINGS_MAX,
-)
+from kvstore.limits import MEMORY_BATCH_IN_PLACE_MAX, READ_ONLY_OPENINGS_MAX
 from kvstore.loops import ABSENT, Found
 
 _DATA: Final = FAMILY_NUMBERS[DATA]
@@ -89,7 +85,7 @@ class MemoryEngine:
         read_only: bool = False,
         create: bool = True,
         files: Files = OS_FILES,
-        compact_bytes: int = JOURNAL_COMPACT_BYTES,
+        compact_bytes: int | None = None,
     ) -> None:
         self.path = path
         self._where = "the store in memory" if path is None else str(path)
@@ -260,7 +256,9 @@ class MemoryEngine:
 
     # -- inside ---------------------------------------------------------------------------
 
-    def _open_journal(self, path: Path, create: bool, files: Files, compact_bytes: int) -> Journal:
+    def _open_journal(
+        self, path: Path, create: bool, files: Files, compact_bytes: int | None
+    ) -> Journal:
         require_memory_directory(path, create=create, files=files)
         try:
             journal = Journal.open(

@@ -116,8 +116,8 @@ class Tail:
         *,
         guard: Callable[[], None],
         require_indexed: Callable[[int], None],
-        rows_max: int = FEED_BATCH_ROWS,
-        bytes_max: int = FEED_BATCH_BYTES,
+        rows_max: int | None = None,
+        bytes_max: int | None = None,
     ) -> None:
         """`guard` is called before a batch is handed out, and raises to stop it. So does
         `require_indexed` where the change index begins above a time."""
@@ -128,8 +128,8 @@ class Tail:
         self._guard = guard
         self._require_indexed = require_indexed
         # No more than what is compiled can count to.
-        self._rows_max = min(rows_max, sys.maxsize)
-        self._bytes_max = min(bytes_max, sys.maxsize)
+        self._rows_max = min(FEED_BATCH_ROWS if rows_max is None else rows_max, sys.maxsize)
+        self._bytes_max = min(FEED_BATCH_BYTES if bytes_max is None else bytes_max, sys.maxsize)
 
     def batches(self, *, follow: bool, heartbeat: float | None) -> Iterator[FeedBatch]:
         """Batches until now, or for ever with `follow`.

@@ -101,7 +101,7 @@ class Collector:
         target: int,
         *,
         compact: bool = False,
-        stale_s: float = STALE_IMPORT_S,
+        stale_s: float | None = None,
         progress: Callable[[int], None] | None = None,
     ) -> GcReport:
         """Move `since` to `target`, or as far as holds allow, and remove what lies below.
@@ -128,8 +128,9 @@ class Collector:
                 tally.imports += self._leftovers.forget_history(since)
                 self.at_step("imports")
             self._require_running()
-            tally.imports += self._leftovers.abort_stale(stale_s)
-            self._leftovers.remove_files(stale_s)
+            age_s = STALE_IMPORT_S if stale_s is None else stale_s
+            tally.imports += self._leftovers.abort_stale(age_s)
+            self._leftovers.remove_files(age_s)
             if compact:
                 self._compact(tally)
         return GcReport(

@@ -101,9 +101,9 @@ class Journal:
         snapshot: Callable[[], Records] | None = None,
         content: str = "",
         sync: Sync = _ALWAYS,
-        file_bytes: int = JOURNAL_FILE_BYTES,
-        file_records: int = JOURNAL_FILE_RECORDS,
-        compact_bytes: int = JOURNAL_COMPACT_BYTES,
+        file_bytes: int | None = None,
+        file_records: int | None = None,
+        compact_bytes: int | None = None,
         files: Files = OS_FILES,
         identity: int | None = None,
     ) -> Journal:
@@ -114,13 +114,15 @@ class Journal:
         journal behind the newest snapshot has grown beyond `compact_bytes` and beyond the
         snapshot itself, the state it yields as (type, payload) becomes a new snapshot.
         `content` names what the records mean; it is written down and checked. A live file is
-        closed at `file_bytes` or `file_records`.
+        closed at `file_bytes` or `file_records`. Their defaults stand in `kvstore.limits`.
 
         Raises `LockedError` if another writer has it, `JournalDamagedError` if it is damaged (a
         torn tail of the live file is no damage: it is cut, see `recovery.torn`), and
         `NotAStoreError`, `FormatVersionError` or `UsageError` if it is not what was asked for.
         """
         directory = os.path.abspath(os.fspath(path))
+        file_bytes = JOURNAL_FILE_BYTES if file_bytes is None else file_bytes
+        file_records = JOURNAL_FILE_RECORDS if file_records is None else file_records
         _check_options(content, file_bytes, file_records)
         with storage_errors(directory):
             files.make_directory(directory)
@@ -143,7 +145,8 @@ class Journal:
             lock.close()
             raise
         try:
-            journal._tidy(snapshot, compact_bytes)
+            least = JOURNAL_COMPACT_BYTES if compact_bytes is None else compact_bytes
+            journal._tidy(snapshot, least)
         except BaseException:
             journal._release()
             raise

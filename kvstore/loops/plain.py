@@ -37,7 +37,7 @@ _UNLIMITED: Final = b"\x00\x02"
 _LEAST_KEY: Final = len(TERMINATOR) + TAIL_BYTES
 
 
-REVISION: Final = 4
+REVISION: Final = 5
 """Raised with each change of a name, an argument or a meaning here: what was compiled from an
 older source, as a checkout that was moved on has it, is not taken."""
 

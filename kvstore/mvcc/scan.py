@@ -90,7 +90,7 @@ def first_rows(chunks: Iterator[Rows], limit: int) -> Iterator[Rows]:
 
 def _passes(cursor: Cursor, live: Live, count_max: Callable[[], int]) -> Iterator[bool]:
     """Have `live` see all of `cursor`, at most so many entries at once: whether more is to come."""
-    count = _FIRST_CHUNK
+    count = min(_FIRST_CHUNK, SCAN_CHUNK)
     try:
         has_more = True
         while has_more:

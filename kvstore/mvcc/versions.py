@@ -26,6 +26,7 @@ from kvstore.codec.keys import (
 from kvstore.codec.ordered import frame, unescape, unframe
 from kvstore.engine.api import DATA, RANGES, Cursor, Engine, pairs
 from kvstore.errors import CorruptionError, UsageError, WriteTooOldError
+from kvstore.limits import REBUILD_FRAGMENTS_FROM
 from kvstore.loops import Lookup
 from kvstore.mvcc.diff import Difference, differences, stored_keys
 from kvstore.mvcc.export import VersionColumns, version_columns
@@ -38,10 +39,6 @@ from kvstore.span import Span
 from kvstore.timestamp import TIMESTAMP_MAX, Timestamp
 
 Tombstones: TypeAlias = "list[RangeTombstone]"
-
-
-_REBUILD_FROM = 64
-"""Range tombstones of one commit from which on building the map anew beats as many copies."""
 
 
 class View(NamedTuple):
@@ -193,7 +190,7 @@ class Versions:
         if not tombstones:
             return
         fragments = self.view.fragments
-        if len(tombstones) > _REBUILD_FROM:
+        if len(tombstones) >= REBUILD_FRAGMENTS_FROM:
             known = fragments.tombstones(Span(), since=0, upto=TIMESTAMP_MAX)
             self.publish_fragments(Fragments.of([*known, *tombstones]))
             return

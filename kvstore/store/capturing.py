@@ -44,17 +44,18 @@ class Capturing(Writing):
         return self._changesets.epochs(to_timestamp(since, name="since"))
 
     def force_quiescence(
-        self, after: timedelta | None = None, *, timeout: float = QUIESCENCE_WAIT_S
+        self, after: timedelta | None = None, *, timeout: float | None = None
     ) -> Timestamp:
         """A time at which no changeset is half done; all changes until then are complete.
 
         Where the last such time is no longer ago than `after`, that. Else new changesets wait
         until the open ones have ended (bare commits go on). Raises `BusyError` if they have not
-        after `timeout` seconds, `UsageError` inside a changeset.
+        after `timeout` seconds (ten minutes by default), `UsageError` inside a changeset.
         """
         self._live()
         require_age(after, name="after")
-        return self._changesets.force_quiescence(after, require_seconds(timeout, name="timeout"))
+        seconds = QUIESCENCE_WAIT_S if timeout is None else require_seconds(timeout, name="timeout")
+        return self._changesets.force_quiescence(after, seconds)
 
     def events(
         self,
@@ -110,8 +111,8 @@ class Capturing(Writing):
         *,
         span: Span | None = None,
         max_age: timedelta | None = None,
-        batch_rows: int = FEED_BATCH_ROWS,
-        batch_bytes: int = FEED_BATCH_BYTES,
+        batch_rows: int | None = None,
+        batch_bytes: int | None = None,
     ) -> Feed:
         """Every durable change once, in order, to the consumer called `name`.
 
@@ -121,11 +122,14 @@ class Capturing(Writing):
         `expand` are those of `events`. The feed holds history until it acks or is dropped; one
         that falls behind further than `max_age` is lost when GC wants the space.
 
-        Opening a feed fences its former consumer. Raises `UsageError` for an unknown feed without
-        `start` and for more workers than streams, `HistoryGoneError` below `since`, or before a
-        clear of keys in `span`.
+        A batch has at most `batch_rows` events and about `batch_bytes` bytes, as `kvstore.limits`
+        says by default. Opening a feed fences its former consumer. Raises `UsageError` for an
+        unknown feed without `start` and for more workers than streams, `HistoryGoneError` below
+        `since`, or before a clear of keys in `span`.
         """
         wanted = Wanted(require_span(span), require_images(images), require_expand(expand))
+        batch_rows = FEED_BATCH_ROWS if batch_rows is None else batch_rows
+        batch_bytes = FEED_BATCH_BYTES if batch_bytes is None else batch_bytes
         require_count(batch_rows, name="batch_rows")
         require_count(batch_bytes, name="batch_bytes")
         require_age(max_age, name="max_age")

@@ -11,7 +11,7 @@ from typing import NamedTuple, TypeVar, overload
 import pyarrow as pa
 
 from kvstore.arguments import key_list, require_count, require_limit, require_span
-from kvstore.arrow import DEFAULT_BATCH_ROWS, ROWS_SCHEMA, row_batches
+from kvstore.arrow import ROWS_SCHEMA, row_batches
 from kvstore.changes import Change, ChangeIndex, Order, Revisions
 from kvstore.changes.read import require_choices
 from kvstore.clock import WallClock
@@ -19,7 +19,7 @@ from kvstore.commit import Committer
 from kvstore.engine import Engine, FileSpan
 from kvstore.engine.rocks import RocksEngine
 from kvstore.errors import UsageError
-from kvstore.limits import KEY_BYTES_MAX, SCAN_PIECES_MAX, SCAN_WORKERS_MAX
+from kvstore.limits import KEY_BYTES_MAX, SCAN_CHUNK, SCAN_PIECES_MAX, SCAN_WORKERS_MAX
 from kvstore.loops import PointRead
 from kvstore.mvcc import RangeTombstone, Version, Versions
 from kvstore.mvcc.export import VersionColumns
@@ -129,10 +129,12 @@ class Reading(Opened):
         reverse: bool = False,
         limit: int | None = None,
         *,
-        batch_rows: int = DEFAULT_BATCH_ROWS,
+        batch_rows: int | None = None,
         workers: int = 1,
     ) -> pa.RecordBatchReader:
         """The rows of `scan` as Arrow record batches: columns `key` and `value`, both binary.
+
+        A batch has at most `batch_rows` rows, by default as many as a scan passes over at once.
 
         With `workers` above 1 so many processes, this one among them, read a checkpoint, made now,
         side by side: for scans of a million rows and more. Each such scan costs some 10 ms; the
@@ -144,6 +146,7 @@ class Reading(Opened):
         """
         require_limit(limit)
         span = Span.of(start, end, prefix)
+        batch_rows = SCAN_CHUNK if batch_rows is None else batch_rows
         require_count(batch_rows, name="batch_rows")
         require_count(workers, name="workers", most=SCAN_WORKERS_MAX)
         engine = self._engine

@@ -9,7 +9,6 @@ from typing import TypeVar
 
 from kvstore.batch import Batch
 from kvstore.commit import Durability, require_durability
-from kvstore.limits import TRANSACT_ATTEMPTS
 from kvstore.mvcc import WriteSet
 from kvstore.span import Span
 from kvstore.store.reading import Reading
@@ -105,13 +104,14 @@ class Writing(Reading):
         self,
         body: Callable[[Transaction], T],
         *,
-        attempts: int = TRANSACT_ATTEMPTS,
+        attempts: int | None = None,
         wait: Callable[[float], None] = time.sleep,
         durability: Durability | None = None,
     ) -> T:
         """Run `body` in a transaction, again after each conflict; returns its result.
 
-        `body` may run several times. Raises the last `ConflictError` after `attempts`.
+        `body` may run several times. Raises the last `ConflictError` after `attempts`, by default
+        those of `kvstore.limits`.
         """
         begin = partial(self.transaction, durability=durability)
         return transact(begin, body, attempts=attempts, wait=wait)

@@ -90,12 +90,13 @@ def submit(
         return task_id
 
 
-def handler(call: Call, *, every_s: float = TASK_PROGRESS_S) -> Handler:
+def handler(call: Call, *, every_s: float | None = None) -> Handler:
     """A worker's handler that makes a call of each task."""
 
     def handle(job: Job) -> Sequence[NewTask]:
         arguments = arguments_of(job.task)
-        result = call(arguments, Progress(job, every_s=every_s))
+        seconds = TASK_PROGRESS_S if every_s is None else every_s
+        result = call(arguments, Progress(job, every_s=seconds))
         if REPORT_TO not in arguments:
             return ()
         task = job.task

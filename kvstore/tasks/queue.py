@@ -71,7 +71,7 @@ class Tasks:
         journal: Journal | None,
         clock: WallClock,
         *,
-        compact_bytes: int = JOURNAL_COMPACT_BYTES,
+        compact_bytes: int | None = None,
     ) -> None:
         self._state = state
         self._journal = journal
@@ -79,7 +79,7 @@ class Tasks:
         self._timeline = Timeline(clock, last=state.recorded_at)
         self._changed = threading.Condition()
         self._closed = False
-        self._compact_bytes = compact_bytes
+        self._compact_bytes = JOURNAL_COMPACT_BYTES if compact_bytes is None else compact_bytes
         self._snapshot_bytes = 0 if journal is None else journal.recovery.snapshot_bytes
         self._grown_bytes = 0 if journal is None else journal.recovery.journal_bytes
 
@@ -91,7 +91,7 @@ class Tasks:
         clock: WallClock | None = None,
         sync: Sync | None = None,
         files: Files = OS_FILES,
-        compact_bytes: int = JOURNAL_COMPACT_BYTES,
+        compact_bytes: int | None = None,
     ) -> Tasks:
         """Open or create the queue whose journal is in `path`; None keeps it in memory only.
 

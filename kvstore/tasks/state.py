@@ -17,12 +17,9 @@ from sortedcontainers import SortedList
 
 from kvstore.errors import DependencyError, UsageError
 from kvstore.journal import Record
-from kvstore.limits import TASK_MODIFY_MAX
+from kvstore.limits import SNAPSHOT_TASKS_MAX, TASK_MODIFY_MAX
 from kvstore.tasks.records import decode, encode
 from kvstore.tasks.task import Task, Versioned
-
-SNAPSHOT_TASKS_MAX = 100
-"""Tasks in one record of a snapshot."""
 
 
 class TaskState:

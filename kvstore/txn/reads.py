@@ -21,11 +21,11 @@ class ReadSet:
 
     __slots__ = ("_keys", "_keys_max", "_spans", "_spans_max")
 
-    def __init__(self, *, keys_max: int = TXN_KEYS_MAX, spans_max: int = TXN_SPANS_MAX) -> None:
+    def __init__(self, *, keys_max: int | None = None, spans_max: int | None = None) -> None:
         self._keys: set[bytes] = set()
         self._spans: list[Span] = []
-        self._keys_max = keys_max
-        self._spans_max = spans_max
+        self._keys_max = TXN_KEYS_MAX if keys_max is None else keys_max
+        self._spans_max = TXN_SPANS_MAX if spans_max is None else spans_max
 
     def add_key(self, key: bytes) -> None:
         """`key` was read, whether or not it was there."""

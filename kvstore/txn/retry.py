@@ -24,7 +24,7 @@ def transact(
     begin: Callable[[], Transaction],
     body: Callable[[Transaction], T],
     *,
-    attempts: int = TRANSACT_ATTEMPTS,
+    attempts: int | None = None,
     wait: Callable[[float], None] = time.sleep,
     draw: Callable[[], float] = random.random,
 ) -> T:
@@ -33,6 +33,7 @@ def transact(
     `body` may run several times, so it should touch nothing but the transaction. `wait` is
     given seconds; `draw` numbers in 0..1. Raises the last `ConflictError` after `attempts`.
     """
+    attempts = TRANSACT_ATTEMPTS if attempts is None else attempts
     require_count(attempts, name="attempts")
     for attempt in range(attempts - 1):
         with suppress(ConflictError):

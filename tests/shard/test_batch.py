@@ -360,8 +360,9 @@ def test_a_foreign_parquet_file_and_a_newer_format_are_refused() -> None:
         pq.write_table(table, sink)
         data = sink.getvalue()
         part = Part("x", 1, len(data), digest(data), b"a", b"a", 1, 1, inline=data)
+        rows = read_part(MemoryBlob(), part, VERSIONS, span=Span(), batch_rows=10, batch_bytes=100)
         with pytest.raises(error):
-            list(read_part(MemoryBlob(), part, VERSIONS, span=Span(), batch_rows=10))
+            list(rows)
 
 
 # -- others read it too ----------------------------------------------------------------------

@@ -1,0 +1,159 @@
+"""Bounds: limits of `kvstore.limits` set for a while, so that small data crosses every border.
+
+    with bounds(ARROW_ROWS_MAX=3, PART_BYTES_MAX=300):
+        collection.backup(store)
+
+A module of ours that says `from kvstore.limits import X` has `X` among its globals, and its
+functions look it up at each call. So a limit is set by replacing that global in each such module,
+at no cost to production. What a store or a journal takes from a limit when it is opened stays with
+it: set the limits first.
+
+Invariants
+1. Limits are read when a function is called, never when it is defined: no default argument, class
+   body or constant of a module is made of one. `tests/test_bounds.py` looks at every module.
+2. Compiled loops compare with copies of their own. They have a function `take_bounds`, which is
+   called after each change.
+3. All is as before when the block ends, also in modules that were imported inside it.
+
+Limits hold for all threads of this process, and for no other process.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from types import ModuleType
+from typing import Final
+
+from kvstore import limits
+
+PACKAGES: Final = ("kvstore", "bulk", "backup", "spark_connector", "pyspark_kvstore")
+
+FIXED: Final[Mapping[str, str]] = {
+    "SEALED_CHUNK_BYTES": "bytes of the format: a sealed blob does not say how long its chunks are",
+}
+"""Limits that cannot be set, each with its reason."""
+
+TINY: Final[Mapping[str, int]] = {
+    # a commit and its change entries
+    "CHANGE_CHUNK_BYTES": 50,
+    "INLINE_VALUE_BYTES": 2,
+    "THIN_FROM_BYTES": 1,
+    "COMPRESS_FROM_BYTES": 1,
+    "INDEX_ENTRIES_PER_TAKE": 1,
+    "WHOLE_ROWS_MIN": 1,
+    "REBUILD_FRAGMENTS_FROM": 1,
+    "EPOCHS_PENDING_MAX": 2,
+    "EPOCH_EVENTS_PENDING_MAX": 3,
+    # reads
+    "ARROW_ROWS_MAX": 3,
+    "ARROW_BYTES_MAX": 100,
+    "SCAN_CHUNK": 2,
+    "SCAN_CHUNK_BYTES": 20,
+    "SCAN_PIECE_BYTES": 1,
+    "SCAN_PART_BYTES": 10,
+    "SCAN_PARTS_AHEAD_MAX": 1,
+    "IDLE_READERS_MAX": 1,
+    "SORTED_CHANGES_MAX": 2,
+    "SORTED_CHANGES_BYTES_MAX": 3,
+    "FEED_BATCH_ROWS": 2,
+    "FEED_BATCH_BYTES": 50,
+    # journal, memory engine, tasks
+    "JOURNAL_FILE_BYTES": 200,
+    "JOURNAL_FILE_RECORDS": 3,
+    "JOURNAL_READ_BYTES": 16,
+    "JOURNAL_COMPACT_BYTES": 1,
+    "CHUNK_ENTRIES_MAX": 4,
+    "MEMORY_BATCH_IN_PLACE_MAX": 1,
+    "MEMORY_RECORD_BYTES": 50,
+    "SNAPSHOT_TASKS_MAX": 2,
+    "TASK_COMPACT_FACTOR": 1,
+    "COMPACT_PIECES": 2,
+    # imports
+    "SORT_BYTES_MAX": 200,
+    "RUN_BYTES_MAX": 100,
+    "RUN_BLOCK_BYTES": 50,
+    # transactions and garbage
+    "COMMIT_YIELDS_MAX": 0,
+    "RECENT_KEYS_MAX": 2,
+    "TXN_KEYS_MAX": 2,
+    "TXN_SPANS_MAX": 2,
+    "GC_KEYS_PER_STEP": 2,
+    "GC_SPANS_PER_STEP": 1,
+    # collections and replicas
+    "FEW_CHANGES_BYTES": 0,
+    "PART_BYTES_MAX": 300,
+    "PART_WHOLE_BYTES_MAX": 0,
+    "ROW_GROUP_ROWS_MAX": 3,
+    "ROW_GROUP_BYTES_MAX": 100,
+    "MERGE_ROWS_MAX": 8,
+    "MERGE_BYTES_MAX": 400,
+    "MERGE_SOURCE_ROWS_MIN": 1,
+    "MERGE_SOURCE_BYTES_MIN": 1,
+    "MERGE_FAN_IN": 2,
+    "RESTORE_FILE_BYTES": 1,
+    "STATE_SCAN_VERSIONS": 2,
+    "INLINE_BYTES_MAX": 100,
+    "BOUND_BYTES_MAX": 1,
+    "ROLLUP_EVERY": 2,
+    "REPLICA_WINDOW_ROWS": 2,
+    "REPLICA_WINDOW_BYTES": 50,
+    "REPLICA_BATCH_ROWS": 1,
+}
+"""Of each limit that cuts, gathers, spills or defers: a value that a handful of rows exceeds."""
+
+SEED: Final = "KVSTORE_BOUNDS_SEED"
+"""Name in the environment: the seed that `some_tiny` is to repeat."""
+
+
+@contextmanager
+def bounds(values: Mapping[str, float] | None = None, /, **named: float) -> Iterator[None]:
+    """Set limits for the block. Raises `ValueError` for a name that is no limit, or a fixed one."""
+    wanted = {**(values or {}), **named}
+    for name in wanted:
+        if name in FIXED:
+            raise ValueError(f"{name} is fixed: {FIXED[name]}")
+        if not name.isupper() or not hasattr(limits, name):
+            raise ValueError(f"kvstore.limits has no {name}")
+    before = {name: getattr(limits, name) for name in wanted}
+    try:
+        _replace(before, wanted)
+        yield
+    finally:
+        _replace(wanted, before)
+
+
+def some_tiny(seed: int | None = None) -> dict[str, int]:
+    """Tiny limits drawn at random: none at all in half of the cases, else about half of them.
+
+    Prints the seed, which `KVSTORE_BOUNDS_SEED` in the environment repeats.
+    """
+    if seed is None:
+        seed = int(os.environ.get(SEED) or random.SystemRandom().getrandbits(32))
+    pick = random.Random(seed)
+    drawn = {name: tiny for name, tiny in TINY.items() if pick.random() < 0.5}
+    drawn = drawn if pick.random() < 0.5 else {}
+    sys.stdout.write(f"{SEED}={seed}: {drawn or 'limits as they are'}\n")
+    return drawn
+
+
+def _replace(present: Mapping[str, float], wanted: Mapping[str, float]) -> None:
+    """Put the wanted limits where the present ones are. A global that has the name of a limit and
+    is not the same object was not imported from `kvstore.limits`: it stays."""
+    modules = _modules()
+    for module in modules:
+        names = vars(module)
+        for name, value in wanted.items():
+            if name in names and names[name] is present[name]:
+                setattr(module, name, value)
+    for module in modules:
+        take_bounds = getattr(module, "take_bounds", None)
+        if take_bounds is not None:
+            take_bounds()
+
+
+def _modules() -> list[ModuleType]:
+    return [m for name, m in list(sys.modules.items()) if name.partition(".")[0] in PACKAGES]
