@@ -17,9 +17,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from kvstore.codec.json import JsonObject
 from kvstore.engine.api import Batch
 from kvstore.errors import HistoryGoneError
-from kvstore.meta import Meta
+from kvstore.meta import Meta, span_of, timestamp_of
 from kvstore.span import Span
 from kvstore.timestamp import Timestamp
 
@@ -38,13 +39,7 @@ class Clears:
 
     def __init__(self, meta: Meta) -> None:
         self._meta = meta
-        self._clears = tuple(
-            Clear(
-                Span(bytes.fromhex(fields["start"]), bytes.fromhex(fields["end"])),
-                Timestamp(fields["timestamp"]),
-            )
-            for _, fields in meta.records(_PREFIX)
-        )
+        self._clears = tuple(_read(number, record) for number, record in meta.numbered(_PREFIX))
 
     @property
     def newest(self) -> int:
@@ -96,6 +91,13 @@ class Clears:
     def forget(self, upto: int) -> None:
         """Drop what `stage_forget` removed."""
         self._clears = tuple(clear for clear in self._clears if clear.timestamp > upto)
+
+
+def _read(number: int, record: JsonObject) -> Clear:
+    timestamp = timestamp_of(record)
+    if timestamp != number:
+        raise record.damaged(f"it is of {int(timestamp)}")
+    return Clear(span_of(record, record.field("start", str), record.field("end", str)), timestamp)
 
 
 def _name(clear: Clear) -> str:

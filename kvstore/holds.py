@@ -22,9 +22,10 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 from operator import attrgetter
 
+from kvstore.codec.json import JsonObject
 from kvstore.commit import Committer
 from kvstore.errors import FencedError, HoldLostError, UsageError
-from kvstore.meta import Meta
+from kvstore.meta import Meta, timestamp_of
 from kvstore.timestamp import NS_PER_SECOND, TimeLike, Timestamp, to_timestamp
 
 _PREFIX = "hold/"
@@ -80,16 +81,7 @@ class Holds:
     def __init__(self, meta: Meta, committer: Committer) -> None:
         self._meta = meta
         self._committer = committer
-        self._records = {
-            name: HoldRecord(
-                name,
-                Timestamp(fields["timestamp"]),
-                fields["token"],
-                fields["max_age_ns"],
-                fields["lost"],
-            )
-            for name, fields in meta.records(_PREFIX)
-        }
+        self._records = {name: _read(name, record) for name, record in meta.records(_PREFIX)}
         self._pins: dict[int, int] = {}
         self._pin_ids = itertools.count()
 
@@ -232,3 +224,12 @@ class Holds:
             lambda batch: self._meta.stage_delete(batch, _PREFIX + name), durable=False
         )
         del self._records[name]
+
+
+def _read(name: str, record: JsonObject) -> HoldRecord:
+    """A hold from its record. Raises `CorruptionError` where it is not of a hold's shape."""
+    max_age_ns = record.optional_integer("max_age_ns")
+    lost = record.field("lost", bool)
+    if not name or (lost and max_age_ns is None):
+        raise record.damaged("no hold is lost without a budget, or without a name")
+    return HoldRecord(name, timestamp_of(record), record.text("token"), max_age_ns, lost)

@@ -33,12 +33,13 @@ from typing import Any, Final
 
 from kvstore.changes.entry import OP_IMPORT, OP_REVERT
 from kvstore.changes.index import ChangeIndex
+from kvstore.codec.json import JsonObject
 from kvstore.codec.keys import TAIL_BYTES, TOMBSTONE, VALUE, encode_reference, span_bounds
 from kvstore.codec.ordered import frame
 from kvstore.commit import Committer
 from kvstore.engine.api import DATA, Batch, chunks
 from kvstore.errors import CorruptionError, HistoryGoneError, ImportRefusedError, UsageError
-from kvstore.meta import Meta
+from kvstore.meta import Meta, optional_timestamp_of, span_of
 from kvstore.mvcc.version import Lifetime
 from kvstore.mvcc.versions import Versions
 from kvstore.span import Span
@@ -98,9 +99,8 @@ class Imports:
         self._index = index
         self._meta = Meta(self._engine)
         self._records = {
-            record.import_id: record
-            for name, fields in self._meta.records(_PREFIX)
-            for record in [_from_fields(name, fields)]
+            import_id: _read(import_id, record)
+            for import_id, record in self._meta.numbered(_PREFIX)
         }
         self._aborting: set[int] = set()
         self._busy: dict[int, tuple[int, bool]] = {}
@@ -391,10 +391,6 @@ def _hex(end: bytes | None) -> str | None:
     return None if end is None else end.hex()
 
 
-def _unhex(end: str | None) -> bytes | None:
-    return None if end is None else bytes.fromhex(end)
-
-
 def _fields(record: ImportRecord) -> dict[str, Any]:
     return {
         "state": record.state,
@@ -408,18 +404,23 @@ def _fields(record: ImportRecord) -> dict[str, Any]:
     }
 
 
-def _from_fields(import_id: str, fields: dict[str, Any]) -> ImportRecord:
-    prepared, added, reverted = (
-        None if fields[name] is None else Timestamp(fields[name])
-        for name in ("prepared", "added", "reverted")
+def _read(import_id: int, record: JsonObject) -> ImportRecord:
+    """An import from its record. Raises `CorruptionError` where it is not of an import's shape."""
+    spans = record.items_of("spans", list)
+    if not import_id or any(len(bounds) != 2 for bounds in spans):
+        raise record.damaged("import id 0 is never given out, and a span has two bounds")
+    found = ImportRecord(
+        import_id=import_id,
+        digest=record.text("digest"),
+        rows=record.integer("rows"),
+        size_bytes=record.integer("bytes"),
+        spans=tuple(span_of(record, start, end) for start, end in spans),
+        prepared=optional_timestamp_of(record, "prepared"),
+        added=optional_timestamp_of(record, "added"),
+        reverted=optional_timestamp_of(record, "reverted"),
     )
-    return ImportRecord(
-        import_id=int(import_id, 16),
-        digest=fields["digest"],
-        rows=fields["rows"],
-        size_bytes=fields["bytes"],
-        spans=tuple(Span(bytes.fromhex(a), _unhex(b)) for a, b in fields["spans"]),
-        prepared=prepared,
-        added=added,
-        reverted=reverted,
-    )
+    if found.reverted is not None and (found.added is None or found.added >= found.reverted):
+        raise record.damaged(f"added at {found.added}, reverted at {found.reverted}")
+    if record.text("state") != found.state:
+        raise record.damaged(f"its state is {record['state']!r}, its times say {found.state!r}")
+    return found

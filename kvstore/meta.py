@@ -14,16 +14,24 @@
     replica                    see kvstore/replica.py
 
 JSON, because these are few, are read at open only, and a person with a RocksDB tool can read them.
+
+A record that is not of its shape is `CorruptionError`, which names it, wherever it is read: each
+module takes its fields with the methods of `JsonObject`, which ask for their types and bounds.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
+from kvstore.codec.json import JsonObject, read_object
 from kvstore.engine.api import META, Batch, Engine, pairs
-from kvstore.errors import CorruptionError, FormatVersionError
+from kvstore.errors import CorruptionError, FormatVersionError, UsageError, printable
+from kvstore.limits import JSON_BYTES_MAX
+from kvstore.span import Span
+from kvstore.timestamp import TIMESTAMP_MAX, Timestamp
 
 RECORD_VERSION: Final = 1
 
@@ -33,6 +41,9 @@ SINCE: Final = "since"
 INDEX_FLOOR: Final = "index-floor"
 COLLECTED: Final = "collected"
 
+_NUMBER = re.compile(r"[0-7][0-9a-f]{15}")
+"""A number below 2^63 as names have it."""
+
 
 class Meta:
     """Reads and stages the records of one engine."""
@@ -40,31 +51,39 @@ class Meta:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
 
-    def read(self, name: str) -> dict[str, Any] | None:
+    def read(self, name: str) -> JsonObject | None:
         """The record `name`, None where there is none."""
         stored = self._engine.get(META, name.encode())
         return None if stored is None else _decode(name, stored)
 
-    def records(self, prefix: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    def records(self, prefix: str) -> Iterator[tuple[str, JsonObject]]:
         """Records whose names begin with `prefix`, in the order of their names."""
         start = prefix.encode()
-        for key, value in pairs(self._engine.cursor(META, start, start + b"\xff")):
-            name = key.decode()
+        end = start + b"\xff" if start else None
+        for key, value in pairs(self._engine.cursor(META, start, end)):
+            name = _name(key)
             yield name.removeprefix(prefix), _decode(name, value)
 
-    def last(self, prefix: str) -> tuple[str, dict[str, Any]] | None:
-        """The last record whose name begins with `prefix`, None where there is none."""
+    def numbered(self, prefix: str) -> Iterator[tuple[int, JsonObject]]:
+        """As `records`, of those whose names end with a number of 16 hexadecimal digits. Raises
+        `CorruptionError` on another name."""
+        for name, record in self.records(prefix):
+            yield _number(name, record), record
+
+    def last_numbered(self, prefix: str) -> tuple[int, JsonObject] | None:
+        """The last of `numbered`, None where there is none."""
         start = prefix.encode()
         keys, values = self._engine.cursor(META, start, start + b"\xff", reverse=True).take(1)
         if not keys:
             return None
-        name = keys[0].decode()
-        return name.removeprefix(prefix), _decode(name, values[0])
+        name = _name(keys[0])
+        record = _decode(name, values[0])
+        return _number(name.removeprefix(prefix), record), record
 
     def timestamp(self, name: str) -> int:
         """The timestamp in a frontier's record, 0 where there is none."""
         record = self.read(name)
-        return 0 if record is None else int(record["timestamp"])
+        return 0 if record is None else record.integer("timestamp", most=TIMESTAMP_MAX)
 
     def stage_timestamp(self, batch: Batch, name: str, timestamp: int) -> None:
         """Add the record of a frontier to an engine batch."""
@@ -73,6 +92,8 @@ class Meta:
     def stage(self, batch: Batch, name: str, fields: Mapping[str, Any]) -> None:
         """Add the record to an engine batch."""
         stored = json.dumps({"v": RECORD_VERSION, **fields}, sort_keys=True).encode()
+        if len(stored) > JSON_BYTES_MAX:  # it could not be read again
+            raise UsageError(f"record {name} has {len(stored)} bytes", "use fewer, larger parts")
         batch.put(name.encode(), stored, self._engine.families[META])
 
     def stage_delete(self, batch: Batch, name: str) -> None:
@@ -80,13 +101,42 @@ class Meta:
         batch.delete(name.encode(), self._engine.families[META])
 
 
-def _decode(name: str, stored: bytes) -> dict[str, Any]:
+def timestamp_of(record: JsonObject, name: str = "timestamp") -> Timestamp:
+    """The timestamp in the field `name`."""
+    return Timestamp(record.integer(name, most=TIMESTAMP_MAX))
+
+
+def optional_timestamp_of(record: JsonObject, name: str) -> Timestamp | None:
+    """As `timestamp_of`; None where the field is null or missing."""
+    return None if record.get(name) is None else timestamp_of(record, name)
+
+
+def span_of(record: JsonObject, start: object, end: object) -> Span:
+    """The span of two bounds in hexadecimal; the second may be None: every key from the first."""
+    unhexed = record.unhexed
     try:
-        record = json.loads(stored)
-        version = record.pop("v")
-    except (ValueError, KeyError, AttributeError) as error:
-        raise CorruptionError(f"meta record {name}", f"not a record: {error}") from error
+        return Span(unhexed(start, name="start"), None if end is None else unhexed(end, name="end"))
+    except UsageError as error:
+        raise record.damaged(error.what) from error
+
+
+def _decode(name: str, stored: bytes) -> JsonObject:
+    record = read_object(stored, where=f"meta record {name}")
+    version = record.field("v", int)
     if version != RECORD_VERSION:
-        raise FormatVersionError(f"meta record {name}", found=version, supported=RECORD_VERSION)
-    assert isinstance(record, dict)
+        raise FormatVersionError(record.where, found=version, supported=RECORD_VERSION)
+    del record["v"]
     return record
+
+
+def _name(key: bytes) -> str:
+    try:
+        return key.decode()
+    except UnicodeDecodeError as error:
+        raise CorruptionError(f"meta record {printable(key)}", "its name is no text") from error
+
+
+def _number(name: str, record: JsonObject) -> int:
+    if not _NUMBER.fullmatch(name):
+        raise record.damaged("its name does not end with a number")
+    return int(name, 16)

@@ -215,8 +215,10 @@ def _require_format(path: Path | None, engine: Engine, meta: Meta) -> None:
         _stage_format(meta, batch)
         engine.write(batch)
         engine.sync()
-    elif record["version"] != FORMAT_VERSION:
-        raise FormatVersionError(_where(path), found=record["version"], supported=FORMAT_VERSION)
+    elif (version := record.field("version", int)) != FORMAT_VERSION:
+        raise FormatVersionError(_where(path), found=version, supported=FORMAT_VERSION)
+    else:
+        record.hexed("store_id")
 
 
 def _where(path: Path | None) -> str:

@@ -27,7 +27,7 @@ from kvstore.clock import Timeline, WallClock
 from kvstore.commit import Committer, Durability, Stage
 from kvstore.engine.api import DATA, Batch, chunks
 from kvstore.errors import UsageError
-from kvstore.meta import INDEX_FLOOR, UPPER, Meta
+from kvstore.meta import INDEX_FLOOR, UPPER, Meta, timestamp_of
 from kvstore.mvcc import RangeTombstone, Versions, WriteSet
 from kvstore.mvcc.columns import Columns
 from kvstore.mvcc.write import stage, stage_tombstones
@@ -57,8 +57,8 @@ class ReplicaCommitter(Committer):
         self._clock = clock
         record = self._meta.read(REPLICA)
         assert record is not None, "opening looked for it"
-        self._source: str | None = str(record["source"])
-        self._pending = int(record["pending"])
+        self._source: str | None = record.text("source")
+        self._pending: int = timestamp_of(record, "pending")
 
     @property
     def source(self) -> str | None:

@@ -29,6 +29,7 @@ from kvstore.changes.epoch import (
     epoch_of,
     pack_run,
     record_of,
+    run_head,
     run_name,
     unpack_run,
 )
@@ -174,32 +175,31 @@ class Capture:
 
         The newest run stays: it says where recovery begins.
         """
-        for name, fields in self._meta.records(PREFIX):
-            newest = int(name, 16) == self._run - 1
-            if newest or any(epoch.closed_at > since for epoch in unpack_run(name, fields)):
+        for number, fields in self._meta.numbered(PREFIX):
+            newest = number == self._run - 1
+            if newest or any(epoch.closed_at > since for epoch in unpack_run(fields)):
                 return
-            self._meta.stage_delete(batch, PREFIX + name)
+            self._meta.stage_delete(batch, run_name(number))
 
 
 def written_epochs(meta: Meta, *, upto_run: int) -> Iterator[Epoch]:
     """The epochs in `meta`, oldest first, of the runs below `upto_run`."""
-    for name, fields in meta.records(PREFIX):
-        if int(name, 16) >= upto_run:
+    for number, fields in meta.numbered(PREFIX):
+        if number >= upto_run:
             return
-        yield from unpack_run(name, fields)
+        yield from unpack_run(fields)
 
 
 def last_run(meta: Meta) -> tuple[int, int, Epoch | None]:
     """Number of the next run, the last quiet time, and the last epoch; what an open starts from."""
-    found = meta.last(PREFIX)
+    found = meta.last_numbered(PREFIX)
     if found is None:
         return 0, 0, None
-    name, fields = found
-    number = int(name, 16)
-    domain, begin = int(fields["domain"], 16), int(fields["begin"])
-    epochs = unpack_run(name, fields)
-    last = epochs[-1] if epochs else epoch_of(domain, begin, begin, int(fields["quiet"]), 0, 0)
-    return number + 1, int(fields["quiet"]), last
+    number, fields = found
+    domain, begin, quiet = run_head(fields)
+    epochs = unpack_run(fields)
+    last = epochs[-1] if epochs else epoch_of(domain, begin, begin, quiet, 0, 0)
+    return number + 1, quiet, last
 
 
 def recovered(

@@ -19,16 +19,17 @@ Invariants
 from __future__ import annotations
 
 import base64
-import binascii
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
 import numpy as np
-import pyarrow as pa
 
-from kvstore.errors import CorruptionError
-from kvstore.timestamp import Timestamp
+from kvstore.changes.changeset import DOMAIN_MAX
+from kvstore.codec.json import JsonObject
+from kvstore.codec.lz4 import pack_block, unpack_block
+from kvstore.meta import timestamp_of
+from kvstore.timestamp import TIMESTAMP_MAX, Timestamp
 
 PREFIX: Final = "epochs/"
 FLAG_QUIESCENT: Final = 1
@@ -37,6 +38,8 @@ FIELDS: Final = 4
 """Numbers per epoch: end, closing time, events, flags."""
 
 _RAW_BYTES = struct.Struct("<I")
+_DOMAIN_DIGITS = 16
+_SERIAL_END_MAX = (1 << 64) - 1
 
 
 class Epoch(NamedTuple):
@@ -66,7 +69,7 @@ def pack_run(domain: int, begin: int, numbers: Sequence[int], *, quiet: int) -> 
     table = np.array(numbers, dtype=np.uint64).view(np.int64).reshape(-1, FIELDS)
     steps = np.diff(table, axis=0, prepend=np.zeros((1, FIELDS), np.int64)).T
     raw = np.ascontiguousarray(steps).view(np.uint8).reshape(-1, 8).T.tobytes()
-    packed = pa.compress(raw, codec="lz4_raw", asbytes=True) if raw else b""
+    packed = pack_block(raw) if raw else b""
     return {
         "domain": f"{domain:016x}",
         "begin": begin,
@@ -83,29 +86,36 @@ def record_of(epoch: Epoch) -> dict[str, Any]:
     return pack_run(epoch.domain, epoch.begin, numbers, quiet=epoch.closed_at)
 
 
-def unpack_run(name: str, fields: Mapping[str, Any]) -> list[Epoch]:
+def unpack_run(fields: JsonObject) -> list[Epoch]:
     """The epochs of a record. Raises `CorruptionError` where it does not add up."""
-    count, begin, domain = int(fields["count"]), int(fields["begin"]), int(fields["domain"], 16)
+    domain, begin, _ = run_head(fields)
+    count = fields.integer("count")
     try:
-        stored = base64.b64decode(fields["columns"], validate=True)
+        stored = base64.b64decode(fields.field("columns", str), validate=True)
         (size,) = _RAW_BYTES.unpack_from(stored)
-        if size != count * FIELDS * 8:
-            raise CorruptionError(f"meta record {name}", f"{size} bytes for {count} epochs")
-        raw = (
-            pa.decompress(stored[_RAW_BYTES.size :], decompressed_size=size, codec="lz4_raw")
-            if size
-            else b""
-        )
-    except (pa.ArrowException, OSError, binascii.Error, struct.error) as error:
-        raise CorruptionError(f"meta record {name}", f"not a run of epochs: {error}") from error
+    except (ValueError, struct.error) as error:
+        raise fields.damaged(f"not a run of epochs: {error}") from error
+    if size != count * FIELDS * 8:
+        raise fields.damaged(f"{size} bytes for {count} epochs")
+    raw = unpack_block(stored[_RAW_BYTES.size :], size, where=fields.where) if size else b""
     shuffled = np.frombuffer(raw, np.uint8).reshape(8, -1).T
     steps = np.ascontiguousarray(shuffled).view(np.int64).reshape(FIELDS, count)
     columns = np.cumsum(steps, axis=1).view(np.uint64).tolist()
     epochs = []
     for end, closed_at, events, flags in zip(*columns, strict=True):
+        if closed_at > TIMESTAMP_MAX or flags > FLAG_QUIESCENT | FLAG_ENDED:
+            raise fields.damaged(f"an epoch closed at {closed_at}, with flags {flags}")
         epochs.append(epoch_of(domain, begin, end, closed_at, events, flags))
         begin = end
     return epochs
+
+
+def run_head(fields: JsonObject) -> tuple[int, int, int]:
+    """Domain and first serial of a run's record, and its last quiet time."""
+    domain = int.from_bytes(fields.hexed("domain"), "big")
+    if len(fields["domain"]) != _DOMAIN_DIGITS or domain > DOMAIN_MAX:
+        raise fields.damaged(f"no domain is {fields['domain']!r}")
+    return domain, fields.integer("begin", most=_SERIAL_END_MAX), timestamp_of(fields, "quiet")
 
 
 def epoch_of(domain: int, begin: int, end: int, closed_at: int, events: int, flags: int) -> Epoch:

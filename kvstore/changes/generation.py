@@ -21,6 +21,7 @@ import bisect
 import secrets
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import Any, Final
 
 from kvstore.arguments import require_count
@@ -34,7 +35,9 @@ from kvstore.changes.stream import (
     encode_stream,
     token_bytes,
 )
+from kvstore.codec.json import JsonObject
 from kvstore.engine.api import Batch
+from kvstore.errors import CorruptionError
 from kvstore.limits import STREAMS_MAX
 from kvstore.meta import Meta
 from kvstore.timestamp import TIMESTAMP_MAX, Timestamp
@@ -111,10 +114,7 @@ class Generations:
 
     def __init__(self, meta: Meta) -> None:
         self._meta = meta
-        found = [
-            generation(int(name, 16), [bytes.fromhex(stream) for stream in fields["streams"]])
-            for name, fields in meta.records(PREFIX)
-        ]
+        found = [_read(opened_at, record) for opened_at, record in meta.numbered(PREFIX)]
         self._all = _closed(found or [generation(0, (CONTROL_STREAM,))])
 
     def all(self) -> tuple[Generation, ...]:
@@ -161,6 +161,23 @@ class Generations:
             if found.last <= since:
                 self._meta.stage_delete(batch, _name(found.opened_at))
         self._all = tuple(found for found in self._all if found.last > since)
+
+
+def _read(opened_at: int, record: JsonObject) -> Generation:
+    """A generation from its record. Raises `CorruptionError` unless its streams split the ring."""
+    streams = [record.unhexed(stream, name="streams") for stream in record.items_of("streams", str)]
+    try:
+        tokens = [decode_stream(stream).token for stream in streams]
+    except CorruptionError as error:
+        raise record.damaged(f"{error.where} is {error.problem}") from error
+    is_whole = streams == [CONTROL_STREAM] or (
+        len(streams) > 1
+        and tokens[-1] == TOKEN_MAX
+        and all(before < after for before, after in pairwise(tokens))
+    )
+    if not is_whole:
+        raise record.damaged("its streams do not split the ring of tokens")
+    return generation(opened_at, streams)
 
 
 def _closed(found: Sequence[Generation]) -> tuple[Generation, ...]:

@@ -117,7 +117,7 @@ class Opened:
         """Random name of this store, given when it was made; a restored one gets its own."""
         record = self._meta.read(FORMAT)
         assert record is not None, "opening wrote it"
-        return str(record["store_id"])
+        return record.hexed("store_id").hex()
 
     def now(self) -> Timestamp:
         """The time now, on this store's timeline."""

@@ -14,7 +14,6 @@ from kvstore.changes.changeset import DOMAIN_MAX
 from kvstore.changes.epoch import PREFIX, Epoch, unpack_run
 from kvstore.changes.index import ChangeIndex
 from kvstore.commit import Committer
-from kvstore.errors import CorruptionError
 from kvstore.meta import Meta
 from kvstore.verify.report import Findings
 
@@ -63,7 +62,7 @@ def check_epochs(
 
 def _check_order(findings: Findings, epochs: EpochsAt, meta: Meta, *, upto: int) -> None:
     """Runs are numbered without a gap, epochs join, and times do not fall."""
-    numbers = [number for name, _ in meta.records(PREFIX) if (number := _number(name)) < epochs.run]
+    numbers = [number for number, _ in meta.numbered(PREFIX) if number < epochs.run]
     expected = numbers[0] if numbers else 0
     for number in [*numbers, epochs.run]:
         if number != expected:
@@ -86,15 +85,8 @@ def _check_order(findings: Findings, epochs: EpochsAt, meta: Meta, *, upto: int)
 def _all(epochs: EpochsAt, meta: Meta) -> Iterator[Epoch]:
     written = (
         epoch
-        for name, fields in meta.records(PREFIX)
-        if _number(name) < epochs.run
-        for epoch in unpack_run(name, fields)
+        for number, fields in meta.numbered(PREFIX)
+        if number < epochs.run
+        for epoch in unpack_run(fields)
     )
     return chain(written, epochs.waiting)
-
-
-def _number(name: str) -> int:
-    try:
-        return int(name, 16)
-    except ValueError as error:
-        raise CorruptionError(f"meta record {PREFIX}{name}", "not the name of a run") from error

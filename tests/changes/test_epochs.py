@@ -21,6 +21,7 @@ import kvstore
 from kvstore import ManualClock, Store
 from kvstore.changes import capture
 from kvstore.changes.epoch import Epoch, pack_run, unpack_run
+from kvstore.codec.json import JsonObject
 from kvstore.errors import BusyError, CorruptionError, UsageError
 
 pytestmark = pytest.mark.usefixtures("each_engine")
@@ -116,7 +117,7 @@ def test_a_run_of_epochs_survives_packing(
     for step, closed_at, events, flags in rows:
         end += step
         numbers += [end, closed_at, events, flags]
-    found = unpack_run("x", pack_run(domain, 7, numbers, quiet=0))
+    found = unpack_run(JsonObject(pack_run(domain, 7, numbers, quiet=0), where="run"))
     assert [(e.end, e.closed_at, e.events) for e in found] == [
         tuple(numbers[at : at + 3]) for at in range(0, len(numbers), 4)
     ]
@@ -139,7 +140,7 @@ def test_a_damaged_run_is_corruption() -> None:
     record = pack_run(1, 0, [1, 2, 3, 0], quiet=0)
     for broken in ("", "AAAA", record["columns"][:-4], "!"):
         with pytest.raises(CorruptionError):
-            unpack_run("run", {**record, "columns": broken})
+            unpack_run(JsonObject({**record, "columns": broken}, where="run"))
 
 
 def test_waiting_epochs_are_taken_along_by_a_commit(

@@ -6,7 +6,6 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -16,6 +15,7 @@ from kvstore import Epoch, ManualClock, Store
 from kvstore.changes.entry import OP_DELETE, OP_PUT, column, pack
 from kvstore.changes.epoch import pack_run, run_name, unpack_run
 from kvstore.changes.index import FIRST_STREAM
+from kvstore.codec.json import JsonObject
 from kvstore.codec.keys import (
     TOMBSTONE,
     VALUE,
@@ -199,7 +199,7 @@ Damage = Callable[[Store], object]
             "upper",
             "below what is stored",
         ),
-        (lambda s: write(s, META, b"clear/x", b"not json"), "clear/x", "not a record"),
+        (lambda s: write(s, META, b"clear/x", b"not json"), "clear/x", "not JSON"),
         (
             lambda s: write(s, META, b"collected", b'{"v": 1, "timestamp": 5}'),
             "since",
@@ -343,7 +343,7 @@ def reopened(tmp_path: Path) -> Iterator[Store]:
         yield opened
 
 
-def run_of(store: Store, number: int) -> dict[str, Any]:
+def run_of(store: Store, number: int) -> JsonObject:
     found = Meta(store._engine).read(run_name(number))
     assert found is not None
     return found
@@ -352,7 +352,7 @@ def run_of(store: Store, number: int) -> dict[str, Any]:
 def rewrite(store: Store, number: int, change: Callable[[list[Epoch]], list[Epoch]]) -> None:
     """Put other epochs in the place of a run's."""
     fields = run_of(store, number)
-    epochs = change(unpack_run(run_name(number), fields))
+    epochs = change(unpack_run(fields))
     numbers: list[int] = []
     for epoch in epochs:
         numbers += (epoch.end, epoch.closed_at, epoch.events, 1 * epoch.quiescent)
@@ -399,7 +399,7 @@ def empty(epochs: list[Epoch]) -> list[Epoch]:
         (lambda s: write(s, META, run_name(1).encode(), None), f"{1:016x}", "run of epochs is mis"),
         (lambda s: write(s, META, run_name(1).encode(), None), "changes below", "in no epoch"),
         (lambda s: write(s, META, run_name(2).encode(), None), f"{2:016x}", "run of epochs is mis"),
-        (lambda s: write(s, META, b"epochs/x", b'{"v": 1}'), "epochs/x", "not the name of a run"),
+        (lambda s: write(s, META, b"epochs/x", b'{"v": 1}'), "epochs/x", "its name does not"),
         (lambda s: rewrite(s, 1, shifted), "domain", "an epoch begins at 1, the one before ended"),
         (lambda s: rewrite(s, 1, lambda e: e[2:]), "domain", "an epoch begins at"),
         (lambda s: rewrite(s, 1, miscounted), "epoch", "it counts 2 events, 1 are there"),
