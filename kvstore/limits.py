@@ -60,6 +60,10 @@ JOURNAL_FILE_BYTES = 64 << 20
 JOURNAL_FILE_RECORDS = 1 << 20
 """A journal file is closed at this many records: bounds the search for an ordinal in it."""
 
+JOURNAL_SECTOR_BYTES = 512
+"""What a disk writes whole or not at all: no disk has smaller sectors. A power cut leaves of each
+sector that was not synced an older state or the new one, whatever it leaves of its neighbours."""
+
 JOURNAL_READ_BYTES = 256 << 10
 """Bytes a journal reader takes at once: records of one such piece stay in cache together."""
 

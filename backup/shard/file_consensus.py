@@ -43,6 +43,7 @@ from kvstore.errors import (
     StorageError,
 )
 from kvstore.journal import OS_FILES, Journal, Record, replay
+from kvstore.journal.names import COMPACTING_NAME, LOCK_NAME
 
 _CONTENT = "kvstore.consensus/1"
 _SEQNO = struct.Struct(">Q")
@@ -215,8 +216,8 @@ def _into(versions: list[Versioned]) -> Callable[[Record], None]:
 
 
 def _signature(folder: str) -> _Signature | None:
-    """What changes with every write: names, inodes, sizes and times of the files. None where there
-    is no folder; a file that a truncation removes while we look is none of them."""
+    """Names, inodes, sizes and times of the journal's files, which change with every write. None
+    where there is no folder; a file that a truncation removes while we look is none of them."""
     found = []
     try:
         entries = os.scandir(folder)
@@ -224,6 +225,8 @@ def _signature(folder: str) -> _Signature | None:
         return None
     with entries:
         for entry in entries:
+            if entry.name in (LOCK_NAME, COMPACTING_NAME):
+                continue  # closing notes in LOCK what was synced, after the signature was taken
             with suppress(FileNotFoundError):
                 status = entry.stat()
                 found.append((entry.name, status.st_ino, status.st_size, status.st_mtime_ns))

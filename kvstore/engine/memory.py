@@ -65,7 +65,13 @@ from kvstore.errors import (
 from kvstore.journal import OS_FILES, Files, Journal, Sync, replay
 from kvstore.journal.files import storage_errors
 from kvstore.journal.inspection import content_of
-from kvstore.journal.names import COMPACTING_NAME, LOCK_NAME, is_journal_file
+from kvstore.journal.names import (
+    COMPACTING_NAME,
+    LOCK_NAME,
+    is_journal_file,
+    is_unborn,
+    read_note,
+)
 from kvstore.limits import MEMORY_BATCH_IN_PLACE_MAX, READ_ONLY_OPENINGS_MAX
 from kvstore.loops import ABSENT, Found
 
@@ -363,8 +369,13 @@ class MemoryEngine:
 
 
 def is_memory_store(path: Path) -> bool:
-    """Whether `path` is a directory with a journal in it."""
-    return path.is_dir() and any(is_journal_file(file.name) for file in path.iterdir())
+    """Whether `path` is a directory with a journal in it, or with the note that there was one."""
+    if not path.is_dir():
+        return False
+    names = os.listdir(path)
+    if any(map(is_journal_file, names)):
+        return True
+    return LOCK_NAME in names and read_note(OS_FILES, str(path)) is not None
 
 
 def require_memory_directory(path: Path, *, create: bool, files: Files = OS_FILES) -> None:
@@ -377,8 +388,8 @@ def require_memory_directory(path: Path, *, create: bool, files: Files = OS_FILE
         if content not in (None, CONTENT):
             _refuse(path, str(content))
         return
-    present = {file.name for file in path.iterdir()} if path.exists() else set()
-    if not present <= {LOCK_NAME, COMPACTING_NAME}:
+    present = set(os.listdir(path)) if path.exists() else set()
+    if not {name for name in present if not is_unborn(name)} <= {LOCK_NAME, COMPACTING_NAME}:
         raise NotAStoreError(str(path), "a directory of other files", "choose an empty one")
     if not create:
         raise NotAStoreError(str(path), "no store is there", "check the path")

@@ -87,7 +87,8 @@ def compact_by_content(
 
 def _remove_unless_written(files: Files, directory: str) -> tuple[str, ...]:
     try:
-        lock = files.lock(os.path.join(directory, LOCK_NAME))
+        with storage_errors(directory):
+            lock = files.lock(os.path.join(directory, LOCK_NAME))
     except LockedError:
         return ()
     try:

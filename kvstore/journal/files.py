@@ -1,8 +1,11 @@
 """The few file operations a journal needs, so that tests can put a failing disk below it.
 
 What is assumed of a file system: bytes written are durable after an fsync of their file, a name
-(new, renamed or removed) after an fsync of its directory, and a rename is atomic. Nothing is
-assumed of the order in which unsynced writes reach the disk.
+(new, renamed or removed) after an fsync of its directory, and a rename is atomic. A sector of
+JOURNAL_SECTOR_BYTES is written whole or not at all, also over itself, and bytes of a file that
+were never written read as zeros. Nothing is assumed of the order in which unsynced writes and
+names reach the disk. After an fsync failed, a second one says nothing of what was written before
+the first: only writing it again does.
 """
 
 from __future__ import annotations
@@ -10,18 +13,35 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import BinaryIO, Protocol
+from io import FileIO
+from typing import BinaryIO, Protocol, cast
 
-from kvstore.errors import AccessDeniedError, LockedError, OutOfSpaceError, StorageError
+from kvstore.errors import (
+    AccessDeniedError,
+    LockedError,
+    NotAStoreError,
+    OutOfSpaceError,
+    StorageError,
+)
+from kvstore.limits import JOURNAL_READ_BYTES
 
 
-class Output(Protocol):
+class Sink(Protocol):
+    """A place that takes bytes."""
+
+    def write(self, data: bytes, /) -> int | None:
+        """Write some of `data` and say how many bytes; what is written survives the process."""
+        ...
+
+
+class Output(Sink, Protocol):
     """A file open for writing at its end."""
 
     def write(self, data: bytes, /) -> int:
-        """Write some of `data` and say how many bytes; what is written survives the process."""
+        """See `Sink.write`."""
         ...
 
     def sync(self) -> None:
@@ -34,7 +54,11 @@ class Output(Protocol):
 
 
 class Lock(Protocol):
-    """A held lock."""
+    """A held lock, and the few bytes that its file holds."""
+
+    def write(self, data: bytes, /) -> None:
+        """Put `data` at the beginning of the file. Not synced, and perhaps lost half-way."""
+        ...
 
     def close(self) -> None:
         """Let go."""
@@ -61,11 +85,14 @@ class Files(Protocol):
         ...
 
     def read(self, path: str) -> BinaryIO:
-        """Open a file for reading."""
+        """Open a regular file for reading. Never waits for a writer, as a pipe would."""
         ...
 
-    def truncate(self, path: str, size: int) -> None:
-        """Cut a file to `size`, and make that durable."""
+    def harden(self, path: str, *, size: int, start: int) -> None:
+        """Cut a file to `size`, write its bytes from `start` on once more, and make it durable.
+
+        What is read of a file may never reach the disk: an fsync that failed has let go of it.
+        """
         ...
 
     def rename(self, source: str, target: str) -> None:
@@ -89,7 +116,7 @@ class _OsOutput:
     __slots__ = ("_file", "write")
 
     def __init__(self, path: str, mode: str) -> None:
-        self._file = open(path, mode, buffering=0)  # noqa: SIM115 - closed by close()
+        self._file = _open(path, mode)
         self.write = self._file.write  # bound once: no Python frame around the system call
 
     def sync(self) -> None:
@@ -101,12 +128,17 @@ class _OsOutput:
 
 class _OsLock:
     def __init__(self, path: str) -> None:
-        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        self._fd = _open_regular(path, os.O_RDWR | os.O_CREAT, 0o644)
         try:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
+        except BaseException as error:
             os.close(self._fd)
-            raise LockedError(path) from error
+            if isinstance(error, BlockingIOError):
+                raise LockedError(path) from error
+            raise
+
+    def write(self, data: bytes, /) -> None:
+        os.pwrite(self._fd, data, 0)
 
     def close(self) -> None:
         if self._fd >= 0:
@@ -140,12 +172,20 @@ class OsFiles:
 
     def read(self, path: str) -> BinaryIO:
         """Open a file for reading, without a buffer: readers take large pieces."""
-        return open(path, "rb", buffering=0)
+        return _open(path, "rb")
 
-    def truncate(self, path: str, size: int) -> None:
-        """Cut a file and fsync it."""
-        with open(path, "r+b", buffering=0) as file:
+    def harden(self, path: str, *, size: int, start: int) -> None:
+        """Cut a file, write its end again in place and fsync it. Holds one piece at a time."""
+        with _open(path, "r+b") as file:
             file.truncate(size)
+            while start < size:
+                file.seek(start)
+                data = file.read(min(JOURNAL_READ_BYTES, size - start))
+                if not data:
+                    raise OSError(errno.EIO, f"{path} ends at byte {start}")
+                file.seek(start)
+                write_all(file, data)
+                start += len(data)
             os.fsync(file.fileno())
 
     def rename(self, source: str, target: str) -> None:
@@ -172,6 +212,28 @@ class OsFiles:
 OS_FILES = OsFiles()
 
 
+def _open(path: str, mode: str) -> FileIO:
+    return cast(FileIO, open(path, mode, buffering=0, opener=_open_regular))
+
+
+def _open_regular(path: str, flags: int, mode: int = 0o666) -> int:
+    """Open a file of a journal: neither a link that leads elsewhere, nor a pipe that waits."""
+    try:
+        fd = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, mode)
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.EISDIR, errno.ENXIO):
+            raise _not_regular(path) from error
+        raise
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise _not_regular(path)
+    return fd
+
+
+def _not_regular(path: str) -> NotAStoreError:
+    return NotAStoreError(path, "not a regular file", "put the file itself in its place")
+
+
 @contextmanager
 def storage_errors(where: str) -> Iterator[None]:
     """Translate what the operating system raises into this project's errors."""
@@ -185,9 +247,9 @@ def storage_errors(where: str) -> Iterator[None]:
         raise StorageError(f"{where}: {error}", "look at the disk, then open it again") from error
 
 
-def write_all(output: Output, data: bytes) -> None:
+def write_all(output: Sink, data: bytes) -> None:
     """Write every byte: one call may take only some (a signal, a quota, a full disk)."""
-    written = output.write(data)
+    written = output.write(data) or 0
     while written < len(data):
         data = data[written:]
-        written = output.write(data)
+        written = output.write(data) or 0

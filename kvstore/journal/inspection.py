@@ -12,8 +12,15 @@ from dataclasses import dataclass
 from typing import BinaryIO
 
 from kvstore.journal.files import OS_FILES, Files, storage_errors
-from kvstore.journal.names import SNAPSHOT, FileName, open_file, parse_directory
-from kvstore.journal.records import KIND_JOURNAL, KIND_SNAPSHOT
+from kvstore.journal.names import (
+    SNAPSHOT,
+    FileName,
+    open_file,
+    parse_directory,
+    read_note,
+    synced_bytes,
+)
+from kvstore.journal.records import KIND_JOURNAL, KIND_SNAPSHOT, Note
 from kvstore.journal.scan import Damage, FileScan, TornTail
 
 
@@ -59,8 +66,9 @@ def inspect(path: str | os.PathLike[str], *, files: Files = OS_FILES) -> Inspect
     """Read every file of the journal in `path` and report on each. Raises `FormatVersionError`."""
     directory = os.path.abspath(os.fspath(path))
     with storage_errors(directory):
+        note = read_note(files, directory)
         names, ignored = parse_directory(files, directory)
-        reports = tuple(inspect_file(files, directory, name) for name in names)
+        reports = tuple(inspect_file(files, directory, name, note) for name in names)
     return Inspection(directory, reports, ignored)
 
 
@@ -77,12 +85,14 @@ def content_of(path: str | os.PathLike[str], *, files: Files = OS_FILES) -> str 
     return None
 
 
-def inspect_file(files: Files, directory: str, name: FileName) -> FileReport:
-    """Read one file as far as it can be read."""
+def inspect_file(
+    files: Files, directory: str, name: FileName, note: Note | None = None
+) -> FileReport:
+    """Read one file as far as it can be read. `note` is the one in the directory's `LOCK`."""
     damages: list[Damage] = []
     first = last = None
     with closing(open_file(files, directory, name)) as stream:
-        scan = scan_of(stream, directory, name)
+        scan = scan_of(stream, directory, name, note)
         for item in scan:
             if isinstance(item, Damage):
                 damages.append(item)
@@ -104,8 +114,8 @@ def inspect_file(files: Files, directory: str, name: FileName) -> FileReport:
     )
 
 
-def scan_of(stream: BinaryIO, directory: str, name: FileName) -> FileScan:
-    """The scan that fits a file's name."""
+def scan_of(stream: BinaryIO, directory: str, name: FileName, note: Note | None = None) -> FileScan:
+    """The scan that fits a file's name, and the note in `LOCK`."""
     snapshot = name.base == SNAPSHOT
     return FileScan(
         stream,
@@ -113,4 +123,5 @@ def scan_of(stream: BinaryIO, directory: str, name: FileName) -> FileScan:
         first=1 if snapshot else name.number,
         kind=KIND_SNAPSHOT if snapshot else KIND_JOURNAL,
         live=not name.final,
+        synced=0 if snapshot else synced_bytes(note, name),
     )

@@ -10,7 +10,10 @@ Invariants
 3. After a write or fsync failed, what the file holds is not known: every call raises
    `PoisonedError` until the journal is opened again, which looks.
 4. Rotation happens before an append, under both locks, and is synced whatever the policy.
-5. Lock order: `_append_lock`, then `_sync_lock`. An fsync holds the second only, so appends go on
+5. What was synced is told to the next opening: by a mark in front of the first record behind each
+   sync, and by a note in `LOCK` when a file is begun and when the journal is closed. Both are true
+   whenever they are there, and are not synced themselves.
+6. Lock order: `_append_lock`, then `_sync_lock`. An fsync holds the second only, so appends go on
    beside it, and those that wait for one share it.
 """
 
@@ -20,13 +23,27 @@ import os
 import secrets
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from kvstore.errors import ClosedError, LockedError, PoisonedError, UsageError
 from kvstore.journal.files import OS_FILES, Files, Lock, storage_errors, write_all
 from kvstore.journal.live import LiveFile, continue_live, create_live, seal_live
-from kvstore.journal.names import COMPACTING_NAME, LOCK_NAME, FileName, list_directory
-from kvstore.journal.records import encode, encode_many, require_payload, require_payloads
+from kvstore.journal.names import (
+    COMPACTING_NAME,
+    LOCK_NAME,
+    FileName,
+    is_unborn,
+    list_directory,
+)
+from kvstore.journal.records import (
+    Note,
+    encode,
+    encode_many,
+    encode_mark,
+    encode_note,
+    require_payload,
+    require_payloads,
+)
 from kvstore.journal.recovery import Apply, Recovery, replay
 from kvstore.journal.snapshot import SnapshotInfo, remove_superseded, write_snapshot
 from kvstore.journal.sync import IntervalSync, Sync
@@ -85,6 +102,7 @@ class Journal:
                     files, directory, recovery, incarnation=self._incarnation, content=content
                 )
             )
+        self._note()
         self._interval = (
             IntervalSync(sync.seconds_max, self.sync, name="kvstore-journal-sync")
             if sync.seconds_max
@@ -167,7 +185,8 @@ class Journal:
             ordinal = self._next
             if self._live_bytes >= self._bytes_max or ordinal >= self._ordinal_end:
                 self._make_room()
-            self._write(encode(self._incarnation, ordinal, type, payload), ordinal + 1)
+            data = encode(self._incarnation, ordinal, type, payload)
+            self._write(data if self._synced <= self._marked else self._mark() + data, ordinal + 1)
         if self._settles and settle:
             self.settle(ordinal)
         return ordinal
@@ -184,6 +203,8 @@ class Journal:
                 self._make_room()
                 ordinal = self._next
                 data = encode_many(self._incarnation, ordinal, type, chunk)
+                if self._synced > self._marked:
+                    data = self._mark() + data
                 self._write(data, ordinal + len(chunk))
             ordinals = range(first, self._next)
         if checked:
@@ -202,11 +223,11 @@ class Journal:
         """
         with self._sync_lock:
             self._require_usable()
-            last = self._next - 1
+            last, size = self._next - 1, self._live_bytes  # `size` may hold records behind `last`
             if self._durable < (last if upto is None else min(upto, last)):
                 with self._poisoning():
                     self._output.sync()
-                self._durable = last
+                self._durable, self._synced = last, size
             return self._durable
 
     def snapshot(self, records: Records) -> SnapshotInfo:
@@ -249,7 +270,7 @@ class Journal:
                 as_left = (is_as_left or self._is_as_left)()
                 if as_left:
                     output = self._files.append(self._live.path(self._directory))
-                    self._use(LiveFile(self._live, output, self._live_bytes))
+                    self._use(LiveFile(self._live, output, self._live_bytes, self._marked))
             except BaseException:
                 lock.close()
                 raise
@@ -295,7 +316,8 @@ class Journal:
 
     def _use(self, live: LiveFile) -> None:
         self._live: FileName
-        self._live, self._output, self._live_bytes = live
+        self._live, self._output, self._live_bytes, self._marked = live
+        self._synced = self._live_bytes
         self._put = self._output.write
         self._ordinal_end = self._live.number + self._records_max
 
@@ -312,16 +334,18 @@ class Journal:
 
     def _tidy(self, snapshot: Callable[[], Records] | None, compact_bytes: int) -> None:
         """Drop what crashes and compactions left over; write a snapshot if replay was long."""
-        try:
-            compacting = self._files.lock(os.path.join(self._directory, COMPACTING_NAME))
-        except LockedError:
-            return  # a compaction runs beside us: the unfinished snapshot is its own
-        try:
-            with storage_errors(self._directory):
+        with storage_errors(self._directory):
+            for name in filter(is_unborn, self._files.names(self._directory)):
+                self._files.remove(os.path.join(self._directory, name))
+            try:
+                compacting = self._files.lock(os.path.join(self._directory, COMPACTING_NAME))
+            except LockedError:
+                return  # a compaction runs beside us: the unfinished snapshot is its own
+            try:
                 for file in list_directory(self._files, self._directory).unfinished:
                     self._files.remove(file.path(self._directory))
-        finally:
-            compacting.close()
+            finally:
+                compacting.close()
         found = self.recovery
         grown = found.journal_bytes >= max(compact_bytes, found.snapshot_bytes)
         if snapshot is not None and found.records and grown:
@@ -352,6 +376,18 @@ class Journal:
         if self._interval is not None:
             self._interval.notify()
 
+    def _mark(self) -> bytes:
+        """What goes in front of the next record: how much of the file was synced before it."""
+        self._marked = self._synced
+        return encode_mark(self._incarnation, self._next, synced=self._marked)
+
+    def _note(self) -> None:
+        """Note in `LOCK` what was synced. A note that fails is not worth a failure: all that was
+        acknowledged is safe, and damage to it is told less often."""
+        live = Note(self._incarnation, self._durable, self._live.number, self._synced)
+        with suppress(OSError):
+            self._lock.write(encode_note(live))
+
     def _make_room(self) -> None:
         """Rotate if the live file is full; raise if the journal is closed or poisoned."""
         self._require_writable()
@@ -372,6 +408,7 @@ class Journal:
                     content=self._content,
                 )
             )
+            self._note()
 
     def _seal(self) -> None:
         seal_live(
@@ -398,6 +435,8 @@ class Journal:
                         elif self._durable < self._next - 1:
                             self._output.sync()
                             self._durable = self._next - 1
+                            self._synced = self._live_bytes
+                        self._note()
             finally:
                 self._release()
 

@@ -1,10 +1,12 @@
 """File names of a journal: what a directory's names alone say about its order and state.
 
-    %016x-journal          live: the one file that is written
+    %016x-journal-new      about to become live, or left behind by a crash: nothing is in it
+    %016x-journal          live: the one file that is written, with a durable opening
     %016x-journal-final    sealed and durable
     %016x-snapshot         being written, or left behind by a crash
     %016x-snapshot-final   complete and durable
-    LOCK, COMPACTING       held by the writer, and by whoever writes a snapshot
+    LOCK, COMPACTING       held by the writer, and by whoever writes a snapshot; LOCK holds a note
+                           (`records`) of what was synced
 
 A journal's number is the ordinal of its first record, a snapshot's that of the last record it
 covers (0: before any). Hex of fixed width, so that the order of names is the order of ordinals.
@@ -21,12 +23,16 @@ from typing import BinaryIO
 
 from kvstore.errors import CorruptionError, NotAStoreError, RetryableError
 from kvstore.journal.files import Files
+from kvstore.journal.records import Note, decode_note
 
 LOCK_NAME = "LOCK"
 COMPACTING_NAME = "COMPACTING"
 JOURNAL, SNAPSHOT = "journal", "snapshot"
+NOTE_BYTES_MAX = 128
+"""Bytes of `LOCK` that may be a note, which is 48 bytes long and a few more."""
 
 _NAME = re.compile(r"([0-9a-f]{16})-([a-z]+)(-final)?$")
+_UNBORN = re.compile(r"[0-9a-f]{16}-journal-new$")
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -43,6 +49,10 @@ class FileName:
     def path(self, directory: str) -> str:
         """Where the file is."""
         return os.path.join(directory, str(self))
+
+    def unborn_path(self, directory: str) -> str:
+        """Where a live file is until its opening is durable."""
+        return f"{self.path(directory)}-new"
 
     def finished(self) -> FileName:
         """The name it gets when it is complete."""
@@ -90,9 +100,28 @@ class Listing:
 
 
 def is_journal_file(name: str) -> bool:
-    """Whether `name` is one that only a journal gives."""
+    """Whether `name` is one that only a journal with something in it gives."""
     match = _NAME.match(name)
     return match is not None and match[2] in (JOURNAL, SNAPSHOT)
+
+
+def is_unborn(name: str) -> bool:
+    """Whether `name` is that of a live file whose creation a crash cut off."""
+    return _UNBORN.match(name) is not None
+
+
+def read_note(files: Files, directory: str) -> Note | None:
+    """The note in `LOCK`. It stays true: read it before the files that it is to be held against."""
+    try:
+        with files.read(os.path.join(directory, LOCK_NAME)) as stream:
+            return decode_note(stream.read(NOTE_BYTES_MAX))
+    except FileNotFoundError:
+        return None
+
+
+def synced_bytes(note: Note | None, file: FileName) -> int:
+    """How many bytes of a journal file were synced when it was live, as far as the note knows."""
+    return note.bytes if note is not None and note.number == file.number else 0
 
 
 def parse_directory(files: Files, directory: str) -> tuple[tuple[FileName, ...], tuple[str, ...]]:
@@ -112,7 +141,7 @@ def parse_directory(files: Files, directory: str) -> tuple[tuple[FileName, ...],
                     "open it with the release that wrote it",
                 )
             found.append(FileName(int(match[1], 16), match[2], match[3] is not None))
-        elif name not in (LOCK_NAME, COMPACTING_NAME):
+        elif name not in (LOCK_NAME, COMPACTING_NAME) and not is_unborn(name):
             ignored.append(name)
     return tuple(sorted(found)), tuple(ignored)
 

@@ -18,63 +18,106 @@ from kvstore.journal.records import (
     HEAD_BYTES,
     PAYLOAD_AT,
     PAYLOAD_IN_FIRST,
+    TYPE_MARK,
     TYPE_RESERVED,
     Record,
+    RecordError,
+    decode_mark,
+    length_in,
 )
-from kvstore.journal.stuffing import FIRST_MAX, LATER_MAX, PAIR, RADIX, find_pair
+from kvstore.journal.stuffing import (
+    FIRST_MAX,
+    LATER_MAX,
+    PAIR,
+    RADIX,
+    StuffingError,
+    find_pair,
+    unstuff_prefix,
+)
 from kvstore.limits import JOURNAL_READ_BYTES
+
+_HELD_BYTES_MIN = 4096
+"""So much is always held until the next pair, whatever it is: any head is in it."""
 
 
 class RawRecords:
-    """A byte stream cut at some of its pairs: yields (offset, bytes) of whole raw records.
+    """A byte stream cut at some of its pairs: yields (offset, bytes) that make up the stream.
 
-    Each run of bytes begins with a pair and ends before one, or with the stream. `lead` holds
-    the bytes before the first pair; `end` is the stream's length once it is read. Holds one
-    piece and one record at a time.
+    A run of bytes begins with a pair and ends before one, or with the stream. Bytes in front of the
+    first pair, and bytes behind a pair that are too many for one record, are runs of their own.
+    `end` is how many bytes have been read, `ended` whether the stream has no more. Holds one piece
+    and one record at a time, however far away the next pair is.
     """
 
     def __init__(self, stream: BinaryIO, *, start: int = 0) -> None:
         self._stream = stream
-        self.lead = b""
         self.end = start
+        self.ended = False
 
     def __iter__(self) -> Iterator[tuple[int, bytes]]:
         held: list[bytes] = []  # what was read and not given out; begins with a pair once opened
-        held_at, opened = self.end, False
+        held_at, size, opened = self.end, 0, False
         carried = b""  # an FE at the end of a piece: the pair may lie across
         while piece := self._stream.read(JOURNAL_READ_BYTES):
             self.end += len(piece)
             data = carried + piece
             carried = data[-1:] if data[-1] == PAIR[0] else b""
             data = data[: len(data) - len(carried)]
-            if not opened and (pair := find_pair(data)) >= 0:
-                opened = True
-                self.lead = b"".join((*held, data[:pair]))
-                held_at += len(self.lead)
-                held, data = [], data[pair:]
-            least = 0 if held else len(PAIR)
-            if opened and find_pair(data, least) >= 0:
-                last = data.rfind(PAIR, least)
+            if find_pair(data) >= 0:
+                last = data.rfind(PAIR)
                 run = b"".join((*held, data[:last]))
-                yield held_at, run
+                yield from _runs(held_at, run, opened=opened)
                 held_at += len(run)
-                held, data = [], data[last:]
+                held, size, opened, data = [], 0, True, data[last:]
             if data:
                 held.append(data)
-        rest = b"".join((*held, carried))
-        if opened:
-            yield held_at, rest
-        else:
-            self.lead = rest
+                size += len(data)
+            if size > max(JOURNAL_READ_BYTES, _HELD_BYTES_MIN) and not (
+                opened and size <= _size_max(held)
+            ):
+                yield held_at, b"".join(held)
+                held_at += size
+                held, size, opened = [], 0, False
+        self.ended = True
+        yield from _runs(held_at, b"".join((*held, carried)), opened=opened)
+
+
+def _runs(at: int, data: bytes, *, opened: bool) -> Iterator[tuple[int, bytes]]:
+    """Bytes from offset `at` on, those in front of the first pair as a run of their own."""
+    first = 0 if opened else find_pair(data)
+    if first > 0:
+        yield at, data[:first]
+        at, data = at + first, data[first:]
+    if data:
+        yield at, data
+
+
+def _size_max(held: list[bytes]) -> int:
+    """How many framed bytes the record at the beginning of `held` may have, by its head."""
+    first = held[0] if len(held[0]) > FIRST_MAX else b"".join(held[:2])
+    try:
+        length = length_in(unstuff_prefix(first[len(PAIR) : FIRST_MAX]).decoded)
+    except StuffingError:
+        return 0
+    return 0 if length is None else length + 2 * (length // LATER_MAX) + FIRST_MAX
 
 
 def decode_run(
-    data: bytes, at: int, *, expected: int, incarnation: int, records: list[Record]
-) -> int:
-    """Decode records from `at` on while all is as expected, and say where it stopped being so.
+    data: bytes,
+    at: int,
+    *,
+    base: int,
+    expected: int,
+    incarnation: int,
+    synced: int,
+    records: list[Record],
+) -> tuple[int, int]:
+    """Decode records from `at` on while all is as expected.
 
-    The hot loop of replay. It steps from record to record by their lengths, knows only the
-    ordinary case, and leaves searching and judging to `FileScan`. 100 bytes: 0.9 us.
+    Says where it stopped being so, and how many bytes the newest mark passed says were synced, at
+    first `synced`; `data` begins at byte `base` of its file. The hot loop of replay. It steps from
+    record to record by their lengths, knows only the ordinary case, and leaves searching and
+    judging to `FileScan`. 100 bytes: 0.9 us.
     """
     end = len(data)
     last = end - FRAME.size
@@ -102,14 +145,21 @@ def decode_run(
             or found != check
             or found_in != incarnation
             or pair != FRAME_PAIR
-            or kind >= TYPE_RESERVED
             or following > end
         ):
-            return at
-        add(new(Record, (ordinal, kind, payload, incarnation)))
-        expected += 1
+            break
+        if kind >= TYPE_RESERVED:
+            try:
+                if kind != TYPE_MARK:
+                    break
+                synced = max(synced, decode_mark(payload, at=base + at))
+            except RecordError:
+                break
+        else:
+            add(new(Record, (ordinal, kind, payload, incarnation)))
+            expected += 1
         at = following
-    return at
+    return at, synced
 
 
 def _blocks(data: bytes, at: int, size: int, length: int) -> tuple[bytes, int]:

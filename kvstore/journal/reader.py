@@ -12,14 +12,13 @@ from contextlib import closing
 from typing import BinaryIO
 
 from kvstore.errors import CorruptionError, UsageError
-from kvstore.journal.files import OS_FILES, Files
-from kvstore.journal.names import FileName, list_directory, open_file
+from kvstore.journal.files import OS_FILES, Files, storage_errors
+from kvstore.journal.names import list_directory, open_file, read_note, synced_bytes
 from kvstore.journal.raw import RawRecords
 from kvstore.journal.records import TYPE_RESERVED, Record, RecordError, decode
 from kvstore.journal.recovery import strict
 from kvstore.journal.scan import Damage, FileScan
 from kvstore.journal.stuffing import PAIR
-from kvstore.journal.tail import torn_at
 from kvstore.limits import JOURNAL_READ_BYTES
 
 
@@ -38,6 +37,14 @@ def read(
     `RetryableError` if a file was superseded while it was read.
     """
     directory = os.fspath(path)
+    with storage_errors(directory):
+        yield from _read(directory, from_ordinal, reverse=reverse, files=files)
+
+
+def _read(
+    directory: str, from_ordinal: int | None, *, reverse: bool, files: Files
+) -> Iterator[Record]:
+    note = read_note(files, directory)
     listing = list_directory(files, directory)
     journals = list(listing.with_following())
     covered = listing.snapshot.number if listing.snapshot else 0
@@ -51,60 +58,68 @@ def read(
         if following is not None and following <= least:
             continue
         with closing(open_file(files, directory, file)) as stream:
-            path_read = file.path(directory)
-            yield from (
-                _backward(stream, file, path_read, least)
-                if reverse
-                else _forward(stream, file, path_read, least, following)
+            scan = FileScan(
+                stream,
+                path=file.path(directory),
+                first=file.number,
+                live=not file.final,
+                synced=synced_bytes(note, file),
             )
+            if reverse:
+                yield from _backward(stream, scan, least)
+            else:
+                yield from _forward(scan, least, following)
 
 
-def _forward(
-    stream: BinaryIO, file: FileName, path: str, least: int, following: int | None
-) -> Iterator[Record]:
-    scan = FileScan(stream, path=path, first=file.number, live=not file.final)
+def _forward(scan: FileScan, least: int, following: int | None) -> Iterator[Record]:
     for batch in strict(scan):
         yield from batch if batch[0].ordinal >= least else (r for r in batch if r.ordinal >= least)
     if following is not None and following != scan.expected:
-        raise Damage(
-            path, scan.size, scan.size, scan.expected, following - 1, "ordinals are missing"
-        ).error()
+        problem = "ordinals are missing"
+        raise Damage(scan.path, scan.size, scan.size, scan.expected, following - 1, problem).error()
 
 
-def _backward(stream: BinaryIO, file: FileName, path: str, least: int) -> Iterator[Record]:
+def _backward(stream: BinaryIO, scan: FileScan, least: int) -> Iterator[Record]:
+    """A file's records, the newest first. A live file is read forward first: only that tells where
+    it ends."""
+    end = None
+    if scan.live:
+        for _ in strict(scan):
+            pass
+        end = scan.torn.offset if scan.torn else scan.size
     following: Record | None = None
-    for offset, raw in raw_records_reversed(stream):
+    for offset, raw in raw_records_reversed(stream, end=end):
         try:
             record, _ = decode(raw)
         except RecordError:
-            cut = None if file.final or following else torn_at(raw)
-            if not cut and cut is not None:
-                continue
-            if cut is None:
-                raise _name_damage(stream, file, path, offset) from None
-            record, _ = decode(raw[:cut])
+            raise _name_damage(stream, scan, offset) from None
         if record.type >= TYPE_RESERVED or record == following:
             continue
         if following is not None and record.ordinal != following.ordinal - 1:
-            raise _name_damage(stream, file, path, offset)
+            raise _name_damage(stream, scan, offset)
         if record.ordinal < least:
             return
         following = record
         yield record
 
 
-def _name_damage(stream: BinaryIO, file: FileName, path: str, offset: int) -> CorruptionError:
+def _name_damage(stream: BinaryIO, scan: FileScan, offset: int) -> CorruptionError:
     """What a forward reader says of the damage a backward one ran into: it knows the ordinals."""
-    stream.seek(0)
-    for item in FileScan(stream, path=path, first=file.number, live=not file.final):
-        if isinstance(item, Damage):
-            return item.error()
-    return CorruptionError(path, f"byte {offset} read differently a second time")
+    if not scan.live:
+        stream.seek(0)
+        for item in scan:
+            if isinstance(item, Damage):
+                return item.error()
+    return CorruptionError(scan.path, f"byte {offset} read differently a second time")
 
 
-def raw_records_reversed(stream: BinaryIO) -> Iterator[tuple[int, bytes]]:
-    """Cut a seekable stream at its pairs from the end: (offset of the pair, what follows it)."""
-    position = stream.seek(0, os.SEEK_END)
+def raw_records_reversed(
+    stream: BinaryIO, *, end: int | None = None
+) -> Iterator[tuple[int, bytes]]:
+    """Cut a seekable stream at its pairs from the end: (offset of the pair, the bytes behind it).
+
+    `end` is where to begin, None for the end of the stream."""
+    position = stream.seek(0, os.SEEK_END) if end is None else end
     held: list[bytes] = []  # what follows a pair that has not been found yet, in pieces
     while position > 0:
         end, position = position, (position - 1) // JOURNAL_READ_BYTES * JOURNAL_READ_BYTES
@@ -141,11 +156,12 @@ def read_part(
     `CorruptionError`; ordinals across the parts are the caller's to check.
     """
     name = os.fspath(path)
-    with closing(files.read(name)) as stream:
+    with storage_errors(name), closing(files.read(name)) as stream:
         stream.seek(start)
         for run_at, data in RawRecords(stream, start=start):
-            offset = run_at
-            for raw in data.split(PAIR)[1:]:
+            lead, *raws = data.split(PAIR)
+            offset = run_at + len(lead)
+            for raw in raws:
                 if offset >= stop:
                     return
                 try:

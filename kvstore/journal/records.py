@@ -8,6 +8,9 @@
 
     type FE opens a file:   payload := | version u16 | kind u8 | content, ASCII |
     type FF seals a file:   payload := | records u64 |
+    type FD marks a sync:   payload := | bytes u64 |        so many bytes of the file were synced
+                            before this record was written
+    type FC is the note in `LOCK`:  payload := | live file's number u64 | its synced bytes u64 |
     kind        := 0 journal, 1 snapshot
 
 The checksum is CRC-32 as zlib has it (reversed polynomial EDB88320): the only one of the
@@ -16,8 +19,8 @@ standard library with hardware speed, measured at 3.3 GB/s, and it detects every
 record is missing: that tells a write that was cut off from one that was damaged later.
 
 Invariants
-1. Ordinals count from 1 without a gap; an opening or sealing record carries the ordinal of the
-   next record and uses none up.
+1. Ordinals count from 1 without a gap; an opening, a mark or a seal carries the ordinal of the
+   next record and uses none up. A note carries the last ordinal that was synced.
 2. The identity is drawn when a journal is created and is the same in all its files; openings
    counts those who wrote, so incarnations never fall.
 3. A record read back is byte for byte a record written, at the ordinal it was written with.
@@ -51,7 +54,7 @@ KIND_JOURNAL, KIND_SNAPSHOT = 0, 1
 TYPE_RESERVED = 0xF0
 """Types from here on are the journal's own."""
 
-TYPE_OPEN, TYPE_SEAL = 0xFE, 0xFF
+TYPE_OPEN, TYPE_SEAL, TYPE_MARK, TYPE_NOTE = 0xFE, 0xFF, 0xFD, 0xFC
 
 _CHECKS = struct.Struct("<II")
 _HEAD = struct.Struct("<QQBI")
@@ -63,6 +66,10 @@ PAYLOAD_AT = _PREFIX.size
 _DIGITS = struct.Struct("BB")
 _OPEN = struct.Struct("<HB")
 _SEAL = struct.Struct("<Q")
+_MARK = struct.Struct("<Q")
+_NOTE = struct.Struct("<QQ")
+MARK_RAW_BYTES_MAX = 64
+"""A framed mark and more: 40 bytes, and a few where its head holds the pair."""
 PAYLOAD_IN_FIRST = FIRST_MAX - PAYLOAD_AT
 _PAYLOAD_IN_TWO = PAYLOAD_IN_FIRST + LATER_MAX
 _ONE_BLOCK = tuple(PAIR + bytes((size,)) for size in range(FIRST_MAX + 1))
@@ -100,6 +107,16 @@ class Opening(NamedTuple):
 
     kind: int
     content: str
+
+
+class Note(NamedTuple):
+    """What a writer noted in `LOCK`: ordinals up to `last` were synced, and so many bytes of the
+    live file of that number."""
+
+    incarnation: int
+    last: int
+    number: int
+    bytes: int
 
 
 class RecordError(ValueError):
@@ -251,3 +268,40 @@ def decode_seal(payload: bytes) -> int:
         raise RecordError("the seal has the wrong length")
     records: int = _SEAL.unpack(payload)[0]
     return records
+
+
+# -- marks and notes --------------------------------------------------------------------------
+
+
+def encode_mark(incarnation: int, ordinal: int, *, synced: int) -> bytes:
+    """The record in front of `ordinal` that says how many bytes of its file were synced."""
+    return encode(incarnation, ordinal, TYPE_MARK, _MARK.pack(synced))
+
+
+def decode_mark(payload: bytes, *, at: int) -> int:
+    """How many bytes the mark at byte `at` says were synced. Raises `RecordError`."""
+    if len(payload) != _MARK.size:
+        raise RecordError("the mark has the wrong length")
+    synced: int = _MARK.unpack(payload)[0]
+    if synced > at:
+        raise RecordError(f"the mark counts {synced} synced bytes and stands at byte {at}")
+    return synced
+
+
+def encode_note(note: Note) -> bytes:
+    """What a writer leaves in `LOCK`."""
+    payload = _NOTE.pack(note.number, note.bytes)
+    return encode(note.incarnation, note.last, TYPE_NOTE, payload)
+
+
+def decode_note(data: bytes) -> Note | None:
+    """The note in the bytes of `LOCK`; None if there is none, or a crash left half of one."""
+    if not data.startswith(PAIR):
+        return None
+    try:
+        record, _ = decode(data[len(PAIR) :])
+    except RecordError:
+        return None
+    if record.type != TYPE_NOTE or len(record.payload) != _NOTE.size:
+        return None
+    return Note(record.incarnation, record.ordinal, *_NOTE.unpack(record.payload))

@@ -8,6 +8,7 @@ Invariants
 1. `restore` gets every record of the newest complete snapshot, then `apply` every journal record
    above it, in order of ordinal, each once.
 2. Only the tail of the live file may be torn; it is reported and left for the writer to cut.
+   The ordinals that the note in `LOCK` says were synced are there.
 3. Anything else that is missing or damaged raises before a record behind it is applied.
 """
 
@@ -20,8 +21,16 @@ from typing import Protocol
 
 from kvstore.errors import JournalDamagedError, NotAStoreError, UsageError
 from kvstore.journal.files import Files
-from kvstore.journal.names import FileName, Listing, list_directory, open_file
-from kvstore.journal.records import KIND_SNAPSHOT, Record
+from kvstore.journal.names import (
+    LOCK_NAME,
+    FileName,
+    Listing,
+    list_directory,
+    open_file,
+    read_note,
+    synced_bytes,
+)
+from kvstore.journal.records import KIND_SNAPSHOT, Note, Record
 from kvstore.journal.scan import Damage, FileScan, TornTail
 
 Apply = Callable[[Record], object]
@@ -47,14 +56,14 @@ class Fold(Protocol):
 class Live:
     """The live file as it was found: `bytes` of it are good, and hold `records`.
 
-    `opened` is False where not even its opening record is whole; `sealed` is True where a crash
+    A mark or a note says of `synced` of them that they were synced. `sealed` is True where a crash
     came between the seal and the new name.
     """
 
     name: FileName
     records: int
     bytes: int
-    opened: bool
+    synced: int
     sealed: bool
 
 
@@ -107,8 +116,10 @@ class _Replay:
         self._bytes = 0
         self._torn: TornTail | None = None
         self._live: Live | None = None
+        self._note: Note | None = None
 
     def run(self, restore: Apply | None, apply: Apply | None, *, include_live: bool) -> Recovery:
+        note = self._note = read_note(self._files, self._directory)
         listing = list_directory(self._files, self._directory)
         snapshot_records = self._load_snapshot(listing, restore)
         snapshot_bytes, self._bytes = self._bytes, 0
@@ -116,6 +127,8 @@ class _Replay:
         for file in listing.needed():
             if file.final or include_live:
                 self._play(file, apply, covered=covered)
+        if note is not None and include_live:
+            self._check_note(note)
         return Recovery(
             last=self._last,
             incarnation=self._incarnation,
@@ -157,7 +170,12 @@ class _Replay:
         self._check_order(file, path, covered=covered)
         with closing(open_file(self._files, self._directory, file)) as stream:
             scan = FileScan(
-                stream, path=path, first=file.number, incarnation=self._least, live=not file.final
+                stream,
+                path=path,
+                first=file.number,
+                incarnation=self._least,
+                live=not file.final,
+                synced=synced_bytes(self._note, file),
             )
             for batch in strict(scan):
                 self._check_content(scan)
@@ -171,7 +189,26 @@ class _Replay:
         if not file.final:
             self._torn = scan.torn
             good = scan.torn.offset if scan.torn else scan.size
-            self._live = Live(file, scan.records, good, scan.opening is not None, scan.sealed)
+            self._live = Live(file, scan.records, good, scan.synced, scan.sealed)
+
+    def _check_note(self, note: Note) -> None:
+        """Refuse a journal that has lost its end, or was put back from an older copy."""
+        if self._incarnation and note.incarnation >> 32 != self._incarnation >> 32:
+            problem = "its note is of another journal"
+        elif note.last > self._last:
+            problem = (
+                f"the records up to ordinal {note.last} were synced, as {LOCK_NAME} says "
+                "(remove that to go on with an older copy)"
+            )
+        else:
+            return
+        raise JournalDamagedError(
+            self._directory,
+            offset=self._live.bytes if self._live else 0,
+            first=self._last + 1,
+            last=note.last,
+            problem=problem,
+        )
 
     def _check_order(self, file: FileName, path: str, *, covered: int) -> None:
         expected = self._last + 1
@@ -199,8 +236,7 @@ class _Replay:
             apply(record)  # type: ignore[misc]
 
     def _check_content(self, scan: FileScan) -> None:
-        if scan.opening is None:
-            return  # a live file that a crash left empty
+        assert scan.opening is not None, "a file without it is damaged"
         found = scan.opening.content
         if self._content is not None and found != self._content:
             raise NotAStoreError(

@@ -7,10 +7,14 @@ Invariants
 1. Every byte of the file belongs to a record given out, a repeated record, the opening, the
    seal, a `Damage`, or the torn tail of a live file.
 2. Records come in order of ordinal, each once; a jump is a `Damage` that names the ordinals.
+3. A live file ends at the first record that is not whole if that is a torn tail (`tail`): what
+   stands behind it is not looked at. A file that does not begin with its opening is damaged: it
+   gets its name when its opening is durable.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import BinaryIO
@@ -19,6 +23,7 @@ from kvstore.errors import JournalDamagedError
 from kvstore.journal.raw import RawRecords, decode_run
 from kvstore.journal.records import (
     KIND_JOURNAL,
+    TYPE_MARK,
     TYPE_OPEN,
     TYPE_RESERVED,
     TYPE_SEAL,
@@ -26,11 +31,12 @@ from kvstore.journal.records import (
     Record,
     RecordError,
     decode,
+    decode_mark,
     decode_opening,
     decode_seal,
 )
 from kvstore.journal.stuffing import PAIR, find_pair
-from kvstore.journal.tail import is_torn_start, torn_at
+from kvstore.journal.tail import synced_behind, torn_at
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +62,7 @@ class Damage:
 
 @dataclass(frozen=True, slots=True)
 class TornTail:
-    """The last `size` bytes of a live file, from `offset` on: a write that a crash cut off."""
+    """The last `size` bytes of a live file, from `offset` on: unsynced writes that a crash cut."""
 
     path: str
     offset: int
@@ -66,7 +72,8 @@ class TornTail:
 class FileScan:
     """One file's records: iterate for batches of `Record`s and the `Damage` between them.
 
-    `first` is the ordinal the file must begin with. `live` says that its tail may be torn.
+    `first` is the ordinal the file must begin with. `live` says that its tail may be torn, but not
+    its first `synced` bytes. `stream` can seek.
     """
 
     def __init__(
@@ -78,41 +85,45 @@ class FileScan:
         kind: int = KIND_JOURNAL,
         incarnation: int = 0,
         live: bool = False,
+        synced: int = 0,
     ) -> None:
+        self._stream = stream
         self._raws = RawRecords(stream)
-        self._path = path
+        self.path = path
         self._kind = kind
-        self._live = live
+        self.live = live
         self._last: Record | None = None
         self._bad: tuple[int, str] | None = None  # where damage began that has not ended
-        self._final: tuple[int, bytes] = (-1, b"")  # what was judged last, with its pair
         self._damaged = False
+        self._is_asked = False  # whether the first damage is a torn tail
         self.opening: Opening | None = None
         self.expected = first
         self.incarnation = incarnation
         self.records = 0
         self.repeated = 0
         self.sealed = False
+        self.synced = synced
+        """How many bytes were synced, as the caller and the marks say."""
         self.torn: TornTail | None = None
 
     @property
     def size(self) -> int:
-        """How many bytes have been read."""
-        return self._raws.end
+        """How many bytes the file has; while it is scanned, how many have been read."""
+        return self._raws.end if self.torn is None else self.torn.offset + self.torn.size
 
     def __iter__(self) -> Iterator[list[Record] | Damage]:
         for offset, data in self._raws:
-            if offset == len(self._raws.lead) > 0:
-                self._pass_over(0, self._raws.lead)
             at = 0
             while at < len(data):
                 if self.opening and not self.sealed and self._bad is None:
                     records: list[Record] = []
-                    at = decode_run(
+                    at, self.synced = decode_run(
                         data,
                         at,
+                        base=offset,
                         expected=self.expected,
                         incarnation=self.incarnation,
+                        synced=self.synced,
                         records=records,
                     )
                     if records:
@@ -124,20 +135,40 @@ class FileScan:
                 raw = data[at:] if following < 0 else data[at:following]
                 yield from self._judge_or_pass_over(offset + at, raw)
                 at += len(raw)
-        if self._raws.end == len(self._raws.lead) > 0:
-            self._pass_over(0, self._raws.lead)
+                if self._bad is not None and self.live and not self._is_asked:
+                    ends = self._raws.ended and at == len(data)
+                    yield from self._ask_whether_torn(raw, ends=ends)
+                    if self.torn is not None:
+                        return
         yield from self._finish()
 
     def _judge_or_pass_over(self, offset: int, raw: bytes) -> Iterator[list[Record] | Damage]:
-        self._final = (offset, raw)
         if raw.startswith(PAIR):
             yield from self._judge(raw[len(PAIR) :], offset)
         else:
             self._begin_damage(offset, "no record begins here")
 
-    def _pass_over(self, offset: int, raw: bytes) -> None:
-        self._final = (offset, raw)
-        self._begin_damage(offset, "no record begins here")
+    def _ask_whether_torn(self, raw: bytes, *, ends: bool) -> Iterator[list[Record] | Damage]:
+        """Where damage has begun, with `raw`: end the scan there if it is a torn tail."""
+        assert self._bad is not None
+        self._is_asked = True
+        offset = self._bad[0]
+        good = torn_at(raw, offset, ends=ends)
+        if good is None or (self.opening is None and not good):
+            return
+        position = self._stream.tell()
+        end = self._raws.end if ends else self._stream.seek(0, os.SEEK_END)
+        behind = 0  # Beside a writer, the file may have grown since it ended with `raw`.
+        if not ends:
+            behind = synced_behind(self._stream, offset + good, identity=self.incarnation >> 32)
+            self._stream.seek(position)
+        if max(behind, self.synced) > offset + good:
+            return
+        self._bad, self._damaged = None, False
+        if good:
+            yield from self._judge(raw[len(PAIR) : good], offset)
+        if self._bad is None:
+            self.torn = TornTail(self.path, offset + good, end - offset - good)
 
     def _take(self, records: list[Record]) -> None:
         self._last = records[-1]
@@ -164,7 +195,7 @@ class FileScan:
             if self._bad is not None:
                 yield self._end_damage(end=offset, last=record.ordinal - 1)
                 self.expected = record.ordinal
-            self._enter(record)
+            self._enter(record, offset)
         except RecordError as error:
             self._begin_damage(offset, str(error))
             return
@@ -184,10 +215,10 @@ class FileScan:
         if opens == (self.opening is not None) and not self._damaged:
             raise RecordError("an opening in the middle" if opens else "no opening record")
 
-    def _enter(self, record: Record) -> None:
+    def _enter(self, record: Record, offset: int) -> None:
         """Take in what the journal's own records say, and the incarnation of any."""
         if record.type == TYPE_OPEN:
-            opening = decode_opening(record.payload, path=self._path)
+            opening = decode_opening(record.payload, path=self.path)
             if opening.kind != self._kind:
                 raise RecordError("the opening is of another kind of file")
             self.opening = opening
@@ -196,6 +227,8 @@ class FileScan:
             if count != self.records and not self._damaged:
                 raise RecordError(f"{self.records} records, the seal says {count}")
             self.sealed = True
+        elif record.type == TYPE_MARK and self._kind == KIND_JOURNAL:
+            self.synced = max(self.synced, decode_mark(record.payload, at=offset))
         elif record.type >= TYPE_RESERVED:
             raise RecordError(f"record type {record.type} is not known")
         self.incarnation = max(self.incarnation, record.incarnation)
@@ -204,29 +237,15 @@ class FileScan:
         assert self._bad is not None
         offset, problem = self._bad
         self._bad = None
-        return Damage(self._path, offset, end, self.expected, last, problem)
+        return Damage(self.path, offset, end, self.expected, last, problem)
 
     def _finish(self) -> Iterator[list[Record] | Damage]:
         end = self._raws.end
-        offset, raw = self._final
-        if self._live and self._bad is not None and self._bad[0] == offset:
-            good = _good_bytes(raw)
-            if good is not None:
-                self._bad, self._damaged = None, False
-                if good:
-                    yield from self._judge(raw[len(PAIR) : good], offset)
-                if self._bad is None:
-                    self.torn = TornTail(self._path, offset + good, end - offset - good)
-                    return
-        if self._bad is None and not self._live and not self.sealed:
+        if not end:
+            self._begin_damage(0, "the file is empty")
+        if self._bad is None and self.live and end < self.synced:
+            self._begin_damage(end, f"{self.synced} bytes of the file were synced")
+        if self._bad is None and not self.live and not self.sealed:
             self._begin_damage(end, "the file ends without its seal")
         if self._bad is not None:
             yield self._end_damage(end=end, last=None)
-
-
-def _good_bytes(raw: bytes) -> int | None:
-    """How much of a file's last bytes is a whole record before a torn tail; None if damaged."""
-    if not raw.startswith(PAIR):
-        return 0 if is_torn_start(raw) else None
-    whole = torn_at(raw[len(PAIR) :])
-    return len(PAIR) + whole if whole else whole

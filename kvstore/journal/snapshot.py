@@ -50,7 +50,8 @@ def write_snapshot(
 
     Raises `LockedError` while another snapshot is being written.
     """
-    lock = files.lock(os.path.join(directory, COMPACTING_NAME))
+    with storage_errors(directory):
+        lock = files.lock(os.path.join(directory, COMPACTING_NAME))
     try:
         unfinished = FileName(ordinal, SNAPSHOT, False)
         path = unfinished.path(directory)
@@ -77,6 +78,8 @@ def remove_superseded(files: Files, directory: str) -> tuple[str, ...]:
     """
     with storage_errors(directory):
         superseded = list_directory(files, directory).superseded()
+        if superseded:
+            files.sync_directory(directory)  # the snapshot's writer may have died before it did
         for file in superseded:
             files.remove(file.path(directory))
         if superseded:

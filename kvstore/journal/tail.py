@@ -1,37 +1,111 @@
-"""Torn tails: telling a last write that was cut off from a record that was damaged later.
+"""Torn tails: telling what a crash left of unsynced writes from records that were damaged later.
 
-A crash leaves a prefix of what was being written, or a file made longer whose new bytes never
-arrived and read as zeros. Everything else is damage, because the writer never does it. The
-difference matters: what was cut off was never acknowledged and may go, what was damaged was.
+The difference matters: records that were never synced were never acknowledged and may go. A power
+cut leaves of each unsynced sector of a file an older state or the newest, in any combination, and
+the file at any length that it had since. Older states of a file that only grows are: zeros, or
+zeros from the place where a later write began. So the journal ends where the first record begins
+that is not whole, if
 
-Invariants
-1. A tail is torn only if it is a strict prefix of a valid record, or zeros only.
-2. No single flipped bit of a whole record makes it look torn, as far as its head reaches and
-   its length tells: the head has its own check, and the framing cannot announce more bytes
-   than the head says. (tests flip every bit.)
+1. that record lost a sector: all its bytes in one of its sectors are zeros, or the file ends in it;
+2. its bytes in front of the first such sector are a strict prefix of a valid record;
+3. nothing says that it had been synced: no mark behind it, no mark in front of it, no note in
+   `LOCK`. Whole records behind it say nothing, as their sectors may have arrived first.
+
+Everything else is damage, because neither a writer nor an honest disk leaves it.
+
+Invariant: no single flipped bit of a whole record makes it look torn, as far as its head reaches
+and its length tells, unless a sector of it is all zeros: the head has its own check, and the
+framing cannot announce more bytes than the head says. (Tests flip every bit.)
 """
 
 from __future__ import annotations
 
-from kvstore.journal.records import PAYLOAD_AT, checksum_matches, length_in
+from typing import BinaryIO
+
+from kvstore.journal.records import (
+    MARK_RAW_BYTES_MAX,
+    PAYLOAD_AT,
+    TYPE_MARK,
+    RecordError,
+    checksum_matches,
+    decode,
+    decode_mark,
+    length_in,
+)
 from kvstore.journal.stuffing import PAIR, StuffingError, block_ends, unstuff, unstuff_prefix
+from kvstore.limits import JOURNAL_READ_BYTES, JOURNAL_SECTOR_BYTES
+
+_MARK_BODY_BYTES = bytes((PAYLOAD_AT + 8,))
 
 
-def is_torn_start(lead: bytes) -> bool:
-    """Whether bytes where a pair should be are what a cut-off write leaves."""
-    return lead == PAIR[:1] or not lead.strip(b"\0")
+def torn_at(raw: bytes, at: int, *, ends: bool) -> int | None:
+    """Where in `raw` a torn tail begins by rules 1 and 2, None if `raw` is damaged.
 
-
-def torn_at(raw: bytes) -> int | None:
-    """Where the last bytes of a file, behind their pair, stop being whole; None if damaged.
-
-    0 if not even the record they begin with is whole: then its pair goes as well. Costs a few
-    passes over `raw`.
+    `raw` stands at byte `at` of its file and reaches from there to the next pair, or with `ends` to
+    the end of the file. The answer is 0, or the length of the whole record that `raw` begins with.
+    Costs a few passes over `raw`.
     """
+    good = 0
+    if raw.startswith(PAIR):
+        good = _whole_record(raw[len(PAIR) :]) or 0
+        good += len(PAIR) if good else 0
+    lost = _lost_at(raw, good, at, ends=ends)
+    if lost is None or good == len(raw):
+        return None
+    kept = raw[good:lost]
+    if kept in (b"", PAIR[:1]):
+        return good
+    if good or not kept.startswith(PAIR):
+        return None
+    return 0 if _is_strict_prefix(kept[len(PAIR) :]) else None
+
+
+def _lost_at(raw: bytes, begin: int, at: int, *, ends: bool) -> int | None:
+    """Where the first sector begins, from `begin` on, whose bytes in `raw` are all zeros."""
+    start = begin
+    while start < len(raw):
+        end = start + JOURNAL_SECTOR_BYTES - (at + start) % JOURNAL_SECTOR_BYTES
+        if (end <= len(raw) or ends) and not raw[start:end].strip(b"\0"):
+            return start
+        start = end
+    return len(raw) if ends else None
+
+
+def synced_behind(stream: BinaryIO, at: int, *, identity: int) -> int:
+    """The most bytes that a mark behind byte `at` says were synced, 0 where there is none.
+
+    Costs one pass over what is there, and holds a piece at a time. Leaves the stream anywhere.
+    """
+    stream.seek(at)
+    synced, data, more = 0, b"", True
+    while more:
+        piece = stream.read(JOURNAL_READ_BYTES)
+        more = bool(piece)
+        data += piece
+        pair = data.find(PAIR)
+        while pair >= 0 and (pair + MARK_RAW_BYTES_MAX <= len(data) or not more):
+            following = data.find(PAIR, pair + len(PAIR), pair + MARK_RAW_BYTES_MAX)
+            end = pair + MARK_RAW_BYTES_MAX if following < 0 else following
+            synced = max(synced, _synced_by(data[pair + len(PAIR) : end], at + pair, identity))
+            pair = data.find(PAIR, pair + len(PAIR))
+        keep = pair if pair >= 0 else max(0, len(data) - 1)
+        at, data = at + keep, data[keep:]
+    return synced
+
+
+def _synced_by(raw: bytes, at: int, identity: int) -> int:
+    if raw[:1] > _MARK_BODY_BYTES:
+        return 0  # a larger record, as most are
     whole = _whole_record(raw)
-    if whole is not None:
-        return whole if is_torn_start(raw[whole:]) else None
-    return 0 if _is_strict_prefix(raw) else None
+    if not whole:
+        return 0
+    record, _ = decode(raw[:whole])
+    if record.type != TYPE_MARK or record.incarnation >> 32 != identity:
+        return 0
+    try:
+        return decode_mark(record.payload, at=at)
+    except RecordError:
+        return 0
 
 
 def _is_strict_prefix(raw: bytes) -> bool:

@@ -141,7 +141,7 @@ def test_a_killed_backup_is_finished_by_the_next(
             collection.scrub(delete_orphans_older_than=timedelta(0))
             sound(store, collection, pick)
 
-    assert at_every_step(spawn, "back_up", home, check, depth, backups=backups) > 20
+    assert at_every_step(spawn, "back_up", home, check, depth, backups=backups) > 15
 
 
 @each_depth

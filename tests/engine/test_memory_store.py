@@ -33,7 +33,7 @@ from kvstore.errors import (
 )
 from kvstore.journal import Journal, Sync, compact, inspect
 from kvstore.opening import engine_at
-from tests.journal.disk import Disk
+from kvstore.testing.disk import Disk
 
 PATH = Path("/store")
 

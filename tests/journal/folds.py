@@ -7,7 +7,7 @@ from typing import Any
 
 from kvstore.errors import KVStoreError
 from kvstore.journal import Journal, Record
-from tests.journal.disk import Disk
+from kvstore.testing.disk import Disk
 
 PATH = "/journal"
 IDENTITY = 0x01020304

@@ -12,7 +12,7 @@ from kvstore.errors import JournalDamagedError, LockedError, NotAStoreError
 from kvstore.journal import Journal, compact, inspect
 from kvstore.journal.compaction import compact_by_content
 from kvstore.journal.names import COMPACTING_NAME
-from tests.journal.disk import Disk
+from kvstore.testing.disk import Disk
 from tests.journal.folds import PATH, Payloads, open_journal, state_of
 
 

@@ -1,8 +1,8 @@
 """Crashes between every write, fsync and rename, and in the middle of every write.
 
 After each, a new process must find a prefix of what was appended that includes all that was
-acknowledged as durable, and must be able to go on; under a disk that reorders writes it may
-instead be told that the journal is damaged. Never a wrong record.
+acknowledged as durable, and must be able to go on. Never a wrong record. For disks that keep any
+part of what was not synced see `test_power_cut`.
 """
 
 from __future__ import annotations
@@ -12,10 +12,9 @@ from contextlib import suppress
 
 import pytest
 
-from kvstore.errors import CorruptionError
 from kvstore.journal import Journal, Sync, compact
-from tests.journal.disk import Disk, ProcessDied
-from tests.journal.folds import PATH, Payloads, open_journal, outcome_of, state_of
+from kvstore.testing.disk import Disk, ProcessDied
+from tests.journal.folds import PATH, Payloads, open_journal, state_of
 
 
 class History:
@@ -133,21 +132,6 @@ def test_a_power_cut_at_any_step_keeps_what_was_synced(workload: Workload, sync:
             check(image, history, at_least=history.durable)
 
 
-def test_lost_sectors_of_unsynced_writes_give_a_prefix_or_a_definite_error() -> None:
-    refused = 0
-    for disk, history in crashes(rotating, Sync.every(3), None):
-        for image in disk.holes():
-            found = outcome_of(image)
-            if isinstance(found, list):
-                assert found == history.appended[: len(found)]
-                assert len(found) >= history.durable
-            else:
-                assert isinstance(found, CorruptionError)
-                assert found.where.startswith(PATH)
-                refused += 1
-    assert refused
-
-
 def test_a_crash_while_recovering_is_recoverable() -> None:
     disk = Disk()
     with open_journal(disk, file_records=3) as journal:
@@ -165,4 +149,4 @@ def test_a_crash_while_recovering_is_recoverable() -> None:
                 assert state_of(image) == [b"one"]
         else:
             break
-    assert [name.split()[0] for name in again.steps] == ["truncate", "sync"]
+    assert [name.split()[0] for name in again.steps] == ["truncate", "rewrite", "sync", "sync"]

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from kvstore.errors import CorruptionError, JournalDamagedError
 from kvstore.journal import Journal, Sync, inspect, read
-from kvstore.journal.records import encode
+from kvstore.journal.records import decode, encode
 from kvstore.journal.stuffing import PAIR
-from tests.journal.disk import Disk
+from kvstore.testing.disk import Disk
 from tests.journal.folds import PATH, Payloads, live_file, open_journal, outcome_of, state_of
 
 ITEMS = [b"one", b"\xfe\xfd", b"", b"x\xfe\xfdy", b"zeros\0\0\0", b"\0\0", b"end\xfe\xfd"]
@@ -39,22 +39,33 @@ def test_cutting_the_live_file_at_every_byte_keeps_every_whole_record() -> None:
     disk, items = small_journal()
     path, image = live_file(disk), image_of(disk)
     data = image[path]
-    starts = [match.start() for match in re.finditer(PAIR, data)]
-    records_in_live = len(starts) - 1
-    for size in range(len(data)):
+    ends = [*[match.start() for match in re.finditer(PAIR, data)][1:], len(data)]
+    types = [decode(raw)[0].type for raw in data.split(PAIR)[1:]]
+    records = sum(kind == 0 for kind in types)
+    for size in range(ends[0], len(data)):
         cut = Disk({**image, path: data[:size]})
-        whole = sum(1 for start in [*starts[2:], len(data)] if start <= size)
+        whole = sum(kind == 0 for end, kind in zip(ends, types, strict=True) if end <= size)
         fold = Payloads()
         with open_journal(cut, fold) as journal:
-            assert fold.items == items[: len(items) - records_in_live + whole]
+            assert fold.items == items[: len(items) - records + whole]
             torn = journal.recovery.torn
-        good = max((start for start in [0, *starts[1:]] if start <= size), default=0)
+        good = max(end for end in ends if end <= size)
         if size == good:
-            assert torn is None or size == 0
+            assert torn is None
         else:
             assert torn is not None
             assert (torn.path, torn.offset, torn.size) == (path, good, size - good)
         assert state_of(cut) == fold.items
+
+
+def test_a_live_file_cut_inside_its_opening_is_damaged_as_its_name_says_that_it_was_whole() -> None:
+    disk, _ = small_journal()
+    path, image = live_file(disk), image_of(disk)
+    for size in range(image[path].index(PAIR, 2)):
+        for rest in (b"", bytes(600)):
+            error = outcome_of(Disk({**image, path: image[path][:size] + rest}))
+            assert isinstance(error, JournalDamagedError)
+            assert (error.path, error.first) == (path, 6)
 
 
 def test_zeros_behind_the_last_record_are_a_torn_tail() -> None:

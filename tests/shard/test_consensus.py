@@ -175,9 +175,33 @@ def test_a_version_whose_write_was_cut_off_does_not_count(tmp_path: Path) -> Non
     fill(consensus, 1, 2)
     (live,) = [p for p in (tmp_path / KEY).iterdir() if p.name.endswith("-journal")]
     os.truncate(live, live.stat().st_size - 1)
+    (tmp_path / KEY / "LOCK").write_bytes(b"")  # the write was cut off by the loss of power
     assert seqnos(FileConsensus(tmp_path)) == [1]
     assert cas(FileConsensus(tmp_path), 1, 7) is Cas.COMMITTED
     assert seqnos(consensus) == [1, 7]
+
+
+@pytest.mark.parametrize("change", ["cut", "emptied", "deleted", "older copy"])
+def test_a_live_file_of_an_older_state_is_corruption_not_an_older_head(
+    tmp_path: Path, change: str
+) -> None:
+    fill(FileConsensus(tmp_path), 1, 2)
+    (live,) = [p for p in (tmp_path / KEY).iterdir() if p.name.endswith("-journal")]
+    older = live.read_bytes()
+    consensus = FileConsensus(tmp_path)
+    assert cas(consensus, 2, 3) is Cas.COMMITTED
+    if change == "deleted":
+        live.unlink()
+    else:
+        left = {"cut": live.read_bytes()[:-1], "emptied": b"", "older copy": older}
+        live.write_bytes(left[change])
+    for looking in (consensus, FileConsensus(tmp_path)):
+        with pytest.raises(CorruptionError):
+            looking.head(KEY)
+        with pytest.raises(CorruptionError):
+            cas(looking, 2, 3)
+    (tmp_path / KEY / "LOCK").unlink()  # whoever wants the older state says so
+    assert change == "emptied" or len(seqnos(FileConsensus(tmp_path))) in (0, 2)
 
 
 def test_a_damaged_version_is_corruption_not_an_older_head(tmp_path: Path) -> None:

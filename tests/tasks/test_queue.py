@@ -13,7 +13,7 @@ from kvstore.clock import ManualClock
 from kvstore.errors import ClosedError, DependencyError, LockedError, NotAStoreError, UsageError
 from kvstore.journal import Journal
 from kvstore.tasks import NewTask, Task, TaskRef, Tasks
-from tests.journal.disk import Disk
+from kvstore.testing.disk import Disk
 
 SECOND = 1_000_000_000
 

@@ -12,7 +12,7 @@ from kvstore.clock import ManualClock
 from kvstore.errors import DependencyError
 from kvstore.journal import Journal, Sync
 from kvstore.tasks import CONTENT, NewTask, Task, Tasks, TaskState
-from tests.journal.disk import Disk
+from kvstore.testing.disk import Disk
 
 SECOND = 1_000_000_000
 QUEUES = st.sampled_from(["a", "b", "c"])
