@@ -85,13 +85,11 @@ class Inode:
 class Disk:
     """`kvstore.journal.files.Files` in memory."""
 
-    def __init__(
-        self, image: dict[str, bytes] | None = None, *, sector: int = JOURNAL_SECTOR_BYTES
-    ) -> None:
+    def __init__(self, image: dict[str, bytes] | None = None, *, sector: int | None = None) -> None:
         self.inodes = {path: Inode(data, data) for path, data in (image or {}).items()}
         self.synced_names: Names = dict(self.inodes)
         self.unsynced_names: list[Callable[[Names], None]] = []
-        self.sector = sector
+        self.sector = JOURNAL_SECTOR_BYTES if sector is None else sector
         self.notes: dict[str, list[bytes]] = {}
         """What lock files have held, the newest last."""
         self.locked: set[str] = set()
