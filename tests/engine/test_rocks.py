@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 import rocksdict as rocks
 
-from kvstore.engine import DATA, META
+import kvstore
+from kvstore.engine import DATA, META, wal
 from kvstore.engine.rocks import RocksEngine, require_store_directory, salvage
 from kvstore.engine.wal import BLOCK_BYTES, find_damage
 from kvstore.errors import (
@@ -170,6 +171,43 @@ def test_tail_that_looks_like_a_recycled_log_is_cut(crashed: Path, kind: int) ->
     engine = RocksEngine(again)
     assert len(read(engine, take=100)) == 501
     engine.close()
+
+
+@pytest.fixture
+def several_logs(tmp_path: Path) -> Path:
+    """A copy of a store whose families were flushed one by one: each log has what others lack."""
+    with kvstore.open(tmp_path / "live") as store:
+        store.hold("mine")
+        for number in range(4):
+            store.put(b"%d" % number, b"v")
+            store.delete_range(b"x", b"y%d" % number)
+            store._engine._family["data"].flush()  # type: ignore[attr-defined]
+        store.put(b"last", b"v")
+        shutil.copytree(tmp_path / "live", tmp_path / "copy")
+    return tmp_path / "copy"
+
+
+@pytest.mark.parametrize("read_only", [True, False])
+@pytest.mark.parametrize("number", range(4))
+@pytest.mark.parametrize("left", ["nothing", "less"])
+def test_a_closed_log_that_is_lost_or_shorter_is_told(
+    several_logs: Path, number: int, left: str, read_only: bool
+) -> None:
+    with kvstore.open_read_only(several_logs) as store:
+        assert len(list(store.scan())) == 5
+    logs = sorted(several_logs.glob("*.log"))
+    assert len(logs) == 5
+    log = logs[number]
+    if left == "nothing":
+        log.unlink()
+    else:
+        os.truncate(log, [at for at, _ in wal._records(log.read_bytes())][-1])
+    opening = kvstore.open_read_only if read_only else kvstore.open
+    with pytest.raises(CorruptionError, match=r"lost, or shorter") as caught:
+        opening(several_logs)
+    assert caught.value.where == str(log)
+    salvage(several_logs)
+    RocksEngine(several_logs).close()
 
 
 def test_a_record_within_that_looks_recycled_is_damage(crashed: Path) -> None:
