@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
@@ -31,8 +31,15 @@ from cryptography.hazmat.primitives.kdf.scrypt import Scrypt
 from backup.shard.batch import put_retrying
 from backup.shard.blob import Blob, BlobInfo, sweep
 from backup.shard.consensus import Cas, Consensus, Versioned
+from kvstore.codec.json import JsonObject, read_object
 from kvstore.errors import CorruptionError, FormatVersionError, KVStoreError, UsageError
-from kvstore.limits import SCRYPT_N, SEALED_CHUNK_BYTES
+from kvstore.limits import (
+    KEY_RECORD_BYTES_MAX,
+    SCRYPT_BYTES_MAX,
+    SCRYPT_COST_MAX,
+    SCRYPT_N,
+    SEALED_CHUNK_BYTES,
+)
 
 KEY_RECORD: Final = "encryption.json"
 KEY_FORMAT: Final = 1
@@ -43,6 +50,8 @@ _MAGIC = b"KVE1"
 _PREFIX_BYTES = 8
 _HEADER_BYTES = len(_MAGIC) + _PREFIX_BYTES
 _TAG_BYTES = 16
+_KEY_FILE_BYTES_MAX = 256
+"""64 hex digits, and the white space around them."""
 _NONCE_BYTES = 12
 _CHUNK = SEALED_CHUNK_BYTES + _TAG_BYTES
 
@@ -74,33 +83,54 @@ class Secret:
     def open_record(self, record: bytes, where: str) -> bytes:
         """The data key. Raises `UsageError` if the record was made by another secret,
         `CorruptionError` if it is none."""
-        place = f"{where}/{KEY_RECORD}"
+        fields = _read_record(record, f"{where}/{KEY_RECORD}")
+        if (fields["kdf"] == "scrypt") != (self._passphrase is not None):
+            wanted = "a passphrase" if fields["kdf"] == "scrypt" else "a key file"
+            raise UsageError(f"{where} is encrypted by {wanted}", f"pass {wanted}")
+        wrapped = fields.hexed("wrapped")
         try:
-            fields = json.loads(record)
-            if fields["format"] != KEY_FORMAT:
-                raise FormatVersionError(place, found=fields["format"], supported=KEY_FORMAT)
-            if (fields["kdf"] == "scrypt") != (self._passphrase is not None):
-                wanted = "a passphrase" if fields["kdf"] == "scrypt" else "a key file"
-                raise UsageError(f"{where} is encrypted by {wanted}", f"pass {wanted}")
-            wrapped = bytes.fromhex(fields["wrapped"])
-            return AESGCM(self._wrapping_key(fields)).decrypt(
-                wrapped[:_NONCE_BYTES], wrapped[_NONCE_BYTES:], b"key"
-            )
+            key = AESGCM(self._wrapping_key(fields))
+            return key.decrypt(wrapped[:_NONCE_BYTES], wrapped[_NONCE_BYTES:], b"key")
         except InvalidTag as error:
             raise UsageError(
                 f"the key does not open {where}", "pass the one it was made with"
             ) from error
-        except UsageError:
-            raise  # also a ValueError
-        except (ValueError, KeyError, TypeError, MemoryError) as error:
-            raise CorruptionError(place, f"it is no key record ({error!r})", _PUT_BACK) from error
 
-    def _wrapping_key(self, fields: dict[str, Any]) -> bytes:
+    def _wrapping_key(self, fields: Mapping[str, Any]) -> bytes:
         if self._key is not None:
             return self._key
         assert self._passphrase is not None
         salt = bytes.fromhex(fields["salt"])
         return _derived(self._passphrase, salt, fields["n"], fields["r"], fields["p"])
+
+
+def _read_record(record: bytes, place: str) -> JsonObject:
+    """A key record whose fields are all there, and cost no more than ours could."""
+    try:
+        fields = read_object(record, where=place, bytes_max=KEY_RECORD_BYTES_MAX)
+        version = fields.integer("format")
+        if version != KEY_FORMAT:
+            raise FormatVersionError(place, found=version, supported=KEY_FORMAT)
+        if (kdf := fields.text("kdf")) not in ("scrypt", "none"):
+            raise fields.damaged(f"its key is derived by {kdf[:20]!r}")
+        if kdf == "scrypt":
+            _require_cost(fields)
+        if len(fields.hexed("wrapped")) != _NONCE_BYTES + KEY_BYTES + _TAG_BYTES:
+            raise fields.damaged("its wrapped key has another length")
+    except CorruptionError as error:
+        raise CorruptionError(place, f"no key record: {error.problem}", _PUT_BACK) from error
+    return fields
+
+
+def _require_cost(fields: JsonObject) -> None:
+    """Refuse work factors of scrypt that nobody chose, before a byte of memory is taken by them."""
+    n, r, p = (fields.integer(name, least=1) for name in ("n", "r", "p"))
+    if n < 2 or n & n - 1:
+        raise fields.damaged(f"its work factor {n} is no power of two")
+    if 128 * n * r > SCRYPT_BYTES_MAX or n * r * p > SCRYPT_COST_MAX:
+        raise fields.damaged(f"its work factors n={n}, r={r}, p={p} are beyond all that is in use")
+    if not 8 <= len(fields.hexed("salt")) <= 64:
+        raise fields.damaged("its salt has another length")
 
 
 @lru_cache(maxsize=4)
@@ -303,9 +333,10 @@ class SealedConsensus:
 
     def _open(self, key: str, version: Versioned) -> Versioned:
         nonce, sealed = version.data[:_NONCE_BYTES], version.data[_NONCE_BYTES:]
+        cipher = self._key.opened()
         try:
-            plain = self._key.opened().decrypt(nonce, sealed, f"{key}\0{version.seqno}".encode())
-        except InvalidTag as error:
+            plain = cipher.decrypt(nonce, sealed, f"{key}\0{version.seqno}".encode())
+        except (InvalidTag, ValueError) as error:  # the latter by a nonce that is cut short
             where = f"version {version.seqno} of {key}"
             raise CorruptionError(where, "it does not decrypt") from error
         return Versioned(version.seqno, plain)
@@ -333,13 +364,14 @@ def _plain_size(sealed: int) -> int:
 def _read_key_file(path: Path) -> bytes:
     """32 bytes, or 64 hex digits."""
     try:
-        content = path.read_bytes()
+        with path.open("rb") as file:
+            content = file.read(_KEY_FILE_BYTES_MAX + 1)
     except OSError as error:
         raise UsageError(f"key file {path} cannot be read: {error}") from error
     if len(content) == KEY_BYTES:
         return content
     try:
-        key = bytes.fromhex(content.decode().strip())
+        key = bytes.fromhex(content[:_KEY_FILE_BYTES_MAX].decode().strip())
     except ValueError:
         key = b""
     if len(key) != KEY_BYTES:

@@ -198,13 +198,6 @@ stop is heard, every few milliseconds."""
 GC_SPANS_PER_STEP = 4096
 """Spans GC merges before it passes over them."""
 
-HOLD_TEXT_CHARS_MAX = 500
-"""Characters of a hold's address and owner that are kept: enough for a URL, and a line to read."""
-
-GC_DELAY_FACTOR_MAX = 8
-"""How many intervals a background GC that keeps failing waits at most before it tries again: it
-need not fill the log, and goes on soon after what was wrong has passed."""
-
 STALE_IMPORT_S = 24 * 3600.0
 """Age at which GC takes back an import that was prepared and never added, and files left in
 `ingest/`: longer than any import takes between the two."""
@@ -230,10 +223,6 @@ JOURNAL_COMPACT_BYTES): so a record is rewritten half a time on average."""
 
 COMPACT_PIECES = 16
 """Pieces in which a compaction task rewrites a store: what a crash makes it do again."""
-
-TASK_WORKER_DELAY_S = 0.5
-TASK_WORKER_DELAY_S_MAX = 60.0
-"""How long a worker whose queue fails waits before it claims again: twice as long each time."""
 
 TASK_WAIT_S_MAX = 3600.0
 """How long a claim sleeps before it looks again, so that a clock set back cannot strand it."""
@@ -302,6 +291,26 @@ RESTORE_FILE_BYTES = 256 << 20
 STATE_SCAN_VERSIONS = 1024
 """Versions of a shard's state that are fetched from consensus at once."""
 
+GROUP_ROWS_READ_MAX = 1 << 20
+"""Rows of a row group that is read: room for larger ones than `ROW_GROUP_ROWS_MAX`, from releases
+that wrote others. A decoder allocates for them before it sees them."""
+
+GROUP_BYTES_READ_MAX = VALUE_BYTES_MAX + (64 << 20)
+"""Decoded bytes of a row group that is read: it may hold one value of the largest size."""
+
+PART_FOOTER_BYTES_MAX = 2 << 20
+"""A part's footer: some 1.5 kB a row group, of which there are about ten. Decoded it takes up to
+two hundred times its bytes."""
+
+PART_CONTAINER_MAX = 16_384
+"""Entries of a list in a part's footer: memory for all is taken before the first is read."""
+
+PART_TEXT_BYTES_MAX = 1 << 20
+"""A text in a part's footer: a bound of a row group, or the schema."""
+
+PAGE_HEADER_BYTES_MAX = 256 << 10
+"""Header of a page: a page's statistics hold two keys, in older releases twice."""
+
 INLINE_BYTES_MAX = 256 << 10
 """Bytes of parts kept inside a shard's state; beyond it they must be blobs (rollups stay small)."""
 
@@ -344,6 +353,16 @@ SEALED_CHUNK_BYTES = 64 * 1024
 
 SCRYPT_N = 1 << 15
 """Work factor of scrypt (RFC 7914): some 100 ms and 32 MiB, once per opening of a collection."""
+
+SCRYPT_BYTES_MAX = 256 << 20
+"""Memory that the work factors in a key record may ask for: eight times ours. The record comes with
+the collection, from whoever could write there."""
+
+SCRYPT_COST_MAX = 1 << 22
+"""Product of the three work factors in a key record: some two seconds, sixteen times ours."""
+
+KEY_RECORD_BYTES_MAX = 4096
+"""A key record: ten times ours."""
 
 BACKUP_ATTEMPTS = 4
 """How often a backup takes the next window after losing a race against another script."""

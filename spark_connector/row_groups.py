@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from backup.shard import OP_DELETE_RANGE, UNTIL, Part
+from backup.shard.part import translated
 from kvstore.mvcc import Cover
 from kvstore.span import Span
 from kvstore.timestamp import TIMESTAMP_MAX
@@ -24,6 +25,7 @@ from kvstore.timestamp import TIMESTAMP_MAX
 class Group(NamedTuple):
     """One row group: where it is and what its statistics say; None is unknown."""
 
+    part: Part
     file: pq.ParquetFile
     number: int
     first: bytes | None
@@ -55,8 +57,11 @@ class Group(NamedTuple):
         return span.start <= self.first and (span.end is None or self.last < span.end)
 
     def read(self, columns: Sequence[str]) -> pa.Table:
-        """Those columns of its rows, in one chunk each."""
-        return self.file.read_row_group(self.number, columns=list(columns)).combine_chunks()
+        """Those columns of its rows, in one chunk each. Raises `CorruptionError` if they are not
+        what was written."""
+        with translated(self.part):
+            found = self.file.read_row_group(self.number, columns=list(columns))
+        return found.combine_chunks()
 
 
 def row_group(part: Part, file: pq.ParquetFile, index: int) -> Group:
@@ -71,6 +76,7 @@ def row_group(part: Part, file: pq.ParquetFile, index: int) -> Group:
     assert times is not None, "numbers have statistics"
     assert ops is not None
     return Group(
+        part=part,
         file=file,
         drop_below=part.drop_below,
         number=index,

@@ -18,7 +18,7 @@ from backup.shard.batch import BatchDesc, delete_batch, part_names, read_batches
 from backup.shard.commands import ApplyMerge, MergeOutcome, RequestMerge
 from backup.shard.log import StateLog
 from backup.shard.machine import part_names as names_of
-from backup.shard.part import MissingPartError
+from backup.shard.part_bytes import MissingPartError
 from backup.shard.rules import RULES, Compact
 from backup.shard.state import Batch
 from backup.shard.tally import Progress, Tally

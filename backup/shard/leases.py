@@ -17,7 +17,7 @@ from backup.shard.batch import read_batches
 from backup.shard.blob import FAILURES
 from backup.shard.frontier import EMPTY, require_frontier
 from backup.shard.log import StateLog
-from backup.shard.part import MissingPartError
+from backup.shard.part_bytes import MissingPartError
 from backup.shard.read import ListenBatch, Snapshot, explained, listen_window
 from backup.shard.rules import RULES
 from kvstore.errors import HistoryGoneError, LeaseExpiredError

@@ -19,7 +19,8 @@ Invariants
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
@@ -29,12 +30,19 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from backup.shard.blob import Blob
+from backup.shard.pages import chunks_of, properties, read_footer
+from backup.shard.part_bytes import FetchedPart, WholePart, part_bytes
 from backup.shard.rules import OP_DELETE_RANGE, RULES, Rule, column_numpy, keep, lower_bound
 from backup.shard.state import Part
 from backup.shard.until import UNTIL, Until
-from kvstore.digest import is_digest
-from kvstore.errors import CorruptionError, FormatVersionError
-from kvstore.limits import BOUND_BYTES_MAX, PART_BYTES_MAX, PART_WHOLE_BYTES_MAX
+from kvstore.errors import CorruptionError, FormatVersionError, KVStoreError
+from kvstore.limits import (
+    BOUND_BYTES_MAX,
+    PART_BYTES_MAX,
+    PART_CONTAINER_MAX,
+    PART_TEXT_BYTES_MAX,
+    PART_WHOLE_BYTES_MAX,
+)
 from kvstore.span import Span, prefix_end
 
 PART_FORMAT = b"2"
@@ -208,34 +216,22 @@ def read_part(
     # A column of nothing but nulls costs a sixth of the time.
     has_ranges = any(map(_may_have_ranges, metas))
     columns = [n for n in rule.schema.names if has_ranges or n != "end_key"]
-    try:
-        for batch in file.iter_batches(batch_size=batch_rows, row_groups=groups, columns=columns):
-            wanted = _from(_whole_rows(batch, rule.schema), part.drop_below, rule)
-            if span != _EVERYTHING:
-                wanted = _within(wanted, span, span if whole is None else whole, rule)
-            if wanted.num_rows:
-                yield wanted
-    except (pa.ArrowException, OSError) as error:
-        raise _damaged(part, error) from error
+    batches = file.iter_batches(batch_size=batch_rows, row_groups=groups, columns=columns)
+    while True:
+        with translated(part):
+            batch = next(batches, None)
+            if batch is None:
+                return
+            wanted = _whole_rows(batch, rule.schema)
+            _require_rows(wanted, rule)
+        wanted = _from(wanted, part.drop_below, rule)
+        if span != _EVERYTHING:
+            wanted = _within(wanted, span, span if whole is None else whole, rule)
+        if wanted.num_rows:
+            yield wanted
 
 
 _EVERYTHING = Span()
-
-
-class MissingPartError(CorruptionError):
-    """A part's blob is gone. A reader whose lease has expired expects it; nobody else does."""
-
-
-def part_bytes(blob: Blob, part: Part) -> bytes:
-    """All bytes of a part, checked. Raises `MissingPartError` or `CorruptionError`."""
-    data = part.inline
-    if data is None:
-        data = blob.patience.over(lambda: blob.get(part.name))
-    if data is None:
-        raise MissingPartError(f"part {part.name}", "its blob is gone")
-    if len(data) != part.size or not is_digest(part.checksum, data):
-        raise CorruptionError(f"part {part.name}", f"its {len(data)} bytes fail the checksum")
-    return data
 
 
 def touches(part: Part, span: Span) -> bool:
@@ -245,55 +241,64 @@ def touches(part: Part, span: Span) -> bool:
 
 
 def open_part(blob: Blob, part: Part, rule: Rule) -> pq.ParquetFile:
-    """Open for reading in pieces; raises as `read_part` does."""
-    source: Any
+    """Open for reading in pieces; raises as `read_part` does.
+
+    No size that the part declares of itself is believed: `pages` says what is checked, at once in
+    a small part, and in a large one as its columns are fetched.
+    """
     if part.inline is not None or part.size <= PART_WHOLE_BYTES_MAX:
-        source = pa.BufferReader(part_bytes(blob, part))
-    else:
-        source = pa.PythonFile(_BlobFile(blob, part), mode="r")
-    try:
-        file = pq.ParquetFile(source, page_checksum_verification=True)
-    except (pa.ArrowException, OSError) as error:
-        raise _damaged(part, error) from error
-    metadata = file.schema_arrow.metadata or {}
-    if metadata.get(_FORMAT_KEY) not in _FORMATS_READ:
-        found, supported = metadata.get(_FORMAT_KEY), _FORMATS_READ
-        raise FormatVersionError(f"part {part.name}", found=found, supported=supported)
-    if metadata.get(_RULE_KEY) != rule.name.encode():
-        raise CorruptionError(f"part {part.name}", f"its rule is {metadata.get(_RULE_KEY)!r}")
+        return _opened(WholePart(part, part_bytes(blob, part)), rule)
+    return _opened(FetchedPart(blob, part), rule)
+
+
+def require_part(blob: Blob, part: Part, rule: Rule) -> None:
+    """Read all bytes of a part. Raises as `read_part` does where they are not what was written,
+    or the part's bounds are narrower than its row groups say."""
+    file = _opened(WholePart(part, part_bytes(blob, part)), rule)
+    for number in range(file.num_row_groups):
+        _require_bounds(file.metadata.row_group(number), part, rule)
+
+
+def _opened(source: WholePart | FetchedPart, rule: Rule) -> pq.ParquetFile:
+    part = source.part
+    with translated(part):
+        footer = read_footer(source.footer())
+        schema = _written_schema(properties(footer), part, rule)
+        chunks = chunks_of(footer, schema, rows=part.rows, size=part.size)
+        file = pq.ParquetFile(
+            source.opened(),
+            page_checksum_verification=True,
+            thrift_string_size_limit=PART_TEXT_BYTES_MAX,
+            thrift_container_size_limit=PART_CONTAINER_MAX,
+        )
+        if not file.schema_arrow.equals(schema):
+            raise ValueError(f"its columns are {', '.join(file.schema_arrow.names)}")
+        source.check(chunks)
     return file
 
 
-class _BlobFile(io.RawIOBase):
-    """A blob as a seekable file, fetched range by range."""
+def _written_schema(found: Mapping[bytes, bytes], part: Part, rule: Rule) -> pa.Schema:
+    """The columns of a part with these properties."""
+    version = found.get(_FORMAT_KEY)
+    if version not in _FORMATS_READ:
+        raise FormatVersionError(f"part {part.name}", found=version, supported=_FORMATS_READ)
+    if found.get(_RULE_KEY) != rule.name.encode():
+        raise CorruptionError(f"part {part.name}", f"its rule is {found.get(_RULE_KEY)!r}")
+    return _layout(rule.name)[0] if version == PART_FORMAT else rule.schema
 
-    def __init__(self, blob: Blob, part: Part) -> None:
-        self._blob = blob
-        self._part = part
-        self._at = 0
 
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._part.size}[whence]
-        self._at = base + offset
-        return self._at
-
-    def tell(self) -> int:
-        return self._at
-
-    def read(self, size: int = -1) -> bytes:
-        length = self._part.size - self._at if size < 0 else size
-        name, at = self._part.name, self._at
-        data = self._blob.patience.over(lambda: self._blob.get_range(name, start=at, length=length))
-        if data is None:
-            raise MissingPartError(f"part {name}", "its blob is gone")
-        self._at += len(data)
-        return data
+@contextmanager
+def translated(part: Part) -> Iterator[None]:
+    """Name the part in the errors of its reader. No memory is no damage: `MemoryError` passes, as
+    pyarrow raises it too."""
+    try:
+        yield
+    except (MemoryError, pa.ArrowCancelled):
+        raise
+    except (pa.ArrowException, OSError, ValueError) as error:
+        if isinstance(error, KVStoreError):
+            raise
+        raise _damaged(part, error) from error
 
 
 def _damaged(part: Part, error: Exception) -> CorruptionError:
@@ -324,6 +329,32 @@ def _may_have_ranges(group: pq.RowGroupMetaData) -> bool:
     columns = {group.column(i).path_in_schema: group.column(i) for i in range(group.num_columns)}
     ops = columns["op"].statistics if "op" in columns else None
     return "op" in columns and (ops is None or not ops.has_min_max or ops.max >= OP_DELETE_RANGE)
+
+
+def _require_bounds(group: pq.RowGroupMetaData, part: Part, rule: Rule) -> None:
+    """Raise `CorruptionError` where a reader that goes by the part's bounds would miss rows."""
+    columns = {group.column(i).path_in_schema: group.column(i) for i in range(group.num_columns)}
+    keys, times = columns["key"].statistics, columns[rule.time_column].statistics
+    is_narrow = False
+    if keys is not None and keys.has_min_max:
+        is_narrow = keys.min < part.key_min
+        is_narrow |= part.key_max is not None and keys.max > part.key_max
+    if times is not None and times.has_min_max:
+        is_narrow |= not part.time_min <= times.min <= times.max <= part.time_max
+    if is_narrow:
+        raise CorruptionError(f"part {part.name}", "its rows lie outside the bounds noted for it")
+
+
+def _require_rows(batch: pa.RecordBatch, rule: Rule) -> None:
+    """Raise `ValueError` for rows of versions that mean nothing."""
+    if "op" not in rule.schema.names:
+        return
+    _, puts, ranges, *others = np.bincount(column_numpy(batch, "op"), minlength=3)
+    if others:
+        raise ValueError("a row is neither put, delete nor range delete")
+    values, ends = (len(batch) - batch.column(name).null_count for name in ("value", "end_key"))
+    if values != puts or ends != ranges:
+        raise ValueError("a put has no value, a delete one, or a range delete no end")
 
 
 def _whole_rows(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:

@@ -18,7 +18,8 @@ import pyarrow as pa
 from backup.shard import codec
 from backup.shard.batch import read_batches
 from backup.shard.blob import Blob
-from backup.shard.part import MissingPartError, open_part
+from backup.shard.part import open_part
+from backup.shard.part_bytes import MissingPartError
 from backup.shard.rules import RULES, AsOf, View, Window
 from backup.shard.state import Batch
 from kvstore.span import Span

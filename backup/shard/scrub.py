@@ -15,7 +15,9 @@ from functools import partial
 
 from backup.shard import codec
 from backup.shard.log import StateLog
-from backup.shard.part import MissingPartError, part_bytes
+from backup.shard.part import require_part
+from backup.shard.part_bytes import MissingPartError
+from backup.shard.rules import RULES
 from backup.shard.state import Part
 from backup.shard.tally import Tally
 from kvstore.errors import CorruptionError
@@ -78,7 +80,7 @@ def _altered(log: StateLog, parts: Sequence[Part], gone: set[str], tally: Tally)
     for part in parts:
         try:
             if part.name not in gone:
-                part_bytes(log.blob, part)
+                require_part(log.blob, part, RULES[log.state.rule])
         except MissingPartError:
             gone.add(part.name)
         except CorruptionError:

@@ -18,7 +18,8 @@ from backup.shard import part as part_module
 from backup.shard.batch import BatchDesc, delete_batch, part_names, read_batches, write_batch
 from backup.shard.blob import FileBlob, MemoryBlob
 from backup.shard.faults import FaultRates, FaultyBlob, Weather
-from backup.shard.part import MissingPartError, open_part, read_part
+from backup.shard.part import open_part, read_part
+from backup.shard.part_bytes import MissingPartError
 from backup.shard.rules import DIFFS, VERSIONS, AsOf, Window
 from backup.shard.state import Batch, Part
 from kvstore.clock import ManualClock

@@ -1,0 +1,131 @@
+"""The bytes of a part, as Parquet's reader fetches them, each column checked before it is decoded.
+
+A small part is fetched whole and held against its checksum; of a large one only what is asked for
+is fetched, and a column's pages are looked at when they come (`pages`).
+"""
+
+from __future__ import annotations
+
+import bisect
+import io
+from collections.abc import Sequence
+from itertools import islice
+
+import pyarrow as pa
+
+from backup.shard.blob import Blob
+from backup.shard.pages import TAIL_BYTES, Chunk, footer_bytes, require_pages
+from backup.shard.state import Part
+from kvstore.digest import is_digest
+from kvstore.errors import CorruptionError
+
+_TAIL_BYTES = 64 << 10
+"""Fetched at once of the others: the footer, as Parquet's reader asks for it first."""
+
+
+class MissingPartError(CorruptionError):
+    """A part's blob is gone. A reader whose lease has expired expects it; nobody else does."""
+
+
+def part_bytes(blob: Blob, part: Part) -> bytes:
+    """All bytes of a part, checked. Raises `MissingPartError` or `CorruptionError`."""
+    data = part.inline
+    if data is None:
+        data = blob.patience.over(lambda: blob.get(part.name))
+    if data is None:
+        raise MissingPartError(f"part {part.name}", "its blob is gone")
+    if len(data) != part.size or not is_digest(part.checksum, data):
+        raise CorruptionError(f"part {part.name}", f"its {len(data)} bytes fail the checksum")
+    return data
+
+
+class WholePart:
+    """All bytes of a part."""
+
+    def __init__(self, part: Part, data: bytes) -> None:
+        self.part = part
+        self._data = data
+
+    def opened(self) -> pa.NativeFile:
+        """For Parquet's reader."""
+        return pa.BufferReader(self._data)
+
+    def footer(self) -> bytes:
+        """Its footer. Raises `ValueError` where it cannot be one."""
+        length = footer_bytes(self._data[-TAIL_BYTES:], size=len(self._data))
+        return self._data[-length - TAIL_BYTES : -TAIL_BYTES]
+
+    def check(self, chunks: Sequence[Chunk]) -> None:
+        """Raise `ValueError` unless the pages are as large as the footer says."""
+        _require_chunks(chunks, memoryview(self._data), 0)
+
+
+def _require_chunks(chunks: Sequence[Chunk], data: memoryview, start: int) -> None:
+    """Check the chunks in `data`, which begins at `start` in the part. Of those that it cuts a
+    reader sees no page whole: no one asks for them."""
+    end = start + len(data)
+    first = bisect.bisect_left(chunks, start, key=lambda chunk: chunk.start + chunk.size - 1)
+    for chunk in islice(chunks, first, None):
+        if chunk.start >= end:
+            return
+        if chunk.start < start or chunk.start + chunk.size > end:
+            raise ValueError(f"column {chunk.column} is not where its footer says")
+        require_pages(chunk, data[chunk.start - start :][: chunk.size])
+
+
+class FetchedPart(io.RawIOBase):
+    """A blob as a seekable file, fetched range by range: what is fetched of columns is checked."""
+
+    def __init__(self, blob: Blob, part: Part) -> None:
+        self.part = part
+        self._blob = blob
+        self._at = 0
+        self._chunks: Sequence[Chunk] = ()
+        self._tail = b""
+        self._tail_at = max(part.size - _TAIL_BYTES, 0)
+        self._tail = self._fetched(self._tail_at, part.size - self._tail_at)
+
+    def opened(self) -> pa.NativeFile:
+        """For Parquet's reader."""
+        return pa.PythonFile(self, mode="r")
+
+    def footer(self) -> bytes:
+        """Its footer. Raises `ValueError` where it cannot be one."""
+        size = self.part.size
+        length = footer_bytes(self._tail[-TAIL_BYTES:], size=size)
+        return self._fetched(size - length - TAIL_BYTES, length)
+
+    def check(self, chunks: Sequence[Chunk]) -> None:
+        """From now on raise `ValueError` unless pages are as large as the footer says."""
+        self._chunks = chunks
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self.part.size}[whence]
+        self._at = base + offset
+        return self._at
+
+    def tell(self) -> int:
+        return self._at
+
+    def read(self, size: int = -1) -> bytes:
+        length = max(self.part.size - self._at, 0) if size < 0 else size
+        data = self._fetched(self._at, length)
+        if self._chunks:
+            _require_chunks(self._chunks, memoryview(data), self._at)
+        self._at += len(data)
+        return data
+
+    def _fetched(self, at: int, length: int) -> bytes:
+        if self._tail and at >= self._tail_at:
+            return self._tail[at - self._tail_at :][:length]
+        name = self.part.name
+        data = self._blob.patience.over(lambda: self._blob.get_range(name, start=at, length=length))
+        if data is None:
+            raise MissingPartError(f"part {name}", "its blob is gone")
+        return data
