@@ -32,7 +32,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from kvstore.arrow import key_words
-from kvstore.errors import CorruptionError, UsageError
+from kvstore.errors import CorruptionError, StorageError, UsageError
 from kvstore.journal.files import storage_errors
 from kvstore.limits import ARROW_ROWS_MAX, RUN_BLOCK_BYTES, RUN_BYTES_MAX, SORT_BYTES_MAX
 from kvstore.span import Span
@@ -192,17 +192,27 @@ def _write(table: pa.Table, path: Path) -> list[Block]:
 
 
 def _read(run: Run, span: Span) -> pa.Table:
-    """The rows of a run in `span`. Raises `CorruptionError`."""
+    """The rows of a run in `span`. Raises `CorruptionError`, `StorageError`."""
     firsts = [block.first for block in run.blocks]
     # The block before the first that begins in the span may reach into it.
     low = max(bisect_left(firsts, span.start) - 1, 0)
     high = len(firsts) if span.end is None else bisect_left(firsts, span.end)
-    data = memoryview(pa.memory_map(run.path).read_buffer())
+    data = memoryview(_mapped(run))
     batches = [_checked(run, block, data) for block in run.blocks[low:high]]
     table = pa.Table.from_batches(batches, run.schema)
     keys = table.column("key")
     start = _position(keys, span.start)
     return table.slice(start, len(keys) if span.end is None else _position(keys, span.end) - start)
+
+
+def _mapped(run: Run) -> pa.Buffer:
+    try:
+        return pa.memory_map(run.path).read_buffer()
+    except FileNotFoundError as error:
+        what = f"the sorted run {run.path} is gone"
+        raise StorageError(what, "its import was given up: begin another") from error
+    except OSError as error:
+        raise StorageError(f"reading {run.path} failed: {error}", "look at the disk") from error
 
 
 def _checked(run: Run, block: Block, data: memoryview) -> pa.RecordBatch:

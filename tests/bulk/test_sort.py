@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from bulk.sort import cuts, merged, sorted_batches, sorted_runs
-from kvstore.errors import CorruptionError, UsageError
+from kvstore.errors import CorruptionError, StorageError, UsageError
 from kvstore.span import Span
 
 Rows = list[tuple[bytes, bytes]]
@@ -145,3 +145,18 @@ def test_a_span_reads_only_the_blocks_it_needs(tmp_path: Path) -> None:
 def test_an_unknown_rule_for_duplicates_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError):
         list(sorted_batches([], tmp_path, duplicates="first"))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("left", ["nothing", "a directory", "an empty file"])
+def test_a_run_that_is_gone_is_told_as_such(tmp_path: Path, left: str) -> None:
+    """As where the job that made it was given up meanwhile."""
+    rows = [pa.record_batch({"key": pa.array([b"a"]), "value": pa.array([b"1"])})]
+    (run,) = sorted_runs(rows, tmp_path / "runs")
+    Path(run.path).unlink()
+    if left == "a directory":
+        Path(run.path).mkdir()
+    elif left == "an empty file":
+        Path(run.path).touch()
+    expected = CorruptionError if left == "an empty file" else StorageError
+    with pytest.raises(expected, match=run.path):
+        list(merged([run], Span()))
