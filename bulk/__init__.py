@@ -1,9 +1,10 @@
 """Bulk loads: built as SST files anywhere, visible atomically at the time they are added."""
 
 from bulk.ingest import ingest
+from bulk.manifest import Manifest
 from bulk.part import Part, PartWriter
 from bulk.staged import Import
-from bulk.staging import Manifest, read_manifest
+from bulk.staging import read_manifest
 
 __kvstore__ = True
 """Tells this package from others of its name: see `kvstore.neighbours`."""

@@ -13,9 +13,10 @@ import typer
 
 from bulk.files import file_rows, format_of
 from bulk.ingest import OnConflict, ingest
+from bulk.manifest import Manifest
 from bulk.sort import Duplicates, sorted_batches
 from bulk.staged import Import
-from bulk.staging import Manifest, read_manifest
+from bulk.staging import read_manifest
 from kvstore.cli.options import (
     Encoding,
     JsonOption,

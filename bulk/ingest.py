@@ -1,12 +1,16 @@
 """Adding a staged import to a store: one atomic step at one timestamp, whatever its size.
 
-    check     manifest, files; live keys in the way, if they matter       nothing touched yet
+    check     manifest, files; live keys in the way, if they matter       nothing is touched
     prepare   the store writes down that the import is coming             durable
     bring     files are linked (or moved, or copied) to <store>/ingest/<id>/
     link      they are moved into RocksDB, all or none                    still invisible
     add       one record gives them their timestamp                       durable: the commit
 
 A crash at any point leaves an import that is added or invisible; calling again goes on from there.
+
+A file that is linked has one set of bytes under two names. A process that writes into the staged
+file afterwards damages the store; RocksDB's block checksums tell, when the block is read. `move`
+takes the name away. Give a staging directory that others may write to only as a copy.
 """
 
 from __future__ import annotations
@@ -18,26 +22,34 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Final, Literal, TypeAlias
 
-from bulk.staging import Manifest, read_manifest, require_unaltered
+from bulk.conflicts import require_no_live_keys, require_none_came
+from bulk.contents import FILES_AT_ONCE, require_disjoint, require_rows, require_told
+from bulk.manifest import Manifest
+from bulk.staging import Identity, open_staged, opened_path, read_manifest, require_unaltered
 from kvstore.arguments import require_path
-from kvstore.codec.keys import TAIL_BYTES, VALUE
-from kvstore.codec.ordered import unframe
-from kvstore.engine.rocks import read_rows
-from kvstore.errors import KEYS_NAMED_MAX, KeyConflictError, UsageError
+from kvstore.errors import (
+    CorruptionError,
+    ImportRefusedError,
+    KeyOrderError,
+    UsageError,
+)
 from kvstore.imports import INGEST_DIRECTORY, ImportRecord
 from kvstore.journal import OS_FILES
 from kvstore.journal.files import storage_errors
-from kvstore.span import Span
+from kvstore.span import Span, merge_spans
 from kvstore.store import Store
 from kvstore.timestamp import Timestamp
 
 OnConflict: TypeAlias = Literal["overwrite", "error"]
 
 _COPY_INSTEAD: Final = (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP)
-"""Failures of a link or rename that say: this file system, or these two, cannot do it."""
+"""Failures of a link that say: this file system, or these two, cannot do it."""
+
+_COPY_BYTES: Final = 1 << 20
 
 
 def ingest(
@@ -54,12 +66,14 @@ def ingest(
     Adding the same import again returns the first timestamp. `on_conflict="error"` refuses to
     cover live keys (`KeyConflictError` names the first; it compares key by key). `move` takes
     the files out of `staging` instead of linking them; on another file system they are
-    copied. `thorough` reads every file to compare its checksum even if it looks untouched.
+    copied; a symbolic link is removed, and its file stays. `thorough` reads every file, to compare
+    its checksum even if it looks untouched, and looks at each row: for files from a stranger.
     `progress` is called with the name of each step before it is made; what it raises calls the
     import off, which can be made again.
 
-    Raises `ImportRefusedError` if a file is missing, altered, truncated or of another import;
-    nothing was added then. Costs a few milliseconds and two fsyncs, whatever the size.
+    Raises `ImportRefusedError` if a file is missing, altered, truncated or of another import, or
+    its bounds and rows are not those of the manifest; nothing was added then. Costs a few
+    milliseconds and two fsyncs, whatever the size.
     """
     require_on_conflict(on_conflict)
     directory = require_path(staging, name="staging")
@@ -91,25 +105,23 @@ def _ingest(
     incoming = _incoming(store, directory, manifest)
     linked = known is not None and store.is_import_linked(record)
     tell("check")
-    if not linked:
-        for part in manifest.parts:
-            path = _locate(directory, incoming, part.name)
-            require_unaltered(directory, path, part, thorough=thorough)
+    checked = {} if linked else _checked(directory, incoming, manifest, thorough=thorough)
     with ExitStack() as held:
         check = None
         if on_conflict == "error":
             # What is written from here on is looked at again: no GC may take it.
             checked_at = held.enter_context(store.snapshot()).as_of
             if not linked:
-                _require_no_live_keys(store, manifest, directory, incoming)
-            check = _recheck(store, record, 0 if linked else checked_at)
+                located = [_locate(directory, incoming, part.name) for part in manifest.parts]
+                require_no_live_keys(store, located)
+            check = partial(require_none_came, store, record, 0 if linked else checked_at)
         tell("prepare")
         store.prepare_import(record)
         if not linked:
             files = []
             for number, part in enumerate(manifest.parts, 1):
                 tell(f"bring {number} of {len(manifest.parts)}")
-                files.append(_bring(directory, incoming, part.name, move=move))
+                files.append(_bring(directory, incoming, part.name, checked[part.name], move=move))
             tell("link")
             store.link_import(files)
         tell("add")
@@ -133,9 +145,10 @@ def staging_beside(store: Store) -> Iterator[Path]:
 
 
 def _record(manifest: Manifest) -> ImportRecord:
-    spans = tuple(Span(part.smallest, part.largest + b"\x00") for part in manifest.parts)
+    # Where parts cross, their spans are one: each row is passed once.
+    spans = merge_spans(Span(part.smallest, part.largest + b"\x00") for part in manifest.parts)
     return ImportRecord(
-        manifest.import_id, manifest.checksum, manifest.rows, manifest.size_bytes, spans
+        manifest.import_id, manifest.checksum, manifest.rows, manifest.size_bytes, tuple(spans)
     )
 
 
@@ -151,10 +164,42 @@ def _incoming(store: Store, directory: Path, manifest: Manifest) -> Path:
 def _locate(directory: Path, incoming: Path, name: str) -> Path:
     """Where a part is: an interrupted move may have brought it to the store already."""
     staged = directory / name
-    return staged if staged.exists() or not (incoming / name).exists() else incoming / name
+    moved = not os.path.lexists(staged) and (incoming / name).is_file()
+    return incoming / name if moved else staged
 
 
-def _bring(directory: Path, incoming: Path, name: str, *, move: bool) -> Path:
+def _checked(
+    directory: Path, incoming: Path, manifest: Manifest, *, thorough: bool
+) -> dict[str, Identity]:
+    """Which files the parts are, once each was found to be the one that was sealed.
+
+    Raises `ImportRefusedError`. Reads a file only where it was copied or if `thorough`.
+    """
+    found: dict[str, Identity] = {}
+    try:
+        for at in range(0, len(manifest.parts), FILES_AT_ONCE):
+            with ExitStack() as held:
+                files = []
+                for part in manifest.parts[at : at + FILES_AT_ONCE]:
+                    path = _locate(directory, incoming, part.name)
+                    file = held.enter_context(open_staged(directory, path))
+                    require_unaltered(directory, file, part, thorough=thorough)
+                    found[part.name] = Identity.of(os.fstat(file.fileno()))
+                    files.append((part, opened_path(file, path)))
+                require_told(files, manifest.import_id)
+                for part, opened in files if thorough else ():
+                    require_rows(part, opened, manifest.import_id)
+        if thorough:
+            require_disjoint(directory, manifest.parts)
+    except CorruptionError as error:
+        problem = f"{error.where}: {error.problem}"
+        raise ImportRefusedError(str(directory), problem, "stage the import again") from error
+    except KeyOrderError as error:
+        raise ImportRefusedError(str(directory), error.what, "stage the import again") from error
+    return found
+
+
+def _bring(directory: Path, incoming: Path, name: str, identity: Identity, *, move: bool) -> Path:
     """Put a part beside the store's files, so that RocksDB can take it by a rename.
 
     A crash finds it in one of the two places, or in both; it is lost from neither before RocksDB,
@@ -163,33 +208,43 @@ def _bring(directory: Path, incoming: Path, name: str, *, move: bool) -> Path:
     source, target = directory / name, incoming / name
     with storage_errors(str(target)):
         incoming.mkdir(parents=True, exist_ok=True)
-        if not source.exists() and target.exists():
+        if not os.path.lexists(source) and target.is_file():
             return target
         target.unlink(missing_ok=True)
         try:
-            if move:
-                os.rename(source, target)
-            else:
-                os.link(source, target)
+            # What a symbolic link leads to: the store must not depend on a file outside itself.
+            os.link(os.path.realpath(source), target)
+            if Identity.of(os.lstat(target)) != identity:
+                target.unlink()
+                raise _replaced(directory, name)
+            _advise(target)
         except OSError as error:
             if error.errno not in _COPY_INSTEAD:
                 raise
-            _copy(source, target)
+            _copy(directory, source, target, identity)
             if move:
                 OS_FILES.sync_directory(str(incoming))
-                source.unlink()
-    _advise(target)
+        if move:
+            source.unlink()
     return target
 
 
-def _copy(source: Path, target: Path) -> None:
+def _copy(directory: Path, source: Path, target: Path, identity: Identity) -> None:
     try:
-        shutil.copyfile(source, target)
-        with target.open("rb") as file:
-            os.fsync(file.fileno())
-    except OSError:
+        with open_staged(directory, source) as original, target.open("xb") as copy:
+            shutil.copyfileobj(original, copy, _COPY_BYTES)
+            copy.flush()
+            os.fsync(copy.fileno())
+            if Identity.of(os.fstat(original.fileno())) != identity:
+                raise _replaced(directory, source.name)
+    except BaseException:
         target.unlink(missing_ok=True)  # half a copy would only keep the disk full
         raise
+
+
+def _replaced(directory: Path, name: str) -> ImportRefusedError:
+    problem = f"{name} was replaced or written to while it was added"
+    return ImportRefusedError(str(directory), problem, "stage the import again")
 
 
 def _advise(path: Path) -> None:
@@ -197,50 +252,3 @@ def _advise(path: Path) -> None:
     if hasattr(os, "posix_fadvise"):
         with path.open("rb") as file:
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_WILLNEED)
-
-
-# -- on_conflict="error" --------------------------------------------------------------------
-
-
-def _require_no_live_keys(
-    store: Store, manifest: Manifest, directory: Path, incoming: Path
-) -> None:
-    """Raise if a key of the import is alive. One look-up per row."""
-    files = [_locate(directory, incoming, part.name) for part in manifest.parts]
-    scratch = (store.path or directory) / f"check-{manifest.import_id:016x}"
-    shutil.rmtree(scratch, ignore_errors=True)
-    try:
-        _raise_if_any(key for key in _staged_keys(files, scratch) if store.get(key) is not None)
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
-
-
-def _staged_keys(files: list[Path], scratch: Path) -> Iterator[bytes]:
-    for entries, _ in read_rows(files, scratch):
-        for entry in entries:
-            if entry[-1:] == VALUE:
-                yield unframe(entry[:-TAIL_BYTES])
-
-
-def _recheck(store: Store, record: ImportRecord, since: int) -> Callable[[], None]:
-    """Under the commit lock: has a key of the import come alive since it was looked at?"""
-
-    def check() -> None:
-        changed = (
-            change.key
-            for change in (
-                store.changes(since, order="time")
-                if since
-                else store.changes(0, revisions="latest")  # the state: always readable
-            )
-            if change.op == "put" and store.is_imported(record, change.key)
-        )
-        _raise_if_any(key for key in changed if store.get(key) is not None)
-
-    return check
-
-
-def _raise_if_any(keys: Iterator[bytes]) -> None:
-    found = [key for _, key in zip(range(KEYS_NAMED_MAX), keys, strict=False)]
-    if found:
-        raise KeyConflictError(found)

@@ -7,8 +7,9 @@ import secrets
 from collections.abc import Sequence
 from pathlib import Path
 
+from bulk.manifest import Manifest
 from bulk.part import Part, PartWriter
-from bulk.staging import MANIFEST_NAME, Manifest, seal
+from bulk.staging import MANIFEST_NAME, seal
 from kvstore.arguments import require_path
 from kvstore.codec.keys import IMPORT_ID_MAX
 from kvstore.errors import StorageError, UsageError

@@ -1,142 +1,98 @@
 """A staging directory: the parts of one import, and the manifest that makes them one.
 
-    part-<32 hex>.sst        one sorted part; several, disjoint
+    part-<32 hex>.sst        one sorted part; several, with different keys
     part-<32 hex>.sst.tmp    left by an attempt that did not finish; never read
-    import.json              the manifest, written last and atomically
-
-    import.json := {"format": 2, "import_id": 16 hex, "rows": n, "bytes": n,
-                    "parts": [{"name", "smallest" hex, "largest" hex, "rows", "bytes",
-                               "digest", "mtime_ns", "inode"}],
-                    "checksum": SHA-256 of the rest as sorted, compact JSON}
-
-In format 1, which is read as well, a part's digest is named `sha256`.
+    import.json              the manifest (`bulk.manifest`), written last and atomically
 
 Invariants
 1. The manifest is the commit of building: parts it does not name do not exist.
-2. Parts are listed by key and share none.
+2. No two parts have a key in common. Their spans may cross.
 3. A file is as it was sealed if its size, modification time and inode are (what `git` and `rsync`
    go by); where one differs, as after a copy, its digest decides. So adding an import that was
    built in place does not read it. Damage beneath the file system is found by RocksDB's block
    checksums when a block is read.
+4. Only regular files are read. A name may be a symbolic link to one; a FIFO or a device, which
+   would hang or never end, is refused.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
+import errno
 import os
 import secrets
 import shutil
+import stat
 from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
-from typing import Any, Final
+from typing import BinaryIO, Final, NamedTuple
 
+from bulk.contents import require_disjoint
+from bulk.manifest import Manifest, parse_manifest, shared_bound
 from bulk.part import Part
 from bulk.sst import fsync_and_digest
-from kvstore.codec.keys import IMPORT_ID_MAX
 from kvstore.errors import (
-    FormatVersionError,
+    AccessDeniedError,
+    CorruptionError,
     ImportRefusedError,
     KeyOrderError,
+    KVStoreError,
     StorageError,
     UsageError,
 )
 from kvstore.journal import OS_FILES
 from kvstore.journal.files import storage_errors
+from kvstore.limits import JSON_BYTES_MAX
 
 MANIFEST_NAME: Final = "import.json"
-MANIFEST_FORMAT: Final = 2
-_DIGEST_NAMES: Final = {1: "sha256", MANIFEST_FORMAT: "digest"}
-"""By the formats that are read: what a part's digest is called."""
 _STAGE_AGAIN = "stage the import again"
 
 
-@dataclass(frozen=True, slots=True)
-class Manifest:
-    """What was sealed: the import's id and its parts, by key."""
-
-    import_id: int
-    parts: tuple[Part, ...]
-    format: int = MANIFEST_FORMAT
-
-    @property
-    def rows(self) -> int:
-        """Rows of all parts."""
-        return sum(part.rows for part in self.parts)
-
-    @property
-    def size_bytes(self) -> int:
-        """Bytes of all files."""
-        return sum(part.size_bytes for part in self.parts)
-
-    @property
-    def checksum(self) -> str:
-        """SHA-256 of the contents: the identity of what was sealed under the import's id."""
-        return _checksum(self._fields())
-
-    def to_json(self) -> str:
-        """The manifest's file."""
-        return json.dumps({**self._fields(), "checksum": self.checksum}, indent=1, sort_keys=True)
-
-    def _fields(self) -> dict[str, Any]:
-        return {
-            "format": self.format,
-            "import_id": f"{self.import_id:016x}",
-            "rows": self.rows,
-            "bytes": self.size_bytes,
-            "parts": [_part_fields(part, _DIGEST_NAMES[self.format]) for part in self.parts],
-        }
-
-
 def seal(staging: Path, import_id: int, parts: Sequence[Part]) -> Manifest:
-    """Write the manifest of `parts`. Raises `KeyOrderError` if two share keys."""
+    """Write the manifest of `parts`. Raises `KeyOrderError` if two share keys, `UsageError` if a
+    part is gone or the parts are not fit for one import.
+
+    Parts whose spans cross are read, to see that their keys differ: 0.3 us a row.
+    """
     ordered = sorted(parts, key=lambda part: part.smallest)
-    for before, after in pairwise(ordered):
-        if after.smallest <= before.largest:
-            raise KeyOrderError(
-                f"parts {before.name} and {after.name} of {staging}",
-                previous=before.largest,
-                key=after.smallest,
-            )
-    for part in ordered:
-        if not (staging / part.name).is_file():
-            raise UsageError(f"{staging / part.name} is gone", _STAGE_AGAIN)
+    if (key := shared_bound(ordered)) is not None:
+        raise KeyOrderError(f"parts of {staging}", previous=key, key=key)
     manifest = Manifest(import_id, tuple(ordered))
-    write_atomically(staging / MANIFEST_NAME, manifest.to_json().encode())
+    content = manifest.to_json().encode()
+    try:
+        parse_manifest(content, where=str(staging / MANIFEST_NAME))
+        for part in ordered:
+            open_staged(staging, staging / part.name).close()
+    except (CorruptionError, ImportRefusedError) as error:
+        raise UsageError(f"{staging} cannot be sealed: {error.problem}", _STAGE_AGAIN) from error
+    require_disjoint(staging, ordered)
+    write_atomically(staging / MANIFEST_NAME, content)
     return manifest
 
 
 def read_manifest(staging: Path) -> Manifest:
-    """Read and check the manifest. Raises `ImportRefusedError` if it is missing or altered,
+    """Read and check the manifest. Raises `ImportRefusedError` if it is missing or damaged,
     `FormatVersionError` if a newer release wrote it."""
     path = staging / MANIFEST_NAME
     try:
-        fields = json.loads(path.read_bytes())
+        os.lstat(path)
     except FileNotFoundError:
         raise ImportRefusedError(
             str(staging), "no manifest: it was not sealed", "seal it"
         ) from None
-    except NotADirectoryError:
+    except OSError as error:
+        if error.errno not in (errno.ENOTDIR, errno.ELOOP):
+            raise cannot_read(path, error) from error
         raise ImportRefusedError(
             str(staging), "not a directory", "pass the staging directory"
         ) from None
-    except OSError as error:
-        raise StorageError(f"reading {path} failed: {error}", "look at the disk") from error
-    except ValueError as error:
+    try:
+        with open_staged(staging, path) as file, storage_errors(str(path)):
+            content = file.read(JSON_BYTES_MAX + 1)
+        return parse_manifest(content, where=str(path))
+    except CorruptionError as error:
         raise ImportRefusedError(
-            str(staging), f"unreadable manifest: {error}", _STAGE_AGAIN
+            str(staging), f"{error.where}: {error.problem}", _STAGE_AGAIN
         ) from error
-    found = fields.get("format") if isinstance(fields, dict) else None
-    if found not in _DIGEST_NAMES:
-        raise FormatVersionError(str(path), found=found, supported=tuple(_DIGEST_NAMES))
-    if fields.pop("checksum", None) != _checksum(fields):
-        raise ImportRefusedError(str(staging), "the manifest was altered", _STAGE_AGAIN)
-    import_id = int(fields["import_id"], 16)
-    assert 0 < import_id <= IMPORT_ID_MAX, "the checksum covers what seal() wrote"
-    parts = tuple(_part(part, _DIGEST_NAMES[found]) for part in fields["parts"])
-    return Manifest(import_id, parts, found)
 
 
 def discard(staging: Path) -> None:
@@ -153,19 +109,70 @@ def discard(staging: Path) -> None:
     shutil.rmtree(gone, ignore_errors=True)
 
 
-def require_unaltered(staging: Path, path: Path, part: Part, *, thorough: bool = False) -> None:
-    """Raise `ImportRefusedError` unless `path` is the file that was sealed as `part`."""
+def open_staged(staging: Path, path: Path) -> BinaryIO:
+    """Open a file of a staging directory for reading, through a symbolic link as well.
+
+    Raises `ImportRefusedError` unless `path` leads to a regular file.
+    """
     try:
-        found = path.stat()
+        # Looked at first: opening a device may do something. And without waiting: a FIFO that
+        # came meanwhile would not open before somebody wrote into it.
+        is_regular = stat.S_ISREG(os.stat(path).st_mode)
+        if is_regular:
+            file = os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb")
+            if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                return file
+            file.close()
     except FileNotFoundError:
-        raise ImportRefusedError(str(staging), f"{part.name} is missing", _STAGE_AGAIN) from None
+        raise ImportRefusedError(str(staging), f"{path.name} is missing", _STAGE_AGAIN) from None
+    except OSError as error:
+        if error.errno != errno.ELOOP:
+            raise cannot_read(path, error) from error
+    raise ImportRefusedError(
+        str(staging), f"{path.name} does not lead to a regular file", _STAGE_AGAIN
+    )
+
+
+class Identity(NamedTuple):
+    """A file, and the state of its bytes, as the file system knows them."""
+
+    device: int
+    inode: int
+    size: int
+    mtime_ns: int
+
+    @classmethod
+    def of(cls, found: os.stat_result) -> Identity:
+        """The identity that a `stat` tells."""
+        return cls(found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)
+
+
+def opened_path(file: BinaryIO, path: Path) -> str:
+    """A path that leads to an open file, whatever its name is given to meanwhile, if the system
+    has one; else `path`."""
+    opened = f"/proc/self/fd/{file.fileno()}"
+    return opened if os.path.exists(opened) else str(path)
+
+
+def cannot_read(path: Path, error: OSError) -> KVStoreError:
+    """The error to raise where the operating system does not let `path` be read."""
+    if isinstance(error, PermissionError):
+        return AccessDeniedError(str(path), str(error))
+    return StorageError(f"reading {path} failed: {error}", "look at the disk")
+
+
+def require_unaltered(staging: Path, file: BinaryIO, part: Part, *, thorough: bool = False) -> None:
+    """Raise `ImportRefusedError` unless `file` is the one that was sealed as `part`."""
+    found = os.fstat(file.fileno())
     if found.st_size != part.size_bytes:
         problem = f"{part.name} has {found.st_size} bytes, {part.size_bytes} were sealed"
         raise ImportRefusedError(str(staging), problem, _STAGE_AGAIN)
     as_sealed = (found.st_mtime_ns, found.st_ino) == (part.mtime_ns, part.inode)
     if as_sealed and not thorough:
         return
-    if fsync_and_digest(path, like=part.digest) != part.digest:
+    with storage_errors(str(staging / part.name)):
+        digest = fsync_and_digest(file, like=part.digest)
+    if digest != part.digest:
         raise ImportRefusedError(
             str(staging), f"{part.name} was altered, or belongs to another import", _STAGE_AGAIN
         )
@@ -184,34 +191,3 @@ def write_atomically(path: Path, content: bytes) -> None:
             os.fsync(file.fileno())
         os.replace(unfinished, path)
         OS_FILES.sync_directory(str(path.parent))
-
-
-def _checksum(fields: dict[str, Any]) -> str:
-    canonical = json.dumps(fields, sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(canonical.encode()).hexdigest()
-
-
-def _part_fields(part: Part, digest_name: str) -> dict[str, Any]:
-    return {
-        "name": part.name,
-        "smallest": part.smallest.hex(),
-        "largest": part.largest.hex(),
-        "rows": part.rows,
-        "bytes": part.size_bytes,
-        digest_name: part.digest,
-        "mtime_ns": part.mtime_ns,
-        "inode": part.inode,
-    }
-
-
-def _part(fields: dict[str, Any], digest_name: str) -> Part:
-    return Part(
-        name=fields["name"],
-        smallest=bytes.fromhex(fields["smallest"]),
-        largest=bytes.fromhex(fields["largest"]),
-        rows=fields["rows"],
-        size_bytes=fields["bytes"],
-        digest=fields[digest_name],
-        mtime_ns=fields["mtime_ns"],
-        inode=fields["inode"],
-    )

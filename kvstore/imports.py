@@ -203,13 +203,8 @@ class Imports:
 
     def has_row(self, record: ImportRecord, key: bytes) -> bool:
         """Whether a linked import has a row for `key`. At most two look-ups."""
-        if self.has_value(record, key):
-            return True
-        return self._engine.get(DATA, frame(key) + record.reference + TOMBSTONE) is not None
-
-    def has_value(self, record: ImportRecord, key: bytes) -> bool:
-        """Whether a linked import sets `key`. One look-up."""
-        return self._engine.get(DATA, frame(key) + record.reference + VALUE) is not None
+        stem = frame(key) + record.reference
+        return any(self._engine.get(DATA, stem + kind) is not None for kind in (VALUE, TOMBSTONE))
 
     def add(
         self,

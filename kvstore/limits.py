@@ -156,6 +156,10 @@ SORT_BYTES_MAX = 128 << 20
 """Keys and values that an import from files sorts at once; beyond, sorted runs go to disk. Arrow
 holds the rows as they came and in one piece: twice as much at the peak."""
 
+CROSSING_PARTS_MAX = 256
+"""Parts of an import whose spans have a key in common: a pass over them has all of them open, and
+the store merges them."""
+
 RUN_BYTES_MAX = 32 << 20
 """Keys and values of a sorted run that others merge, as tasks of Spark do. Memory that is used
 again costs no page faults: a million rows take 0.13 s in such runs, 0.18 in runs of 128 MiB."""

@@ -35,9 +35,10 @@ from pyspark.sql import Column, DataFrame
 
 import bulk
 from bulk.ingest import OnConflict, require_on_conflict
+from bulk.manifest import Manifest
 from bulk.part import Part, PartWriter
 from bulk.sort import Duplicates, Run, cuts, merged, sorted_runs
-from bulk.staging import Manifest, discard
+from bulk.staging import discard
 from kvstore.errors import ImportRefusedError, KeyOrderError, UsageError
 from kvstore.imports import INGEST_DIRECTORY
 from kvstore.span import Span

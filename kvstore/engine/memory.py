@@ -35,8 +35,8 @@ from kvstore.codec.keys import TOMBSTONE
 from kvstore.codec.ordered import escape
 from kvstore.engine.api import DATA, FAMILIES, Batch, FileSpan, Reader
 from kvstore.engine.editions import Edition
+from kvstore.engine.loose import LooseFiles
 from kvstore.engine.passes import MemoryCursor, MemoryReader
-from kvstore.engine.rocks import read_rows
 from kvstore.engine.state import (
     BATCH,
     CONTENT,
@@ -135,16 +135,13 @@ class MemoryEngine:
         if not files:
             return
         ingest_id = next(self._ingest_ids)
-        scratch = files[0].parent / f"rows-{secrets.token_hex(8)}"
         try:
-            with closing(read_rows(files, scratch)) as rows:
+            with LooseFiles(files) as loose, closing(loose.rows()) as rows:
                 for keys, values in bounded(rows):
                     self._stage(ingest_id, keys, values)
         except BaseException:
             self._drop(ingest_id)
             raise
-        finally:
-            shutil.rmtree(scratch, ignore_errors=True)
         with self._writing:
             self._append(TAKEN, encode_ingest(ingest_id), then=lambda: self._take(ingest_id))
         self.sync()  # the files may be the only other copy

@@ -1,4 +1,4 @@
-"""RocksDB behind the `Engine` contract, through rocksdict. The one place that knows it.
+"""RocksDB behind the `Engine` contract, through rocksdict.
 
 What rocksdict 0.3.29 was seen to do, and what follows from it
 * A synced `write` holds the interpreter lock for the whole fsync, `flush_wal(True)` releases it:
@@ -27,17 +27,16 @@ What rocksdict 0.3.29 was seen to do, and what follows from it
 from __future__ import annotations
 
 import bisect
-import os
 import re
 import weakref
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
 import rocksdict as rocks
 
-from kvstore.engine.api import DATA, FAMILIES, Batch, FileSpan, Reader, chunks
+from kvstore.engine.api import DATA, FAMILIES, Batch, FileSpan, Reader
 from kvstore.engine.moment import Moment
 from kvstore.engine.wal import cut, find_damage, looks_recycled
 from kvstore.errors import (
@@ -582,26 +581,3 @@ def _from_text(where: str, error: Exception, home: str = "") -> KVStoreError:
 
 _LOST_LOG = re.compile(r"(?:Missing WAL with log number|Size mismatch: WAL \(log number): (\d+)")
 _REFUSALS = ("Permission denied", "Operation not permitted", "Read-only file system")
-
-
-def read_rows(
-    files: Sequence[Path], scratch: Path
-) -> Generator[tuple[list[bytes], list[bytes]], None, None]:
-    """Entries of sorted files that no store has taken yet, merged, in chunks.
-
-    rocksdict has no reader for single SST files, so they are linked into a throw-away database
-    below `scratch` (same file system; O(1) per file) and read from there.
-    """
-    links = []
-    scratch.mkdir(parents=True)
-    for number, file in enumerate(files):
-        link = scratch / f"{number:06d}.sst"
-        os.link(file, link)
-        links.append(link)
-    engine = RocksEngine(scratch / "db")
-    try:
-        if links:
-            engine.ingest(links)
-        yield from chunks(engine.cursor(DATA))
-    finally:
-        engine.close()

@@ -45,9 +45,9 @@ class Loading(Capturing):
         return self._imports.is_linked(record)
 
     def is_imported(self, record: ImportRecord, key: bytes) -> bool:
-        """Whether an import that is linked has a value for `key`."""
+        """Whether an import that is linked puts or deletes `key`."""
         self._live()
-        return self._imports.has_value(record, key)
+        return self._imports.has_row(record, key)
 
     def add_import(
         self, record: ImportRecord, *, check: Callable[[], None] | None = None

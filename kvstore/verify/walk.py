@@ -150,7 +150,7 @@ class _Walk:
 
     def data(self) -> None:
         """The pass over the stored entries."""
-        previous, stem = b"", b""
+        previous, stem, before = b"", b"", b""
         with self.findings.reading():
             for entry, value in pairs(self._cursor):
                 self.entries += 1
@@ -165,6 +165,10 @@ class _Walk:
                     self.findings.add(error.where, error.problem)
                     continue
                 framed, suffix, kind = split_data_key(entry)
+                if entry[:-1] == before:
+                    where = f"key {printable(unframe(framed))}"
+                    self.findings.add(where, "is put and deleted at one time")
+                before = entry[:-1]
                 if framed != stem:
                     stem = framed
                     self.keys += 1

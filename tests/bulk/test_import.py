@@ -195,10 +195,9 @@ def test_who_has_an_import_to_himself_may_abort_and_add_it(
     assert bulk.ingest(store, tmp_path / "staged") == store.imports()[0].added
 
 
-def test_a_row_that_deletes_is_no_conflict_at_a_second_try_either(
+def test_a_row_that_deletes_a_live_key_is_a_conflict_at_a_second_try_too(
     store: kvstore.Store, tmp_path: Path
 ) -> None:
-    store.put(b"b", b"alive")
     staged = bulk.Import.create(tmp_path / "staged")
     with staged.writer() as writer:
         writer.put(b"a", b"1")
@@ -211,8 +210,47 @@ def test_a_row_that_deletes_is_no_conflict_at_a_second_try_either(
 
     with pytest.raises(RuntimeError):
         bulk.ingest(store, tmp_path / "staged", on_conflict="error", progress=killed)
+    store.put(b"b", b"came meanwhile")
+    with pytest.raises(KeyConflictError) as caught:
+        bulk.ingest(store, tmp_path / "staged", on_conflict="error")
+    assert caught.value.keys == (b"b",)
+    store.delete(b"b")
     bulk.ingest(store, tmp_path / "staged", on_conflict="error")
     assert dict(store.scan()) == {b"a": b"1"}
+
+
+@pytest.mark.parametrize("op", ["put", "delete"])
+@pytest.mark.parametrize("came_by", ["put", "import", "revert"])
+def test_a_key_that_comes_alive_between_check_and_commit_is_a_conflict(
+    store: kvstore.Store, tmp_path: Path, op: str, came_by: str
+) -> None:
+    staged = bulk.Import.create(tmp_path / "staged")
+    with staged.writer() as writer:
+        writer.put(b"a", b"1")
+        writer.put(b"k", b"1") if op == "put" else writer.delete(b"k")
+    staged.seal()
+    if came_by == "revert":
+        store.put(b"k", b"below")
+        made = bulk.Import.create(tmp_path / "covers")
+        with made.writer() as writer:
+            writer.delete(b"k")
+        made.seal()
+        bulk.ingest(store, tmp_path / "covers")
+
+    def interfere(step: str) -> None:
+        if step == "link" and came_by == "put":
+            store.put(b"k", b"sneaked in")
+        elif step == "link" and came_by == "import":
+            stage(tmp_path / "other", {b"k": b"other"})
+            bulk.ingest(store, tmp_path / "other")
+        elif step == "link":
+            store.revert_import(made.import_id)
+
+    with pytest.raises(KeyConflictError) as caught:
+        bulk.ingest(store, tmp_path / "staged", on_conflict="error", progress=interfere)
+    assert caught.value.keys == (b"k",)
+    assert [key for key, _ in store.scan()] == [b"k"]
+    store.verify().require_ok()
 
 
 def test_gc_beside_a_check_for_conflicts_does_not_refuse_the_import(
@@ -529,15 +567,91 @@ def test_a_full_disk_is_told_as_such_wherever_it_is_met(
     assert store.get(b"a") == b"1"
 
 
-def test_parts_that_share_a_key_are_refused_at_sealing(tmp_path: Path) -> None:
+CROSSING = ((b"a", b"d", b"g"), (b"b", b"e"), (b"c", b"f", b"h"), (b"x", b"y"))
+
+
+def test_parts_whose_spans_cross_are_added_as_any(store: kvstore.Store, tmp_path: Path) -> None:
     staged = bulk.Import.create(tmp_path / "staged")
-    for keys in ((b"a", b"c"), (b"b", b"d")):
+    for keys in CROSSING:
+        with staged.writer() as writer:
+            for key in keys:
+                writer.put(key, b"v")
+    staged.seal()
+    stamp = bulk.ingest(store, tmp_path / "staged", thorough=True)
+    everything = sorted(key for keys in CROSSING for key in keys)
+    assert [key for key, _ in store.scan()] == everything
+    assert [change.key for change in store.changes(stamp - 1)] == everything
+    store.verify().require_ok()
+    store.revert_import(staged.import_id)
+    assert list(store.scan()) == []
+    store.verify().require_ok()
+
+
+@pytest.mark.parametrize("op", ["put", "delete"])
+@pytest.mark.parametrize("late", range(1, 4))
+def test_a_key_in_two_parts_is_named_at_sealing(tmp_path: Path, late: int, op: str) -> None:
+    staged = bulk.Import.create(tmp_path / "staged")
+    for number, keys in enumerate(CROSSING):
+        with staged.writer() as writer:
+            writer.put(b"A%d" % number, b"v")
+            for key in sorted({*keys, b"d"} if number == late else keys):
+                writer.delete(key) if (key, op) == (b"d", "delete") else writer.put(key, b"v")
+    with pytest.raises(KeyOrderError, match="key b'd' came twice"):
+        staged.seal()
+    assert not (tmp_path / "staged" / MANIFEST_NAME).exists()
+
+
+def test_parts_that_share_a_bound_are_refused_at_sealing(tmp_path: Path) -> None:
+    staged = bulk.Import.create(tmp_path / "staged")
+    for keys in ((b"a", b"c"), (b"c", b"d")):
         with staged.writer() as writer:
             for key in keys:
                 writer.put(key, b"")
-    with pytest.raises(KeyOrderError):
+    with pytest.raises(KeyOrderError, match="key b'c' came twice"):
         staged.seal()
-    assert not (tmp_path / "staged" / MANIFEST_NAME).exists()
+
+
+def test_more_crossing_parts_than_a_pass_can_open_are_refused_at_sealing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bulk.manifest.CROSSING_PARTS_MAX", 2)
+    for width in (15, 25):
+        staged = bulk.Import.create(tmp_path / f"staged{width}")
+        for first in (10, 20, 30):
+            with staged.writer() as writer:
+                writer.put(b"%d" % first, b"")
+                writer.put(b"%d" % (first + width), b"")
+        if width == 15:
+            staged.seal()
+            continue
+        with pytest.raises(UsageError, match="more than 2 parts cross"):
+            staged.seal()
+
+
+@pytest.mark.parametrize("how", ["put", "rows", "rows and put", "rows and rows"])
+def test_a_delete_and_a_put_of_one_key_are_two_rows_of_it(tmp_path: Path, how: str) -> None:
+    writer = bulk.Import.create(tmp_path / "staged").writer()
+    ops = pa.array(["delete", "put"])
+    both = pa.record_batch({"key": binary(b"b", b"b"), "value": binary(None, b"1"), "op": ops})
+    row = pa.record_batch({"key": binary(b"b"), "value": binary(b"1")})
+    if how == "put":
+        writer.delete(b"b")
+    elif how == "rows":
+        writer.put(b"a", b"1")
+    else:
+        writer.write(both.slice(0, 1))
+    again = {
+        "put": lambda: writer.put(b"b", b"1"),
+        "rows": lambda: writer.write(both),
+        "rows and put": lambda: writer.put(b"b", b"1"),
+        "rows and rows": lambda: writer.write(row),
+    }
+    with pytest.raises(KeyOrderError, match="key b'b' came twice"):
+        again[how]()
+    writer.put(b"c", b"2")
+    part = writer.finish()
+    assert part is not None
+    assert part.rows == 2
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,53 @@
+"""`on_conflict="error"`: an import is refused if a row of it, a put or a delete, meets a live key.
+
+Keys are looked at before the files enter the store, without the commit lock, one look-up a row.
+What was committed since then is looked at again, under the lock, just before the import is added.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import islice
+from pathlib import Path
+
+from kvstore.codec.keys import TAIL_BYTES
+from kvstore.codec.ordered import unframe
+from kvstore.engine.loose import LooseFiles
+from kvstore.errors import KEYS_NAMED_MAX, KeyConflictError
+from kvstore.imports import ImportRecord
+from kvstore.store import Store
+
+
+def require_no_live_keys(store: Store, files: Sequence[Path]) -> None:
+    """Raise `KeyConflictError` if a key of the staged files is alive."""
+    with LooseFiles(files) as loose:
+        _require_dead(
+            store,
+            (unframe(entry[:-TAIL_BYTES]) for entries, _ in loose.rows() for entry in entries),
+        )
+
+
+def require_none_came(store: Store, record: ImportRecord, since: int) -> None:
+    """Raise `KeyConflictError` if a key of the linked import came alive after `since`.
+
+    0 looks at all live keys. For the commit lock, under which no other commit comes between.
+    """
+    changes = (
+        store.changes(since, order="time")
+        if since
+        else store.changes(0, revisions="latest")  # the state: always readable
+    )
+    _require_dead(
+        store,
+        (
+            change.key
+            for change in changes
+            if change.op == "put" and store.is_imported(record, change.key)
+        ),
+    )
+
+
+def _require_dead(store: Store, keys: Iterable[bytes]) -> None:
+    alive = list(islice((key for key in keys if store.get(key) is not None), KEYS_NAMED_MAX))
+    if alive:
+        raise KeyConflictError(alive)

@@ -1,0 +1,160 @@
+"""The rows of staged files, held against what the manifest says of them.
+
+    told      bounds, rows, import id at both ends, no removals: what a file tells without being
+              read, 3 ms and 0.2 ms a file. Always looked at.
+    read      each row: its form, its import id, ascending keys. A pass, 0.7 us a row.
+    crossing  parts whose spans cross have different keys. A pass over these parts, 0.3 us a row.
+
+Adding an import reads no rows, unless asked to be thorough: then a file that was forged, with rows
+of another import between two rows of its own, is refused. `Store.verify` tells such rows as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
+from pathlib import Path
+from typing import Final
+
+from bulk.part import Part
+from kvstore.codec.keys import TAIL_BYTES, TOMBSTONE, VALUE, check_data_key, encode_reference
+from kvstore.codec.ordered import frame, unframe
+from kvstore.engine.loose import LooseFile, LooseFiles
+from kvstore.errors import CorruptionError, KeyOrderError
+from kvstore.limits import KEY_BYTES_MAX, VALUE_BYTES_MAX
+
+FILES_AT_ONCE: Final = 16
+"""Files that are asked together. RocksDB reads the figures of 20 after an ingest, not of more."""
+
+
+def require_told(files: Sequence[tuple[Part, str]], import_id: int) -> None:
+    """Raise `CorruptionError` unless parts, at the paths beside them, are what they say they are.
+
+    Takes `FILES_AT_ONCE` at most.
+    """
+    assert len(files) <= FILES_AT_ONCE
+    where = files[0][0].name
+    try:
+        with LooseFiles([path for _, path in files]) as loose:
+            told = loose.told()
+    except CorruptionError as error:
+        if len(files) == 1:
+            raise CorruptionError(where, error.problem) from error
+        told = []
+    parts = sorted((part for part, _ in files), key=lambda part: part.smallest)
+    reference = encode_reference(import_id)
+    if len(told) == len(parts):
+        problems = [_untrue(part, file, reference) for part, file in zip(parts, told, strict=True)]
+        if not any(problems):
+            return
+        if len(files) == 1:
+            raise CorruptionError(where, str(problems[0]))
+    for file in files:  # which of them it is
+        require_told([file], import_id)
+    raise CorruptionError(where, "it changed while it was looked at")
+
+
+def require_rows(part: Part, path: str, import_id: int) -> None:
+    """Raise `CorruptionError` unless each row of a part is one of the import. Reads all of it."""
+    reference = encode_reference(import_id)
+    previous, rows = b"", 0
+    with LooseFiles([path]) as loose:
+        for keys, values in loose.rows():
+            for key, value in zip(keys, values, strict=True):
+                check_data_key(key)
+                stem = key[:-TAIL_BYTES]
+                if key[-TAIL_BYTES:-1] != reference:
+                    raise CorruptionError(part.name, f"a row of {key[-TAIL_BYTES:-1].hex()}")
+                if stem <= previous:
+                    raise CorruptionError(part.name, f"key {unframe(stem)[:64]!r} comes twice")
+                if len(unframe(stem)) > KEY_BYTES_MAX or len(value) > VALUE_BYTES_MAX:
+                    raise CorruptionError(part.name, "a key or value that no store takes")
+                if value and key[-1:] == TOMBSTONE:
+                    raise CorruptionError(part.name, "a tombstone with a value")
+                previous = stem
+            rows += len(keys)
+    if rows != part.rows:
+        raise CorruptionError(part.name, f"{rows} rows, not {part.rows}")
+
+
+def require_disjoint(directory: Path, parts: Sequence[Part]) -> None:
+    """Raise `KeyOrderError` if two parts, given by key, have a key in common.
+
+    Reads the parts whose spans cross, and no others.
+    """
+    for group in _crossing(parts):
+        if not _differ(directory, group):
+            raise _shared(directory, group)
+
+
+def depth(parts: Sequence[Part]) -> int:
+    """The most parts whose spans have one point in common."""
+    ends = [(part.smallest, False) for part in parts] + [(part.largest, True) for part in parts]
+    return max(accumulate(-1 if is_end else 1 for _, is_end in sorted(ends)), default=0)
+
+
+def _untrue(part: Part, file: LooseFile, reference: bytes) -> str | None:
+    """What the manifest says of a part and its file does not, None if they agree."""
+    for end, key, found in (
+        ("first", part.smallest, file.first),
+        ("last", part.largest, file.last),
+    ):
+        if found[-1:] not in (TOMBSTONE, VALUE):
+            return f"its {end} entry is no row: {found[-64:].hex()}"
+        if found[-TAIL_BYTES:-1] != reference:
+            return f"its {end} row is of another import: {found[-TAIL_BYTES:-1].hex()}"
+        if found[:-TAIL_BYTES] != frame(key):
+            return f"its {end} key is not the one that was sealed"
+    if file.deletions:
+        return f"it removes {file.deletions} entries of a store: no part does"
+    if file.entries != part.rows:
+        return f"it has {file.entries} rows, {part.rows} were sealed"
+    return None
+
+
+def _crossing(parts: Sequence[Part]) -> Iterator[list[Part]]:
+    """Groups of at least two parts, each of which crosses another of its group, and none else."""
+    group: list[Part] = []
+    end = b""
+    for part in parts:
+        if group and part.smallest > end:
+            if len(group) > 1:
+                yield group
+            group = []
+        end = max(end, part.largest) if group else part.largest
+        group.append(part)
+    if len(group) > 1:
+        yield group
+
+
+def _differ(directory: Path, group: Sequence[Part]) -> bool:
+    """Whether no key is in two parts: RocksDB gives equal ones once, and put and delete beside
+    each other."""
+    keys, previous = 0, b""
+    with LooseFiles([directory / part.name for part in group]) as loose:
+        for entries, _ in loose.rows():
+            stems = [previous, *(entry[:-1] for entry in entries)]
+            keys += sum(map(bytes.__ne__, stems, stems[1:]))
+            previous = stems[-1]
+    return keys == sum(part.rows for part in group)
+
+
+def _shared(directory: Path, group: Sequence[Part]) -> KeyOrderError:
+    """The error that names a key which two parts of the group have. A few passes over them."""
+    distinct, shared = 1, len(group)
+    while shared - distinct > 1:  # parts up to `distinct` differ, parts up to `shared` do not
+        middle = (distinct + shared) // 2
+        if _differ(directory, group[:middle]):
+            distinct = middle
+        else:
+            shared = middle
+    late = group[shared - 1]
+    where = f"part {late.name} and others of {directory}"
+    others = [directory / part.name for part in group[: shared - 1]]
+    with LooseFiles(others) as before, LooseFiles([directory / late.name]) as loose:
+        for entries, _ in loose.rows():
+            for entry in entries:
+                if any(before.get(entry[:-1] + kind) is not None for kind in (TOMBSTONE, VALUE)):
+                    key = unframe(entry[:-TAIL_BYTES])
+                    return KeyOrderError(where, previous=key, key=key)
+    raise CorruptionError(where, "their rows are not as many as their writers counted")

@@ -1,0 +1,162 @@
+"""The manifest of an import: what was sealed, and the only reader of it.
+
+    import.json := {"format": 2, "import_id": 16 hex, "rows": n, "bytes": n,
+                    "parts": [{"name", "smallest" hex, "largest" hex, "rows", "bytes",
+                               "digest", "mtime_ns", "inode"}],
+                    "checksum": SHA-256 of the rest as sorted, compact JSON}
+
+In format 1, which is read as well, a part's digest is named `sha256`.
+
+Invariants
+1. A name is that of a part writer's file: joined to a directory, it stays in that directory.
+2. Parts ascend by their smallest key. No key bounds two parts, so no part is listed twice.
+3. A manifest that was read is written back byte for byte alike: its checksum covers every field.
+
+The checksum has no key: it tells damage, and proves nothing about the author. So each field is
+checked for itself as well. Whether the files are as the manifest says, `bulk.contents` finds out.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, Final
+
+from bulk.contents import depth
+from bulk.part import PART_NAME, Part
+from kvstore.codec.json import JsonObject, read_object
+from kvstore.codec.keys import IMPORT_ID_MAX
+from kvstore.errors import CorruptionError, FormatVersionError
+from kvstore.limits import CROSSING_PARTS_MAX, KEY_BYTES_MAX
+
+MANIFEST_FORMAT: Final = 2
+_DIGEST_NAMES: Final = {1: "sha256", MANIFEST_FORMAT: "digest"}
+"""By the formats that are read: the name of a part's digest."""
+
+_DIGEST: Final = re.compile(r"(blake3:)?[0-9a-f]{32}|[0-9a-f]{64}")
+_IMPORT_ID: Final = re.compile(r"[0-9a-f]{16}")
+_INODE_MAX: Final = (1 << 64) - 1
+_TIME_MIN: Final = -(1 << 63)
+"""Of a modification time: file systems know times before 1970."""
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """What was sealed: the import's id and its parts, by key."""
+
+    import_id: int
+    parts: tuple[Part, ...]
+    format: int = MANIFEST_FORMAT
+
+    @property
+    def rows(self) -> int:
+        """Rows of all parts."""
+        return sum(part.rows for part in self.parts)
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all files."""
+        return sum(part.size_bytes for part in self.parts)
+
+    @property
+    def checksum(self) -> str:
+        """SHA-256 of the contents: the identity of what was sealed under the import's id."""
+        canonical = json.dumps(self._fields(), sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(canonical.encode()).hexdigest()
+
+    def to_json(self) -> str:
+        """The manifest's file."""
+        return json.dumps({**self._fields(), "checksum": self.checksum}, indent=1, sort_keys=True)
+
+    def _fields(self) -> dict[str, Any]:
+        return {
+            "format": self.format,
+            "import_id": f"{self.import_id:016x}",
+            "rows": self.rows,
+            "bytes": self.size_bytes,
+            "parts": [_part_fields(part, _DIGEST_NAMES[self.format]) for part in self.parts],
+        }
+
+
+def parse_manifest(data: bytes, *, where: str) -> Manifest:
+    """The manifest whose file holds `data`. Raises `CorruptionError` if it breaks a rule above,
+    `FormatVersionError` if a newer release wrote it."""
+    fields = read_object(data, where=where)
+    found = fields.get("format")
+    if type(found) is not int or found not in _DIGEST_NAMES:
+        raise FormatVersionError(where, found=found, supported=tuple(_DIGEST_NAMES))
+    import_id = fields.text("import_id")
+    if not _IMPORT_ID.fullmatch(import_id) or not 0 < int(import_id, 16) <= IMPORT_ID_MAX:
+        raise fields.damaged(f"{import_id[:20]!r} is no import id")
+    parts = tuple(_part(part, _DIGEST_NAMES[found]) for part in fields.objects("parts"))
+    manifest = Manifest(int(import_id, 16), parts, found)
+    if fields.text("checksum") != manifest.checksum:
+        raise fields.damaged("it is not as it was sealed: its checksum differs")
+    require_parts(parts, where=where)
+    return manifest
+
+
+def require_parts(parts: Sequence[Part], *, where: str) -> None:
+    """Raise `CorruptionError` unless the parts may stand together in one manifest.
+
+    Spans of parts may cross: their keys differ nevertheless, which takes a pass to find out.
+    """
+    names = {part.name for part in parts}
+    if len(names) < len(parts):
+        raise CorruptionError(where, "a part is listed twice")
+    if any(after.smallest < before.smallest for before, after in pairwise(parts)):
+        raise CorruptionError(where, "parts are not listed by key")
+    if shared_bound(parts) is not None:
+        raise CorruptionError(where, "two parts have one key")
+    if depth(parts) > CROSSING_PARTS_MAX:
+        raise CorruptionError(where, f"more than {CROSSING_PARTS_MAX} parts cross each other")
+
+
+def shared_bound(parts: Sequence[Part]) -> bytes | None:
+    """A key that is the smallest or largest of two parts, None if there is none."""
+    seen: set[bytes] = set()
+    for part in parts:
+        bounds = {part.smallest, part.largest}
+        if shared := seen & bounds:
+            return min(shared)
+        seen |= bounds
+    return None
+
+
+def _part(fields: JsonObject, digest_name: str) -> Part:
+    part = Part(
+        name=fields.text("name"),
+        smallest=fields.hexed("smallest"),
+        largest=fields.hexed("largest"),
+        rows=fields.integer("rows", least=1),
+        size_bytes=fields.integer("bytes", least=1),
+        digest=fields.text(digest_name),
+        mtime_ns=fields.integer("mtime_ns", least=_TIME_MIN),
+        inode=fields.integer("inode", most=_INODE_MAX),
+    )
+    if not PART_NAME.fullmatch(part.name):
+        raise fields.damaged(f"{part.name[:60]!a} is no name of a part")
+    if max(len(part.smallest), len(part.largest)) > KEY_BYTES_MAX:
+        raise fields.damaged(f"a key of more than {KEY_BYTES_MAX} bytes")
+    if part.smallest > part.largest or (part.rows > 1) != (part.smallest < part.largest):
+        raise fields.damaged(f"{part.rows} rows do not fit between its bounds")
+    if not _DIGEST.fullmatch(part.digest):
+        raise fields.damaged(f"{part.digest[:80]!a} is no digest")
+    return part
+
+
+def _part_fields(part: Part, digest_name: str) -> dict[str, Any]:
+    return {
+        "name": part.name,
+        "smallest": part.smallest.hex(),
+        "largest": part.largest.hex(),
+        "rows": part.rows,
+        "bytes": part.size_bytes,
+        digest_name: part.digest,
+        "mtime_ns": part.mtime_ns,
+        "inode": part.inode,
+    }
