@@ -46,6 +46,7 @@ from backup.shard.blob import sweep
 from backup.shard.part import open_part, require_part
 from backup.shard.patience import Patience, Waiting
 from backup.shard.scrub import ScrubReport
+from backup.shard.storage import public_address
 from backup.upload import Upload, upload_here
 from backup.verify import Depth, VerifyReport, verify_chains
 from backup.window import (
@@ -252,7 +253,8 @@ class Collection:
         Everything committed before the call is in it, and nothing that a crash can take back. Of
         two scripts at once each takes a window of its own. A `token` names this backup: made
         again after a crash, it is done once, as long as no compaction has merged it with others.
-        Between backups the store keeps its history, unless it falls further behind than `max_age`.
+        Between backups the store keeps its history, unless it falls further behind than `max_age`;
+        without it for ever, also where the collection was removed: `store.drop_hold` ends that.
         What a backup that was killed had uploaded of its window is taken: then that window is
         finished first, and the rest is another. `progress` is called with the rows written so far;
         what it raises calls the backup off. `upload` writes the parts: in this process, or spread
@@ -278,7 +280,7 @@ class Collection:
             done = done or appended_before(shard, token)
             if done is not None:
                 return info(done)
-            hold = take_hold(store, name, shard, max_age)
+            hold = take_hold(store, name, shard, max_age, address=public_address(self.url))
             try:
                 return append_windows(shard, Backup(store, hold, upload, progress), token)
             except (UpperMismatchError, HoldTaken):  # another took the window, or our hold

@@ -193,5 +193,7 @@ def _source(source: Store | Collection | str, path: Path, max_age: timedelta | N
     if isinstance(source, Store):
         # By the target's place, so that a first copy that is made again finds its own hold.
         digest = hashlib.blake2b(os.fsencode(path.resolve()), digest_size=6).hexdigest()
-        return StoreSource(source, f"replica-{digest}", max_age=max_age)
+        return StoreSource(
+            source, f"replica-{digest}", max_age=max_age, address=str(path.absolute())
+        )
     return CollectionSource(Collection(source) if isinstance(source, str) else source)

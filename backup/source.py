@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from datetime import timedelta
 from typing import NamedTuple, Protocol
 
@@ -14,7 +14,8 @@ from backup.chains import no_backup
 from backup.collection import Collection
 from backup.export import exported
 from backup.shard import Window
-from kvstore.errors import HistoryGoneError
+from kvstore.claims import REPLICA
+from kvstore.errors import HistoryGoneError, KVStoreError
 from kvstore.holds import Hold
 from kvstore.store import Store
 
@@ -88,9 +89,11 @@ class Source(Protocol):
 class StoreSource:
     """A live store of this process. A hold of its own keeps what the replica still lacks."""
 
-    def __init__(self, store: Store, hold: str, *, max_age: timedelta | None) -> None:
+    def __init__(self, store: Store, hold: str, *, max_age: timedelta | None, address: str) -> None:
+        """`hold` names the hold, `address` tells those who list it where the replica is."""
         self._store = store
         self._name = hold
+        self._address = address
         self._max_age = max_age
         self._hold: Hold | None = None
 
@@ -108,14 +111,25 @@ class StoreSource:
 
     @contextmanager
     def rows(self, since: int | None, upper: int) -> Iterator[Rows]:
-        """See `Source.rows`. Raises `HistoryGoneError` if the window's history is gone."""
-        if since is None:
-            self._hold = self._store.hold(self._name, max_age=self._max_age)
-            upper = self.upper()  # above the hold, which is as old as the first attempt
-        elif self._hold is None:
-            self._hold = self._store.hold(self._name, at=since, max_age=self._max_age)
-        found = exported(self._store, since=since, upto=upper - 1)
-        yield Rows(found.whole_since, upper, found.rows)
+        """See `Source.rows`. Raises `HistoryGoneError` if the window's history is gone. Where
+        it fails before a replica took anything, a hold that is new is released."""
+        undo = self._hold is None
+        if self._hold is None:
+            self._hold = self._store.hold(
+                self._name, at=since, max_age=self._max_age, kind=REPLICA, address=self._address
+            )
+        try:
+            if since is None:
+                upper = self.upper()  # above the hold, which is as old as the first attempt
+            found = exported(self._store, since=since, upto=upper - 1)
+            undo = undo and since is None  # a first copy appears whole, others grow
+            yield Rows(found.whole_since, upper, found.rows)
+        except BaseException:
+            if undo and self._hold.is_new:
+                with suppress(KVStoreError):  # the first error is the one to tell
+                    self._hold.release()
+                self._hold = None
+            raise
 
     def done(self, upto: int) -> None:
         """See `Source.done`."""

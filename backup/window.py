@@ -10,8 +10,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import timedelta
 from typing import NamedTuple
@@ -21,7 +21,14 @@ from backup.progress import Attempt, find, forget
 from backup.shard import Batch, Part, Progress, Shard, delete_batch
 from backup.shard.blob import FAILURES
 from backup.upload import Upload, upload_here
-from kvstore.errors import FencedError, HistoryGoneError, UpperMismatchError, UsageError
+from kvstore.claims import BACKUP
+from kvstore.errors import (
+    FencedError,
+    HistoryGoneError,
+    KVStoreError,
+    UpperMismatchError,
+    UsageError,
+)
 from kvstore.holds import Hold
 from kvstore.store import Store
 from kvstore.timestamp import Timestamp
@@ -57,8 +64,11 @@ def appended_before(shard: Shard, token: str | None) -> Batch | None:
     return next((b for b in shard.refresh().batches if ("token", token) in b.meta), None)
 
 
-def take_hold(store: Store, name: str, shard: Shard, max_age: timedelta | None) -> Hold:
-    """The collection's hold on its source, at the chain's upper; the next sync makes it durable.
+def take_hold(
+    store: Store, name: str, shard: Shard, max_age: timedelta | None, *, address: str
+) -> Hold:
+    """The hold on its source of the collection at `address`, at the chain's upper; the next sync
+    makes it durable.
 
     Raises `HistoryGoneError` if the source no longer has what follows, `UsageError` if it lacks
     what the chain has.
@@ -69,7 +79,7 @@ def take_hold(store: Store, name: str, shard: Shard, max_age: timedelta | None) 
     lower = shard.upper
     try:
         at = lower - 1 if lower else None
-        return store.hold(name, at=at, max_age=max_age, durable=False)
+        return store.hold(name, at=at, max_age=max_age, durable=False, kind=BACKUP, address=address)
     except HistoryGoneError as error:
         raise _chain_broken(lower - 1, error.since) from error
 
@@ -93,10 +103,11 @@ def append_windows(shard: Shard, backup: Backup, token: str | None) -> BackupInf
     Raises `UpperMismatchError` or `HoldTaken` if another script was faster: try again.
     """
     store, chain = backup.store, shard.log.shard
-    upper = int(store.sync())
     done = None
-    has_records, begun = find(shard.blob, chain, shard.upper)
-    _require_commits(store, begun.parts if begun is not None else ())
+    with _undoing(backup.hold):
+        upper = int(store.sync())
+        has_records, begun = find(shard.blob, chain, shard.upper)
+        _require_commits(store, begun.parts if begun is not None else ())
     if begun is not None and _held_at(backup.hold) < begun.upper:
         done = _append_window(shard, backup, begun, None)
     if upper > shard.upper:
@@ -136,15 +147,29 @@ def _held_at(hold: Hold) -> int:
         raise HoldTaken from error
 
 
+@contextmanager
+def _undoing(hold: Hold, attempt: Attempt | None = None) -> Iterator[None]:
+    """Release a hold that is new where the block fails and has recorded no part that the next
+    backup could take: the source then keeps no history for a backup that never was."""
+    try:
+        yield
+    except BaseException:
+        if hold.is_new and not (attempt is not None and attempt.recorded):
+            with suppress(KVStoreError):  # the first error is the one to tell
+                hold.release()
+        raise
+
+
 def _append_window(shard: Shard, backup: Backup, attempt: Attempt, token: str | None) -> BackupInfo:
     started = time.perf_counter()
     lower, upper = attempt.lower, attempt.upper
-    try:
-        whole_since, uploaded = backup.upload(backup.store, shard, attempt, backup.progress)
-    except HistoryGoneError as error:
-        raise _chain_broken(lower - 1, error.since) from error
-    if not lower:
-        shard.critical(RETENTION).downgrade(min(whole_since, upper - 1))
+    with _undoing(backup.hold, attempt):
+        try:
+            whole_since, uploaded = backup.upload(backup.store, shard, attempt, backup.progress)
+        except HistoryGoneError as error:
+            raise _chain_broken(lower - 1, error.since) from error
+        if not lower:
+            shard.critical(RETENTION).downgrade(min(whole_since, upper - 1))
     meta = (("seconds", f"{time.perf_counter() - started:.3f}"), ("token", token or ""))
     batch = replace(uploaded, parts=(*attempt.parts, *uploaded.parts), meta=meta)
     try:

@@ -11,6 +11,7 @@ from kvstore.changes.changeset import Changeset, ChangesetId
 from kvstore.changes.epoch import Epoch
 from kvstore.changes.event import Event, Operation
 from kvstore.changes.generation import Generation
+from kvstore.claims import HoldRecord
 from kvstore.clock import Clock, ManualClock
 from kvstore.commit import Durability
 from kvstore.feeds import Feed, FeedBatch, Position, Share
@@ -44,6 +45,7 @@ __all__ = [
     "GcReport",
     "Generation",
     "Hold",
+    "HoldRecord",
     "ImportRecord",
     "ManualClock",
     "Operation",

@@ -1,6 +1,7 @@
 """Holds: named, durable claims on history. `since` never passes the least of them.
 
-    hold/<name> := timestamp, token, max_age_ns | null, lost
+    hold/<name> := timestamp, token, max_age_ns | null, lost,
+                   kind, address, owner, created_at, moved_at     (see kvstore/claims.py)
 
 Backups, feed positions, replicas and long readers hold. Taking a hold gives its owner a new token,
 which moving and releasing it ask for; a former owner's token is out of date, and its calls raise
@@ -8,48 +9,51 @@ which moving and releasing it ask for; a former owner's token is out of date, an
 and its owner's next call raises `HoldLostError`. Beside holds there are pins: claims of this
 process only, which open snapshots keep.
 
+A record says whose the hold is, because a hold outlives what it was taken for: a collection that
+was removed with `rm -rf` holds history until somebody drops its hold. `Holds.needing` names the
+claims to GC, `Holds.drop` removes one that was abandoned.
+
 Invariants
 1. A hold is never below the `since` of the moment it is handed out, and durable by then, unless
    its owner promises to sync before relying on it.
 2. A lost hold never holds again.
+3. Holds that are taken together are written together: all of them are there, or none.
 """
 
 from __future__ import annotations
 
 import itertools
 import secrets
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from datetime import timedelta
 from operator import attrgetter
+from typing import TypeAlias
 
-from kvstore.codec.json import JsonObject
+from kvstore.claims import USER, HoldRecord, from_fields, one_line, this_process, to_fields
 from kvstore.commit import Committer
+from kvstore.engine.api import Batch
 from kvstore.errors import FencedError, HoldLostError, UsageError
-from kvstore.meta import Meta, timestamp_of
+from kvstore.meta import Meta
 from kvstore.timestamp import NS_PER_SECOND, TimeLike, Timestamp, to_timestamp
 
 _PREFIX = "hold/"
 _NAME = attrgetter("name")
+_TIMESTAMP = attrgetter("timestamp")
 
-
-@dataclass(frozen=True, slots=True)
-class HoldRecord:
-    """A hold as it is stored. `timestamp` is the oldest time that must stay readable."""
-
-    name: str
-    timestamp: Timestamp
-    token: str
-    max_age_ns: int | None
-    lost: bool = False
+_Pin: TypeAlias = "tuple[int, str, int]"
+"""The time that a pin keeps, who has it, and since when. Plain: one is made per transaction."""
 
 
 class Hold:
     """An owner's handle on a hold. Leaving a `with` block releases it."""
 
-    def __init__(self, holds: Holds, name: str, token: str) -> None:
+    def __init__(self, holds: Holds, name: str, token: str, *, is_new: bool = False) -> None:
         self._holds = holds
         self.name = name
         self.token = token
+        self.is_new = is_new
+        """Whether nothing was held under this name before: a failed beginning releases it then."""
 
     @property
     def timestamp(self) -> Timestamp:
@@ -81,8 +85,8 @@ class Holds:
     def __init__(self, meta: Meta, committer: Committer) -> None:
         self._meta = meta
         self._committer = committer
-        self._records = {name: _read(name, record) for name, record in meta.records(_PREFIX)}
-        self._pins: dict[int, int] = {}
+        self._records = {name: from_fields(name, fields) for name, fields in meta.records(_PREFIX)}
+        self._pins: dict[int, _Pin] = {}
         self._pin_ids = itertools.count()
 
     def all(self) -> list[HoldRecord]:
@@ -90,29 +94,71 @@ class Holds:
         return sorted(self._records.values(), key=_NAME)  # copied at once: others change it
 
     def take(
-        self, name: str, *, at: int | None, max_age: timedelta | None, durable: bool = True
+        self,
+        name: str,
+        *,
+        at: int | None,
+        max_age: timedelta | None,
+        durable: bool = True,
+        kind: str = USER,
+        address: str = "",
     ) -> Hold:
         """Take the hold `name` for a new owner, fencing the one before.
 
         A new hold stands at `at`, or the newest complete time. An existing one stays where it is
         unless `at` is given. Raises `HistoryGoneError` if `at` is below `since`.
         """
-        if not isinstance(name, str) or not name or not name.isprintable():
-            raise UsageError(f"hold name {name!r}", "pass a printable name")
+        wanted = {name: at}
+        return self.take_all(wanted, max_age=max_age, durable=durable, kind=kind, address=address)[
+            name
+        ]
+
+    def take_all(
+        self,
+        wanted: Mapping[str, int | None],
+        *,
+        max_age: timedelta | None,
+        durable: bool = True,
+        kind: str = USER,
+        address: str = "",
+        dropping: Sequence[str] = (),
+    ) -> dict[str, Hold]:
+        """As `take` of each name at its time, and `drop` of others: one write does all or none."""
+        for name in (*wanted, kind):
+            if not isinstance(name, str) or not name or not name.isprintable():
+                raise UsageError(f"hold name {name!r}", "pass a printable name")
+        max_age_ns = None if max_age is None else int(max_age.total_seconds() * NS_PER_SECOND)
         with self._committer.lock:
-            known = self._records.get(name)
-            if at is not None:
-                timestamp = Timestamp(self._committer.readable(at))
-            elif known is not None and not known.lost:
-                timestamp = known.timestamp
-            else:
-                timestamp = Timestamp(self._committer.close_upto_now() - 1)
-            max_age_ns = None if max_age is None else int(max_age.total_seconds() * NS_PER_SECOND)
-            token = secrets.token_hex(8)
-            self._store(HoldRecord(name, timestamp, token, max_age_ns))
+            taken: list[HoldRecord] = []
+            holds: dict[str, Hold] = {}
+            for name, at in wanted.items():
+                known = self._records.get(name)
+                former = None if known is None or known.lost else known
+                now = self._committer.now()
+                record = HoldRecord(
+                    name,
+                    self._time(former, at),
+                    secrets.token_hex(8),
+                    max_age_ns,
+                    kind=kind,
+                    address=one_line(address),
+                    owner=this_process(),
+                    created_at=now if former is None else former.created_at or now,
+                    moved_at=now,
+                )
+                taken.append(record)
+                holds[name] = Hold(self, name, record.token, is_new=former is None)
+            self._write(taken, dropping)
         if durable:
             self._committer.persist()
-        return Hold(self, name, token)
+        return holds
+
+    def _time(self, former: HoldRecord | None, at: int | None) -> Timestamp:
+        if at is not None:
+            return Timestamp(self._committer.readable(at))
+        if former is not None:
+            return former.timestamp
+        return Timestamp(self._committer.close_upto_now() - 1)
 
     def move(self, name: str, token: str, to: TimeLike, *, durable: bool = True) -> None:
         """Compare-and-set on the token; see `Hold.move`."""
@@ -120,7 +166,7 @@ class Holds:
         with self._committer.lock:
             record = self.require_owned(name, token)
             self._committer.readable(at)
-            self._store(replace(record, timestamp=at))
+            self._write([replace(record, timestamp=at, moved_at=self._committer.now())])
         if durable:
             self._committer.persist()
 
@@ -128,17 +174,20 @@ class Holds:
         """See `Hold.release`."""
         with self._committer.lock:
             self.require_owned(name, token)
-            self._drop(name)
+            self._write((), [name])
         self._committer.persist()
 
-    def drop(self, name: str) -> bool:
-        """Remove a hold whoever owns it: an operator's remedy for one that was abandoned."""
+    def drop(self, name: str) -> HoldRecord | None:
+        """Remove a hold whoever owns it: an operator's remedy for one that was abandoned.
+
+        Returns the record that was removed, None where there was none."""
         with self._committer.lock:
-            if name not in self._records:
-                return False
-            self._drop(name)
+            record = self._records.get(name)
+            if record is None:
+                return None
+            self._write((), [name])
         self._committer.persist()
-        return True
+        return record
 
     def require_owned(self, name: str, token: str) -> HoldRecord:
         """The record, if `token` owns it and it still holds."""
@@ -157,15 +206,26 @@ class Holds:
     def least(self) -> int | None:
         """The oldest time that something needs, None where nothing does."""
         held = [record.timestamp for record in self._records.values() if not record.lost]
-        return min([*held, *self._pins.values()], default=None)
+        return min([*held, *(pin[0] for pin in list(self._pins.values()))], default=None)
+
+    def needing(self, below: int | None = None) -> tuple[HoldRecord, ...]:
+        """Who needs history below a time (default: any), oldest first: the holds that are not lost,
+        and of the pins the oldest of each kind."""
+        oldest: dict[str, _Pin] = {}
+        for pin in list(self._pins.values()):
+            oldest[pin[1]] = min(pin, oldest.get(pin[1], pin))
+        pins = [
+            HoldRecord("", Timestamp(at), "", None, kind=kind, created_at=Timestamp(since))
+            for at, kind, since in oldest.values()
+        ]
+        held = [record for record in self.all() if not record.lost]
+        found = [r for r in (*held, *pins) if below is None or r.timestamp < below]
+        return tuple(sorted(found, key=_TIMESTAMP))
 
     def holder(self) -> str | None:
-        """Who needs history, in words: the oldest hold, or a reader. None if nobody does."""
-        held = [record for record in self._records.values() if not record.lost]
-        if held:
-            oldest = min(held, key=lambda record: record.timestamp)
-            return f"hold {oldest.name!r} at {int(oldest.timestamp)}"
-        return "an open snapshot, transaction or pass over changes" if self._pins else None
+        """Who needs history, in words: the oldest claim, holds before pins. None if nobody does."""
+        found = sorted(self.needing(), key=lambda record: record.is_pin)
+        return found[0].describe(self._committer.now()) if found else None
 
     def invalidate_overdue(self, now: int) -> list[HoldRecord]:
         """Mark the holds that are further behind than their budget as lost; returns them."""
@@ -177,18 +237,18 @@ class Holds:
                 and record.max_age_ns is not None
                 and now - record.timestamp > record.max_age_ns
             ]
-            for record in overdue:
-                self._store(replace(record, lost=True))
             if overdue:
+                self._write([replace(record, lost=True) for record in overdue])
                 self._committer.persist()
             return overdue
 
-    def pin(self, as_of: int) -> int:
-        """Keep `as_of` readable for this process until `unpin`; returns what to unpin."""
+    def pin(self, as_of: int, *, kind: str) -> int:
+        """Keep `as_of` readable for this process until `unpin`; returns what to unpin. `kind` says
+        in messages what needs it."""
         with self._committer.lock:
             self._committer.readable(as_of)
             pin = next(self._pin_ids)
-            self._pins[pin] = as_of
+            self._pins[pin] = as_of, kind, self._committer.now()
             return pin
 
     def pin_newest(self) -> tuple[Timestamp, int]:
@@ -196,7 +256,7 @@ class Holds:
         lock. Hot: once per transaction."""
         newest = Timestamp(self._committer.upper - 1)
         pin = next(self._pin_ids)
-        self._pins[pin] = newest
+        self._pins[pin] = newest, "transaction", newest
         return newest, pin
 
     def unpin(self, pin: int) -> bool:
@@ -205,31 +265,18 @@ class Holds:
 
     # -- inside -----------------------------------------------------------------------------
 
-    def _store(self, record: HoldRecord) -> None:
-        """Write a record. The caller waits for the disk outside the lock, so that commits go on."""
-        fields = {
-            "timestamp": record.timestamp,
-            "token": record.token,
-            "max_age_ns": record.max_age_ns,
-            "lost": record.lost,
-        }
-        name = _PREFIX + record.name
-        self._committer.write_meta(
-            lambda batch: self._meta.stage(batch, name, fields), durable=False
-        )
-        self._records[record.name] = record
+    def _write(self, records: Sequence[HoldRecord], dropping: Iterable[str] = ()) -> None:
+        """Write records and remove others, at once. The caller waits for the disk outside the lock,
+        so that commits go on."""
+        doomed = [name for name in dropping if name in self._records]
 
-    def _drop(self, name: str) -> None:
-        self._committer.write_meta(
-            lambda batch: self._meta.stage_delete(batch, _PREFIX + name), durable=False
-        )
-        del self._records[name]
+        def stage(batch: Batch) -> None:
+            for record in records:
+                self._meta.stage(batch, _PREFIX + record.name, to_fields(record))
+            for name in doomed:
+                self._meta.stage_delete(batch, _PREFIX + name)
 
-
-def _read(name: str, record: JsonObject) -> HoldRecord:
-    """A hold from its record. Raises `CorruptionError` where it is not of a hold's shape."""
-    max_age_ns = record.optional_integer("max_age_ns")
-    lost = record.field("lost", bool)
-    if not name or (lost and max_age_ns is None):
-        raise record.damaged("no hold is lost without a budget, or without a name")
-    return HoldRecord(name, timestamp_of(record), record.text("token"), max_age_ns, lost)
+        self._committer.write_meta(stage, durable=False)
+        self._records.update((record.name, record) for record in records)
+        for name in doomed:
+            del self._records[name]

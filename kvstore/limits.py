@@ -202,6 +202,13 @@ stop is heard, every few milliseconds."""
 GC_SPANS_PER_STEP = 4096
 """Spans GC merges before it passes over them."""
 
+HOLD_TEXT_CHARS_MAX = 500
+"""Characters of a hold's address and owner that are kept: enough for a URL, and a line to read."""
+
+GC_DELAY_FACTOR_MAX = 8
+"""How many intervals a background GC that keeps failing waits at most before it tries again: it
+need not fill the log, and goes on soon after what was wrong has passed."""
+
 STALE_IMPORT_S = 24 * 3600.0
 """Age at which GC takes back an import that was prepared and never added, and files left in
 `ingest/`: longer than any import takes between the two."""
@@ -227,6 +234,10 @@ JOURNAL_COMPACT_BYTES): so a record is rewritten half a time on average."""
 
 COMPACT_PIECES = 16
 """Pieces in which a compaction task rewrites a store: what a crash makes it do again."""
+
+TASK_WORKER_DELAY_S = 0.5
+TASK_WORKER_DELAY_S_MAX = 60.0
+"""How long a worker whose queue fails waits before it claims again: twice as long each time."""
 
 TASK_WAIT_S_MAX = 3600.0
 """How long a claim sleeps before it looks again, so that a clock set back cannot strand it."""

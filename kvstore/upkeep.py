@@ -91,6 +91,7 @@ def _gc(store: Store, arguments: Arguments, progress: Progress) -> Arguments:
         "range_tombstones": report.range_tombstones,
         "change_entries": report.change_entries,
         "held_back": report.held_back,
+        "held_by": [claim.describe(store.now()) for claim in report.held_by],
     }
 
 

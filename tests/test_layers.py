@@ -8,12 +8,14 @@
               cli
               opening, store, snapshot, upkeep
               txn, gc, verify, feeds
-              commit, recent, batch, clears, holds, imports, parts, readonly, changesets, replica
+              commit, recent, batch, clears, claims, holds, imports, parts, readonly, changesets,
+              replica
               changes
               mvcc, meta, splits, scanners, tasks
               engine, journal
               codec, loops, arrow
-              clock, digest, span, arguments, timestamp, version, neighbours, errors, limits
+              clock, digest, span, arguments, timestamp, background, version, neighbours, errors,
+              limits
 
 A module may import its own layer and those below it. Every import counts, also one inside a
 function or for types alone: it is what a reader has to know. The checker below is itself tested
@@ -42,6 +44,7 @@ KVSTORE_LAYERS = (
         "span",
         "arguments",
         "timestamp",
+        "background",
         "version",
         "neighbours",
         "errors",
@@ -56,6 +59,7 @@ KVSTORE_LAYERS = (
         "recent",
         "batch",
         "clears",
+        "claims",
         "holds",
         "imports",
         "parts",

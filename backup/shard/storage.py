@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 from typing import Any, NamedTuple
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote, urlsplit, urlunsplit
 
 from backup.shard.blob import Blob, FileBlob, MemoryBlob
 from backup.shard.consensus import Consensus, MemoryConsensus
@@ -63,6 +63,20 @@ def require_address(url: str | os.PathLike[str]) -> str:
             f"write {scheme}://..., or ./{text} for a directory of that name",
         )
     return text
+
+
+def public_address(url: str | os.PathLike[str]) -> str:
+    """`url` to be shown and stored: without user, password and query; a path is made absolute."""
+    text = os.fspath(url)
+    scheme, found, _ = text.partition("://")
+    if not found:
+        return os.path.abspath(text) if text else ""
+    try:
+        parts = urlsplit(text)
+    except ValueError:  # a name that nothing was opened by
+        return f"{scheme}://"
+    host = parts.netloc.rpartition("@")[2]
+    return urlunsplit((parts.scheme, host, parts.path, "", ""))
 
 
 def file_path(url: str) -> str:

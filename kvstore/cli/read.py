@@ -241,7 +241,7 @@ def files_at(store: Path) -> set[tuple[str, int, int]]:
 
 
 def stats(store: StoreArgument, as_json: JsonOption = False) -> None:
-    """Print frontiers, counts and sizes.
+    """Print frontiers, counts and sizes, and who keeps history.
 
     \b
     Examples:
@@ -251,4 +251,9 @@ def stats(store: StoreArgument, as_json: JsonOption = False) -> None:
     with open_to_read(store) as opened:
         figures = opened.stats()
     frontiers = {name: iso(figures[name]) for name in ("since", "upper", "durable")}
-    print_figures({**figures, **frontiers}, as_json=as_json)
+    shown = {**figures, **frontiers}
+    held_by = shown["held_by"] if as_json else shown.pop("held_by")
+    print_figures(shown, as_json=as_json)
+    if not as_json:
+        for claim in held_by:
+            print_line(f"held by  {claim}")

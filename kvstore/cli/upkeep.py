@@ -1,11 +1,13 @@
-"""Commands for upkeep: verify, gc."""
+"""Commands for upkeep: verify, gc, holds."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from kvstore.claims import HoldRecord
 from kvstore.cli.exits import NOT_FOUND
 from kvstore.cli.options import (
     JsonOption,
@@ -16,11 +18,27 @@ from kvstore.cli.options import (
     to_duration,
     to_time,
 )
-from kvstore.cli.output import counting, print_figures, print_json, print_line, working
+from kvstore.cli.output import (
+    counting,
+    note,
+    print_figures,
+    print_json,
+    print_line,
+    print_table,
+    working,
+)
+from kvstore.timestamp import NS_PER_SECOND
+
+holds_app = typer.Typer(
+    help="List the holds of a store, which keep history, and drop one that was abandoned.",
+    no_args_is_help=True,
+    add_completion=False,
+)
 
 
 def register(app: typer.Typer) -> None:
     """Add the commands."""
+    app.add_typer(holds_app, name="holds")
     for command in (verify, gc):
         app.command()(command)
 
@@ -75,6 +93,8 @@ def gc(
 ) -> None:
     """Give up old history and remove what it held. Holds (backups, feeds) keep what they need.
 
+    Names each hold that keeps more than was asked for, and what lets it go.
+
     \b
     Examples:
       kvstore gc flights.db --keep 30d
@@ -84,6 +104,7 @@ def gc(
     with working(f"collecting {store}", quiet=as_json) as progress, open_to_write(store) as opened:
         removed = counting(progress, "versions removed")
         report = opened.gc(to_time(before), age, compact=compact, progress=removed)
+        now = opened.now()
     print_figures(
         {
             "since": iso(report.since),
@@ -94,7 +115,79 @@ def gc(
             "imports": report.imports,
             "lost_holds": [hold.name for hold in report.lost_holds],
             "held_back": report.held_back,
+            "held_by": [claim.describe(now) for claim in report.held_by],
             "seconds": round(report.seconds, 3),
         },
         as_json=as_json,
     )
+    for claim in report.held_by:
+        note(f"history is kept by {claim.describe(now)}; {claim.remedy}{_dropping(store, claim)}")
+
+
+def _dropping(store: Path, claim: HoldRecord) -> str:
+    return "" if claim.is_pin else f" (kvstore holds drop {store} {claim.name!r})"
+
+
+@holds_app.command(name="list")
+def list_holds(store: StoreArgument, as_json: JsonOption = False) -> None:
+    """List the holds of a store: what each was taken for, where, and when it was last moved.
+
+    \b
+    Examples:
+      kvstore holds list flights.db
+      kvstore holds list flights.db --json | jq 'select(.kind == "backup")'
+    """
+    with open_to_read(store) as opened:
+        found = [_hold_fields(record) for record in opened.holds()]
+    if as_json:
+        for fields in found:
+            print_json(fields)
+        return
+    columns = ["name", "kind", "address", "timestamp", "owner", "moved_at", "max_age_seconds"]
+    print_table(columns, [[_shown(fields[name]) for name in columns] for fields in found])
+
+
+@holds_app.command(name="drop")
+def drop_hold(
+    store: StoreArgument,
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="The hold's name.", show_default=False)
+    ],
+    as_json: JsonOption = False,
+) -> None:
+    """Drop a hold whose owner is gone for good: the next gc then takes the history it kept.
+
+    If there is an owner after all, it meets what the command says. A store that a service has open
+    is asked in that service: Store.drop_hold(name).
+
+    \b
+    Examples:
+      kvstore holds drop flights.db backup-1f6a0e6fd3b4
+    """
+    with open_to_write(store) as opened:
+        dropped = opened.drop_hold(name)
+    fields = _hold_fields(dropped)
+    if as_json:
+        print_json(fields)
+    else:
+        print_figures({key: _shown(value) for key, value in fields.items()}, as_json=False)
+    note(f"dropped; {dropped.cost_of_dropping}")
+
+
+def _hold_fields(record: HoldRecord) -> dict[str, object]:
+    age_ns = record.max_age_ns
+    return {
+        "name": record.name,
+        "kind": record.kind,
+        "address": record.address,
+        "timestamp": iso(record.timestamp),
+        "owner": record.owner,
+        "created_at": None if record.created_at is None else iso(record.created_at),
+        "moved_at": None if record.moved_at is None else iso(record.moved_at),
+        "max_age_seconds": None if age_ns is None else age_ns / NS_PER_SECOND,
+        "lost": record.lost,
+    }
+
+
+def _shown(fact: object) -> str:
+    return "-" if fact in (None, "") else str(fact)

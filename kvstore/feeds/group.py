@@ -15,10 +15,11 @@ from datetime import timedelta
 from kvstore.arguments import require_count
 from kvstore.changes.expand import EventReader, Wanted
 from kvstore.changes.index import ChangeIndex
+from kvstore.claims import FEED, HoldRecord
 from kvstore.commit import Committer
 from kvstore.errors import HistoryGoneError, HoldLostError, UsageError
 from kvstore.feeds.feed import Feed, FeedBatch, Position, Share, Tail
-from kvstore.holds import Hold, HoldRecord, Holds
+from kvstore.holds import Hold, Holds
 from kvstore.span import Span
 from kvstore.timestamp import NS_PER_SECOND, TimeLike, Timestamp, to_timestamp
 
@@ -86,7 +87,7 @@ class Feeds:
 
     def follow(self, since: int, wanted: Wanted, *, heartbeat: float | None) -> Iterator[FeedBatch]:
         """As a feed that nobody remembers: history is kept by a pin, which ends with the pass."""
-        pin = self._holds.pin(since)
+        pin = self._holds.pin(since, kind="follower")
         position = Position(Timestamp(since))
         tail = Tail(
             self._events,
@@ -100,7 +101,7 @@ class Feeds:
             self._require_kept(wanted.span, since)  # a clear may have come before the pin
             for batch in tail.batches(follow=True, heartbeat=heartbeat):
                 yield batch
-                former, pin = pin, self._holds.pin(batch.resolved)
+                former, pin = pin, self._holds.pin(batch.resolved, kind="follower")
                 self._holds.unpin(former)
         finally:
             self._holds.unpin(pin)
@@ -112,8 +113,7 @@ class Feeds:
             known = self._known(name)
             if not known:
                 raise UsageError(f"no feed {name!r}", "see store.holds() for those there are")
-            for hold_name in known:
-                self._holds.drop(hold_name)
+            self._holds.take_all({}, max_age=None, dropping=list(known))
 
     # -- inside -----------------------------------------------------------------------------
 
@@ -155,21 +155,25 @@ class Feeds:
         max_age: timedelta | None,
         reset: bool,
     ) -> Hold:
-        """The hold of this worker, those of its fellows where there are none, no others."""
+        """The hold of this worker, those of its fellows where there are none, no others. One write:
+        a feed that fails here has begun nowhere."""
         known = self._known(name)
         layout = [hold_name(name, Share(n, share.workers)) for n in range(share.workers)]
         mine = layout[share.worker]
         at = position.timestamp if reset or mine not in known else None
         if max_age is None and mine in known and known[mine].max_age_ns is not None:
             max_age = timedelta(microseconds=(known[mine].max_age_ns or 0) / 1000)
+        wanted: dict[str, int | None] = {mine: at}
         for fellow in layout:
             if fellow != mine and fellow not in known:
-                self._holds.take(fellow, at=position.timestamp, max_age=max_age)
-        taken = self._holds.take(mine, at=at, max_age=max_age)
-        for former in known:
-            if former not in layout:
-                self._holds.drop(former)
-        return taken
+                wanted[fellow] = position.timestamp
+        return self._holds.take_all(
+            wanted,
+            max_age=max_age,
+            kind=FEED,
+            address=name,
+            dropping=[former for former in known if former not in layout],
+        )[mine]
 
     def _require_share(self, share: Share) -> None:
         streams = len(self._index.generations.current.streams)

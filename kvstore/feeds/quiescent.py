@@ -72,7 +72,7 @@ class QuiescentReader:
         stays meanwhile: events that GC takes would be missed."""
         with self._committer.lock:
             since = self._committer.since
-            pin = self._holds.pin(since)
+            pin = self._holds.pin(since, kind="pass")
         try:
             yield from self._points(max(since, self._index_floor))
         finally:

@@ -30,12 +30,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kvstore.changes.entry import OP_DELETE_RANGE, OP_IMPORT, OP_REVERT
+from kvstore.claims import HoldRecord
 from kvstore.codec.keys import SUFFIX_BYTES, decode_suffix
 from kvstore.engine.api import CHANGES, DATA, RANGES, Batch, pairs
 from kvstore.errors import ClosedError, UsageError
 from kvstore.gc.leftovers import Leftovers
 from kvstore.gc.search import garbage_in_span, garbage_of_keys
-from kvstore.holds import HoldRecord
 from kvstore.limits import GC_KEYS_PER_STEP, GC_SPANS_PER_STEP, STALE_IMPORT_S
 from kvstore.meta import COLLECTED, INDEX_FLOOR, Meta
 from kvstore.parts import Parts
@@ -61,6 +61,8 @@ class GcReport:
     held_back: bool
     """Whether a hold or an open reader kept more history than was asked for."""
     seconds: float
+    held_by: tuple[HoldRecord, ...] = ()
+    """The claims that kept it, oldest first: holds, and the oldest pin of each kind."""
 
 
 def _tell_nobody(versions: int) -> None:
@@ -114,7 +116,7 @@ class Collector:
         with self._alone():
             self._committer.require_writable()
             previous = self._committer.since
-            lost, held_back = self._advance(target)
+            lost, held_by = self._advance(target)
             since = self._committer.since
             if since > previous:
                 self._committer.persist()
@@ -141,8 +143,9 @@ class Collector:
             change_entries=tally.entries,
             imports=tally.imports,
             lost_holds=lost,
-            held_back=held_back,
+            held_back=bool(held_by),
             seconds=time.perf_counter() - started,
+            held_by=held_by,
         )
 
     def target(self, *, before: int | None, keep_s: float | None) -> int:
@@ -189,17 +192,18 @@ class Collector:
 
     # -- since ------------------------------------------------------------------------------
 
-    def _advance(self, target: int) -> tuple[tuple[HoldRecord, ...], bool]:
+    def _advance(self, target: int) -> tuple[tuple[HoldRecord, ...], tuple[HoldRecord, ...]]:
+        """Move `since`; returns the holds that were lost, and the claims in the way."""
         committer = self._committer
         with committer.lock:
             self._require_running()
             newest = committer.close_upto_now() - 1
             lost = tuple(self._holds.invalidate_overdue(newest))
-            least = self._holds.least()
-            allowed = newest if least is None else min(newest, least)
+            held_by = self._holds.needing(target)
+            allowed = min([newest, *(claim.timestamp for claim in held_by)])
             if min(target, allowed) > committer.since:
                 committer.move_since(min(target, allowed))
-            return lost, least is not None and target > least
+            return lost, held_by
 
     # -- versions ---------------------------------------------------------------------------
 

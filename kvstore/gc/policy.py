@@ -1,8 +1,10 @@
 """GC in the background: a thread that a store owns, running at an interval and stopped by close.
 
 It waits on a condition, never sleeps: closing the store wakes and ends it at once, a run under way
-at its next step. A run that fails ends the thread; the error is kept (`GcWorker.error`), and raised
-when the store is closed, for nobody else would see it.
+at its next step. A run that fails is logged (`kvstore.gc`), counted in `Store.stats`, and tried
+again: after the interval, after twice the interval when it fails again, and so on up to
+`GC_DELAY_FACTOR_MAX` intervals. So is a callback of the user that raises. Only a poisoned store
+ends the thread, because nothing succeeds there until it is opened again.
 """
 
 from __future__ import annotations
@@ -13,8 +15,10 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 from kvstore.arguments import require_age
-from kvstore.errors import ClosedError, UsageError
+from kvstore.background import Failures
+from kvstore.errors import ClosedError, PoisonedError, UsageError
 from kvstore.gc.collect import GcReport
+from kvstore.limits import GC_DELAY_FACTOR_MAX
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,10 +45,13 @@ class GcWorker:
         policy: GcPolicy,
         run: Callable[[GcPolicy], GcReport],
         *,
+        failures: Failures,
         after_run: Callable[[GcReport], None] | None = None,
     ) -> None:
         self.policy = policy
+        self.failures = failures
         self.error: Exception | None = None
+        """What the last run failed of; None if it went well."""
         self.runs = 0
         self._run = run
         self._after_run = after_run
@@ -71,21 +78,38 @@ class GcWorker:
     def _work(self) -> None:
         while True:
             with self._woken:
-                every_s = min(self.policy.every.total_seconds(), threading.TIMEOUT_MAX)
-                self._woken.wait_for(self._is_due, every_s)
+                self._woken.wait_for(self._is_due, self._delay_s())
                 if self._stopping:
                     return
                 self._due = False
             try:
                 report = self._run(self.policy)
-                self.runs += 1
-                if self._after_run is not None:
-                    self._after_run(report)
             except ClosedError:
                 return
-            except Exception as error:  # noqa: BLE001  # closing the store raises it
+            except Exception as error:  # noqa: BLE001  # the next run may succeed
                 self.error = error
-                return
+                self.failures.note("garbage collection in the background", error)
+                if isinstance(error, PoisonedError):
+                    return
+                continue
+            self.runs += 1
+            self.error = None
+            self.failures.succeeded()
+            if self._after_run is not None:
+                self._call_back(self._after_run, report)
+
+    def _call_back(self, after_run: Callable[[GcReport], None], report: GcReport) -> None:
+        try:
+            after_run(report)
+        except BaseException as error:  # noqa: BLE001  # the user's: sys.exit() there is no reason
+            if not self._stopping:
+                self.failures.note("the callback after_run of a collection", error, delays=False)
+
+    def _delay_s(self) -> float:
+        """Until the next run: the interval, longer after failures."""
+        every_s = self.policy.every.total_seconds()
+        delay_s = self.failures.delay_s(every_s, GC_DELAY_FACTOR_MAX * every_s)
+        return min(delay_s, threading.TIMEOUT_MAX)
 
     def _is_due(self) -> bool:
         return self._stopping or self._due

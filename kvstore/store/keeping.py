@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from kvstore.arguments import require_age, require_path, require_span
+from kvstore.claims import USER, HoldRecord
 from kvstore.codec.keys import span_bounds
 from kvstore.engine import CHANGES, DATA, RANGES
 from kvstore.errors import UsageError
 from kvstore.gc import GcPolicy, GcReport, GcWorker
-from kvstore.holds import Hold, HoldRecord
+from kvstore.holds import Hold
 from kvstore.span import Span
 from kvstore.store.following import Following
 from kvstore.tasks import Tasks
@@ -63,21 +64,39 @@ class Keeping(Following):
         max_age: timedelta | None = None,
         *,
         durable: bool = True,
+        kind: str = USER,
+        address: str = "",
     ) -> Hold:
         """Keep history from `at` on until the hold is moved or released, over restarts too.
 
         Taking a hold that exists fences its owner. One that falls behind further than `max_age`
-        is invalidated when GC wants the space. If not `durable`, a crash before the next `sync`
-        undoes it: saves an fsync where the caller syncs anyway.
+        is invalidated when GC wants the space; without `max_age` it keeps history for ever, also
+        when what it was taken for is gone. If not `durable`, a crash before the next `sync`
+        undoes it: saves an fsync where the caller syncs anyway. `kind` and `address` tell those
+        who list the holds what it was taken for: neither may contain a secret.
         """
         when = None if at is None else to_timestamp(at, name="at")
         require_age(max_age, name="max_age")
         self._live()
-        return self._holds.take(name, at=when, max_age=max_age, durable=durable)
+        return self._holds.take(
+            name, at=when, max_age=max_age, durable=durable, kind=kind, address=address
+        )
 
     def holds(self) -> list[HoldRecord]:
-        """All holds, by name."""
+        """All holds, by name: whose each is, since when, and when an owner last moved it."""
         return self._holds.all()
+
+    def drop_hold(self, name: str) -> HoldRecord:
+        """Remove the hold `name` whoever owns it: a remedy where its owner is gone for good.
+
+        Returns what was removed; its `cost_of_dropping` says what the owner meets if there is one
+        after all. Raises `UsageError` if there is no such hold.
+        """
+        self._live().require_writable()
+        dropped = self._holds.drop(name) if isinstance(name, str) else None
+        if dropped is None:
+            raise UsageError(f"no hold {name!r}", "see store.holds() for those there are")
+        return dropped
 
     def gc(
         self,
@@ -104,14 +123,21 @@ class Keeping(Following):
     def start_gc(
         self, policy: GcPolicy, *, after_run: Callable[[GcReport], None] | None = None
     ) -> GcWorker:
-        """Collect in the background until the store is closed, or a new policy replaces this."""
+        """Collect in the background until the store is closed, or a new policy replaces this.
+
+        A run that fails, or `after_run` that raises, is logged (`kvstore.gc`) and shown by `stats`;
+        the worker goes on.
+        """
         self._live()
         if not isinstance(policy, GcPolicy):
             raise UsageError(f"gc={policy!r}", "pass a GcPolicy")
         if self._gc_worker is not None:
             self._gc_worker.stop()
         self._gc_worker = GcWorker(
-            policy, lambda p: self.gc(keep=p.keep, compact=p.compact), after_run=after_run
+            policy,
+            lambda p: self.gc(keep=p.keep, compact=p.compact),
+            failures=self._gc_failures,
+            after_run=after_run,
         )
         return self._gc_worker
 
@@ -140,7 +166,7 @@ class Keeping(Following):
             self._live().require_writable()
             if self._tasks is None:
                 path = None if self.path is None else self.path / TASKS_DIRECTORY
-                self._tasks = Tasks.open(path, clock=self._clock)
+                self._tasks = Tasks.open(path, clock=self._clock, failures=self._tasks_failures)
             return self._tasks
 
     def verify(self, *, progress: Callable[[int], None] | None = None) -> VerifyReport:
@@ -153,12 +179,15 @@ class Keeping(Following):
         with self._collector.paused():
             return verify(self._parts, progress=progress)
 
-    def stats(self) -> dict[str, int]:
+    def stats(self) -> dict[str, Any]:
         """Counts and sizes, by name: frontiers, what is held in memory, estimates of the engine
-        (`<family>_bytes`, `<family>_memtable_bytes`, `<family>_entries`). Costs microseconds; in a
-        store in memory, whose sizes are counted, 0.03 us per entry."""
+        (`<family>_bytes`, `<family>_memtable_bytes`, `<family>_entries`). `held_by` describes who
+        keeps history, oldest first. Background work that failed is told by `gc_failures` (how
+        often), `gc_last_error` and `gc_failed_at_ns`, and the same of `tasks`. Costs microseconds;
+        in a store in memory, whose sizes are counted, 0.03 us per entry."""
         committer = self._live()
         imports, holds = self._imports.all(), self._holds.all()
+        now = committer.now()
         return {
             "since": int(committer.since),
             "upper": int(committer.upper),
@@ -169,7 +198,10 @@ class Keeping(Following):
             "holds": len(holds),
             "holds_lost": sum(hold.lost for hold in holds),
             "clears": len(self._clears.all()),
+            "held_by": [claim.describe(now) for claim in self._holds.needing()],
             "gc_runs": 0 if self._gc_worker is None else self._gc_worker.runs,
+            **self._gc_failures.figures("gc"),
+            **self._tasks_failures.figures("tasks"),
             **self._engine.stats(),
         }
 

@@ -11,6 +11,7 @@ from typing import TypeVar
 
 from typing_extensions import Self
 
+from kvstore.background import Failures
 from kvstore.changes import ChangeIndex, ChangeReader
 from kvstore.changes.columns import ColumnReader
 from kvstore.changes.expand import EventReader
@@ -66,6 +67,8 @@ class Opened:
         self._parts = parts
         self._collector = Collector(parts, path)
         self._gc_worker: GcWorker | None = None
+        self._gc_failures = Failures("kvstore.gc", clock)
+        self._tasks_failures = Failures("kvstore.tasks", clock)
         self._scanners = Scanners()
         self._clearing = Clearing(parts)
         self._conditional = Conditional(versions, committer, require_kept=self._require_kept)
@@ -140,8 +143,6 @@ class Opened:
             with self._tasks_lock:
                 if self._tasks is not None:
                     self._tasks.close()
-        if self._gc_worker is not None and self._gc_worker.error is not None:
-            raise self._gc_worker.error
 
     def __enter__(self) -> Self:
         self._live()
@@ -209,7 +210,7 @@ class Opened:
 
     def _pinned(self, span: Span, as_of: int, open_pass: Callable[[], Iterator[T]]) -> Iterator[T]:
         """A lazy pass that GC and clears leave alone, from its first row until it ends."""
-        pin = self._holds.pin(as_of)
+        pin = self._holds.pin(as_of, kind="pass over changes")
         try:
             self._clears.require(span, as_of)
             yield from open_pass()

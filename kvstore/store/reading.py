@@ -245,7 +245,8 @@ class Reading(Opened):
             # The pass shows the entries of this moment: what GC and clears take later stays in it.
             return Export(self.whole_since, None, columns, tombstones)
         low = to_timestamp(since, name="since")
-        pin = self._holds.pin(low)  # or a large value that a clear takes meanwhile looks damaged
+        # Without a pin, a large value that a clear takes meanwhile would look damaged.
+        pin = self._holds.pin(low, kind="export")
         try:
             self._clears.require(Span(), low)
             by_index = low >= max(self._index_floor, self.since) and whole == Span()
@@ -301,7 +302,7 @@ class Reading(Opened):
         """Reads at one time that stays readable until the snapshot is closed."""
         with self._live().lock:
             at = Timestamp(self._at(as_of))
-            pin = self._holds.pin(at)
+            pin = self._holds.pin(at, kind="snapshot")
         return Snapshot(self, at, lambda: self._holds.unpin(pin))
 
 

@@ -25,6 +25,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+from kvstore.background import Failures
 from kvstore.clock import Clock, Timeline, WallClock
 from kvstore.errors import ClosedError, LockedError, UsageError
 from kvstore.journal import OS_FILES, Files, Journal, Sync, replay
@@ -72,7 +73,10 @@ class Tasks:
         clock: WallClock,
         *,
         compact_bytes: int | None = None,
+        failures: Failures | None = None,
     ) -> None:
+        self.failures = failures or Failures("kvstore.tasks", clock)
+        """What has failed in the threads that work on these tasks."""
         self._state = state
         self._journal = journal
         self._clock = clock
@@ -92,11 +96,13 @@ class Tasks:
         sync: Sync | None = None,
         files: Files = OS_FILES,
         compact_bytes: int | None = None,
+        failures: Failures | None = None,
     ) -> Tasks:
         """Open or create the queue whose journal is in `path`; None keeps it in memory only.
 
         Replays the journal. It is compacted here and later whenever it has grown by
-        `compact_bytes` and by a multiple of the tasks there are. Raises what `Journal.open` raises.
+        `compact_bytes` and by a multiple of the tasks there are. Threads that work on the tasks
+        note what fails in `failures`. Raises what `Journal.open` raises.
         """
         state = TaskState()
         journal = None
@@ -112,7 +118,7 @@ class Tasks:
                 compact_bytes=compact_bytes,
             )
         clock = Clock() if clock is None else clock
-        return cls(state, journal, clock, compact_bytes=compact_bytes)
+        return cls(state, journal, clock, compact_bytes=compact_bytes, failures=failures)
 
     # -- changing -----------------------------------------------------------------------------
 

@@ -27,14 +27,16 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from enum import Enum
 
+from kvstore.background import Failures
 from kvstore.errors import (
     ClosedError,
     CorruptionError,
     DependencyError,
     FencedError,
-    KVStoreError,
+    PoisonedError,
     UsageError,
 )
+from kvstore.limits import TASK_WORKER_DELAY_S, TASK_WORKER_DELAY_S_MAX
 from kvstore.tasks.queue import HOLD_S, Tasks
 from kvstore.tasks.task import NewTask, Task
 from kvstore.timestamp import NS_PER_SECOND
@@ -174,21 +176,44 @@ class Worker:
         if task.attempt > self._retry.attempts_max:  # it takes its worker down each time
             return self._set_aside(job, "its worker died at every attempt", retry=False)
         try:
-            with _renewing(job, self._hold / RENEWALS_PER_HOLD):
+            with _renewing(job, self._hold / RENEWALS_PER_HOLD, self._tasks.failures):
                 inserts = self._handlers[task.queue](job)
             return Outcome.DONE if job.finish(inserts=inserts or ()) else Outcome.LOST
         except FencedError:
             return Outcome.LOST
         except Exception as error:  # noqa: BLE001 - a handler may raise anything
+            self._tasks.failures.note(f"task {task.id} of queue {task.queue}", error, delays=False)
+            # A closed store is opened again; other wrong calls and damage stay what they are.
             hopeless = isinstance(error, UsageError | CorruptionError)
+            hopeless = hopeless and not isinstance(error, ClosedError)
             problem = f"{type(error).__name__}: {error}"
             return self._set_aside(job, problem, retry=not hopeless)
 
     def run(self, stop: threading.Event) -> None:
-        """Do tasks until `stop` is set or the queue is closed. The one in hand is finished."""
+        """Do tasks until `stop` is set or the queue is closed. The one in hand is finished.
+
+        A failure of the queue itself is logged (`kvstore.tasks`) and noted in `Tasks.failures`; the
+        worker goes on after a while. Raises `PoisonedError` once the queue has to be reopened.
+        """
         with suppress(ClosedError):
             while not stop.is_set():
-                self.run_one(wait=IDLE_WAIT_S)
+                delay_s = self._try_one()
+                stop.wait(delay_s)
+
+    def _try_one(self) -> float:
+        """Do one task, if there is one; how long to wait after a failure of the queue."""
+        failures = self._tasks.failures
+        try:
+            self.run_one(wait=IDLE_WAIT_S)
+        except Exception as error:
+            if isinstance(error, ClosedError):
+                raise
+            failures.note(f"the task worker {self._name}", error)
+            if isinstance(error, PoisonedError):
+                raise
+            return failures.delay_s(TASK_WORKER_DELAY_S, TASK_WORKER_DELAY_S_MAX)
+        failures.succeeded()
+        return 0.0
 
     @contextmanager
     def running(self, *, threads: int = 1) -> Iterator[None]:
@@ -241,14 +266,14 @@ def revive(tasks: Tasks, task: Task) -> Task:
 
 
 @contextmanager
-def _renewing(job: Job, seconds: float) -> Iterator[None]:
-    """Renew a job's task every so many seconds while the handler runs."""
+def _renewing(job: Job, seconds: float, failures: Failures) -> Iterator[None]:
+    """Renew a job's task every so many seconds while the handler runs. A renewal that fails is
+    noted, and the next one may be in time."""
     stopped = threading.Event()
 
     def renew() -> None:
-        with suppress(KVStoreError):  # lost, or the queue is closed: finishing will tell
-            while not stopped.wait(seconds):
-                job.renew()
+        while not stopped.wait(seconds) and _renewed(job, failures):
+            pass
 
     thread = threading.Thread(target=renew, name="kvstore-task-renewal", daemon=True)
     thread.start()
@@ -257,3 +282,15 @@ def _renewing(job: Job, seconds: float) -> Iterator[None]:
     finally:
         stopped.set()
         thread.join()
+
+
+def _renewed(job: Job, failures: Failures) -> bool:
+    """Renew a job's task; False if another try makes no sense."""
+    try:
+        job.renew()
+    except (FencedError, ClosedError):  # finishing will tell
+        return False
+    except Exception as error:  # noqa: BLE001  # a thread that dies would lose the task
+        failures.note(f"renewing task {job.task.id}", error, delays=False)
+        return not isinstance(error, PoisonedError)
+    return True

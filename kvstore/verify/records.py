@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from kvstore.changes.entry import OP_IMPORT, OP_REVERT
+from kvstore.claims import HoldRecord
 from kvstore.codec.keys import encode_reference
 from kvstore.commit import Committer
-from kvstore.holds import HoldRecord
 from kvstore.imports import ImportRecord
 from kvstore.meta import COLLECTED, SINCE, UPPER, Meta
 from kvstore.mvcc import Stamps

@@ -72,7 +72,7 @@ def verify(parts: Parts, *, progress: Callable[[int], None] | None = None) -> Ve
     started = time.perf_counter()
     holds, committer = parts.holds, parts.committer
     with committer.lock:
-        pin = holds.pin(committer.since)
+        pin = holds.pin(committer.since, kind="verification")
         walk = _Walk(parts)
     walk.tell = progress or walk.tell
     try:

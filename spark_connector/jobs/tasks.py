@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Final, TypeVar
 
 from pyspark.sql import SparkSession
 
 from backup.shard import Snapshot
+from kvstore.background import Failures
+from kvstore.clock import Clock
 from kvstore.errors import (
     CorruptionError,
     HistoryGoneError,
@@ -82,12 +84,15 @@ def kept(*snapshots: Snapshot, every_s: float = RENEW_SECONDS) -> Iterator[None]
     """Renew the leases of what tasks read, from a thread beside: here nobody takes rows of it,
     which would renew them."""
     stopped = threading.Event()
+    failures = Failures("kvstore.leases", Clock())
 
     def renew() -> None:
         while not stopped.wait(every_s):
             for snapshot in snapshots:
-                with suppress(KVStoreError):  # whoever reads will be told
+                try:
                     snapshot.renew()
+                except Exception as error:  # noqa: BLE001, PERF203  # the next one may be in time
+                    failures.note("renewing the lease of a snapshot", error)
 
     thread = threading.Thread(target=renew, name="kvstore-lease-renewal", daemon=True)
     thread.start()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -200,6 +201,39 @@ def test_gc_tells_what_it_gave_up(run: Run, path: Path) -> None:
     assert "since" in run("gc", path, "--keep", "30d").stdout
     run("gc", path, "--keep", "soon", code=2)
     run("gc", path, code=2)
+
+
+def test_gc_names_who_keeps_history_and_what_lets_it_go(run: Run, path: Path) -> None:
+    with kvstore.open(path) as store:
+        store.hold("old one", at=12, kind="backup", address="/backups/s")
+    told = run("gc", path, "--before", 14)
+    assert f"kvstore holds drop {path} 'old one'" in told.stderr
+    assert "backup hold 'old one' (at 12, of /backups/s" in told.stderr
+    assert "full=True" in told.stderr
+    (report,) = lines(run("gc", path, "--before", 14, "--json"))
+    assert report["held_back"] is True
+    assert "/backups/s" in report["held_by"][0]
+    assert "held by  backup hold 'old one'" in run("stats", path).stdout
+    (figures,) = lines(run("stats", path, "--json"))
+    assert len(figures["held_by"]) == figures["holds"] == 1
+
+
+def test_holds_are_listed_and_dropped(run: Run, path: Path) -> None:
+    with kvstore.open(path) as store:
+        store.hold("mine", at=12)
+        store.feed("bills", start=0, max_age=timedelta(hours=1))
+    assert "feed/bills" in run("holds", "list", path).stdout
+    (feed, mine) = lines(run("holds", "list", path, "--json"))
+    assert (feed["name"], feed["kind"], feed["max_age_seconds"]) == ("feed/bills", "feed", 3600.0)
+    assert (mine["name"], mine["max_age_seconds"], mine["lost"]) == ("mine", None, False)
+    dropped = run("holds", "drop", path, "feed/bills")
+    assert "fenced" in dropped.stderr
+    assert "bills" in dropped.stdout
+    (gone,) = lines(run("holds", "drop", path, "mine", "--json"))
+    assert gone["timestamp"].endswith("012Z")
+    assert lines(run("holds", "list", path, "--json")) == []
+    assert "no hold" in run("holds", "drop", path, "mine", code=2).stderr
+    assert run("gc", path, "--before", 14).stderr == ""
 
 
 @pytest.mark.damages_store

@@ -245,24 +245,6 @@ def test_stale_import_and_leftover_files_are_taken_back(tmp_path: Path) -> None:
         assert not waiting.exists()
 
 
-def test_a_run_in_the_background_that_fails_is_heard_of_when_the_store_is_closed(
-    tmp_path: Path,
-) -> None:
-    """Whatever it failed of: nobody else would see it."""
-    failed = threading.Event()
-
-    def fail(report: object) -> None:
-        failed.set()
-        raise RuntimeError("of my own")
-
-    store = kvstore.open(tmp_path / "db", durability="async")
-    store.start_gc(GcPolicy(keep=timedelta(0)), after_run=fail).wake()
-    assert failed.wait(30)
-    with pytest.raises(RuntimeError, match="of my own"):
-        store.close()
-    kvstore.open(tmp_path / "db").close()
-
-
 def test_who_hears_of_a_run_may_close_the_store(tmp_path: Path) -> None:
     closed = threading.Event()
 
@@ -427,20 +409,6 @@ def test_background_policy_collects_and_is_stopped_by_close(tmp_path: Path) -> N
     assert not worker._thread.is_alive()
     with kvstore.open(tmp_path / "db", gc=policy) as again:
         assert again.get(b"k") == b"2"
-
-
-def test_background_policy_surfaces_its_failure_at_close(tmp_path: Path) -> None:
-    store = kvstore.open(tmp_path / "db", clock=ManualClock())
-
-    def crash(name: str) -> None:
-        raise HistoryGoneError(as_of=1, since=2)
-
-    store._collector.at_step = crash
-    worker = store.start_gc(GcPolicy(keep=timedelta(0), every=timedelta(hours=1)))
-    worker.wake()
-    worker._thread.join(30)
-    with pytest.raises(HistoryGoneError):
-        store.close()
 
 
 # -- random histories -----------------------------------------------------------------------

@@ -5,11 +5,12 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from kvstore.clock import ManualClock
-from kvstore.errors import FencedError, UsageError
+from kvstore.errors import ClosedError, FencedError, PoisonedError, StorageError, UsageError
 from kvstore.tasks import Job, NewTask, Outcome, Retry, Tasks, Worker, dead_letters, revive
 
 SECOND = 1_000_000_000
@@ -177,3 +178,73 @@ def test_a_worker_stops_when_its_queue_is_closed(tasks: Tasks) -> None:
 def test_a_worker_needs_handlers(tasks: Tasks) -> None:
     with pytest.raises(UsageError):
         Worker(tasks, {})
+
+
+# -- failures beside the handler --------------------------------------------------------------
+
+
+class FailsOnce:
+    """Put around a method of the queue: raises at the first call, and tells of the second."""
+
+    def __init__(self, owner: object, name: str, error: Exception) -> None:
+        self.again = threading.Event()
+        self._error: Exception | None = error
+        self._inner = getattr(owner, name)
+
+    def __call__(self, *arguments: Any, **options: Any) -> Any:
+        if self._error is not None:
+            error, self._error = self._error, None
+            raise error
+        self.again.set()
+        return self._inner(*arguments, **options)
+
+
+def test_a_worker_goes_on_after_its_queue_failed_and_tells_of_it(
+    tasks: Tasks, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Before, the thread ended and tasks waited for ever."""
+    monkeypatch.setattr("kvstore.tasks.worker.TASK_WORKER_DELAY_S", 0.001)
+    monkeypatch.setattr(tasks, "claim", FailsOnce(tasks, "claim", OSError("of the disk")))
+    done = threading.Event()
+    tasks.insert("q", b"work")
+    with Worker(tasks, {"q": lambda job: done.set()}).running():
+        assert done.wait(60)
+    assert tasks.failures.count == 1
+    assert "OSError: of the disk" in caplog.text
+
+
+def test_a_worker_of_a_poisoned_queue_ends_and_says_so(
+    tasks: Tasks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    poisoned = FailsOnce(tasks, "claim", PoisonedError("the journal", "a failed write"))
+    monkeypatch.setattr(tasks, "claim", poisoned)
+    with pytest.raises(PoisonedError):
+        Worker(tasks, {"q": nothing}).run(threading.Event())
+    assert tasks.failures.figures("tasks")["tasks_failures"] == 1
+
+
+def test_a_renewal_that_fails_is_told_and_the_next_one_keeps_the_task(
+    tasks: Tasks, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Before, the renewals ended with the first failure and another worker took the task."""
+    renew = FailsOnce(tasks, "renew", StorageError("the disk was busy"))
+    monkeypatch.setattr(tasks, "renew", renew)
+    tasks.insert("q", b"work")
+
+    def wait(job: Job) -> None:
+        assert renew.again.wait(60)
+
+    assert Worker(tasks, {"q": wait}, hold=0.003).run_one() is Outcome.DONE
+    assert tasks.failures.count == 1
+    assert "the disk was busy" in caplog.text
+
+
+def test_a_task_whose_store_was_closed_meanwhile_is_tried_again(tasks: Tasks) -> None:
+    """Before, it was set aside for ever: a closed store counted as a wrong call."""
+
+    def closing(job: Job) -> None:
+        raise ClosedError("the store")
+
+    tasks.insert("q", b"work")
+    assert Worker(tasks, {"q": closing}).run_one() is Outcome.RETRY
+    assert dead_letters(tasks, "q") == []

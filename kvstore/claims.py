@@ -1,0 +1,158 @@
+"""Claims on history, as records and in words: whose they are, where, since when.
+
+    record of a hold := {timestamp, token, max_age_ns | null, lost,
+                         kind, address, owner, created_at, moved_at}
+
+The last five fields are missing in records that an older release wrote: such a hold is of the kind
+`"unknown"` until an owner takes it again.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from dataclasses import dataclass
+from typing import Any, Final
+
+from kvstore.codec.json import JsonObject
+from kvstore.limits import HOLD_TEXT_CHARS_MAX
+from kvstore.meta import optional_timestamp_of, timestamp_of
+from kvstore.timestamp import NS_PER_SECOND, Timestamp
+
+USER: Final = "user"
+FEED: Final = "feed"
+BACKUP: Final = "backup"
+REPLICA: Final = "replica"
+UNKNOWN: Final = "unknown"
+"""The kind of a record that an older release wrote."""
+
+_ADVICE: Final = {
+    USER: ("its owner moves or releases it", "its owner's next call raises FencedError"),
+    FEED: ("its consumer acks", "the feed's consumer is fenced and has to begin anew"),
+    BACKUP: (
+        "the next backup moves it",
+        "the next backup may find that its window is gone, and then needs full=True",
+    ),
+    REPLICA: (
+        "the next replicate moves it",
+        "a replica that still lags behind `since` has to be made anew",
+    ),
+    UNKNOWN: ("its owner moves or releases it", "its owner's next call raises FencedError"),
+}
+"""By kind: what moves a hold, and what dropping it costs."""
+
+
+@dataclass(frozen=True, slots=True)
+class HoldRecord:
+    """A claim on history: a hold as it is stored, or a pin of this process (without a token).
+
+    `timestamp` is the oldest time that must stay readable. `kind` says what the hold was taken for
+    (`"user"`, `"feed"`, `"backup"`, `"replica"`; `"snapshot"` and the like are pins), `address`
+    where that is (the URL of a collection without secrets, the path of a replica, the name of a
+    feed), `owner` which host and process took it last. `created_at` is the time the hold was first
+    taken, `moved_at` the last time that an owner took or moved it.
+    """
+
+    name: str
+    timestamp: Timestamp
+    token: str
+    max_age_ns: int | None
+    lost: bool = False
+    kind: str = UNKNOWN
+    address: str = ""
+    owner: str = ""
+    created_at: Timestamp | None = None
+    moved_at: Timestamp | None = None
+
+    @property
+    def is_pin(self) -> bool:
+        """Whether it ends with the process, and cannot be dropped."""
+        return not self.token
+
+    def describe(self, now: int) -> str:
+        """The claim in one line: whose it is, where, since when."""
+        if self.is_pin:
+            what = f"an open {self.kind} of this process"
+        else:
+            what = f"{'' if self.kind == UNKNOWN else self.kind + ' '}hold {self.name!r}"
+        facts = [f"at {int(self.timestamp)}"]
+        facts += [f"of {self.address}"] if self.address else []
+        facts += [f"by {self.owner}"] if self.owner and not self.is_pin else []
+        facts += [f"since {self.created_at}"] if self.created_at is not None else []
+        if self.moved_at is not None and not self.is_pin:
+            facts.append(f"last moved {_age(now - self.moved_at)} ago")
+        if not self.is_pin:
+            facts.append(_budget(self))
+        return f"{what} ({', '.join(facts)})"
+
+    @property
+    def remedy(self) -> str:
+        """What lets its history go."""
+        if self.is_pin:
+            return "close it, or wait for its end"
+        moved_by, cost = _ADVICE.get(self.kind, _ADVICE[UNKNOWN])
+        return f"{moved_by}; where it was abandoned, drop it: {cost}"
+
+    @property
+    def cost_of_dropping(self) -> str:
+        """What its owner meets once the hold was dropped."""
+        return _ADVICE.get(self.kind, _ADVICE[UNKNOWN])[1]
+
+
+def to_fields(record: HoldRecord) -> dict[str, Any]:
+    """The fields of a hold's record."""
+    return {
+        "timestamp": record.timestamp,
+        "token": record.token,
+        "max_age_ns": record.max_age_ns,
+        "lost": record.lost,
+        "kind": record.kind,
+        "address": record.address,
+        "owner": record.owner,
+        "created_at": record.created_at,
+        "moved_at": record.moved_at,
+    }
+
+
+def from_fields(name: str, record: JsonObject) -> HoldRecord:
+    """A hold from its record. Raises `CorruptionError` where it is not of a hold's shape."""
+    max_age_ns = record.optional_integer("max_age_ns")
+    lost = record.field("lost", bool)
+    if not name or (lost and max_age_ns is None):
+        raise record.damaged("no hold is lost without a budget, or without a name")
+    return HoldRecord(
+        name,
+        timestamp_of(record),
+        record.text("token"),
+        max_age_ns,
+        lost,
+        kind=record.text("kind") if "kind" in record else UNKNOWN,
+        address=record.text("address") if "address" in record else "",
+        owner=record.text("owner") if "owner" in record else "",
+        created_at=optional_timestamp_of(record, "created_at"),
+        moved_at=optional_timestamp_of(record, "moved_at"),
+    )
+
+
+def this_process() -> str:
+    """The host and the process that run this."""
+    return one_line(f"{socket.gethostname()} process {os.getpid()}")
+
+
+def one_line(text: str) -> str:
+    """A text as one line of a message: of bounded length, with escapes for the rest."""
+    return (text if text.isprintable() else ascii(text))[:HOLD_TEXT_CHARS_MAX]
+
+
+def _age(ns: int) -> str:
+    seconds = max(ns, 0) / NS_PER_SECOND
+    for unit, size in (("days", 86_400), ("hours", 3_600), ("minutes", 60)):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{seconds:.0f} seconds"
+
+
+def _budget(record: HoldRecord) -> str:
+    if record.max_age_ns is None:
+        return "kept for ever"
+    return f"kept for {_age(record.max_age_ns)}"
