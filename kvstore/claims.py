@@ -75,7 +75,7 @@ class HoldRecord:
             what = f"an open {self.kind} of this process"
         else:
             what = f"{'' if self.kind == UNKNOWN else self.kind + ' '}hold {self.name!r}"
-        facts = [f"at {int(self.timestamp)}"]
+        facts = [f"at {self.timestamp}"]
         facts += [f"of {self.address}"] if self.address else []
         facts += [f"by {self.owner}"] if self.owner and not self.is_pin else []
         facts += [f"since {self.created_at}"] if self.created_at is not None else []

@@ -65,7 +65,7 @@ class Clears:
                 as_of=as_of,
                 since=clear.timestamp,
                 span=(clear.span.start, clear.span.end),
-                remedy=f"it was cleared then: read at {int(clear.timestamp)} or later, or read "
+                remedy=f"it was cleared then: read at {clear.timestamp} or later, or read "
                 "around the span; a backup or feed starts over from a full read",
             )
 

@@ -246,7 +246,7 @@ class Imports:
         """Hide an import from now on: what was below shows again. One record, whatever its size.
 
         Raises `UsageError` on an unknown import, `HistoryGoneError` if it was added at or below
-        `since`: what was below may be gone. Reverting twice returns the first time.
+        `since`: the state just before it may be gone. Reverting twice returns the first time.
         """
         require_import_id(import_id)
         with committer.lock:
@@ -259,9 +259,11 @@ class Imports:
                 return record.reverted
             if record.added <= committer.since:
                 raise HistoryGoneError(
-                    as_of=record.added,
+                    # A revert shows again what the import covered: the state just before it.
+                    as_of=Timestamp(record.added - 1),
                     since=committer.since,
-                    remedy="delete its keys instead: what it covered may be gone",
+                    remedy=f"import {import_id:016x} was added at {record.added}, and what it "
+                    "covered may be gone: delete its keys instead",
                 )
             return self._transition(record, OP_REVERT, committer, None)
 

@@ -42,6 +42,9 @@ class Keeping(Following):
     def revert_range(self, start: bytes, end: bytes | None, to: TimeLike) -> Timestamp | None:
         """Restore `start <= key < end` as it was at `to`, by new versions: history keeps both.
 
+        Only keys whose value differs from the one at `to` get a version: equal values stay as they
+        are, whatever was written or deleted between. So does a key that is absent at both times.
+
         One atomic commit of what differs, bounded by `REVERT_ROWS_MAX` keys; None if nothing
         does. Costs what changed in the span since `to`. Raises `HistoryGoneError` if `to` is
         below `since`, `ConflictError` if others keep writing into the span.

@@ -140,7 +140,7 @@ class Conditional:
             raise PreconditionError(
                 key,
                 expected=f"nothing written since {since}",
-                found=f"a version at {int(newest[0][0])}",
+                found=f"a version at {Timestamp(newest[0][0])}",
             )
 
 

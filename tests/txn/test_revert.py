@@ -62,6 +62,50 @@ def test_revert_range_to_a_state_that_still_stands_writes_nothing(store: Store) 
     assert store.upper == upper
 
 
+def test_revert_range_leaves_equal_values_alone(store: Store, tmp_path: Path) -> None:
+    """However they came to be equal: written again, deleted and written, imported, or covered by a
+    range delete and written again. Keys that are absent at both times stay without a version."""
+    for key in KEYS:
+        store.put(key, b"old")
+    store.delete(b"f")
+    then = store.upper - 1
+    store.put(b"a", b"new")
+    store.put(b"a", b"old")
+    store.delete(b"b")
+    store.put(b"b", b"old")
+    add_import(store, tmp_path / "same", [b"c"], b"old")
+    store.delete_range(b"d", b"g")
+    store.put(b"d", b"old")
+    store.put(b"e", b"new")
+    before = {key: len(store.history(key)) for key in KEYS}
+    undone = store.upper - 1
+    reverted = store.revert_range(b"a", b"z", to=then)
+    assert reverted is not None
+    assert dict(store.scan()) == dict.fromkeys(KEYS[:5], b"old")
+    grown = {key for key in KEYS if len(store.history(key)) != before[key]}
+    assert grown == {b"e"}
+    assert [(c.timestamp, c.op, c.key, c.value) for c in store.changes(undone)] == [
+        (reverted, "put", b"e", b"old")
+    ]
+    assert store.revert_range(b"a", b"z", to=then) is None
+
+
+def test_revert_range_over_an_import_that_set_equal_values_survives_its_revert(
+    store: Store, tmp_path: Path
+) -> None:
+    """Equal values stay where they are: reverting the import later shows what is below it."""
+    then = store.put(b"a", b"old")
+    import_id = add_import(store, tmp_path / "same", [b"a"], b"old")
+    assert store.revert_range(b"a", b"b", to=then) is None
+    store.revert_import(import_id)
+    assert store.get(b"a") == b"old"
+    other = add_import(store, tmp_path / "other", [b"a"], b"new")
+    store.revert_range(b"a", b"b", to=then)
+    store.revert_import(other)
+    assert store.get(b"a") == b"old"
+    assert store.history(b"a")[0].value == b"old"
+
+
 def test_revert_range_to_before_everything_empties_the_span(store: Store) -> None:
     store.put(b"a", b"v")
     store.put(b"b", b"v")
@@ -249,6 +293,35 @@ def test_import_at_or_below_since_cannot_be_reverted(store: Store, tmp_path: Pat
     store.gc(before=store.now())
     with pytest.raises(HistoryGoneError, match="delete its keys"):
         store.revert_import(import_id)
+
+
+@pytest.mark.parametrize("moved", [-1, 0, 1])
+def test_a_revert_needs_the_state_just_before_the_import(
+    store: Store, tmp_path: Path, moved: int
+) -> None:
+    """Before, an import added at `since` was refused with the words that history at that very time
+    is gone as it is kept from then on."""
+    store.put(b"a", b"below")
+    store.put(b"b", b"below")
+    import_id = add_import(store, tmp_path / "in", [b"a", b"b"])
+    (record,) = store.imports()
+    assert record.added is not None
+    added = record.added
+    store.put(b"z", b"z")
+    store.gc(before=added + moved)
+    assert store.since == added + moved
+    if moved < 0:
+        store.revert_import(import_id)
+        assert dict(store.scan(b"a", b"c")) == {b"a": b"below", b"b": b"below"}
+        return
+    with pytest.raises(HistoryGoneError) as refused:
+        store.revert_import(import_id)
+    assert refused.value.as_of == added - 1 < refused.value.since == store.since
+    assert f"was added at {added}" in str(refused.value)
+    assert dict(store.scan(b"a", b"c")) == {b"a": b"row", b"b": b"row"}
+    for key in (b"a", b"b"):  # as the advice says
+        store.delete(key)
+    assert dict(store.scan()) == {b"z": b"z"}
 
 
 def test_revert_of_an_import_inside_a_cleared_span_brings_nothing_back(
