@@ -289,9 +289,12 @@ class StateLog:
         return DeterminateError(f"{what} shard {self.shard}", "other scripts were faster")
 
     def _scan(self, start: int) -> list[Versioned]:
+        """The live versions from `start` on, one after the other without a gap."""
         found: list[Versioned] = []
         while True:
             page = self.consensus.scan(self.shard, start=start, limit=STATE_SCAN_VERSIONS)
+            if found and page and page[0].seqno != start:
+                found.clear()  # a collection has truncated these and more since they were read
             found.extend(page)
             if len(page) < STATE_SCAN_VERSIONS:
                 return found

@@ -11,7 +11,7 @@ from obstore.store import ObjectStore
 from backup.shard import gc
 from backup.shard.batch import BatchDesc, part_names, write_batch
 from backup.shard.blob import Blob, FileBlob, MemoryBlob
-from backup.shard.consensus import Consensus, MemoryConsensus
+from backup.shard.consensus import Consensus, MemoryConsensus, Versioned
 from backup.shard.faults import FaultyBlob, FaultyConsensus, Weather
 from backup.shard.file_consensus import FileConsensus
 from backup.shard.frontier import EMPTY
@@ -24,6 +24,7 @@ from kvstore.errors import (
     UsageError,
 )
 from kvstore.limits import ROLLUP_EVERY
+from kvstore.testing.bounds import bounds
 from tests.shard.contracts import BlobContract, ConsensusContract
 from tests.shard.rows import delete, put, versions
 from tests.shard.world import World, open_shard, read, write
@@ -100,6 +101,31 @@ def test_collection_below_the_first_rollup_or_past_is_a_no_op(world: World) -> N
     assert shard.gc() == gc.Collected()
     assert shard.refresh() == before  # repeated: not even a version
     assert read(shard, 4) == {b"k": b"v5"}
+
+
+def test_versions_that_go_between_two_pages_of_a_scan_are_no_damage(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A collection truncates while another handle reads more versions than a page has."""
+    shard = world.open()
+    write(shard, *range(5, 45, 5))
+    shard.log.write_rollup()
+    rollup, state = shard.state.rollup[0], shard.state
+    scan = world.consensus.scan
+    pages: list[int] = []
+
+    def scan_and_truncate(key: str, *, start: int, limit: int) -> list[Versioned]:
+        page = scan(key, start=start, limit=limit)
+        pages.append(len(page))
+        if len(pages) == 1:
+            world.consensus.truncate(key, rollup)
+        return page
+
+    other = world.open()
+    monkeypatch.setattr(world.consensus, "scan", scan_and_truncate)
+    with bounds(STATE_SCAN_VERSIONS=2):
+        assert other.log.live_states()[-1] == state
+    assert len(pages) > 1
 
 
 def test_at_the_rollup_nothing_is_truncated_but_older_rollups_leave(world: World) -> None:
