@@ -19,6 +19,7 @@ from hypothesis import HealthCheck, settings
 
 import kvstore
 from kvstore.opening import ENGINES, engine_at
+from kvstore.testing.bounds import bounds, some_tiny
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -74,6 +75,19 @@ def spawn() -> Any:
         patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))
         forkserver.ensure_running()
     return context
+
+
+@pytest.fixture(autouse=True)
+def _tiny_limits(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Tests marked `tiny_limits` hold whatever the limits are: every other run has many tiny ones.
+
+    A failure shows the seed of its limits, which `KVSTORE_BOUNDS_SEED` in the environment repeats.
+    Of a marked module, a test that looks at the limits themselves is marked `usual_limits`.
+    """
+    marked = (request.node.get_closest_marker(name) for name in ("tiny_limits", "usual_limits"))
+    is_tiny, is_usual = marked
+    with bounds(some_tiny() if is_tiny and not is_usual else {}):
+        yield
 
 
 @pytest.fixture

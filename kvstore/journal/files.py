@@ -15,7 +15,7 @@ import fcntl
 import os
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from io import FileIO
 from typing import BinaryIO, Protocol, cast
 
@@ -141,10 +141,9 @@ class _OsLock:
         os.pwrite(self._fd, data, 0)
 
     def close(self) -> None:
-        fd, self._fd = self._fd, -1
-        if fd >= 0:
-            with suppress(OSError):  # whatever it says, the descriptor and its lock are gone
-                os.close(fd)
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
 
 
 class OsFiles:
@@ -225,12 +224,9 @@ def _open_regular(path: str, flags: int, mode: int = 0o666) -> int:
         if error.errno in (errno.ELOOP, errno.EISDIR, errno.ENXIO):
             raise _not_regular(path) from error
         raise
-    try:
-        if not stat.S_ISREG(os.fstat(fd).st_mode):
-            raise _not_regular(path)
-    except BaseException:
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
         os.close(fd)
-        raise
+        raise _not_regular(path)
     return fd
 
 

@@ -136,7 +136,7 @@ def some_tiny(seed: int | None = None) -> dict[str, int]:
     pick = random.Random(seed)
     drawn = {name: tiny for name, tiny in TINY.items() if pick.random() < 0.5}
     drawn = drawn if pick.random() < 0.5 else {}
-    sys.stdout.write(f"{SEED}={seed}: {drawn or 'limits as they are'}\n")
+    sys.stderr.write(f"{SEED}={seed}: {drawn or 'limits as they are'}\n")
     return drawn
 
 

@@ -20,7 +20,7 @@ from kvstore.errors import FencedError, HistoryGoneError, UsageError
 from kvstore.limits import INLINE_VALUE_BYTES
 from tests.backup.histories import Crash, live_through, upload_and_be_killed
 
-pytestmark = pytest.mark.usefixtures("each_engine")
+pytestmark = [pytest.mark.usefixtures("each_engine"), pytest.mark.tiny_limits]
 
 
 def state_of(collection: backup.Collection, as_of: int | None = None) -> dict[bytes, bytes]:
@@ -146,6 +146,7 @@ def test_an_upload_of_commits_that_its_source_has_lost_is_not_finished(
         collection.backup(back)
 
 
+@pytest.mark.usual_limits
 def test_a_full_backup_that_failed_twice_begins_one_chain_only(
     store: kvstore.Store, collection: backup.Collection
 ) -> None:

@@ -25,7 +25,7 @@ from tests.backup.histories import (
     versions,
 )
 
-pytestmark = pytest.mark.usefixtures("each_engine")
+pytestmark = [pytest.mark.usefixtures("each_engine"), pytest.mark.tiny_limits]
 
 
 def test_windows_join_without_gap_or_overlap(

@@ -19,7 +19,7 @@ KEYS = [b"", b"\x00", b"a", b"a\x00", b"b", b"c"]
 Row = tuple[bytes, int, int, bytes | None, bytes | None]
 OPS = {"put": OP_PUT, "delete": OP_DELETE, "delete_range": OP_DELETE_RANGE}
 
-pytestmark = pytest.mark.usefixtures("each_engine")
+pytestmark = [pytest.mark.usefixtures("each_engine"), pytest.mark.tiny_limits]
 
 
 def test_a_key_cut_in_two_keeps_an_older_range_delete_behind_its_newer_versions(

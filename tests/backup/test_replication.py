@@ -22,7 +22,7 @@ from kvstore.mvcc import WriteSet
 from kvstore.replica import ReplicaCommitter
 from tests.backup.histories import change, staged_import, versions
 
-pytestmark = pytest.mark.usefixtures("each_engine")
+pytestmark = [pytest.mark.usefixtures("each_engine"), pytest.mark.tiny_limits]
 
 
 @pytest.fixture
@@ -62,6 +62,7 @@ def test_a_standby_equals_its_source_version_for_version_at_every_step(
             same(store, replica)
 
 
+@pytest.mark.usual_limits
 def test_changes_of_a_standby_come_from_its_own_index(store: kvstore.Store, standby: Path) -> None:
     backup.replicate(store, standby)
     with kvstore.open(standby) as replica, replica.feed("f", start="now") as feed:

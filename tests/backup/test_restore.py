@@ -20,7 +20,7 @@ from tests.backup.histories import (
     versions,
 )
 
-pytestmark = pytest.mark.usefixtures("each_engine")
+pytestmark = [pytest.mark.usefixtures("each_engine"), pytest.mark.tiny_limits]
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -28,7 +28,7 @@ from tests.backup.histories import (
     versions,
 )
 
-pytestmark = pytest.mark.usefixtures("each_engine")
+pytestmark = [pytest.mark.usefixtures("each_engine"), pytest.mark.tiny_limits]
 
 
 def two_chains(store: kvstore.Store, collection: backup.Collection) -> tuple[int, int]:

@@ -16,7 +16,7 @@ from kvstore import ManualClock, Store
 from kvstore.changes.changeset import ChangesetId, Serials, is_after
 from kvstore.errors import ClosedError
 
-pytestmark = pytest.mark.usefixtures("each_engine")
+pytestmark = [pytest.mark.usefixtures("each_engine"), pytest.mark.tiny_limits]
 
 U64 = (1 << 64) - 1
 

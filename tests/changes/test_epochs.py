@@ -24,7 +24,7 @@ from kvstore.changes.epoch import Epoch, pack_run, unpack_run
 from kvstore.codec.json import JsonObject
 from kvstore.errors import BusyError, CorruptionError, UsageError
 
-pytestmark = pytest.mark.usefixtures("each_engine")
+pytestmark = [pytest.mark.usefixtures("each_engine"), pytest.mark.tiny_limits]
 
 U63 = (1 << 63) - 1
 

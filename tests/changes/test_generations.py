@@ -30,7 +30,7 @@ from kvstore.changes.stream import (
 from kvstore.errors import CorruptionError, UsageError
 from kvstore.limits import STREAMS_MAX
 
-pytestmark = pytest.mark.usefixtures("each_engine")
+pytestmark = [pytest.mark.usefixtures("each_engine"), pytest.mark.tiny_limits]
 
 
 def placed(store: Store, since: int = 0) -> list[PlacedRow]:

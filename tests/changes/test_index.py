@@ -23,7 +23,7 @@ from kvstore.store import Store
 from kvstore.timestamp import TIMESTAMP_MAX
 from tests.harness.strategies import bounds, ops, rows
 
-pytestmark = pytest.mark.usefixtures("each_engine")
+pytestmark = [pytest.mark.usefixtures("each_engine"), pytest.mark.tiny_limits]
 
 
 @pytest.fixture
@@ -106,6 +106,7 @@ def test_large_values_are_read_from_the_versions(store: Store) -> None:
     assert next(store.changes(0, order="time")).value == large
 
 
+@pytest.mark.usual_limits
 def test_a_large_commit_is_cut_into_chunks_and_comes_back_whole(store: Store) -> None:
     value = b"v" * INLINE_VALUE_BYTES
     count = 3 * CHANGE_CHUNK_BYTES // INLINE_VALUE_BYTES

@@ -19,7 +19,7 @@ from kvstore.store import Store
 from kvstore.timestamp import Timestamp
 from tests.harness.strategies import ops
 
-pytestmark = pytest.mark.usefixtures("each_engine")
+pytestmark = [pytest.mark.usefixtures("each_engine"), pytest.mark.tiny_limits]
 
 LARGE = [(b"key%05d" % n, b"v%099d" % n) for n in range(6 * THIN_FROM_BYTES // 100)]
 
@@ -52,6 +52,7 @@ def every_way(store: Store) -> list[Any]:
     return [events, arrow, latest, list(store.changes(0, order="time"))]
 
 
+@pytest.mark.usual_limits
 @pytest.mark.parametrize("streams", [1, 3])
 def test_a_large_commit_is_full_and_after_a_crash_thin_and_the_same(
     tmp_path: Path, streams: int
@@ -80,6 +81,7 @@ def test_the_log_takes_the_values_once(tmp_path: Path) -> None:
         assert held.count(LARGE[-1][1]) == 1
 
 
+@pytest.mark.usual_limits
 def test_a_full_entry_that_cannot_be_written_poisons_and_its_commit_stands(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

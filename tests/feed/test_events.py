@@ -19,7 +19,7 @@ from kvstore.changes.event import IMAGES, Event
 from kvstore.errors import HistoryGoneError, NotYetWrittenError, UsageError
 from tests.feed.replica import add_import
 
-pytestmark = pytest.mark.usefixtures("each_engine")
+pytestmark = [pytest.mark.usefixtures("each_engine"), pytest.mark.tiny_limits]
 
 UPDATE, ROW_DELETE, RANGE_DELETE = (
     Operation.UPDATE,
@@ -260,6 +260,7 @@ def test_record_batches_say_what_events_say(
         assert found == expected
 
 
+@pytest.mark.usual_limits
 def test_a_large_entry_is_handed_out_without_a_copy(store: Store) -> None:
     with store.batch() as batch:
         for number in range(1000):

@@ -24,7 +24,7 @@ from kvstore.errors import (
     UsageError,
 )
 
-pytestmark = pytest.mark.usefixtures("each_engine")
+pytestmark = [pytest.mark.usefixtures("each_engine"), pytest.mark.tiny_limits]
 
 WAIT_S = 30.0
 
@@ -172,6 +172,7 @@ def test_a_feed_keeps_history_for_its_consumer(store: Store) -> None:
     assert store.since == last
 
 
+@pytest.mark.usual_limits
 def test_batches_are_bounded_in_rows_and_bytes(store: Store) -> None:
     for number in range(10):
         store.put(b"%d" % number, b"x" * 100)
@@ -188,6 +189,7 @@ def test_a_batch_has_no_bound_above_which_it_fails(store: Store) -> None:
     assert [event.key for event in batch.events] == [b"k"]
 
 
+@pytest.mark.usual_limits
 def test_a_batch_of_a_feed_is_a_record_batch_too(store: Store) -> None:
     stamp = store.put(b"a", b"1")
     store.delete_range(b"a", b"b")
@@ -371,6 +373,7 @@ def test_history_waits_for_workers_that_have_not_come_yet(store: Store) -> None:
     assert set(keys(store.feed("g", streams=(1, 2))) + keys(store.feed("x", start=0))) == {b"a"}
 
 
+@pytest.mark.usual_limits
 def test_another_number_of_workers_takes_over_from_the_least_position(store: Store) -> None:
     store.reshard(3)
     stamps = [store.put(b"%d" % number, b"1") for number in range(30)]

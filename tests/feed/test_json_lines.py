@@ -13,7 +13,7 @@ from kvstore.errors import ClosedError, UsageError
 from kvstore.feeds.lines import changes_json_lines
 from tests.feed.replica import add_import
 
-pytestmark = pytest.mark.usefixtures("each_engine")
+pytestmark = [pytest.mark.usefixtures("each_engine"), pytest.mark.tiny_limits]
 
 
 def test_lines_say_what_events_say(tmp_path: Path) -> None:

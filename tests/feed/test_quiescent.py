@@ -20,7 +20,7 @@ from kvstore.engine import CHANGES
 from kvstore.errors import ClosedError, CorruptionError, EventsMissingError
 from kvstore.feeds import quiescent
 
-pytestmark = pytest.mark.usefixtures("each_engine")
+pytestmark = [pytest.mark.usefixtures("each_engine"), pytest.mark.tiny_limits]
 
 
 def epoch(begin: int, end: int, events: int, *, quiescent: bool = True, domain: int = 7) -> Epoch:

@@ -24,7 +24,7 @@ from kvstore.errors import HistoryGoneError, UsageError
 from kvstore.feeds.feed import FeedBatch, Share
 from tests.feed.replica import Replica, add_import, replay
 
-pytestmark = pytest.mark.usefixtures("each_engine")
+pytestmark = [pytest.mark.usefixtures("each_engine"), pytest.mark.tiny_limits]
 
 KEYS = [b"%d" % number for number in range(8)] + [b"", b"\x00", b"1\x00", b"\xff"]
 keys = st.sampled_from(KEYS)

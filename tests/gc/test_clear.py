@@ -21,7 +21,7 @@ from kvstore.limits import INLINE_VALUE_BYTES
 from kvstore.mvcc import Fragments
 from kvstore.mvcc.versions import stored_tombstones
 
-pytestmark = pytest.mark.usefixtures("each_engine")
+pytestmark = [pytest.mark.usefixtures("each_engine"), pytest.mark.tiny_limits]
 
 KEYS = [bytes([letter]) for letter in b"abcdef"]
 

@@ -30,7 +30,7 @@ from kvstore.gc.rules import garbage
 from kvstore.gc.search import garbage_of_keys
 from kvstore.mvcc.versions import stored_tombstones
 
-pytestmark = pytest.mark.usefixtures("each_engine")
+pytestmark = [pytest.mark.usefixtures("each_engine"), pytest.mark.tiny_limits]
 
 KEYS = [bytes([letter]) for letter in b"abcdef"]
 
@@ -335,6 +335,7 @@ def test_what_would_wait_for_a_run_is_refused_in_its_own_progress(
     assert store.get(b"a") == b"2"
 
 
+@pytest.mark.usual_limits
 def test_a_run_that_its_progress_calls_off_is_made_good_by_the_next(store: Store) -> None:
     for key in KEYS:
         store.put(key, b"old")

@@ -10,7 +10,7 @@ import bulk
 import kvstore
 from kvstore.errors import HistoryGoneError
 
-pytestmark = pytest.mark.usefixtures("each_engine")
+pytestmark = [pytest.mark.usefixtures("each_engine"), pytest.mark.tiny_limits]
 
 
 def test_an_import_that_was_collected_is_not_added_again(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ ENGINES: dict[str, Callable[[Path], Engine]] = {"rocksdb": RocksEngine, "memory"
 """How to open each engine on its own; `kvstore.open` knows them by the same names."""
 
 
+@pytest.mark.tiny_limits
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("script", SCRIPTS, ids=[script.stem for script in SCRIPTS])
 def test_script(script: Path, engine: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:

@@ -47,6 +47,8 @@ from tests.shard.rows import (
 )
 from tests.shard.turns import Crash, Turns
 
+pytestmark = pytest.mark.tiny_limits
+
 MARK = b"~batch/"
 KEYS = [f"k{i}".encode() for i in range(12)]
 STORAGE_ERRORS = (DeterminateError, IndeterminateError)

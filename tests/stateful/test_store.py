@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -30,10 +31,12 @@ from kvstore.errors import (
     UsageError,
 )
 from kvstore.store import Store
+from kvstore.testing.bounds import bounds
 from kvstore.timestamp import TIMESTAMP_MAX
 from tests.harness.model import Model
 from tests.harness.rows import Row, apply, order
-from tests.harness.strategies import KEYS, bounds, keys, ops, rows, spans, values
+from tests.harness.strategies import KEYS, keys, ops, rows, spans, tiny_limits, values
+from tests.harness.strategies import bounds as span_bounds
 
 START_NS = 1_000_000
 
@@ -49,8 +52,18 @@ class StoreMachine(RuleBasedStateMachine):
         self.clock = kvstore.ManualClock(START_NS)
         self.model = Model()
         self.names = iter(range(1 << 30))
+        self.opened = ExitStack()
+        self.opened.callback(shutil.rmtree, self.place)
+
+    @initialize(limits=tiny_limits)
+    def begin(self, limits: dict[str, int]) -> None:
+        self.limits = limits
+        self.opened.enter_context(bounds(limits))
         self.open()
+        self.opened.callback(lambda: self.store.close())
+        self.opened.callback(lambda: check_whole(self.store, self.model))
         self.collection = Collection(self.place / "backups")
+        assert list(self.store.scan()) == []
 
     def open(self) -> None:
         self.store = kvstore.open(
@@ -58,11 +71,7 @@ class StoreMachine(RuleBasedStateMachine):
         )
 
     def teardown(self) -> None:
-        try:
-            check_whole(self.store, self.model)
-        finally:
-            self.store.close()
-            shutil.rmtree(self.place)
+        self.opened.close()
 
     def time(self, data: st.DataObject) -> int:
         """A readable time near something that happened."""
@@ -128,9 +137,10 @@ class StoreMachine(RuleBasedStateMachine):
         if there is not None:
             self.model.batch(self.store.upper - 1, [("delete", key, None)])
 
-    @rule(reads=st.sets(keys), bound=bounds, writes=ops, between=keys)
+    @rule(reads=st.sets(keys), bound=span_bounds, writes=ops, between=keys)
     def transaction(self, reads: set[bytes], bound: Any, writes: list[Any], between: bytes) -> None:
-        """Another commit comes in between: it conflicts if, and only if, its key was read."""
+        """Another commit comes in between: it conflicts if, and only if, its key was read. Reads
+        that are too many to remember are joined, and conflict with their neighbours too."""
         state, (start, end) = self.model.state(TIMESTAMP_MAX), bound
         scanned = {key for key in KEYS if start <= key and (end is None or key < end)}
         txn = self.store.transaction()
@@ -139,11 +149,16 @@ class StoreMachine(RuleBasedStateMachine):
         for op, *args in writes:
             getattr(txn, op)(*(arg for arg in args if arg is not None))
         self.put(between, b"between", "async")
-        if between in reads | scanned:
-            with pytest.raises(ConflictError):
-                txn.commit()
+        try:
+            at = txn.commit()
+        except ConflictError:
+            assert between in reads | scanned or self.limits.keys() & {
+                "TXN_KEYS_MAX",
+                "TXN_SPANS_MAX",
+            }
         else:
-            self.model.batch(txn.commit() or 0, writes)
+            assert between not in reads | scanned
+            self.model.batch(at or 0, writes)
 
     # -- time and restarts ------------------------------------------------------------------
 
@@ -249,7 +264,7 @@ class StoreMachine(RuleBasedStateMachine):
             self.model.clear(*span)
             self.store.clear_range(*span, compact=False)
 
-    @rule(data=st.data(), bound=bounds)
+    @rule(data=st.data(), bound=span_bounds)
     def revert_range(self, data: st.DataObject, bound: Any) -> None:
         then, now = self.model.state(to := self.time(data)), self.model.state(TIMESTAMP_MAX)
         start, end = bound
@@ -274,7 +289,12 @@ class StoreMachine(RuleBasedStateMachine):
         newest = [self.model.get(key, TIMESTAMP_MAX) for key in KEYS]
         assert [self.store.get(key) for key in KEYS] == newest
 
-    @rule(data=st.data(), bound=bounds, reverse=st.booleans(), limit=st.none() | st.integers(0, 4))
+    @rule(
+        data=st.data(),
+        bound=span_bounds,
+        reverse=st.booleans(),
+        limit=st.none() | st.integers(0, 4),
+    )
     def scan(self, data: st.DataObject, bound: Any, reverse: bool, limit: int | None) -> None:
         as_of = self.time(data)
         start, end = bound
@@ -292,7 +312,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(
         data=st.data(),
-        bound=bounds,
+        bound=span_bounds,
         batch_rows=st.integers(1, 5),
         reverse=st.booleans(),
         limit=st.none() | st.integers(0, 4),
@@ -310,7 +330,7 @@ class StoreMachine(RuleBasedStateMachine):
     def history(self, key: bytes) -> None:
         check_history(self.store, self.model, key)
 
-    @rule(data=st.data(), bound=bounds, latest=st.booleans())
+    @rule(data=st.data(), bound=span_bounds, latest=st.booleans())
     def changes(self, data: st.DataObject, bound: Any, latest: bool) -> None:
         since, upto = sorted((self.time(data), self.time(data)))
         check_changes(self.store, self.model, since, upto, bound, latest=latest)
@@ -349,10 +369,6 @@ class StoreMachine(RuleBasedStateMachine):
             if history:
                 check_whole(restored, self.model.upto(as_of))
         shutil.rmtree(path)
-
-    @initialize()
-    def begin(self) -> None:
-        assert list(self.store.scan()) == []
 
 
 def check_changes(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from dataclasses import replace
 
 from hypothesis import settings
@@ -12,7 +13,9 @@ from kvstore.clock import ManualClock
 from kvstore.errors import DependencyError
 from kvstore.journal import Journal, Sync
 from kvstore.tasks import CONTENT, NewTask, Task, Tasks, TaskState
+from kvstore.testing.bounds import bounds
 from kvstore.testing.disk import Disk
+from tests.harness.strategies import tiny_limits
 
 SECOND = 1_000_000_000
 QUEUES = st.sampled_from(["a", "b", "c"])
@@ -23,12 +26,20 @@ class QueueMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
+        self.limits = ExitStack()
         self.disk = Disk()
         self.clock = ManualClock(1000 * SECOND)
         self.model: dict[str, Task] = {}
         self.seen: list[Task] = []
 
-    @initialize()
+    @initialize(limits=tiny_limits)
+    def begin(self, limits: dict[str, int]) -> None:
+        self.limits.enter_context(bounds(limits))
+        self.open()
+
+    def teardown(self) -> None:
+        self.limits.close()
+
     def open(self) -> None:
         state = TaskState()
         journal = Journal.open(
