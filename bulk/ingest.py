@@ -21,7 +21,7 @@ import secrets
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Final, Literal, TypeAlias
@@ -250,5 +250,5 @@ def _replaced(directory: Path, name: str) -> ImportRefusedError:
 def _advise(path: Path) -> None:
     """Ask for the file in the page cache: first gets from a cold one run 15 times slower."""
     if hasattr(os, "posix_fadvise"):
-        with path.open("rb") as file:
+        with suppress(OSError), path.open("rb") as file:  # advice that fails does no harm
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_WILLNEED)

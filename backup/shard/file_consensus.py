@@ -43,6 +43,7 @@ from kvstore.errors import (
     StorageError,
 )
 from kvstore.journal import OS_FILES, Journal, Record, replay
+from kvstore.journal.files import storage_errors
 from kvstore.journal.names import COMPACTING_NAME, LOCK_NAME
 
 _CONTENT = "kvstore.consensus/1"
@@ -86,7 +87,7 @@ class FileConsensus:
         """See `Consensus.compare_and_set`. Costs an fsync; after another's write, a replay of the
         live versions and a second one, which makes sure of them."""
         require_cas(key, expected=expected, new=new)
-        if expected is not None and not os.path.isdir(self._folder(key)):
+        if expected is not None and self._is_unknown(key):
             return Cas.MISMATCH
         where = f"compare-and-set of {key} v{new.seqno}"
         with self._writing(key, where) as (journal, versions):
@@ -115,7 +116,8 @@ class FileConsensus:
         """See `Consensus.list_keys`. Looks into every key."""
         if not self.root.is_dir():
             return []
-        names = sorted(path.name for path in self.root.iterdir() if path.is_dir())
+        with storage_errors(str(self.root)):
+            names = sorted(path.name for path in self.root.iterdir() if path.is_dir())
         return [name for name in names if self._versions(name)]
 
     def _folder(self, key: str) -> str:
@@ -123,6 +125,17 @@ class FileConsensus:
         if folder is None:
             folder = self._folders[key] = os.path.join(self.root, require_consensus_key(key))
         return folder
+
+    def _is_unknown(self, key: str) -> bool:
+        """Whether nothing was ever written at `key`."""
+        folder = self._folder(key)
+        try:
+            os.stat(folder)  # not `isdir`, for which a failing disk has no folder
+        except FileNotFoundError:
+            return True
+        except OSError as error:
+            raise _not_done(f"look at {folder}", error) from error
+        return False
 
     def _versions(self, key: str) -> list[Versioned]:
         """Every live version, ascending, without a lock."""
@@ -140,9 +153,9 @@ class FileConsensus:
             except RetryableError:
                 continue  # a truncation replaced the files while we read
             except CorruptionError:
-                if _signature(folder) == signature:
-                    raise
-                continue  # a writer cut a torn tail off while we read
+                if _changed_since(folder, signature):
+                    continue  # a writer cut a torn tail off while we read
+                raise
             except (StorageError, OSError) as error:
                 raise _not_done(f"read of {folder}", error) from error
             self._cache[key] = _Cached(signature, versions)
@@ -161,7 +174,7 @@ class FileConsensus:
                 signature = _signature(self._folder(key)) or ()
                 self._cache[key] = _Cached(signature, versions)
             self._closed[key] = _Closed(signature, journal)
-        except StorageError as error:
+        except (StorageError, OSError) as error:
             self._closed.pop(key, None)
             raise _unknown(where, error) from error
 
@@ -215,6 +228,13 @@ def _into(versions: list[Versioned]) -> Callable[[Record], None]:
     return take
 
 
+def _changed_since(folder: str, signature: _Signature | None) -> bool:
+    """Whether the folder is another now, as far as it can be looked at."""
+    with suppress(OSError):
+        return _signature(folder) != signature
+    return False
+
+
 def _signature(folder: str) -> _Signature | None:
     """Names, inodes, sizes and times of the journal's files, which change with every write. None
     where there is no folder; a file that a truncation removes while we look is none of them."""
@@ -242,7 +262,10 @@ def _not_done(where: str, error: OSError | StorageError) -> KVStoreError:
     return error
 
 
-def _unknown(where: str, error: StorageError) -> KVStoreError:
+def _unknown(where: str, error: OSError | StorageError) -> KVStoreError:
     """A failure in the middle of a write."""
-    cause = error.__cause__
-    return translate_os_error(where, cause) if isinstance(cause, OSError) else error
+    cause = error.__cause__ if isinstance(error, StorageError) else error
+    if isinstance(cause, OSError):
+        return translate_os_error(where, cause)
+    assert isinstance(error, StorageError)
+    return error

@@ -212,13 +212,13 @@ class ChangeIndex:
         One range delete per stream. The caller holds the commit lock, and writes the batch.
         """
         changes = self._engine.families[CHANGES]
-        for stream in self._stored_streams():
+        for stream in self.stored_streams():
             begin = encode_change_key(stream, 0)
             batch.delete_range(begin, encode_change_key(stream, upto + 1), changes)
         for stage_trim in self.trims:
             stage_trim(batch, upto)
 
-    def _stored_streams(self) -> Iterator[bytes]:
+    def stored_streams(self) -> Iterator[bytes]:
         """The streams that have entries. One seek each."""
         start = b""
         while True:

@@ -23,8 +23,17 @@ from __future__ import annotations
 import struct
 from typing import Final
 
-from kvstore.codec.ordered import TERMINATOR, check, escape, frame
-from kvstore.errors import CorruptionError
+from kvstore.codec.ordered import (
+    TERMINATOR,
+    escape,
+    frame,
+    is_escaped,
+    is_framed,
+    unescape,
+    unframe,
+)
+from kvstore.errors import CorruptionError, printable
+from kvstore.limits import KEY_BYTES_MAX
 
 U64_MAX: Final = (1 << 64) - 1
 IMPORT_ID_MAX: Final = (1 << 63) - 1
@@ -34,6 +43,8 @@ _TAIL = struct.Struct(">QB")
 _CHANGE = struct.Struct(">16sQI")
 _READ_CHANGE = struct.Struct(">16sqI")
 """Its time signed, which tells at once whether it is one: beyond 2^63 it is negative."""
+
+_SHOWN_BYTES = 128
 
 SUFFIX_BYTES: Final = _SUFFIX.size
 TAIL_BYTES: Final = _TAIL.size
@@ -77,11 +88,14 @@ def split_data_key(key: bytes) -> tuple[bytes, bytes, bytes]:
 
 def check_data_key(key: bytes) -> None:
     """Raise `CorruptionError` unless `key` follows the format above."""
-    where = f"data key {key.hex()}"
+    where = _where("data", key)
     if len(key) < TAIL_BYTES + len(TERMINATOR):
         raise CorruptionError(where, "too short")
     framed, suffix, kind = split_data_key(key)
-    check(framed, where=where)
+    if not is_framed(framed):
+        raise CorruptionError(where, "its user key is not framed")
+    if len(user_key := unframe(framed)) > KEY_BYTES_MAX:
+        raise CorruptionError(where, f"its user key has {len(user_key)} bytes")
     if kind not in (TOMBSTONE, VALUE):
         raise CorruptionError(where, f"unknown kind {kind.hex()}")
     if is_reference(suffix) and suffix == bytes(SUFFIX_BYTES):
@@ -93,6 +107,18 @@ def encode_range_key(start: bytes, timestamp: int) -> bytes:
     return frame(start) + encode_suffix(timestamp)
 
 
+def decode_range(key: bytes, value: bytes) -> tuple[bytes, bytes, int]:
+    """Start, end and timestamp of a stored range tombstone. Raises `CorruptionError` on an entry
+    that `ranges` does not have."""
+    framed, suffix = key[:-SUFFIX_BYTES], key[-SUFFIX_BYTES:]
+    if not is_framed(framed) or is_reference(suffix):
+        raise CorruptionError(_where("ranges", key), "not a start and a time")
+    start, end = unframe(framed), unescape(value)
+    if start >= end or not is_escaped(value):
+        raise CorruptionError(_where("ranges", key), f"its end is {printable(value)}")
+    return start, end, decode_suffix(suffix)
+
+
 def encode_change_key(stream: bytes, timestamp: int, chunk: int = 0) -> bytes:
     """The key of one chunk of one commit's change entry in one stream."""
     return _CHANGE.pack(stream, timestamp, chunk)
@@ -102,8 +128,14 @@ def decode_change_key(key: bytes) -> tuple[bytes, int, int]:
     """Stream id, timestamp, chunk number. Raises `CorruptionError` on another length, and on a
     time that no commit has."""
     if len(key) != _CHANGE.size:
-        raise CorruptionError(f"changes key {key.hex()}", f"{len(key)} bytes, not {_CHANGE.size}")
+        raise CorruptionError(_where("changes", key), f"{len(key)} bytes, not {_CHANGE.size}")
     stream, timestamp, chunk = _READ_CHANGE.unpack(key)
     if timestamp < 0:
-        raise CorruptionError(f"changes key {key.hex()}", "no commit has its time")
+        raise CorruptionError(_where("changes", key), "no commit has its time")
     return stream, timestamp, chunk
+
+
+def _where(family: str, key: bytes) -> str:
+    """A stored key for a message, where it may be of any length."""
+    shown = key[:_SHOWN_BYTES].hex()
+    return f"{family} key {shown}{f'... ({len(key)} bytes)' if len(key) > _SHOWN_BYTES else ''}"

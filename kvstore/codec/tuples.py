@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import date, datetime, timedelta, timezone
 from typing import Final, TypeAlias
 
-from kvstore.codec.ordered import TERMINATOR, frame, unframe
+from kvstore.codec.ordered import TERMINATOR, check, frame, unframe
 from kvstore.errors import CorruptionError, UsageError
 
 Element: TypeAlias = "bool | int | float | bytes | str | date | datetime | None"
@@ -57,7 +57,10 @@ def encode_tuple(values: Sequence[Element]) -> bytes:
 
 def decode_tuple(key: bytes) -> tuple[Element, ...]:
     """The values of a key. Raises `CorruptionError` on bytes that no tuple has."""
-    return tuple(_decoded(key))
+    try:
+        return tuple(_decoded(key))
+    except (ValueError, OverflowError) as error:  # no UTF-8; a day or an instant out of range
+        raise CorruptionError(f"key {key.hex()}", f"no tuple: {error}") from error
 
 
 def _encode(value: Element) -> bytes:
@@ -102,6 +105,7 @@ def _decoded(key: bytes) -> Iterator[Element]:
             yield _CONSTANTS[tag]
         elif tag in _FRAMED:
             end = _frame_end(key, at)
+            check(key[at:end], where=f"key {key.hex()}")
             yield _FRAMED[tag](unframe(key[at:end]))
             at = end
         elif tag in _FIXED and at + 8 <= len(key):
@@ -121,9 +125,11 @@ def _frame_end(key: bytes, at: int) -> int:
         at += 2
 
 
-def _decode_double(bits: int) -> float:
-    bits ^= SIGN if bits & SIGN else _ALL_ONES
+def _decode_double(stored: int) -> float:
+    bits = stored ^ (SIGN if stored & SIGN else _ALL_ONES)
     number: float = _DOUBLE.unpack(_U64.pack(bits))[0]
+    if _U64.unpack(_encode_double(number))[0] != stored:
+        raise ValueError(f"{stored:016x} is another form of {number}")
     return number
 
 

@@ -61,6 +61,7 @@ from kvstore.errors import (
     PoisonedError,
     RetryableError,
     StaleReaderError,
+    StorageError,
 )
 from kvstore.journal import OS_FILES, Files, Journal, Sync, replay
 from kvstore.journal.files import storage_errors
@@ -136,7 +137,11 @@ class MemoryEngine:
             return
         ingest_id = next(self._ingest_ids)
         try:
-            with LooseFiles(files) as loose, closing(loose.rows()) as rows:
+            with (
+                storage_errors(str(files[0].parent)),
+                LooseFiles(files) as loose,
+                closing(loose.rows()) as rows,
+            ):
                 for keys, values in bounded(rows):
                     self._stage(ingest_id, keys, values)
         except BaseException:
@@ -145,8 +150,12 @@ class MemoryEngine:
         with self._writing:
             self._append(TAKEN, encode_ingest(ingest_id), then=lambda: self._take(ingest_id))
         self.sync()  # the files may be the only other copy
-        for file in files:
-            file.unlink()
+        try:
+            for file in files:
+                file.unlink(missing_ok=True)
+        except OSError as error:
+            what = f"{file} was taken in and could not be removed: {error}"
+            raise StorageError(what, "remove it; the rows are in the store") from error
 
     # -- reading --------------------------------------------------------------------------
 
@@ -378,6 +387,11 @@ def is_memory_store(path: Path) -> bool:
 def require_memory_directory(path: Path, *, create: bool, files: Files = OS_FILES) -> None:
     """Raise `NotAStoreError` unless `path` holds a memory engine's journal or, if `create`,
     may become one; `FormatVersionError` if a newer release wrote it."""
+    with storage_errors(str(path)):
+        _require_memory_directory(path, create=create, files=files)
+
+
+def _require_memory_directory(path: Path, *, create: bool, files: Files) -> None:
     if path.exists() and not path.is_dir():
         raise NotAStoreError(str(path), "a file, not a directory", "choose another path")
     if path.exists() and is_memory_store(path):

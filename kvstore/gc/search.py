@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from kvstore.codec.keys import encode_suffix, span_bounds
+from kvstore.codec.keys import TAIL_BYTES, VALUE, check_data_key, encode_suffix, span_bounds
 from kvstore.codec.ordered import TERMINATOR, frame
 from kvstore.engine.api import DATA
 from kvstore.gc.rules import garbage
@@ -69,13 +69,19 @@ def _superseded(
     while at < len(keys) and len(doomed) < entries_max:
         escaped = keys[at].replace(b"\x00", b"\x00\xff")
         stem = escaped + TERMINATOR
+        size = len(stem) + TAIL_BYTES
         at += 1
         seek(escaped + bound)
         newest = found = key_here()
         if newest is not None and newest.startswith(stem):
             older: list[bytes] = []
+            # Where one entry of a key is rotten, nothing says which of the others it superseded.
+            if len(newest) != size or newest[-1] > VALUE[0]:
+                check_data_key(newest)
             step()
             while (found := key_here()) is not None and found.startswith(stem):
+                if len(found) != size:
+                    check_data_key(found)
                 older.append(found)
                 step()
             doomed += older[::-1]

@@ -15,7 +15,7 @@ import fcntl
 import os
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from io import FileIO
 from typing import BinaryIO, Protocol, cast
 
@@ -141,9 +141,10 @@ class _OsLock:
         os.pwrite(self._fd, data, 0)
 
     def close(self) -> None:
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            with suppress(OSError):  # whatever it says, the descriptor and its lock are gone
+                os.close(fd)
 
 
 class OsFiles:
@@ -224,9 +225,12 @@ def _open_regular(path: str, flags: int, mode: int = 0o666) -> int:
         if error.errno in (errno.ELOOP, errno.EISDIR, errno.ENXIO):
             raise _not_regular(path) from error
         raise
-    if not stat.S_ISREG(os.fstat(fd).st_mode):
+    try:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            raise _not_regular(path)
+    except BaseException:
         os.close(fd)
-        raise _not_regular(path)
+        raise
     return fd
 
 

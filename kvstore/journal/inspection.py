@@ -43,11 +43,13 @@ class FileReport:
 
 @dataclass(frozen=True, slots=True)
 class Inspection:
-    """A directory's files in order of name. `ignored` are names that are not a journal's."""
+    """A directory's files in order of name. `ignored` are names that are not a journal's, `note` is
+    what `LOCK` says of them."""
 
     path: str
     files: tuple[FileReport, ...]
     ignored: tuple[str, ...]
+    note: Note | None = None
 
     @property
     def content(self) -> str | None:
@@ -57,9 +59,20 @@ class Inspection:
     @property
     def sound(self) -> bool:
         """Whether no file is damaged. A torn tail is not damage, nor is an unfinished snapshot."""
-        return not any(
+        return not self.missing and not any(
             file.damages for file in self.files if file.name.final or file.name.base != SNAPSHOT
         )
+
+    @property
+    def missing(self) -> tuple[Damage, ...]:
+        """The records that were synced, as `LOCK` says, and that no file has or has damaged."""
+        if self.note is None:
+            return ()
+        last = max([0, *map(_last_known, self.files)])
+        if self.note.last <= last:
+            return ()
+        problem = "synced records are missing, as LOCK says"
+        return (Damage(self.path, 0, 0, last + 1, self.note.last, problem),)
 
 
 def inspect(path: str | os.PathLike[str], *, files: Files = OS_FILES) -> Inspection:
@@ -69,7 +82,7 @@ def inspect(path: str | os.PathLike[str], *, files: Files = OS_FILES) -> Inspect
         note = read_note(files, directory)
         names, ignored = parse_directory(files, directory)
         reports = tuple(inspect_file(files, directory, name, note) for name in names)
-    return Inspection(directory, reports, ignored)
+    return Inspection(directory, reports, ignored, note)
 
 
 def content_of(path: str | os.PathLike[str], *, files: Files = OS_FILES) -> str | None:
@@ -112,6 +125,13 @@ def inspect_file(
         damages=tuple(damages),
         torn=scan.torn,
     )
+
+
+def _last_known(file: FileReport) -> int:
+    """The last ordinal that a file has, or that is lost in one of its damages with an end."""
+    if file.name.base == SNAPSHOT:
+        return file.name.number if file.name.final else 0
+    return max([file.last or 0, *(damage.last or 0 for damage in file.damages)])
 
 
 def scan_of(stream: BinaryIO, directory: str, name: FileName, note: Note | None = None) -> FileScan:

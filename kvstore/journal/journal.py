@@ -446,8 +446,11 @@ class Journal:
         with self._sync_lock:  # nobody is in an fsync of the file
             self._closed = True
             self._bytes_max = NO_ROOM
-            self._output.close()
-            self._lock.close()
+            with storage_errors(self._directory):
+                try:
+                    self._output.close()
+                finally:
+                    self._lock.close()
 
     # -- failing ------------------------------------------------------------------------------
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from kvstore.errors import UsageError
-from kvstore.journal.files import OS_FILES, Files
+from kvstore.journal.files import OS_FILES, Files, storage_errors
 from kvstore.journal.inspection import FileReport, Inspection, inspect, scan_of
 from kvstore.journal.journal import Journal
 from kvstore.journal.names import JOURNAL, SNAPSHOT, open_file
@@ -74,10 +74,11 @@ def salvage(
             f"no file of {found.path} says any more what its records mean",
             'name it: content="...", or --content',
         )
-    files.make_directory(target)
-    if files.names(target):
-        raise UsageError(f"{target} is not empty", "salvage into a new directory")
-    return _Salvage(files, found, target, keep=keep, content=said).run()
+    with storage_errors(f"salvage from {found.path} to {target}"):
+        files.make_directory(target)
+        if files.names(target):
+            raise UsageError(f"{target} is not empty", "salvage into a new directory")
+        return _Salvage(files, found, target, keep=keep, content=said).run()
 
 
 class _Salvage:
@@ -162,6 +163,8 @@ class _Salvage:
                         continue
                     self._last = item.ordinal
                     yield item
+        for missing in self._found.missing:
+            self._lose(missing)
 
     def _gap(self, file: FileReport, record: Record) -> Damage:
         path = file.name.path(self._source)
@@ -180,7 +183,7 @@ class _Salvage:
             if other.name.base == JOURNAL and other.name > file.name
         ]
         with closing(open_file(self._files, self._source, file.name)) as stream:
-            for item in scan_of(stream, self._source, file.name):
+            for item in scan_of(stream, self._source, file.name, self._found.note):
                 if not isinstance(item, Damage):
                     yield from item
                 elif item.last is None and following:
@@ -190,6 +193,6 @@ class _Salvage:
 
     def _readable(self, file: FileReport) -> Iterator[Record]:
         with closing(open_file(self._files, self._source, file.name)) as stream:
-            for item in scan_of(stream, self._source, file.name):
+            for item in scan_of(stream, self._source, file.name, self._found.note):
                 if not isinstance(item, Damage):
                     yield from item

@@ -21,6 +21,7 @@ from libc.stdint cimport int32_t, int64_t, uint64_t
 from libc.stdlib cimport free, malloc, realloc
 from libc.string cimport memchr, memcmp, memcpy, memset
 
+from kvstore.codec.keys import check_data_key as _check_data_key
 from kvstore.errors import CorruptionError
 from kvstore.limits import KEY_BYTES_MAX, VALUE_BYTES_MAX
 from kvstore.loops.plain import ABSENT as _ABSENT
@@ -43,7 +44,7 @@ cdef enum:
     ROOM_BYTES_MAX = 1 << 22    # made before it is known to be needed
     TURN = 1024                 # keys between two calls of `let_others_run`, a millisecond
 
-REVISION = 5
+REVISION = 6
 
 # Not looked up by name each time.
 cdef object ABSENT = _ABSENT, Timestamp = _Timestamp, let_others_run = _let_others_run
@@ -183,8 +184,13 @@ cdef class Live:
         cdef const unsigned char *bytes_ = <const unsigned char *>PyBytes_AS_STRING(key)
         cdef Py_ssize_t size = PyBytes_GET_SIZE(key)
         cdef int64_t time
-        if size < CUT:
-            raise CorruptionError(f"data key {key.hex()}", "too short")
+        if (
+            size < CUT
+            or bytes_[size - CUT] != 0
+            or bytes_[size - CUT + 1] != 1
+            or bytes_[size - 1] > 1
+        ):
+            _refuse_key(key)
         if (
             self._seen is None
             or PyBytes_GET_SIZE(self._seen) != size
@@ -261,6 +267,8 @@ cdef class LiveRows(Live):
         cdef bytes user_key = PyBytes_FromStringAndSize(PyBytes_AS_STRING(key), size)
         if memchr(PyBytes_AS_STRING(key), 0, size) is not NULL:
             user_key = user_key.replace(b"\x00\xff", b"\x00")
+            if PyBytes_GET_SIZE(_escaped(user_key)) != size:
+                _refuse_key(key)
         self._keys.append(user_key)
         self._values.append(value)
         return 0
@@ -323,10 +331,13 @@ cdef class Columns:
         cdef char *value_at = self.values.reserve(value_size)
         self.key_offsets.reserve(sizeof(int32_t))
         self.value_offsets.reserve(sizeof(int32_t))
-        # From here on nothing fails.
         memcpy(key_at, PyBytes_AS_STRING(key), key_size)
+        key_size = _unescape(key_at, key_size)
+        if key_size < 0:
+            _refuse_key(key)
+        # From here on nothing fails.
         memcpy(value_at, PyBytes_AS_STRING(value), value_size)
-        self.keys.size += _unescape(key_at, key_size)
+        self.keys.size += key_size
         self.values.size += value_size
         self.key_offsets.end(self.keys.size)
         self.value_offsets.end(self.values.size)
@@ -669,7 +680,8 @@ cdef inline object _find(
     cdef Py_ssize_t size = PyBytes_GET_SIZE(found)
     if not _is_below(found, escaped, limit):
         return absent
-    return None if size and PyBytes_AS_STRING(found)[size - 1] == 0 else position.value()
+    _require_size(found, escaped)
+    return None if PyBytes_AS_STRING(found)[size - 1] == 0 else position.value()
 
 
 cdef object _find_among(
@@ -692,8 +704,9 @@ cdef object _find_among(
     while here is not None:
         found = <bytes?>here
         size = PyBytes_GET_SIZE(found)
-        if size < CUT or not _is_below(found, escaped, UNLIMITED):
+        if not _is_below(found, escaped, UNLIMITED):
             break
+        _require_size(found, escaped)
         tail = <const unsigned char *>PyBytes_AS_STRING(found) + size - TAIL
         suffix = _big_endian(tail)
         if not suffix >> 63:
@@ -717,6 +730,22 @@ cdef object _find_among(
     if here is None:
         check(position.reader)
     return value
+
+
+cdef inline int _require_size(bytes found, bytes escaped) except -1:
+    """Raise `CorruptionError` unless an entry that lies among those of a key, escaped, is one."""
+    cdef Py_ssize_t size = PyBytes_GET_SIZE(found)
+    if (
+        size != PyBytes_GET_SIZE(escaped) + CUT
+        or <unsigned char>PyBytes_AS_STRING(found)[size - 1] > 1
+    ):
+        _refuse_key(found)
+    return 0
+
+
+cdef int _refuse_key(bytes key) except -1:
+    _check_data_key(key)
+    raise AssertionError("a key of data was refused and is one")
 
 
 cdef inline bytes _escaped(bytes key):
@@ -1128,7 +1157,7 @@ cdef char *_lay(list items, int32_t *offsets, char *joined) noexcept:
 
 
 cdef Py_ssize_t _unescape(char *bytes_, Py_ssize_t size) noexcept:
-    """Turn each 00 ff into 00, in place; the new length."""
+    """Turn each 00 ff into 00, in place; the new length, -1 where a 00 has no ff behind it."""
     cdef char *read = <char *>memchr(bytes_, 0, size)
     cdef char *end = bytes_ + size
     cdef char *write = read
@@ -1137,7 +1166,9 @@ cdef Py_ssize_t _unescape(char *bytes_, Py_ssize_t size) noexcept:
     while read < end:
         write[0] = read[0]
         write += 1
-        if read[0] == 0 and read + 1 < end and <unsigned char>read[1] == 0xFF:
+        if read[0] == 0:
+            if read + 1 == end or <unsigned char>read[1] != 0xFF:
+                return -1
             read += 1
         read += 1
     return write - bytes_

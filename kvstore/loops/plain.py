@@ -22,10 +22,11 @@ from kvstore.codec.keys import (
     TAIL_BYTES,
     TOMBSTONE,
     VALUE,
+    check_data_key,
     decode_suffix,
     encode_suffix,
 )
-from kvstore.codec.ordered import TERMINATOR
+from kvstore.codec.ordered import TERMINATOR, is_escaped
 from kvstore.errors import CorruptionError
 from kvstore.limits import KEY_BYTES_MAX, VALUE_BYTES_MAX
 from kvstore.timestamp import Timestamp
@@ -37,7 +38,7 @@ _UNLIMITED: Final = b"\x00\x02"
 _LEAST_KEY: Final = len(TERMINATOR) + TAIL_BYTES
 
 
-REVISION: Final = 5
+REVISION: Final = 6
 """Raised with each change of a name, an argument or a meaning here: what was compiled from an
 older source, as a checkout that was moved on has it, is not taken."""
 
@@ -155,13 +156,13 @@ class Live:
         stem, newest, held = self._stem, self._suffix, self._held
         for key, value in zip(keys, values, strict=True):
             here = key[:-TAIL_BYTES]
+            if len(key) < _LEAST_KEY or here[-2:] != TERMINATOR or key[-1] > 1:
+                check_data_key(key)
             if here != stem:
                 if newest is not _INVISIBLE:
                     self._release(newest, *held)
                     newest = _INVISIBLE
                 stem = here
-                if len(key) < _LEAST_KEY:
-                    raise CorruptionError(f"data key {key.hex()}", "too short")
             suffix = key[-TAIL_BYTES:-1]
             if suffix < FIRST_TIMED_SUFFIX:
                 suffix = self._imports.get(suffix) or self._import(suffix)
@@ -190,6 +191,8 @@ class Live:
         # Bounds are escaped and not framed: what lies at one sorts behind it with all its tails.
         if self._starts and self._newest[bisect_right(self._starts, key)] < suffix:
             return
+        if not is_escaped(key[:-_LEAST_KEY]):
+            check_data_key(key)
         keys, values = self._shown
         keys.append(key)
         values.append(value)
@@ -389,6 +392,7 @@ def find_many(
             check(reader)
             found[key] = absent
         elif stored < escaped + limits[bisect_right(boundaries, key)]:
+            _require_size(stored, escaped)
             found[key] = None if stored[-1:] == TOMBSTONE else reader.value()
         else:
             found[key] = absent
@@ -427,6 +431,7 @@ def _newest(
     reader.seek(escaped + TERMINATOR)
     found = reader.key()
     while found is not None and found < end:
+        _require_size(found, escaped)
         lifetime = stamps.get(found[-TAIL_BYTES:-1])
         if lifetime is not None:
             added, reverted = lifetime
@@ -446,6 +451,12 @@ def _newest(
     if found is None:
         check(reader)
     return newest, value
+
+
+def _require_size(stored: bytes, escaped: bytes) -> None:
+    """Raise `CorruptionError` unless an entry that lies among those of a key, escaped, is one."""
+    if len(stored) != len(escaped) + _LEAST_KEY or stored[-1] > 1:
+        check_data_key(stored)
 
 
 def let_others_run() -> None:

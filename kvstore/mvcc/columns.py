@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from kvstore.codec.keys import TAIL_BYTES
+from kvstore.codec.keys import TAIL_BYTES, VALUE, check_data_key
 from kvstore.codec.ordered import TERMINATOR
+from kvstore.errors import CorruptionError, printable
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -54,8 +55,20 @@ class Columns:
         # Every eight bytes of the buffer as one big-endian number, at any offset.
         self._words = np.ndarray((int(bounds[-1]) - _WORD + 1,), ">u8", joined, strides=(1,))
 
+        self._check(keys)
+
     def __len__(self) -> int:
         return len(self._ends)
+
+    def _check(self, keys: Sequence[bytes]) -> None:
+        """Raise `CorruptionError` unless each key ends with a terminator, a suffix and a kind."""
+        wrong = (self._ends - self._starts) < _CUT
+        if not wrong.any():
+            wrong = self._bytes[self._ends - 1] > VALUE[0]
+            wrong |= self._bytes[self._stem_ends - 2] != TERMINATOR[0]
+            wrong |= self._bytes[self._stem_ends - 1] != TERMINATOR[1]
+        if wrong.any():
+            check_data_key(keys[int(np.argmax(wrong))])
 
     @cached_property
     def times(self) -> Numbers:
@@ -96,7 +109,8 @@ class Columns:
         return repeats
 
     def user_keys(self, chosen: Bools) -> pa.Array:
-        """The user keys of the chosen entries as an Arrow binary array."""
+        """The user keys of the chosen entries as an Arrow binary array. Raises `CorruptionError`
+        on one that is not escaped."""
         import pyarrow as pa
         import pyarrow.compute as pc
 
@@ -112,14 +126,24 @@ class Columns:
         wanted = np.zeros(2 * count, np.bool_)
         wanted[::2] = chosen
         escaped = halves.filter(pa.array(wanted))
-        if not self._has_escapes():
+        if not _has_zeros(escaped):
             return escaped
-        return pc.replace_substring(escaped, pattern=b"\x00\xff", replacement=b"\x00")
+        user_keys = pc.replace_substring(escaped, pattern=b"\x00\xff", replacement=b"\x00")
+        again = pc.replace_substring(user_keys, pattern=b"\x00", replacement=b"\x00\xff")
+        if not again.equals(escaped):
+            places = pc.indices_nonzero(pc.not_equal(again, escaped))
+            key = escaped[places[0].as_py()].as_py()
+            raise CorruptionError(f"data key {printable(key)}", "its user key is not escaped")
+        return user_keys
 
-    def _has_escapes(self) -> bool:
-        """Whether there is an escaped zero, or a tail that looks like one."""
-        zeros = self._bytes[_WORD:-1] == 0
-        return bool((zeros & (self._bytes[_WORD + 1 :] == 0xFF)).any())
+
+def _has_zeros(items: pa.Array) -> bool:
+    """Whether a byte of any item of a binary array is zero."""
+    _, offsets, data = items.buffers()
+    if not len(items) or data is None:
+        return False
+    bounds = np.frombuffer(offsets, np.int32)[items.offset : items.offset + len(items) + 1]
+    return bool((np.frombuffer(data, np.uint8)[bounds[0] : bounds[-1]] == 0).any())
 
 
 def of_chosen(values: list[bytes], chosen: Bools) -> list[bytes]:

@@ -18,8 +18,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import TypeAlias
 
-from kvstore.codec.keys import TAIL_BYTES
-from kvstore.codec.ordered import unframe
+from kvstore.codec.keys import TAIL_BYTES, VALUE, check_data_key
+from kvstore.codec.ordered import is_framed, unframe
 from kvstore.engine.api import Cursor, chunks
 from kvstore.mvcc.fragments import Fragments, RangeTombstone
 from kvstore.mvcc.version import Entry, Event, Stamps, Version, timeline
@@ -32,17 +32,22 @@ Difference: TypeAlias = "Version | RangeTombstone"
 def stored_keys(cursor: Cursor, *, reverse: bool = False) -> Iterator[tuple[bytes, list[Entry]]]:
     """Each user key of a pass over `data` with all its stored entries, in ascending order.
 
-    `reverse` says that the pass descends: then the keys do too.
+    `reverse` says that the pass descends: then the keys do too. Raises `CorruptionError` on what
+    is no key of `data`.
     """
     current = b""
     entries: list[Entry] = []
     for keys, values in chunks(cursor):
         for key, value in zip(keys, values, strict=True):
             stem = key[:-TAIL_BYTES]
-            if stem != current:
+            if stem != current or not stem:
                 if entries:
                     yield unframe(current), entries[::-1] if reverse else entries
                 current, entries = stem, []
+                if not is_framed(stem):
+                    check_data_key(key)
+            if key[-1] > VALUE[0]:
+                check_data_key(key)
             entries.append((key[-TAIL_BYTES:], value))
     if entries:
         yield unframe(current), entries[::-1] if reverse else entries

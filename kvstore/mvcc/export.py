@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from kvstore.arrow import binary_array
-from kvstore.codec.keys import IMPORT_ID_MAX, TAIL_BYTES, encode_reference
-from kvstore.codec.ordered import unframe
+from kvstore.codec.keys import IMPORT_ID_MAX, TAIL_BYTES, check_data_key, encode_reference
+from kvstore.codec.ordered import is_framed, unframe
 from kvstore.engine.api import Cursor, chunks
 from kvstore.mvcc.columns import Columns, of_chosen
 from kvstore.mvcc.diff import choose
@@ -153,6 +153,8 @@ def _by_timeline(
         stem = keys[start][:-TAIL_BYTES]
         if end < len(keys) and keys[end][:-TAIL_BYTES] == stem:
             continue
+        if not is_framed(stem):
+            check_data_key(keys[start])
         key = unframe(stem)
         stack = fragments.stack(key)
         tails = (stored[-TAIL_BYTES:] for stored in keys[start:end])

@@ -17,15 +17,15 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple, TypeAlias
 
 from kvstore.codec.keys import (
-    SUFFIX_BYTES,
     TAIL_BYTES,
     VALUE,
-    decode_suffix,
+    check_data_key,
+    decode_range,
     span_bounds,
 )
-from kvstore.codec.ordered import frame, unescape, unframe
+from kvstore.codec.ordered import frame
 from kvstore.engine.api import DATA, RANGES, Cursor, Engine, pairs
-from kvstore.errors import CorruptionError, UsageError, WriteTooOldError
+from kvstore.errors import UsageError, WriteTooOldError
 from kvstore.limits import REBUILD_FRAGMENTS_FROM
 from kvstore.loops import Lookup
 from kvstore.mvcc.diff import Difference, differences, stored_keys
@@ -235,6 +235,8 @@ class Versions:
         ticket, reader = self.engine.borrow()
         reader.seek(stem)
         while (found := reader.key()) is not None and found.startswith(stem):
+            if len(found) != len(stem) + TAIL_BYTES or found[-1] > VALUE[0]:
+                check_data_key(found)
             entries.append((found[-TAIL_BYTES:], reader.value()))
             reader.next()
         if found is None:
@@ -272,7 +274,4 @@ class Versions:
 def stored_tombstones(engine: Engine) -> Iterator[RangeTombstone]:
     """All range tombstones an engine holds, by start."""
     for key, value in pairs(engine.cursor(RANGES)):
-        start, end = unframe(key[:-SUFFIX_BYTES]), unescape(value)
-        if start >= end:
-            raise CorruptionError(f"range tombstone {key.hex()}", f"its end {end!r} is too low")
-        yield RangeTombstone(start, end, decode_suffix(key[-SUFFIX_BYTES:]))
+        yield RangeTombstone(*decode_range(key, value))

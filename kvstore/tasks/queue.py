@@ -345,9 +345,11 @@ def read_tasks(path: str | os.PathLike[str], *, files: Files = OS_FILES) -> list
     `RetryableError` if the owner compacted meanwhile, and `JournalDamagedError`.
     """
     state, directory = TaskState(), os.path.abspath(os.fspath(path))
-    if not os.path.isdir(directory):
-        return []
     with storage_errors(directory):
+        try:
+            os.stat(directory)  # not `isdir`, for which a failing disk has no directory
+        except FileNotFoundError:
+            return []
         replay(files, directory, restore=state.restore, apply=state.apply, content=CONTENT)
     return sorted(state.tasks.values(), key=lambda task: (task.queue, task.available_at, task.id))
 

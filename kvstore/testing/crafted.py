@@ -128,6 +128,8 @@ def upkeep(store: Store) -> Iterator[tuple[str, Callable[[], object]]]:
     yield "clear_range", lambda: store.clear_range(b"q", b"r")
     for record in store.imports():
         yield "revert_import", partial(store.revert_import, record.import_id)
+    for hold in store.holds():
+        yield "release", store.hold(hold.name).release
     yield "gc half", lambda: store.gc(before=middle)
     yield "gc", lambda: store.gc(before=store.upper - 1)
     yield "sync", store.sync

@@ -25,7 +25,10 @@ def check_frontiers(findings: Findings, meta: Meta, committer: Committer) -> Non
     add = findings.add
     with committer.lock:  # under which what is stored moves with what is in use
         since, upper, durable = committer.since, committer.upper, committer.durable
-        stored = {name: meta.timestamp(name) for name in (SINCE, UPPER, COLLECTED)}
+        stored = {SINCE: since, UPPER: upper, COLLECTED: 0}
+        for name in stored:
+            with findings.reading():
+                stored[name] = meta.timestamp(name)
     if stored[SINCE] != since:
         add("since", f"is {since}, but {stored[SINCE]} is stored")
     if since >= upper:

@@ -129,7 +129,9 @@ class _Walk:
         self._clears: tuple[Clear, ...] = parts.clears.all()
         self._upto = committer.upper - 1
         self._coming = committer.coming
-        self._floor = max(committer.since, self._meta.timestamp(INDEX_FLOOR))
+        self._floor: int = committer.since
+        with self.findings.reading():
+            self._floor = max(self._floor, self._meta.timestamp(INDEX_FLOOR))
         self._view = versions.view
         self._epochs = epochs_at(committer)
         self._records = {record.reference: record for record in parts.imports.all()}
@@ -140,6 +142,10 @@ class _Walk:
             last = index.last()
             if last > self._upto:
                 self.findings.add("change index", f"has entries at {last}, not below upper")
+            known = {s for found in index.generations.all() for s in found.every_stream()}
+            for stream in index.stored_streams():
+                if stream not in known:
+                    self.findings.add("change index", f"has the unknown stream {stream.hex()}")
         self._stored, self._indexed = _Side(), _Side()
         self._rows: Counter[bytes] = Counter()
         self._indexed_ranges: list[RangeTombstone] = []

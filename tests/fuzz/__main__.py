@@ -1,0 +1,54 @@
+"""`python -m tests.fuzz [NAME ...] [-libFuzzer options]`: targets steered by coverage, by atheris.
+
+Each target runs in a process of its own, for as long as the options say.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from types import FunctionType
+
+from tests.fuzz.driver import Target, targets
+
+
+def functions(target: Target) -> Iterator[FunctionType]:
+    """What coverage should steer by: the code of the format, and nothing of the libraries below."""
+    for module in target.modules:
+        for thing in vars(module).values():
+            members = vars(thing).values() if isinstance(thing, type) else [thing]
+            yield from (
+                member
+                for member in members
+                if isinstance(member, FunctionType) and member.__module__ == module.__name__
+            )
+
+
+def fuzz(target: Target, options: list[str]) -> None:
+    """Hand one target to atheris, which does not return."""
+    import atheris  # type: ignore[import-not-found, import-untyped, unused-ignore]
+
+    for function in functions(target):
+        atheris.instrument_func(function)
+    atheris.Setup([sys.argv[0], *options], target.run)
+    atheris.Fuzz()
+
+
+def main() -> int:
+    """Fuzz the targets that are named, or all; the first that fails ends it."""
+    options = [word for word in sys.argv[1:] if word.startswith("-")]
+    names = [word for word in sys.argv[1:] if not word.startswith("-")]
+    known = targets()
+    if len(names) == 1:
+        fuzz(known[names[0]], options)
+    for name in names or known:
+        print(f"fuzz: {name}", flush=True)
+        code = subprocess.call([sys.executable, "-m", "tests.fuzz", name, *options])
+        if code:
+            return code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,233 @@
+"""The formats of `kvstore`: keys, entries, records, and a whole store over such."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Sequence
+from functools import cache
+from itertools import pairwise
+from typing import Any
+
+import pyarrow as pa
+
+from kvstore.changes import columns, entry, epoch, generation
+from kvstore.codec import json as json_reader
+from kvstore.codec import keys, lz4, ordered, tuples
+from kvstore.codec.json import read_object
+from kvstore.engine.api import CHANGES, DATA, META, RANGES
+from kvstore.errors import CorruptionError, FormatVersionError, KVStoreError
+from kvstore.loops import plain
+from kvstore.testing.bounds import bounds
+from kvstore.testing.crafted import FAMILIES, Stored, crafted_store, outcome, outcomes
+from tests.fuzz.driver import Target
+from tests.harness.sound import WHOLE_ROWS, sound_entries
+from tests.loops import compiled
+
+LOOPS: list[Any] = [plain] if compiled is None else [plain, compiled]
+
+
+@cache
+def sound() -> Stored:
+    """What a store with something of everything holds."""
+    return sound_entries()
+
+
+def change_entry(data: bytes) -> None:
+    """An entry that opens is sound for every reader."""
+    try:
+        count, changeset = entry.peek(data, where="fuzzed")
+        opened = entry.unpack(data, where="fuzzed")
+    except (CorruptionError, FormatVersionError):
+        return
+    assert (opened.count, opened.changeset) == (count, changeset)
+    rows = list(opened.rows())
+    assert len(rows) == count
+    assert sum(row.op == entry.OP_PUT for row in rows) == opened.puts
+    for offsets, items in (
+        (opened.key_offsets, opened.keys),
+        (opened.value_offsets, opened.values),
+    ):
+        columns._wrapped(offsets, items, count).validate(full=True)
+    if opened.sequence is not None:
+        assert all(before < after for before, after in pairwise(opened.sequence))
+
+
+def data_key(data: bytes) -> None:
+    """A key is judged alike by its check, by scans and by look-ups, compiled and plain."""
+    try:
+        keys.check_data_key(data)
+        is_key = True
+    except CorruptionError:
+        is_key = False
+    answers = []
+    for loops in LOOPS:
+        for kind in (loops.LiveRows, loops.LiveColumns):
+            live = kind(1 << 62, {}, [], [0])
+            try:
+                live.pass_over(iter([(data, b"v")]), 9)
+                live.end()
+                found = live.found()
+            except CorruptionError:
+                found = None
+                assert not is_key
+            if kind is loops.LiveRows:
+                answers.append(found)
+    assert answers[:1] * len(answers) == answers
+    if is_key:
+        framed, _, kind_byte = keys.split_data_key(data)
+        assert ordered.frame(ordered.unframe(framed)) == framed
+        assert kind_byte in (keys.TOMBSTONE, keys.VALUE)
+
+
+def range_entry(data: bytes) -> None:
+    """A range tombstone that decodes is the one that encodes to it."""
+    size = data[0] if data else 0
+    key, value = data[1 : 1 + size], data[1 + size :]
+    try:
+        start, end, timestamp = keys.decode_range(key, value)
+    except CorruptionError:
+        return
+    assert start < end
+    assert keys.encode_range_key(start, timestamp) == key
+    assert ordered.escape(end) == value
+
+
+def tuple_key(data: bytes) -> None:
+    """A tuple that decodes is the one that encodes to it."""
+    try:
+        values = tuples.decode_tuple(data)
+    except CorruptionError:
+        return
+    assert tuples.encode_tuple(values) == data
+
+
+def framed_key(data: bytes) -> None:
+    """Framing is told from other bytes."""
+    assert ordered.is_framed(ordered.frame(data))
+    assert ordered.unframe(ordered.frame(data)) == data
+    if ordered.is_framed(data):
+        assert ordered.frame(ordered.unframe(data)) == data
+
+
+def json_object(data: bytes) -> None:
+    """An object that is read is what the library reads."""
+    try:
+        found = read_object(data, where="fuzzed")
+    except CorruptionError:
+        return
+    assert found == json.loads(data)
+
+
+def lz4_block(data: bytes) -> None:
+    """A block opens at its own size only, and is whole then."""
+    (size,) = {loops.lz4_size(data) for loops in LOOPS}
+    for wrong in (size - 1, size + 1):
+        try:
+            lz4.unpack_block(data, wrong, where="fuzzed")
+        except CorruptionError:
+            continue
+        raise AssertionError(f"{wrong} bytes of {size}")
+    try:
+        opened = bytes(lz4.unpack_block(data, size, where="fuzzed"))
+    except CorruptionError:
+        return
+    assert bytes(lz4.unpack_block(lz4.pack_block(opened), size, where="fuzzed")) == opened
+
+
+def epochs_record(data: bytes) -> None:
+    """A run of epochs that unpacks is whole."""
+    try:
+        fields = read_object(data, where="fuzzed")
+        fields["columns"] = base64.b64encode(fields.text("columns").encode()).decode()
+        found = epoch.unpack_run(fields)
+    except CorruptionError:
+        return
+    assert len(found) == fields["count"]
+
+
+def meta_record(data: bytes) -> None:
+    """A record in the place of another opens a store, or says which record it is."""
+    names = sorted(sound()[META])
+    name = names[data[0] % len(names)] if data else names[0]
+    stored = {**sound(), META: {**sound()[META], name: data[1:]}}
+    error = outcome(lambda: _used(stored))
+    assert error is None or isinstance(error, KVStoreError)
+
+
+def any_entry(data: bytes) -> None:
+    """An entry beside or in the place of another: each way to read raises an error of our tree, or
+    gives an answer; a verification comes to its end, and tells where an answer is another."""
+    family = FAMILIES[data[0] % len(FAMILIES)] if data else DATA
+    places = sorted(sound()[family])
+    place = places[data[1] % len(places)] if len(data) > 1 else places[0]
+    body = data[3:]
+    entries = dict(sound()[family])
+    if data[2:3] < b"\x80":
+        entries[place] = body
+    else:
+        entries[body] = entries.pop(place)
+    with bounds(WHOLE_ROWS_MIN=WHOLE_ROWS):
+        error = outcome(lambda: _used({**sound(), family: entries}))
+    assert error is None or isinstance(error, KVStoreError)
+
+
+def _used(stored: Stored) -> None:
+    with crafted_store(stored) as store:
+        found = outcomes(store, [b"a", b"b\x00c", b"i", b"large"])
+        verified = store.verify()
+        assert verified.ok or verified.problems
+        del found
+
+
+def _values(family: str) -> Sequence[bytes]:
+    return list(sound()[family].values())
+
+
+def _places() -> Sequence[bytes]:
+    """Each entry of the store as `any_entry` takes it: its value, and its key."""
+    seeds = []
+    for number, family in enumerate(FAMILIES):
+        for place, (key, value) in enumerate(sorted(sound()[family].items())):
+            seeds.append(bytes([number, place % 256, 0]) + value)
+            seeds.append(bytes([number, place % 256, 0x80]) + key)
+    return seeds
+
+
+def _records() -> Sequence[bytes]:
+    return [bytes([n]) + value for n, (_, value) in enumerate(sorted(sound()[META].items()))]
+
+
+def _epochs() -> Sequence[bytes]:
+    found = [value for name, value in sound()[META].items() if name.startswith(b"epochs/")]
+    return [value.replace(b'"v": 1', b'"w": 1') for value in found]
+
+
+def _blocks() -> Sequence[bytes]:
+    texts = [b"", b"a", b"ab" * 500, bytes(range(256)) * 3, bytes(100_000)]
+    return [pa.compress(text, codec="lz4_raw", asbytes=True) for text in texts]
+
+
+def _ranges() -> Sequence[bytes]:
+    return [bytes([len(key)]) + key + value for key, value in sound()[RANGES].items()]
+
+
+def _tuples() -> Sequence[bytes]:
+    return [
+        tuples.encode_tuple(values)
+        for values in ((None, True, 1), (1.5, b"a\x00b"), ("text", -1), (b"",), (float("nan"),))
+    ]
+
+
+TARGETS = [
+    Target("change-entry", change_entry, lambda: _values(CHANGES), (entry,)),
+    Target("data-key", data_key, lambda: list(sound()[DATA]), (keys, ordered)),
+    Target("range", range_entry, _ranges, (keys, ordered)),
+    Target("tuple", tuple_key, _tuples, (tuples, ordered)),
+    Target("framed", framed_key, lambda: [b"a\x00b", b"\x00\xff\x00\x01"], (ordered,)),
+    Target("json", json_object, lambda: _values(META), (json_reader,)),
+    Target("lz4", lz4_block, _blocks, (lz4,)),
+    Target("epochs", epochs_record, _epochs, (epoch, json_reader)),
+    Target("meta", meta_record, _records, (json_reader, epoch, generation), rounds=100),
+    Target("store", any_entry, _places, (entry, keys, ordered, json_reader), rounds=60),
+]
