@@ -26,13 +26,14 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
 
-from backup.shard import Cas, Shard, Storage, Versioned
+from backup.shard import Cas, Shard, Storage, Versioned, witness
 from backup.shard.log import MissingShardError, StateLog
 from kvstore.clock import WallClock
 from kvstore.errors import (
     CorruptionError,
     FormatVersionError,
     LockedError,
+    StatesLostError,
     UsageError,
 )
 
@@ -59,6 +60,9 @@ class Record:
     def is_begun_by(self, token: str | None) -> bool:
         """Whether the backup `token` has begun the newest chain."""
         return token is not None and self.chains[-1].endswith(f"-{_mark(token)}")
+
+
+_NONE = Record(0, "", "", ())
 
 
 class Chains:
@@ -111,9 +115,27 @@ class Chains:
         raise LockedError(self._where, "scripts that keep changing it")
 
     def extend(self, record: Record, token: str | None = None) -> Record:
-        """Begin another chain after those of `record`. Raises `LockedError` if one just was."""
+        """Begin another chain after those of `record`. Raises `LockedError` if one just was.
+
+        From here on nobody asks whether the states before were the newest there have been."""
         longer = replace(record, chains=(*record.chains, _new_name(token)))
-        return self._replace(record, longer)
+        extended = self._replace(record, longer)
+        blob = self._place.blob
+        for name in set(witness.shards(blob, _CHAIN)) - {longer.chains[-1]}:
+            witness.remove(blob, name)
+        return extended
+
+    def require_named(self, record: Record | None) -> None:
+        """Raise `StatesLostError` if there was a chain that the record does not know: then it is
+        older than it has been. Lists all parts."""
+        known = set() if record is None else {*record.chains, *record.dropping}
+        chains = set(witness.shards(self._place.blob, _CHAIN))
+        if unknown := chains - known - set((self.read() or _NONE).chains):
+            raise StatesLostError(
+                f"{self._where}: record of the collection, which lacks {min(unknown)}",
+                found=len(known),
+                known=len(known | chains),
+            )
 
     def drop(self, record: Record, names: set[str]) -> Record:
         """Take chains whose whole window has expired out of use; they are to be destroyed."""

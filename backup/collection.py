@@ -41,6 +41,7 @@ from backup.shard import (
     Tally,
     Window,
     merge_here,
+    witness,
 )
 from backup.shard.blob import sweep
 from backup.shard.part import open_part, require_part
@@ -66,6 +67,7 @@ from kvstore.errors import (
     HistoryGoneError,
     LockedError,
     NotYetWrittenError,
+    StatesLostError,
     UpperMismatchError,
     UsageError,
 )
@@ -229,9 +231,14 @@ class Collection:
         compared. `"contents"`: and the state at the oldest time that both cover, and every version
         after it, equal the `store`'s, by fingerprint. `progress` is called with the rows of the
         parts read so far, contents being a second time. Raises `CorruptionError` naming all that is
-        missing or differs, `UsageError` if there is no backup to prove anything of.
+        missing or differs, `StatesLostError` where what is there is older than it has been,
+        `UsageError` if there is no backup to prove anything of.
         """
-        shards = self._filled()
+        record = self._chains.read()
+        self._chains.require_named(record)
+        for shard in self._shards(record):
+            shard.require_newest()
+        shards = self._filled(record)
         if not shards:
             raise no_backup(self.url)
         return verify_chains(shards, self.url, depth=depth, store=store, progress=progress)
@@ -273,7 +280,9 @@ class Collection:
         if token is not None:  # looks into each chain
             appended = (appended_before(chain, token) for chain in self._shards(record))
             done = next(filter(None, appended), None)
-        if full and shard.upper and done is None and not record.is_begun_by(token):
+        if not full:
+            shard.require_newest()
+        elif done is None and not record.is_begun_by(token) and not _is_unused(shard):
             record = self._chains.extend(record, token)
             shard = self._chains.shard(record.chains[-1])
         for _ in range(BACKUP_ATTEMPTS):
@@ -395,12 +404,20 @@ class Collection:
             )
             for shard in self._shards()
         ]
+        lost = self._lost_states()
         return ScrubReport(
-            missing=tuple(name for report in found for name in report.missing),
+            missing=(*lost, *(name for report in found for name in report.missing)),
             altered=tuple(name for report in found for name in report.altered),
             orphans=tuple(name for report in found for name in report.orphans),
             deleted=tuple(name for report in found for name in report.deleted),
         )
+
+    def _lost_states(self) -> Iterator[str]:
+        """The newest states that are gone, in words."""
+        record = self._chains.read()
+        yield from _lost(lambda: self._chains.require_named(record))
+        for shard in self._shards(record):
+            yield from _lost(shard.require_newest)
 
     def expire(
         self,
@@ -491,6 +508,8 @@ class Collection:
         if not shards:
             raise no_backup(self.url)
         newest = shards[-1]
+        if as_of is None:
+            newest.require_newest()
         at = newest.upper - 1 if as_of is None else int(to_timestamp(as_of, name="as_of"))
         if at >= newest.upper:
             raise NotYetWrittenError(as_of=Timestamp(at), upper=Timestamp(newest.upper))
@@ -508,6 +527,18 @@ class Collection:
                 shard: held.enter_context(shard.snapshot(shard.upper - 1))
                 for shard in self._filled()
             }
+
+
+def _lost(check: Callable[[], None]) -> Iterator[str]:
+    try:
+        check()
+    except StatesLostError as error:
+        yield f"{error.where}: {error.problem}"
+
+
+def _is_unused(shard: Shard) -> bool:
+    """Whether nothing was ever appended to a chain."""
+    return not shard.upper and not witness.seqnos(shard.blob, shard.log.shard)
 
 
 def _chain(shard: Shard) -> Chain:

@@ -210,10 +210,10 @@ class SealedBlob:
         self._blob = blob
         self._key = key
 
-    def put(self, name: str, data: bytes) -> None:
+    def put(self, name: str, data: bytes, *, durable: bool = True) -> None:
         """See `Blob.put`. Encryption is random, so a retry is told by the plain bytes."""
         try:
-            self._blob.put(name, self._seal(name, data))
+            self._blob.put(name, self._seal(name, data), durable=durable)
         except UsageError:
             if self.get(name) != data:
                 raise

@@ -178,6 +178,7 @@ def _append_window(shard: Shard, backup: Backup, attempt: Attempt, token: str | 
         own = tuple(part for part in batch.parts if part.name not in attempt.recorded)
         delete_batch(shard.blob, replace(batch, parts=own))
         raise
+    shard.leave_witness()
     return info(batch)
 
 

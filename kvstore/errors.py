@@ -32,6 +32,7 @@
     |   |-- IndeterminateError      a blob or consensus call may or may not have had its effect
     |   `-- PoisonedError           an earlier write failed; the handle refuses until reopened
     `-- CorruptionError         stop: bytes are not what was written
+        |-- StatesLostError           a collection lacks its newest states: it is an older copy
         |-- EventsMissingError        the change index does not hold what its epochs count
         `-- JournalDamagedError       a journal file; what can be saved, `salvage` saves
 
@@ -464,6 +465,21 @@ class JournalDamagedError(CorruptionError):
         self.offset = offset
         self.first = first
         self.last = last
+
+
+class StatesLostError(CorruptionError):
+    """The newest states of a collection (or of a shard of it) are gone: it was cut, emptied or put
+    back from an older copy. `known` is the newest that there surely was, `found` the newest that
+    is there; both are versions of the state, or both are times."""
+
+    def __init__(self, where: str, *, found: int, known: int, remedy: str = "") -> None:
+        super().__init__(
+            where,
+            f"its newest state is {found}, and there was {known}: it is an older copy, or cut",
+            remedy or "put the newest copy of all of it back; what is there can be restored as_of=",
+        )
+        self.found = found
+        self.known = known
 
 
 class EventsMissingError(CorruptionError):

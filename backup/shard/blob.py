@@ -6,7 +6,7 @@ crash-safe), `object_store.ObjectBlob` (S3, GCS, Azure) and `faults.FaultyBlob` 
 Rules of every implementation (tests/shard/contracts.py holds them to it)
 1. A name is written once. `put` is atomic: a reader sees nothing or all of it. Putting the same
    bytes again succeeds (a retry), other bytes raise `UsageError` and change nothing.
-2. When `put` or `delete` returns, its effect survives a crash.
+2. When `put` or `delete` returns, its effect survives a crash, unless `durable=False`.
 3. `list` gives every name with the prefix once, ascending; names put or deleted meanwhile may
    or may not appear.
 4. Errors that another attempt meets again: `UsageError` (never done; `AccessDeniedError` where
@@ -100,8 +100,9 @@ class Blob(Protocol):
         """How long the calls of its users are made again."""
         ...
 
-    def put(self, name: str, data: bytes) -> None:
-        """Write `data` under a new name, durably."""
+    def put(self, name: str, data: bytes, *, durable: bool = True) -> None:
+        """Write `data` under a new name, durably; if not `durable`, a crash of the machine may
+        leave any of it, or none."""
         ...
 
     def get(self, name: str) -> bytes | None:
@@ -161,7 +162,7 @@ class MemoryBlob:
         self.patience = patience
         self._blobs: dict[str, bytes] = {}
 
-    def put(self, name: str, data: bytes) -> None:
+    def put(self, name: str, data: bytes, *, durable: bool = True) -> None:
         """See `Blob.put`. Atomic under the interpreter's lock."""
         if self._blobs.setdefault(require_name(name), bytes(data)) != data:
             raise name_taken(name)
@@ -209,8 +210,8 @@ class FileBlob:
         self.patience = patience
         self._made: set[str] = set()
 
-    def put(self, name: str, data: bytes) -> None:
-        """See `Blob.put`. Costs one write and two fsyncs (file, folder)."""
+    def put(self, name: str, data: bytes, *, durable: bool = True) -> None:
+        """See `Blob.put`. Costs one write and, if durable, two fsyncs (file, folder)."""
         path = f"{self.root}/{require_name(name)}"  # of strings: objects take 0.1 ms more
         folder = os.path.dirname(path)
         try:
@@ -220,7 +221,10 @@ class FileBlob:
         try:
             temporary = f"{folder}/{_TEMPORARY}{secrets.token_hex(8)}"
             try:
-                write_synced(temporary, data)
+                if durable:
+                    write_synced(temporary, data)
+                else:
+                    Path(temporary).write_bytes(data)
                 os.link(temporary, path)
             except FileNotFoundError:  # somebody removed the folder
                 self._made.clear()
@@ -228,7 +232,8 @@ class FileBlob:
             finally:
                 with suppress(FileNotFoundError):
                     os.unlink(temporary)
-            OS_FILES.sync_directory(folder)
+            if durable:
+                OS_FILES.sync_directory(folder)
         except FileExistsError:
             if self.get(name) != data:
                 raise name_taken(name) from None

@@ -7,17 +7,22 @@ Both are an envelope around JSON, which stays readable in an editor when somethi
     crc32    u32      of the body, big-endian
     body     UTF-8    JSON, keys sorted, no spaces
 
-    rollup body  {section: {key: value}}
-    diff body    {"seqno", "previous", "rollup": [seqno, name],
+    rollup body  {section: {key: value}, "chain": digest of the diff that led here}
+    diff body    {"seqno", "previous", "rollup": [seqno, name], "link": digest of the diff before,
                   "set": {section: {key: value}}, "drop": {section: [key]}}
 
 A *section* is a flat mapping: `head` for the scalars, and one for each mapping of the state;
 batches are keyed by their lower bound. A diff names the newest rollup of the state it leads to,
 so a reader that knows only the head knows where to start.
 
+`link` and `chain` make the diffs a chain: one that was changed, left out, or taken from another
+history of the same shard does not link to its neighbours. Shards that were made without them go on
+without them.
+
 Invariants
 1. decode(encode(x)) == x, and applying diff(a, b) to a gives b.
 2. A newer format, a wrong checksum and a foreign file are told apart and refused.
+3. A state with a `chain` is followed only by a diff that links to it.
 """
 
 from __future__ import annotations
@@ -40,10 +45,12 @@ from backup.shard.state import (
     State,
     WriterState,
 )
+from kvstore.digest import digest
 from kvstore.errors import CorruptionError, FormatVersionError
 
 FORMAT_VERSION = 1
 _ENVELOPE = struct.Struct(">4sHI")
+_TWO_HISTORIES = "put all of the collection back from one copy"
 _ROLLUP = b"KVSR"
 _DIFF = b"KVSD"
 
@@ -72,14 +79,19 @@ class Diff:
     rollup: tuple[int, str]
     changed: Mapping[str, Mapping[str, Any]]
     dropped: Mapping[str, list[str]]
+    link: str | None
+    digest: str
+    """Of its own bytes."""
 
 
 def encode_state(state: State) -> bytes:
     """A rollup. O(batches)."""
-    body = {
+    body: dict[str, Any] = {
         name: {key: _ENCODERS[name](value) for key, value in section.items()}
         for name, section in _sections(state).items()
     }
+    if state.chain:
+        body["chain"] = state.chain
     return _seal(_ROLLUP, body)
 
 
@@ -91,7 +103,7 @@ def decode_state(data: bytes, *, where: str) -> State:
             name: {key: decode(value) for key, value in body[name].items()}
             for name, decode in _DECODERS.items()
         }
-        return _assemble(sections, where=where)
+        return replace(_assemble(sections, where=where), chain=str(body.get("chain", "")))
     except FormatVersionError:
         raise
     except (KeyError, TypeError, ValueError) as error:
@@ -103,8 +115,9 @@ def encode_diff(before: State | None, after: State) -> bytes:
     changed: dict[str, dict[str, Any]] = {}
     dropped: dict[str, list[str]] = {}
     seqno, previous, rollup = after.seqno, 0, list(after.rollup)
+    link: str | None = ""
     if before is not None:
-        previous = before.seqno
+        previous, link = before.seqno, before.chain or None
         count = len(before.batches)
         if after.batches[:count] == before.batches:  # appended to: they are the same objects
             after = replace(after, batches=after.batches[count:])
@@ -123,7 +136,10 @@ def encode_diff(before: State | None, after: State) -> bytes:
             changed[name] = entries
         if gone := sorted(old.keys() - new.keys()):
             dropped[name] = gone
-    body = {"seqno": seqno, "previous": previous, "rollup": rollup, "set": changed, "drop": dropped}
+    body: dict[str, Any] = {"seqno": seqno, "previous": previous, "rollup": rollup}
+    body |= {"set": changed, "drop": dropped}
+    if link is not None:
+        body["link"] = link
     return _seal(_DIFF, body)
 
 
@@ -133,7 +149,13 @@ def decode_diff(data: bytes, *, where: str) -> Diff:
     try:
         seqno, name = body["rollup"]
         return Diff(
-            body["seqno"], body["previous"], (int(seqno), str(name)), body["set"], body["drop"]
+            body["seqno"],
+            body["previous"],
+            (int(seqno), str(name)),
+            body["set"],
+            body["drop"],
+            body.get("link"),
+            digest(data),
         )
     except (KeyError, TypeError, ValueError) as error:
         raise CorruptionError(where, f"not a shard's diff ({error!r})") from error
@@ -144,10 +166,13 @@ def apply_diffs(state: State, diffs: Sequence[Diff], *, where: str) -> State:
 
     Raises `CorruptionError` if one does not start where the one before ends.
     """
-    sections, at = _sections(state), state.seqno
+    sections, at, chain = _sections(state), state.seqno, state.chain
     for diff in diffs:
         if diff.previous != at:
             raise CorruptionError(where, f"a step starts at v{diff.previous}, not v{at}")
+        if (diff.link or "") != chain:
+            problem = f"the step to v{diff.seqno} does not follow this v{at}, but another"
+            raise CorruptionError(where, problem, _TWO_HISTORIES)
         try:
             for name, gone in diff.dropped.items():
                 for key in gone:
@@ -157,8 +182,9 @@ def apply_diffs(state: State, diffs: Sequence[Diff], *, where: str) -> State:
         except (KeyError, TypeError, ValueError) as error:
             raise CorruptionError(where, f"a step does not fit v{at} ({error!r})") from error
         at = diff.seqno
+        chain = "" if diff.link is None else diff.digest
     try:
-        return _assemble(sections, where=where)
+        return replace(_assemble(sections, where=where), chain=chain)
     except FormatVersionError:
         raise
     except (KeyError, TypeError, ValueError) as error:

@@ -129,9 +129,11 @@ class FaultyBlob:
         self._blob = blob
         self._weather = weather
 
-    def put(self, name: str, data: bytes) -> None:
+    def put(self, name: str, data: bytes, *, durable: bool = True) -> None:
         """See `Blob.put`."""
-        self._weather.write(f"put of {name}", lambda: self._blob.put(name, data), torn=True)
+        self._weather.write(
+            f"put of {name}", lambda: self._blob.put(name, data, durable=durable), torn=True
+        )
 
     def get(self, name: str) -> bytes | None:
         """See `Blob.get`."""

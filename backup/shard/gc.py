@@ -9,7 +9,7 @@ version up to a rollup, and delete what only the versions before it named.
 
 Order of steps; a crash between any two leaves a state from which the next run goes on
 1. Delete the blobs. Names are never used again, so what is not named at r is not named later.
-2. Truncate consensus below r.
+2. Truncate consensus below r, and remove the witnesses of what is gone.
 3. Take the rollups below r out of the state. (Their blobs go in a later run, when the versions
    that name them are gone.)
 
@@ -21,7 +21,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 
-from backup.shard import codec, machine
+from backup.shard import codec, machine, witness
 from backup.shard.commands import ExpireIdleWriters, ExpireLapsed, RemoveRollups, RequestGc
 from backup.shard.log import StateLog
 from kvstore.limits import ROLLUP_EVERY, WRITER_IDLE_NS
@@ -92,6 +92,7 @@ def collect(log: StateLog, *, to: int | None = None) -> Collected:
         log.retrying(partial(log.blob.delete, name))
     if earliest < rollup:
         log.retrying(lambda: log.consensus.truncate(log.shard, rollup))
+        witness.remove(log.blob, log.shard, below=rollup)
     older = tuple((seqno, name) for seqno, name in state.rollups.items() if seqno < rollup)
     removed = log.apply(RemoveRollups(older)).outcome.seqnos if older else ()
     return Collected(blobs, rollup - earliest, len(removed))

@@ -32,10 +32,12 @@ from backup.shard.consensus import Cas, Consensus, Versioned, require_consensus_
 from backup.shard.patience import Patience
 from backup.shard.state import State
 from kvstore.clock import WallClock
+from kvstore.digest import digest
 from kvstore.errors import (
     CorruptionError,
     DeterminateError,
     IndeterminateError,
+    StatesLostError,
     UsageError,
 )
 from kvstore.limits import LOOKS_MAX, ROLLUP_EVERY, STATE_SCAN_VERSIONS
@@ -140,6 +142,7 @@ class StateLog:
         """
         unsure = False
         tries = self.patience.tries()
+        behind = _Missed()
         while True:
             before = self.state
             after, outcome = machine.apply(before, command)
@@ -158,7 +161,15 @@ class StateLog:
                 unsure, failure = True, error
             # Look after the pause, not before it: what others do meanwhile would beat us again.
             tries.wait(failure)
-            self.refresh()
+            if self.refresh().seqno == before.seqno:
+                self._require_reached(behind)
+
+    def _require_reached(self, behind: _Missed) -> None:
+        """Raise `StatesLostError` if the head stays below the state that this handle has seen."""
+        head = self.retrying(partial(self.consensus.head, self.shard))
+        found = 0 if head is None else head.seqno
+        if found < self.state.seqno and behind.is_lost(str(found)):
+            raise StatesLostError(f"shard {self.shard}", found=found, known=self.state.seqno)
 
     def write_rollup(self, state: State | None = None) -> None:
         """Write `state` (default: the newest) whole, and name the blob in the next version."""
@@ -210,18 +221,20 @@ class StateLog:
         """The first version and its rollup; None if another handle was faster."""
         name = self._rollup_name(1)
         state = self._stamped(State(self.shard, rule, seqno=1, rollups={1: name}))
-        self.blob.put(name, codec.encode_state(state))
         data = codec.encode_diff(None, state)
+        state = replace(state, chain=digest(data))
+        self.blob.put(name, codec.encode_state(state))
         cas = self.consensus.compare_and_set(self.shard, expected=None, new=Versioned(1, data))
         return state if cas is Cas.COMMITTED else None
 
     def _commit(self, before: State, after: State) -> bool:
         assert after.seqno == before.seqno + 1
         after = self._stamped(after)
-        new = Versioned(after.seqno, codec.encode_diff(before, after))
+        data = codec.encode_diff(before, after)
+        new = Versioned(after.seqno, data)
         cas = self.consensus.compare_and_set(self.shard, expected=before.seqno, new=new)
         if cas is Cas.COMMITTED:
-            self._state = after
+            self._state = replace(after, chain=digest(data) if before.chain else "")
         return cas is Cas.COMMITTED
 
     def _stamped(self, state: State) -> State:
@@ -276,6 +289,8 @@ class StateLog:
                 if not versions or versions[0].seqno != state.seqno + 1:
                     continue  # collected between the two reads
                 state = self._after(state, versions)
+            elif state.seqno == head.seqno and state.chain not in ("", digest(head.data)):
+                raise CorruptionError(f"blob {name}", f"it is no rollup of this v{head.seqno}")
             return state
         raise CorruptionError(
             f"shard {self.shard}", f"the rollup its head names, {name}, is missing", _PUT_BACK

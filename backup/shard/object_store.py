@@ -145,8 +145,8 @@ class ObjectBlob:
         self._store = store
         self._prefix = _with_slash(prefix)
 
-    def put(self, name: str, data: bytes) -> None:
-        """See `Blob.put`."""
+    def put(self, name: str, data: bytes, *, durable: bool = True) -> None:
+        """See `Blob.put`; always durable."""
         path = self._prefix + require_name(name)
         if not _create(self._store, path, data) and self.get(name) != data:
             raise name_taken(name)

@@ -20,6 +20,7 @@ from backup.shard.part_bytes import MissingPartError
 from backup.shard.rules import RULES
 from backup.shard.state import Part
 from backup.shard.tally import Tally
+from backup.shard.witness import is_witness
 from kvstore.errors import CorruptionError
 
 
@@ -65,7 +66,8 @@ def scrub(
     needed = set(log.refresh().blobs())
     missing = tuple(sorted(gone & needed))
     altered = tuple(sorted(bad & needed))
-    orphans = tuple(sorted(listed.keys() - named - pending))
+    left = listed.keys() - named - pending
+    orphans = tuple(sorted(name for name in left if not is_witness(name)))
     deleted = []
     if delete_orphans_before_ns is not None:
         deleted = [name for name in orphans if _made_ns(name) < delete_orphans_before_ns]

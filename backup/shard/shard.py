@@ -20,7 +20,7 @@ from collections.abc import Iterable, Set
 import pyarrow as pa
 
 from backup.shard import commands as c
-from backup.shard import compact, gc, scrub
+from backup.shard import compact, gc, scrub, witness
 from backup.shard.batch import BatchDesc, OnFull, part_names, write_batch
 from backup.shard.blob import Blob
 from backup.shard.consensus import Consensus
@@ -218,6 +218,14 @@ class Shard:
             tally=tally,
         )
 
+    def leave_witness(self) -> None:
+        """Note beside the parts that the newest state was there; see `witness`."""
+        witness.leave(self.log)
+
+    def require_newest(self) -> None:
+        """Raise `StatesLostError` if the newest states are gone: see `witness`."""
+        witness.require(self.log)
+
     def finalise(self) -> None:
         """Make the shard a tombstone and delete its data. Needs `since` and `upper` empty.
 
@@ -235,3 +243,4 @@ class Shard:
                 )
         self.log.write_rollup()
         gc.collect(self.log)
+        witness.remove(self.blob, self.log.shard)

@@ -151,6 +151,9 @@ class State:
     critical: Mapping[str, CriticalHold] = field(default_factory=dict)
     writers: Mapping[str, WriterState] = field(default_factory=dict)
     schemas: Mapping[int, tuple[Column, ...]] = field(default_factory=dict)
+    chain: str = field(default="", compare=False)
+    """Digest of the step that led here, which names the one before: so of all steps. Empty in
+    shards that were made before steps named it."""
 
     def next(self, **changes: Any) -> State:
         """The following version, with `changes` made."""

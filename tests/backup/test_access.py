@@ -157,7 +157,7 @@ class NoRollups(MemoryBlob):
 
     is_full = False
 
-    def put(self, name: str, data: bytes) -> None:
+    def put(self, name: str, data: bytes, *, durable: bool = True) -> None:
         if self.is_full and "/rollup/" in name:
             raise OutOfSpaceError(name)
         super().put(name, data)
@@ -194,7 +194,7 @@ def test_a_chain_whose_log_is_lost_is_not_begun_again(
         lambda: backup.Collection(place).backup(store),
         lambda: backup.Collection(place).restore(tmp_path / "restored"),
     ):
-        with pytest.raises(CorruptionError, match="log of chain"):
+        with pytest.raises(CorruptionError, match=r"log of chain|the file is empty"):
             use()
 
 

@@ -1,0 +1,182 @@
+"""A collection that was put back from an older copy, whole or in part: what can be told is told."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+import backup
+import kvstore
+from backup.shard import BatchDesc, MemoryBlob, MemoryConsensus, Shard, Versioned, witness
+from backup.shard.codec import decode_diff
+from kvstore.errors import CorruptionError, StatesLostError
+from kvstore.limits import ROLLUP_EVERY
+from tests.shard.rows import put, versions
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[kvstore.Store]:
+    with kvstore.open(tmp_path / "store", engine="memory") as opened:
+        yield opened
+
+
+def some_backups(store: kvstore.Store, place: Path, secret: str | None, count: int) -> None:
+    for number in range(count):
+        store.put(b"k%03d" % number, b"v")
+        backup.Collection(place, secret).backup(store)
+
+
+def put_back(place: Path, copy: Path) -> None:
+    """The folder of the consensus from an older copy; the parts stay."""
+    shutil.rmtree(place / "consensus")
+    shutil.copytree(copy, place / "consensus")
+
+
+@pytest.mark.parametrize("secret", [None, "secret"])
+def test_a_consensus_put_back_from_an_older_copy_is_told(
+    store: kvstore.Store, tmp_path: Path, secret: str | None
+) -> None:
+    place, copy = tmp_path / "collection", tmp_path / "copy"
+    some_backups(store, place, secret, 2)
+    older = backup.Collection(place, secret).upper
+    shutil.copytree(place / "consensus", copy)
+    some_backups(store, place, secret, 2)
+    newer = backup.Collection(place, secret)
+    put_back(place, copy)
+    uses: list[Callable[[backup.Collection], object]] = [
+        lambda c: c.verify(),
+        lambda c: c.verify("files"),
+        lambda c: c.backup(store),
+        lambda c: c.restore(tmp_path / "restored"),
+        lambda c: c.scan_batches(),
+    ]
+    for use in uses:
+        with pytest.raises(StatesLostError, match="older copy"):
+            use(backup.Collection(place, secret))
+    with pytest.raises(StatesLostError):
+        newer.backup(store)  # it has seen the newer states itself
+    report = backup.Collection(place, secret).scrub()
+    assert not report.is_sound
+    assert "older copy" in report.missing[0]
+    collection = backup.Collection(place, secret)
+    assert collection.upper == older  # as of a time that is there, all can be read
+    collection.restore(tmp_path / "restored", as_of=older - 1)
+    collection.backup(store, full=True)
+    fresh = backup.Collection(place, secret)
+    assert fresh.verify("contents", store).chains == 2
+    assert fresh.scrub().is_sound
+    fresh.backup(store)
+
+
+def test_states_that_were_appended_to_an_older_copy_are_told(
+    store: kvstore.Store, tmp_path: Path
+) -> None:
+    """By somebody whose parts were not there to tell, or whose release did not ask."""
+    place, copy = tmp_path / "collection", tmp_path / "copy"
+    some_backups(store, place, None, 2)
+    shutil.copytree(place / "consensus", copy)
+    some_backups(store, place, None, 2)
+    put_back(place, copy)
+    (chain,) = place.glob("blob/chain-*")
+    shutil.move(chain / witness.FOLDER, tmp_path / "kept")
+    some_backups(store, place, None, 4)
+    shutil.copytree(tmp_path / "kept", chain / witness.FOLDER, dirs_exist_ok=True)
+    shutil.rmtree(tmp_path / "kept")
+    newest = max(int(path.name[1:]) for path in (chain / witness.FOLDER).iterdir())
+    for path in (chain / witness.FOLDER).iterdir():
+        if int(path.name[1:]) in (newest, newest - 1):
+            path.unlink()
+    with pytest.raises(StatesLostError):
+        backup.Collection(place).verify()
+
+
+def test_a_record_of_chains_put_back_from_an_older_copy_is_told(
+    store: kvstore.Store, tmp_path: Path
+) -> None:
+    place, copy = tmp_path / "collection", tmp_path / "copy"
+    some_backups(store, place, None, 2)
+    shutil.copytree(place / "consensus", copy)
+    store.put(b"a", b"1")
+    backup.Collection(place).backup(store, full=True)
+    put_back(place, copy)
+    for check in (backup.Collection(place).verify, lambda: lost(place)):
+        with pytest.raises(StatesLostError, match="record of the collection"):
+            check()
+    backup.Collection(place).backup(store, full=True)
+    assert backup.Collection(place).verify("contents", store).chains == 2
+
+
+def lost(place: Path) -> None:
+    report = backup.Collection(place).scrub()
+    raise StatesLostError(report.missing[0], found=0, known=0)
+
+
+def test_expired_chains_and_collected_states_leave_no_witness(
+    store: kvstore.Store, tmp_path: Path
+) -> None:
+    place = tmp_path / "collection"
+    collection = backup.Collection(place)
+    for number in range(2 * ROLLUP_EVERY):
+        store.put(b"k", b"%d" % number)
+        collection.backup(store)
+    (chain,) = place.glob("blob/chain-*")
+    assert 0 < len(list((chain / witness.FOLDER).iterdir())) <= ROLLUP_EVERY + 8
+    collection.verify()
+    store.put(b"k", b"new")
+    collection.backup(store, full=True)
+    collection.expire(before=collection.upper)
+    assert not list(place.glob(f"blob/{chain.name}/{witness.FOLDER}/*"))
+    backup.Collection(place).verify("contents", store)
+
+
+# -- the chain of digests ---------------------------------------------------------------------
+
+
+def shard_with_history() -> tuple[MemoryBlob, MemoryConsensus]:
+    blob, consensus = MemoryBlob(), MemoryConsensus()
+    shard = Shard.open(blob, consensus, "s")
+    for upper in range(1, 6):
+        rows = versions([put(b"k", upper - 1, b"v%d" % upper)])
+        shard.writer("w").compare_and_append(
+            shard.write_batch(BatchDesc(upper - 1, upper), rows), token=str(upper)
+        )
+    return blob, consensus
+
+
+def test_each_state_names_the_one_before() -> None:
+    _, consensus = shard_with_history()
+    found = [decode_diff(v.data, where="x") for v in consensus.scan("s", start=0, limit=99)]
+    assert found[0].link == ""
+    assert [diff.link for diff in found[1:]] == [diff.digest for diff in found[:-1]]
+
+
+@pytest.mark.parametrize("changed", [2, 3, 4, 5, 6])
+def test_a_state_out_of_another_history_is_told(changed: int) -> None:
+    """Each is whole by itself: only its neighbours tell that it is of another history."""
+    blob, consensus = shard_with_history()
+    _, other = shard_with_history()
+    mixed = MemoryConsensus()
+    expected = None
+    for mine, theirs in zip(
+        *(c.scan("s", start=0, limit=99) for c in (consensus, other)), strict=True
+    ):
+        version = theirs if mine.seqno == changed else mine
+        mixed.compare_and_set("s", expected=expected, new=Versioned(mine.seqno, version.data))
+        expected = mine.seqno
+    shard = Shard.open(blob, consensus, "s")
+    shard.require_newest()
+    shard.leave_witness()
+    with pytest.raises(CorruptionError):
+        Shard.open(blob, mixed, "s").require_newest()
+
+
+def test_a_shard_without_links_goes_on_without_them() -> None:
+    blob, consensus = shard_with_history()
+    shard = Shard.open(blob, consensus, "s")
+    object.__setattr__(shard.state, "chain", "")
+    shard.log.write_rollup()
+    shard.leave_witness()
+    assert witness.seqnos(blob, "s") == set()
