@@ -71,6 +71,7 @@ from kvstore.errors import (
     UpperMismatchError,
     UsageError,
 )
+from kvstore.forks import own
 from kvstore.limits import BACKUP_ATTEMPTS, RETRY_S
 from kvstore.span import Span
 from kvstore.store import Store
@@ -139,6 +140,7 @@ class Collection:
             self._place = sealed(storage, secret, self.url)
         self._clock = clock or Clock()
         self._chains = Chains(self._place, self.url, self._clock)
+        own(self, f"the collection at {self.url}")
 
     # -- what is there ----------------------------------------------------------------------
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from datetime import timedelta
@@ -175,10 +176,14 @@ def _by_time(batches: list[pa.RecordBatch]) -> Iterable[tuple[int, int, bytes, b
 def _ingest(target: Store, replica: Replica, rows: Rows) -> None:
     assert target.path is not None
     place = target.path.parent
-    with tempfile.TemporaryDirectory(prefix=f".{target.path.name}.taking-", dir=place) as building:
+    # `TemporaryDirectory` would remove it when a forked child exits.
+    building = Path(tempfile.mkdtemp(prefix=f".{target.path.name}.taking-", dir=place))
+    try:
         tombstones: list[RangeTombstone] = []
-        files = version_files(Path(building), rows.batches, tombstones)
+        files = version_files(building, rows.batches, tombstones)
         replica.ingest(files, lambda: tombstones, rows.upper)
+    finally:
+        shutil.rmtree(building, ignore_errors=True)
 
 
 def _path_of(target: str | os.PathLike[str] | Store) -> Path:

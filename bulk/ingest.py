@@ -133,11 +133,10 @@ def _ingest(
 @contextmanager
 def staging_beside(store: Store) -> Iterator[Path]:
     """A new directory to stage an import for `store` in, on its file system; removed at the end."""
-    if store.path is None:
-        with tempfile.TemporaryDirectory(prefix="kvstore-staging-") as directory:
-            yield Path(directory)
-        return
-    path = store.path / INGEST_DIRECTORY / f"staging-{secrets.token_hex(8)}"
+    if store.path is None:  # `TemporaryDirectory` would remove it when a forked child exits
+        path = Path(tempfile.mkdtemp(prefix="kvstore-staging-"))
+    else:
+        path = store.path / INGEST_DIRECTORY / f"staging-{secrets.token_hex(8)}"
     try:
         yield path
     finally:

@@ -96,8 +96,9 @@ class PartWriter:
         if self._broken:
             self.abandon()
             raise self._refusal()
+        finish = self._file.finish  # raises in a forked child, and leaves the writer as it is
         self._closed = True
-        written = self._file.finish()
+        written = finish()
         if written is None:
             return None
         return Part(self._name, self._smallest, self._largest, self._rows, *written)
@@ -145,9 +146,10 @@ class PartWriter:
             return
         if self._rows and _at(keys, 0) == self._largest:
             raise KeyOrderError(str(self._staging), previous=self._largest, key=self._largest)
+        add = self._file.add  # as `finish` above
         self._broken = True  # until all of them are in
         try:
-            self._file.add(framed, values)
+            add(framed, values)
         except OutOfOrder as error:
             self._broken = begun or error.index > 0
             previous = _at(keys, error.index - 1) if error.index else self._largest

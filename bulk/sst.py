@@ -21,6 +21,7 @@ import rocksdict as rocks
 
 from kvstore.digest import file_digest
 from kvstore.errors import KVStoreError, OutOfSpaceError, StorageError, UsageError
+from kvstore.forks import own
 from kvstore.journal.files import storage_errors
 from kvstore.limits import BLOCK_BYTES
 
@@ -57,6 +58,8 @@ class SstFile:
         self._unfinished = path.with_name(path.name + UNFINISHED_SUFFIX)
         self._options = _options(compression)
         self._writer: rocks.SstFileWriter | None = None
+        # In a forked child its destructor would write what it has buffered into the parent's file.
+        own(self, str(path), endings=("abandon",))
 
     def add(self, keys: Sequence[bytes], values: Sequence[bytes]) -> None:
         """Add encoded rows. Raises `OutOfOrder` at a key that is not above the one before."""

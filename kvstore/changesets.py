@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from datetime import timedelta
 
 from kvstore.changes.capture import Capture, written_epochs
 from kvstore.changes.changeset import Changeset, ambient
 from kvstore.changes.epoch import Epoch
 from kvstore.commit import Committer
-from kvstore.errors import BusyError, UsageError
+from kvstore.errors import BusyError, ForkedError, UsageError
+from kvstore.forks import own
 from kvstore.limits import QUIESCENCE_WAIT_S
 from kvstore.meta import Meta
 from kvstore.timestamp import NS_PER_SECOND, Timestamp
@@ -30,6 +32,7 @@ class Changesets:
         self._capture: Capture = committer.capture
         self._turn = threading.Condition(committer.lock)
         self._forcing = 0
+        own(self, "the changesets of a store")
 
     def new(self) -> Changeset:
         """A changeset, to be entered with `with`."""
@@ -92,7 +95,7 @@ class Changesets:
                 self._capture.begin_changeset(changeset)
 
     def _finish(self, changeset: Changeset) -> None:
-        with self._turn:
+        with suppress(ForkedError), self._turn:  # a forked child leaves the parent's open
             if changeset in self._capture.open:
                 with self._committer.poisoning():
                     self._capture.finish_changeset(changeset, self._committer.upper)

@@ -40,6 +40,7 @@ from kvstore.errors import (
     PoisonedError,
     UsageError,
 )
+from kvstore.forks import own
 from kvstore.limits import COMMIT_YIELDS_MAX, GROUP_COMMIT_WAIT_S_MAX
 from kvstore.meta import SINCE, UPPER, Meta
 from kvstore.mvcc.versions import Versions
@@ -95,6 +96,7 @@ class Committer:
         self._is_committing = False
         self._published = threading.Condition()
         self._watchers = 0
+        own(self, where if where.startswith("the ") else f"the store at {where}")
 
     @property
     def durable(self) -> Timestamp:

@@ -7,6 +7,7 @@
     |   |-- AccessDeniedError       the storage refuses: see to permissions or credentials
     |   |-- ForeignPackageError     another package hides our `bulk` or `backup`
     |   |-- ClosedError             the object was closed; open a new one
+    |   |-- ForkedError             a handle belongs to the process that opened it
     |   |-- KeyOrderError           keys must come in ascending order, each once
     |   |-- ImportRefusedError      a staged import is incomplete, altered or foreign
     |   `-- KeyConflictError        an import would cover live keys (on_conflict="error")
@@ -136,6 +137,15 @@ class ClosedError(UsageError):
 
     def __init__(self, name: str) -> None:
         super().__init__(f"{name} is closed", "open it again")
+
+
+class ForkedError(UsageError):
+    """The object at `where` was opened by process `owner`, and this process is a fork of it."""
+
+    def __init__(self, where: str, *, owner: int, remedy: str) -> None:
+        super().__init__(f"{where} belongs to process {owner}, of which this one is a fork", remedy)
+        self.where = where
+        self.owner = owner
 
 
 class KeyOrderError(UsageError):

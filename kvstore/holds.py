@@ -34,6 +34,7 @@ from kvstore.claims import USER, HoldRecord, from_fields, one_line, this_process
 from kvstore.commit import Committer
 from kvstore.engine.api import Batch
 from kvstore.errors import FencedError, HoldLostError, UsageError
+from kvstore.forks import own
 from kvstore.meta import Meta
 from kvstore.timestamp import NS_PER_SECOND, TimeLike, Timestamp, to_timestamp
 
@@ -88,6 +89,7 @@ class Holds:
         self._records = {name: from_fields(name, fields) for name, fields in meta.records(_PREFIX)}
         self._pins: dict[int, _Pin] = {}
         self._pin_ids = itertools.count()
+        own(self, "the holds of a store", endings=("unpin", "release"))
 
     def all(self) -> list[HoldRecord]:
         """All holds, by name."""

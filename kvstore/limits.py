@@ -124,6 +124,10 @@ BESIDE_OPEN_FILES_MAX = 32
 the store, whose log must find a descriptor left. A pass needs those of level 0, and one of each
 level below."""
 
+FORK_WAIT_S_MAX = 1.0
+"""How long a fork waits for RocksDB's idle threads to end while no store is open: they take 0.3 ms,
+and a compaction under way, which only another user of RocksDB can have, is not waited for."""
+
 SCAN_WORKERS_MAX = 64
 """Processes of one scan: more than a machine has cores gain nothing, and each is 100 MB."""
 

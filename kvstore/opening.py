@@ -52,6 +52,11 @@ def open(  # noqa: A001  # kvstore.open is the public name
     `clock` tells the time; the machine's by default. `gc` collects garbage in the background
     (`Store.start_gc`); without it history is kept until `store.gc` is called.
 
+    The store belongs to the process that opens it: in a forked child each call raises
+    `ForkedError`, and `close` does nothing. Servers that fork their workers open in each worker.
+    A child forked while a RocksDB store is open can open others to read only (`open_read_only`),
+    for its copy of RocksDB has no threads; spawn and forkserver start processes without that limit.
+
     Raises `LockedError` while another handle has it open, `NotAStoreError` where something else
     (or a store of another engine) lies at `path`, `FormatVersionError` if a newer release wrote
     it, `CorruptionError` if bytes are damaged. Costs some 7 ms, and 1 us per range tombstone

@@ -84,11 +84,12 @@ def session(
     if cores < 1:
         raise UsageError(f"cores is {cores}", "give at least one")
     scratch = Path(tempfile.mkdtemp(prefix="kvstore-spark-"))
-    atexit.register(shutil.rmtree, scratch, ignore_errors=True)
+    atexit.register(_remove, scratch, os.getpid())
     started = _start(
         app_name, {**_defaults(scratch, cores=cores, memory=MEMORY), **settings}, scratch
     )
-    atexit.register(_stop, started)  # runs before the removal: the last registered goes first
+    # Runs before the removal: the last registered goes first.
+    atexit.register(_stop, started, os.getpid())
     return started
 
 
@@ -213,6 +214,11 @@ def _environment(changes: Mapping[str, str]) -> Iterator[None]:
                 os.environ[name] = value
 
 
-def _stop(started: SparkSession) -> None:
-    if SparkContext._active_spark_context is started.sparkContext:
+def _remove(scratch: Path, owner: int) -> None:
+    if os.getpid() == owner:  # a forked child runs the handlers too
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _stop(started: SparkSession, owner: int) -> None:
+    if os.getpid() == owner and SparkContext._active_spark_context is started.sparkContext:
         started.stop()

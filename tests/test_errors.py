@@ -18,6 +18,7 @@ ERRORS: list[KVStoreError] = [
     errors.AccessDeniedError("put of /d/a", "Permission denied"),
     errors.ForeignPackageError("bulk", "/site/bulk/__init__.py"),
     errors.ClosedError("store /d"),
+    errors.ForkedError("the store at /d", owner=1, remedy="open it here"),
     errors.KeyOrderError("part 3", previous=b"b", key=b"a"),
     errors.ImportRefusedError("/s", "part-1.sst is missing", "build it again"),
     errors.KeyConflictError([b"k%d" % n for n in range(9)]),

@@ -14,8 +14,8 @@
               mvcc, meta, splits, scanners, tasks
               engine, journal
               codec, loops, arrow
-              clock, digest, span, arguments, timestamp, background, version, neighbours, errors,
-              limits
+              clock, digest, span, arguments, timestamp, background, version, neighbours, forks,
+              errors, limits
 
 A module may import its own layer and those below it. Every import counts, also one inside a
 function or for types alone: it is what a reader has to know. The checker below is itself tested
@@ -47,6 +47,7 @@ KVSTORE_LAYERS = (
         "background",
         "version",
         "neighbours",
+        "forks",
         "errors",
         "limits",
     ),

@@ -20,7 +20,7 @@ from backup.shard.log import StateLog
 from backup.shard.part_bytes import MissingPartError
 from backup.shard.read import ListenBatch, Snapshot, explained, listen_window
 from backup.shard.rules import RULES
-from kvstore.errors import HistoryGoneError, LeaseExpiredError
+from kvstore.errors import ForkedError, HistoryGoneError, LeaseExpiredError
 
 
 class Reader:
@@ -40,7 +40,8 @@ class Reader:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.expire()
+        with suppress(ForkedError):  # the lease is the parent's
+            self.expire()
 
     def snapshot(self, as_of: int, *, on_release: Callable[[], None] | None = None) -> Snapshot:
         """The shard at `as_of`, readable until it is closed. Raises as `Shard.snapshot`."""
@@ -109,8 +110,9 @@ class Reader:
         self._log.apply(c.ExpireLeasedReader(self.name))
 
     def leave(self) -> None:
-        """`expire`, if the storage takes it: else the lease runs out by itself."""
-        with suppress(*FAILURES):
+        """`expire`, if the storage takes it: else the lease runs out by itself. In a forked child
+        it does nothing."""
+        with suppress(*FAILURES, ForkedError):
             self.expire()
 
     def explain(self, error: MissingPartError) -> Exception:

@@ -40,6 +40,7 @@ from kvstore.errors import (
     StatesLostError,
     UsageError,
 )
+from kvstore.forks import own
 from kvstore.limits import LOOKS_MAX, ROLLUP_EVERY, STATE_SCAN_VERSIONS
 
 _LOST_AFTER = 20
@@ -99,6 +100,7 @@ class StateLog:
         self.patience = patience or blob.patience
         self._hostname = socket.gethostname()
         self._state: State | None = known
+        own(self, f"the handle on shard {shard}")
 
     @property
     def state(self) -> State:

@@ -32,7 +32,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import obstore
 import obstore.store
@@ -69,6 +69,7 @@ from kvstore.errors import (
     StorageError,
     UsageError,
 )
+from kvstore.forks import own
 from kvstore.limits import OBJECT_REQUEST_S, OBJECT_RETRIES_MAX
 
 _HEADER = struct.Struct(">Q16s")
@@ -365,9 +366,27 @@ def _list(store: ObjectStore, folder: str) -> list[tuple[str, int]]:
     return sorted((meta["path"], meta["size"]) for meta in listed)
 
 
+class _Client:
+    """obstore's threads: one set for the process, which a forked child does not get."""
+
+    def __init__(self) -> None:
+        self._is_owned = False
+
+    def use(self) -> None:
+        """Call it before any request. Raises `ForkedError` where a request would hang."""
+        if not self._is_owned:
+            self._is_owned = True
+            remedy = "start a fresh process (spawn, forkserver, subprocess), or fork before any use"
+            own(self, "the client of object stores", remedy=remedy)
+
+
+_CLIENT: Final = _Client()
+
+
 @contextmanager
 def _translated(where: str, failure: type[DeterminateError | IndeterminateError]) -> Iterator[None]:
     """Raise what the store raises as an error of ours: `failure` where that may pass."""
+    _CLIENT.use()
     try:
         yield
     except (BaseError, OSError) as error:

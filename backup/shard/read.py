@@ -22,6 +22,7 @@ from backup.shard.part import open_part
 from backup.shard.part_bytes import MissingPartError
 from backup.shard.rules import RULES, AsOf, View, Window
 from backup.shard.state import Batch
+from kvstore.forks import own
 from kvstore.span import Span
 from kvstore.timestamp import TIMESTAMP_MAX
 
@@ -95,6 +96,7 @@ class Snapshot:
         self._explain = explain
         self._release = release
         self._renew = renew
+        own(self, f"a snapshot of a shard at {as_of}")
 
     def __enter__(self) -> Snapshot:
         return self

@@ -19,7 +19,8 @@ from typing import Final, NamedTuple
 import rocksdict as rocks
 
 from kvstore.engine.api import chunks
-from kvstore.engine.rocks import RocksCursor, _translated
+from kvstore.engine.rocks import THREADS, RocksCursor, _translated
+from kvstore.forks import own
 from kvstore.journal.files import storage_errors
 from kvstore.limits import BESIDE_OPEN_FILES_MAX
 
@@ -46,6 +47,8 @@ class LooseFiles:
 
     def __init__(self, files: Sequence[Path | str]) -> None:
         self._where = ", ".join(map(str, files[:3])) + (", ..." if len(files) > 3 else "")
+        THREADS.require_own(self._where)
+        THREADS.open(self)
         # RocksDB opens a linked file for writing, to sync it; a file that only may be read it
         # copies, which wants room.
         linked = all(os.access(file, os.W_OK) for file in files)
@@ -60,6 +63,7 @@ class LooseFiles:
         except BaseException:
             self.close()
             raise
+        own(self, self._where)
 
     def told(self) -> list[LooseFile]:
         """What each file tells of itself, by key."""
@@ -94,6 +98,7 @@ class LooseFiles:
         if self._database is not None:
             self._database.close()
             self._database = None
+        THREADS.close(self)
         shutil.rmtree(self._scratch, ignore_errors=True)
 
     def __enter__(self) -> LooseFiles:

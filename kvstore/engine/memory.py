@@ -63,6 +63,7 @@ from kvstore.errors import (
     StaleReaderError,
     StorageError,
 )
+from kvstore.forks import own
 from kvstore.journal import OS_FILES, Files, Journal, Sync, replay
 from kvstore.journal.files import storage_errors
 from kvstore.journal.inspection import content_of
@@ -110,6 +111,8 @@ class MemoryEngine:
         elif path is not None:
             self._journal = self._open_journal(path, create, files, compact_bytes)
         self._state.ingests.clear()  # a process that died left them, or one that is at work
+        endings = ("close", "give_back", "release")
+        own(self, f"the database at {path}" if path else self._where, endings=endings)
 
     # -- writing --------------------------------------------------------------------------
 
@@ -253,6 +256,10 @@ class MemoryEngine:
             figures[f"{name}_memtable_bytes"] = 0
             figures[f"{name}_entries"] = len(edition)
         return figures
+
+    def fork_let_go(self) -> None:
+        """A forked child has no directory open."""
+        _OPEN_HERE.clear()
 
     def close(self) -> None:
         with self._writing:

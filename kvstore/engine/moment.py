@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import tempfile
 import weakref
 from collections.abc import Iterator
@@ -88,15 +89,14 @@ class Moment:
         """A private directory to open it in, in the place for temporary files, for as long as the
         block runs. RocksDB does not need it any more once it is open."""
         where = "the directory for temporary files (TMPDIR)"
-        with storage_errors(where):
-            temporary = tempfile.TemporaryDirectory(prefix="kvstore-read-")
+        with storage_errors(where):  # `TemporaryDirectory` is removed when a forked child exits
+            home = Path(tempfile.mkdtemp(prefix="kvstore-read-"))
         try:
-            home = Path(temporary.name)
             self.lay_out(home, links=True)
             yield home
         finally:
             with storage_errors(where):
-                temporary.cleanup()
+                shutil.rmtree(home)
 
     def lay_out(self, home: Path, *, links: bool = False) -> None:
         """Put CURRENT, MANIFEST and logs into the directory `home`.

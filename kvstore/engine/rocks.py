@@ -38,6 +38,7 @@ import rocksdict as rocks
 
 from kvstore.engine.api import DATA, FAMILIES, Batch, FileSpan, Reader
 from kvstore.engine.moment import Moment
+from kvstore.engine.threads import Threads
 from kvstore.engine.wal import cut, find_damage, looks_recycled
 from kvstore.errors import (
     AccessDeniedError,
@@ -51,6 +52,7 @@ from kvstore.errors import (
     StaleReaderError,
     StorageError,
 )
+from kvstore.forks import own
 from kvstore.journal.files import storage_errors
 from kvstore.limits import (
     BESIDE_OPEN_FILES_MAX,
@@ -63,6 +65,15 @@ from kvstore.limits import (
     SCAN_CHUNK_BYTES,
 )
 from kvstore.loops import Live, Readers, collect
+
+
+def _set_threads(low: int, high: int) -> None:
+    env = rocks.Env()
+    env.set_low_priority_background_threads(low)
+    env.set_high_priority_background_threads(high)
+
+
+THREADS = Threads(_set_threads)
 
 
 class RocksEngine:
@@ -85,6 +96,9 @@ class RocksEngine:
     ) -> None:
         self.path = path
         self.is_read_only = read_only
+        if not read_only:
+            THREADS.require_own(str(path))
+        THREADS.open(self)
         require_store_directory(path, create=create and not read_only)
         size = PASSING_CACHE_BYTES if read_only else BLOCK_CACHE_BYTES
         self._cache: rocks.Cache = rocks.Cache(size) if beside is None else beside._cache
@@ -112,6 +126,7 @@ class RocksEngine:
         self._unlogged = rocks.WriteOptions()
         self._unlogged.disable_wal = True  # type: ignore[method-assign,assignment]
         self._cursors: weakref.WeakSet[RocksCursor] = weakref.WeakSet()
+        own(self, f"the database at {path}", endings=("close", "give_back"))
 
     # -- writing --------------------------------------------------------------------------
 
@@ -239,6 +254,11 @@ class RocksEngine:
             # they hold is in the log. The handle lets go of the database, and its lock, anyway.
             with suppress(Exception):
                 handle.close()
+        THREADS.close(self)
+
+    def fork_parts(self) -> Sequence[object]:
+        """Open cursors: each holds an iterator, whose destructor may remove files."""
+        return self._open_cursors()
 
     def _open_cursors(self) -> list[RocksCursor]:
         while True:
@@ -482,6 +502,7 @@ def salvage(path: Path) -> None:
 
     Where a whole log is lost, the commits in it are, and later ones may be kept.
     """
+    THREADS.require_own(str(path))
     if looks_recycled(path):
         cut(path)
     cache = rocks.Cache(BLOCK_CACHE_BYTES)

@@ -17,6 +17,7 @@ from datetime import timedelta
 from kvstore.arguments import require_age
 from kvstore.background import Failures
 from kvstore.errors import ClosedError, PoisonedError, UsageError
+from kvstore.forks import own
 from kvstore.gc.collect import GcReport
 from kvstore.limits import GC_DELAY_FACTOR_MAX
 
@@ -58,6 +59,7 @@ class GcWorker:
         self._woken = threading.Condition()
         self._stopping = False
         self._due = False
+        own(self, "the background GC of a store", endings=("stop",))
         self._thread = threading.Thread(target=self._work, name="kvstore-gc", daemon=True)
         self._thread.start()
 

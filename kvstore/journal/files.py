@@ -26,6 +26,7 @@ from kvstore.errors import (
     OutOfSpaceError,
     StorageError,
 )
+from kvstore.forks import own, undivided
 from kvstore.limits import JOURNAL_READ_BYTES
 
 
@@ -128,11 +129,13 @@ class _OsOutput:
 
 class _OsLock:
     def __init__(self, path: str) -> None:
-        self._fd = _open_regular(path, os.O_RDWR | os.O_CREAT, 0o644)
+        with undivided():
+            self._fd = _open_regular(path, os.O_RDWR | os.O_CREAT, 0o644)
+            own(self, path)
         try:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BaseException as error:
-            os.close(self._fd)
+            self.close()  # of what was opened here: another's lock stays
             if isinstance(error, BlockingIOError):
                 raise LockedError(path) from error
             raise
@@ -140,11 +143,22 @@ class _OsLock:
     def write(self, data: bytes, /) -> None:
         os.pwrite(self._fd, data, 0)
 
+    def fork_let_go(self) -> None:
+        """Close a forked child's copy of the descriptor, which leaves the parent's lock alone: it
+        ends when the parent unlocks, or with the last copy."""
+        if self._fd < 0:
+            return
+        os.close(self._fd)
+
     def close(self) -> None:
         fd, self._fd = self._fd, -1
         if fd >= 0:
             with suppress(OSError):  # whatever it says, the descriptor and its lock are gone
-                os.close(fd)
+                try:
+                    # Closing alone would leave the lock to a process that is being forked just now.
+                    fcntl.flock(fd, fcntl.LOCK_UN)
+                finally:
+                    os.close(fd)
 
 
 class OsFiles:

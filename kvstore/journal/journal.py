@@ -26,6 +26,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 
 from kvstore.errors import ClosedError, LockedError, PoisonedError, UsageError
+from kvstore.forks import own
 from kvstore.journal.files import OS_FILES, Files, Lock, storage_errors, write_all
 from kvstore.journal.live import LiveFile, continue_live, create_live, seal_live
 from kvstore.journal.names import (
@@ -108,6 +109,7 @@ class Journal:
             if sync.seconds_max
             else None
         )
+        own(self, f"the journal in {directory}", endings=("close", "finalize"), closed="_closed")
 
     @classmethod
     def open(
@@ -253,7 +255,8 @@ class Journal:
 
     def close(self) -> None:
         """Sync and let go of the journal. The live file goes on at the next open."""
-        self._end(seal=False)
+        if not self._closed:
+            self._end(seal=False)
 
     def reopen(self, is_as_left: Callable[[], bool] | None = None) -> bool:
         """Open it again after `close`, where nobody has written since: no replay and no fsync.
@@ -282,7 +285,8 @@ class Journal:
 
     def finalize(self) -> None:
         """Close, with the live file sealed under its final name: nothing is left half open."""
-        self._end(seal=True)
+        if not self._closed:
+            self._end(seal=True)
 
     # -- looking ------------------------------------------------------------------------------
 
@@ -420,6 +424,11 @@ class Journal:
             incarnation=self._incarnation,
         )
         self._durable = self._next - 1
+
+    def fork_let_go(self) -> None:
+        """Close a forked child's copy of the live file, so that its space comes back to the disk
+        when the parent removes it."""
+        self._output.close()
 
     def _end(self, *, seal: bool) -> None:
         if self._interval is not None:

@@ -12,6 +12,7 @@ from multiprocessing.connection import Pipe
 from typing import Any, Final
 
 from kvstore.errors import StaleReaderError, StorageError
+from kvstore.forks import own, undivided
 from kvstore.limits import SCAN_PARTS_AHEAD_MAX
 from kvstore.scanners.source import Job, Piece, Word
 
@@ -22,17 +23,23 @@ class Worker:
     def __init__(self) -> None:
         self.asks = False
         """Whether it has asked what to do next, and has not been told: it holds nothing then."""
-        self.pipe, far = Pipe()
         # What we import, it must find: also what a test or a notebook has put on the path.
         path = os.pathsep.join(os.path.abspath(entry) for entry in sys.path)
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", _MAIN, str(far.fileno())],
-            env={**os.environ, "PYTHONPATH": path, "OPENBLAS_NUM_THREADS": "1"},
-            stdin=subprocess.DEVNULL,
-            pass_fds=(far.fileno(),),
-            start_new_session=True,  # an interrupt from the terminal is ours: we end it
-        )
-        far.close()
+        with undivided():  # with a copy of its end in a fork, nobody would hear that it died
+            self.pipe, far = Pipe()
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", _MAIN, str(far.fileno())],
+                env={**os.environ, "PYTHONPATH": path, "OPENBLAS_NUM_THREADS": "1"},
+                stdin=subprocess.DEVNULL,
+                pass_fds=(far.fileno(),),
+                start_new_session=True,  # an interrupt from the terminal is ours: we end it
+            )
+            far.close()
+            own(self, "a worker process of a scan", endings=("kill",))
+
+    def fork_let_go(self) -> None:
+        """Hang up in a forked child: the worker ends when the last copy of this end is closed."""
+        self.pipe.close()
 
     def tell(self, message: Job | Piece | Word) -> None:
         """Say something to it. Raises `StorageError` if it died."""

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 from kvstore.engine import Engine, FileSpan
 from kvstore.engine.rocks import RocksEngine
 from kvstore.errors import ClosedError
+from kvstore.forks import own
 from kvstore.limits import (
     SCAN_PIECE_BYTES,
     SCAN_PIECES_MAX,
@@ -40,6 +41,7 @@ class Scanners:
         self._scans: weakref.WeakSet[ParallelScan] = weakref.WeakSet()
         self._lock = threading.Lock()
         self._is_closed = False
+        own(self, "the parallel scans of a store")
 
     def scan(
         self, engine: RocksEngine, view: View, span: Span, as_of: int, *, workers: int, rows: int
@@ -116,6 +118,11 @@ class ParallelScan:
         self._batches = _taken(job, pieces, source, crew)
         self._end = weakref.finalize(self, _clean_up, crew, source, job.directory, give_back)
         self._is_closed = False
+        own(self, "the scan")
+
+    def fork_let_go(self) -> None:
+        """The scan's files and processes are the parent's: nothing is cleaned up in a child."""
+        self._end.detach()
 
     def __iter__(self) -> ParallelScan:
         return self

@@ -22,6 +22,7 @@ from kvstore.commit import Committer
 from kvstore.engine import Engine
 from kvstore.errors import ClosedError
 from kvstore.feeds import Feeds
+from kvstore.forks import own
 from kvstore.gc import Clearing, Collector, GcWorker
 from kvstore.holds import Holds
 from kvstore.imports import Imports
@@ -88,6 +89,7 @@ class Opened:
         self._tasks: Tasks | None = None
         self._tasks_lock = threading.Lock()
         self._closed = False
+        own(self, f"the store at {path}" if path else "the store in memory", closed="_closed")
 
     @property
     def since(self) -> Timestamp:
@@ -210,9 +212,10 @@ class Opened:
 
     def _pinned(self, span: Span, as_of: int, open_pass: Callable[[], Iterator[T]]) -> Iterator[T]:
         """A lazy pass that GC and clears leave alone, from its first row until it ends."""
-        pin = self._holds.pin(as_of, kind="pass over changes")
+        holds = self._holds  # in a forked child, which ends the pass, the store has no fields
+        pin = holds.pin(as_of, kind="pass over changes")
         try:
             self._clears.require(span, as_of)
             yield from open_pass()
         finally:
-            self._holds.unpin(pin)
+            holds.unpin(pin)

@@ -300,10 +300,11 @@ class Reading(Opened):
 
     def snapshot(self, as_of: TimeLike | None = None) -> Snapshot:
         """Reads at one time that stays readable until the snapshot is closed."""
+        holds = self._holds  # in a forked child, which closes the snapshot, the store has no fields
         with self._live().lock:
             at = Timestamp(self._at(as_of))
-            pin = self._holds.pin(at, kind="snapshot")
-        return Snapshot(self, at, lambda: self._holds.unpin(pin))
+            pin = holds.pin(at, kind="snapshot")
+        return Snapshot(self, at, lambda: holds.unpin(pin))
 
 
 def _pairs(chunk: tuple[list[bytes], list[bytes]]) -> Iterator[tuple[bytes, bytes]]:

@@ -28,6 +28,7 @@ from typing import NamedTuple
 from kvstore.background import Failures
 from kvstore.clock import Clock, Timeline, WallClock
 from kvstore.errors import ClosedError, LockedError, UsageError
+from kvstore.forks import own
 from kvstore.journal import OS_FILES, Files, Journal, Sync, replay
 from kvstore.journal.files import storage_errors
 from kvstore.limits import (
@@ -86,6 +87,7 @@ class Tasks:
         self._compact_bytes = JOURNAL_COMPACT_BYTES if compact_bytes is None else compact_bytes
         self._snapshot_bytes = 0 if journal is None else journal.recovery.snapshot_bytes
         self._grown_bytes = 0 if journal is None else journal.recovery.journal_bytes
+        own(self, "the task queue", closed="_closed")
 
     @classmethod
     def open(
@@ -263,6 +265,10 @@ class Tasks:
 
     def close(self) -> None:
         """Close the journal; waiting claims raise `ClosedError`."""
+        if not self._closed:
+            self._close()
+
+    def _close(self) -> None:
         with self._changed:
             if self._closed:
                 return

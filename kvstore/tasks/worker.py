@@ -21,6 +21,7 @@ Invariants
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -36,6 +37,7 @@ from kvstore.errors import (
     PoisonedError,
     UsageError,
 )
+from kvstore.forks import own
 from kvstore.limits import TASK_WORKER_DELAY_S, TASK_WORKER_DELAY_S_MAX
 from kvstore.tasks.queue import HOLD_S, Tasks
 from kvstore.tasks.task import NewTask, Task
@@ -83,6 +85,7 @@ class Job:
         self._hold = hold
         self._lock = threading.Lock()
         self._lost = False
+        own(self, f"the claim of task {task.id}")
 
     @property
     def task(self) -> Task:
@@ -270,6 +273,7 @@ def _renewing(job: Job, seconds: float, failures: Failures) -> Iterator[None]:
     """Renew a job's task every so many seconds while the handler runs. A renewal that fails is
     noted, and the next one may be in time."""
     stopped = threading.Event()
+    owner = os.getpid()
 
     def renew() -> None:
         while not stopped.wait(seconds) and _renewed(job, failures):
@@ -280,8 +284,9 @@ def _renewing(job: Job, seconds: float, failures: Failures) -> Iterator[None]:
     try:
         yield
     finally:
-        stopped.set()
-        thread.join()
+        if os.getpid() == owner:  # in a fork the thread is gone, perhaps with the event's lock
+            stopped.set()
+            thread.join()
 
 
 def _renewed(job: Job, failures: Failures) -> bool:

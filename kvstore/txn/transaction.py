@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from itertools import chain, islice
 from types import TracebackType
 from typing import TypeVar, overload
@@ -28,7 +29,7 @@ from typing import TypeVar, overload
 from kvstore.arguments import key_list, require_limit
 from kvstore.changes.entry import OP_DELETE_RANGE, OP_IMPORT, OP_REVERT
 from kvstore.commit import Durability
-from kvstore.errors import ClosedError, ConflictError
+from kvstore.errors import ClosedError, ConflictError, ForkedError
 from kvstore.limits import BATCH_BYTES_MAX
 from kvstore.mvcc import Fragments, RangeTombstone, WriteSet
 from kvstore.parts import Parts
@@ -65,8 +66,9 @@ class Transactions:
         return Transaction(self, read_at, pin, durability=durability)
 
     def end(self, pin: int) -> None:
-        """Let go of what an open transaction keeps. Repeatable."""
-        with self._committer.lock:
+        """Let go of what an open transaction keeps. Repeatable; in a forked child, which keeps
+        nothing, it does nothing."""
+        with suppress(ForkedError), self._committer.lock:
             self._let_go(pin)
 
     def abandon(self, pin: int) -> None:

@@ -7,6 +7,7 @@ mend come back too, and are raised here as they are.
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -85,6 +86,7 @@ def kept(*snapshots: Snapshot, every_s: float = RENEW_SECONDS) -> Iterator[None]
     which would renew them."""
     stopped = threading.Event()
     failures = Failures("kvstore.leases", Clock())
+    owner = os.getpid()
 
     def renew() -> None:
         while not stopped.wait(every_s):
@@ -99,5 +101,6 @@ def kept(*snapshots: Snapshot, every_s: float = RENEW_SECONDS) -> Iterator[None]
     try:
         yield
     finally:
-        stopped.set()
-        thread.join()
+        if os.getpid() == owner:  # in a fork the thread is gone, perhaps with the event's lock
+            stopped.set()
+            thread.join()
