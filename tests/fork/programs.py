@@ -5,6 +5,8 @@ Each ends with status 0 and says nothing on standard error if all went as it sho
 
 from __future__ import annotations
 
+import atexit
+import ctypes
 import multiprocessing
 import os
 import subprocess
@@ -231,6 +233,30 @@ def object_stores(place: Path) -> None:
     use()
     assert fork(lambda: refused(use)) == STATUS
     use()
+
+
+def from_c(place: Path) -> None:
+    """A program that forks in C, as uWSGI does, and tells Python in the child alone."""
+    with kvstore.open(place / "store") as store:
+        child = ctypes.PyDLL(None).fork()
+        if child == 0:
+            ctypes.pythonapi.PyOS_AfterFork_Child()
+            refused(lambda: store.get(b"k"))
+            refused(lambda: kvstore.open(place / "other"))
+            sys.exit(STATUS)
+        assert reap(child) == STATUS
+        store.put(b"k", b"v")
+
+
+def exit_handlers(place: Path) -> None:
+    """What a Spark session removes at exit is left alone by the exit of a child."""
+    from spark_connector.session import _remove
+
+    scratch = place / "scratch"
+    scratch.mkdir()
+    atexit.register(_remove, scratch, os.getpid())
+    assert fork(lambda: None) == STATUS
+    assert scratch.exists()
 
 
 def serve_row(key: bytes) -> bytes | None:

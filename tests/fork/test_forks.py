@@ -19,8 +19,10 @@ FEW, MANY = 5, 300
 
 def started(program: str, *arguments: object) -> subprocess.Popen[str]:
     """A program of this package, in a process that has imported nothing else."""
+    # From Python 3.12 on a fork beside threads warns, which is the subject here.
+    fork_is_meant = ["-W", "ignore:This process:DeprecationWarning"]
     return subprocess.Popen(
-        [sys.executable, "-m", f"tests.fork.{program}", *map(str, arguments)],
+        [sys.executable, *fork_is_meant, "-m", f"tests.fork.{program}", *map(str, arguments)],
         cwd=ROOT,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -79,6 +81,8 @@ def test_acknowledged_rows_survive_children_that_misbehave(
         "at_once",
         "pools",
         "object_stores",
+        "from_c",
+        "exit_handlers",
     ],
 )
 def test_forks_of(tmp_path: Path, program: str) -> None:
