@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 import threading
+from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,13 @@ THREADS = 3
 def open_store(path: Path, **options: Any) -> kvstore.Store:
     """What is there by the engine that made it."""
     return kvstore.open(path, engine_at(path) or "rocksdb", **options)
+
+
+def start(
+    child: Callable[[Path, Connection, int], None], place: Path, seed: int, said: Connection
+) -> None:
+    """Do what `child` does."""
+    child(place, said, seed)
 
 
 def commits(place: Path, acknowledged: Connection, seed: int) -> None:

@@ -7,7 +7,6 @@ power see `test_power_cut.py`.
 from __future__ import annotations
 
 import random
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ import bulk
 import kvstore
 from backup import Collection
 from kvstore.store import Store
+from kvstore.testing.kills import run_until_killed, seeded
 from tests.crash import children
 from tests.harness.rows import apply
 
@@ -30,25 +30,9 @@ KILL_AFTER_S_MAX = 0.25
 
 def run_and_kill(spawn: Any, child: Child, place: Path, rng: random.Random) -> Acknowledged:
     """Start the child, kill it a random time after its first word; what it said until then."""
-    receiver, sender = spawn.Pipe(duplex=False)
-    process = spawn.Process(target=child, args=(place, sender, rng.randrange(1 << 30)))
-    process.start()
-    sender.close()
-    said = [receiver.recv()]
-    # The moment of the kill is the subject here, not a condition that is waited for.
-    until = time.monotonic() + rng.random() * KILL_AFTER_S_MAX
-    while time.monotonic() < until:
-        if receiver.poll(max(0.0, until - time.monotonic())):
-            said.append(receiver.recv())
-    process.kill()
-    process.join()
-    try:
-        while True:
-            said.append(receiver.recv())
-    except (EOFError, OSError):
-        return said
-    finally:
-        receiver.close()
+    arguments = (child, place, rng.randrange(1 << 30))
+    delay_s = rng.random() * KILL_AFTER_S_MAX
+    return run_until_killed(spawn, children.start, arguments, bool, delay_s)
 
 
 def rounds(soak: int) -> Any:
@@ -82,7 +66,7 @@ def test_acknowledged_commits_stand_and_batches_are_whole(
     spawn: Any, tmp_path: Path, count: int
 ) -> None:
     kvstore.open(tmp_path / "store").close()
-    rng = random.Random()
+    rng = seeded()
     for place in places(tmp_path, count):
         said = run_and_kill(spawn, children.commits, place, rng)
         with kvstore.open(place / "store") as store:
@@ -113,7 +97,7 @@ def check_batches(found: dict[bytes, bytes]) -> None:
 @rounds(200)
 def test_imports_are_whole_or_not_there_and_go_on(spawn: Any, tmp_path: Path, count: int) -> None:
     kvstore.open(tmp_path / "store").close()
-    rng = random.Random()
+    rng = seeded()
     for place in places(tmp_path, count):
         said = run_and_kill(spawn, children.imports, place, rng)
         stamps = {name: stamp for kind, name, stamp in said if kind == "import"}
@@ -147,7 +131,7 @@ def test_finished_backups_verify_and_the_chain_goes_on(
     spawn: Any, tmp_path: Path, count: int
 ) -> None:
     kvstore.open(tmp_path / "store").close()
-    rng = random.Random()
+    rng = seeded()
     collection = Collection(tmp_path / "backups")
     for number in range(count):
         said = run_and_kill(spawn, children.backups, tmp_path, rng)
@@ -176,7 +160,7 @@ def test_a_restore_appears_whole_or_not_at_all(spawn: Any, tmp_path: Path, count
             store.put(b"%03d" % (number % 100), b"%d" % number)
         Collection(tmp_path / "backups").backup(store)
         state, changes = dict(store.scan()), list(store.changes(0))
-    rng = random.Random()
+    rng = seeded()
     for _ in range(count):
         said = run_and_kill(spawn, children.restores, tmp_path, rng)
         for kind, name in said:
@@ -191,7 +175,7 @@ def test_a_restore_appears_whole_or_not_at_all(spawn: Any, tmp_path: Path, count
 
 @rounds(100)
 def test_a_store_killed_at_birth_opens(spawn: Any, tmp_path: Path, count: int) -> None:
-    rng = random.Random()
+    rng = seeded()
     for _ in range(count):
         said = run_and_kill(spawn, children.births, tmp_path, rng)
         with kvstore.open(said[-1][1], "rocksdb") as store:

@@ -6,7 +6,6 @@ cut anywhere behind what the last sync had written.
 
 from __future__ import annotations
 
-import random
 import shutil
 from pathlib import Path
 
@@ -15,6 +14,7 @@ import pytest
 import bulk
 import kvstore
 from kvstore.store import Store
+from kvstore.testing.kills import seeded
 from tests.crash.children import stage
 from tests.harness.rows import apply
 
@@ -52,7 +52,7 @@ def test_what_was_synced_stands_and_the_rest_is_lost_from_its_end(
     cut: tuple[Path, int, list[int]], tmp_path: Path, how: str
 ) -> None:
     path, synced, moments = cut
-    rng = random.Random()
+    rng = seeded("KVSTORE_POWER_CUT_SEED")
     whole = live_log(path).read_bytes()
     for trial in range(8):
         copy = tmp_path / f"trial-{trial}"
