@@ -108,7 +108,8 @@ bench-growth: $(PEERS)
 soak: $(READY)
 	$(PYTEST) -m soak --hypothesis-profile soak
 	@if $(PY) -m pip install -q --disable-pip-version-check --only-binary :all: atheris >/dev/null 2>&1; then \
-	  $(PY) -m tests.journal.fuzz_decoder -max_total_time=$(FUZZ_SECONDS) -rss_limit_mb=4096; \
+	  $(PY) -m tests.journal.fuzz_decoder -max_total_time=$(FUZZ_SECONDS) -rss_limit_mb=4096 && \
+	  $(PY) -m tests.journal.fuzz_records -max_total_time=$(FUZZ_SECONDS) -rss_limit_mb=4096; \
 	else \
 	  echo 'soak: atheris does not install here; hypothesis alone has fuzzed the journal decoder'; \
 	fi

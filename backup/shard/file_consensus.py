@@ -223,6 +223,8 @@ def _into(versions: list[Versioned]) -> Callable[[Record], None]:
 
     def take(record: Record) -> None:
         payload = record.payload
+        if len(payload) < _SEQNO.size:
+            raise CorruptionError(f"consensus record {record.ordinal}", "it is too short")
         versions.append(Versioned(_SEQNO.unpack_from(payload)[0], payload[_SEQNO.size :]))
 
     return take

@@ -25,7 +25,8 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import accumulate
+from itertools import accumulate, islice
+from operator import lt
 from typing import Final, TypeAlias
 
 from kvstore.engine.api import DATA, FAMILIES
@@ -56,6 +57,12 @@ Rows: TypeAlias = "tuple[list[bytes], list[bytes]]"
 
 _COUNT = struct.Struct("<I")
 _INGEST_ID = struct.Struct("<Q")
+
+
+_BATCH_OPS = bytes(
+    family | kind << KIND_SHIFT for family in range(len(FAMILIES)) for kind in range(3)
+)
+_SORTED_OPS = bytes(family | PUT << KIND_SHIFT for family in range(len(FAMILIES)))
 
 
 class Entries:
@@ -109,11 +116,13 @@ class State:
     def restore(self, record: Record) -> None:
         """Take in one record of a snapshot."""
         if record.type == STATE:
-            ops, keys, values = decode(record.payload)
-            self.families[ops[0] & FAMILY_MASK].merge(keys, values)
+            family, keys, values = decode_sorted(record.payload)
+            self.families[family].merge(keys, values)
             self._incarnation = record.incarnation
-        else:
+        elif record.type == ROWS:
             self.apply(record)
+        else:
+            raise _broken(record, f"type {record.type} in a snapshot")
 
     def apply(self, record: Record) -> None:
         """Take in the journal's next record."""
@@ -124,17 +133,22 @@ class State:
         if record.type == BATCH:
             entries = Entries()
             ops, entries.keys, entries.values = decode(payload)
+            if ops.translate(None, _BATCH_OPS):
+                raise _broken(record, "an operation is not known")
             entries.ops = bytearray(ops)
             entries.apply(self.families)
         elif record.type == ROWS:
-            _, keys, values = decode(payload, at=_INGEST_ID.size)
-            self.add_rows(_ingest_id(payload), keys, values)
+            ingest_id = _ingest_id(payload[: _INGEST_ID.size])
+            family, keys, values = decode_sorted(payload, at=_INGEST_ID.size)
+            if family != _DATA:
+                raise _broken(record, f"rows of an ingest for family {family}")
+            self.add_rows(ingest_id, keys, values)
         elif record.type == TAKEN:
             self.families[_DATA] = self.with_ingest(_ingest_id(payload))
         elif record.type == DROPPED:
             self.ingests.pop(_ingest_id(payload), None)
         else:
-            raise CorruptionError(f"journal record {record.ordinal}", f"type {record.type}")
+            raise _broken(record, f"type {record.type} is not known")
 
     def records(self) -> Iterator[tuple[int, bytes]]:
         """The state as records for `restore`: (type, payload)."""
@@ -210,8 +224,25 @@ def decode(payload: bytes, *, at: int = 0) -> tuple[bytes, list[bytes], list[byt
     return ops, parts[:count], parts[count:]
 
 
+def decode_sorted(payload: bytes, *, at: int = 0) -> tuple[int, list[bytes], list[bytes]]:
+    """The family, keys and values of entries that put ascending keys into one family.
+
+    Raises `CorruptionError` on any others: merged in, they would spoil the order of the map.
+    """
+    ops, keys, values = decode(payload, at=at)
+    if ops[0] not in _SORTED_OPS or ops.strip(ops[:1]):
+        raise CorruptionError("a journal record", "its entries are not puts into one family")
+    if not all(map(lt, keys, islice(keys, 1, None))):
+        raise CorruptionError("a journal record", "its keys do not ascend")
+    return ops[0] & FAMILY_MASK, keys, values
+
+
+def _broken(record: Record, problem: str) -> CorruptionError:
+    return CorruptionError(f"journal record {record.ordinal}", problem)
+
+
 def _ingest_id(payload: bytes) -> int:
-    if len(payload) < _INGEST_ID.size:
+    if len(payload) != _INGEST_ID.size:
         raise CorruptionError("a journal record", f"{len(payload)} bytes hold no ingest id")
     (ingest_id,) = _INGEST_ID.unpack_from(payload)
     return int(ingest_id)

@@ -25,7 +25,13 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 
-from kvstore.errors import ClosedError, LockedError, PoisonedError, UsageError
+from kvstore.errors import (
+    ClosedError,
+    CorruptionError,
+    LockedError,
+    PoisonedError,
+    UsageError,
+)
 from kvstore.forks import own
 from kvstore.journal.files import OS_FILES, Files, Lock, storage_errors, write_all
 from kvstore.journal.live import LiveFile, continue_live, create_live, seal_live
@@ -58,6 +64,9 @@ from kvstore.limits import (
 
 Records = Iterable[tuple[int, bytes]]
 _ALWAYS = Sync.always()
+OPENINGS_MAX = 0xFFFFFFFF
+"""How often a journal can be opened: the lower half of an incarnation."""
+
 NO_ROOM = -1
 """In place of a file's limit while it must not be appended to: closed, poisoned, in a write."""
 
@@ -88,6 +97,8 @@ class Journal:
         self._bytes_max = file_bytes  # or NO_ROOM: one check in `append` finds all that is rare
         self._records_max = file_records
         before = recovery.incarnation or identity << 32
+        if before & OPENINGS_MAX == OPENINGS_MAX:
+            raise CorruptionError(directory, "it was opened more often than can be counted")
         self._incarnation = before + 1
         self._next = recovery.last + 1
         self._durable = recovery.last

@@ -28,6 +28,9 @@ from kvstore.journal.records import Note, decode_note
 LOCK_NAME = "LOCK"
 COMPACTING_NAME = "COMPACTING"
 JOURNAL, SNAPSHOT = "journal", "snapshot"
+ORDINAL_MAX = 1 << 62
+"""No journal comes so far, and counting on from there cannot run over."""
+
 NOTE_BYTES_MAX = 128
 """Bytes of `LOCK` that may be a note, which is 48 bytes long and a few more."""
 
@@ -140,7 +143,10 @@ def parse_directory(files: Files, directory: str) -> tuple[tuple[FileName, ...],
                     f"file {name} is of an unknown kind",
                     "open it with the release that wrote it",
                 )
-            found.append(FileName(int(match[1], 16), match[2], match[3] is not None))
+            number = int(match[1], 16)
+            if number > ORDINAL_MAX:
+                raise CorruptionError(directory, f"{name} is numbered beyond the last ordinal")
+            found.append(FileName(number, match[2], match[3] is not None))
         elif name not in (LOCK_NAME, COMPACTING_NAME) and not is_unborn(name):
             ignored.append(name)
     return tuple(sorted(found)), tuple(ignored)

@@ -129,18 +129,18 @@ class Prefix(NamedTuple):
 def unstuff_prefix(raw: bytes, blocks: Blocks = BLOCKS) -> Prefix:
     """Decode as far as `raw` goes. Raises `StuffingError` on a size that cannot be."""
     view = memoryview(raw)
-    parts: list[bytes | memoryview] = []
+    decoded = bytearray()  # not a list of parts: zeros are empty blocks, 200 bytes for each two
     end, short = 1, False
     for at, size, limit in _headers(raw, blocks):
         if short:
-            parts.append(PAIR)
-        parts.append(view[at : at + size])
+            decoded += PAIR
+        decoded += view[at : at + size]
         end, short = at + size, size < limit
     if end < len(raw):  # one digit of the next size is there: the pair before it is certain
         if short:
-            parts.append(PAIR)
-        return Prefix(b"".join(parts), 1, False)
-    return Prefix(b"".join(parts), end - len(raw), short and end == len(raw))
+            decoded += PAIR
+        return Prefix(bytes(decoded), 1, False)
+    return Prefix(bytes(decoded), end - len(raw), short and end == len(raw))
 
 
 def block_ends(raw: bytes, blocks: Blocks = BLOCKS) -> Iterator[tuple[int, int]]:

@@ -13,7 +13,9 @@ Invariants
 1. One record is one atomic change.
 2. A body may end early: what is missing has its default. It may go on: a later release put
    something there that this one does not know, and passes over.
-3. A reader passes over an entry that it does not know if its tag is 128 or above. A record with
+3. Numbers are below 2**63, an attempt below 2**31, so that a later change can count on from them.
+   Texts are UTF-8.
+4. A reader passes over an entry that it does not know if its tag is 128 or above. A record with
    another unknown entry, like one of another format, is refused.
 """
 
@@ -34,6 +36,7 @@ _ENTRY = struct.Struct("<BI")
 _NUMBERS = struct.Struct("<QQQQI")
 _TEXT = struct.Struct("<I")
 _TEXT_COUNT = 6
+_NUMBER_END, _ATTEMPT_END = 1 << 63, 1 << 31
 
 WHERE = "the task journal"
 
@@ -60,12 +63,14 @@ def decode(payload: bytes) -> tuple[int, list[Task | str]]:
     version, recorded_at = _RECORD.unpack_from(payload)
     if version != FORMAT:
         raise FormatVersionError(WHERE, found=version, supported=FORMAT)
+    if recorded_at >= _NUMBER_END:
+        raise CorruptionError(WHERE, f"a record of the time {recorded_at}")
     changes: list[Task | str] = []
     for tag, body in _entries(payload):
         if tag == TAG_TASK:
             changes.append(_decode_task(body))
         elif tag == TAG_DELETED:
-            changes.append(body.decode())
+            changes.append(_decode_text(body))
         elif tag < TAG_OPTIONAL_MIN:
             raise FormatVersionError(WHERE, found=f"entry {tag}", supported="entries 1 and 2")
     return recorded_at, changes
@@ -107,6 +112,8 @@ def _decode_task(body: bytes) -> Task:
     if len(body) < _NUMBERS.size:
         raise CorruptionError(WHERE, f"a task of {len(body)} bytes")
     version, available_at, created_at, changed_at, attempt = _NUMBERS.unpack_from(body)
+    if max(version, available_at, created_at, changed_at) >= _NUMBER_END or attempt >= _ATTEMPT_END:
+        raise CorruptionError(WHERE, "a task's number is beyond its bound")
     texts: list[bytes] = []
     at = _NUMBERS.size
     while len(texts) < _TEXT_COUNT and at + _TEXT.size <= len(body):
@@ -118,15 +125,22 @@ def _decode_task(body: bytes) -> Task:
     texts += [b""] * (_TEXT_COUNT - len(texts))
     task_id, queue, claimant, error, progress, value = texts
     return Task(
-        id=task_id.decode(),
+        id=_decode_text(task_id),
         version=version,
-        queue=queue.decode(),
+        queue=_decode_text(queue),
         available_at=available_at,
         attempt=attempt,
-        claimant=claimant.decode(),
+        claimant=_decode_text(claimant),
         value=value,
         progress=progress,
-        error=error.decode(),
+        error=_decode_text(error),
         created_at=created_at,
         changed_at=changed_at,
     )
+
+
+def _decode_text(data: bytes) -> str:
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        raise CorruptionError(WHERE, f"a text is not UTF-8: {error}") from error

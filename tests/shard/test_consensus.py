@@ -17,6 +17,7 @@ from backup.shard.consensus import Cas, Consensus, MemoryConsensus, Versioned
 from backup.shard.file_consensus import FileConsensus
 from backup.shard.object_store import ObjectConsensus
 from kvstore.errors import CorruptionError, IndeterminateError
+from kvstore.journal import Journal
 from tests.shard.contracts import KEY, ConsensusContract, cas, fill, seqnos
 
 
@@ -202,6 +203,13 @@ def test_a_live_file_of_an_older_state_is_corruption_not_an_older_head(
             cas(looking, 2, 3)
     (tmp_path / KEY / "LOCK").unlink()  # whoever wants the older state says so
     assert change == "emptied" or len(seqnos(FileConsensus(tmp_path))) in (0, 2)
+
+
+def test_a_record_that_is_too_short_for_a_version_is_corruption(tmp_path: Path) -> None:
+    with Journal.open(tmp_path / KEY, content="kvstore.consensus/1") as journal:
+        journal.append(b"short")
+    with pytest.raises(CorruptionError, match="too short"):
+        FileConsensus(tmp_path).head(KEY)
 
 
 def test_a_damaged_version_is_corruption_not_an_older_head(tmp_path: Path) -> None:
