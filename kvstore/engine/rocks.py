@@ -39,7 +39,7 @@ import rocksdict as rocks
 from kvstore.engine.api import DATA, FAMILIES, Batch, FileSpan, Reader
 from kvstore.engine.moment import Moment
 from kvstore.engine.threads import Threads
-from kvstore.engine.wal import cut, find_damage, looks_recycled
+from kvstore.engine.wal import cut, cut_manifest, find_damage, looks_recycled
 from kvstore.errors import (
     AccessDeniedError,
     ClosedError,
@@ -53,7 +53,7 @@ from kvstore.errors import (
     StorageError,
 )
 from kvstore.forks import own
-from kvstore.journal.files import storage_errors
+from kvstore.journal.files import OS_FILES, storage_errors
 from kvstore.limits import (
     BESIDE_OPEN_FILES_MAX,
     BLOCK_BYTES,
@@ -100,6 +100,8 @@ class RocksEngine:
             THREADS.require_own(str(path))
         THREADS.open(self)
         require_store_directory(path, create=create and not read_only)
+        if not read_only and not (path / "CURRENT").exists():
+            _make_directory(path)
         size = PASSING_CACHE_BYTES if read_only else BLOCK_CACHE_BYTES
         self._cache: rocks.Cache = rocks.Cache(size) if beside is None else beside._cache
         self._moment: Moment | None = None
@@ -389,6 +391,14 @@ def require_store_directory(path: Path, *, create: bool) -> None:
         raise NotAStoreError(str(path), "no store is there", "check the path")
 
 
+def _make_directory(path: Path) -> None:
+    """Make the directory of a new store, and its name durable, also if somebody has just made it:
+    what is synced in a directory is lost with its name."""
+    with storage_errors(str(path)):
+        OS_FILES.make_directory(str(path))
+        OS_FILES.sync_directory(str(path.absolute().parent))
+
+
 def _require_families(path: Path, home: Path) -> None:
     """Raise unless the database at `path`, opened in `home`, has a store's families, or is a store
     that was killed while it was made."""
@@ -429,7 +439,7 @@ def _require_torn(path: Path, home: Path) -> None:
     if damage is not None:
         raise CorruptionError(
             str(path / damage.file.name),
-            f"the log is broken at byte {damage.offset}, and goes on after it",
+            f"it is broken at byte {damage.offset}, and goes on after it",
             "restore from a backup; `salvage` of this module keeps what precedes the damage",
         )
 
@@ -467,20 +477,25 @@ def _opened(path: Path, cache: rocks.Cache, *, home: Path | None, files_max: int
     if is_read_only:
         access = rocks.AccessType.read_only(False)
         options.set_db_paths([_sorted_files(path)])
-    if (home / "CURRENT").exists():
-        _require_families(path, home)
+
+    def open_whole() -> rocks.Rdict:
+        if (home / "CURRENT").exists():
+            _require_families(path, home)
+        with _translated(str(path), home):
+            return rocks.Rdict(str(home), options, families, access)
+
     with storage_errors(str(path)):
         if looks_recycled(home):  # 0.2 us a record
             _require_torn(path, home)
             cut(home)
     try:
-        with _translated(str(path), home):
-            return rocks.Rdict(str(home), options, families, access)
+        return open_whole()
     except CorruptionError:
         _require_torn(path, home)
+    with storage_errors(str(path)):
+        cut_manifest(home)
     options.set_wal_recovery_mode(rocks.DBRecoveryMode.point_in_time())
-    with _translated(str(path), home):
-        return rocks.Rdict(str(home), options, families, access)
+    return open_whole()
 
 
 def _opening_threads(path: Path) -> int:

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -34,37 +34,61 @@ _CASTAGNOLI: Final = 0x82F63B78
 
 
 class Damage(NamedTuple):
-    """The first bad record of a log that is followed by a whole one."""
+    """The first bad record of a log, or of the MANIFEST, that is followed by a whole one."""
 
     file: Path
     offset: int
 
 
 def find_damage(directory: Path) -> Damage | None:
-    """Where the logs in `directory` break although they go on; None if only their end is torn.
+    """Where the logs in `directory`, or its MANIFEST, break although they go on; None if only
+    their end is torn.
 
-    For a log that would not open: computes checksums in Python, some 10 MB a second.
+    For a database that would not open: computes checksums in Python, some 10 MB a second.
     """
-    broken: Damage | None = None
-    for file in sorted(directory.glob("*.log")):
-        for offset, is_whole in _records(file.read_bytes()):
-            if is_whole and broken is not None:
-                return broken
-            if not is_whole and broken is None:
-                broken = Damage(file, offset)
+    for files in (sorted(directory.glob("*.log")), _manifests(directory)):
+        broken: Damage | None = None
+        for file in files:
+            for offset, is_whole in _records(file.read_bytes()):
+                if is_whole and broken is not None:
+                    return broken
+                if not is_whole and broken is None:
+                    broken = Damage(file, offset)
     return None
 
 
 def looks_recycled(directory: Path) -> bool:
-    """Whether a log in `directory` has what looks like a record of a recycled log: then its end is
-    torn, or it is damaged. Looks at headers only: 0.2 us a record."""
-    return any(_RECYCLED & _kinds(file.read_bytes()) for file in directory.glob("*.log"))
+    """Whether a log in `directory`, or the MANIFEST, has what looks like a record of a recycled
+    log: then its end is torn, or it is damaged. Looks at headers only: 0.2 us a record."""
+    files = [*directory.glob("*.log"), *_manifests(directory)]
+    return any(_RECYCLED & _kinds(file.read_bytes()) for file in files)
 
 
 def cut(directory: Path) -> None:
-    """Cut the logs in `directory` at their first bad record, durably: nothing is left behind it."""
+    """Cut the logs in `directory`, and its MANIFEST, at their first bad record, durably: nothing is
+    left behind it."""
+    _cut(sorted(directory.glob("*.log")))
+    cut_manifest(directory)
+
+
+def cut_manifest(directory: Path) -> None:
+    """As `cut`, the MANIFEST alone. RocksDB refuses its torn tail, and cuts that of a log."""
+    _cut(_manifests(directory))
+
+
+def _manifests(directory: Path) -> list[Path]:
+    """The MANIFEST that counts, if there is one. Its bytes are those of a log."""
+    try:
+        name = (directory / "CURRENT").read_text().strip()
+    except FileNotFoundError:
+        return []
+    file = directory / name
+    return [file] if file.is_file() and name.startswith("MANIFEST-") else []
+
+
+def _cut(files: Sequence[Path]) -> None:
     is_cut = False
-    for file in sorted(directory.glob("*.log")):
+    for file in files:
         found = _records(file.read_bytes())
         end = 0 if is_cut else next((at for at, is_whole in found if not is_whole), None)
         if end is not None:

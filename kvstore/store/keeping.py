@@ -14,6 +14,8 @@ from kvstore.engine import CHANGES, DATA, RANGES
 from kvstore.errors import UsageError
 from kvstore.gc import GcPolicy, GcReport, GcWorker
 from kvstore.holds import Hold
+from kvstore.journal import OS_FILES
+from kvstore.journal.files import storage_errors
 from kvstore.span import Span
 from kvstore.store.following import Following
 from kvstore.tasks import Tasks
@@ -209,7 +211,7 @@ class Keeping(Following):
         }
 
     def checkpoint(self, path: str | Path) -> Timestamp:
-        """Make `path` (which must not exist) an independent copy as of now, sharing files.
+        """Make `path` (which must not exist) an independent, durable copy as of now, sharing files.
 
         Milliseconds at any size, on the same file system. Returns the newest complete time in it.
         """
@@ -220,4 +222,6 @@ class Keeping(Following):
         with committer.lock:
             upper = committer.sync()
             self._engine.checkpoint(target)
+        with storage_errors(str(target)):
+            OS_FILES.sync_directory(str(target.absolute().parent))
         return Timestamp(upper - 1)

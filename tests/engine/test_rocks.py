@@ -210,6 +210,37 @@ def test_a_closed_log_that_is_lost_or_shorter_is_told(
     RocksEngine(several_logs).close()
 
 
+@pytest.mark.parametrize("read_only", [True, False])
+@pytest.mark.parametrize(
+    "tail",
+    [
+        bytes(300),
+        os.urandom(300),
+        recycled(7, 9),
+        b"\1\2\3\4" + struct.pack("<HB", 200, 1) + b"half",
+    ],
+    ids=["zeros", "garbage", "recycled", "half"],
+)
+def test_a_torn_tail_of_the_manifest_is_cut(crashed: Path, tail: bytes, read_only: bool) -> None:
+    manifest = crashed / (crashed / "CURRENT").read_text().strip()
+    manifest.write_bytes(manifest.read_bytes() + tail)
+    engine = RocksEngine(crashed, read_only=read_only)
+    assert len(read(engine, take=100)) == 500
+    engine.close()
+
+
+def test_a_manifest_that_is_broken_and_goes_on_is_damage(crashed: Path) -> None:
+    manifest = crashed / (crashed / "CURRENT").read_text().strip()
+    broken = bytearray(manifest.read_bytes())
+    broken[20] ^= 1
+    manifest.write_bytes(broken)
+    for read_only in (True, False):
+        with pytest.raises(CorruptionError, match=r"broken at byte .*, and goes on") as caught:
+            RocksEngine(crashed, read_only=read_only)
+        assert caught.value.where == str(manifest)
+    assert manifest.read_bytes() == broken
+
+
 def test_a_record_within_that_looks_recycled_is_damage(crashed: Path) -> None:
     def change(log: bytearray) -> bytes:
         log[BLOCK_BYTES + 6] = 7

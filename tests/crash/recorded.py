@@ -1,0 +1,37 @@
+"""What the recorded process does: `python -m tests.crash.recorded ROOT ENGINE SEED STEPS RESULT`.
+
+It writes to a store below ROOT, and says in a file there, by the number of states it has taken
+down, what it has been promised to find again.
+"""
+
+from __future__ import annotations
+
+import pickle
+import random
+import sys
+from pathlib import Path
+
+from tests.harness.writer import Writer
+
+ACKNOWLEDGED = "acknowledged"
+
+
+def main(root: Path, engine: str, seed: int, steps: int, result: Path) -> None:
+    writer = Writer(root, engine, random.Random(seed))
+    copies = []
+    with (root / ACKNOWLEDGED).open("wb", buffering=0) as said, writer.store as store:
+        for number in range(steps):
+            is_durable = writer.step()
+            if is_durable or writer.rng.random() < 0.3:
+                if not is_durable:
+                    store.sync()
+                said.write(b"%d %d\n" % (len(writer.states), len(copies)))
+            if number % 20 == 19:
+                copy = f"copy-{len(copies)}"
+                copies.append((copy, int(store.checkpoint(root / copy))))
+                said.write(b"%d %d\n" % (len(writer.states), len(copies)))
+    result.write_bytes(pickle.dumps((writer.states, copies)))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4]), Path(sys.argv[5]))
