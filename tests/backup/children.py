@@ -20,10 +20,10 @@ import pyarrow.parquet  # noqa: F401
 
 import kvstore
 from backup import Collection
-from backup.shard import batch, part
 from bulk.sst import SstFile
 from kvstore.engine.rocks import RocksEngine
 from kvstore.journal import Journal
+from kvstore.testing.bounds import bounds
 from tests.backup.histories import change
 
 CALLS = (
@@ -42,12 +42,6 @@ STEPS = (
     (RocksEngine, "compact"),
     (SstFile, "finish"),
 )
-
-
-def small_parts() -> None:
-    """Have a backup of a few dozen rows fill several parts."""
-    part.PART_BYTES_MAX = 4_000
-    batch.ROW_GROUP_ROWS_MAX = 20
 
 
 class Fuse:
@@ -77,11 +71,10 @@ class Fuse:
         self.count += 1
 
 
-def run(action: str, place: Path, at: int, said: Connection) -> None:
+def run(action: str, place: Path, at: int, said: Connection, limits: dict[str, float]) -> None:
     """Do `action` in `place` until step `at`; say how many steps there were if it ends."""
-    small_parts()
     fuse = Fuse(at)
-    with kvstore.open(place / "store", durability="async") as store:
+    with bounds(limits), kvstore.open(place / "store", durability="async") as store:
         fuse.lay()
         ACTIONS[action](Collection(place / "collection"), store, place)
         steps = fuse.count
@@ -133,7 +126,6 @@ ACTIONS: dict[str, Callable[[Collection, kvstore.Store, Path], None]] = {
 
 def prepare(place: Path, seed: int, *, backups: int, chains: int, changes: int) -> None:
     """A store, so many backups of it in each of so many chains; then more changes."""
-    small_parts()
     pick = random.Random(seed)
     with kvstore.open(place / "store", durability="async") as store:
         collection = Collection(place / "collection")

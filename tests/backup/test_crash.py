@@ -21,8 +21,9 @@ from typing import Any, NamedTuple
 import pytest
 
 import kvstore
+import kvstore.limits
 from backup import Collection
-from backup.shard import batch, part
+from kvstore.testing.bounds import TINY, bounds, some_tiny
 from tests.backup import children
 from tests.backup.histories import versions
 
@@ -52,16 +53,25 @@ def home(tmp_path: Path) -> Iterator[Path]:
         yield Path(path)
 
 
+SMALL_PARTS = {"PART_BYTES_MAX": 4_000, "ROW_GROUP_ROWS_MAX": 20}
+"""With these a backup of a few dozen rows fills several parts."""
+
+MORE_STEPS = ("PART_", "ROW_GROUP_", "RESTORE_", "JOURNAL_", "MEMORY_", "GC_", "ROLLUP_", "THIN_")
+"""How limits begin whose tiny values would add files, and so children to be killed."""
+
+
 @pytest.fixture(autouse=True)
-def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(part, "PART_BYTES_MAX", 4_000)
-    monkeypatch.setattr(batch, "ROW_GROUP_ROWS_MAX", 20)
+def limits() -> Iterator[None]:
+    tiny = {name: v for name, v in some_tiny().items() if not name.startswith(MORE_STEPS)}
+    with bounds(tiny | SMALL_PARTS):
+        yield
 
 
 def run(spawn: Any, action: str, place: Path, at: int) -> int | None:
     """Run a child; None if it was killed at step `at`, else how many steps there are."""
     receiver, sender = spawn.Pipe(duplex=False)
-    process = spawn.Process(target=children.run, args=(action, place, at, sender))
+    present = {name: getattr(kvstore.limits, name) for name in TINY}  # the child has its own
+    process = spawn.Process(target=children.run, args=(action, place, at, sender, present))
     process.start()
     sender.close()
     try:
