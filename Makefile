@@ -13,10 +13,10 @@ CANDIDATES := python3 python3.13 python3.12 python3.11 python3.10 python3.14
 # Two workers; everything marked `spark` stays in one of them, so that there is one session.
 PYTEST := $(PY) -m pytest
 
-# How long `make soak` has the journal decoder fuzzed by coverage, where atheris installs.
+# How long `make soak` has each format fuzzed by coverage, where atheris installs.
 FUZZ_SECONDS := 60
 
-.PHONY: help setup test check lint types docs format demo bench bench-quick bench-growth soak azure clean
+.PHONY: help setup test check lint types docs format demo bench bench-quick bench-growth soak sanitize azure clean
 
 help:
 	@echo 'make setup        create $(VENV) and install the pinned versions into it'
@@ -26,7 +26,8 @@ help:
 	@echo 'make format       format, and fix what the linter can'
 	@echo 'make demo         the whole path on real data, under four minutes'
 	@echo 'make bench        the benchmarks; bench-quick: small; bench-growth: what must not grow'
-	@echo 'make soak         the long random tests'
+	@echo 'make soak         the long random tests, fuzzing, and what sanitize does'
+	@echo 'make sanitize     the compiled loops under the sanitizers of the C compiler'
 	@echo 'make azure        what needs an emulator of Azure, which npm fetches'
 	@echo 'make clean        remove what these made'
 
@@ -109,10 +110,18 @@ soak: $(READY)
 	$(PYTEST) -m soak --hypothesis-profile soak
 	@if $(PY) -m pip install -q --disable-pip-version-check --only-binary :all: atheris >/dev/null 2>&1; then \
 	  $(PY) -m tests.journal.fuzz_decoder -max_total_time=$(FUZZ_SECONDS) -rss_limit_mb=4096 && \
+<<<<<<< HEAD
 	  $(PY) -m tests.journal.fuzz_records -max_total_time=$(FUZZ_SECONDS) -rss_limit_mb=4096; \
+=======
+	  $(PY) -m tests.fuzz -max_total_time=$(FUZZ_SECONDS) -rss_limit_mb=4096; \
+>>>>>>> e663b2d (make soak: every format is fuzzed by coverage, the compiled loops run under sanitizers)
 	else \
-	  echo 'soak: atheris does not install here; hypothesis alone has fuzzed the journal decoder'; \
+	  echo 'soak: atheris does not install here; seeded mutations alone have fuzzed the formats'; \
 	fi
+	$(PY) -m tests.loops.sanitized
+
+sanitize: $(READY)
+	$(PY) -m tests.loops.sanitized
 
 azure: $(READY)
 	$(PYTEST) -m azure

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 from types import FunctionType
 
 from tests.fuzz.driver import Target, targets
@@ -26,12 +28,15 @@ def functions(target: Target) -> Iterator[FunctionType]:
 
 
 def fuzz(target: Target, options: list[str]) -> None:
-    """Hand one target to atheris, which does not return."""
+    """Hand one target and its sound bytes to atheris, which does not return."""
     import atheris  # type: ignore[import-not-found, import-untyped, unused-ignore]
 
     for function in functions(target):
         atheris.instrument_func(function)
-    atheris.Setup([sys.argv[0], *options], target.run)
+    corpus = Path(tempfile.mkdtemp(prefix=f"fuzz-{target.name}-"))
+    for number, seed in enumerate(target.seeds()):
+        (corpus / str(number)).write_bytes(seed)
+    atheris.Setup([sys.argv[0], *options, str(corpus)], target.run)
     atheris.Fuzz()
 
 

@@ -34,6 +34,8 @@ def targets() -> dict[str, Target]:
     """The targets of all modules in this package, by name."""
     found: dict[str, Target] = {}
     for module in pkgutil.iter_modules(tests.fuzz.__path__):
+        if module.name.startswith(("test_", "__")):
+            continue
         loaded = importlib.import_module(f"tests.fuzz.{module.name}")
         for target in getattr(loaded, "TARGETS", ()):
             assert target.name not in found
