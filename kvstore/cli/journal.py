@@ -143,7 +143,8 @@ def _require_directory(path: Path) -> None:
 
 
 def _problems(found: Inspection) -> list[str]:
-    return [str(damage.error()) for file in found.files for damage in file.damages]
+    damages = [damage for file in found.files for damage in file.damages]
+    return [str(damage.error()) for damage in (*damages, *found.missing)]
 
 
 def _fields(found: Inspection) -> dict[str, object]:

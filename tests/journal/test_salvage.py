@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvstore.errors import UsageError
-from kvstore.journal import Journal, Record, read, salvage
+from kvstore.journal import Journal, Record, inspect, read, salvage
 from kvstore.journal.salvage import Keep
 from kvstore.testing.disk import Disk
 from tests.journal.folds import open_journal
@@ -142,3 +142,14 @@ def test_the_command_refuses_a_target_that_holds_anything(tmp_path: Path) -> Non
     with pytest.raises(UsageError, match="not empty"):
         salvage(tmp_path / "journal", tmp_path / "target")
     assert salvage(tmp_path / "journal", tmp_path / "new").records == 0
+
+
+def test_records_that_no_file_has_are_named_by_inspect_and_salvage_where_the_note_tells() -> None:
+    disk = damaged()
+    del disk.inodes[sorted(disk.inodes)[-1]]
+    found = inspect(SOURCE, files=disk)
+    assert not found.sound
+    assert [(loss.first, loss.last) for loss in found.missing] == [(7, 8)]
+    report = salvage(SOURCE, TARGET, files=disk)
+    assert [(loss.first, loss.last) for loss in report.losses] == [(7, 8)]
+    assert saved(disk) == items(*range(1, 7))
