@@ -110,11 +110,8 @@ soak: $(READY)
 	$(PYTEST) -m soak --hypothesis-profile soak
 	@if $(PY) -m pip install -q --disable-pip-version-check --only-binary :all: atheris >/dev/null 2>&1; then \
 	  $(PY) -m tests.journal.fuzz_decoder -max_total_time=$(FUZZ_SECONDS) -rss_limit_mb=4096 && \
-<<<<<<< HEAD
-	  $(PY) -m tests.journal.fuzz_records -max_total_time=$(FUZZ_SECONDS) -rss_limit_mb=4096; \
-=======
+	  $(PY) -m tests.journal.fuzz_records -max_total_time=$(FUZZ_SECONDS) -rss_limit_mb=4096 && \
 	  $(PY) -m tests.fuzz -max_total_time=$(FUZZ_SECONDS) -rss_limit_mb=4096; \
->>>>>>> e663b2d (make soak: every format is fuzzed by coverage, the compiled loops run under sanitizers)
 	else \
 	  echo 'soak: atheris does not install here; seeded mutations alone have fuzzed the formats'; \
 	fi
