@@ -174,10 +174,8 @@ def any_entry(data: bytes) -> None:
 
 def _used(stored: Stored) -> None:
     with crafted_store(stored) as store:
-        found = outcomes(store, [b"a", b"b\x00c", b"i", b"large"])
-        verified = store.verify()
-        assert verified.ok or verified.problems
-        del found
+        outcomes(store, [b"a", b"b\x00c", b"i", b"large"])
+        store.verify()
 
 
 def _values(family: str) -> Sequence[bytes]:
