@@ -20,12 +20,17 @@ import rocksdict as rocks
 
 from kvstore.engine.api import chunks
 from kvstore.engine.rocks import THREADS, RocksCursor, _translated
+from kvstore.errors import StorageError
 from kvstore.forks import own
 from kvstore.journal.files import storage_errors
 from kvstore.limits import BESIDE_OPEN_FILES_MAX
 
 _IN_MEMORY: Final = "/dev/shm"
 """A throw-away database is made in 1 ms there, and in 5 on disk."""
+
+
+_MANIFEST_BYTES: Final = 64 << 10
+"""Of memory, in the place of the 4 MB that RocksDB sets aside: containers have 64 MB of it."""
 
 
 class LooseFile(NamedTuple):
@@ -48,21 +53,17 @@ class LooseFiles:
     def __init__(self, files: Sequence[Path | str]) -> None:
         self._where = ", ".join(map(str, files[:3])) + (", ..." if len(files) > 3 else "")
         THREADS.require_own(self._where)
-        THREADS.open(self)
         # RocksDB opens a linked file for writing, to sync it; a file that only may be read it
         # copies, which wants room.
         linked = all(os.access(file, os.W_OK) for file in files)
-        in_memory = linked and os.access(_IN_MEMORY, os.W_OK | os.X_OK)
-        with storage_errors(self._where):
-            self._scratch = Path(
-                tempfile.mkdtemp(prefix="kvstore-loose-", dir=_IN_MEMORY if in_memory else None)
-            )
         self._database: rocks.Rdict | None = None
+        in_memory = linked and os.access(_IN_MEMORY, os.W_OK | os.X_OK)
         try:
-            self._take(files, move=linked)
-        except BaseException:
-            self.close()
-            raise
+            self._take(files, _IN_MEMORY if in_memory else None, move=linked)
+        except StorageError:  # as where that memory is full
+            if not in_memory:
+                raise
+            self._take(files, None, move=linked)
         own(self, self._where)
 
     def told(self) -> list[LooseFile]:
@@ -107,7 +108,17 @@ class LooseFiles:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _take(self, files: Sequence[Path | str], *, move: bool) -> None:
+    def _take(self, files: Sequence[Path | str], place: str | None, *, move: bool) -> None:
+        with storage_errors(self._where):
+            self._scratch = Path(tempfile.mkdtemp(prefix="kvstore-loose-", dir=place))
+        THREADS.open(self)
+        try:
+            self._link(files, move=move)
+        except BaseException:
+            self.close()
+            raise
+
+    def _link(self, files: Sequence[Path | str], *, move: bool) -> None:
         links = []
         with storage_errors(self._where):
             for number, file in enumerate(files):
@@ -120,6 +131,7 @@ class LooseFiles:
         options.set_max_file_opening_threads(1)
         options.set_max_open_files(BESIDE_OPEN_FILES_MAX)
         options.set_disable_auto_compactions(True)
+        options.set_manifest_preallocation_size(_MANIFEST_BYTES)
         ingestion = rocks.IngestExternalFileOptions()
         ingestion.set_move_files(move)
         with _translated(self._where):

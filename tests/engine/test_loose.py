@@ -1,0 +1,84 @@
+"""Sorted files are read where they lie, and nothing is left behind."""
+
+from __future__ import annotations
+
+import errno
+import os
+import tempfile
+from pathlib import Path
+
+import pytest
+
+import kvstore.engine.loose
+from bulk.sst import SstFile
+from kvstore.engine.loose import LooseFile, LooseFiles
+from kvstore.errors import CorruptionError, OutOfSpaceError, StorageError
+
+
+def sst(path: Path, keys: list[bytes]) -> Path:
+    file = SstFile(path)
+    file.add(keys, [b"v" + key for key in keys])
+    file.finish()
+    return path
+
+
+@pytest.fixture
+def scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where throw-away databases are made, in the place of the system's memory and of /tmp."""
+    (tmp_path / "memory").mkdir()
+    monkeypatch.setattr(kvstore.engine.loose, "_IN_MEMORY", str(tmp_path / "memory"))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "memory"))
+    return tmp_path / "memory"
+
+
+def test_files_are_told_and_merged(tmp_path: Path, scratch: Path) -> None:
+    one, two = sst(tmp_path / "1.sst", [b"a", b"d"]), sst(tmp_path / "2.sst", [b"b", b"c", b"e"])
+    with LooseFiles([two, one]) as loose:
+        assert loose.told() == [
+            LooseFile(b"a", b"d", one.stat().st_size, 2, 0),
+            LooseFile(b"b", b"e", two.stat().st_size, 3, 0),
+        ]
+        assert [key for keys, _ in loose.rows() for key in keys] == [b"a", b"b", b"c", b"d", b"e"]
+        assert loose.get(b"c") == b"vc"
+        assert loose.get(b"x") is None
+    assert list(scratch.iterdir()) == []
+
+
+def test_nothing_stays_open_or_on_disk_whether_files_are_sound_or_not(
+    tmp_path: Path, scratch: Path
+) -> None:
+    sound = sst(tmp_path / "1.sst", [b"a"])
+    damaged = tmp_path / "2.sst"
+    damaged.write_bytes(b"no rows")
+    opened = len(os.listdir("/proc/self/fd"))
+    for _ in range(20):
+        with LooseFiles([sound]) as loose:
+            next(loose.rows())
+        with pytest.raises(CorruptionError):
+            LooseFiles([sound, damaged])
+        with pytest.raises(StorageError):
+            LooseFiles([tmp_path / "3.sst"])
+    assert len(os.listdir("/proc/self/fd")) == opened
+    assert list(scratch.iterdir()) == []
+
+
+@pytest.mark.parametrize("full", ["memory", "both"])
+def test_the_disk_serves_where_memory_is_full(
+    tmp_path: Path, scratch: Path, monkeypatch: pytest.MonkeyPatch, full: str
+) -> None:
+    made = tempfile.mkdtemp
+
+    def failing(**how: str | None) -> str:
+        if how["dir"] is not None or full == "both":
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return made(prefix=how["prefix"], dir=tmp_path)
+
+    monkeypatch.setattr(tempfile, "mkdtemp", failing)
+    file = sst(tmp_path / "1.sst", [b"a"])
+    if full == "both":
+        with pytest.raises(OutOfSpaceError):
+            LooseFiles([file])
+        return
+    with LooseFiles([file]) as loose:
+        assert loose.get(b"a") == b"va"
+    assert list(tmp_path.glob("kvstore-loose-*")) == []
