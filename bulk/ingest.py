@@ -2,8 +2,8 @@
 
     check     manifest, files; live keys in the way, if they matter       nothing is touched
     prepare   the store writes down that the import is coming             durable
-    bring     files are linked (or moved, or copied) to <store>/ingest/<id>/
-    link      they are moved into RocksDB, all or none                    still invisible
+    bring     files are linked or copied to <store>/ingest/<id>/
+    link      RocksDB takes them from there, all or none                  still invisible
     add       one record gives them their timestamp                       durable: the commit
 
 A crash at any point leaves an import that is added or invisible; calling again goes on from there.
@@ -38,7 +38,6 @@ from kvstore.errors import (
     UsageError,
 )
 from kvstore.imports import INGEST_DIRECTORY, ImportRecord
-from kvstore.journal import OS_FILES
 from kvstore.journal.files import storage_errors
 from kvstore.span import Span, merge_spans
 from kvstore.store import Store
@@ -64,10 +63,10 @@ def ingest(
     """Add a sealed import to `store`; returns the timestamp at which all its rows became visible.
 
     Adding the same import again returns the first timestamp. `on_conflict="error"` refuses to
-    cover live keys (`KeyConflictError` names the first; it compares key by key). `move` takes
-    the files out of `staging` instead of linking them; on another file system they are
-    copied; a symbolic link is removed, and its file stays. `thorough` reads every file, to compare
-    its checksum even if it looks untouched, and looks at each row: for files from a stranger.
+    cover live keys (`KeyConflictError` names the first; it compares key by key). Files are
+    linked, or copied from another file system. `move` removes them from `staging` once they are
+    added; of a symbolic link the file stays. `thorough` reads every file, to compare its checksum
+    even if it looks untouched, and looks at each row: for files from a stranger.
     `progress` is called with the name of each step before it is made; what it raises calls the
     import off, which can be made again.
 
@@ -101,6 +100,8 @@ def _ingest(
     record = _record(manifest)
     known = store.find_import(record)
     if known is not None and known.added is not None:
+        if move:
+            _take_away(directory, manifest)
         return known.added
     incoming = _incoming(store, directory, manifest)
     linked = known is not None and store.is_import_linked(record)
@@ -121,12 +122,14 @@ def _ingest(
             files = []
             for number, part in enumerate(manifest.parts, 1):
                 tell(f"bring {number} of {len(manifest.parts)}")
-                files.append(_bring(directory, incoming, part.name, checked[part.name], move=move))
+                files.append(_bring(directory, incoming, part.name, checked[part.name]))
             tell("link")
             store.link_import(files)
         tell("add")
         stamp = store.add_import(record, check=check)
     shutil.rmtree(incoming, ignore_errors=True)
+    if move:
+        _take_away(directory, manifest)
     return stamp
 
 
@@ -161,7 +164,7 @@ def _incoming(store: Store, directory: Path, manifest: Manifest) -> Path:
 
 
 def _locate(directory: Path, incoming: Path, name: str) -> Path:
-    """Where a part is: an interrupted move may have brought it to the store already."""
+    """Where a part is: earlier releases moved it to the store before it was added."""
     staged = directory / name
     moved = not os.path.lexists(staged) and (incoming / name).is_file()
     return incoming / name if moved else staged
@@ -198,11 +201,11 @@ def _checked(
     return found
 
 
-def _bring(directory: Path, incoming: Path, name: str, identity: Identity, *, move: bool) -> Path:
+def _bring(directory: Path, incoming: Path, name: str, identity: Identity) -> Path:
     """Put a part beside the store's files, so that RocksDB can take it by a rename.
 
-    A crash finds it in one of the two places, or in both; it is lost from neither before RocksDB,
-    which syncs what it takes, has it. So only the end of a copy's source waits for the disk.
+    The staged file stays until the import is added: RocksDB has synced what it takes by then, so
+    neither a crash nor a refusal loses a part.
     """
     source, target = directory / name, incoming / name
     with storage_errors(str(target)):
@@ -221,10 +224,6 @@ def _bring(directory: Path, incoming: Path, name: str, identity: Identity, *, mo
             if error.errno not in _COPY_INSTEAD:
                 raise
             _copy(directory, source, target, identity)
-            if move:
-                OS_FILES.sync_directory(str(incoming))
-        if move:
-            source.unlink()
     return target
 
 
@@ -239,6 +238,13 @@ def _copy(directory: Path, source: Path, target: Path, identity: Identity) -> No
     except BaseException:
         target.unlink(missing_ok=True)  # half a copy would only keep the disk full
         raise
+
+
+def _take_away(directory: Path, manifest: Manifest) -> None:
+    """Remove the parts of an import that was added. One that cannot be removed stays."""
+    for part in manifest.parts:
+        with suppress(OSError):
+            (directory / part.name).unlink()
 
 
 def _replaced(directory: Path, name: str) -> ImportRefusedError:

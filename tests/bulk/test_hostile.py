@@ -14,6 +14,7 @@ import shutil
 import socket
 import tracemalloc
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -552,6 +553,40 @@ def test_a_part_that_is_replaced_after_it_was_checked_is_refused(
         bulk.ingest(store, staging, move=move, progress=replace)
     assert part_of(staging).exists()
     assert list(store.scan()) == []
+
+
+def test_a_refusal_between_two_parts_leaves_every_staged_file(
+    store: kvstore.Store, tmp_path: Path
+) -> None:
+    staging = tmp_path / "staged"
+    stage(staging, parts=3)
+    last = staging / manifest_of(staging)["parts"][-1]["name"]
+    before = everything_in(staging)
+
+    def replace(step: str) -> None:
+        if step.startswith("bring 3"):
+            other_file(last)
+
+    with pytest.raises(ImportRefusedError, match="while it was added"):
+        bulk.ingest(store, staging, move=True, progress=replace)
+    left = everything_in(staging)
+    assert left.pop(last.name) != before.pop(last.name)
+    assert left == before
+
+
+def test_a_move_that_was_interrupted_is_finished_by_the_next(
+    store: kvstore.Store, staging: Path
+) -> None:
+    def killed(step: str) -> None:
+        if step == "add":
+            raise RuntimeError("killed here")
+
+    for progress in (killed, killed, None):
+        assert part_of(staging).is_file()
+        with suppress(RuntimeError):
+            bulk.ingest(store, staging, move=True, progress=progress)
+    assert [path.name for path in staging.iterdir()] == [MANIFEST_NAME]
+    assert dict(store.scan()) == ROWS
 
 
 def test_files_that_may_only_be_read_are_checked_and_added(
