@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import struct
 import tempfile
 from collections.abc import Generator, Sequence
 from pathlib import Path
@@ -20,7 +21,7 @@ import rocksdict as rocks
 
 from kvstore.engine.api import chunks
 from kvstore.engine.rocks import THREADS, RocksCursor, _translated
-from kvstore.errors import StorageError
+from kvstore.errors import CorruptionError, StorageError
 from kvstore.forks import own
 from kvstore.journal.files import storage_errors
 from kvstore.limits import BESIDE_OPEN_FILES_MAX
@@ -31,6 +32,12 @@ _IN_MEMORY: Final = "/dev/shm"
 
 _MANIFEST_BYTES: Final = 64 << 10
 """Of memory, in the place of the 4 MB that RocksDB sets aside: containers have 64 MB of it."""
+
+
+_FOOTER: Final = struct.Struct("<B40sIQ")
+_MAGIC: Final = 0x88E241B785F4CFF7
+_FORMAT: Final = 5
+_TRAILER_BYTES: Final = 5
 
 
 class LooseFile(NamedTuple):
@@ -53,6 +60,8 @@ class LooseFiles:
     def __init__(self, files: Sequence[Path | str]) -> None:
         self._where = ", ".join(map(str, files[:3])) + (", ..." if len(files) > 3 else "")
         THREADS.require_own(self._where)
+        for file in files:
+            _require_footer(file)
         # RocksDB opens a linked file for writing, to sync it; a file that only may be read it
         # copies, which wants room.
         linked = all(os.access(file, os.W_OK) for file in files)
@@ -142,3 +151,42 @@ class LooseFiles:
     def _open(self) -> rocks.Rdict:
         assert self._database is not None, "used after close"
         return self._database
+
+
+def _require_footer(file: Path | str) -> None:
+    """Raise `CorruptionError` unless the footer's blocks lie in the file.
+
+        footer := | checksum type u8 | handles, padded to 40 | format u32 | magic u64 |
+        handle := | offset varint | size varint |     of the metaindex, then of the index
+
+    The footer has no checksum. RocksDB allocates the sizes that stand there, and a failed
+    allocation ends the process.
+    """
+    where = str(file)
+    with storage_errors(where), open(file, "rb") as opened:
+        end = os.fstat(opened.fileno()).st_size - _FOOTER.size
+        if end < 0:
+            raise CorruptionError(where, f"{end + _FOOTER.size} bytes are no sorted file")
+        opened.seek(end)
+        _, handles, found, magic = _FOOTER.unpack(opened.read(_FOOTER.size))
+    if magic != _MAGIC or found != _FORMAT:
+        raise CorruptionError(where, "it does not end as a sorted file does")
+    at = 0
+    for _ in ("metaindex", "index"):
+        offset, at = _varint(handles, at, where)
+        size, at = _varint(handles, at, where)
+        if offset + size + _TRAILER_BYTES > end:
+            raise CorruptionError(where, f"a block of {size} bytes at {offset} lies outside of it")
+
+
+def _varint(data: bytes, at: int, where: str) -> tuple[int, int]:
+    """A number of seven bits a byte, and the place behind it."""
+    found = 0
+    for shift in range(0, 64, 7):
+        if at == len(data):
+            break
+        found |= (data[at] & 0x7F) << shift
+        at += 1
+        if data[at - 1] < 0x80:
+            return found, at
+    raise CorruptionError(where, "its footer holds no number where one is due")

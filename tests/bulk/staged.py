@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 import rocksdict as rocks
 
 import bulk
+from bulk.sst import _options
 from bulk.staging import MANIFEST_NAME
 from kvstore.codec.keys import VALUE, encode_reference
 from kvstore.codec.ordered import frame
@@ -72,7 +73,7 @@ def forge(staging: Path, entries: Sequence[tuple[bytes, bytes | None]], **fields
     (part,) = manifest["parts"]
     path = staging / part["name"]
     path.unlink()
-    writer = rocks.SstFileWriter(rocks.Options(raw_mode=True))
+    writer = rocks.SstFileWriter(_options("lz4"))
     writer.open(str(path))
     for key, value in entries:
         if value is None:

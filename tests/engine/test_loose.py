@@ -82,3 +82,37 @@ def test_the_disk_serves_where_memory_is_full(
     with LooseFiles([file]) as loose:
         assert loose.get(b"a") == b"va"
     assert list(tmp_path.glob("kvstore-loose-*")) == []
+
+
+def varint(number: int) -> bytes:
+    found = bytearray()
+    while number > 0x7F:
+        found.append(number & 0x7F | 0x80)
+        number >>= 7
+    return bytes([*found, number])
+
+
+FOOTERS = {
+    "a block of 2**40 bytes": varint(0) + varint(1 << 40),
+    "a block of 2**63 bytes": varint(0) + varint(1 << 63),
+    "a block at 2**63": varint(1 << 63) + varint(8),
+    "a block over the footer": varint(0) + varint(1 << 20),
+    "a number that does not end": b"\xff" * 40,
+    "no index": varint(0) + varint(0) + b"\xff" * 20,
+}
+
+
+@pytest.mark.parametrize("name", FOOTERS)
+@pytest.mark.parametrize("which", ["metaindex", "index"])
+def test_a_footer_is_checked_before_its_sizes_are_allocated(
+    tmp_path: Path, name: str, which: str
+) -> None:
+    """The footer has no checksum of its own, and RocksDB ends the process where an allocation
+    fails."""
+    file = sst(tmp_path / "1.sst", [b"a"])
+    content = bytearray(file.read_bytes())
+    handles = FOOTERS[name] if which == "metaindex" else varint(0) + varint(0) + FOOTERS[name]
+    content[-52:-12] = handles[:40].ljust(40, b"\x00")
+    file.write_bytes(content)
+    with pytest.raises(CorruptionError):
+        LooseFiles([file])
