@@ -21,6 +21,7 @@ from __future__ import annotations
 import hashlib
 import json
 import secrets
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -97,8 +98,11 @@ class Chains:
         chains, dropping = tuple(fields["chains"]), tuple(fields.get("dropping", ()))
         return Record(head.seqno, fields["id"], fields["source"], chains, dropping)
 
-    def begin(self, source: str, token: str | None = None) -> Record:
+    def begin(
+        self, source: str, token: str | None = None, *, first: Callable[[], None] = lambda: None
+    ) -> Record:
         """The record, made with one chain if there is none yet: the backup `token` begins it.
+        `first` is called before it is made.
 
         Raises `UsageError` if the collection belongs to another store.
         """
@@ -111,6 +115,7 @@ class Chains:
                         "back this store up into a collection of its own",
                     )
                 return record
+            first()
             self._write(Record(0, secrets.token_hex(6), source, (_new_name(token),)), expected=None)
         raise LockedError(self._where, "scripts that keep changing it")
 

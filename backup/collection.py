@@ -56,7 +56,10 @@ from backup.window import (
     HoldTaken,
     append_windows,
     appended_before,
+    drop_others,
     info,
+    reached,
+    require_no_other,
     take_hold,
 )
 from kvstore.arguments import require_age
@@ -138,6 +141,8 @@ class Collection:
             self._place = find_place(self.url, secret, options=options, patience=retries)
         else:
             self._place = sealed(storage, secret, self.url)
+        # A place in memory ends with its process, and one that was handed over has no address.
+        self._is_lasting = storage is None and not self.url.startswith("memory:")
         self._clock = clock or Clock()
         self._chains = Chains(self._place, self.url, self._clock)
         own(self, f"the collection at {self.url}")
@@ -269,13 +274,20 @@ class Collection:
         what it raises calls the backup off. `upload` writes the parts: in this process, or spread
         over others (`spark_connector.jobs.backup`).
 
-        Raises `UsageError` if the collection is another store's, if the store was put back from an
+        Raises `StatesLostError` where the collection, or all that the source knows to be at its
+        place, is gone or an older copy: then `full=True` begins anew. Raises
+        `UsageError` if the collection is another store's, if the store was put back from an
         older copy and lacks what is here, or if the token is empty; `HistoryGoneError` if the store
         no longer has the window: then `full=True` begins another chain beside the present one.
         """
         if token is not None and not token:
             raise UsageError("the token is empty", "name the backup, or pass no token")
-        record = self._chains.begin(store.store_id, token if full else None)
+        address = public_address(self.url)
+        record = self._chains.begin(
+            store.store_id,
+            token if full else None,
+            first=lambda: self._begin_anew(store, address, full=full),
+        )
         shard = self._chains.shard(record.chains[-1])
         name = f"backup-{record.collection_id}"
         done = None
@@ -283,6 +295,7 @@ class Collection:
             appended = (appended_before(chain, token) for chain in self._shards(record))
             done = next(filter(None, appended), None)
         if not full:
+            self._require_reached(store, name, record, shard)
             shard.require_newest()
         elif done is None and not record.is_begun_by(token) and not _is_unused(shard):
             record = self._chains.extend(record, token)
@@ -291,7 +304,7 @@ class Collection:
             done = done or appended_before(shard, token)
             if done is not None:
                 return info(done)
-            hold = take_hold(store, name, shard, max_age, address=public_address(self.url))
+            hold = take_hold(store, name, shard, max_age, address=address)
             try:
                 return append_windows(shard, Backup(store, hold, upload, progress), token)
             except (UpperMismatchError, HoldTaken):  # another took the window, or our hold
@@ -488,6 +501,26 @@ class Collection:
         return True
 
     # -- inside -----------------------------------------------------------------------------
+
+    def _begin_anew(self, store: Store, address: str, *, full: bool) -> None:
+        """Before the first backup here. Raises `StatesLostError` where the source knows of others
+        at this place, unless the caller says with `full` that they may be forgotten."""
+        if not self._is_lasting:
+            return
+        if full:
+            drop_others(store, address)
+        else:
+            require_no_other(store, address)
+
+    def _require_reached(self, store: Store, name: str, record: Record, newest: Shard) -> None:
+        """Raise `StatesLostError` if the source knows of more that was appended than is here."""
+        known = reached(store, name)
+        if newest.upper >= known:
+            return
+        found = max(shard.refresh().upper for shard in (newest, *self._shards(record)))
+        if found < known:
+            remedy = "put the newest copy of all of it back; backup(store, full=True) begins anew"
+            raise StatesLostError(self.url, found=found, known=known, remedy=remedy)
 
     def _shards(self, record: Record | None = None) -> Sequence[Shard]:
         record = record or self._chains.read()

@@ -26,6 +26,7 @@ from kvstore.errors import (
     FencedError,
     HistoryGoneError,
     KVStoreError,
+    StatesLostError,
     UpperMismatchError,
     UsageError,
 )
@@ -62,6 +63,33 @@ def appended_before(shard: Shard, token: str | None) -> Batch | None:
     if token is None:
         return None
     return next((b for b in shard.refresh().batches if ("token", token) in b.meta), None)
+
+
+def reached(store: Store, name: str) -> int:
+    """The upper that the collection whose hold this is has had, as its source knows: a crash may
+    take the newest ones from it."""
+    found = (hold.reached for hold in store.holds() if hold.name == name)
+    return int(next(found, None) or 0)
+
+
+def require_no_other(store: Store, address: str) -> None:
+    """Raise `StatesLostError` if the source knows of backups at `address`, where nothing is."""
+    for hold in store.holds():
+        if hold.kind == BACKUP and hold.address == address and hold.reached is not None:
+            raise StatesLostError(
+                address,
+                found=0,
+                known=hold.reached,
+                remedy="look whether the disk is mounted, and put the collection back; "
+                "backup(store, full=True) begins it anew",
+            )
+
+
+def drop_others(store: Store, address: str) -> None:
+    """Drop the holds of collections that were at `address` before."""
+    for hold in store.holds():
+        if hold.kind == BACKUP and hold.address == address:
+            store.drop_hold(hold.name)
 
 
 def take_hold(
@@ -124,7 +152,7 @@ def append_windows(shard: Shard, backup: Backup, token: str | None) -> BackupInf
         shard.collect_if_due()
     # Another script that has taken the hold meanwhile holds what it needs itself.
     with suppress(FencedError):
-        backup.hold.move(done.upper - 1, durable=False)
+        backup.hold.move(done.upper - 1, durable=False, reached=done.upper)
     return done
 
 

@@ -1,9 +1,9 @@
 """Claims on history, as records and in words: whose they are, where, since when.
 
     record of a hold := {timestamp, token, max_age_ns | null, lost,
-                         kind, address, owner, created_at, moved_at}
+                         kind, address, owner, created_at, moved_at, reached}
 
-The last five fields are missing in records that an older release wrote: such a hold is of the kind
+The last six fields are missing in records that an older release wrote: such a hold is of the kind
 `"unknown"` until an owner takes it again.
 """
 
@@ -63,6 +63,8 @@ class HoldRecord:
     owner: str = ""
     created_at: Timestamp | None = None
     moved_at: Timestamp | None = None
+    reached: Timestamp | None = None
+    """Below it all was handed to the owner for good: a collection that has less lost something."""
 
     @property
     def is_pin(self) -> bool:
@@ -111,6 +113,7 @@ def to_fields(record: HoldRecord) -> dict[str, Any]:
         "owner": record.owner,
         "created_at": record.created_at,
         "moved_at": record.moved_at,
+        "reached": record.reached,
     }
 
 
@@ -131,6 +134,7 @@ def from_fields(name: str, record: JsonObject) -> HoldRecord:
         owner=record.text("owner") if "owner" in record else "",
         created_at=optional_timestamp_of(record, "created_at"),
         moved_at=optional_timestamp_of(record, "moved_at"),
+        reached=optional_timestamp_of(record, "reached"),
     )
 
 

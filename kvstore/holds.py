@@ -61,13 +61,14 @@ class Hold:
         """The time it holds. Raises `FencedError` or `HoldLostError` if it is no longer ours."""
         return self._holds.require_owned(self.name, self.token).timestamp
 
-    def move(self, to: TimeLike, *, durable: bool = True) -> None:
+    def move(self, to: TimeLike, *, durable: bool = True, reached: TimeLike | None = None) -> None:
         """Hold `to` instead, durably; if not `durable`, a crash may leave it at an older time.
+        `reached` notes that the owner has all below it for good, also for those that come after.
 
         Raises `FencedError` if a newer owner has taken the hold,
         `HoldLostError` if it was invalidated, `HistoryGoneError` below `since`,
         `NotYetWrittenError` in the future."""
-        self._holds.move(self.name, self.token, to, durable=durable)
+        self._holds.move(self.name, self.token, to, durable=durable, reached=reached)
 
     def release(self) -> None:
         """Give it up, durably. Raises as `move`."""
@@ -147,6 +148,7 @@ class Holds:
                     owner=this_process(),
                     created_at=now if former is None else former.created_at or now,
                     moved_at=now,
+                    reached=None if known is None else known.reached,
                 )
                 taken.append(record)
                 holds[name] = Hold(self, name, record.token, is_new=former is None)
@@ -162,13 +164,23 @@ class Holds:
             return former.timestamp
         return Timestamp(self._committer.close_upto_now() - 1)
 
-    def move(self, name: str, token: str, to: TimeLike, *, durable: bool = True) -> None:
+    def move(
+        self,
+        name: str,
+        token: str,
+        to: TimeLike,
+        *,
+        durable: bool = True,
+        reached: TimeLike | None = None,
+    ) -> None:
         """Compare-and-set on the token; see `Hold.move`."""
         at = to_timestamp(to, name="to")
+        noted = None if reached is None else to_timestamp(reached, name="reached")
         with self._committer.lock:
             record = self.require_owned(name, token)
             self._committer.readable(at)
-            self._write([replace(record, timestamp=at, moved_at=self._committer.now())])
+            now, noted = self._committer.now(), noted or record.reached
+            self._write([replace(record, timestamp=at, moved_at=now, reached=noted)])
         if durable:
             self._committer.persist()
 

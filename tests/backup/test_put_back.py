@@ -82,6 +82,7 @@ def test_states_that_were_appended_to_an_older_copy_are_told(
     put_back(place, copy)
     (chain,) = place.glob("blob/chain-*")
     shutil.move(chain / witness.FOLDER, tmp_path / "kept")
+    store.drop_hold(store.holds()[0].name)
     some_backups(store, place, None, 4)
     shutil.copytree(tmp_path / "kept", chain / witness.FOLDER, dirs_exist_ok=True)
     shutil.rmtree(tmp_path / "kept")
@@ -130,6 +131,71 @@ def test_expired_chains_and_collected_states_leave_no_witness(
     collection.expire(before=collection.upper)
     assert not list(place.glob(f"blob/{chain.name}/{witness.FOLDER}/*"))
     backup.Collection(place).verify("contents", store)
+
+
+# -- what the source knows --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("secret", [None, "secret"])
+def test_the_source_knows_how_far_a_collection_was(
+    store: kvstore.Store, tmp_path: Path, secret: str | None
+) -> None:
+    """All of the place is an older copy: nothing in it can tell."""
+    place, copy = tmp_path / "collection", tmp_path / "copy"
+    some_backups(store, place, secret, 2)
+    shutil.copytree(place, copy)
+    some_backups(store, place, secret, 2)
+    shutil.rmtree(place)
+    shutil.copytree(copy, place)
+    backup.Collection(place, secret).verify()
+    with pytest.raises(StatesLostError, match="full=True"):
+        backup.Collection(place, secret).backup(store)
+    collection = backup.Collection(place, secret)
+    collection.backup(store, full=True)
+    store.put(b"x", b"1")
+    collection.backup(store)
+    assert collection.verify("contents", store).chains == 2
+
+
+def test_a_collection_that_is_gone_is_not_begun_again_in_silence(
+    store: kvstore.Store, tmp_path: Path
+) -> None:
+    place = tmp_path / "collection"
+    some_backups(store, place, None, 2)
+    (hold,) = store.holds()
+    shutil.rmtree(place)  # or its disk is not mounted
+    with pytest.raises(StatesLostError, match="mounted"):
+        backup.Collection(place).backup(store)
+    assert backup.Collection(place).list() == []
+    backup.Collection(place).backup(store, full=True)
+    (fresh,) = store.holds()
+    assert fresh.name != hold.name
+    backup.Collection(tmp_path / "other").backup(store)
+    assert len(store.holds()) == 2
+
+
+def test_a_first_backup_that_was_killed_is_no_loss(store: kvstore.Store, tmp_path: Path) -> None:
+    def kill(_rows: int) -> None:
+        raise KeyboardInterrupt
+
+    store.put(b"a", b"1")
+    for _ in range(2):
+        with pytest.raises(KeyboardInterrupt):
+            backup.Collection(tmp_path / "collection").backup(store, progress=kill)
+    backup.Collection(tmp_path / "collection").backup(store)
+
+
+def test_the_source_remembers_over_restarts(tmp_path: Path) -> None:
+    place, copy = tmp_path / "collection", tmp_path / "copy"
+    for number in range(3):
+        with kvstore.open(tmp_path / "store") as store:
+            some_backups(store, place, None, 1)
+        if not number:
+            shutil.copytree(place, copy)
+    shutil.rmtree(place)
+    shutil.copytree(copy, place)
+    with kvstore.open(tmp_path / "store") as store, pytest.raises(StatesLostError):
+        backup.Collection(place).backup(store)
 
 
 # -- the chain of digests ---------------------------------------------------------------------
