@@ -94,7 +94,11 @@ def _runs(at: int, data: bytes, *, opened: bool) -> Iterator[tuple[int, bytes]]:
 
 def _size_max(held: list[bytes]) -> int:
     """How many framed bytes the record at the beginning of `held` may have, by its head."""
-    first = held[0] if len(held[0]) > FIRST_MAX else b"".join(held[:2])
+    first = b""
+    for piece in held:  # the head may have come in any number of short reads
+        first += piece[: FIRST_MAX - len(first)]
+        if len(first) == FIRST_MAX:
+            break
     try:
         length = length_in(unstuff_prefix(first[len(PAIR) : FIRST_MAX]).decoded)
     except StuffingError:

@@ -17,6 +17,7 @@ from kvstore.journal import reader as reader_module
 from kvstore.journal.raw import RawRecords
 from kvstore.journal.reader import raw_records_reversed
 from kvstore.journal.stuffing import PAIR
+from kvstore.testing.bounds import bounds
 from kvstore.testing.disk import Disk
 from tests.journal.folds import PATH, live_file, open_journal
 
@@ -124,6 +125,21 @@ def test_cutting_at_pairs_does_not_depend_on_the_pieces(parts: list[bytes], size
         assert got == list(zip(offsets, expected, strict=True))
         backward = list(raw_records_reversed(cast(BinaryIO, io.BytesIO(data))))
         assert backward == got[::-1]
+
+
+def test_a_long_record_that_comes_in_short_reads_is_read() -> None:
+    """Its head tells how much is to come, and may lie across any number of reads."""
+    disk = Disk()
+    with open_journal(disk, sync=Sync.never()) as journal:
+        for size in (6000, 1, 70_000):
+            journal.append(b"x" * size)
+    data = disk.inodes[live_file(disk)].live
+    with bounds(JOURNAL_READ_BYTES=16):
+        runs = [run for _, run in RawRecords(cast(BinaryIO, Trickle(data)))]
+        found = list(read(PATH, files=disk))
+    assert b"".join(runs) == data
+    assert all(run.startswith(PAIR) for run in runs)
+    assert [len(record.payload) for record in found] == [6000, 1, 70_000]
 
 
 def test_a_short_read_is_not_the_end() -> None:
