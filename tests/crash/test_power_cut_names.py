@@ -97,7 +97,7 @@ class Run:
 
 @pytest.mark.parametrize(
     ("rounds", "cuts"),
-    [(1, CUTS), pytest.param(20, 200, marks=pytest.mark.soak)],
+    [(1, CUTS), pytest.param(10, 200, marks=pytest.mark.soak)],
     ids=["few", "many"],
 )
 @pytest.mark.parametrize("engine", ["rocksdb", "memory"])

@@ -84,7 +84,8 @@ class Writer:
 
     def revert(self) -> bool:
         since = self.store.since
-        added = [each for each in self.store.imports() if (each.added or 0) > since]
+        known = self.store.imports()
+        added = [each for each in known if (each.added or 0) > since and each.reverted is None]
         if added:
             self.store.revert_import(self.rng.choice(added).import_id)
         return bool(added)
