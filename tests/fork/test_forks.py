@@ -14,7 +14,7 @@ import pytest
 import kvstore
 
 ROOT = Path(__file__).parents[2]
-FEW, MANY = 5, 300
+FEW, MANY = 5, 100
 
 
 def started(program: str, *arguments: object) -> subprocess.Popen[str]:
