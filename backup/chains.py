@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import secrets
 from collections.abc import Callable
 from contextlib import suppress
@@ -30,6 +31,7 @@ from typing import Final
 from backup.shard import Cas, Shard, Storage, Versioned, witness
 from backup.shard.log import MissingShardError, StateLog
 from kvstore.clock import WallClock
+from kvstore.codec.json import read_object
 from kvstore.errors import (
     CorruptionError,
     FormatVersionError,
@@ -45,6 +47,7 @@ RETENTION: Final = "retention"
 _KEY = "collection"
 _ATTEMPTS = 8
 _CHAIN = "chain-"
+_NAME = re.compile(rf"{_CHAIN}[A-Za-z0-9-]{{1,100}}")
 _PUT_BACK = "put the folder consensus back from a copy, or back up to another place"
 
 
@@ -88,15 +91,17 @@ class Chains:
                 raise self._lost("the record of the collection")
         if head is None:
             return None
-        try:
-            fields = json.loads(head.data)
-            version = fields["format"]
-        except (ValueError, KeyError, TypeError) as error:
-            raise CorruptionError(f"{self._where}: record of the collection", str(error)) from error
+        fields = read_object(head.data, where=f"{self._where}: record of the collection")
+        version = fields.integer("format")
         if version != COLLECTION_FORMAT:
             raise FormatVersionError(self._where, found=version, supported=COLLECTION_FORMAT)
-        chains, dropping = tuple(fields["chains"]), tuple(fields.get("dropping", ()))
-        return Record(head.seqno, fields["id"], fields["source"], chains, dropping)
+        chains = fields.items_of("chains", str)
+        dropping = fields.items_of("dropping", str) if "dropping" in fields else []
+        names = [*chains, *dropping]
+        if not chains or len(set(names)) < len(names) or not all(map(_NAME.fullmatch, names)):
+            raise fields.damaged("its chains are none, come twice, or have names that none has")
+        collection_id, source = fields.text("id"), fields.text("source")
+        return Record(head.seqno, collection_id, source, tuple(chains), tuple(dropping))
 
     def begin(
         self, source: str, token: str | None = None, *, first: Callable[[], None] = lambda: None

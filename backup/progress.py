@@ -34,6 +34,7 @@ from backup.export import Position
 from backup.shard import Blob, Part
 from backup.shard.blob import FAILURES
 from backup.shard.codec import decode_part, encode_part
+from kvstore.codec.json import read_object
 from kvstore.errors import (
     CorruptionError,
     DeterminateError,
@@ -107,19 +108,23 @@ def _json(fields: dict[str, Any]) -> bytes:
     return json.dumps(fields, sort_keys=True).encode()
 
 
-def _read(blob: Blob, where: str) -> dict[str, Any] | None:
+def _read(blob: Blob, where: str) -> Record | None:
     """A record; None where it is gone, or damaged: then its part is uploaded again."""
     try:
         data = blob.patience.over(partial(blob.get, where))
-        fields: dict[str, Any] = {} if data is None else json.loads(data)
+        if data is None:
+            return None
+        fields = read_object(data, where=where)
         crc32 = fields.pop("crc32", None)  # which former releases did not write
-    except (CorruptionError, ValueError, AttributeError):
+        if crc32 not in (None, zlib.crc32(_json(fields))):
+            return None
+        version = fields.integer("format")
+        if version != PROGRESS_FORMAT:
+            raise FormatVersionError(where, found=version, supported=PROGRESS_FORMAT)
+        position = Position(fields.hexed("key"), fields.integer("timestamp"), fields.integer("op"))
+        return Record(decode_part(fields.inner("part")), position)
+    except CorruptionError:
         return None
-    if crc32 not in (None, zlib.crc32(_json(fields))) or "format" not in fields:
-        return None
-    if fields["format"] != PROGRESS_FORMAT:
-        raise FormatVersionError(where, found=fields["format"], supported=PROGRESS_FORMAT)
-    return fields
 
 
 class Left(NamedTuple):
@@ -179,12 +184,10 @@ def _records(blob: Blob, chain: str, name: str, numbers: list[int]) -> list[Reco
 def _whole(blob: Blob, folder: str, numbers: list[int]) -> Iterator[Record]:
     for expected, number in enumerate(numbers):
         where = f"{folder}/{number:06}.json"
-        fields = _read(blob, where)
-        if fields is None or number != expected:
+        record = _read(blob, where)
+        if record is None or number != expected:
             return
-        part = decode_part(fields["part"])
+        part = record.part
         if blob.patience.over(partial(blob.size, part.name)) != part.size:
             return
-        yield Record(
-            part, Position(bytes.fromhex(fields["key"]), fields["timestamp"], fields["op"])
-        )
+        yield record

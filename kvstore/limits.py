@@ -361,6 +361,9 @@ OBJECT_RETRIES_MAX = 2
 """Retries that the client of an object store makes unseen: it has a reply lost or a 503 behind it
 sooner than we do."""
 
+STATE_BYTES_MAX = 256 << 20
+"""JSON of one shard's state: some 400 bytes a part, so six hundred thousand of them."""
+
 LOOKS_MAX = 1_000
 """Times a reader looks again for what others keep collecting before it gives up."""
 

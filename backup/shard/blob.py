@@ -244,7 +244,8 @@ class FileBlob:
     def get(self, name: str) -> bytes | None:
         """See `Blob.get`."""
         try:
-            return self.path(name).read_bytes()
+            with OS_FILES.read(str(self.path(name))) as file:
+                return file.read()
         except FileNotFoundError:
             return None
         except OSError as error:
@@ -253,7 +254,7 @@ class FileBlob:
     def get_range(self, name: str, *, start: int, length: int) -> bytes | None:
         """See `Blob.get_range`."""
         try:
-            with self.path(name).open("rb", buffering=0) as file:
+            with OS_FILES.read(str(self.path(name))) as file:
                 return os.pread(file.fileno(), length, start)
         except FileNotFoundError:
             return None

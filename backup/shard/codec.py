@@ -31,10 +31,14 @@ import base64
 import json
 import struct
 import zlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from dataclasses import fields as fields_of
 from typing import Any
 
+from backup.shard.blob import require_name
+from backup.shard.frontier import EMPTY
 from backup.shard.state import (
     STATE_VERSION,
     Batch,
@@ -45,8 +49,10 @@ from backup.shard.state import (
     State,
     WriterState,
 )
+from kvstore.codec.json import JsonObject, read_object
 from kvstore.digest import digest
 from kvstore.errors import CorruptionError, FormatVersionError
+from kvstore.limits import STATE_BYTES_MAX
 
 FORMAT_VERSION = 1
 _ENVELOPE = struct.Struct(">4sHI")
@@ -54,18 +60,9 @@ _TWO_HISTORIES = "put all of the collection back from one copy"
 _ROLLUP = b"KVSR"
 _DIFF = b"KVSD"
 
-_SCALARS = (
-    "shard",
-    "rule",
-    "seqno",
-    "version",
-    "walltime_ns",
-    "hostname",
-    "last_gc",
-    "tombstone_seqno",
-    "since",
-    "upper",
-)
+_TEXTS = ("shard", "rule", "hostname")
+_NUMBERS = ("seqno", "version", "walltime_ns", "last_gc", "tombstone_seqno", "since", "upper")
+_SCALARS = (*_TEXTS, *_NUMBERS)
 
 Sections = dict[str, dict[str, Any]]
 
@@ -98,16 +95,13 @@ def encode_state(state: State) -> bytes:
 def decode_state(data: bytes, *, where: str) -> State:
     """Read a rollup. Raises `FormatVersionError` or `CorruptionError` naming `where`."""
     body = _open(_ROLLUP, data, where=where)
-    try:
+    with _strictly(where, "not a shard's rollup"):
         sections: Sections = {
-            name: {key: decode(value) for key, value in body[name].items()}
+            name: {key: decode(value) for key, value in body.field(name, dict).items()}
             for name, decode in _DECODERS.items()
         }
-        return replace(_assemble(sections, where=where), chain=str(body.get("chain", "")))
-    except FormatVersionError:
-        raise
-    except (KeyError, TypeError, ValueError) as error:
-        raise CorruptionError(where, f"not a shard's rollup ({error!r})") from error
+        chain = body.text("chain") if "chain" in body else ""
+        return replace(_assemble(sections, where=where), chain=chain)
 
 
 def encode_diff(before: State | None, after: State) -> bytes:
@@ -146,19 +140,22 @@ def encode_diff(before: State | None, after: State) -> bytes:
 def decode_diff(data: bytes, *, where: str) -> Diff:
     """Read a step. Raises `FormatVersionError` or `CorruptionError` naming `where`."""
     body = _open(_DIFF, data, where=where)
-    try:
-        seqno, name = body["rollup"]
+    with _strictly(where, "not a shard's diff"):
+        seqno, name = body.field("rollup", list)
+        changed, dropped = body.inner("set"), body.inner("drop")
+        for section in changed:
+            changed.field(section, dict)
+        for section in dropped:
+            dropped.items_of(section, str)
         return Diff(
-            body["seqno"],
-            body["previous"],
-            (int(seqno), str(name)),
-            body["set"],
-            body["drop"],
-            body.get("link"),
+            body.integer("seqno"),
+            body.integer("previous"),
+            (_count(seqno), require_name(name)),
+            changed,
+            dropped,
+            body.text("link") if "link" in body else None,
             digest(data),
         )
-    except (KeyError, TypeError, ValueError) as error:
-        raise CorruptionError(where, f"not a shard's diff ({error!r})") from error
 
 
 def apply_diffs(state: State, diffs: Sequence[Diff], *, where: str) -> State:
@@ -173,22 +170,16 @@ def apply_diffs(state: State, diffs: Sequence[Diff], *, where: str) -> State:
         if (diff.link or "") != chain:
             problem = f"the step to v{diff.seqno} does not follow this v{at}, but another"
             raise CorruptionError(where, problem, _TWO_HISTORIES)
-        try:
+        with _strictly(where, f"a step does not fit v{at}"):
             for name, gone in diff.dropped.items():
                 for key in gone:
                     del sections[name][key]
             for name, entries in diff.changed.items():
                 sections[name].update({k: _DECODERS[name](v) for k, v in entries.items()})
-        except (KeyError, TypeError, ValueError) as error:
-            raise CorruptionError(where, f"a step does not fit v{at} ({error!r})") from error
         at = diff.seqno
         chain = "" if diff.link is None else diff.digest
-    try:
+    with _strictly(where, f"the steps do not fit v{state.seqno}"):
         return replace(_assemble(sections, where=where), chain=chain)
-    except FormatVersionError:
-        raise
-    except (KeyError, TypeError, ValueError) as error:
-        raise CorruptionError(where, f"the steps do not fit v{state.seqno} ({error!r})") from error
 
 
 def blobs_named(state: State, diffs: Iterable[Diff]) -> set[str]:
@@ -197,7 +188,8 @@ def blobs_named(state: State, diffs: Iterable[Diff]) -> set[str]:
     for diff in diffs:
         for batch in diff.changed.get("batches", {}).values():
             named |= decode_batch(batch).names()
-        named.update(diff.changed.get("rollups", {}).values())
+        with _strictly(f"step to v{diff.seqno}", "its rollups have no names"):
+            named.update(map(_DECODERS["rollups"], diff.changed.get("rollups", {}).values()))
     return named
 
 
@@ -210,7 +202,7 @@ def _seal(magic: bytes, body: Mapping[str, Any]) -> bytes:
     return _ENVELOPE.pack(magic, FORMAT_VERSION, zlib.crc32(data)) + data
 
 
-def _open(magic: bytes, data: bytes, *, where: str) -> dict[str, Any]:
+def _open(magic: bytes, data: bytes, *, where: str) -> JsonObject:
     if len(data) < _ENVELOPE.size:
         raise CorruptionError(where, f"cut short at {len(data)} bytes")
     found, version, checksum = _ENVELOPE.unpack_from(data)
@@ -221,13 +213,18 @@ def _open(magic: bytes, data: bytes, *, where: str) -> dict[str, Any]:
     body = data[_ENVELOPE.size :]
     if zlib.crc32(body) != checksum:
         raise CorruptionError(where, "its checksum does not match")
+    return read_object(body, where=where, bytes_max=STATE_BYTES_MAX)
+
+
+@contextmanager
+def _strictly(where: str, problem: str) -> Iterator[None]:
+    """Turn what the code that takes JSON apart may raise into `CorruptionError`."""
     try:
-        opened = json.loads(body)
-    except ValueError as error:
-        raise CorruptionError(where, f"not JSON ({error})") from error
-    if not isinstance(opened, dict):
-        raise CorruptionError(where, "not a JSON object")
-    return opened
+        yield
+    except (CorruptionError, FormatVersionError):
+        raise
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+        raise CorruptionError(where, f"{problem} ({error!r:.200})") from error
 
 
 def _sections(state: State) -> Sections:
@@ -248,20 +245,40 @@ def _section(state: State, name: str) -> dict[str, Any]:
 
 
 def _assemble(sections: Sections, *, where: str) -> State:
-    if sections["head"]["version"] > STATE_VERSION:
+    if _count(sections["head"]["version"]) > STATE_VERSION:
         raise FormatVersionError(
             where, found=sections["head"]["version"], supported=f"up to {STATE_VERSION}"
         )
-    return State(
-        **sections["head"],
-        batches=tuple(sorted(sections["batches"].values(), key=lambda batch: batch.lower)),
-        slots=tuple(sorted((int(low), high) for low, high in sections["slots"].items())),
-        rollups={int(seqno): name for seqno, name in sections["rollups"].items()},
+    head = JsonObject(sections["head"], where=where)
+    scalars: dict[str, Any] = {name: head.text(name) for name in _TEXTS}
+    scalars |= {name: head.integer(name, most=EMPTY) for name in _NUMBERS}
+    state = State(
+        **scalars,
+        batches=tuple(_by_number(sections["batches"]).values()),
+        slots=tuple(_by_number(sections["slots"]).items()),
+        rollups=_by_number(sections["rollups"]),
         leased=sections["leased"],
         critical=sections["critical"],
         writers=sections["writers"],
-        schemas={int(schema): columns for schema, columns in sections["schemas"].items()},
+        schemas=_by_number(sections["schemas"]),
     )
+    if head.keys() - set(_SCALARS):
+        raise ValueError(f"unknown fields {sorted(head.keys() - set(_SCALARS))}")
+    if any(key != str(batch.lower) for key, batch in sections["batches"].items()):
+        raise ValueError("a batch is under another number than its own")
+    if (problem := state.problem()) is not None:
+        raise ValueError(problem)
+    # Collection deletes by these names: those of others are no business of this shard.
+    if not all(name.startswith(f"{state.shard}/") for name in state.blobs()):
+        raise ValueError("it names blobs that are not its own")
+    return state
+
+
+def _by_number(section: Mapping[str, Any]) -> dict[int, Any]:
+    """A section whose keys are numbers, ascending."""
+    if any(str(int(key)) != key for key in section):
+        raise ValueError("a number is not written as such")
+    return {int(key): section[key] for key in sorted(section, key=int)}
 
 
 # -- values ----------------------------------------------------------------------------------
@@ -290,14 +307,31 @@ def encode_part(part: Part) -> dict[str, Any]:
 
 
 def decode_part(encoded: Mapping[str, Any]) -> Part:
-    """The part of `encode_part`."""
-    fields = dict(encoded)
-    fields["key_min"] = bytes.fromhex(fields["key_min"])
-    if fields["key_max"] is not None:
-        fields["key_max"] = bytes.fromhex(fields["key_max"])
-    if "inline" in fields:
-        fields["inline"] = base64.b64decode(fields["inline"])
-    return Part(**fields)
+    """The part of `encode_part`. Raises `CorruptionError` where it is none."""
+    where = "a part of a shard's state"
+    with _strictly(where, "not a part"):
+        fields = JsonObject(dict(encoded), where=where)
+        if fields.keys() - _PART_FIELDS:
+            raise ValueError(f"unknown fields {sorted(fields.keys() - _PART_FIELDS)}")
+        return Part(
+            name=require_name(fields.text("name")),
+            rows=fields.integer("rows"),
+            size=fields.integer("size"),
+            checksum=fields.text("checksum"),
+            key_min=fields.hexed("key_min"),
+            key_max=None if fields["key_max"] is None else fields.hexed("key_max"),
+            time_min=fields.integer("time_min"),
+            time_max=fields.integer("time_max"),
+            run=fields.optional_integer("run") or 0,
+            ranges=fields.optional_integer("ranges") or 0,
+            diff_sum=fields.optional("diff_sum", int),
+            drop_below=fields.optional_integer("drop_below", most=EMPTY) or 0,
+            inline=None if "inline" not in fields else _unbase64(fields.text("inline")),
+        )
+
+
+def _unbase64(text: str) -> bytes:
+    return base64.b64decode(text, validate=True)
 
 
 def encode_batch(batch: Batch) -> dict[str, Any]:
@@ -312,14 +346,54 @@ def encode_batch(batch: Batch) -> dict[str, Any]:
 
 
 def decode_batch(encoded: Mapping[str, Any]) -> Batch:
-    """The batch of `encode_batch`."""
+    """The batch of `encode_batch`. Raises `CorruptionError` where it is none."""
+    where = "a batch of a shard's state"
+    with _strictly(where, "not a batch"):
+        fields = JsonObject(dict(encoded), where=where)
+    meta = fields.inner("meta")
     return Batch(
-        lower=encoded["lower"],
-        upper=encoded["upper"],
-        since=encoded["since"],
-        parts=tuple(decode_part(part) for part in encoded["parts"]),
-        meta=tuple(sorted(encoded["meta"].items())),
+        lower=fields.integer("lower", most=EMPTY),
+        upper=fields.integer("upper", most=EMPTY),
+        since=fields.integer("since", most=EMPTY),
+        parts=tuple(decode_part(part) for part in fields.objects("parts")),
+        meta=tuple((name, meta.text(name)) for name in sorted(meta)),
     )
+
+
+def _count(value: object) -> int:
+    """A number that is not negative."""
+    if type(value) is not int or not 0 <= value <= EMPTY:
+        raise ValueError(f"{value!r:.40} is no count")
+    return value
+
+
+def _counts(values: Any, count: int) -> list[int]:
+    if type(values) is not list or len(values) != count:
+        raise ValueError(f"{values!r:.40} is no list of {count}")
+    return [_count(value) for value in values]
+
+
+def _named(value: object) -> str:
+    if type(value) is not str:
+        raise ValueError(f"{value!r:.40} is no text")
+    return value
+
+
+def _decode_critical(value: Any) -> CriticalHold:
+    since, opaque = value
+    return CriticalHold(_count(since), bytes.fromhex(opaque))
+
+
+def _decode_writer(value: Any) -> WriterState:
+    token, upper, heartbeat_ns = value
+    return WriterState(_named(token), _count(upper), _count(heartbeat_ns))
+
+
+def _decode_column(value: Any) -> Column:
+    name, kind, nullable = value
+    if type(nullable) is not bool:
+        raise ValueError(f"{nullable!r:.40} is neither true nor false")
+    return Column(_named(name), _named(kind), nullable)
 
 
 def _same_value(value: Any) -> Any:
@@ -340,10 +414,12 @@ _ENCODERS: dict[str, Callable[[Any], Any]] = {
 _DECODERS: dict[str, Callable[[Any], Any]] = {
     "head": _same_value,
     "batches": decode_batch,
-    "slots": _same_value,
-    "rollups": _same_value,
-    "leased": lambda value: LeasedReader(*value),
-    "critical": lambda value: CriticalHold(value[0], bytes.fromhex(value[1])),
-    "writers": lambda value: WriterState(*value),
-    "schemas": lambda value: tuple(Column(*column) for column in value),
+    "slots": _count,
+    "rollups": lambda value: require_name(_named(value)),
+    "leased": lambda value: LeasedReader(*_counts(value, 4)),
+    "critical": _decode_critical,
+    "writers": _decode_writer,
+    "schemas": lambda value: tuple(_decode_column(column) for column in value),
 }
+
+_PART_FIELDS = frozenset(field.name for field in fields_of(Part))

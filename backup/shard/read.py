@@ -11,7 +11,7 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pyarrow as pa
 
@@ -22,7 +22,9 @@ from backup.shard.part import open_part
 from backup.shard.part_bytes import MissingPartError
 from backup.shard.rules import RULES, AsOf, View, Window
 from backup.shard.state import Batch
+from kvstore.codec.json import read_object
 from kvstore.forks import own
+from kvstore.limits import STATE_BYTES_MAX
 from kvstore.span import Span
 from kvstore.timestamp import TIMESTAMP_MAX
 
@@ -66,13 +68,18 @@ class Split:
 
     @classmethod
     def from_json(cls, text: str) -> Split:
-        """The split of `to_json`."""
-        body: dict[str, Any] = json.loads(text)
-        assert body["format"] == _SPLIT_FORMAT, body["format"]
-        start, end = body["span"]
-        span = Span(bytes.fromhex(start), None if end is None else bytes.fromhex(end))
-        batches = tuple(codec.decode_batch(batch) for batch in body["batches"])
-        return cls(body["rule"], body["as_of"], span, batches)
+        """The split of `to_json`. Raises `CorruptionError` where it is none."""
+        body = read_object(text.encode(), where="a split of a snapshot", bytes_max=STATE_BYTES_MAX)
+        if body.integer("format") != _SPLIT_FORMAT or body.text("rule") not in RULES:
+            raise body.damaged("its format or rule is of another release")
+        bounds = body.field("span", list)
+        if len(bounds) != 2:
+            raise body.damaged("its span has no two ends")
+        start, end = (None if end is None else body.unhexed(end, name="span") for end in bounds)
+        if start is None or (end is not None and start >= end):
+            raise body.damaged("its span is empty")
+        batches = tuple(codec.decode_batch(batch) for batch in body.objects("batches"))
+        return cls(body["rule"], body.integer("as_of"), Span(start, end), batches)
 
 
 class Snapshot:

@@ -190,16 +190,26 @@ class State:
 
     def check(self) -> None:
         """Assert the module's invariants. O(batches)."""
+        problem = self.problem()
+        assert problem is None, (self.shard, problem)
+
+    def problem(self) -> str | None:
+        """The invariant of the module that does not hold, in words. O(batches)."""
         edge = 0
         edges = {0}
         for batch in self.batches:
-            assert batch.lower == edge < batch.upper, (self.shard, batch.lower, edge)
-            assert batch.since <= self.since, (self.shard, batch.since, self.since)
+            if not batch.lower == edge < batch.upper:
+                return f"batch [{batch.lower}, {batch.upper}) does not join the one to {edge}"
+            if batch.since > self.since:
+                return f"a batch is compacted to {batch.since}, above since {self.since}"
             edge = batch.upper
             edges.add(edge)
-        assert edge == self.upper, (edge, self.upper)
-        for low, high in self.slots:
-            assert {low, high} <= edges, (low, high)
-            assert low < high, (low, high)
-        assert 0 <= self.since <= EMPTY
-        assert all(seqno <= self.seqno for seqno in self.rollups)
+        if edge != self.upper:
+            return f"its batches end at {edge}, and upper is {self.upper}"
+        if not all({low, high} <= edges and low < high for low, high in self.slots):
+            return f"the slots {self.slots} are not between batches"
+        if not 0 <= self.since <= EMPTY:
+            return f"since is {self.since}"
+        if any(seqno > self.seqno for seqno in self.rollups):
+            return f"a rollup is newer than v{self.seqno}"
+        return None

@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 import json
+import os
+import random
 import tracemalloc
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+import backup
 import kvstore
+from backup.chains import Chains
+from backup.progress import Attempt, find
 from backup.sealed import KEY_RECORD, SealedConsensus, Secret, unlock
-from backup.shard.blob import MemoryBlob
+from backup.shard.blob import FileBlob, MemoryBlob
 from backup.shard.consensus import MemoryConsensus, Versioned
-from kvstore.errors import CorruptionError, FormatVersionError, UsageError
+from backup.shard.storage import Storage
+from kvstore.clock import Clock
+from kvstore.errors import CorruptionError, FormatVersionError, KVStoreError, UsageError
 from kvstore.limits import KEY_RECORD_BYTES_MAX
+from tests.shard.test_hostile import lied
 
 
 @pytest.fixture
@@ -119,3 +128,120 @@ def test_a_sealed_version_of_any_length_does_not_decrypt() -> None:
         )
         with pytest.raises(CorruptionError, match="decrypt"):
             SealedConsensus(consensus, key).head("k")
+
+
+# -- the record of the collection, and of uploads ---------------------------------------------
+
+RECORD = {
+    "format": 1,
+    "id": "0011",
+    "source": "2233",
+    "chains": ["chain-0123456789ab"],
+    "dropping": ["chain-ab0123456789"],
+}
+
+
+def chains_of(record: bytes) -> Chains:
+    consensus = MemoryConsensus()
+    consensus.compare_and_set("collection", expected=None, new=Versioned(0, record))
+    return Chains(Storage(MemoryBlob(), consensus), "here", Clock())
+
+
+def test_a_collections_record_that_lies_is_told() -> None:
+    rng = random.Random(2)
+    assert chains_of(json.dumps(RECORD).encode()).read() is not None
+    refused = 0
+    for number in range(500):
+        altered = lied(RECORD, rng)
+        try:
+            chains_of(altered).read()
+        except (CorruptionError, FormatVersionError):
+            refused += 1
+        except BaseException as error:
+            raise AssertionError(f"{number}: {altered!r}") from error
+    assert refused > 100
+
+
+@pytest.mark.parametrize(
+    "lie",
+    [
+        {"chains": []},
+        {"chains": ["collection"]},
+        {"chains": ["chain-a", "chain-a"]},
+        {"chains": ["chain-a/../../x"]},
+        {"dropping": ["chain-0123456789ab"]},
+        {"chains": "chain-a"},
+    ],
+    ids=str,
+)
+def test_chains_that_none_has_are_told(lie: dict[str, Any]) -> None:
+    with pytest.raises(CorruptionError, match="chains"):
+        chains_of(json.dumps(RECORD | lie).encode()).read()
+
+
+def test_a_record_of_an_upload_that_lies_costs_only_that_upload(store: kvstore.Store) -> None:
+    blob = MemoryBlob()
+    collection = backup.Collection("x", storage=Storage(blob, MemoryConsensus()))
+    store.put(b"a", b"1")
+    collection.backup(store)
+    with collection.snapshot(None) as (shard, snapshot):
+        (part,) = snapshot.batches[0].parts
+        rows = collection.open_part(part).read().to_batches()[0]
+        attempt = Attempt.begin(blob, "chain-a", 5, 9)
+        attempt.record(part, rows.slice(0, 1))
+        (name,) = (info.name for info in blob.list("progress/"))
+        body = json.loads(blob.get(name) or b"")
+        del body["crc32"]  # as records of former releases
+        rng = random.Random(4)
+        found = 0
+        for number in range(500):
+            altered = lied(body, rng)
+            blob.delete(name)
+            blob.put(name, altered)
+            try:
+                left = find(blob, "chain-a", 5)
+            except FormatVersionError:
+                continue
+            except BaseException as error:
+                raise AssertionError(f"{number}: {altered!r}") from error
+            found += left.farthest is not None
+        assert 0 < found < 400
+        assert shard.upper
+
+
+# -- files that are none ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["fifo", "directory", "loop", "socket"])
+@pytest.mark.parametrize("what", ["consensus/*/*-journal", "blob/*/part/*", "blob/*/rollup/*"])
+def test_what_is_no_regular_file_is_told(
+    store: kvstore.Store, tmp_path: Path, kind: str, what: str
+) -> None:
+    place = tmp_path / "c"
+    store.put(b"a", b"1")
+    backup.Collection(place).backup(store)
+    for path in place.glob(what):
+        path.unlink()
+        match kind:
+            case "fifo":
+                os.mkfifo(path)
+            case "directory":
+                path.mkdir()
+            case "loop":
+                path.symlink_to(path)
+            case _:
+                os.mknod(path, 0o140644)
+    for use in (
+        lambda: backup.Collection(place).verify(),
+        lambda: backup.Collection(place).restore(tmp_path / "restored"),
+    ):
+        with pytest.raises(KVStoreError):
+            use()
+
+
+def test_a_blob_that_is_a_pipe_does_not_wait(tmp_path: Path) -> None:
+    blob = FileBlob(tmp_path)
+    os.mkfifo(tmp_path / "a")
+    for use in (lambda: blob.get("a"), lambda: blob.get_range("a", start=0, length=1)):
+        with pytest.raises(UsageError, match="regular"):
+            use()

@@ -96,7 +96,7 @@ commands = st.one_of(
     st.builds(c.ExpireWriter, writers),
     st.builds(c.ExpireIdleWriters, st.integers(0, 1 << 60)),
     st.builds(c.RequestMerge, st.just(0), st.integers(1, 30)),
-    st.builds(c.AddRollup, st.just(1), st.sampled_from(["x", "y"])),
+    st.builds(c.AddRollup, st.just(1), st.sampled_from(["orders/x", "orders/y"])),
 )
 
 
@@ -107,7 +107,7 @@ def test_the_steps_of_any_history_lead_to_its_states(history: list[object]) -> N
     for number, wanted in enumerate(history):
         if isinstance(wanted, tuple):
             _, length, writer = wanted
-            part = replace(PART, name=f"p{number}")
+            part = replace(PART, name=f"orders/p{number}")
             batch = Batch(before.upper, before.upper + length, parts=(part,) if length else ())
             wanted = c.CompareAndAppend(batch, writer, f"t{number}", 5)
         after, _ = machine.apply(before, wanted)  # type: ignore[arg-type]
