@@ -65,7 +65,7 @@ APPLIES = {
     "undo of a bulk add": "revert revert_order",
     "transactions": "transactions",
 }
-"""Rows of the semantics that this store follows (CockroachDB's, see docs/explanation/decisions), and where
+"""Rows of the semantics that this store follows, which are those of CockroachDB, and where
 they are shown. What does not apply: intents and inline values; point-wise and predicate range
 deletes, since one range tombstone does both; raw and cleared range keys, since GC alone removes
 them; fingerprints and statistics; the physical rollback of a time span, which is `revert_range`."""
