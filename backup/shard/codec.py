@@ -249,9 +249,12 @@ def _assemble(sections: Sections, *, where: str) -> State:
         raise FormatVersionError(
             where, found=sections["head"]["version"], supported=f"up to {STATE_VERSION}"
         )
-    head = JsonObject(sections["head"], where=where)
-    scalars: dict[str, Any] = {name: head.text(name) for name in _TEXTS}
-    scalars |= {name: head.integer(name, most=EMPTY) for name in _NUMBERS}
+    head = sections["head"]
+    scalars = {name: head[name] for name in _SCALARS}
+    for name, value in scalars.items():
+        # A state that this process has made holds times of a class of their own.
+        if not (isinstance(value, str) if name in _TEXTS else 0 <= value <= EMPTY):
+            raise ValueError(f"its {name} is {value!r:.40}")
     state = State(
         **scalars,
         batches=tuple(_by_number(sections["batches"]).values()),
@@ -373,6 +376,10 @@ def _counts(values: Any, count: int) -> list[int]:
     return [_count(value) for value in values]
 
 
+def _scalar(value: object) -> object:
+    return value if type(value) is str else _count(value)
+
+
 def _named(value: object) -> str:
     if type(value) is not str:
         raise ValueError(f"{value!r:.40} is no text")
@@ -412,7 +419,7 @@ _ENCODERS: dict[str, Callable[[Any], Any]] = {
 }
 
 _DECODERS: dict[str, Callable[[Any], Any]] = {
-    "head": _same_value,
+    "head": _scalar,
     "batches": decode_batch,
     "slots": _count,
     "rollups": lambda value: require_name(_named(value)),

@@ -23,6 +23,7 @@ from backup.shard.state import (
     WriterState,
 )
 from kvstore.errors import CorruptionError, FormatVersionError
+from kvstore.timestamp import Timestamp
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -77,6 +78,12 @@ def test_a_step_and_its_bytes_are_golden() -> None:
     diff = codec.decode_diff(golden, where="golden")
     assert diff.rollup == (64, "orders/rollup/v64-b")
     assert codec.apply_diffs(FIRST, [diff], where="golden") == FULL
+
+
+def test_a_state_of_this_process_may_hold_times_of_a_class_of_their_own() -> None:
+    state = replace(FIRST, since=Timestamp(5), upper=Timestamp(0))
+    step = codec.decode_diff(codec.encode_diff(state, state.next()), where="step")
+    assert codec.apply_diffs(state, [step], where="step") == state.next()
 
 
 def test_the_first_step_starts_from_nothing() -> None:

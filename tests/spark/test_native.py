@@ -9,6 +9,8 @@ from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 import kvstore
@@ -205,6 +207,16 @@ def test_an_empty_span_and_a_time_before_all_rows_are_empty(
     assert (found.columns, found.collect()) == (["key", "value"], [])
 
 
+_LAYOUT = part_module._layout
+
+
+def layout_of_format_1(rule: str) -> tuple[pa.Schema, list[str], list[pq.SortingColumn]]:
+    schema, numbers, order = _LAYOUT(rule)
+    metadata = {**schema.metadata, b"kvstore.part": b"1"}
+    schema = schema.remove(schema.get_field_index("until")).with_metadata(metadata)
+    return schema, [name for name in numbers if name != "until"], order
+
+
 def test_what_cannot_be_scanned_goes_to_the_source_and_says_why(
     spark: SparkSession, place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -220,8 +232,8 @@ def test_what_cannot_be_scanned_goes_to_the_source_and_says_why(
     Collection(tmp_path / "sealed", key_file=key).backup(store)
     refused("encrypted", Access(str(tmp_path / "sealed"), key_file=str(key)))
     with monkeypatch.context() as patch:
-        patch.setattr(part_module, "UNTIL", part_module.UNTIL.with_name("other"))
-        patch.setattr(part_module, "_layout", part_module._layout.__wrapped__)
+        patch.setattr(part_module, "Until", lambda: None)
+        patch.setattr(part_module, "_layout", layout_of_format_1)
         Collection(tmp_path / "older").backup(store)
     refused("older format", str(tmp_path / "older"))
     with monkeypatch.context() as patch:
