@@ -30,6 +30,7 @@ class Changesets:
         self._meta = meta
         self._committer = committer
         self._capture: Capture = committer.capture
+        # A condition of the commit lock, which `with` takes by itself: see the committer.
         self._turn = threading.Condition(committer.lock)
         self._forcing = 0
         own(self, "the changesets of a store")
@@ -56,7 +57,7 @@ class Changesets:
                 "quiescence was forced inside a changeset, which it would wait for",
                 "call it outside",
             )
-        with self._turn:
+        with self._committer.lock:
             self._committer.require_healthy()
             if self._capture.is_quiescent:
                 return Timestamp(self._committer.upper - 1)
@@ -83,11 +84,11 @@ class Changesets:
 
     def wake(self) -> None:
         """Have those who wait for quiescence look again: the store was closed."""
-        with self._turn:
+        with self._committer.lock:
             self._turn.notify_all()
 
     def _begin(self, changeset: Changeset) -> None:
-        with self._turn:
+        with self._committer.lock:
             if ambient(self._capture) is None:
                 self._turn.wait_for(lambda: not self._forcing)
             self._committer.require_healthy()
@@ -95,7 +96,7 @@ class Changesets:
                 self._capture.begin_changeset(changeset)
 
     def _finish(self, changeset: Changeset) -> None:
-        with suppress(ForkedError), self._turn:  # a forked child leaves the parent's open
+        with suppress(ForkedError), self._committer.lock:  # a forked child leaves the parent's open
             if changeset in self._capture.open:
                 with self._committer.poisoning():
                     self._capture.finish_changeset(changeset, self._committer.upper)

@@ -73,6 +73,10 @@ class Clears:
         """Let readers know, before anything is destroyed."""
         self._clears = (*self._clears, clear)
 
+    def withdraw(self, upper: int) -> None:
+        """Forget what was announced for a time from `upper` on, and then not written."""
+        self._clears = tuple(clear for clear in self._clears if clear.timestamp < upper)
+
     def stage(self, clear: Clear, batch: Batch) -> None:
         """Add the record to the batch that destroys."""
         fields = {

@@ -87,14 +87,18 @@ class Committer:
         """Reads at or above it are whole; one below it asks `since` and the clears."""
         self.upper = Timestamp(upper)
         self._durable = upper
-        self._synced = threading.Condition()
+        # `with` takes the lock itself, here and below: a condition is entered by code in Python,
+        # where a signal may come between the lock and the block, and leave it locked.
+        self._sync_lock = threading.RLock()
+        self._synced = threading.Condition(self._sync_lock)
         self._syncing = False
         self.is_healthy = True
         """Whether `require_healthy` would pass: hot readers look at this instead."""
         self._poison = ""
         self._is_finished = False
         self._is_committing = False
-        self._published = threading.Condition()
+        self._publish_lock = threading.RLock()
+        self._published = threading.Condition(self._publish_lock)
         self._watchers = 0
         own(self, where if where.startswith("the ") else f"the store at {where}")
 
@@ -336,7 +340,7 @@ class Committer:
         Commits wake those that wait, as does all that changes a record (holds) or closes the
         store: nothing is polled.
         """
-        with self._published:
+        with self._publish_lock:
             self._watchers += 1
             try:
                 self._published.wait_for(lambda: self.upper > above or stop(), timeout)
@@ -345,7 +349,7 @@ class Committer:
 
     def wake(self) -> None:
         """Have those who wait look again."""
-        with self._published:
+        with self._publish_lock:
             self._published.notify_all()
 
     def persist(self) -> None:
@@ -371,7 +375,7 @@ class Committer:
         while True:
             leads = False
             try:
-                with self._synced:
+                with self._sync_lock:
                     while self._durable < upper and self._syncing:
                         if not self._synced.wait(GROUP_COMMIT_WAIT_S_MAX):
                             break
@@ -386,7 +390,7 @@ class Committer:
                     raise
             finally:
                 if leads:
-                    with self._synced:
+                    with self._sync_lock:
                         self._syncing = False
                         self._synced.notify_all()
 
@@ -396,7 +400,7 @@ class Committer:
             self._guarded(self._engine.sync)
             is_synced = True
         finally:
-            with self._synced:
+            with self._sync_lock:
                 if is_synced and not self._poison:
                     self._durable = max(self._durable, upper)
                 if leading:

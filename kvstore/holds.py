@@ -90,7 +90,9 @@ class Holds:
         self._records = {name: from_fields(name, fields) for name, fields in meta.records(_PREFIX)}
         self._pins: dict[int, _Pin] = {}
         self._pin_ids = itertools.count()
-        own(self, "the holds of a store", endings=("unpin", "release"))
+        self.let_go = self._pins.pop
+        """`let_go(pin, None)` is `unpin` in one step that no signal divides, for `finally`."""
+        own(self, "the holds of a store", endings=("unpin", "let_go", "release"))
 
     def all(self) -> list[HoldRecord]:
         """All holds, by name."""
@@ -256,22 +258,25 @@ class Holds:
                 self._committer.persist()
             return overdue
 
-    def pin(self, as_of: int, *, kind: str) -> int:
-        """Keep `as_of` readable for this process until `unpin`; returns what to unpin. `kind` says
-        in messages what needs it."""
+    def new_pin(self) -> int:
+        """A number for `pin`, which keeps nothing yet.
+
+        Whoever pins has the number first, and what unpins it in place: an interrupt behind the pin
+        would else leave one that nobody knows, and history would be kept until the store closes.
+        """
+        return next(self._pin_ids)
+
+    def pin(self, as_of: int, pin: int, *, kind: str) -> None:
+        """Keep `as_of` readable for this process until `unpin(pin)`, instead of what `pin` kept
+        before. `kind` says in messages what needs it."""
         with self._committer.lock:
             self._committer.readable(as_of)
-            pin = next(self._pin_ids)
             self._pins[pin] = as_of, kind, self._committer.now()
-            return pin
 
-    def pin_newest(self) -> tuple[Timestamp, int]:
-        """As `pin`, at the newest complete time, which it returns too. The caller holds the commit
+    def pin_transaction(self, pin: int, newest: int) -> None:
+        """As `pin`, for a transaction at the newest complete time. The caller holds the commit
         lock. Hot: once per transaction."""
-        newest = Timestamp(self._committer.upper - 1)
-        pin = next(self._pin_ids)
         self._pins[pin] = newest, "transaction", newest
-        return newest, pin
 
     def unpin(self, pin: int) -> bool:
         """Let a pin go. Repeatable; returns whether it was there."""

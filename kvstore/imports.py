@@ -105,7 +105,8 @@ class Imports:
         self._aborting: set[int] = set()
         self._busy: dict[int, tuple[int, bool]] = {}
         """Imports that one thread has to itself: which thread, and whether it is adding."""
-        self._freed = threading.Condition()
+        self._busy_lock = threading.RLock()  # taken by itself, as those of the committer
+        self._freed = threading.Condition(self._busy_lock)
         self._publish()
 
     def get(self, import_id: int) -> ImportRecord | None:
@@ -153,7 +154,7 @@ class Imports:
         """
         former, is_ours = None, False
         try:
-            with self._freed:
+            with self._busy_lock:
                 if wait:
                     former = self._mine(import_id)
                     if former is None:
@@ -164,7 +165,7 @@ class Imports:
             yield is_ours
         finally:
             if is_ours:
-                with self._freed:
+                with self._busy_lock:
                     if former is None:
                         self._busy.pop(import_id, None)
                     else:

@@ -55,10 +55,12 @@ class Readable(Protocol):
 class Snapshot:
     """Reads at `as_of`, which stays readable until the snapshot is closed, or nobody has it."""
 
+    _store: Readable | None = None  # for the finalizer of one whose making was interrupted
+
     def __init__(self, store: Readable, as_of: Timestamp, release: Callable[[], object]) -> None:
-        self._store: Readable | None = store
         self._release = release
         self.as_of = as_of
+        self._store = store
 
     def get(self, key: bytes, default: bytes | None = None) -> bytes | None:
         """As `Store.get`, at this snapshot's time."""
@@ -106,8 +108,8 @@ class Snapshot:
     def close(self) -> None:
         """Let history go. Repeatable."""
         if self._store is not None:
-            self._store = None
             self._release()
+            self._store = None  # last: interrupted before, the finalizer lets go
 
     def __enter__(self) -> Snapshot:
         self._open()

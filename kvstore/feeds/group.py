@@ -87,7 +87,7 @@ class Feeds:
 
     def follow(self, since: int, wanted: Wanted, *, heartbeat: float | None) -> Iterator[FeedBatch]:
         """As a feed that nobody remembers: history is kept by a pin, which ends with the pass."""
-        pin = self._holds.pin(since, kind="follower")
+        pin = self._holds.new_pin()
         position = Position(Timestamp(since))
         tail = Tail(
             self._events,
@@ -98,13 +98,13 @@ class Feeds:
             require_indexed=self.require_indexed,
         )
         try:
+            self._holds.pin(since, pin, kind="follower")
             self._require_kept(wanted.span, since)  # a clear may have come before the pin
             for batch in tail.batches(follow=True, heartbeat=heartbeat):
                 yield batch
-                former, pin = pin, self._holds.pin(batch.resolved, kind="follower")
-                self._holds.unpin(former)
+                self._holds.pin(batch.resolved, pin, kind="follower")
         finally:
-            self._holds.unpin(pin)
+            self._holds.let_go(pin, None)
 
     def drop(self, name: str) -> None:
         """Give up a feed: its position and its claim on history. Its consumers are fenced."""

@@ -70,13 +70,14 @@ class QuiescentReader:
     def __iter__(self) -> Iterator[QuiescentPoint]:
         """Costs two passes over the epochs that are kept, and the headers of what is new. History
         stays meanwhile: events that GC takes would be missed."""
-        with self._committer.lock:
-            since = self._committer.since
-            pin = self._holds.pin(since, kind="pass")
+        pin = self._holds.new_pin()
         try:
+            with self._committer.lock:
+                since = self._committer.since
+                self._holds.pin(since, pin, kind="pass")
             yield from self._points(max(since, self._index_floor))
         finally:
-            self._holds.unpin(pin)
+            self._holds.let_go(pin, None)
 
     def _points(self, floor: int) -> Iterator[QuiescentPoint]:
         durable = self._committer.make_durable()

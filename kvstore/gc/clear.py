@@ -4,7 +4,8 @@ A delete keeps history, a clear destroys it: the way to get rid of data now, wha
 it costs is one range delete in the engine and a compaction of the span.
 
 Invariants
-1. Readers are told before the first byte goes (see `kvstore/clears.py`).
+1. Readers are told before the first byte goes (see `kvstore/clears.py`), and that it was called off
+   where an interrupt came before the write. After the write an interrupt poisons the store.
 2. One engine batch holds the removal, the cut range tombstones, the record and the new `upper`: a
    crash leaves all of it or nothing.
 3. Refused while anything needs the history: holds, open readers, an import being added there.
@@ -51,9 +52,14 @@ class Clearing:
         with committer.lock:
             self._holds.invalidate_overdue(committer.close_upto_now() - 1)
             self._require_unneeded(span)
-            timestamp = committer.commit_staged(
-                lambda batch, at: self._stage(span, batch, at), durability="sync"
-            )
+            try:
+                timestamp = committer.commit_staged(
+                    lambda batch, at: self._stage(span, batch, at), durability="sync"
+                )
+            except BaseException:
+                # Called off by an interrupt before the write: the span is as it was.
+                self._clears.withdraw(committer.upper)
+                raise
         if compact:
             self._engine.compact(DATA, *span_bounds(span.start, span.end))
         return timestamp

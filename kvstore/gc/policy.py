@@ -56,7 +56,8 @@ class GcWorker:
         self.runs = 0
         self._run = run
         self._after_run = after_run
-        self._woken = threading.Condition()
+        self._lock = threading.RLock()  # taken by itself, as those of the committer
+        self._woken = threading.Condition(self._lock)
         self._stopping = False
         self._due = False
         own(self, "the background GC of a store", endings=("stop",))
@@ -65,13 +66,13 @@ class GcWorker:
 
     def wake(self) -> None:
         """Run now rather than when the interval is over."""
-        with self._woken:
+        with self._lock:
             self._due = True
             self._woken.notify_all()
 
     def stop(self) -> None:
         """End the thread and wait for it, unless it is the one that asks. Repeatable."""
-        with self._woken:
+        with self._lock:
             self._stopping = True
             self._woken.notify_all()
         if threading.current_thread() is not self._thread:
@@ -79,7 +80,7 @@ class GcWorker:
 
     def _work(self) -> None:
         while True:
-            with self._woken:
+            with self._lock:
                 self._woken.wait_for(self._is_due, self._delay_s())
                 if self._stopping:
                     return

@@ -213,9 +213,10 @@ class Opened:
     def _pinned(self, span: Span, as_of: int, open_pass: Callable[[], Iterator[T]]) -> Iterator[T]:
         """A lazy pass that GC and clears leave alone, from its first row until it ends."""
         holds = self._holds  # in a forked child, which ends the pass, the store has no fields
-        pin = holds.pin(as_of, kind="pass over changes")
+        pin = holds.new_pin()
         try:
+            holds.pin(as_of, pin, kind="pass over changes")
             self._clears.require(span, as_of)
             yield from open_pass()
         finally:
-            holds.unpin(pin)
+            holds.let_go(pin, None)

@@ -245,9 +245,10 @@ class Reading(Opened):
             # The pass shows the entries of this moment: what GC and clears take later stays in it.
             return Export(self.whole_since, None, columns, tombstones)
         low = to_timestamp(since, name="since")
-        # Without a pin, a large value that a clear takes meanwhile would look damaged.
-        pin = self._holds.pin(low, kind="export")
+        pin = self._holds.new_pin()
         try:
+            # Without a pin, a large value that a clear takes meanwhile would look damaged.
+            self._holds.pin(low, pin, kind="export")
             self._clears.require(Span(), low)
             by_index = low >= max(self._index_floor, self.since) and whole == Span()
             few = self._columns.few(since=low, upto=high) if by_index else None
@@ -255,7 +256,7 @@ class Reading(Opened):
                 return Export(low, few, iter(()), [])
             return Export(low, None, *self._versions.export(whole, since=low, upto=high))
         finally:
-            self._holds.unpin(pin)
+            self._holds.let_go(pin, None)
 
     def has_commit(self, at: TimeLike) -> bool | None:
         """Whether there was a commit at `at`; None where the change index does not say any more.
@@ -302,9 +303,10 @@ class Reading(Opened):
         """Reads at one time that stays readable until the snapshot is closed."""
         holds = self._holds  # in a forked child, which closes the snapshot, the store has no fields
         with self._live().lock:
-            at = Timestamp(self._at(as_of))
-            pin = holds.pin(at, kind="snapshot")
-        return Snapshot(self, at, lambda: holds.unpin(pin))
+            at, pin = Timestamp(self._at(as_of)), holds.new_pin()
+            snapshot = Snapshot(self, at, lambda: holds.unpin(pin))
+            holds.pin(at, pin, kind="snapshot")
+        return snapshot
 
 
 def _pairs(chunk: tuple[list[bytes], list[bytes]]) -> Iterator[tuple[bytes, bytes]]:

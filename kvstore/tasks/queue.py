@@ -82,7 +82,9 @@ class Tasks:
         self._journal = journal
         self._clock = clock
         self._timeline = Timeline(clock, last=state.recorded_at)
-        self._changed = threading.Condition()
+        # Taken by itself: a signal that comes while a condition is entered leaves it locked.
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
         self._closed = False
         self._compact_bytes = JOURNAL_COMPACT_BYTES if compact_bytes is None else compact_bytes
         self._snapshot_bytes = 0 if journal is None else journal.recovery.snapshot_bytes
@@ -152,7 +154,7 @@ class Tasks:
         Raises `DependencyError` naming every task that is not so (nothing was done: read them
         again), `UsageError`, and what `Journal.append` raises.
         """
-        with self._changed:
+        with self._lock:
             self._require_open()
             recorded_at = self._timeline.next()
             inserted = tuple(
@@ -191,7 +193,7 @@ class Tasks:
         if isinstance(queues, str) or not queues:
             raise UsageError("queues must be a sequence of names", "pass [name]")
         hold_ns = _nanoseconds(hold, name="hold", least=1)
-        with self._changed:
+        with self._lock:
             deadline = self._clock.wall_ns() + _nanoseconds(wait, name="wait", least=0)
             while True:
                 self._require_open()
@@ -212,7 +214,7 @@ class Tasks:
         reassigned meanwhile: stop working on it.
         """
         hold_ns = _nanoseconds(hold, name="hold", least=1)
-        with self._changed:
+        with self._lock:
             self._require_open()
             self._state.check(inserted=(), changed=[task], depends=())
             recorded_at = self._timeline.next()
@@ -228,7 +230,7 @@ class Tasks:
 
     def wake(self) -> None:
         """Make waiting claims look at the clock again, after a clock of tests was moved."""
-        with self._changed:
+        with self._lock:
             self._changed.notify_all()
 
     def compact(self) -> None:
@@ -236,7 +238,7 @@ class Tasks:
 
         The queue does this by itself as it grows, and `kvstore journal compact` beside it.
         """
-        with self._changed:
+        with self._lock:
             self._require_open()
             if self._journal is not None:
                 self._compact(self._journal)
@@ -245,17 +247,17 @@ class Tasks:
 
     def get(self, task_id: str) -> Task | None:
         """The task as it is now."""
-        with self._changed:
+        with self._lock:
             return self._state.tasks.get(task_id)
 
     def list(self, queue: str) -> list[Task]:
         """A queue's tasks, in the order in which they become available. Costs its length."""
-        with self._changed:
+        with self._lock:
             return self._state.in_queue(queue)
 
     def sizes(self) -> Mapping[str, QueueSize]:
         """How many tasks each queue has. Queues without any are not named."""
-        with self._changed:
+        with self._lock:
             sizes = self._state.sizes(self._clock.wall_ns())
         return {queue: QueueSize(*size) for queue, size in sizes.items()}
 
@@ -269,7 +271,7 @@ class Tasks:
             self._close()
 
     def _close(self) -> None:
-        with self._changed:
+        with self._lock:
             if self._closed:
                 return
             self._closed = True

@@ -55,15 +55,18 @@ class Transactions:
     def begin(self, *, durability: Durability | None = None) -> Transaction:
         """A transaction at the newest complete time."""
         committer = self._committer
+        # First there is who lets go of the pin, then the pin: whatever comes between.
+        transaction = Transaction(self, self._holds.new_pin(), durability=durability)
         committer.give_way()
         with committer.lock:
             committer.require_healthy()
             while self._abandoned:
                 self._abandoned.pop()
                 committer.recent.unwatch()
-            read_at, pin = self._holds.pin_newest()
+            transaction.read_at = read_at = Timestamp(committer.upper - 1)
             committer.recent.watch(read_at)
-        return Transaction(self, read_at, pin, durability=durability)
+            self._holds.pin_transaction(transaction.pin, read_at)
+        return transaction
 
     def end(self, pin: int) -> None:
         """Let go of what an open transaction keeps. Repeatable; in a forked child, which keeps
@@ -135,24 +138,28 @@ class Transaction:
     rolled back.
     """
 
+    _is_ended = True  # for the finalizer of one whose making was interrupted
+
     def __init__(
         self,
         owner: Transactions,
-        read_at: Timestamp,
         pin: int,
         *,
         durability: Durability | None,
     ) -> None:
         self._owner = owner
         self._durability = durability
-        self._pin = pin
-        self._is_open = True
+        self.pin = pin
         self._writes = WriteSet("the transaction", BATCH_BYTES_MAX)
         self._deleted = _NOTHING_DELETED
         self._reads = ReadSet()
         self._passes: list[_Pass] = []
-        self.read_at = read_at
+        self.read_at = Timestamp(0)
+        """The time of its reads, set as it begins."""
         self.timestamp: Timestamp | None = None
+        self._is_open = True
+        self._is_ended = False
+        """Whether its pin was let go: if not, the finalizer does it."""
 
     # -- reading ----------------------------------------------------------------------------
 
@@ -230,9 +237,9 @@ class Transaction:
                 for scanned in self._passes:
                     scanned.note(self._reads)
                 self.timestamp = self._owner.commit(
-                    writes, self._reads, self.read_at, self._pin, durability=self._durability
+                    writes, self._reads, self.read_at, self.pin, durability=self._durability
                 )
-                self._is_open = False  # the commit has ended it
+                self._is_open, self._is_ended = False, True  # the commit has ended it
             return self.timestamp
         finally:
             self.rollback()
@@ -243,7 +250,8 @@ class Transaction:
         self._writes = _ENDED
         if self._is_open:
             self._is_open = False
-            self._owner.end(self._pin)
+            self._owner.end(self.pin)
+            self._is_ended = True
 
     def require_unchanged(self, span: Span) -> None:
         """Have the commit fail if anything in `span` is written by others before it."""
@@ -263,8 +271,8 @@ class Transaction:
             self.rollback()
 
     def __del__(self) -> None:
-        if self._is_open:
-            self._owner.abandon(self._pin)
+        if not self._is_ended:
+            self._owner.abandon(self.pin)
 
     # -- inside -----------------------------------------------------------------------------
 

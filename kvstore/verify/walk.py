@@ -71,11 +71,12 @@ def verify(parts: Parts, *, progress: Callable[[int], None] | None = None) -> Ve
     """
     started = time.perf_counter()
     holds, committer = parts.holds, parts.committer
-    with committer.lock:
-        pin = holds.pin(committer.since, kind="verification")
-        walk = _Walk(parts)
-    walk.tell = progress or walk.tell
+    pin = holds.new_pin()
     try:
+        with committer.lock:
+            holds.pin(committer.since, pin, kind="verification")
+            walk = _Walk(parts)
+        walk.tell = progress or walk.tell
         walk.data()
         walk.index()
         walk.compare()
@@ -83,7 +84,7 @@ def verify(parts: Parts, *, progress: Callable[[int], None] | None = None) -> Ve
         walk.epochs()
         walk.records()
     finally:
-        holds.unpin(pin)
+        holds.let_go(pin, None)
     return VerifyReport(
         problems=tuple(walk.findings.problems),
         complete=walk.findings.complete,

@@ -1,0 +1,292 @@
+"""Ctrl-C at a random moment of a call (`kvstore.testing.interrupts`): the call is done or not done,
+the handle goes on or says that it is poisoned, and nothing stays locked or pinned.
+"""
+
+from __future__ import annotations
+
+import gc
+import random
+import threading
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import bulk
+import kvstore
+from kvstore import Store
+from kvstore.errors import PoisonedError
+from kvstore.recent import RecentCommits
+from kvstore.store import reading
+from kvstore.testing.interrupts import Outcome, interrupted, measured
+from kvstore.testing.kills import seeded
+
+pytestmark = pytest.mark.usefixtures("each_engine")
+
+SEED = "KVSTORE_INTERRUPTS_SEED"
+STUCK_S = 120
+"""A lock that nobody holds is taken at once, a lock that stays held never is."""
+
+
+class Subject:
+    """A store with a bit of everything, and what its calls need."""
+
+    def __init__(self, place: Path) -> None:
+        place.mkdir()
+        self.place = place
+        self.store = store = kvstore.open(place / "db")
+        for number in range(6):
+            store.put(b"k%d" % number, b"v%d" % number)
+        store.delete_range(b"k4", b"k5")
+        self.imported = self.stage("in", b"i")
+        bulk.ingest(store, self.imported.staging)
+        self.then = store.upper - 1
+        store.put(b"k0", b"new")
+        self.waiting = self.stage("waiting", b"j")
+
+    def stage(self, name: str, key: bytes) -> bulk.Import:
+        made = bulk.Import.create(self.place / name)
+        with made.writer() as writer:
+            writer.put(key, b"row")
+        made.seal()
+        return made
+
+
+def batch(s: Subject) -> None:
+    with s.store.batch() as made:
+        made.delete_range(b"k1", b"k3")
+        made.put(b"k2", b"z")
+
+
+def transaction(s: Subject) -> None:
+    with s.store.transaction() as txn:
+        txn.put(b"k1", (txn.get(b"k0") or b"") + b"!")
+
+
+def snapshot(s: Subject) -> None:
+    with s.store.snapshot() as held:
+        list(held.scan())
+
+
+def hold(s: Subject) -> None:
+    held = s.store.hold("h")
+    held.move(s.store.upper - 1)
+    held.release()
+
+
+def feed(s: Subject) -> None:
+    with s.store.feed("f", start=s.store.since) as consumer:
+        for found in consumer:
+            consumer.ack(found)
+
+
+def changeset(s: Subject) -> None:
+    with s.store.changeset():
+        s.store.put(b"k1", b"in a changeset")
+
+
+CALLS: Mapping[str, Callable[[Subject], object]] = {
+    "put": lambda s: s.store.put(b"k1", b"w"),
+    "put sync": lambda s: s.store.put(b"k1", b"w", durability="sync"),
+    "delete": lambda s: s.store.delete(b"k1"),
+    "delete_range": lambda s: s.store.delete_range(b"k0", b"k3"),
+    "delete_range idempotent": lambda s: s.store.delete_range(b"k0", b"k3", idempotent=True),
+    "put_if": lambda s: s.store.put_if(b"k1", b"w", b"v1"),
+    "pop": lambda s: s.store.pop(b"k1"),
+    "batch": batch,
+    "transaction": transaction,
+    "get": lambda s: s.store.get(b"k1", s.then),
+    "get_many": lambda s: s.store.get_many([b"k1", b"k2"], s.then),
+    "history": lambda s: s.store.history(b"k0"),
+    "scan": lambda s: list(s.store.scan()),
+    "scan_batches": lambda s: s.store.scan_batches().read_all(),
+    "changes": lambda s: list(s.store.changes(s.store.since)),
+    "events": lambda s: list(s.store.events(s.store.since)),
+    "snapshot": snapshot,
+    "hold": hold,
+    "feed": feed,
+    "gc": lambda s: s.store.gc(before=s.store.upper - 1),
+    "clear_range": lambda s: s.store.clear_range(b"k0", b"k3", compact=False),
+    "revert_range": lambda s: s.store.revert_range(b"k0", b"k9", to=s.then),
+    "revert_import": lambda s: s.store.revert_import(s.imported.import_id),
+    "ingest": lambda s: bulk.ingest(s.store, s.waiting.staging),
+    "reshard": lambda s: s.store.reshard(2),
+    "checkpoint": lambda s: s.store.checkpoint(s.place / "copy"),
+    "sync": lambda s: s.store.sync(),
+    "changeset": changeset,
+    "force_quiescence": lambda s: s.store.force_quiescence(timedelta(0)),
+    "verify": lambda s: s.store.verify(),
+    "stats": lambda s: s.store.stats(),
+}
+
+
+def elsewhere(call: Callable[[], Any]) -> Any:
+    """The call in another thread, which finds each lock taken that this one has left so."""
+    found: list[Any] = []
+
+    def run() -> None:
+        try:
+            found.append(call())
+        except BaseException as error:  # noqa: BLE001  # raised below
+            found.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(STUCK_S)
+    assert found, "a lock stays held"
+    if isinstance(found[0], BaseException):
+        raise found[0]
+    return found[0]
+
+
+def state(store: Store) -> dict[bytes, bytes]:
+    return dict(store.scan())
+
+
+def one_interrupt(
+    place: Path, call: Callable[[Subject], object], after_s: float, expected: dict[bytes, bytes]
+) -> Outcome:
+    s = Subject(place)
+    store, before = s.store, state(s.store)
+    outcome, error = interrupted(lambda: call(s), after_s=after_s)
+    assert outcome is not Outcome.OTHER, error
+    del error  # its traceback keeps what the call had in its hands
+    gc.collect()
+    try:
+        found = elsewhere(lambda: state(store))
+        assert not store._holds._pins
+        elsewhere(lambda: store.put(b"later", b"v"))
+        elsewhere(lambda: store.gc(before=0))
+        if found == before:  # else a clear was done, perhaps
+            store.get(b"k1", as_of=store.since)
+    except PoisonedError:
+        found = None
+    elsewhere(store.close)
+    with kvstore.open(place / "db") as again:
+        rows = state(again)
+        rows.pop(b"later", None)
+        assert rows in (before, expected)
+        assert found is None or found == rows
+    return outcome
+
+
+@pytest.mark.parametrize(
+    "count", [2, pytest.param(100, marks=pytest.mark.soak)], ids=["few", "many"]
+)
+@pytest.mark.parametrize("name", CALLS)
+def test_a_call_that_is_interrupted_is_done_or_not_and_holds_no_lock(
+    tmp_path: Path, name: str, count: int
+) -> None:
+    pick, call = seeded(SEED), CALLS[name]
+    s = Subject(tmp_path / "measured")
+    duration_s = measured(lambda: call(s))
+    expected = state(s.store)
+    s.store.close()
+    for number in range(count):
+        after_s = pick.random() * duration_s
+        one_interrupt(tmp_path / f"{number}", call, after_s, expected)
+
+
+def test_interrupts_come_in_the_middle_of_calls(tmp_path: Path) -> None:
+    """A harness whose signals always come too late would find nothing."""
+    pick, outcomes = random.Random(1), []
+    with kvstore.open(tmp_path / "db") as store:
+        for number in range(300):
+            store.put(b"%d" % number, b"v")
+
+        def call() -> None:
+            for _ in range(3):
+                list(store.changes(0))
+
+        duration_s = measured(call)
+        outcomes = [interrupted(call, after_s=pick.random() * duration_s)[0] for _ in range(12)]
+        assert Outcome.RAISED in outcomes
+        assert not store._holds._pins
+
+
+# -- each case that was found, without chance -------------------------------------------------
+
+
+def interrupt(*_: object, **__: object) -> Any:
+    raise KeyboardInterrupt
+
+
+def test_a_clear_that_was_interrupted_before_its_write_is_called_off(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before, the span was refused until the next commit, and reads of the newest time spun."""
+    at = store.put(b"k", b"v")
+    store.put(b"z", b"v")
+    with monkeypatch.context() as patch:
+        patch.setattr(store._committer, "raise_floor", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            store.clear_range(b"a", b"m")
+    assert store.get(b"k", as_of=at) == b"v"
+    assert elsewhere(lambda: store.get(b"k")) == b"v"
+    assert [change.key for change in store.changes(0)] == [b"k", b"z"]
+    assert store.stats()["clears"] == 0
+    store.clear_range(b"a", b"m")
+    assert store.get(b"k") is None
+
+
+def test_no_lock_is_taken_by_entering_a_condition(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That is done by code in Python, where a signal may come between the lock and the block: it
+    stayed locked then, and every call of every thread waited for ever."""
+    with kvstore.open(tmp_path / "db") as store:
+        monkeypatch.setattr(threading.Condition, "__enter__", interrupt)
+        store.put(b"k", b"v", durability="group")
+        store.sync()
+        store.wait_beyond(0, timeout=0.0)
+        made = bulk.Import.create(tmp_path / "in")
+        with made.writer() as writer:
+            writer.put(b"i", b"v")
+        made.seal()
+        bulk.ingest(store, made.staging)
+        with store.changeset():
+            store.put(b"k", b"w")
+        store.force_quiescence()
+        task = store.tasks.insert("q")
+        assert store.tasks.claim(["q"]) is not None
+        assert store.tasks.get(task.id) is not None
+        monkeypatch.undo()
+
+
+def test_a_snapshot_that_was_interrupted_in_the_making_keeps_nothing(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reading, "Snapshot", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        store.snapshot()
+    assert not store._holds._pins
+
+
+def test_a_transaction_that_was_interrupted_in_the_making_keeps_nothing(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(RecentCommits, "watch", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            store.transaction()
+    assert not store._holds._pins
+    with store.transaction() as txn:
+        txn.put(b"k", b"v")
+    assert store._committer.recent._watchers == 0
+
+
+def test_a_rollback_that_was_interrupted_is_finished_by_the_finalizer(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    txn = store.transaction()
+    with monkeypatch.context() as patch:
+        patch.setattr(type(txn._owner), "end", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            txn.rollback()
+    del txn
+    gc.collect()
+    assert not store._holds._pins
+    store.transaction().rollback()
+    assert store._committer.recent._watchers == 0
