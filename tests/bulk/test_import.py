@@ -29,7 +29,7 @@ from kvstore.errors import (
 )
 from kvstore.limits import SCAN_CHUNK
 
-pytestmark = pytest.mark.usefixtures("each_engine")
+pytestmark = [pytest.mark.usefixtures("each_engine"), pytest.mark.tiny_limits]
 
 
 def stage(staging: Path, rows: dict[bytes, bytes], *, import_id: int | None = None) -> bulk.Import:

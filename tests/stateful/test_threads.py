@@ -23,7 +23,7 @@ from kvstore.errors import HistoryGoneError, KVStoreError
 from kvstore.store import Store
 from tests.harness.rows import apply
 
-pytestmark = pytest.mark.usefixtures("each_engine")
+pytestmark = [pytest.mark.usefixtures("each_engine"), pytest.mark.tiny_limits]
 
 KEYS = [b"k%d" % number for number in range(10)]
 ROUNDS = 60

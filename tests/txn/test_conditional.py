@@ -18,7 +18,7 @@ from kvstore.errors import (
     UsageError,
 )
 
-pytestmark = pytest.mark.usefixtures("each_engine")
+pytestmark = [pytest.mark.usefixtures("each_engine"), pytest.mark.tiny_limits]
 
 
 def test_put_if_absent_writes_once(store: Store) -> None:

@@ -20,7 +20,7 @@ from kvstore import ManualClock, Store
 from kvstore.errors import HistoryGoneError, UsageError
 from kvstore.txn import revert
 
-pytestmark = pytest.mark.usefixtures("each_engine")
+pytestmark = [pytest.mark.usefixtures("each_engine"), pytest.mark.tiny_limits]
 
 KEYS = [bytes([letter]) for letter in b"abcdef"]
 NUMBERS = itertools.count()

@@ -24,7 +24,7 @@ from kvstore.errors import ClosedError, ConflictError, UsageError
 from kvstore.txn import ReadSet
 from tests.txn.serialization import Record, cycle, edges
 
-pytestmark = pytest.mark.usefixtures("each_engine")
+pytestmark = [pytest.mark.usefixtures("each_engine"), pytest.mark.tiny_limits]
 
 
 def snapshot_isolated(store: Store, read_at: int, written: set[bytes]) -> bool:
