@@ -288,6 +288,10 @@ ROW_GROUP_ROWS_MAX = 65_536
 ROW_GROUP_BYTES_MAX = 16 << 20
 """Uncompressed bytes of a row group, where values are large: bounds a merge's memory too."""
 
+ROW_GROUPS_MAX = 128
+"""Row groups of a part. Each takes at most 16 kB of its footer, most of it for two keys of 4 kB, so
+a reader never finds more than `PART_FOOTER_BYTES_MAX`. Parts of usual limits have fifty at most."""
+
 PART_WHOLE_BYTES_MAX = 1 << 20
 """Parts up to this size are fetched in one piece; of larger ones only the row groups asked for."""
 

@@ -256,6 +256,7 @@ def _build_parts(
             if builder is None:
                 builder = PartBuilder(checks.rule, group, is_small=is_small)
             builder.nbytes += group.nbytes
+            builder.groups += 1
             run(partial(_add, builder, checks, group))
             if builder.is_full:
                 run(partial(upload, builder))

@@ -42,6 +42,7 @@ from kvstore.limits import (
     PART_CONTAINER_MAX,
     PART_TEXT_BYTES_MAX,
     PART_WHOLE_BYTES_MAX,
+    ROW_GROUPS_MAX,
 )
 from kvstore.span import Span, prefix_end
 
@@ -99,6 +100,8 @@ class PartBuilder:
         self.rows = 0
         self.nbytes = 0
         """Of the batches that it has, or is about to get: its user counts."""
+        self.groups = 0
+        """How many batches these are."""
 
     def add_row_group(self, batch: pa.RecordBatch, *, is_distinct: bool) -> None:
         """Append `batch`, not empty, which follows what was added before. `is_distinct`: no key is
@@ -121,7 +124,7 @@ class PartBuilder:
     @property
     def is_full(self) -> bool:
         """Whether another part should take what follows."""
-        return self.nbytes >= PART_BYTES_MAX
+        return self.nbytes >= PART_BYTES_MAX or self.groups >= ROW_GROUPS_MAX
 
     def _note_ranges(self, batch: pa.RecordBatch) -> None:
         rows = np.flatnonzero(column_numpy(batch, "op") == OP_DELETE_RANGE)

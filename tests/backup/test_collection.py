@@ -228,6 +228,7 @@ def test_keys_that_begin_alike_are_sorted_whole(store: kvstore.Store, tmp_path: 
     assert table.column("key").to_pylist() == sorted(keys) == table.column("value").to_pylist()
 
 
+@pytest.mark.usual_limits
 def test_rows_of_many_chunks_are_backed_up_in_bounded_batches_and_restored(
     store: kvstore.Store,
     collection: backup.Collection,

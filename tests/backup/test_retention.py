@@ -231,6 +231,7 @@ def test_a_killed_restore_of_an_ended_chain_stops_no_expiry(
     assert len(parts_of(tmp_path / "backups")) == 1
 
 
+@pytest.mark.usual_limits
 @pytest.mark.parametrize("warm", [True, False])
 def test_many_increments_leave_few_versions_of_the_state(
     store: kvstore.Store, tmp_path: Path, warm: bool

@@ -27,6 +27,7 @@ from kvstore.digest import digest
 from kvstore.errors import CorruptionError, FormatVersionError, KeyOrderError, UsageError
 from kvstore.limits import BOUND_BYTES_MAX, PART_BYTES_MAX, ROW_GROUP_ROWS_MAX
 from kvstore.span import Span
+from kvstore.testing.bounds import bounds
 from tests.shard.rows import (
     Diff,
     Row,
@@ -155,6 +156,17 @@ def test_a_failing_source_leaves_no_parts(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 # -- parts -----------------------------------------------------------------------------------
+
+
+def test_a_part_has_no_larger_footer_than_a_reader_believes() -> None:
+    """Two keys of each row group stand in it."""
+    blob = MemoryBlob()
+    rows = versions([put(b"%04d" % number * 1000, 1) for number in range(300)])
+    with bounds(ROW_GROUP_ROWS_MAX=1):
+        batch = write_batch(blob, BatchDesc(0, 9), rows, rule=VERSIONS, names=part_names("s"))
+    found = read_batches(blob, [batch], rule=VERSIONS, view=AsOf(5))
+    assert sum(each.num_rows for each in found) == 300
+    assert len(batch.parts) == 3
 
 
 def test_an_interrupt_leaves_no_parts() -> None:
