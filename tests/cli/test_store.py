@@ -245,7 +245,7 @@ def test_verify_is_0_for_a_sound_store_and_1_for_a_damaged_one(run: Run, path: P
         batch.put(b"no key of ours", b"", store._engine.families["data"])
         store._engine.write(batch)
     damaged = run("verify", path, code=1)
-    assert "too short" in damaged.stdout or "not a framed key" in damaged.stdout
+    assert "data key 6e6f" in damaged.stdout
 
 
 @pytest.mark.parametrize(

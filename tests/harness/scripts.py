@@ -440,6 +440,8 @@ def frontiers(store: Any) -> str:
 def error_line(error: KVStoreError) -> str:
     """Class and facts of an error: what a caller can go by."""
     facts = {name: getattr(error, name) for name in FACTS if hasattr(error, name)}
+    if "holder" in facts:  # in brackets stand the process and the times of its claim
+        facts["holder"] = facts["holder"].partition(" (")[0]
     told = (f"{name}={fact_text(fact)}" for name, fact in facts.items())
     return " ".join([f"error {type(error).__name__}", *told])
 
