@@ -1,7 +1,7 @@
 """`on_conflict="error"`: an import is refused if a row of it, a put or a delete, meets a live key.
 
 Keys are looked at before the files enter the store, without the commit lock, one look-up a row.
-What was committed since then is looked at again, under the lock, just before the import is added.
+Commits since then are looked at under the lock, just before the import is added.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The rows of staged files, held against what the manifest says of them.
 
-    told      bounds, rows, import id at both ends, no removals: what a file tells without being
+    told      bounds, rows, import id at both ends, no removals: a file tells them without being
               read, 3 ms and 0.2 ms a file. Always looked at.
     read      each row: its form, its import id, ascending keys. A pass, 0.7 us a row.
     crossing  parts whose spans cross have different keys. A pass over these parts, 0.3 us a row.
@@ -94,7 +94,7 @@ def depth(parts: Sequence[Part]) -> int:
 
 
 def _untrue(part: Part, file: LooseFile, reference: bytes) -> str | None:
-    """What the manifest says of a part and its file does not, None if they agree."""
+    """The first difference between a part in the manifest and its file, None if they agree."""
     for end, key, found in (
         ("first", part.smallest, file.first),
         ("last", part.largest, file.last),

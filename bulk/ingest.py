@@ -173,7 +173,7 @@ def _locate(directory: Path, incoming: Path, name: str) -> Path:
 def _checked(
     directory: Path, incoming: Path, manifest: Manifest, *, thorough: bool
 ) -> dict[str, Identity]:
-    """Which files the parts are, once each was found to be the one that was sealed.
+    """The file of each part, by name, after a check that it is the one that was sealed.
 
     Raises `ImportRefusedError`. Reads a file only where it was copied or if `thorough`.
     """
@@ -214,7 +214,7 @@ def _bring(directory: Path, incoming: Path, name: str, identity: Identity) -> Pa
             return target
         target.unlink(missing_ok=True)
         try:
-            # What a symbolic link leads to: the store must not depend on a file outside itself.
+            # The target of a symbolic link, not the link: the store must not depend on other files.
             os.link(os.path.realpath(source), target)
             if Identity.of(os.lstat(target)) != identity:
                 target.unlink()

@@ -35,18 +35,18 @@ from kvstore.limits import CROSSING_PARTS_MAX, KEY_BYTES_MAX
 
 MANIFEST_FORMAT: Final = 2
 _DIGEST_NAMES: Final = {1: "sha256", MANIFEST_FORMAT: "digest"}
-"""By the formats that are read: the name of a part's digest."""
+"""The name of a part's digest in each format that is read."""
 
 _DIGEST: Final = re.compile(r"(blake3:)?[0-9a-f]{32}|[0-9a-f]{64}")
 _IMPORT_ID: Final = re.compile(r"[0-9a-f]{16}")
 _INODE_MAX: Final = (1 << 64) - 1
 _TIME_MIN: Final = -(1 << 63)
-"""Of a modification time: file systems know times before 1970."""
+"""The least modification time: file systems know times before 1970."""
 
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """What was sealed: the import's id and its parts, by key."""
+    """A sealed import: its id, and its parts by key."""
 
     import_id: int
     parts: tuple[Part, ...]

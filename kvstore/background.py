@@ -18,7 +18,7 @@ from kvstore.clock import WallClock
 
 
 class Failures:
-    """What has failed in one kind of background work. Threads may share it."""
+    """The failures of one kind of background work. Threads may share it."""
 
     def __init__(self, logger: str, clock: WallClock) -> None:
         """`logger` names the logger, such as `"kvstore.gc"`."""

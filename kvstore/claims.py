@@ -64,7 +64,7 @@ class HoldRecord:
     created_at: Timestamp | None = None
     moved_at: Timestamp | None = None
     reached: Timestamp | None = None
-    """Below it all was handed to the owner for good: a collection that has less lost something."""
+    """The owner has taken all changes below it for good: a collection with less lost something."""
 
     @property
     def is_pin(self) -> bool:
@@ -89,7 +89,7 @@ class HoldRecord:
 
     @property
     def remedy(self) -> str:
-        """What lets its history go."""
+        """The step that lets its history go."""
         if self.is_pin:
             return "close it, or wait for its end"
         moved_by, cost = _ADVICE.get(self.kind, _ADVICE[UNKNOWN])
@@ -97,7 +97,7 @@ class HoldRecord:
 
     @property
     def cost_of_dropping(self) -> str:
-        """What its owner meets once the hold was dropped."""
+        """The error or limit that its owner meets after the hold was dropped."""
         return _ADVICE.get(self.kind, _ADVICE[UNKNOWN])[1]
 
 

@@ -51,7 +51,7 @@ class LetsGo(Protocol):
 
 
 class _Fate(NamedTuple):
-    """What becomes of a handle in a child."""
+    """How a handle answers in a child, and which process owns it."""
 
     where: str
     endings: Collection[str]
@@ -72,14 +72,15 @@ class _Handle(weakref.ref[Any]):
 OPEN_ANEW: Final = "open it here, after the fork, or give this process the path"
 
 _HANDLES: Final[dict[int, _Handle]] = {}
-"""By id. Threads add and remove single items, each of which the interpreter lock keeps whole."""
+"""The handles of this process, by id. Threads add and remove single items, each under the
+interpreter lock."""
 
 _FATES: Final[dict[int, _Fate]] = {}
-"""Of the handles that this process got by a fork, by id: they live as long as it does."""
+"""The fates of the handles that this process got by a fork, by id. They live as long as it does."""
 
 _CLASSES: Final[dict[type, type]] = {}
 _KEPT: Final[dict[int, list[object]]] = {}
-"""What the forks under way keep, by thread."""
+"""The references that forks under way keep, by thread."""
 
 _keep_for_ever = ctypes.pythonapi.Py_IncRef
 _keep_for_ever.argtypes = [ctypes.py_object]
@@ -175,7 +176,7 @@ class _Forked:
 
 
 def _nothing(*_: object, **__: object) -> None:
-    """What an ending does in a child."""
+    """Stands for every ending in a child."""
 
 
 def _forked(kind: type) -> type:

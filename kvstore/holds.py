@@ -1,7 +1,6 @@
 """Holds: named, durable claims on history. `since` never passes the least of them.
 
-    hold/<name> := timestamp, token, max_age_ns | null, lost,
-                   kind, address, owner, created_at, moved_at     (see kvstore/claims.py)
+    hold/<name> := the record of a hold, see `kvstore.claims`
 
 Backups, feed positions, replicas and long readers hold. Taking a hold gives its owner a new token,
 which moving and releasing it ask for; a former owner's token is out of date, and its calls raise
@@ -128,7 +127,7 @@ class Holds:
         address: str = "",
         dropping: Sequence[str] = (),
     ) -> dict[str, Hold]:
-        """As `take` of each name at its time, and `drop` of others: one write does all or none."""
+        """Take each name at its time, and drop others. One write does all of it, or nothing."""
         for name in (*wanted, kind):
             if not isinstance(name, str) or not name or not name.isprintable():
                 raise UsageError(f"hold name {name!r}", "pass a printable name")
@@ -225,8 +224,8 @@ class Holds:
         return min([*held, *(pin[0] for pin in list(self._pins.values()))], default=None)
 
     def needing(self, below: int | None = None) -> tuple[HoldRecord, ...]:
-        """Who needs history below a time (default: any), oldest first: the holds that are not lost,
-        and of the pins the oldest of each kind."""
+        """The claims on history below a time (default: any), oldest first: the holds that are not
+        lost, and the oldest pin of each kind."""
         oldest: dict[str, _Pin] = {}
         for pin in list(self._pins.values()):
             oldest[pin[1]] = min(pin, oldest.get(pin[1], pin))
@@ -239,7 +238,7 @@ class Holds:
         return tuple(sorted(found, key=_TIMESTAMP))
 
     def holder(self) -> str | None:
-        """Who needs history, in words: the oldest claim, holds before pins. None if nobody does."""
+        """The oldest claim on history in words, holds before pins. None if there is none."""
         found = sorted(self.needing(), key=lambda record: record.is_pin)
         return found[0].describe(self._committer.now()) if found else None
 
@@ -274,8 +273,8 @@ class Holds:
             self._pins[pin] = as_of, kind, self._committer.now()
 
     def pin_transaction(self, pin: int, newest: int) -> None:
-        """As `pin`, for a transaction at the newest complete time. The caller holds the commit
-        lock. Hot: once per transaction."""
+        """Pin the newest complete time for a transaction. The caller holds the commit lock. Hot:
+        once per transaction."""
         self._pins[pin] = newest, "transaction", newest
 
     def unpin(self, pin: int) -> bool:

@@ -61,8 +61,8 @@ JOURNAL_FILE_RECORDS = 1 << 20
 """A journal file is closed at this many records: bounds the search for an ordinal in it."""
 
 JOURNAL_SECTOR_BYTES = 512
-"""What a disk writes whole or not at all: no disk has smaller sectors. A power cut leaves of each
-sector that was not synced an older state or the new one, whatever it leaves of its neighbours."""
+"""A sector: a disk writes it whole or not at all, and no disk has smaller ones. A power cut leaves
+an older state or the newest state of each sector that was not synced, each for itself."""
 
 JOURNAL_READ_BYTES = 256 << 10
 """Bytes a journal reader takes at once: records of one such piece stay in cache together."""

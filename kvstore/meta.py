@@ -65,8 +65,8 @@ class Meta:
             yield name.removeprefix(prefix), _decode(name, value)
 
     def numbered(self, prefix: str) -> Iterator[tuple[int, JsonObject]]:
-        """As `records`, of those whose names end with a number of 16 hexadecimal digits. Raises
-        `CorruptionError` on another name."""
+        """The records with this prefix, each with the number of 16 hexadecimal digits that ends its
+        name. Raises `CorruptionError` on another name."""
         for name, record in self.records(prefix):
             yield _number(name, record), record
 
@@ -107,7 +107,7 @@ def timestamp_of(record: JsonObject, name: str = "timestamp") -> Timestamp:
 
 
 def optional_timestamp_of(record: JsonObject, name: str) -> Timestamp | None:
-    """As `timestamp_of`; None where the field is null or missing."""
+    """The same as `timestamp_of`, but None where the field is null or missing."""
     return None if record.get(name) is None else timestamp_of(record, name)
 
 

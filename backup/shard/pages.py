@@ -33,7 +33,7 @@ from kvstore.limits import (
 
 MAGIC: Final = b"PAR1"
 TAIL_BYTES: Final = len(MAGIC) + 4
-"""Of a file's end: the length of the footer, and the magic."""
+"""Bytes at a file's end: the length of the footer, and the magic."""
 
 _INT32, _INT64, _BYTE_ARRAY = 1, 2, 6
 _WIDTHS = {_INT32: 4, _INT64: 8}

@@ -20,7 +20,7 @@ from kvstore.digest import is_digest
 from kvstore.errors import CorruptionError
 
 _TAIL_BYTES = 64 << 10
-"""Fetched at once of the others: the footer, as Parquet's reader asks for it first."""
+"""Bytes fetched at once from the end of a large part: Parquet's reader begins with the footer."""
 
 
 class MissingPartError(CorruptionError):
@@ -47,7 +47,7 @@ class WholePart:
         self._data = data
 
     def opened(self) -> pa.NativeFile:
-        """For Parquet's reader."""
+        """The file to hand to Parquet's reader."""
         return pa.BufferReader(self._data)
 
     def footer(self) -> bytes:
@@ -61,8 +61,8 @@ class WholePart:
 
 
 def _require_chunks(chunks: Sequence[Chunk], data: memoryview, start: int) -> None:
-    """Check the chunks in `data`, which begins at `start` in the part. Of those that it cuts a
-    reader sees no page whole: no one asks for them."""
+    """Check the chunks in `data`, which begins at `start` in the part. A chunk that begins before
+    `data` or ends behind it is refused: Parquet's reader asks for whole chunks."""
     end = start + len(data)
     first = bisect.bisect_left(chunks, start, key=lambda chunk: chunk.start + chunk.size - 1)
     for chunk in islice(chunks, first, None):
@@ -74,7 +74,7 @@ def _require_chunks(chunks: Sequence[Chunk], data: memoryview, start: int) -> No
 
 
 class FetchedPart(io.RawIOBase):
-    """A blob as a seekable file, fetched range by range: what is fetched of columns is checked."""
+    """A blob as a seekable file, fetched range by range. A column is checked when it is fetched."""
 
     def __init__(self, blob: Blob, part: Part) -> None:
         self.part = part
@@ -86,7 +86,7 @@ class FetchedPart(io.RawIOBase):
         self._tail = self._fetched(self._tail_at, part.size - self._tail_at)
 
     def opened(self) -> pa.NativeFile:
-        """For Parquet's reader."""
+        """The file to hand to Parquet's reader."""
         return pa.PythonFile(self, mode="r")
 
     def footer(self) -> bytes:

@@ -13,7 +13,8 @@ from __future__ import annotations
 from typing import Any, TypeAlias
 
 Fields: TypeAlias = "dict[int, Any]"
-"""By number: an int, bytes, `Fields`, or a list of one of these. Truths and doubles are None."""
+"""The fields by number. A field is an int, bytes, `Fields`, or a list of these; truths and doubles
+are None."""
 
 _TRUE, _FALSE, _BYTE, _I16, _I32, _I64, _DOUBLE, _TEXT, _LIST, _SET, _MAP, _STRUCT = range(1, 13)
 _DEPTH_MAX = 8

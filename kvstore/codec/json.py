@@ -56,7 +56,7 @@ class JsonObject(dict[str, Any]):
         return found
 
     def optional(self, name: str, kind: type[T]) -> T | None:
-        """As `field`; None where the field is null or missing."""
+        """The same as `field`, but None where the field is null or missing."""
         return None if self.get(name) is None else self.field(name, kind)
 
     def integer(self, name: str, *, least: int = 0, most: int = _INT64_MAX) -> int:
@@ -67,7 +67,7 @@ class JsonObject(dict[str, Any]):
         return found
 
     def optional_integer(self, name: str, *, least: int = 0, most: int = _INT64_MAX) -> int | None:
-        """As `integer`; None where the field is null or missing."""
+        """The same as `integer`, but None where the field is null or missing."""
         return None if self.get(name) is None else self.integer(name, least=least, most=most)
 
     def text(self, name: str) -> str:

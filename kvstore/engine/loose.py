@@ -29,10 +29,8 @@ from kvstore.limits import BESIDE_OPEN_FILES_MAX
 _IN_MEMORY: Final = "/dev/shm"
 """A throw-away database is made in 1 ms there, and in 5 on disk."""
 
-
 _MANIFEST_BYTES: Final = 64 << 10
-"""Of memory, in the place of the 4 MB that RocksDB sets aside: containers have 64 MB of it."""
-
+"""Set aside for its MANIFEST, instead of RocksDB's 4 MB: a container has 64 MB of `/dev/shm`."""
 
 _FOOTER: Final = struct.Struct("<B40sIQ")
 _MAGIC: Final = 0x88E241B785F4CFF7
@@ -41,7 +39,7 @@ _TRAILER_BYTES: Final = 5
 
 
 class LooseFile(NamedTuple):
-    """What a file tells of itself without being read: bounds, entries, and those that delete."""
+    """The figures of a file, known without reading it: bounds, entries, and entries that delete."""
 
     first: bytes
     last: bytes
@@ -62,21 +60,21 @@ class LooseFiles:
         THREADS.require_own(self._where)
         for file in files:
             _require_footer(file)
-        # RocksDB opens a linked file for writing, to sync it; a file that only may be read it
-        # copies, which wants room.
+        # RocksDB opens a linked file for writing, to sync it. A file that may only be read is
+        # copied, which needs room.
         linked = all(os.access(file, os.W_OK) for file in files)
         self._database: rocks.Rdict | None = None
         in_memory = linked and os.access(_IN_MEMORY, os.W_OK | os.X_OK)
         try:
             self._take(files, _IN_MEMORY if in_memory else None, move=linked)
-        except StorageError:  # as where that memory is full
+        except StorageError:  # that memory may be full
             if not in_memory:
                 raise
             self._take(files, None, move=linked)
         own(self, self._where)
 
     def told(self) -> list[LooseFile]:
-        """What each file tells of itself, by key."""
+        """The figures of each file, by key. Reads no entry."""
         with _translated(self._where):
             found = self._open().live_files()
         return sorted(

@@ -52,7 +52,7 @@ class _File(NamedTuple):
 
 
 class Moment:
-    """What MANIFEST and logs of a directory were at one moment. Holds them open until closed."""
+    """The MANIFEST and logs of a directory at one moment. Holds them open until closed."""
 
     def __init__(self, directory: Path, manifest: _File, logs: list[_File]) -> None:
         """`logs` in order of their numbers."""
@@ -141,7 +141,7 @@ def _look(directory: Path) -> tuple[_File, list[_File]] | None:
 
 
 def _end_of_manifest(directory: Path) -> _File:
-    """Which MANIFEST counts, and how long it is; not opened."""
+    """The MANIFEST that `CURRENT` names, and its length. Not opened: its descriptor is -1."""
     current = (directory / "CURRENT").read_bytes()
     match = _MANIFEST.fullmatch(current)
     if match is None:

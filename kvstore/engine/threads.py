@@ -37,7 +37,7 @@ SetThreads = Callable[[int, int], None]
 
 
 class Threads:
-    """What this process knows of RocksDB's threads. There is one, in `kvstore.engine.rocks`."""
+    """The state of RocksDB's threads in this process. There is one, in `kvstore.engine.rocks`."""
 
     def __init__(self, set_threads: SetThreads) -> None:
         self._set_threads = set_threads

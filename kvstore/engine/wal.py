@@ -72,7 +72,8 @@ def cut(directory: Path) -> None:
 
 
 def cut_manifest(directory: Path) -> None:
-    """As `cut`, the MANIFEST alone. RocksDB refuses its torn tail, and cuts that of a log."""
+    """Do what `cut` does, to the MANIFEST alone: RocksDB cuts the torn tail of a log by itself, and
+    refuses that of a MANIFEST."""
     _cut(_manifests(directory))
 
 

@@ -52,7 +52,7 @@ class GcWorker:
         self.policy = policy
         self.failures = failures
         self.error: Exception | None = None
-        """What the last run failed of; None if it went well."""
+        """The error of the last run; None if it went well."""
         self.runs = 0
         self._run = run
         self._after_run = after_run

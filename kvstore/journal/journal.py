@@ -392,7 +392,7 @@ class Journal:
             self._interval.notify()
 
     def _mark(self) -> bytes:
-        """What goes in front of the next record: how much of the file was synced before it."""
+        """The mark in front of the next record: how much of the file was synced before it."""
         self._marked = self._synced
         return encode_mark(self._incarnation, self._next, synced=self._marked)
 

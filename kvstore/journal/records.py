@@ -110,7 +110,7 @@ class Opening(NamedTuple):
 
 
 class Note(NamedTuple):
-    """What a writer noted in `LOCK`: ordinals up to `last` were synced, and so many bytes of the
+    """A writer's note in `LOCK`: ordinals up to `last` were synced, and so many bytes of the
     live file of that number."""
 
     incarnation: int
@@ -289,7 +289,7 @@ def decode_mark(payload: bytes, *, at: int) -> int:
 
 
 def encode_note(note: Note) -> bytes:
-    """What a writer leaves in `LOCK`."""
+    """The bytes that a writer leaves in `LOCK`."""
     payload = _NOTE.pack(note.number, note.bytes)
     return encode(note.incarnation, note.last, TYPE_NOTE, payload)
 

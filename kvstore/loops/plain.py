@@ -539,7 +539,7 @@ RULE_ANY: Final = 1
 RULE_NO_VALUE: Final = 2
 RULE_ID: Final = 3
 RULE_SPAN: Final = 4
-"""What `survey` asks of a row, by its operation: anything, no value, a key of eight bytes and no
+"""The rule of `survey` for a row, by its operation: anything, no value, a key of eight bytes and no
 value, a value above the key. An operation with rule 0 is unknown."""
 
 

@@ -77,7 +77,7 @@ class Tasks:
         failures: Failures | None = None,
     ) -> None:
         self.failures = failures or Failures("kvstore.tasks", clock)
-        """What has failed in the threads that work on these tasks."""
+        """The failures of the threads that work on these tasks."""
         self._state = state
         self._journal = journal
         self._clock = clock

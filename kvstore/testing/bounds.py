@@ -103,7 +103,7 @@ TINY: Final[Mapping[str, int]] = {
     "REPLICA_WINDOW_BYTES": 50,
     "REPLICA_BATCH_ROWS": 1,
 }
-"""Of each limit that cuts, gathers, spills or defers: a value that a handful of rows exceeds."""
+"""For each limit that cuts, gathers, spills or defers, a value that a handful of rows exceeds."""
 
 SEED: Final = "KVSTORE_BOUNDS_SEED"
 """Name in the environment: the seed that `some_tiny` is to repeat."""

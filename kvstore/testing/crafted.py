@@ -98,12 +98,12 @@ def reads(store: Store, keys: list[bytes]) -> Iterator[tuple[str, Callable[[], o
 
 
 def outcomes(store: Store, keys: list[bytes]) -> Outcomes:
-    """What each way to read gives: the answer, or the error of our tree. Raises other errors."""
+    """The outcome of each way to read, by name. Raises errors that are not in our tree."""
     return {name: outcome(read) for name, read in reads(store, keys)}
 
 
 def outcome(call: Callable[[], object]) -> object:
-    """What a call gives: its answer, or its error if that is of our tree."""
+    """The answer of a call, or its error if that is in our tree."""
     try:
         return call()
     except KVStoreError as error:
@@ -111,7 +111,7 @@ def outcome(call: Callable[[], object]) -> object:
 
 
 def upkeep(store: Store) -> Iterator[tuple[str, Callable[[], object]]]:
-    """What looks at everything and then writes: in this order, each once."""
+    """Calls that read everything and then write, by name. Each is made once, in this order."""
     since = store.since
     middle = (since + store.upper - 1) // 2
 

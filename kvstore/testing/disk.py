@@ -55,8 +55,8 @@ class Inode:
         self.unsynced = self.unsynced[count:]
 
     def cuts(self, sector: int, rng: random.Random) -> Iterator[bytes]:
-        """What a power cut may leave: every combination of states of the sectors, at every length
-        that the file had, or at any on the way there."""
+        """The bytes that a power cut may leave: every combination of states of the sectors, at
+        every length that the file had, or at any on the way there."""
         states = [self.durable]
         for at, data in self.unsynced:
             states.append(_written(states[-1], at, data))
@@ -91,7 +91,7 @@ class Disk:
         self.unsynced_names: list[Callable[[Names], None]] = []
         self.sector = JOURNAL_SECTOR_BYTES if sector is None else sector
         self.notes: dict[str, list[bytes]] = {}
-        """What lock files have held, the newest last."""
+        """The contents that lock files have had, the newest last."""
         self.locked: set[str] = set()
         self.steps: list[str] = []
         self.die_before: int | None = None
@@ -192,7 +192,7 @@ class Disk:
         return self.die_before is not None and len(self.steps) >= self.die_before
 
     def killed(self) -> Disk:
-        """What a new process finds after this one was killed: the cache goes on, synced or not."""
+        """The disk that a new process finds after a kill: the cache goes on, synced or not."""
         again = Disk(sector=self.sector)
         copies: dict[int, Inode] = {}
         for names in (self.inodes, self.synced_names):
@@ -212,7 +212,7 @@ class Disk:
         return again
 
     def power_cuts(self, rng: random.Random | None = None) -> Iterator[Disk]:
-        """What it may find after a power cut."""
+        """The disks that a new process may find after a power cut."""
         rng = rng or random.Random(len(self.steps))
         for kept in itertools.product((False, True), repeat=len(self.unsynced_names)):
             names = dict(self.synced_names)

@@ -28,7 +28,7 @@ HUNG_S: Final = 120.0
 """After so long a child hangs: an exit takes milliseconds, and some seconds on a busy machine."""
 
 STATUS: Final = 7
-"""What children end with that say a status."""
+"""The exit status of children that say one."""
 
 WAYS: Final[Mapping[str, int]] = {
     "_exit": STATUS,
@@ -92,7 +92,7 @@ def _reap(child: int, way: str, which: str) -> None:
 
 
 def _problem(name: str, call: Callable[[], object]) -> str | None:
-    """What is wrong with a call in a child, None where it raised what it should."""
+    """The fault of a call in a child, None where it raised the right error."""
     try:
         found = call()
     except ForkedError as error:

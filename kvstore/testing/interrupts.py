@@ -27,7 +27,7 @@ _SHORTEST_S = 1e-6
 
 
 class Outcome(Enum):
-    """What became of an interrupted call."""
+    """How an interrupted call ended."""
 
     ENDED = "the call ended before the signal"
     RAISED = "KeyboardInterrupt came out of the call"

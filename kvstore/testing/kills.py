@@ -51,7 +51,7 @@ FEED: Final = "consumer"
 
 Rows = dict[bytes, bytes]
 Context = Any
-"""What starts processes: a context of `multiprocessing`."""
+"""A context of `multiprocessing`, which starts processes."""
 
 
 def seeded(name: str = SEED) -> random.Random:
@@ -128,7 +128,7 @@ class Refused(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """What a step leaves, for the model."""
+    """The model of a store after a step."""
 
     rows: Rows
     holds: frozenset[str] = frozenset()
@@ -137,7 +137,7 @@ class State:
 
 
 class Session:
-    """What a child knows of its run."""
+    """The run of a child: its store, its random choices, the times of its steps."""
 
     def __init__(self, store: Store, place: Path, pick: random.Random) -> None:
         self.store = store
@@ -192,7 +192,7 @@ class Workload:
         return getattr(self, f"do_{step.op}")(session, *step.arguments)
 
     def after(self, state: State, step: Step, states: list[State]) -> State:
-        """What a step leaves of `state`; `states` are those before it, from the first on."""
+        """The state that a step makes of `state`. `states` are all states so far, oldest first."""
         change = getattr(self, f"after_{step.op}", None)
         return state if change is None else change(state, states, *step.arguments)
 
@@ -372,7 +372,7 @@ def with_rows(state: State, rows: Rows) -> State:
 
 
 def work(workload: Workload, place: Path, seed: int, said: Connection) -> None:
-    """What the child does, until it is killed."""
+    """The child: does steps until it is killed."""
     path = place / "store"
     with open_store(path, engine_at(path) or "rocksdb") as store:
         session = Session(store, place, random.Random(seed))
@@ -483,7 +483,8 @@ class Rounds:
 
 @dataclass(frozen=True, slots=True)
 class _Told:
-    """What a child said, and the states its steps leave: the one before them first."""
+    """The messages of a child, sorted, and the states that its steps make: the one before all
+    steps first."""
 
     steps: list[Step]
     states: list[State]
