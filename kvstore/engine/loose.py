@@ -20,7 +20,9 @@ from typing import Final, NamedTuple
 import rocksdict as rocks
 
 from kvstore.engine.api import chunks
-from kvstore.engine.rocks import THREADS, RocksCursor, _translated
+from kvstore.engine.rocks import RocksCursor
+from kvstore.engine.rocks_errors import translated
+from kvstore.engine.rocks_opening import THREADS
 from kvstore.errors import CorruptionError, StorageError
 from kvstore.forks import own
 from kvstore.journal.files import storage_errors
@@ -75,7 +77,7 @@ class LooseFiles:
 
     def told(self) -> list[LooseFile]:
         """The figures of each file, by key. Reads no entry."""
-        with _translated(self._where):
+        with translated(self._where):
             found = self._open().live_files()
         return sorted(
             LooseFile(
@@ -97,7 +99,7 @@ class LooseFiles:
 
     def get(self, key: bytes) -> bytes | None:
         """The value of `key`, None if no file has it."""
-        with _translated(self._where):
+        with translated(self._where):
             found: bytes | None = self._open().get(key)
         return found
 
@@ -141,7 +143,7 @@ class LooseFiles:
         options.set_manifest_preallocation_size(_MANIFEST_BYTES)
         ingestion = rocks.IngestExternalFileOptions()
         ingestion.set_move_files(move)
-        with _translated(self._where):
+        with translated(self._where):
             self._database = rocks.Rdict(str(self._scratch / "db"), options)
             if links:
                 self._database.ingest_external_file(links, ingestion)

@@ -16,7 +16,8 @@ import rocksdict as rocks
 
 import kvstore
 from kvstore.engine import DATA, META, wal
-from kvstore.engine.rocks import RocksEngine, require_store_directory, salvage
+from kvstore.engine.rocks import RocksEngine
+from kvstore.engine.rocks_opening import require_store_directory, salvage
 from kvstore.engine.wal import BLOCK_BYTES, find_damage
 from kvstore.errors import (
     ClosedError,
