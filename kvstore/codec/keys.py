@@ -48,7 +48,10 @@ _SHOWN_BYTES = 128
 
 SUFFIX_BYTES: Final = _SUFFIX.size
 TAIL_BYTES: Final = _TAIL.size
-"""Suffix and kind: what follows the framed user key in `data`."""
+"""Suffix and kind, which follow the framed user key in `data`."""
+
+KEY_BYTES_LEAST: Final = len(TERMINATOR) + TAIL_BYTES
+"""The bytes of a key in `data` beside the escaped user key."""
 
 TOMBSTONE: Final = b"\x00"
 VALUE: Final = b"\x01"
@@ -89,7 +92,7 @@ def split_data_key(key: bytes) -> tuple[bytes, bytes, bytes]:
 def check_data_key(key: bytes) -> None:
     """Raise `CorruptionError` unless `key` follows the format above."""
     where = _where("data", key)
-    if len(key) < TAIL_BYTES + len(TERMINATOR):
+    if len(key) < KEY_BYTES_LEAST:
         raise CorruptionError(where, "too short")
     framed, suffix, kind = split_data_key(key)
     if not is_framed(framed):
@@ -100,6 +103,15 @@ def check_data_key(key: bytes) -> None:
         raise CorruptionError(where, f"unknown kind {kind.hex()}")
     if is_reference(suffix) and suffix == bytes(SUFFIX_BYTES):
         raise CorruptionError(where, "import id 0 is never given out")
+
+
+def require_entry(stored: bytes, escaped: bytes) -> None:
+    """Raise `CorruptionError` unless `stored`, found among the entries of a user key, is one.
+
+    Looks at length and kind alone, which tells all that a look-up of the key relies on.
+    """
+    if len(stored) != len(escaped) + KEY_BYTES_LEAST or stored[-1] > 1:
+        check_data_key(stored)
 
 
 def encode_range_key(start: bytes, timestamp: int) -> bytes:

@@ -31,7 +31,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any, Final
 
-from kvstore.codec.keys import TOMBSTONE
+from kvstore.codec.keys import KEY_BYTES_LEAST, check_data_key
 from kvstore.codec.ordered import escape
 from kvstore.engine.api import DATA, FAMILIES, Batch, FileSpan, Reader
 from kvstore.engine.editions import Edition
@@ -184,7 +184,10 @@ class MemoryEngine:
             if index == len(chunk.keys) and at + 1 < len(edition.chunks):
                 chunk, index = edition.chunks[at + 1], 0
             if index < len(chunk.keys) and (found := chunk.keys[index]) < escaped + limit:
-                return None if found[-1:] == TOMBSTONE else chunk.values[index]
+                # `require_entry` and its call, 0.1 us of 0.9.
+                if len(found) != len(escaped) + KEY_BYTES_LEAST or found[-1] > 1:
+                    check_data_key(found)
+                return chunk.values[index] if found[-1] else None
             return ABSENT
 
     def borrow(self) -> tuple[None, MemoryReader]:

@@ -19,12 +19,14 @@ from typing_extensions import Buffer
 
 from kvstore.codec.keys import (
     FIRST_TIMED_SUFFIX,
+    KEY_BYTES_LEAST,
     TAIL_BYTES,
     TOMBSTONE,
     VALUE,
     check_data_key,
     decode_suffix,
     encode_suffix,
+    require_entry,
 )
 from kvstore.codec.ordered import TERMINATOR, is_escaped
 from kvstore.errors import CorruptionError
@@ -35,7 +37,6 @@ T = TypeVar("T")
 
 _UNLIMITED: Final = b"\x00\x02"
 """Behind an escaped key: above all versions of the key, below those of any other."""
-_LEAST_KEY: Final = len(TERMINATOR) + TAIL_BYTES
 
 
 REVISION: Final = 6
@@ -156,7 +157,7 @@ class Live:
         stem, newest, held = self._stem, self._suffix, self._held
         for key, value in zip(keys, values, strict=True):
             here = key[:-TAIL_BYTES]
-            if len(key) < _LEAST_KEY or here[-2:] != TERMINATOR or key[-1] > 1:
+            if len(key) < KEY_BYTES_LEAST or here[-2:] != TERMINATOR or key[-1] > 1:
                 check_data_key(key)
             if here != stem:
                 if newest is not _INVISIBLE:
@@ -191,7 +192,7 @@ class Live:
         # Bounds are escaped and not framed: what lies at one sorts behind it with all its tails.
         if self._starts and self._newest[bisect_right(self._starts, key)] < suffix:
             return
-        if not is_escaped(key[:-_LEAST_KEY]):
+        if not is_escaped(key[:-KEY_BYTES_LEAST]):
             check_data_key(key)
         keys, values = self._shown
         keys.append(key)
@@ -242,7 +243,7 @@ def _joined_pairs(keys: list[bytes], values: list[bytes]) -> Iterator[Buffers]:
 
 
 def _user_keys(stored: Sequence[bytes]) -> list[bytes]:
-    return [key[:-_LEAST_KEY].replace(b"\x00\xff", b"\x00") for key in stored]
+    return [key[:-KEY_BYTES_LEAST].replace(b"\x00\xff", b"\x00") for key in stored]
 
 
 class Readers:
@@ -392,7 +393,7 @@ def find_many(
             check(reader)
             found[key] = absent
         elif stored < escaped + limits[bisect_right(boundaries, key)]:
-            _require_size(stored, escaped)
+            require_entry(stored, escaped)
             found[key] = None if stored[-1:] == TOMBSTONE else reader.value()
         else:
             found[key] = absent
@@ -431,7 +432,7 @@ def _newest(
     reader.seek(escaped + TERMINATOR)
     found = reader.key()
     while found is not None and found < end:
-        _require_size(found, escaped)
+        require_entry(found, escaped)
         lifetime = stamps.get(found[-TAIL_BYTES:-1])
         if lifetime is not None:
             added, reverted = lifetime
@@ -451,12 +452,6 @@ def _newest(
     if found is None:
         check(reader)
     return newest, value
-
-
-def _require_size(stored: bytes, escaped: bytes) -> None:
-    """Raise `CorruptionError` unless an entry that lies among those of a key, escaped, is one."""
-    if len(stored) != len(escaped) + _LEAST_KEY or stored[-1] > 1:
-        check_data_key(stored)
 
 
 def let_others_run() -> None:

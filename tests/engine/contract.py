@@ -16,10 +16,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from kvstore.codec.keys import TOMBSTONE
-from kvstore.codec.ordered import escape
+from kvstore.codec.keys import TOMBSTONE, require_entry
+from kvstore.codec.ordered import TERMINATOR, escape, frame
 from kvstore.engine import CHANGES, DATA, FAMILIES, META, RANGES, Engine
-from kvstore.errors import ClosedError, LockedError
+from kvstore.errors import ClosedError, CorruptionError, LockedError
 from kvstore.loops import ABSENT
 from tests.harness.strategies import bounds, keys, spans, values
 
@@ -68,6 +68,26 @@ def read(
             cursor.close()
             return rows
         rows += zip(found_keys, found_values, strict=True)
+
+
+def found(engine: Engine, key: bytes, rest: bytes, limit: bytes) -> object:
+    """The answer of `find`, or the class of its error."""
+    try:
+        return engine.find(key, rest, limit)
+    except CorruptionError:
+        return CorruptionError
+
+
+def expected(rows: list[tuple[bytes, bytes]], escaped: bytes) -> object:
+    """The answer of `find` in a stretch of these rows, or the class of its error."""
+    if not rows:
+        return ABSENT
+    stored, value = rows[0]
+    try:
+        require_entry(stored, escaped)
+    except CorruptionError:
+        return CorruptionError
+    return None if stored[-1:] == TOMBSTONE else value
 
 
 def apply(state: dict[bytes, bytes], writes: Writes) -> None:
@@ -211,11 +231,13 @@ class EngineContract:
             for key, rest, limit in stretches:
                 start, end = escape(key) + rest, escape(key) + limit
                 rows = read(engine, DATA, start, end) if start < end else []
-                expected = ABSENT
-                if rows:
-                    stored, value = rows[0]
-                    expected = None if stored[-1:] == TOMBSTONE else value
-                assert engine.find(key, rest, limit) == expected
+                assert found(engine, key, rest, limit) == expected(rows, escape(key))
+
+    @pytest.mark.parametrize("tail", [b"\xff" * 8 + b"\x07", b"\xff" * 7 + b"\x01", b"\xff" * 10])
+    def test_find_refuses_an_entry_that_is_none(self, engine: Engine, tail: bytes) -> None:
+        fill(engine, {frame(b"k") + tail: b"v"})
+        with pytest.raises(CorruptionError):
+            engine.find(b"k", TERMINATOR, b"\x00\x02")
 
     # -- closing ------------------------------------------------------------------------------
 
