@@ -161,8 +161,15 @@ class CollectionSource:
         return int(self._collection.upper)
 
     def lacks(self, commit: int) -> bool:
-        """See `Source.lacks`. A chain never loses what it has."""
-        return False
+        """See `Source.lacks`. A chain never loses what it has, but the newest may be one that began
+        anew, of a source that was put back. Reads the parts of that time, where none ends at it."""
+        with self._collection.snapshot(None) as (shard, snapshot):
+            if commit <= shard.since:
+                return False
+            parts = [part for batch in shard.state.batches for part in batch.parts]
+            if any(part.time_max == commit for part in parts):
+                return False
+            return not any(rows.num_rows for rows in snapshot.view(Window(commit - 1, commit)))
 
     @contextmanager
     def rows(self, since: int | None, upper: int) -> Iterator[Rows]:

@@ -27,10 +27,11 @@ from urllib.parse import urlsplit
 from backup.collection import Collection
 from backup.shard.storage import require_address
 from kvstore.arguments import require_age
+from kvstore.codec.json import JsonObject
 from kvstore.errors import UsageError
 from kvstore.store import Store
-from kvstore.tasks import Arguments, Handler, Progress, handler, submit
-from kvstore.timestamp import TimeLike, to_timestamp
+from kvstore.tasks import Arguments, Handler, Progress, age_of, handler, submit
+from kvstore.timestamp import TIMESTAMP_MAX, TimeLike, to_timestamp
 
 BACKUP_QUEUE: Final = "backup"
 COMPACT_QUEUE: Final = "compact-collection"
@@ -127,35 +128,33 @@ def _place(url: str | os.PathLike[str]) -> str:
 def _backup(
     store: Store,
     open_collection: Callable[[str], Collection],
-    arguments: Arguments,
+    arguments: JsonObject,
     progress: Progress,
 ) -> Arguments:
     progress.tell(rows=0)
-    max_age_s = arguments.get("max_age_s")
-    info = open_collection(arguments["url"]).backup(
+    info = open_collection(arguments.text("url")).backup(
         store,
-        full=arguments["full"],
+        full=arguments.field("full", bool),
         token=progress.token,
-        max_age=None if max_age_s is None else timedelta(seconds=max_age_s),
+        max_age=age_of(arguments, "max_age_s"),
         progress=lambda rows: progress.tick(rows=rows),
     )
     return {**info._asdict(), "lower": int(info.lower), "upper": int(info.upper)}
 
 
 def _compact(
-    open_collection: Callable[[str], Collection], arguments: Arguments, progress: Progress
+    open_collection: Callable[[str], Collection], arguments: JsonObject, progress: Progress
 ) -> Arguments:
     progress.tell(step="compact")
-    open_collection(arguments["url"]).compact()
+    open_collection(arguments.text("url")).compact()
     return {}
 
 
 def _expire(
-    open_collection: Callable[[str], Collection], arguments: Arguments, progress: Progress
+    open_collection: Callable[[str], Collection], arguments: JsonObject, progress: Progress
 ) -> Arguments:
     progress.tell(step="expire")
-    keep_s = arguments.get("keep_s")
-    since = open_collection(arguments["url"]).expire(
-        arguments.get("before"), keep=None if keep_s is None else timedelta(seconds=keep_s)
-    )
+    before = arguments.optional_integer("before", most=TIMESTAMP_MAX)
+    collection = open_collection(arguments.text("url"))
+    since = collection.expire(before, keep=age_of(arguments, "keep_s"))
     return {"since": int(since)}

@@ -49,7 +49,10 @@ def file_rows(paths: Iterable[Path], *, key: str, value: str) -> Iterator[pa.Rec
     for path in paths:
         opener = {"parquet": _parquet, "csv": _csv, "arrow": _arrow}[format_of(path)]
         with _translated(path):
-            for batch in opener(path, key, value):
+            for read in opener(path, key, value):
+                batch = read.select(_distinct(key, value))
+                # Arrow trusts offsets and indices: those of a damaged file lead out of its memory.
+                batch.validate(full=True)
                 columns = [_binary(batch, name, path) for name in (key, value)]
                 yield pa.RecordBatch.from_arrays(columns, schema=_SCHEMA)
 
@@ -127,9 +130,12 @@ def _require_columns(path: Path, names: list[str], key: str, value: str) -> None
 def _translated(path: Path) -> Iterator[None]:
     try:
         yield
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-        raise UsageError(f"{path} cannot be read: {error}", "check the file") from error
+    except MemoryError as error:  # also where a damaged file declares a size that nobody has
+        remedy = "check the file, or write it in smaller batches"
+        raise UsageError(f"{path} needs more memory than there is: {error}", remedy) from error
     except FileNotFoundError as error:
         raise UsageError(f"{path} is not there", "check the path") from error
     except OSError as error:
         raise StorageError(f"reading {path} failed: {error}", "look at the disk") from error
+    except (pa.ArrowException, IndexError, OverflowError, UnicodeError) as error:
+        raise UsageError(f"{path} cannot be read: {error}", "check the file") from error

@@ -219,7 +219,13 @@ def _checked(run: Run, block: Block, data: memoryview) -> pa.RecordBatch:
     found = data[block.offset : block.offset + block.size]
     if len(found) != block.size or crc32(found) != block.crc:
         raise CorruptionError(run.path, f"the block at byte {block.offset} fails its checksum")
-    return pa.ipc.read_record_batch(pa.py_buffer(found), run.schema)
+    try:
+        batch = pa.ipc.read_record_batch(pa.py_buffer(found), run.schema)
+        batch.validate(full=True)  # offsets that lead out of it would end the process: 1 ns a row
+    except (pa.ArrowException, OSError) as error:
+        problem = f"the block at byte {block.offset} is no record batch: {error}"
+        raise CorruptionError(run.path, problem) from error
+    return batch
 
 
 def _in_order(table: pa.Table, duplicates: Duplicates) -> Iterator[pa.RecordBatch]:

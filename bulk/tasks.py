@@ -15,10 +15,11 @@ import os
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Final, cast
 
 from bulk.ingest import OnConflict, ingest
 from bulk.staging import read_manifest
+from kvstore.codec.json import JsonObject
 from kvstore.store import Store
 from kvstore.tasks import Arguments, Handler, Progress, handler, submit
 
@@ -61,13 +62,15 @@ def submit_import(
     )
 
 
-def _import(store: Store, arguments: Arguments, progress: Progress) -> Arguments:
+def _import(store: Store, arguments: JsonObject, progress: Progress) -> Arguments:
+    # Which conflicts are known, `ingest` checks.
+    on_conflict = cast("OnConflict", arguments.text("on_conflict"))
     stamp = ingest(
         store,
-        arguments["staging"],
-        arguments["on_conflict"],
-        arguments["move"],
-        thorough=arguments["thorough"],
+        arguments.text("staging"),
+        on_conflict,
+        arguments.field("move", bool),
+        thorough=arguments.field("thorough", bool),
         progress=lambda step: progress.tell(step=step),
     )
     return {"timestamp": int(stamp)}

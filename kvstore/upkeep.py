@@ -23,12 +23,13 @@ from functools import partial
 from typing import Any, Final
 
 from kvstore.arguments import require_age
+from kvstore.codec.json import JsonObject
 from kvstore.errors import UsageError
 from kvstore.limits import COMPACT_PIECES
 from kvstore.span import Span
 from kvstore.store import Store
-from kvstore.tasks import Arguments, Handler, Progress, handler, submit
-from kvstore.timestamp import TimeLike, to_timestamp
+from kvstore.tasks import Arguments, Handler, Progress, age_of, handler, submit
+from kvstore.timestamp import TIMESTAMP_MAX, TimeLike, to_timestamp
 
 GC_QUEUE: Final = "gc"
 COMPACT_QUEUE: Final = "compact"
@@ -77,13 +78,12 @@ def submit_compact(
     return submit(store.tasks, COMPACT_QUEUE, arguments, task_id=task_id, report_to=report_to)
 
 
-def _gc(store: Store, arguments: Arguments, progress: Progress) -> Arguments:
+def _gc(store: Store, arguments: JsonObject, progress: Progress) -> Arguments:
     progress.tell(since=int(store.since))
-    keep_s = arguments.get("keep_s")
     report = store.gc(
-        before=arguments.get("before"),
-        keep=None if keep_s is None else timedelta(seconds=keep_s),
-        compact=arguments["compact"],
+        before=arguments.optional_integer("before", most=TIMESTAMP_MAX),
+        keep=age_of(arguments, "keep_s"),
+        compact=arguments.field("compact", bool),
     )
     return {
         "since": int(report.since),
@@ -95,13 +95,18 @@ def _gc(store: Store, arguments: Arguments, progress: Progress) -> Arguments:
     }
 
 
-def _compact(store: Store, arguments: Arguments, progress: Progress) -> Arguments:
-    end = None if arguments["end"] is None else bytes.fromhex(arguments["end"])
-    rest = Span(bytes.fromhex(progress.before.get("upto", arguments["start"])), end)
+def _compact(store: Store, arguments: JsonObject, progress: Progress) -> Arguments:
+    end = None if arguments.get("end") is None else arguments.hexed("end")
+    begun = progress.before if "upto" in progress.before else None
+    start = arguments.hexed("start") if begun is None else begun.hexed("upto")
+    try:
+        rest = Span(start, end)
+    except UsageError as error:
+        raise arguments.damaged(error.what) from error
     pieces = store.splits(COMPACT_PIECES, rest)
     for number, piece in enumerate(pieces, 1):
         progress.tell(upto=piece.start.hex(), piece=number, pieces=len(pieces))
         store.compact(piece)
-    if not arguments["start"] and end is None:
+    if not arguments.hexed("start") and end is None:
         store.compact_index()
     return {"pieces": len(pieces)}

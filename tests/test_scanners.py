@@ -315,6 +315,41 @@ def test_damage_is_raised_here_and_leaves_nothing(tmp_path: Path) -> None:
         assert nothing_is_left(store)
 
 
+@pytest.mark.parametrize("place", ["head", "offsets", "tail", "gone"])
+def test_a_part_that_the_disk_damages_is_an_error_that_says_to_scan_again(
+    store: kvstore.Store, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    damaged: list[Path] = []
+    written = scan._written
+
+    def damage(file: Path) -> Iterator[pa.RecordBatch]:
+        damaged.append(file)
+        content = bytearray(file.read_bytes())
+        if place == "offsets":
+            batches = pa.ipc.open_file(pa.py_buffer(bytes(content)))
+            found = batches.get_batch(0).column(1).buffers()[1].to_pybytes()[:64]
+            at = bytes(content).index(found)
+            content[at + 4 : at + 8] = (1 << 30).to_bytes(4, "little")
+        else:
+            at = {"head": 300, "tail": len(content) - 200, "gone": 0}[place]
+            content[at : at + 100] = b"\xff" * 100
+        file.write_bytes(content)
+        if place == "gone":
+            file.unlink()
+        return written(file)
+
+    def scan_until_damaged() -> None:
+        while True:  # a scan that is faster than its workers reads no part of theirs
+            store.scan_batches(batch_rows=100, workers=3).read_all()
+
+    monkeypatch.setattr(scan, "_written", damage)
+    have_started(store, workers=3, prefix=b"nothing")
+    with pytest.raises(StorageError, match="scan again"):
+        scan_until_damaged()
+    assert damaged
+    assert nothing_is_left(store)
+
+
 def test_closing_the_store_ends_its_scans_and_processes(tmp_path: Path) -> None:
     with kvstore.open(tmp_path / "store", durability="async") as store:
         with store.batch() as batch:

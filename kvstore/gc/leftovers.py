@@ -65,8 +65,8 @@ class Leftovers:
         waiting = {f"{record.import_id:016x}" for record in self._imports.all() if not record.added}
         for left in (self._path / INGEST_DIRECTORY).iterdir():
             with suppress(FileNotFoundError):  # whose owner has removed it meanwhile
-                if left.name not in waiting and left.stat().st_mtime_ns < oldest:
-                    shutil.rmtree(left, ignore_errors=True)
+                if left.name not in waiting and left.lstat().st_mtime_ns < oldest:
+                    _remove(left)
 
     def _has_rows(self, record: ImportRecord) -> bool:
         seen = self._rows.get(record.import_id, min(span.start for span in record.spans))
@@ -79,3 +79,12 @@ class Leftovers:
 
     def _oldest(self, age_s: float) -> int:
         return self._committer.now() - int(age_s * NS_PER_SECOND)
+
+
+def _remove(left: Path) -> None:
+    """Remove a directory, or whatever lies in its place. What resists stays for the next run."""
+    if left.is_dir() and not left.is_symlink():
+        shutil.rmtree(left, ignore_errors=True)
+    else:
+        with suppress(OSError):
+            left.unlink()

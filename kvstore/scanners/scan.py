@@ -8,12 +8,13 @@ import tempfile
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from kvstore.engine import Engine, FileSpan
 from kvstore.engine.rocks import RocksEngine
-from kvstore.errors import ClosedError
+from kvstore.errors import ClosedError, StorageError
 from kvstore.forks import own
 from kvstore.limits import (
     SCAN_PIECE_BYTES,
@@ -194,8 +195,6 @@ def _taken(
     job: Job, pieces: Sequence[Piece], source: Source, crew: Crew
 ) -> Iterator[pa.RecordBatch]:
     """The batches of all pieces, in order."""
-    import pyarrow as pa
-
     for piece in pieces:
         if crew.keeps(piece.number):
             for batch in source.batches(piece):
@@ -203,10 +202,28 @@ def _taken(
                 crew.listen()
         else:
             for part in crew.parts(piece.number):
-                file = job.directory / part
-                with pa.memory_map(str(file)) as mapped:
-                    batches = pa.ipc.open_file(mapped)
-                    file.unlink()
-                    for at in range(batches.num_record_batches):
-                        yield batches.get_batch(at)
+                yield from _written(job.directory / part)
     crew.finish()
+
+
+def _written(file: Path) -> Iterator[pa.RecordBatch]:
+    """The batches of a part that a worker wrote. Raises `StorageError` if it cannot be read."""
+    import pyarrow as pa
+
+    with _reading(file), pa.memory_map(str(file)) as mapped:
+        batches = pa.ipc.open_file(mapped)
+        file.unlink()
+        for at in range(batches.num_record_batches):
+            batch = batches.get_batch(at)
+            batch.validate(full=True)  # offsets that lead out of it would end the process
+            yield batch
+
+
+@contextmanager
+def _reading(file: Path) -> Iterator[None]:
+    import pyarrow as pa
+
+    try:
+        yield
+    except (pa.ArrowException, OSError) as error:
+        raise StorageError(f"reading {file} failed: {error}", "scan again") from error

@@ -3,6 +3,7 @@
 from kvstore.tasks.call import (
     Arguments,
     Progress,
+    age_of,
     arguments_of,
     handler,
     progress_of,
@@ -36,6 +37,7 @@ __all__ = [
     "Retry",
     "Arguments",
     "Progress",
+    "age_of",
     "arguments_of",
     "handler",
     "progress_of",

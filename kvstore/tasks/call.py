@@ -18,9 +18,11 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
+from datetime import timedelta
 from typing import Any, Final, TypeAlias
 
-from kvstore.errors import CorruptionError, DependencyError, FormatVersionError
+from kvstore.codec.json import JsonObject, read_object
+from kvstore.errors import CorruptionError, DependencyError, FormatVersionError, UsageError
 from kvstore.limits import TASK_PROGRESS_S
 from kvstore.tasks.queue import Tasks
 from kvstore.tasks.task import NewTask, Task
@@ -62,7 +64,7 @@ class Progress:
             self.tell(**facts)
 
 
-Call: TypeAlias = Callable[[Arguments, Progress], Arguments]
+Call: TypeAlias = Callable[[JsonObject, Progress], Arguments]
 """Does what arguments say and returns the result, both of them JSON."""
 
 
@@ -83,7 +85,7 @@ def submit(
     if report_to is not None:
         fields[REPORT_TO] = report_to
     try:
-        return tasks.insert(queue, json.dumps(fields).encode(), id=task_id).id
+        return tasks.insert(queue, _encoded(fields), id=task_id).id
     except DependencyError:
         if task_id is None:
             raise
@@ -97,33 +99,46 @@ def handler(call: Call, *, every_s: float | None = None) -> Handler:
         arguments = arguments_of(job.task)
         seconds = TASK_PROGRESS_S if every_s is None else every_s
         result = call(arguments, Progress(job, every_s=seconds))
-        if REPORT_TO not in arguments:
+        report_to = arguments.optional(REPORT_TO, str)
+        if report_to is None:
             return ()
         task = job.task
         report = {"v": VERSION, "task": task.id, "queue": task.queue, "result": result}
-        return [NewTask(arguments[REPORT_TO], json.dumps(report).encode())]
+        return [NewTask(report_to, json.dumps(report).encode())]
 
     return handle
 
 
-def arguments_of(task: Task) -> Arguments:
+def arguments_of(task: Task) -> JsonObject:
     """What a call, or a report, says. Raises `FormatVersionError` if a later release made it,
     `CorruptionError` if it is none."""
     where = f"task {task.id} in queue {task.queue}"
-    try:
-        fields: dict[str, Any] = json.loads(task.value)
-        version = fields["v"]
-    except (ValueError, KeyError, TypeError) as error:
-        raise CorruptionError(where, f"not a call: {error}") from error
+    fields = read_object(task.value, where=where)
+    version = fields.field("v", int)
     if version != VERSION:
         raise FormatVersionError(where, found=version, supported=VERSION)
     return fields
 
 
-def progress_of(task: Task) -> Arguments:
-    """What the handler of a call told last; empty if it has told nothing."""
+def age_of(arguments: JsonObject, name: str) -> timedelta | None:
+    """The age in seconds that `name` holds, None if it is not there. Raises `CorruptionError`."""
+    seconds = arguments.optional(name, float)
     try:
-        facts: Arguments = json.loads(task.progress) if task.progress else {}
-    except ValueError as error:
-        raise CorruptionError(f"progress of task {task.id}", str(error)) from error
-    return facts
+        return None if seconds is None else timedelta(seconds=seconds)
+    except OverflowError as error:
+        raise arguments.damaged(f"field {name!r}: {error}") from error
+
+
+def progress_of(task: Task) -> JsonObject:
+    """What the handler of a call told last; empty if it has told nothing."""
+    return read_object(task.progress or b"{}", where=f"progress of task {task.id}")
+
+
+def _encoded(fields: Arguments) -> bytes:
+    """A call as bytes. Raises `UsageError` on arguments that `arguments_of` would refuse."""
+    try:
+        data = json.dumps(fields, allow_nan=False).encode()
+        read_object(data, where="the arguments")
+    except (TypeError, ValueError, RecursionError, CorruptionError) as error:
+        raise UsageError(f"the arguments are not JSON: {error}", "pass plain values") from error
+    return data

@@ -226,6 +226,47 @@ def test_a_replica_does_not_follow_a_source_put_back_from_an_older_copy(
         assert replica.get(b"a") == b"lost"
 
 
+def test_a_replica_does_not_follow_a_chain_begun_by_a_source_put_back(
+    store: kvstore.Store, standby: Path, tmp_path: Path
+) -> None:
+    collection = backup.Collection(tmp_path / "collection")
+    store.put(b"a", b"1")
+    collection.backup(store)
+    backup.replicate(collection, standby)
+    older = tmp_path / "older"
+    store.checkpoint(older)
+    store.put(b"a", b"lost")
+    collection.backup(store)
+    backup.replicate(collection, standby)
+    store.close()
+    with kvstore.open(older) as back:
+        back.put(b"b", b"2")
+        collection.backup(back, full=True)
+    with pytest.raises(UsageError, match=r"older copy.*promote"):
+        backup.replicate(collection, standby)
+    with kvstore.open(standby) as replica:
+        assert replica.get(b"a") == b"lost"
+        assert replica.get(b"b") is None
+
+
+def test_a_replica_follows_a_chain_begun_anew_by_the_source_that_it_knows(
+    store: kvstore.Store, standby: Path, tmp_path: Path
+) -> None:
+    collection = backup.Collection(tmp_path / "collection")
+    for number in range(3):
+        store.put(b"a", b"%d" % number)
+        collection.backup(store)
+        backup.replicate(collection, standby)
+    for number in range(3):
+        store.put(b"b", b"%d" % number)
+        store.delete(b"a")
+        collection.backup(store, full=True)
+        collection.compact()
+        backup.replicate(collection, standby)
+    with kvstore.open(standby) as replica:
+        same(store, replica)
+
+
 def test_the_source_keeps_what_its_replica_lacks_within_its_budget(
     store: kvstore.Store, standby: Path
 ) -> None:

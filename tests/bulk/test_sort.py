@@ -6,6 +6,7 @@ import random
 from collections.abc import Iterable
 from itertools import pairwise
 from pathlib import Path
+from zlib import crc32
 
 import pyarrow as pa
 import pytest
@@ -160,3 +161,15 @@ def test_a_run_that_is_gone_is_told_as_such(tmp_path: Path, left: str) -> None:
     expected = CorruptionError if left == "an empty file" else StorageError
     with pytest.raises(expected, match=run.path):
         list(merged([run], Span()))
+
+
+def test_a_run_whose_offsets_lead_out_of_it_is_damaged(tmp_path: Path) -> None:
+    (run,) = sorted_runs([batch([(b"%03d" % number, b"v") for number in range(100)])], tmp_path)
+    whole = bytearray(Path(run.path).read_bytes())
+    offsets = whole.index(b"".join((3 * at).to_bytes(4, "little") for at in range(9)))
+    whole[offsets + 4 : offsets + 8] = (1 << 30).to_bytes(4, "little")
+    Path(run.path).write_bytes(whole)
+    (block,) = run.blocks
+    forged = run._replace(blocks=[block._replace(crc=crc32(whole))])
+    with pytest.raises(CorruptionError, match="no record batch"):
+        list(merged([forged], Span()))

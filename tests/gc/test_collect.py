@@ -233,12 +233,23 @@ def test_stale_import_and_leftover_files_are_taken_back(tmp_path: Path) -> None:
         left = tmp_path / "db" / "ingest" / "00000000000000aa"
         left.mkdir(parents=True)
         os.utime(left, ns=(0, 0))
+        plain = tmp_path / "db" / "ingest" / "plain"
+        plain.touch()
+        os.utime(plain, ns=(0, 0))
+        link = tmp_path / "db" / "ingest" / "link"
+        outside = tmp_path / "outside"
+        outside.mkdir()
+        link.symlink_to(outside)
+        os.utime(link, ns=(0, 0), follow_symlinks=False)
         waiting = tmp_path / "db" / "ingest" / f"{7:016x}"
         waiting.mkdir()
         os.utime(waiting, ns=(0, 0))
         store.gc(before=0)
         assert waiting.exists()
         assert not left.exists()
+        assert not plain.exists()
+        assert not link.is_symlink()
+        assert outside.exists()
         clock.advance(25 * 3600 * 1_000_000_000)
         assert store.gc(before=0).imports == 1
         assert store.imports() == []

@@ -112,8 +112,46 @@ def test_a_call_of_a_later_release_goes_to_the_dead_letters_at_once(store: Store
     assert dead.error.startswith("FormatVersionError")
 
 
-def test_what_keeps_failing_goes_to_the_dead_letters(store: Store, clock: ManualClock) -> None:
-    submit_call(store.tasks, "compact", {"start": "not hex", "end": None})
+@pytest.mark.parametrize(
+    ("queue", "value"),
+    [
+        ("compact", b'{"v": 1, "start": "not hex", "end": null}'),
+        ("compact", b'{"v": 1, "start": 7, "end": null}'),
+        ("compact", b'{"v": 1, "start": "62", "end": "61"}'),
+        ("compact", b'{"v": 1, "end": null}'),
+        ("gc", b'{"v": 1, "compact": false, "keep_s": "60"}'),
+        ("gc", b'{"v": 1, "compact": false, "keep_s": 1e300}'),
+        ("gc", b'{"v": 1, "compact": "no", "before": 1}'),
+        ("gc", b'{"v": 1, "compact": false, "before": 1.5}'),
+        ("gc", b'{"v": 1, "compact": false, "before": 1, "report_to": 5}'),
+        ("gc", b"[" * 100_000),
+        ("gc", b"\xff"),
+    ],
+)
+def test_arguments_that_nobody_wrote_go_to_the_dead_letters_at_once(
+    store: Store, queue: str, value: bytes
+) -> None:
+    store.tasks.insert(queue, value)
+    assert Worker(store.tasks, handlers(store)).run_one() is Outcome.DEAD
+    (dead,) = dead_letters(store.tasks, queue)
+    assert dead.error.startswith("CorruptionError: task ")
+
+
+@pytest.mark.parametrize("argument", [float("nan"), {1}, b"bytes"])
+def test_arguments_that_are_not_json_are_refused(store: Store, argument: object) -> None:
+    with pytest.raises(UsageError, match="not JSON"):
+        submit_call(store.tasks, "compact", {"start": argument})
+    assert store.tasks.list("compact") == []
+
+
+def test_what_keeps_failing_goes_to_the_dead_letters(
+    store: Store, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def break_down(span: object) -> None:
+        raise OSError("the disk went away")
+
+    monkeypatch.setattr(store, "compact", break_down)
+    submit_compact(store)
     worker = Worker(store.tasks, handlers(store), retry=Retry(attempts_max=3, first_s=1))
     assert worker.run_one() is Outcome.RETRY
     clock.advance(10 * SECOND)
