@@ -5,7 +5,8 @@
 Consensus alone cannot tell that its newest versions were cut off, or that it was put back from an
 older copy: what is left is a whole, older log. Witnesses lie with the parts, so a log that lost its
 end is found by the newest of them. An appending process writes one behind each append. It is not
-worth an fsync: a witness that a crash takes back makes the check weaker, never wrong.
+worth an fsync: a witness that a crash takes back, or leaves without its bytes, makes the check
+weaker, never wrong. The name of such a torn witness still tells that its state was there.
 
 Invariants
 1. A witness of version v is written after v was committed, and v is never taken back.
@@ -17,15 +18,17 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import partial
 from typing import Final
 
 from backup.shard.blob import FAILURES, Blob
 from backup.shard.log import StateLog
 from kvstore.digest import digest
-from kvstore.errors import StatesLostError, UsageError
+from kvstore.errors import CorruptionError, StatesLostError, UsageError
 
 FOLDER: Final = "witness"
 _NAME = re.compile(rf"(?P<shard>[^/]+)/{FOLDER}/v(?P<seqno>\d{{20}})")
+_DIGEST = re.compile(r"blake3:[0-9a-f]{32}", re.ASCII)
 _REMEDY = "put the newest copy of all of it back"
 
 
@@ -40,9 +43,11 @@ def leave(log: StateLog) -> None:
     with suppress(*FAILURES):
         try:
             log.blob.put(_name(log, state.seqno), state.chain.encode(), durable=False)
-        except UsageError as error:
-            known = log.blob.get(_name(log, state.seqno))
-            if known is None or known == state.chain.encode():
+        except (UsageError, CorruptionError) as error:
+            known = _told(log, state.seqno)
+            if known is None:
+                return  # torn, and a torn one stays: blobs are written once
+            if known == state.chain:
                 raise
             where = f"shard {log.shard}"
             raise StatesLostError(where, found=state.seqno, known=state.seqno) from error
@@ -52,21 +57,23 @@ def require(log: StateLog) -> None:
     """Raise `StatesLostError` if there were states that are gone, or others of the same number.
 
     Costs a listing and a small read, mostly."""
-    newest = max(seqnos(log.blob, log.shard), default=0)
+    noted = sorted(seqnos(log.blob, log.shard), reverse=True)
+    newest = noted[0] if noted else 0
     if newest > log.state.seqno and newest > log.refresh().seqno:
         raise StatesLostError(f"shard {log.shard}", found=log.state.seqno, known=newest)
-    known = log.retrying(lambda: log.blob.get(_name(log, newest))) if newest else None
+    told = ((seqno, log.retrying(partial(_told, log, seqno))) for seqno in noted)
+    seqno, known = next((each for each in told if each[1] is not None), (0, None))
     if known is None:
         return
-    if newest == log.state.seqno:
+    if seqno == log.state.seqno:
         found = log.state.chain
     else:
-        versions = log.retrying(lambda: log.consensus.scan(log.shard, start=newest, limit=1))
-        if not versions or versions[0].seqno != newest:
+        versions = log.retrying(lambda: log.consensus.scan(log.shard, start=seqno, limit=1))
+        if not versions or versions[0].seqno != seqno:
             return  # collected since
         found = digest(versions[0].data)
-    if known.decode(errors="replace") != found:
-        raise StatesLostError(f"shard {log.shard}", found=newest, known=newest, remedy=_REMEDY)
+    if known != found:
+        raise StatesLostError(f"shard {log.shard}", found=seqno, known=seqno, remedy=_REMEDY)
 
 
 def remove(blob: Blob, shard: str, *, below: int | None = None, above: int | None = None) -> None:
@@ -94,6 +101,16 @@ def shards(blob: Blob, prefix: str) -> Iterator[str]:
 def is_witness(name: str) -> bool:
     """Whether a blob of this name is a witness."""
     return _NAME.fullmatch(name) is not None
+
+
+def _told(log: StateLog, seqno: int) -> str | None:
+    """The digest that a witness holds, None where there is none or a crash has left it torn."""
+    try:
+        data = log.blob.get(_name(log, seqno))
+    except CorruptionError:  # of a sealed blob
+        return None
+    text = "" if data is None else data.decode("ascii", "replace")
+    return text if _DIGEST.fullmatch(text) else None
 
 
 def _name(log: StateLog, seqno: int) -> str:

@@ -71,6 +71,46 @@ def test_a_consensus_put_back_from_an_older_copy_is_told(
     fresh.backup(store)
 
 
+@pytest.mark.parametrize("secret", [None, "secret"])
+@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize(
+    "torn", [lambda data: b"", lambda data: bytes(len(data)), lambda data: data[:20]]
+)
+def test_witnesses_without_their_bytes_refuse_nothing_and_tell_by_their_names(
+    store: kvstore.Store,
+    tmp_path: Path,
+    secret: str | None,
+    count: int,
+    torn: Callable[[bytes], bytes],
+) -> None:
+    """A power cut may keep the name of a file that was not synced, and lose the bytes."""
+    place, copy = tmp_path / "collection", tmp_path / "copy"
+    some_backups(store, place, secret, 2)
+    shutil.copytree(place / "consensus", copy)
+    some_backups(store, place, secret, 2)
+    for path in sorted(place.glob(f"blob/chain-*/{witness.FOLDER}/v*"))[-count:]:
+        path.write_bytes(torn(path.read_bytes()))
+    backup.Collection(place, secret).verify("contents", store)
+    assert backup.Collection(place, secret).scrub().is_sound
+    backup.Collection(place, secret).restore(tmp_path / "restored")
+    put_back(place, copy)
+    with pytest.raises(StatesLostError):
+        backup.Collection(place, secret).verify()
+    shutil.rmtree(copy)
+    assert not backup.Collection(place, secret).scrub().is_sound
+
+
+@pytest.mark.parametrize("secret", [None, "secret"])
+def test_a_backup_goes_on_beside_a_torn_witness(
+    store: kvstore.Store, tmp_path: Path, secret: str | None
+) -> None:
+    place = tmp_path / "collection"
+    some_backups(store, place, secret, 2)
+    max(place.glob(f"blob/chain-*/{witness.FOLDER}/v*")).write_bytes(b"")
+    some_backups(store, place, secret, 2)
+    assert backup.Collection(place, secret).verify("contents", store).chains == 1
+
+
 def test_states_that_were_appended_to_an_older_copy_are_told(
     store: kvstore.Store, tmp_path: Path
 ) -> None:
