@@ -185,7 +185,7 @@ def test_some_tiny_limits_are_those_of_the_seed_that_was_printed(
 ) -> None:
     drawn = [some_tiny(seed) for seed in range(20)]
     assert {bool(each) for each in drawn} == {True, False}
-    assert capsys.readouterr().err.startswith(f"{SEED}=0: ")
+    assert capsys.readouterr().err.startswith(f"{SEED}=0\n")
     monkeypatch.setenv(SEED, "7")
     assert some_tiny() == drawn[7]
 

@@ -1,5 +1,14 @@
 """Tools that prove a store: tiny limits, faults, kills, forks, power cuts and hostile files.
 
-They serve the tests of this project and of code that builds on it. Production code never imports
-this package. Every random tool takes a seed and prints it.
+They serve the tests of this project and of code that builds on it, and import nothing from our own
+tests. Production code never imports this package.
+
+    bounds      every limit set to a tiny value for a while
+    faults      system calls that fail, one or all from one on
+    kills       a process that is killed in the middle of a write; workload has its steps
+    forks       children that use what their parent has open
+    interrupts  a signal at a random moment of a call
+    disk        a disk in memory: kills and power cuts of a journal
+    crafted     stores over crafted bytes, and every way to read them
+    seeds       the seed of a random test: printed, and taken from the environment
 """

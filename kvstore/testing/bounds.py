@@ -20,7 +20,6 @@ Limits hold for all threads of this process, and for no other process.
 
 from __future__ import annotations
 
-import os
 import random
 import sys
 from collections.abc import Iterator, Mapping
@@ -29,6 +28,7 @@ from types import ModuleType
 from typing import Final
 
 from kvstore import limits
+from kvstore.testing.seeds import seed_of
 
 PACKAGES: Final = ("kvstore", "bulk", "backup", "spark_connector", "pyspark_kvstore")
 
@@ -131,12 +131,10 @@ def some_tiny(seed: int | None = None) -> dict[str, int]:
 
     Prints the seed, which `KVSTORE_BOUNDS_SEED` in the environment repeats.
     """
-    if seed is None:
-        seed = int(os.environ.get(SEED) or random.SystemRandom().getrandbits(32))
-    pick = random.Random(seed)
+    pick = random.Random(seed_of(SEED, seed))
     drawn = {name: tiny for name, tiny in TINY.items() if pick.random() < 0.5}
     drawn = drawn if pick.random() < 0.5 else {}
-    sys.stderr.write(f"{SEED}={seed}: {drawn or 'limits as they are'}\n")
+    sys.stderr.write(f"{drawn or 'limits as they are'}\n")
     return drawn
 
 

@@ -21,7 +21,7 @@ from kvstore.errors import PoisonedError
 from kvstore.recent import RecentCommits
 from kvstore.store import reading
 from kvstore.testing.interrupts import Outcome, interrupted, measured
-from kvstore.testing.kills import seeded
+from kvstore.testing.seeds import seeded
 
 pytestmark = pytest.mark.usefixtures("each_engine")
 

@@ -17,7 +17,8 @@ import bulk
 import kvstore
 from backup import Collection
 from kvstore.store import Store
-from kvstore.testing.kills import run_until_killed, seeded
+from kvstore.testing.kills import SEED, run_until_killed
+from kvstore.testing.seeds import seeded
 from tests.crash import children
 from tests.harness.rows import apply
 
@@ -66,7 +67,7 @@ def test_acknowledged_commits_stand_and_batches_are_whole(
     spawn: Any, tmp_path: Path, count: int
 ) -> None:
     kvstore.open(tmp_path / "store").close()
-    rng = seeded()
+    rng = seeded(SEED)
     for place in places(tmp_path, count):
         said = run_and_kill(spawn, children.commits, place, rng)
         with kvstore.open(place / "store") as store:
@@ -97,7 +98,7 @@ def check_batches(found: dict[bytes, bytes]) -> None:
 @rounds(200)
 def test_imports_are_whole_or_not_there_and_go_on(spawn: Any, tmp_path: Path, count: int) -> None:
     kvstore.open(tmp_path / "store").close()
-    rng = seeded()
+    rng = seeded(SEED)
     for place in places(tmp_path, count):
         said = run_and_kill(spawn, children.imports, place, rng)
         stamps = {name: stamp for kind, name, stamp in said if kind == "import"}
@@ -131,7 +132,7 @@ def test_finished_backups_verify_and_the_chain_goes_on(
     spawn: Any, tmp_path: Path, count: int
 ) -> None:
     kvstore.open(tmp_path / "store").close()
-    rng = seeded()
+    rng = seeded(SEED)
     collection = Collection(tmp_path / "backups")
     for number in range(count):
         said = run_and_kill(spawn, children.backups, tmp_path, rng)
@@ -160,7 +161,7 @@ def test_a_restore_appears_whole_or_not_at_all(spawn: Any, tmp_path: Path, count
             store.put(b"%03d" % (number % 100), b"%d" % number)
         Collection(tmp_path / "backups").backup(store)
         state, changes = dict(store.scan()), list(store.changes(0))
-    rng = seeded()
+    rng = seeded(SEED)
     for _ in range(count):
         said = run_and_kill(spawn, children.restores, tmp_path, rng)
         for kind, name in said:
@@ -175,7 +176,7 @@ def test_a_restore_appears_whole_or_not_at_all(spawn: Any, tmp_path: Path, count
 
 @rounds(100)
 def test_a_store_killed_at_birth_opens(spawn: Any, tmp_path: Path, count: int) -> None:
-    rng = seeded()
+    rng = seeded(SEED)
     for _ in range(count):
         said = run_and_kill(spawn, children.births, tmp_path, rng)
         with kvstore.open(said[-1][1], "rocksdb") as store:

@@ -14,7 +14,7 @@ import pytest
 import bulk
 import kvstore
 from kvstore.store import Store
-from kvstore.testing.kills import seeded
+from kvstore.testing.seeds import seeded
 from tests.crash.children import stage
 from tests.harness.rows import apply
 

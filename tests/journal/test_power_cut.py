@@ -19,10 +19,12 @@ from kvstore.errors import JournalDamagedError, PoisonedError, StorageError
 from kvstore.journal import Journal, Sync, inspect, read
 from kvstore.journal import tail as tail_module
 from kvstore.testing.disk import Disk, ProcessDied
+from kvstore.testing.seeds import seeded
 from tests.journal.folds import PATH, Payloads, live_file, open_journal, outcome_of, state_of
 from tests.journal.test_crash import POLICIES, WORKLOADS, History, Workload
 
 SECTOR = 32
+SEED = "KVSTORE_JOURNAL_CUT_SEED"
 NAMES = ["always", "every 2", "never"]
 
 
@@ -99,16 +101,10 @@ def some(images: Iterator[Disk], rng: random.Random, count: int) -> list[Disk]:
     return [first, *(rng.sample(others, count) if len(others) > count else others)]
 
 
-def seeded(seed: int | None = None) -> random.Random:
-    seed = random.randrange(1 << 32) if seed is None else seed
-    print(f"seed {seed}")
-    return random.Random(seed)
-
-
 @pytest.mark.parametrize("sync", POLICIES, ids=NAMES)
 @pytest.mark.parametrize("workload", ALL)
 def test_any_part_of_what_was_not_synced_may_be_there(workload: Workload, sync: Sync) -> None:
-    rng = seeded()
+    rng = seeded(SEED)
     for disk, history in crashes(workload, sync):
         for image in disk.power_cuts(rng):
             require_kept(image, history, at_least=history.durable)
@@ -118,7 +114,7 @@ def test_any_part_of_what_was_not_synced_may_be_there(workload: Workload, sync: 
 @pytest.mark.parametrize("workload", ALL)
 def test_what_is_acknowledged_after_a_recovery_stands_too(workload: Workload, sync: Sync) -> None:
     """A kill at any step, a second process that goes on and dies anywhere, then the power cut."""
-    rng = seeded()
+    rng = seeded(SEED)
     for first, history in crashes(workload, sync):
         for step in rng.sample(range(1, 16), 2):
             disk = first.killed()
@@ -159,7 +155,7 @@ def random_workload(rng: random.Random) -> Callable[[Disk, History, Sync], None]
     "rounds", [4, pytest.param(400, marks=pytest.mark.soak)], ids=["few", "many"]
 )
 def test_random_records_keep_what_was_synced(rounds: int) -> None:
-    rng = seeded()
+    rng = seeded(SEED)
     for _ in range(rounds):
         workload, sync = random_workload(rng), rng.choice(POLICIES)
         for disk, history in crashes(workload, sync):

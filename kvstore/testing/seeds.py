@@ -1,0 +1,23 @@
+"""Seeds of random tests: drawn or given, and always printed."""
+
+from __future__ import annotations
+
+import os
+import random
+import sys
+
+
+def seed_of(name: str, seed: int | None = None) -> int:
+    """The seed that is given, else the variable `name` of the environment, else one at random.
+
+    Prints it as `name=seed`, so that a failing test shows how to repeat it.
+    """
+    if seed is None:
+        seed = int(os.environ.get(name) or random.SystemRandom().getrandbits(32))
+    sys.stderr.write(f"{name}={seed}\n")
+    return seed
+
+
+def seeded(name: str) -> random.Random:
+    """Random numbers from the seed of `seed_of`."""
+    return random.Random(seed_of(name))
