@@ -198,9 +198,10 @@ class Committer:
             self.require_healthy()
             batch = self._engine.batch()
             stage_records(batch)
-            self._guarded(self._engine.write, batch)
-            if durable:
-                self._guarded(self._engine.sync)
+            with self.poisoning():  # a signal may leave the engine's journal ahead of its memory
+                self._guarded(self._engine.write, batch)
+                if durable:
+                    self._guarded(self._engine.sync)
         if self._watchers:
             self.wake()
 

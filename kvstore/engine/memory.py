@@ -56,6 +56,7 @@ from kvstore.engine.state import (
 from kvstore.errors import (
     ClosedError,
     FormatVersionError,
+    KVStoreError,
     LockedError,
     NotAStoreError,
     PoisonedError,
@@ -330,10 +331,12 @@ class MemoryEngine:
         """Journal a record, None where there is none, and make it count. The caller holds
         `_writing`."""
         self._require_usable()
-        if self._journal is not None and payload is not None:
-            self._journal.append(payload, kind)
         try:
+            if self._journal is not None and payload is not None:
+                self._journal.append(payload, kind)
             then()
+        except KVStoreError:  # of the journal: the record does not count, or the journal refuses
+            raise
         except BaseException as error:
             self._poison = f"{type(error).__name__} between journal and memory"
             raise

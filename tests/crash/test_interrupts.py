@@ -17,6 +17,7 @@ import pytest
 import bulk
 import kvstore
 from kvstore import Store
+from kvstore.engine.memory import MemoryEngine
 from kvstore.errors import PoisonedError
 from kvstore.recent import RecentCommits
 from kvstore.store import reading
@@ -290,3 +291,24 @@ def test_a_rollback_that_was_interrupted_is_finished_by_the_finalizer(
     assert not store._holds._pins
     store.transaction().rollback()
     assert store._committer.recent._watchers == 0
+
+
+def test_a_hold_that_is_interrupted_inside_a_memory_engine_poisons_the_handle(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The journal has the record then, and memory has not: closing must not ask for soundness."""
+    store = kvstore.open(tmp_path / "db", engine="memory")
+    store.put(b"k", b"v")
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(MemoryEngine, "_show", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            store.hold("report")
+    with pytest.raises(PoisonedError):
+        store.get(b"k")
+    store.close()
+    with kvstore.open(tmp_path / "db", engine="memory") as again:
+        assert again.get(b"k") == b"v"

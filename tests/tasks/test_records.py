@@ -47,7 +47,7 @@ def test_version_1_is_written_and_read_byte_for_byte() -> None:
     U64,
     st.lists(
         st.builds(
-            Task, TEXT, U64, TEXT, U64, st.integers(0, 2**32 - 1), TEXT, st.binary(), st.binary(),
+            Task, TEXT, U64, TEXT, U64, st.integers(0, 2**31 - 1), TEXT, st.binary(), st.binary(),
             TEXT, U64, U64,
         ),
         max_size=3,
