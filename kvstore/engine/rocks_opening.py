@@ -41,15 +41,20 @@ THREADS = Threads(_set_threads)
 
 
 def require_store_directory(path: Path, *, create: bool) -> None:
-    """Raise `NotAStoreError` unless `path` holds a store or, if `create`, may become one."""
+    """Raise `NotAStoreError` unless `path` holds a store or, if `create`, may become one;
+    `CorruptionError` if it is a store whose `CURRENT` is gone."""
     with storage_errors(str(path)):
         if path.exists() and not path.is_dir():
             raise NotAStoreError(str(path), "a file, not a directory", "choose another path")
         if (path / "CURRENT").exists():
             return
         present = [file.name for file in path.iterdir()] if path.exists() else []
+        logs = [name for name in present if name.endswith(".log") and _UNBORN.fullmatch(name)]
+        is_begun = any((path / name).stat().st_size for name in logs)
     if not all(map(_UNBORN.fullmatch, present)):
         raise NotAStoreError(str(path), "a directory of other files", "choose an empty one")
+    if is_begun:  # RocksDB logs nothing before CURRENT is durable, and would begin a new database
+        raise CorruptionError(str(path), "CURRENT is gone, and a log holds entries")
     if not create:
         raise NotAStoreError(str(path), "no store is there", "check the path")
 

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from kvstore.commit import Committer
 from kvstore.imports import INGEST_DIRECTORY, ImportRecord, Imports
+from kvstore.journal.files import storage_errors
 from kvstore.timestamp import NS_PER_SECOND
 
 
@@ -58,15 +59,17 @@ class Leftovers:
 
     def remove_files(self, age_s: float) -> None:
         """Remove files that lie in `ingest/` for that long and that no import waits for."""
-        if self._path is None or not (self._path / INGEST_DIRECTORY).is_dir():
+        if self._path is None:
             return
         # Files are dated by the machine's clock, which the store's may be far ahead of.
         oldest = min(self._oldest(age_s), time.time_ns() - int(age_s * NS_PER_SECOND))
         waiting = {f"{record.import_id:016x}" for record in self._imports.all() if not record.added}
-        for left in (self._path / INGEST_DIRECTORY).iterdir():
-            with suppress(FileNotFoundError):  # whose owner has removed it meanwhile
-                if left.name not in waiting and left.lstat().st_mtime_ns < oldest:
-                    _remove(left)
+        place = self._path / INGEST_DIRECTORY
+        with storage_errors(str(place)):
+            for left in place.iterdir() if place.is_dir() else ():
+                with suppress(FileNotFoundError):  # whose owner has removed it meanwhile
+                    if left.name not in waiting and left.lstat().st_mtime_ns < oldest:
+                        _remove(left)
 
     def _has_rows(self, record: ImportRecord) -> bool:
         seen = self._rows.get(record.import_id, min(span.start for span in record.spans))

@@ -242,6 +242,19 @@ def test_a_manifest_that_is_broken_and_goes_on_is_damage(crashed: Path) -> None:
     assert manifest.read_bytes() == broken
 
 
+@pytest.mark.parametrize("read_only", [True, False])
+def test_a_store_whose_current_is_gone_is_not_begun_again(crashed: Path, read_only: bool) -> None:
+    for file in crashed.glob("*.sst"):
+        file.unlink()  # as where it was killed before the first file
+    current = (crashed / "CURRENT").read_bytes()
+    (crashed / "CURRENT").unlink()
+    before = sorted(crashed.iterdir())
+    with pytest.raises(CorruptionError, match="CURRENT is gone"):
+        RocksEngine(crashed, read_only=read_only)
+    assert sorted(crashed.iterdir()) == before
+    (crashed / "CURRENT").write_bytes(current)
+
+
 def test_a_record_within_that_looks_recycled_is_damage(crashed: Path) -> None:
     def change(log: bytearray) -> bytes:
         log[BLOCK_BYTES + 6] = 7

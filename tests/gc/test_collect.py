@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import itertools
 import os
 import subprocess
@@ -25,7 +26,7 @@ from kvstore.codec.keys import TAIL_BYTES, split_data_key
 from kvstore.codec.ordered import frame, unframe
 from kvstore.engine.api import CHANGES, DATA, RANGES
 from kvstore.engine.rocks import RocksEngine
-from kvstore.errors import HistoryGoneError, HoldLostError, UsageError
+from kvstore.errors import HistoryGoneError, HoldLostError, StorageError, UsageError
 from kvstore.gc.rules import garbage
 from kvstore.gc.search import garbage_of_keys
 from kvstore.mvcc.versions import stored_tombstones
@@ -254,6 +255,27 @@ def test_stale_import_and_leftover_files_are_taken_back(tmp_path: Path) -> None:
         assert store.gc(before=0).imports == 1
         assert store.imports() == []
         assert not waiting.exists()
+
+
+@pytest.mark.parametrize("call", ["stat", "listdir"])
+def test_a_disk_that_fails_under_leftover_files_is_an_error_of_the_tree(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    with kvstore.open(tmp_path / "db") as store:
+        place = tmp_path / "db" / "ingest"
+        place.mkdir()
+        real = getattr(os, call)
+
+        def fail(path: object, *rest: object, **options: object) -> object:
+            if str(path) == str(place):
+                raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+            return real(path, *rest, **options)
+
+        monkeypatch.setattr(os, call, fail)
+        with pytest.raises(StorageError):
+            store.gc(before=0)
+        monkeypatch.undo()
+        store.gc(before=0)
 
 
 def test_who_hears_of_a_run_may_close_the_store(tmp_path: Path) -> None:
