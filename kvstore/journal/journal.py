@@ -28,37 +28,41 @@ from contextlib import contextmanager, suppress
 from kvstore.errors import (
     ClosedError,
     CorruptionError,
-    LockedError,
     PoisonedError,
     UsageError,
 )
 from kvstore.forks import own
 from kvstore.journal.files import OS_FILES, Files, Lock, storage_errors, write_all
-from kvstore.journal.live import LiveFile, continue_live, create_live, seal_live
-from kvstore.journal.names import (
-    COMPACTING_NAME,
-    LOCK_NAME,
-    FileName,
-    is_unborn,
-    list_directory,
+from kvstore.journal.live import (
+    LiveFile,
+    continue_live,
+    create_live,
+    is_live_as_left,
+    seal_live,
 )
+from kvstore.journal.names import LOCK_NAME, FileName
 from kvstore.journal.records import (
     Note,
     encode,
     encode_many,
     encode_mark,
     encode_note,
+    in_pieces,
     require_payload,
     require_payloads,
 )
 from kvstore.journal.recovery import Apply, Recovery, replay
-from kvstore.journal.snapshot import SnapshotInfo, remove_superseded, write_snapshot
+from kvstore.journal.snapshot import (
+    SnapshotInfo,
+    remove_superseded,
+    remove_unfinished,
+    write_snapshot,
+)
 from kvstore.journal.sync import IntervalSync, Sync
 from kvstore.limits import (
     JOURNAL_COMPACT_BYTES,
     JOURNAL_FILE_BYTES,
     JOURNAL_FILE_RECORDS,
-    JOURNAL_READ_BYTES,
     JOURNAL_RECORD_BYTES_MAX,
 )
 
@@ -212,7 +216,7 @@ class Journal:
         checked = require_payloads(payloads, type)
         with self._append_lock:
             first = self._next
-            for chunk in _chunks(checked):
+            for chunk in in_pieces(checked):
                 self._make_room()
                 ordinal = self._next
                 data = encode_many(self._incarnation, ordinal, type, chunk)
@@ -281,7 +285,11 @@ class Journal:
         with storage_errors(self._directory):
             lock = self._files.lock(os.path.join(self._directory, LOCK_NAME))
             try:
-                as_left = (is_as_left or self._is_as_left)()
+                as_left = (
+                    is_live_as_left(self._files, self._directory, self._live, size=self._live_bytes)
+                    if is_as_left is None
+                    else is_as_left()
+                )
                 if as_left:
                     output = self._files.append(self._live.path(self._directory))
                     self._use(LiveFile(self._live, output, self._live_bytes, self._marked))
@@ -336,31 +344,10 @@ class Journal:
         self._put = self._output.write
         self._ordinal_end = self._live.number + self._records_max
 
-    def _is_as_left(self) -> bool:
-        """Under the lock: whether the live file is the one that was closed, at its length then.
-
-        Journals only grow: each append, rotation and seal changes a size or a name, and nothing
-        that was synced is ever cut.
-        """
-        if list_directory(self._files, self._directory).live != self._live:
-            return False
-        with self._files.read(self._live.path(self._directory)) as file:
-            return file.seek(0, os.SEEK_END) == self._live_bytes
-
     def _tidy(self, snapshot: Callable[[], Records] | None, compact_bytes: int) -> None:
         """Drop what crashes and compactions left over; write a snapshot if replay was long."""
-        with storage_errors(self._directory):
-            for name in filter(is_unborn, self._files.names(self._directory)):
-                self._files.remove(os.path.join(self._directory, name))
-            try:
-                compacting = self._files.lock(os.path.join(self._directory, COMPACTING_NAME))
-            except LockedError:
-                return  # a compaction runs beside us: the unfinished snapshot is its own
-            try:
-                for file in list_directory(self._files, self._directory).unfinished:
-                    self._files.remove(file.path(self._directory))
-            finally:
-                compacting.close()
+        if not remove_unfinished(self._files, self._directory):
+            return
         found = self.recovery
         grown = found.journal_bytes >= max(compact_bytes, found.snapshot_bytes)
         if snapshot is not None and found.records and grown:
@@ -500,15 +487,6 @@ class Journal:
             raise ClosedError(f"the journal in {self._directory}")
         if self._failed is not None:
             raise PoisonedError(f"the journal in {self._directory}", self._failed)
-
-
-def _chunks(payloads: list[bytes]) -> Iterator[list[bytes]]:
-    """Cut a list into pieces of some JOURNAL_READ_BYTES, to be written one by one."""
-    if not payloads:
-        return
-    count = max(1, JOURNAL_READ_BYTES * len(payloads) // (sum(map(len, payloads)) + 1))
-    for at in range(0, len(payloads), count):
-        yield payloads[at : at + count]
 
 
 def _check_options(content: str, file_bytes: int, file_records: int) -> None:

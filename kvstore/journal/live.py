@@ -9,10 +9,11 @@ Invariants
 
 from __future__ import annotations
 
+import os
 from typing import NamedTuple
 
 from kvstore.journal.files import Files, Output, write_all
-from kvstore.journal.names import JOURNAL, FileName
+from kvstore.journal.names import JOURNAL, FileName, list_directory
 from kvstore.journal.records import KIND_JOURNAL, Opening, encode_opening, encode_seal
 from kvstore.journal.recovery import Recovery
 
@@ -83,6 +84,18 @@ def seal_live(
     output.sync()
     output.close()
     _finish(files, directory, name)
+
+
+def is_live_as_left(files: Files, directory: str, live: FileName, *, size: int) -> bool:
+    """Under the lock: whether the live file is still `live`, at the `size` it was closed with.
+
+    Journals only grow: each append, rotation and seal changes a size or a name, and nothing that
+    was synced is ever cut.
+    """
+    if list_directory(files, directory).live != live:
+        return False
+    with files.read(live.path(directory)) as file:
+        return file.seek(0, os.SEEK_END) == size
 
 
 def _finish(files: Files, directory: str, name: FileName) -> None:

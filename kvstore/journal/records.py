@@ -30,7 +30,7 @@ Invariants
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from typing import NamedTuple, cast
 from zlib import crc32
@@ -47,7 +47,7 @@ from kvstore.journal.stuffing import (
     stuff_behind,
     unstuff,
 )
-from kvstore.limits import JOURNAL_RECORD_BYTES_MAX
+from kvstore.limits import JOURNAL_READ_BYTES, JOURNAL_RECORD_BYTES_MAX
 
 FORMAT_VERSION = 1
 KIND_JOURNAL, KIND_SNAPSHOT = 0, 1
@@ -239,6 +239,15 @@ def require_payloads(payloads: Iterable[object], kind: int) -> list[bytes]:
 
 
 # -- opening and sealing records --------------------------------------------------------------
+
+
+def in_pieces(payloads: list[bytes]) -> Iterator[list[bytes]]:
+    """Cut a list into pieces of some `JOURNAL_READ_BYTES`, to be written one by one."""
+    if not payloads:
+        return
+    count = max(1, JOURNAL_READ_BYTES * len(payloads) // (sum(map(len, payloads)) + 1))
+    for at in range(0, len(payloads), count):
+        yield payloads[at : at + count]
 
 
 def encode_opening(incarnation: int, ordinal: int, opening: Opening) -> bytes:

@@ -14,8 +14,9 @@ import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from kvstore.errors import LockedError
 from kvstore.journal.files import Files, Output, storage_errors, write_all
-from kvstore.journal.names import COMPACTING_NAME, SNAPSHOT, FileName, list_directory
+from kvstore.journal.names import COMPACTING_NAME, SNAPSHOT, FileName, is_unborn, list_directory
 from kvstore.journal.records import (
     KIND_SNAPSHOT,
     Opening,
@@ -71,7 +72,7 @@ def write_snapshot(
 
 
 def remove_superseded(files: Files, directory: str) -> tuple[str, ...]:
-    """Remove what the newest snapshot covers, and say which files that were.
+    """Remove the files that the newest snapshot covers, and return their names.
 
     For the holder of the writer's lock: readers hold none, and are told when a file has gone.
     A crash in between leaves files that every reader passes over.
@@ -85,6 +86,27 @@ def remove_superseded(files: Files, directory: str) -> tuple[str, ...]:
         if superseded:
             files.sync_directory(directory)
     return tuple(map(str, superseded))
+
+
+def remove_unfinished(files: Files, directory: str) -> bool:
+    """Remove live files and snapshots that a crash cut off. False while a compaction runs: the
+    unfinished snapshot is its own.
+
+    For the holder of the writer's lock.
+    """
+    with storage_errors(directory):
+        for name in filter(is_unborn, files.names(directory)):
+            files.remove(os.path.join(directory, name))
+        try:
+            compacting = files.lock(os.path.join(directory, COMPACTING_NAME))
+        except LockedError:
+            return False
+        try:
+            for file in list_directory(files, directory).unfinished:
+                files.remove(file.path(directory))
+        finally:
+            compacting.close()
+    return True
 
 
 def _write(
