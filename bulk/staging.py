@@ -31,16 +31,13 @@ from bulk.manifest import Manifest, parse_manifest, shared_bound
 from bulk.part import Part
 from bulk.sst import fsync_and_digest
 from kvstore.errors import (
-    AccessDeniedError,
     CorruptionError,
     ImportRefusedError,
     KeyOrderError,
-    KVStoreError,
-    StorageError,
     UsageError,
 )
 from kvstore.journal import OS_FILES
-from kvstore.journal.files import storage_errors
+from kvstore.journal.files import storage_error, storage_errors
 from kvstore.limits import JSON_BYTES_MAX
 
 MANIFEST_NAME: Final = "import.json"
@@ -81,7 +78,7 @@ def read_manifest(staging: Path) -> Manifest:
         ) from None
     except OSError as error:
         if error.errno not in (errno.ENOTDIR, errno.ELOOP):
-            raise cannot_read(path, error) from error
+            raise storage_error(str(path), error) from error
         raise ImportRefusedError(
             str(staging), "not a directory", "pass the staging directory"
         ) from None
@@ -127,7 +124,7 @@ def open_staged(staging: Path, path: Path) -> BinaryIO:
         raise ImportRefusedError(str(staging), f"{path.name} is missing", _STAGE_AGAIN) from None
     except OSError as error:
         if error.errno != errno.ELOOP:
-            raise cannot_read(path, error) from error
+            raise storage_error(str(path), error) from error
     raise ImportRefusedError(
         str(staging), f"{path.name} does not lead to a regular file", _STAGE_AGAIN
     )
@@ -152,13 +149,6 @@ def opened_path(file: BinaryIO, path: Path) -> str:
     has one; else `path`."""
     opened = f"/proc/self/fd/{file.fileno()}"
     return opened if os.path.exists(opened) else str(path)
-
-
-def cannot_read(path: Path, error: OSError) -> KVStoreError:
-    """The error to raise where the operating system does not let `path` be read."""
-    if isinstance(error, PermissionError):
-        return AccessDeniedError(str(path), str(error))
-    return StorageError(f"reading {path} failed: {error}", "look at the disk")
 
 
 def require_unaltered(staging: Path, file: BinaryIO, part: Part, *, thorough: bool = False) -> None:

@@ -12,6 +12,8 @@ from __future__ import annotations
 
 from typing import Any, TypeAlias
 
+from kvstore.codec.varint import read_varint
+
 Fields: TypeAlias = "dict[int, Any]"
 """The fields by number. A field is an int, bytes, `Fields`, or a list of these; truths and doubles
 are None."""
@@ -94,7 +96,7 @@ def _value(data: bytes, at: int, kind: int, depth: int) -> tuple[Any, int]:
     if kind == _STRUCT:
         return _struct(data, at, depth)
     if kind == _TEXT:
-        length, at = _varint(data, at)
+        length, at = read_varint(data, at)
         if at + length > len(data):
             raise ValueError("a text of a header is cut short")
         return data[at : at + length], at + length
@@ -109,7 +111,7 @@ def _list(data: bytes, at: int, depth: int) -> tuple[list[Any], int]:
     head, at = data[at], at + 1
     count, kind = head >> 4, head & 15
     if count == 15:
-        count, at = _varint(data, at)
+        count, at = read_varint(data, at)
     if count > len(data) - at or not depth:
         raise ValueError(f"a list of {count} in a header is cut short, or nested too deep")
     items: list[Any] = []
@@ -123,15 +125,5 @@ def _list(data: bytes, at: int, depth: int) -> tuple[list[Any], int]:
 
 
 def _zigzag(data: bytes, at: int) -> tuple[int, int]:
-    found, at = _varint(data, at)
+    found, at = read_varint(data, at)
     return (found >> 1) ^ -(found & 1), at
-
-
-def _varint(data: bytes, at: int) -> tuple[int, int]:
-    found = shift = 0
-    while (byte := data[at]) & 128:
-        found |= (byte & 127) << shift
-        shift, at = shift + 7, at + 1
-        if shift > 63:
-            raise ValueError("a number of a header has no end")
-    return found | byte << shift, at + 1

@@ -19,6 +19,7 @@ from typing import Final, NamedTuple
 
 import rocksdict as rocks
 
+from kvstore.codec.varint import read_varint
 from kvstore.engine.api import chunks
 from kvstore.engine.rocks import RocksCursor
 from kvstore.engine.rocks_errors import translated
@@ -173,20 +174,10 @@ def _require_footer(file: Path | str) -> None:
         raise CorruptionError(where, "it does not end as a sorted file does")
     at = 0
     for _ in ("metaindex", "index"):
-        offset, at = _varint(handles, at, where)
-        size, at = _varint(handles, at, where)
+        try:
+            offset, at = read_varint(handles, at)
+            size, at = read_varint(handles, at)
+        except (IndexError, ValueError) as error:
+            raise CorruptionError(where, "its footer has no number where one is due") from error
         if offset + size + _TRAILER_BYTES > end:
             raise CorruptionError(where, f"a block of {size} bytes at {offset} lies outside of it")
-
-
-def _varint(data: bytes, at: int, where: str) -> tuple[int, int]:
-    """A number of seven bits a byte, and the place behind it."""
-    found = 0
-    for shift in range(0, 64, 7):
-        if at == len(data):
-            break
-        found |= (data[at] & 0x7F) << shift
-        at += 1
-        if data[at - 1] < 0x80:
-            return found, at
-    raise CorruptionError(where, "its footer holds no number where one is due")

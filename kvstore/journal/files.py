@@ -21,6 +21,7 @@ from typing import BinaryIO, Protocol, cast
 
 from kvstore.errors import (
     AccessDeniedError,
+    KVStoreError,
     LockedError,
     NotAStoreError,
     OutOfSpaceError,
@@ -258,11 +259,16 @@ def storage_errors(where: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise OutOfSpaceError(where) from error
-        if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-            raise AccessDeniedError(where, str(error)) from error
-        raise StorageError(f"{where}: {error}", "look at the disk, then open it again") from error
+        raise storage_error(where, error) from error
+
+
+def storage_error(where: str, error: OSError) -> KVStoreError:
+    """The error of this project for one of the operating system."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return OutOfSpaceError(where)
+    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+        return AccessDeniedError(where, str(error))
+    return StorageError(f"{where}: {error}", "look at the disk, then open it again")
 
 
 def write_all(output: Sink, data: bytes) -> None:
