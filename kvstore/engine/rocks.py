@@ -83,7 +83,7 @@ class RocksEngine:
             THREADS.require_own(str(path))
         THREADS.open(self)
         require_store_directory(path, create=create and not read_only)
-        if not read_only and not (path / "CURRENT").exists():
+        if not read_only:
             make_store_directory(path)
         size = PASSING_CACHE_BYTES if read_only else BLOCK_CACHE_BYTES
         self._cache: rocks.Cache = rocks.Cache(size) if beside is None else beside._cache

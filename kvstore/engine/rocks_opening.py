@@ -61,8 +61,10 @@ def require_store_directory(path: Path, *, create: bool) -> None:
 
 def make_store_directory(path: Path) -> None:
     """Make the directory of a new store, and its name durable, also if somebody has just made it:
-    what is synced in a directory is lost with its name."""
+    what is synced in a directory is lost with its name. Does nothing where a store is."""
     with storage_errors(str(path)):
+        if (path / "CURRENT").exists():
+            return
         OS_FILES.make_directory(str(path))
         OS_FILES.sync_directory(str(path.absolute().parent))
 
@@ -140,7 +142,8 @@ def opened(path: Path, cache: rocks.Cache, *, home: Path | None, files_max: int)
     is_read_only, home = home is not None, home or path
     families = {family: family_options(family, cache) for family in FAMILIES}
     options = database_options(cache)
-    options.set_max_file_opening_threads(_opening_threads(path))
+    with storage_errors(str(path)):
+        options.set_max_file_opening_threads(_opening_threads(path))
     options.set_max_open_files(files_max)
     access = rocks.AccessType.read_write()
     if is_read_only:
@@ -148,8 +151,9 @@ def opened(path: Path, cache: rocks.Cache, *, home: Path | None, files_max: int)
         options.set_db_paths([_sorted_files(path)])
 
     def open_whole() -> rocks.Rdict:
-        if (home / "CURRENT").exists():
-            _require_families(path, home)
+        with storage_errors(str(path)):
+            if (home / "CURRENT").exists():
+                _require_families(path, home)
         with translated(str(path), home):
             return rocks.Rdict(str(home), options, families, access)
 

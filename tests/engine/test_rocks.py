@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import struct
 import subprocess
 import sys
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
@@ -428,3 +429,31 @@ def test_recovery_writes_what_the_log_holds_into_new_files(tmp_path: Path) -> No
     with closing(RocksEngine(tmp_path / "no log")) as engine:
         assert found
         assert read(engine) == found
+
+
+def test_whatever_look_at_the_directory_fails_opening_ends_in_an_error_of_the_tree(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = tmp_path / "store"
+    RocksEngine(place).close()
+    looks = 0
+    failing = 0
+
+    def faulty(real: Callable[..., object]) -> Callable[..., object]:
+        def look(path: object = ".", *rest: object, **options: object) -> object:
+            nonlocal looks
+            if str(path).startswith(str(place)):
+                looks += 1
+                if looks == failing:
+                    raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+            return real(path, *rest, **options)
+
+        return look
+
+    for name in ("stat", "listdir", "scandir"):
+        monkeypatch.setattr(os, name, faulty(getattr(os, name)))
+    while looks >= failing:
+        looks, failing = 0, failing + 1
+        with suppress(StorageError):
+            RocksEngine(place).close()
+    assert failing > 3
