@@ -53,7 +53,7 @@ _PUT_BACK = "put the folder consensus back from a copy, or back up to another pl
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """What the collection knows of itself."""
+    """The collection's record of itself."""
 
     seqno: int
     collection_id: str
@@ -222,7 +222,7 @@ class Chains:
 
 
 def no_backup(where: str) -> UsageError:
-    """What is raised where something was to be read, and nothing was backed up yet."""
+    """The error of a read where nothing was backed up yet."""
     return UsageError(f"{where} holds no backup", "check the path, or run a backup first")
 
 

@@ -168,7 +168,7 @@ class Collection:
         return None if record is None else record.source
 
     def batches(self) -> Sequence[Batch]:
-        """What the newest chain is made of, oldest first, for those who read parts themselves."""
+        """The batches of the newest chain, oldest first, for readers of parts."""
         newest = self._newest()
         return () if newest is None else newest.refresh().batches
 
@@ -184,11 +184,11 @@ class Collection:
         return next(reversed(whole or found), None)
 
     def chains(self) -> Sequence[Sequence[Batch]]:
-        """What all chains are made of, oldest first."""
+        """The batches of all chains, oldest first."""
         return [shard.refresh().batches for shard in self._shards()]
 
     def check_part(self, part: Part) -> str | None:
-        """What is wrong with a part of one of the chains; None if its bytes are as written."""
+        """The fault of a part of one of the chains; None if its bytes are as written."""
         try:
             require_part(self._place.blob, part, VERSIONS)
         except CorruptionError as error:
@@ -207,7 +207,7 @@ class Collection:
         return [info(batch) for shard in self._shards() for batch in shard.refresh().batches]
 
     def show(self) -> CollectionInfo:
-        """What is there, at a glance."""
+        """The chains and sizes of the collection, at a glance."""
         record = self._chains.read()
         shards = self._filled(record)
         batches = [batch for shard in shards for batch in shard.refresh().batches]

@@ -128,15 +128,15 @@ def _read(blob: Blob, where: str) -> Record | None:
 
 
 class Left(NamedTuple):
-    """What earlier uploads left: whether there are any records, and the attempt that came farthest
-    at the window asked for."""
+    """The traces of earlier uploads: whether there are any records, and the attempt that came
+    farthest at the window asked for."""
 
     is_any: bool
     farthest: Attempt | None
 
 
 def find(blob: Blob, chain: str, lower: int) -> Left:
-    """What there is of the window from `lower` on. Costs one listing, mostly of nothing."""
+    """The traces of the window from `lower` on. Costs one listing, mostly of nothing."""
     attempts = _attempts(blob, chain)
     found = [
         Attempt(blob, chain, name, records)
@@ -152,7 +152,7 @@ def forget(blob: Blob, chain: str, *, below: int | None = None) -> None:
         if below is None or int(name.split("-")[0]) < below:
             # The first goes last: an attempt without it is none.
             for number in sorted(numbers, reverse=True):
-                # What stays is outdated by its window, and goes next time.
+                # A record that stays is outdated by its window, and goes next time.
                 with suppress(*FAILURES):
                     blob.delete(f"{_ROOT}/{chain}/{name}/{number:06}.json")
 

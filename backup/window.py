@@ -47,7 +47,7 @@ class BackupInfo(NamedTuple):
 
 
 def info(batch: Batch) -> BackupInfo:
-    """What a batch of a chain says of itself."""
+    """The facts that a batch of a chain states of itself."""
     return BackupInfo(
         Timestamp(batch.lower),
         Timestamp(batch.upper),
@@ -113,7 +113,7 @@ def take_hold(
 
 
 class Backup(NamedTuple):
-    """What a call of `Collection.backup` appends with."""
+    """The means by which one call of `Collection.backup` appends."""
 
     store: Store
     hold: Hold

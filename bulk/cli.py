@@ -136,7 +136,7 @@ def _import_rows(
 
 
 def _decoded(rows: Iterator[pa.RecordBatch], encoding: Encoding) -> Iterator[pa.RecordBatch]:
-    """What is written in text is its bytes already; nulls stay, to be refused by name."""
+    """Texts are their bytes already; nulls stay, to be refused by name."""
     if encoding is Encoding.TEXT:
         yield from rows
         return

@@ -110,7 +110,7 @@ def _ingest(
     with ExitStack() as held:
         check = None
         if on_conflict == "error":
-            # What is written from here on is looked at again: no GC may take it.
+            # Commits from here on are looked at again: no GC may take them.
             checked_at = held.enter_context(store.snapshot()).as_of
             if not linked:
                 located = [_locate(directory, incoming, part.name) for part in manifest.parts]

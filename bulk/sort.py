@@ -273,7 +273,7 @@ def _words(keys: pa.Array) -> npt.NDArray[np.uint64]:
 
 
 def _ranges(runs: Sequence[pa.Table], range_bytes: int) -> Iterator[pa.Table]:
-    """What lies between two cuts in all runs, one after the other."""
+    """The rows between two cuts in all runs, one after the other."""
     keys = [run.column("key").combine_chunks() for run in runs]
     borders = _sampled_cuts(keys, [run.nbytes for run in runs], range_bytes)
     bounds = [[0, *(_position(of_run, cut) for cut in borders), len(of_run)] for of_run in keys]

@@ -27,7 +27,7 @@ IMPORT_QUEUE: Final = "import"
 
 
 def handlers(store: Store) -> Mapping[str, Handler]:
-    """What a worker does with the tasks submitted here."""
+    """The actions of a worker for the tasks submitted here."""
     return {IMPORT_QUEUE: handler(partial(_import, store))}
 
 

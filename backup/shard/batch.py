@@ -54,7 +54,7 @@ OnFull: TypeAlias = "Callable[[Part, pa.RecordBatch], bool]"
 
 @dataclass(frozen=True, slots=True)
 class BatchDesc:
-    """What a batch is: all updates of `[lower, upper)`, and what the caller says of it."""
+    """The description of a batch: all updates of `[lower, upper)`, and the caller's notes on it."""
 
     lower: int
     upper: int

@@ -340,7 +340,7 @@ def sweep(blob: Blob, *, before_ns: int) -> int:
 
 
 def restore_existing(blob: Blob, name: str) -> None:
-    """What `restore` is on a storage that keeps nothing deleted: succeed iff it exists."""
+    """Restore on a storage that keeps nothing deleted: succeeds if the blob exists."""
     if blob.size(name) is None:
         raise DeterminateError(f"restore of {name}", "it was deleted, and nothing deleted is kept")
 

@@ -219,7 +219,7 @@ class ApplyMerge:
 
 
 class MergeOutcome(enum.Enum):
-    """What became of a merge."""
+    """The outcome of a merge."""
 
     APPLIED_EXACT = "filled its slot"
     APPLIED_SUBSET = "filled a part of a larger slot"

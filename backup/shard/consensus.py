@@ -44,7 +44,7 @@ class Versioned(NamedTuple):
 
 
 class Cas(enum.Enum):
-    """What a compare-and-set did."""
+    """The outcome of a compare-and-set."""
 
     COMMITTED = "committed"
     MISMATCH = "mismatch"

@@ -201,7 +201,7 @@ class FileConsensus:
     def _reopened(self, key: str, versions: list[Versioned]) -> Journal | None:
         """The journal as our last write left it, if nobody has written since."""
         closed, cached = self._closed.get(key), self._cache.get(key)
-        # What was read since may be another's: our journal does not know of it.
+        # Versions read since may be another's: our journal does not know of them.
         if closed is None or cached is None or closed.signature != cached.signature:
             return None
         folder = self._folder(key)
@@ -219,7 +219,7 @@ def _replayed(folder: str) -> list[Versioned]:
 
 
 def _into(versions: list[Versioned]) -> Callable[[Record], None]:
-    """What adds the version that a record holds to `versions`."""
+    """A function that adds the version in a record to `versions`."""
 
     def take(record: Record) -> None:
         payload = record.payload

@@ -29,7 +29,7 @@ from kvstore.limits import ROLLUP_EVERY, WRITER_IDLE_NS
 
 @dataclass(frozen=True, slots=True)
 class Collected:
-    """What one run did."""
+    """The figures of one run."""
 
     blobs: tuple[str, ...] = ()
     versions: int = 0

@@ -116,7 +116,7 @@ class Reader:
             self.expire()
 
     def explain(self, error: MissingPartError) -> Exception:
-        """What a missing part means: damage, unless this reader's lease has run out."""
+        """The error for a missing part: damage, unless this reader's lease has run out."""
         if self.name in self._log.refresh().leased:
             return error
         return LeaseExpiredError(self.name)

@@ -71,7 +71,7 @@ class MissingShardError(UsageError):
 
 
 class Applied(NamedTuple):
-    """What a command came to. `unsure`: an attempt on the way had an unknown outcome."""
+    """The outcome of a command. `unsure`: an attempt on the way had an unknown outcome."""
 
     outcome: Any
     state: State

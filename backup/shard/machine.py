@@ -288,7 +288,7 @@ def _apply_merge(state: State, command: c.ApplyMerge) -> tuple[State, Any]:
 
 
 def part_names(batches: tuple[Batch, ...]) -> frozenset[str]:
-    """What tells the inputs of a merge apart: the names of all their parts, inline ones too."""
+    """The identity of a merge's inputs: the names of all their parts, inline ones too."""
     return frozenset(part.name for batch in batches for part in batch.parts)
 
 

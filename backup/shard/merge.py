@@ -64,7 +64,7 @@ def merge_sorted(
 
 
 class _Source:
-    """What one source has buffered: chunks in order, none empty."""
+    """The buffer of one source: chunks in order, none empty."""
 
     def __init__(self, batches: Iterator[pa.RecordBatch], share: Share) -> None:
         self._batches = batches

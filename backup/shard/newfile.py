@@ -22,7 +22,7 @@ _DIRECT_BYTES_MIN = 64 << 10
 _DIRECT_BYTES_MAX = 4 << 20
 """Of the buffer, of which the process holds as much as it has used."""
 _BLOCK_BYTES = 4096
-"""What direct writes are multiples of, on any disk in use."""
+"""Direct writes are multiples of it, on any disk in use."""
 
 
 def write_synced(path: str | Path, data: bytes) -> None:

@@ -348,7 +348,7 @@ def _get(store: ObjectStore, path: str) -> bytes | None:
 
 
 def _read(path: str, call: Callable[[], _T]) -> _T | None:
-    """What `call` gives; None where the object is not there."""
+    """The result of `call`; None where the object is not there."""
     with _translated(f"read of {path}", DeterminateError), suppress(FileNotFoundError):
         return call()
     return None
@@ -408,7 +408,7 @@ def _failure(
 
 
 def _refusal(where: str, error: Exception) -> AccessDeniedError | None:
-    """What `error` is if another attempt would meet it again, else None."""
+    """The error of our tree if another attempt would meet `error` again, else None."""
     text = _first_line(error)
     if _METADATA_SERVICE in text:
         return AccessDeniedError(where, f"no credentials were found ({text})", _CREDENTIALS)

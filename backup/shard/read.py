@@ -200,7 +200,7 @@ def explained(
 
 
 class ListenBatch(NamedTuple):
-    """What was written in `[lower, upper)`; `rows` may be read once, before the next poll."""
+    """The updates in `[lower, upper)`; `rows` may be read once, before the next poll."""
 
     lower: int
     upper: int
@@ -208,5 +208,5 @@ class ListenBatch(NamedTuple):
 
 
 def listen_window(batch: Batch, frontier: int) -> Window:
-    """What a listener at `frontier` has not seen of `batch`, which compaction may have merged."""
+    """The part of `batch`, which may be merged, that a listener at `frontier` has not seen."""
     return Window(frontier - 1, min(batch.upper - 1, TIMESTAMP_MAX))

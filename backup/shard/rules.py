@@ -128,7 +128,7 @@ class Fold(Protocol):
 
 
 class Rule(Protocol):
-    """What the shard knows of its rows."""
+    """The shard's knowledge of its rows."""
 
     @property
     def name(self) -> str:

@@ -26,7 +26,7 @@ from kvstore.errors import CorruptionError
 
 @dataclass(frozen=True, slots=True)
 class ScrubReport:
-    """What a scrub found; `deleted` orphans are listed among `orphans` too."""
+    """The findings of a scrub; `deleted` orphans are listed among `orphans` too."""
 
     missing: tuple[str, ...]
     altered: tuple[str, ...]
@@ -62,7 +62,7 @@ def scrub(
     bad = {part.name for part in parts if listed.get(part.name, part.size) != part.size}
     if checksums:
         bad |= _altered(log, parts, gone, tally or Tally())
-    # What compaction has replaced and collected meanwhile, where no lease kept it, is no damage.
+    # A part that compaction replaced and collected meanwhile, unheld by a lease, is no damage.
     needed = set(log.refresh().blobs())
     missing = tuple(sorted(gone & needed))
     altered = tuple(sorted(bad & needed))

@@ -196,7 +196,7 @@ class Shard:
         gc.collect_if_due(self.log)
 
     def maintain(self) -> None:
-        """What every user of a shard should do now and then: expire, compact, collect if due."""
+        """Upkeep that every user should call now and then: expire, compact, collect if due."""
         gc.expire_lapsed(self.log)
         compact.merge_pending(self.log)
         gc.collect_if_due(self.log)

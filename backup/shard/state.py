@@ -114,7 +114,7 @@ def is_anonymous(writer: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class WriterState:
-    """What the shard remembers of a writer: its last append, to recognise a retry."""
+    """The memory of a writer: its last append, to recognise a retry."""
 
     token: str
     upper: int

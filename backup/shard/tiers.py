@@ -18,7 +18,7 @@ from kvstore.limits import MERGE_FAN_IN
 Slot = tuple[int, int]
 
 _EMPTY_BATCH_BYTES = 1024
-"""What a batch costs even if it is empty: its entry in the state, and a look at it."""
+"""The cost of an empty batch: its entry in the state, and a look at it."""
 
 
 def plan_merge(batches: Sequence[Batch], slots: Iterable[Slot]) -> Slot | None:

@@ -172,7 +172,8 @@ class Engine(Protocol):
         `rest` behind it on to that with `limit`: None where it is a tombstone, ABSENT where the
         stretch is empty.
 
-        What `borrow`, a few moves and `give_back` would be, for the hottest of look-ups.
+        Raises `CorruptionError` if that entry is none of the key. The same as `borrow`, a few moves
+        and `give_back`, in one call for the hottest of look-ups.
         """
         ...
 
@@ -207,7 +208,7 @@ class Engine(Protocol):
         ...
 
     def files(self) -> Sequence[FileSpan]:
-        """What lies where on disk, roughly: hints for cutting the key space. May be empty."""
+        """The files and their rough spans: hints for cutting the key space. May be empty."""
         ...
 
     def stats(self) -> Mapping[str, int]:

@@ -316,7 +316,7 @@ class MemoryEngine:
         raise StaleReaderError(str(path))
 
     def _recovered(self) -> Iterator[tuple[int, bytes]]:
-        """What was replayed, without the ingests that their process did not live to finish."""
+        """The replayed state, without the ingests that their process did not live to finish."""
         self._state.ingests.clear()
         return self._state.records()
 

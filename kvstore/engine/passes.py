@@ -18,7 +18,7 @@ from kvstore.loops import Live
 
 
 class Owner(Protocol):
-    """What a pass asks of its engine."""
+    """The calls that a pass makes on its engine."""
 
     is_closed: bool
 

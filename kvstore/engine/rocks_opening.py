@@ -84,7 +84,7 @@ _UNBORN = re.compile(
     r"LOCK|LOG(\.old\.\d+)?|IDENTITY|rocksdict-config\.json"
     r"|(MANIFEST-|OPTIONS-)?\d+(\.log|\.dbtmp)?"
 )
-"""What lies in a directory where RocksDB was killed before it had written `CURRENT`."""
+"""The files in a directory where RocksDB was killed before it had written `CURRENT`."""
 
 
 def _is_blank(path: Path, home: Path) -> bool:

@@ -1,4 +1,4 @@
-"""What the memory engine holds, and the journal records it is the sum of.
+"""The state of the memory engine, and the journal records that it is the sum of.
 
     record type   payload                                  meaning
     1 batch       entries                                  one engine batch
@@ -36,7 +36,7 @@ from kvstore.journal import Record
 from kvstore.limits import MEMORY_RECORD_BYTES
 
 CONTENT: Final = "kvstore-memory-1"
-"""What a journal of these records says it holds; the number is the format's version."""
+"""The content that a journal of these records names; the number is the format's version."""
 
 BATCH: Final = 1
 ROWS: Final = 2

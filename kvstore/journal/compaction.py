@@ -22,7 +22,7 @@ from kvstore.journal.snapshot import SnapshotInfo, remove_superseded, write_snap
 
 @dataclass(frozen=True, slots=True)
 class CompactResult:
-    """What a compaction did: `snapshot` is None if there was nothing to compact.
+    """The outcome of a compaction: `snapshot` is None if there was nothing to compact.
 
     `removed` is empty while a writer is running: it removes the files itself.
     """

@@ -53,7 +53,7 @@ class Inspection:
 
     @property
     def content(self) -> str | None:
-        """What the records mean, by the first file that says so."""
+        """The meaning of the records, by the first file that says so."""
         return next((file.content for file in self.files if file.content is not None), None)
 
     @property
@@ -86,7 +86,7 @@ def inspect(path: str | os.PathLike[str], *, files: Files = OS_FILES) -> Inspect
 
 
 def content_of(path: str | os.PathLike[str], *, files: Files = OS_FILES) -> str | None:
-    """What the journal's records mean, by the first file that says so. Reads one piece of it."""
+    """The meaning of the records, by the first file that says so. Reads one piece of it."""
     directory = os.path.abspath(os.fspath(path))
     with storage_errors(directory):
         for name in parse_directory(files, directory)[0]:

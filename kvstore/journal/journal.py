@@ -111,7 +111,7 @@ class Journal:
         self._failed: str | None = None
         self._closed = False
         self.recovery = recovery
-        """What opening found: torn tail, records replayed, names left alone."""
+        """The findings of the opening: torn tail, records replayed, names left alone."""
         with storage_errors(directory):
             self._use(
                 continue_live(
@@ -326,7 +326,7 @@ class Journal:
 
     @property
     def incarnation(self) -> int:
-        """What this writer's records carry: the journal's identity, and how often it was opened."""
+        """The number in this writer's records: the journal's identity, and its count of openings."""
         return self._incarnation
 
     def __enter__(self) -> Journal:

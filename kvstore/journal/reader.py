@@ -104,7 +104,7 @@ def _backward(stream: BinaryIO, scan: FileScan, least: int) -> Iterator[Record]:
 
 
 def _name_damage(stream: BinaryIO, scan: FileScan, offset: int) -> CorruptionError:
-    """What a forward reader says of the damage a backward one ran into: it knows the ordinals."""
+    """A forward reader's account of the damage that a backward one met: it knows the ordinals."""
     if not scan.live:
         stream.seek(0)
         for item in scan:

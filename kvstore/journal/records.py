@@ -103,7 +103,7 @@ class Record(NamedTuple):
 
 
 class Opening(NamedTuple):
-    """What a file says of itself in its first record."""
+    """The first record of a file: its kind, and the meaning of its records."""
 
     kind: int
     content: str

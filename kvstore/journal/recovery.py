@@ -69,7 +69,7 @@ class Live:
 
 @dataclass(frozen=True, slots=True)
 class Recovery:
-    """What replay found: `last` is the last ordinal, 0 for an empty journal."""
+    """The findings of a replay: `last` is the last ordinal, 0 for an empty journal."""
 
     last: int
     incarnation: int

@@ -31,7 +31,7 @@ Keep = Literal["prefix", "all"]
 
 @dataclass(frozen=True, slots=True)
 class SalvageReport:
-    """What a salvage found and did.
+    """The findings and deeds of a salvage.
 
     `snapshot` is the ordinal the copied snapshot covers, `records` the journal records copied
     behind it, `last` the source's last ordinal among all that. `dropped` records were readable

@@ -115,7 +115,7 @@ def unstuff(raw: bytes, blocks: Blocks = BLOCKS) -> bytes:
 
 
 class Prefix(NamedTuple):
-    """What the first bytes of a framed record decode to.
+    """The decoded beginning of a framed record.
 
     `announced` more bytes must follow at least; 0 if it can end here. `implies_pair` says that
     the pair comes next if anything does.
