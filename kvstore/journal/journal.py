@@ -326,7 +326,7 @@ class Journal:
 
     @property
     def incarnation(self) -> int:
-        """The number in this writer's records: the journal's identity, and its count of openings."""
+        """The number in this writer's records: the journal's identity and its count of openings."""
         return self._incarnation
 
     def __enter__(self) -> Journal:
