@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Final, Literal, TypeAlias
 
 from bulk.conflicts import require_no_live_keys, require_none_came
-from bulk.contents import FILES_AT_ONCE, require_disjoint, require_rows, require_told
+from bulk.contents import FILES_AT_ONCE, Tell, require_disjoint, require_rows, require_told
 from bulk.manifest import Manifest
 from bulk.staging import Identity, open_staged, opened_path, read_manifest, require_unaltered
 from kvstore.arguments import require_path
@@ -106,7 +106,9 @@ def _ingest(
     incoming = _incoming(store, directory, manifest)
     linked = known is not None and store.is_import_linked(record)
     tell("check")
-    checked = {} if linked else _checked(directory, incoming, manifest, thorough=thorough)
+    checked: dict[str, Identity] = {}
+    if not linked:
+        checked = _checked(directory, incoming, manifest, store.told_files, thorough=thorough)
     with ExitStack() as held:
         check = None
         if on_conflict == "error":
@@ -171,7 +173,7 @@ def _locate(directory: Path, incoming: Path, name: str) -> Path:
 
 
 def _checked(
-    directory: Path, incoming: Path, manifest: Manifest, *, thorough: bool
+    directory: Path, incoming: Path, manifest: Manifest, tell: Tell, *, thorough: bool
 ) -> dict[str, Identity]:
     """The file of each part, by name, after a check that it is the one that was sealed.
 
@@ -188,7 +190,7 @@ def _checked(
                     require_unaltered(directory, file, part, thorough=thorough)
                     found[part.name] = Identity.of(os.fstat(file.fileno()))
                     files.append((part, opened_path(file, path)))
-                require_told(files, manifest.import_id)
+                require_told(files, manifest.import_id, tell=tell)
                 for part, opened in files if thorough else ():
                     require_rows(part, opened, manifest.import_id)
         if thorough:

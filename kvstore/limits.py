@@ -128,6 +128,10 @@ FORK_WAIT_S_MAX = 1.0
 """How long a fork waits for RocksDB's idle threads to end while no store is open: they take 0.3 ms,
 and a compaction under way, which only another user of RocksDB can have, is not waited for."""
 
+TOLD_FILES_MAX = 32
+"""Files of imports that were looked at and stay open in a throw-away database: their bytes stay on
+disk until it is made anew, and a process has 256 descriptors or more."""
+
 SCAN_WORKERS_MAX = 64
 """Processes of one scan: more than a machine has cores gain nothing, and each is 100 MB."""
 

@@ -9,11 +9,14 @@ Costs 2 ms, and 0.2 ms per file, whatever their sizes; entries are read when the
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import struct
 import tempfile
+import threading
 from collections.abc import Generator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -27,7 +30,7 @@ from kvstore.engine.rocks_opening import THREADS
 from kvstore.errors import CorruptionError, StorageError
 from kvstore.forks import own
 from kvstore.journal.files import storage_errors
-from kvstore.limits import BESIDE_OPEN_FILES_MAX
+from kvstore.limits import BESIDE_OPEN_FILES_MAX, TOLD_FILES_MAX
 
 _IN_MEMORY: Final = "/dev/shm"
 """A throw-away database is made in 1 ms there, and in 5 on disk."""
@@ -35,6 +38,8 @@ _IN_MEMORY: Final = "/dev/shm"
 _MANIFEST_BYTES: Final = 64 << 10
 """Set aside for its MANIFEST, instead of RocksDB's 4 MB: a container has 64 MB of `/dev/shm`."""
 
+_OPEN_FILES: Final = Path("/proc/self/fd")
+_PREFIX: Final = "kvstore-loose-"
 _FOOTER: Final = struct.Struct("<B40sIQ")
 _MAGIC: Final = 0x88E241B785F4CFF7
 _FORMAT: Final = 5
@@ -63,10 +68,10 @@ class LooseFiles:
         THREADS.require_own(self._where)
         for file in files:
             _require_footer(file)
-        # RocksDB opens a linked file for writing, to sync it. A file that may only be read is
-        # copied, which needs room.
-        linked = all(os.access(file, os.W_OK) for file in files)
+        linked = _may_be_linked(files)
         self._database: rocks.Rdict | None = None
+        self._taken = 0
+        self._descriptors: list[int] = []
         in_memory = linked and os.access(_IN_MEMORY, os.W_OK | os.X_OK)
         try:
             self._take(files, _IN_MEMORY if in_memory else None, move=linked)
@@ -78,8 +83,28 @@ class LooseFiles:
 
     def told(self) -> list[LooseFile]:
         """The figures of each file, by key. Reads no entry."""
+        return self._figures(frozenset())
+
+    def told_further(self, files: Sequence[Path | str]) -> list[LooseFile]:
+        """Take further files, and tell their figures alone, by key."""
+        for file in files:
+            _require_footer(file)
         with translated(self._where):
-            found = self._open().live_files()
+            before = frozenset(file["name"] for file in self._open().live_files())
+        self._ingest([self._held(file) for file in files], move=_may_be_linked(files))
+        return self._figures(before)
+
+    def _held(self, file: Path | str) -> Path | str:
+        """A name that leads to the same file until the end: RocksDB opens it again now and then."""
+        if not _OPEN_FILES.is_dir():
+            return file
+        with storage_errors(str(file)):
+            self._descriptors.append(os.open(file, os.O_RDONLY))
+        return _OPEN_FILES / str(self._descriptors[-1])
+
+    def _figures(self, others: frozenset[str]) -> list[LooseFile]:
+        with translated(self._where):
+            found = [file for file in self._open().live_files() if file["name"] not in others]
         return sorted(
             LooseFile(
                 bytes(file["start_key"]),
@@ -109,6 +134,8 @@ class LooseFiles:
         if self._database is not None:
             self._database.close()
             self._database = None
+        while self._descriptors:
+            os.close(self._descriptors.pop())
         THREADS.close(self)
         shutil.rmtree(self._scratch, ignore_errors=True)
 
@@ -120,7 +147,7 @@ class LooseFiles:
 
     def _take(self, files: Sequence[Path | str], place: str | None, *, move: bool) -> None:
         with storage_errors(self._where):
-            self._scratch = Path(tempfile.mkdtemp(prefix="kvstore-loose-", dir=place))
+            self._scratch = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir=place))
         THREADS.open(self)
         try:
             self._link(files, move=move)
@@ -129,12 +156,6 @@ class LooseFiles:
             raise
 
     def _link(self, files: Sequence[Path | str], *, move: bool) -> None:
-        links = []
-        with storage_errors(self._where):
-            for number, file in enumerate(files):
-                link = self._scratch / f"{number:06d}.sst"
-                link.symlink_to(os.path.abspath(file))
-                links.append(str(link))
         options = rocks.Options(raw_mode=True)
         options.create_if_missing(True)
         options.set_max_background_jobs(1)
@@ -142,16 +163,87 @@ class LooseFiles:
         options.set_max_open_files(BESIDE_OPEN_FILES_MAX)
         options.set_disable_auto_compactions(True)
         options.set_manifest_preallocation_size(_MANIFEST_BYTES)
-        ingestion = rocks.IngestExternalFileOptions()
-        ingestion.set_move_files(move)
         with translated(self._where):
             self._database = rocks.Rdict(str(self._scratch / "db"), options)
-            if links:
-                self._database.ingest_external_file(links, ingestion)
+        self._ingest(files, move=move)
+
+    def _ingest(self, files: Sequence[Path | str], *, move: bool) -> None:
+        links = []
+        with storage_errors(self._where):
+            for file in files:
+                link = self._scratch / f"{self._taken:06d}.sst"
+                link.symlink_to(os.path.abspath(file))
+                links.append(str(link))
+                self._taken += 1
+        ingestion = rocks.IngestExternalFileOptions()
+        ingestion.set_move_files(move)
+        if links:
+            with translated(self._where):
+                self._open().ingest_external_file(links, ingestion)
 
     def _open(self) -> rocks.Rdict:
         assert self._database is not None, "used after close"
         return self._database
+
+
+class Teller:
+    """Tells the figures of loose files again and again, by one throw-away database.
+
+    Making the database is 1.3 of the 1.7 ms that it takes to tell a file. The files that were told
+    stay open until it is made anew.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._loose: LooseFiles | None = None
+        self._files = 0
+
+    def told(self, files: Sequence[Path | str]) -> list[LooseFile]:
+        """The figures of each file, by key. Raises as `LooseFiles`."""
+        with self._lock:
+            if self._loose is None or self._files + len(files) > TOLD_FILES_MAX:
+                self._drop()
+                _remove_left()
+                self._loose = LooseFiles(())
+            self._files += len(files)
+            try:
+                return self._loose.told_further(files)
+            except BaseException:
+                self._drop()
+                raise
+
+    def close(self) -> None:
+        """Let go of the files. Repeatable; the next call begins anew."""
+        with self._lock:
+            self._drop()
+
+    def _drop(self) -> None:
+        if self._loose is not None:
+            self._loose.close()
+        self._loose, self._files = None, 0
+
+
+def told_once(files: Sequence[Path | str]) -> list[LooseFile]:
+    """The figures of each file, by key. Raises as `LooseFiles`."""
+    with LooseFiles(files) as loose:
+        return loose.told()
+
+
+def _may_be_linked(files: Sequence[Path | str]) -> bool:
+    """RocksDB opens a linked file for writing, to sync it. A file that may only be read is copied,
+    which needs room."""
+    return all(os.access(file, os.W_OK) for file in files)
+
+
+def _remove_left() -> None:
+    """Remove the databases of processes that were killed: nobody has them locked."""
+    with suppress(OSError):
+        for left in Path(_IN_MEMORY).glob(f"{_PREFIX}*"):
+            if left.name.startswith(f"{_PREFIX}{os.getpid()}-"):
+                continue  # closing our own lock file would drop the lock
+            with suppress(OSError), (left / "db" / "LOCK").open("r+b") as lock:
+                fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(left, ignore_errors=True)
 
 
 def _require_footer(file: Path | str) -> None:

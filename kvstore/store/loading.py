@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 
+from kvstore.engine.loose import LooseFile, told_once
+from kvstore.engine.rocks import RocksEngine
 from kvstore.imports import ImportRecord
 from kvstore.store.capturing import Capturing
 from kvstore.timestamp import Timestamp
@@ -33,6 +35,13 @@ class Loading(Capturing):
         the block ends; while it is `adding`, this thread does not abort it either."""
         self._live()
         return self._imports.alone(import_id, adding=adding)
+
+    def told_files(self, files: Sequence[Path | str]) -> list[LooseFile]:
+        """The figures of sorted files that no store has taken, by key: bounds, entries."""
+        self._live()
+        if isinstance(self._engine, RocksEngine):
+            return self._teller.told(files)
+        return told_once(files)  # keeps no RocksDB database open, which would concern forks
 
     def link_import(self, files: Sequence[Path]) -> None:
         """Move sorted files into the engine, all or none; nothing becomes visible."""

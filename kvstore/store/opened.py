@@ -20,6 +20,7 @@ from kvstore.clears import Clears
 from kvstore.clock import WallClock
 from kvstore.commit import Committer
 from kvstore.engine import Engine
+from kvstore.engine.loose import Teller
 from kvstore.errors import ClosedError
 from kvstore.feeds import Feeds
 from kvstore.forks import own
@@ -71,6 +72,7 @@ class Opened:
         self._gc_failures = Failures("kvstore.gc", clock)
         self._tasks_failures = Failures("kvstore.tasks", clock)
         self._scanners = Scanners()
+        self._teller = Teller()
         self._clearing = Clearing(parts)
         self._conditional = Conditional(versions, committer, require_kept=self._require_kept)
         self._transactions = Transactions(parts)
@@ -141,6 +143,7 @@ class Opened:
         with ExitStack() as last:  # whatever fails, the engine is closed
             last.callback(self._engine.close)
             last.callback(self._scanners.close)
+            last.callback(self._teller.close)
             last.callback(self._finish)
             with self._tasks_lock:
                 if self._tasks is not None:

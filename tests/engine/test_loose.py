@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
@@ -11,8 +14,9 @@ import pytest
 
 import kvstore.engine.loose
 from bulk.sst import SstFile
-from kvstore.engine.loose import LooseFile, LooseFiles
+from kvstore.engine.loose import LooseFile, LooseFiles, Teller
 from kvstore.errors import CorruptionError, OutOfSpaceError, StorageError
+from kvstore.limits import TOLD_FILES_MAX
 
 
 def sst(path: Path, keys: list[bytes]) -> Path:
@@ -116,3 +120,52 @@ def test_a_footer_is_checked_before_its_sizes_are_allocated(
     file.write_bytes(content)
     with pytest.raises(CorruptionError):
         LooseFiles([file])
+
+
+def test_a_kept_database_tells_files_that_are_gone_from_their_names(
+    tmp_path: Path, scratch: Path
+) -> None:
+    """Descriptors are used again by other files, and names are taken away, as imports do."""
+    opened = len(os.listdir("/proc/self/fd"))
+    teller = Teller()
+    for number in range(3 * TOLD_FILES_MAX):
+        file = sst(tmp_path / "staged.sst", [b"a", b"key %03d" % number])
+        with file.open("rb") as held:
+            (told,) = teller.told([f"/proc/self/fd/{held.fileno()}"])
+        assert (told.first, told.last) == (b"a", b"key %03d" % number)
+        file.unlink()
+    teller.close()
+    assert list(scratch.iterdir()) == []
+    assert len(os.listdir("/proc/self/fd")) == opened
+
+
+def test_a_kept_database_goes_on_after_a_file_that_is_none(tmp_path: Path, scratch: Path) -> None:
+    sound, damaged = sst(tmp_path / "1.sst", [b"a"]), tmp_path / "2.sst"
+    damaged.write_bytes(b"no rows" * 100)
+    teller = Teller()
+    for _ in range(3):
+        with pytest.raises(CorruptionError):
+            teller.told([damaged])
+        assert [told.first for told in teller.told([sound])] == [b"a"]
+    teller.close()
+
+
+def test_the_database_of_a_process_that_was_killed_is_removed(
+    tmp_path: Path, scratch: Path
+) -> None:
+    file = sst(tmp_path / "1.sst", [b"a"])
+    program = f"""
+import os, signal, kvstore.engine.loose as loose
+loose._IN_MEMORY = {str(scratch)!r}
+teller = loose.Teller()
+teller.told([{str(file)!r}])
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    done = subprocess.run([sys.executable, "-c", program], check=False)
+    assert done.returncode == -signal.SIGKILL
+    (left,) = scratch.iterdir()
+    teller = Teller()
+    teller.told([file])
+    assert left not in scratch.iterdir()
+    teller.close()
+    assert list(scratch.iterdir()) == []
