@@ -200,9 +200,10 @@ class FailsOnce:
 
 
 def test_a_worker_goes_on_after_its_queue_failed_and_tells_of_it(
-    tasks: Tasks, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Before, the thread ended and tasks waited for ever."""
+    tasks = Tasks.open(None)  # on a clock that stands still, an idle worker would wait for ever
     monkeypatch.setattr("kvstore.tasks.worker.TASK_WORKER_DELAY_S", 0.001)
     monkeypatch.setattr(tasks, "claim", FailsOnce(tasks, "claim", OSError("of the disk")))
     done = threading.Event()
