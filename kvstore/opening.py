@@ -117,7 +117,7 @@ def open_read_only(path: str | os.PathLike[str]) -> Store:
 
     Raises as `open`, `AccessDeniedError` if a file may not be read, and `StaleReaderError` if the
     writer removes files faster than they can be opened. Costs as `open`, and 3 to 50 ms per MB of
-    unflushed log. Whatever the writer removes later stays readable here, on disk too, until the
+    unflushed log. Files that the writer removes later stay readable here, on disk too, until the
     handle is closed.
     """
     directory = require_path(path)

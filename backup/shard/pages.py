@@ -11,7 +11,7 @@ footer is read here first, and each of its numbers is held against the one above
     page    inside its chunk; plain bytes, or numbers by a dictionary that is inside its page
 
 Invariants
-1. What a decoder allocates for a row group is at most a few times what the footer declares for it,
+1. A decoder allocates for a row group at most a few times what the footer declares for it,
    which is at most `GROUP_BYTES_READ_MAX`.
 2. A problem is a `ValueError`, which the caller turns into an error that names the part.
 """

@@ -93,7 +93,7 @@ class Files(Protocol):
     def harden(self, path: str, *, size: int, start: int) -> None:
         """Cut a file to `size`, write its bytes from `start` on once more, and make it durable.
 
-        What is read of a file may never reach the disk: an fsync that failed has let go of it.
+        Bytes that a reader sees may never reach the disk: a failed fsync has dropped them.
         """
         ...
 

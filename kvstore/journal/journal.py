@@ -10,7 +10,7 @@ Invariants
 3. After a write or fsync failed, what the file holds is not known: every call raises
    `PoisonedError` until the journal is opened again, which looks.
 4. Rotation happens before an append, under both locks, and is synced whatever the policy.
-5. What was synced is told to the next opening: by a mark in front of the first record behind each
+5. The next opening learns how much was synced: by a mark in front of the first record behind each
    sync, and by a note in `LOCK` when a file is begun and when the journal is closed. Both are true
    whenever they are there, and are not synced themselves.
 6. Lock order: `_append_lock`, then `_sync_lock`. An fsync holds the second only, so appends go on

@@ -5,7 +5,7 @@
 
 A module of ours that says `from kvstore.limits import X` has `X` among its globals, and its
 functions look it up at each call. So a limit is set by replacing that global in each such module,
-at no cost to production. What a store or a journal takes from a limit when it is opened stays with
+at no cost to production. A value that a store or a journal takes from a limit at opening stays with
 it: set the limits first.
 
 Invariants

@@ -26,7 +26,7 @@ EDGES = ("since - 1", "since", "since + 1", "upper - 1", "upper", "upper + 1")
 
 
 class Edges(NamedTuple):
-    """What stands at its frontiers, and stays there: the clock does."""
+    """A store whose frontiers stay in place, because its clock does."""
 
     store: Store
     collection: backup.Collection

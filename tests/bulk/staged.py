@@ -55,7 +55,7 @@ def reseal(staging: Path, fields: Fields, *, totals: bool = True) -> None:
 
 
 def described(path: Path) -> Fields:
-    """What a manifest says of the file, but for its keys and rows."""
+    """The fields of a manifest for the file, without its keys and rows."""
     found, content = path.stat(), path.read_bytes()
     return {
         "name": path.name,

@@ -209,7 +209,7 @@ class Disk:
         _write(self._root, target, left, contents)
 
     def _find(self, path: str) -> _Node | None:
-        """What has the path. None: what had it was removed, and is still open."""
+        """The file at the path. None: that file was removed, and is still open."""
         node: _Node | None = self._root
         for name in filter(None, path.split("/")):
             assert isinstance(node, _Directory)
