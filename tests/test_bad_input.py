@@ -1,7 +1,6 @@
 """Bad input gets an error of the tree with its facts, and nothing is lost or half-done.
 
-Staged imports and collections have their own in `tests/bulk` and `tests/backup`, full disks in
-`tests/crash`.
+Bad imports are in `tests/bulk`, bad collections in `tests/backup`, full disks in `tests/crash`.
 """
 
 from __future__ import annotations
@@ -27,7 +26,6 @@ from kvstore.errors import (
     CorruptionError,
     FormatVersionError,
     HistoryGoneError,
-    ImportRefusedError,
     LockedError,
     NotAStoreError,
     NotYetWrittenError,
@@ -448,82 +446,3 @@ def test_a_clock_at_the_end_of_time_writes_nothing(tmp_path: Path) -> None:
         assert store.get(b"k") is None
         clock.set(NOW)
         assert store.put(b"k", b"v") == NOW
-
-
-# -- staged imports: nothing is touched before everything was checked ---------------------------
-
-
-def staged(place: Path, import_id: int = 7) -> Path:
-    made = bulk.Import.create(place, import_id=import_id)
-    for keys in ([b"a", b"b"], [b"c"]):
-        with made.writer() as writer:
-            for key in keys:
-                writer.put(key, b"imported" * 10)
-    made.seal()
-    return place
-
-
-def edit(path: Path, change: Callable[[dict[str, Any]], Any]) -> None:
-    manifest = json.loads((path / "import.json").read_text())
-    change(manifest)
-    (path / "import.json").write_text(json.dumps(manifest))
-
-
-def flip(path: Path) -> None:
-    part = sorted(path.glob("part-*.sst"))[0]
-    content = bytearray(part.read_bytes())
-    content[len(content) // 2] ^= 1
-    part.write_bytes(content)
-
-
-def swap(path: Path) -> None:
-    """A part of another import under this one's name, of the same size."""
-    other = staged(path.parent / "other", import_id=8)
-    target = sorted(path.glob("part-*.sst"))[0]
-    source = next(p for p in other.glob("part-*.sst") if p.stat().st_size == target.stat().st_size)
-    target.unlink()
-    target.write_bytes(source.read_bytes())
-
-
-REFUSED: dict[str, Callable[[Path], Any]] = {
-    "no manifest": lambda path: (path / "import.json").unlink(),
-    "manifest is text": lambda path: (path / "import.json").write_text("hello"),
-    "manifest is binary": lambda path: (path / "import.json").write_bytes(b"\xff\x00"),
-    "manifest is cut": lambda path: (path / "import.json").write_text(
-        (path / "import.json").read_text()[:-30]
-    ),
-    "rows edited": lambda path: edit(path, lambda m: m.update(rows=1)),
-    "id edited": lambda path: edit(path, lambda m: m.update(import_id=f"{8:016x}")),
-    "part dropped": lambda path: edit(path, lambda m: m["parts"].pop()),
-    "span edited": lambda path: edit(path, lambda m: m["parts"][0].update(smallest="")),
-    "checksum dropped": lambda path: edit(path, lambda m: m.pop("checksum")),
-    "part missing": lambda path: sorted(path.glob("part-*.sst"))[0].unlink(),
-    "part is a directory": lambda path: [
-        (part.unlink(), part.mkdir()) for part in sorted(path.glob("part-*.sst"))[:1]
-    ],
-    "part cut": lambda path: [
-        part.write_bytes(part.read_bytes()[:-1]) for part in path.glob("part-*.sst")
-    ],
-    "part empty": lambda path: [part.write_bytes(b"") for part in path.glob("part-*.sst")],
-    "part altered": flip,
-    "part of another import": swap,
-    "nothing there": lambda path: path.rename(path.with_name("gone")),
-}
-
-
-@pytest.mark.parametrize("damage", REFUSED.values(), ids=REFUSED.keys())
-@pytest.mark.parametrize("move", [False, True], ids=["link", "move"])
-def test_a_damaged_import_is_refused_and_a_sound_one_goes_in_after_it(
-    store: Store, tmp_path: Path, damage: Callable[[Path], Any], move: bool
-) -> None:
-    before = whole(store)
-    path = staged(tmp_path / "staged")
-    damage(path)
-    with pytest.raises(ImportRefusedError) as refused:
-        bulk.ingest(store, path, move=move)
-    assert refused.value.staging == str(path)
-    assert refused.value.problem
-    assert whole(store) == before
-    assert store.imports() == []
-    stamp = bulk.ingest(store, staged(tmp_path / "sound"), move=move)
-    assert [key for key, _ in store.scan(as_of=stamp)] == [b"a", b"b", b"c", b"k"]

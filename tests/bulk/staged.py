@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
+import pyarrow as pa
 import rocksdict as rocks
 
 import bulk
@@ -24,9 +25,15 @@ Fields: TypeAlias = dict[str, Any]
 ROWS = {b"%03d" % number: b"row %d" % number for number in range(200)}
 
 
-def stage(staging: Path, rows: Mapping[bytes, bytes] = ROWS, *, parts: int = 1) -> bulk.Import:
+def stage(
+    staging: Path,
+    rows: Mapping[bytes, bytes] = ROWS,
+    *,
+    parts: int = 1,
+    import_id: int | None = None,
+) -> bulk.Import:
     """A sealed import of `rows`, cut into parts by key."""
-    staged = bulk.Import.create(staging)
+    staged = bulk.Import.create(staging, import_id=import_id)
     keys = sorted(rows)
     for part in range(parts):
         with staged.writer() as writer:
@@ -34,6 +41,11 @@ def stage(staging: Path, rows: Mapping[bytes, bytes] = ROWS, *, parts: int = 1) 
                 writer.put(key, rows[key])
     staged.seal()
     return staged
+
+
+def binary(*items: bytes | None) -> pa.Array:
+    """A column of keys or values."""
+    return pa.array(items, pa.binary())
 
 
 def manifest_of(staging: Path) -> Fields:

@@ -12,14 +12,7 @@ from bulk.tasks import handlers, submit_import
 from kvstore.clock import ManualClock
 from kvstore.errors import ImportRefusedError
 from kvstore.store import Store
-from kvstore.tasks import (
-    Outcome,
-    Retry,
-    Worker,
-    arguments_of,
-    dead_letters,
-    revive,
-)
+from kvstore.tasks import Outcome, Retry, Worker, arguments_of, dead_letters, revive
 from tests.tasks.progress import progress_seen
 from tests.tasks.rivals import Stop, outcomes_of_rivals
 
