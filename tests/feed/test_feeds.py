@@ -1,82 +1,26 @@
-"""Feeds: positions, fencing, budgets, following, and workers that share one."""
+"""Feeds: positions, batches, workers that share a feed, and calls that are refused."""
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
 
 import pytest
 
 import kvstore
-from kvstore import Feed, FeedBatch, ManualClock, Position, Store, Timestamp
+from kvstore import ManualClock, Position, Store, Timestamp
 from kvstore.changes.columns import CHANGES_SCHEMA
 from kvstore.errors import (
     ClosedError,
     FencedError,
     HistoryGoneError,
     HoldLostError,
-    KVStoreError,
     NotYetWrittenError,
-    PoisonedError,
-    StorageError,
     UsageError,
 )
+from tests.feed.follower import keys
 
 pytestmark = [pytest.mark.usefixtures("each_engine"), pytest.mark.tiny_limits]
-
-WAIT_S = 30.0
-
-
-@pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock(10**15)
-
-
-@pytest.fixture
-def store(tmp_path: Path, clock: ManualClock) -> Iterator[Store]:
-    with kvstore.open(tmp_path / "s", durability="async", clock=clock) as opened:
-        yield opened
-
-
-def keys(batches: list[FeedBatch] | Feed) -> list[bytes]:
-    return [event.key for batch in batches for event in batch.events]
-
-
-class Follower:
-    """A consumer that follows in a thread of its own; `wait` returns when it has seen enough."""
-
-    def __init__(self, feed: Feed, *, heartbeat: float | None = None) -> None:
-        self.batches: list[FeedBatch] = []
-        self.error: KVStoreError | None = None
-        self._changed = threading.Condition()
-        self._feed, self._heartbeat = feed, heartbeat
-        self.thread = threading.Thread(target=self._run, daemon=True)
-        self.thread.start()
-
-    def _run(self) -> None:
-        try:
-            for batch in self._feed.batches(follow=True, heartbeat=self._heartbeat):
-                with self._changed:
-                    self.batches.append(batch)
-                    self._changed.notify_all()
-        except KVStoreError as error:
-            with self._changed:
-                self.error = error
-                self._changed.notify_all()
-
-    def wait(self, until: Callable[[Follower], bool]) -> None:
-        with self._changed:
-            assert self._changed.wait_for(lambda: until(self), WAIT_S)
-
-    def wait_error(self) -> KVStoreError:
-        self.wait(lambda follower: follower.error is not None)
-        assert self.error is not None
-        return self.error
-
-
-# -- positions ------------------------------------------------------------------------------
 
 
 def test_a_feed_goes_on_where_it_last_acked(store: Store, tmp_path: Path) -> None:
@@ -112,30 +56,6 @@ def test_the_last_batch_of_a_window_is_resolved_up_to_now(store: Store) -> None:
     *_, last = feed
     assert stamp <= last.resolved < store.durable
     assert list(feed) == [] or keys(list(feed)) == []
-
-
-def test_a_feed_never_hands_out_what_is_not_durable(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """While the disk does not answer, a follower gets nothing; the write alone is not enough."""
-    sync, answer, asked = store._engine.sync, threading.Event(), threading.Event()
-    feed = store.feed("f", start="now")
-
-    def slow() -> None:
-        asked.set()
-        assert answer.wait(WAIT_S)
-        sync()
-
-    monkeypatch.setattr(store._engine, "sync", slow)
-    stamp = store.put(b"a", b"1", durability="async")
-    follower = Follower(feed)
-    assert asked.wait(WAIT_S)
-    assert store.get(b"a") == b"1"
-    assert keys(follower.batches) == []
-    assert store.durable <= stamp
-    answer.set()
-    follower.wait(lambda f: keys(f.batches) == [b"a"])
-    assert store.durable > stamp
 
 
 def test_an_abandoned_pass_goes_on_after_the_last_batch_delivered(store: Store) -> None:
@@ -201,9 +121,6 @@ def test_a_batch_of_a_feed_is_a_record_batch_too(store: Store) -> None:
     assert found.column("timestamp").to_pylist()[0] == stamp
 
 
-# -- fencing and budgets --------------------------------------------------------------------
-
-
 def test_the_newer_of_two_consumers_fences_the_older(store: Store) -> None:
     older = store.feed("f", start=0)
     store.put(b"a", b"1")
@@ -214,14 +131,6 @@ def test_the_newer_of_two_consumers_fences_the_older(store: Store) -> None:
     with pytest.raises(FencedError):
         older.ack(Position(Timestamp(0)))
     assert keys(newer) == [b"a"]
-
-
-def test_a_waiting_consumer_hears_at_once_that_it_was_fenced(store: Store) -> None:
-    older = Follower(store.feed("f", start=0))
-    store.put(b"a", b"1")
-    older.wait(lambda follower: keys(follower.batches) == [b"a"])
-    store.feed("f")
-    assert isinstance(older.wait_error(), FencedError)
 
 
 def test_a_consumer_over_its_budget_gets_a_definite_error(store: Store, clock: ManualClock) -> None:
@@ -244,107 +153,12 @@ def test_a_budget_outlives_a_restart_of_the_consumer(store: Store) -> None:
     assert record.max_age_ns == 10 * 10**9
 
 
-# -- following ------------------------------------------------------------------------------
-
-
-def test_following_catches_up_and_goes_live_without_a_seam(store: Store) -> None:
-    for number in range(50):
-        store.put(b"%d" % number, b"1")
-    follower = Follower(store.feed("f", start=0, batch_rows=7))
-    for number in range(50, 120):
-        store.put(b"%d" % number, b"1")
-    follower.wait(lambda f: len(keys(f.batches)) == 120)
-    assert keys(follower.batches) == [b"%d" % number for number in range(120)]
-    resolved = [batch.resolved for batch in follower.batches]
-    assert resolved == sorted(resolved)
-
-
-def test_one_commit_wakes_a_waiting_follower(store: Store) -> None:
-    follower = Follower(store.feed("f", start="now"))
-    for number in range(20):
-        store.put(b"%d" % number, b"1")
-        follower.wait(lambda f, number=number: len(keys(f.batches)) == number + 1)  # type: ignore[misc]
-
-
-def test_an_idle_store_moves_resolved_on_with_each_heartbeat(
-    store: Store, clock: ManualClock
-) -> None:
-    follower = Follower(store.feed("f", start="now"), heartbeat=0.001)
-    clock.advance(5 * 10**9)
-    at = clock.wall_ns()
-    follower.wait(lambda f: any(batch.resolved >= at for batch in f.batches))
-    assert keys(follower.batches) == []
-
-
-def test_followers_do_not_wake_for_nothing(store: Store) -> None:
-    """No polling: without a commit, a record or a heartbeat the wait is entered once."""
-    waits: list[int] = []
-    waiting = threading.Event()
-    wait = store._committer.wait_published
-
-    def counted(above: int, **how: object) -> None:
-        waits.append(above)
-        waiting.set()
-        wait(above, **how)  # type: ignore[arg-type]
-
-    store._committer.wait_published = counted  # type: ignore[method-assign]
-    follower = Follower(store.feed("f", start="now"))
-    assert waiting.wait(WAIT_S)
-    store.put(b"a", b"1")
-    follower.wait(lambda f: keys(f.batches) == [b"a"])
-    assert len(waits) <= 2
-
-
-def test_a_follower_ends_with_an_error_when_the_store_closes(tmp_path: Path) -> None:
-    store = kvstore.open(tmp_path / "s", durability="async")
-    follower = Follower(store.feed("f", start=0))
-    store.put(b"a", b"1")
-    follower.wait(lambda f: keys(f.batches) == [b"a"])
-    store.close()
-    assert isinstance(follower.wait_error(), ClosedError)
-
-
-def test_a_follower_ends_with_an_error_when_a_write_fails(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    follower = Follower(store.feed("f", start=0))
-    store.put(b"a", b"1")
-    follower.wait(lambda f: keys(f.batches) == [b"a"])
-
-    def fail(_: object) -> None:
-        raise StorageError("the disk went away")
-
-    monkeypatch.setattr(store._engine, "write", fail)
-    with pytest.raises(StorageError):
-        store.put(b"b", b"1")
-    assert isinstance(follower.wait_error(), PoisonedError)
-
-
-def test_a_follower_ends_with_an_error_when_a_commit_is_interrupted(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    follower = Follower(store.feed("f", start=0))
-    store.put(b"a", b"1")
-    follower.wait(lambda f: keys(f.batches) == [b"a"])
-
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(store._committer.capture, "finish_commit", interrupt)
-    with pytest.raises(KeyboardInterrupt):
-        store.put(b"b", b"1")
-    assert isinstance(follower.wait_error(), PoisonedError)
-
-
 def test_a_closed_feed_stops_and_keeps_its_position(store: Store) -> None:
     with store.feed("f", start=0) as feed:
         store.put(b"a", b"1")
     with pytest.raises(ClosedError):
         list(feed)
     assert keys(store.feed("f")) == [b"a"]
-
-
-# -- sharing --------------------------------------------------------------------------------
 
 
 def test_workers_share_a_feed_and_each_has_its_position(store: Store) -> None:
@@ -394,9 +208,6 @@ def test_another_number_of_workers_takes_over_from_the_least_position(store: Sto
     assert len(store.holds()) == 3
 
 
-# -- bad input ------------------------------------------------------------------------------
-
-
 def test_bad_calls_are_refused(store: Store) -> None:
     with pytest.raises(UsageError, match="no feed 'unknown'"):
         store.feed("unknown")
@@ -439,34 +250,3 @@ def test_a_dropped_feed_lets_history_go_and_fences(store: Store) -> None:
         list(feed)
     with pytest.raises(UsageError):
         store.feed("f")
-
-
-def test_who_waits_for_upper_is_woken_when_it_has_moved(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Time that is closed without a commit wakes too; and not only before there is news."""
-    with kvstore.open(tmp_path / "s", durability="async") as store:
-        looks = threading.Semaphore(0)
-        upper = store.upper
-
-        def look() -> bool:
-            looks.release()
-            return False
-
-        waiting = threading.Thread(target=lambda: store.wait_beyond(upper, stop=look))
-        waiting.start()
-        assert looks.acquire(timeout=30)
-        wake, woken = store._committer.wake, []
-
-        def wake_and_let_look() -> None:
-            wake()
-            if not woken:
-                woken.append(True)
-                assert looks.acquire(timeout=30)
-
-        monkeypatch.setattr(store._committer, "wake", wake_and_let_look)
-        store.sync()
-        waiting.join(10)
-        is_waiting = waiting.is_alive()
-        wake()
-        assert not is_waiting

@@ -1,15 +1,8 @@
-"""Transactions: the anomalies of the literature, own writes, bounds, and threads at once.
-
-The anomalies are those of Berenson and others, "A Critique of ANSI SQL Isolation Levels"
-(1995), and of Cerone and others for long fork. Write skew and phantoms pass under plain snapshot
-isolation; `snapshot_isolated` shows that these histories are the ones that do.
-"""
+"""Transactions: conflicts, own writes, and how long an open transaction keeps history."""
 
 from __future__ import annotations
 
 import gc as collector
-import random
-import threading
 from pathlib import Path
 
 import pytest
@@ -19,78 +12,10 @@ from hypothesis import strategies as st
 import bulk
 import kvstore
 from kvstore import ManualClock, Span, Store, recent
-from kvstore.engine.api import Batch
 from kvstore.errors import ClosedError, ConflictError, UsageError
 from kvstore.txn import ReadSet
-from tests.txn.serialization import Record, cycle, edges
 
 pytestmark = [pytest.mark.usefixtures("each_engine"), pytest.mark.tiny_limits]
-
-
-def snapshot_isolated(store: Store, read_at: int, written: set[bytes]) -> bool:
-    """Whether plain snapshot isolation would let a transaction commit: it looks at writes only."""
-    return not any(change.key in written for change in store.changes(read_at))
-
-
-# -- anomalies ------------------------------------------------------------------------------
-
-
-def test_dirty_write_is_impossible(store: Store) -> None:
-    first, second = store.transaction(), store.transaction()
-    first.put(b"x", b"1")
-    second.put(b"x", b"2")
-    second.put(b"y", b"2")
-    first.put(b"y", b"1")
-    first.commit()
-    second.commit()
-    assert dict(store.scan()) == {b"x": b"2", b"y": b"2"}
-
-
-def test_dirty_read_is_impossible(store: Store) -> None:
-    with store.transaction() as writer, store.transaction() as reader:
-        writer.put(b"x", b"1")
-        assert reader.get(b"x") is None
-        assert store.get(b"x") is None
-
-
-def test_lost_update_conflicts(store: Store) -> None:
-    store.put(b"n", b"1")
-    first, second = store.transaction(), store.transaction()
-    for txn in (first, second):
-        txn.put(b"n", (txn.get(b"n") or b"") + b"1")
-    first.commit()
-    with pytest.raises(ConflictError) as caught:
-        second.commit()
-    assert caught.value.read_at == second.read_at
-    assert caught.value.written_at == first.timestamp
-    assert store.get(b"n") == b"11"
-
-
-def test_read_skew_is_impossible(store: Store) -> None:
-    with store.batch() as batch:
-        batch.put(b"x", b"1")
-        batch.put(b"y", b"1")
-    with store.transaction() as reader:
-        assert reader.get(b"x") == b"1"
-        with store.transaction() as writer:
-            writer.put(b"x", b"2")
-            writer.put(b"y", b"2")
-        assert reader.get(b"y") == b"1"
-        assert list(reader.scan()) == [(b"x", b"1"), (b"y", b"1")]
-
-
-def test_write_skew_conflicts_where_snapshot_isolation_would_not(store: Store) -> None:
-    store.put(b"alice", b"on call")
-    store.put(b"bob", b"on call")
-    first, second = store.transaction(), store.transaction()
-    for txn, leaving in ((first, b"alice"), (second, b"bob")):
-        assert [txn.get(b"alice"), txn.get(b"bob")] == [b"on call", b"on call"]
-        txn.put(leaving, b"off")
-    first.commit()
-    assert snapshot_isolated(store, second.read_at, {b"bob"})
-    with pytest.raises(ConflictError):
-        second.commit()
-    assert store.get(b"bob") == b"on call"
 
 
 def test_what_nobody_has_any_more_keeps_no_history(store: Store) -> None:
@@ -119,63 +44,6 @@ def test_a_scan_outlives_the_snapshot_it_came_from(store: Store) -> None:
     store.gc(before=store.put(b"a", b"2"))
     assert list(rows) == [(b"a", b"1")]
     assert store.since > at
-
-
-def test_phantom_conflicts_where_snapshot_isolation_would_not(store: Store) -> None:
-    first, second = store.transaction(), store.transaction()
-    for txn, mine in ((first, b"shift/1"), (second, b"shift/2")):
-        assert list(txn.scan(prefix=b"shift/")) == []
-        txn.put(mine, b"taken")
-    first.commit()
-    assert snapshot_isolated(store, second.read_at, {b"shift/2"})
-    with pytest.raises(ConflictError, match="shift/1"):
-        second.commit()
-
-
-def test_phantom_of_a_key_read_as_absent_conflicts(store: Store) -> None:
-    first, second = store.transaction(), store.transaction()
-    for txn in (first, second):
-        assert txn.get(b"name") is None
-        txn.put(b"name", b"mine")
-    first.commit()
-    with pytest.raises(ConflictError):
-        second.commit()
-
-
-def test_long_fork_is_impossible(store: Store) -> None:
-    """Two readers never see two independent writes in opposite orders."""
-    store.put(b"x", b"0")
-    store.put(b"y", b"0")
-    with store.transaction() as one, store.transaction() as other:
-        one.put(b"x", b"1")
-        other.put(b"y", b"1")
-        one.commit()
-        reader = store.transaction()
-        other.commit()
-        later = store.transaction()
-    seen = [(t.get(b"x"), t.get(b"y")) for t in (reader, later)]
-    assert seen == [(b"1", b"0"), (b"1", b"1")]
-    reader.commit()
-    later.commit()
-
-
-def test_read_only_anomaly_is_impossible(store: Store) -> None:
-    """Fekete and others (2004): a reader makes an otherwise serialisable history not so."""
-    store.put(b"checking", b"0")
-    store.put(b"saving", b"0")
-    withdrawal = store.transaction()
-    assert (withdrawal.get(b"checking"), withdrawal.get(b"saving")) == (b"0", b"0")
-    with store.transaction() as deposit:
-        deposit.get(b"saving")
-        deposit.put(b"saving", b"20")
-    with store.transaction() as report:
-        assert (report.get(b"checking"), report.get(b"saving")) == (b"0", b"20")
-    withdrawal.put(b"checking", b"-11")
-    with pytest.raises(ConflictError):
-        withdrawal.commit()
-
-
-# -- what conflicts and what does not -------------------------------------------------------
 
 
 def test_read_only_transaction_never_fails(store: Store) -> None:
@@ -271,9 +139,6 @@ def test_table_of_recent_commits_is_empty_while_no_transaction_is_open(store: St
         store.put(b"x", b"v")
         assert len(table._commits) == 1
     assert not table._commits
-
-
-# -- own writes -----------------------------------------------------------------------------
 
 
 def test_own_writes_are_visible_to_itself_only(store: Store) -> None:
@@ -372,9 +237,6 @@ def test_scan_with_own_writes_equals_the_scan_after_the_commit(
         assert store.get_many(keys) == points
 
 
-# -- reads remembered within bounds ---------------------------------------------------------
-
-
 @given(
     st.lists(st.one_of(st.integers(0, 30), st.tuples(st.integers(0, 30), st.integers(1, 5)))),
     st.integers(0, 30),
@@ -398,9 +260,6 @@ def test_bounded_read_set_misses_no_conflict(
     if covered.intersection(range(at, at + width)):
         assert bounded.touched([], [(bytes([at]), bytes([at + width]))])
     assert not bounded.touched([b"\xf0"], [(b"\xf0", None)])
-
-
-# -- transact -------------------------------------------------------------------------------
 
 
 def test_transact_retries_with_growing_bounded_waits(store: Store) -> None:
@@ -432,100 +291,3 @@ def test_transact_gives_up_after_its_attempts(store: Store) -> None:
     assert len(runs) == 3
     with pytest.raises(UsageError):
         store.transact(body, attempts=0)
-
-
-# -- threads at once ------------------------------------------------------------------------
-
-
-def test_checker_finds_write_skew_and_lost_update() -> None:
-    skew = [
-        Record("t1", {b"x": 0, b"y": 0}, {b"x"}, 5),
-        Record("t2", {b"x": 0, b"y": 0}, {b"y"}, 6),
-    ]
-    assert cycle(edges(skew))
-    lost = [Record("t1", {b"x": 0}, {b"x"}, 5), Record("t2", {b"x": 0}, {b"x"}, 6)]
-    assert cycle(edges(lost))
-    serial = [Record("t1", {b"x": 0}, {b"x"}, 5), Record("t2", {b"x": 5}, {b"x"}, 6)]
-    assert cycle(edges(serial)) is None
-
-
-@pytest.mark.parametrize("memory", [1 << 18, 4])
-def test_recorded_histories_of_threads_are_serialisable(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, memory: int
-) -> None:
-    """Each value is its author's mark, so that a read tells whose write it saw."""
-    monkeypatch.setattr(recent, "RECENT_KEYS_MAX", memory)
-    keys = [b"k%d" % number for number in range(6)]
-    history: list[Record] = []
-    conflicts: list[ConflictError] = []
-    with kvstore.open(tmp_path / "db", durability="async") as store:
-
-        def run(worker: int) -> None:
-            draw = random.Random(worker)
-            for number in range(60):
-                name = f"{worker}.{number}"
-                record, seen = Record(name), {}
-                txn = store.transaction()
-                if draw.random() < 0.4:
-                    low, high = sorted(draw.sample(range(7), 2))
-                    span = keys[low:high]
-                    rows = dict(txn.scan(keys[low], b"k%d" % high))
-                    seen.update({key: rows.get(key) for key in span})
-                else:
-                    seen.update({key: txn.get(key) for key in draw.sample(keys, 2)})
-                for key in draw.sample(keys, draw.randint(0, 2)):
-                    txn.put(key, name.encode())
-                    record.writes.add(key)
-                try:
-                    record.timestamp = txn.commit()
-                except ConflictError as error:
-                    conflicts.append(error)
-                    continue
-                record.reads = dict.fromkeys(seen, -1)
-                observed.append((record, seen))
-                history.append(record)
-
-        observed: list[tuple[Record, dict[bytes, bytes | None]]] = []
-        threads = [threading.Thread(target=run, args=(worker,)) for worker in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert store.verify().problems == ()
-        written_at = {record.name.encode(): record.timestamp or 0 for record in history}
-        for record, seen in observed:
-            for key, value in seen.items():
-                record.reads[key] = 0 if value is None else written_at[value]
-    assert cycle(edges(history)) is None
-    assert len(history) + len(conflicts) == 240
-
-
-def test_transaction_that_gave_way_in_vain_waits_for_the_commit(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The commit holds its lock until the transaction has looked as often as it will."""
-    committer = store._committer
-    writing, looked = threading.Event(), threading.Event()
-    write, give_way = store._engine.write, committer.give_way
-
-    def write_late(batch: Batch) -> None:
-        writing.set()
-        assert looked.wait(60)
-        monkeypatch.setattr(store._engine, "write", write)
-        write(batch)
-
-    def give_way_and_tell() -> None:
-        give_way()
-        looked.set()
-
-    monkeypatch.setattr(store._engine, "write", write_late)
-    monkeypatch.setattr(committer, "give_way", give_way_and_tell)
-    writer = threading.Thread(target=store.put, args=(b"x", b"1"))
-    writer.start()
-    assert writing.wait(60)
-    with store.transaction() as txn:
-        assert txn.get(b"x") == b"1"
-        txn.put(b"x", b"2")
-    writer.join()
-    assert store.get(b"x") == b"2"
-    assert not committer._is_committing

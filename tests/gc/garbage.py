@@ -1,0 +1,55 @@
+"""Probes of a store under GC: stored entries, everything that is readable, garbage that is left."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import bulk
+from kvstore import Store
+from kvstore.codec.keys import TAIL_BYTES, split_data_key
+from kvstore.codec.ordered import unframe
+from kvstore.engine.api import DATA
+from kvstore.gc.rules import garbage
+
+KEYS = [bytes([letter]) for letter in b"abcdef"]
+
+
+def stored(store: Store, family: str) -> int:
+    """Entries that a family holds."""
+    cursor, total = store._engine.cursor(family), 0
+    while keys := cursor.take(1000)[0]:
+        total += len(keys)
+    return total
+
+
+def add_import(store: Store, staging: Path, rows: dict[bytes, bytes]) -> tuple[int, int]:
+    staged = bulk.Import.create(staging)
+    with staged.writer() as writer:
+        for key, value in sorted(rows.items()):
+            writer.put(key, value)
+    staged.seal()
+    return staged.import_id, bulk.ingest(store, staging)
+
+
+def readable(store: Store, since: int, upto: int) -> list[object]:
+    """All that readers at or above `since` can ask, up to the time `upto`."""
+    states: list[object] = [list(store.scan(as_of=t)) for t in range(since, upto + 1)]
+    states.append(list(store.changes(since, upto, order="time")))
+    states.append(list(store.changes(since, upto, revisions="latest")))
+    return states
+
+
+def left_over(store: Store, since: int) -> list[bytes]:
+    """Stored entries that are garbage at `since`."""
+    tails: dict[bytes, list[bytes]] = {}
+    cursor = store._engine.cursor(DATA)
+    while keys := cursor.take(1000)[0]:
+        for key in keys:
+            framed, _, _ = split_data_key(key)
+            tails.setdefault(unframe(framed), []).append(key[-TAIL_BYTES:])
+    fragments, stamps = store._versions.view
+    return [
+        key
+        for key, of_key in tails.items()
+        if garbage(of_key, stamps, fragments.stack(key), since=since)
+    ]
