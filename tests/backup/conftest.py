@@ -12,3 +12,9 @@ import backup
 @pytest.fixture
 def collection(tmp_path: Path) -> backup.Collection:
     return backup.Collection(tmp_path / "collection")
+
+
+@pytest.fixture
+def standby(tmp_path: Path) -> Path:
+    """Where a replica is to be."""
+    return tmp_path / "standby"

@@ -102,3 +102,11 @@ def flip_a_bit(path: Path) -> None:
 
 class Crash(BaseException):
     """Stands for the end of the process."""
+
+
+def same(source: kvstore.Store, replica: kvstore.Store) -> None:
+    """The replica equals its source in all that it has, version for version."""
+    upto = replica.upper - 1
+    assert versions(replica, upto) == versions(source, upto)
+    assert list(replica.scan(as_of=upto)) == list(source.scan(as_of=upto))
+    assert replica.verify().problems == ()

@@ -1,0 +1,220 @@
+"""`kvstore backup`: collections, restores and standbys."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import backup.cli
+import kvstore
+from tests.cli.installed import ROOT, Run, told
+
+
+def test_backups_are_run_listed_verified_and_restored(run: Run, tmp_path: Path) -> None:
+    store, place = tmp_path / "s", tmp_path / "b"
+    first = run("put", store, "a", "1", "--create").stdout.strip()
+    info = told(run("backup", "run", store, place, "--json"))
+    assert (info["rows"], info["lower"]) == (1, "1970-01-01T00:00:00.000000000Z")
+    run("put", store, "a", "2")
+    assert told(run("backup", "run", store, place, "--json", "--token", "t"))["rows"] == 1
+    again = told(run("backup", "run", store, place, "--json", "--token", "t"))
+    listed = [
+        json.loads(line)
+        for line in run("backup", "list", place, "--json").stdout.split("\n")
+        if line
+    ]
+    assert len(listed) == 2
+    assert listed[1]["upper"] == again["upper"]
+    shown = told(run("backup", "show", place, "--json"))
+    assert (shown["batches"], shown["spans"]) == (2, [{"start": "a", "end": "a\0"}])
+    assert "spans" in run("backup", "show", place).stdout
+    assert "[61, 6100)" in run("backup", "show", place, "-e", "hex").stdout
+    assert "rows" in run("backup", "list", place).stdout
+    assert told(run("backup", "verify", place, "--json"))["ok"] is True
+    run("backup", "verify", place, "--depth", "contents", "--store", store)
+    run("backup", "restore", place, tmp_path / "then", "--as-of", first)
+    assert run("get", tmp_path / "then", "a").stdout == "1\n"
+    merged = told(run("backup", "compact", place, "--json"))
+    assert (merged["rows"], merged["upper"]) == (2, again["upper"])
+    run("backup", "restore", place, tmp_path / "now", "--state-only")
+    assert run("history", tmp_path / "now", "a").stdout.count("\n") == 1
+    run("backup", "restore", place, tmp_path / "now", code=2)
+    run("delete", store, "a")
+    run("backup", "restore", place, store, "--into", "--prefix", "a")
+    assert run("get", store, "a").stdout == "2\n"
+    run("backup", "expire", place, "--keep", "4w")
+    run("backup", "expire", place, code=2)
+    run("backup", "restore", place, tmp_path / "x", "--as-of", "2100-01-01T00:00Z", code=4)
+
+
+def test_changes_of_a_restored_store_are_those_of_its_source(run: Run, tmp_path: Path) -> None:
+    store, place, restored = tmp_path / "s", tmp_path / "b", tmp_path / "r"
+    with kvstore.open(store) as opened:
+        opened.put(b"a", b"1")
+        with opened.batch() as batch:
+            batch.put(b"b", b"\xff")
+            batch.put(b"c", b"3")
+        opened.delete_range(b"b", b"c")
+        opened.delete(b"a")
+    run("backup", "run", store, place)
+    run("backup", "restore", place, restored)
+    run("put", restored, "d", "4")
+
+    def told_of(path: Path, *options: object) -> list[dict[str, Any]]:
+        lines = run("changes", path, *options).stdout.splitlines()
+        places = ("changeset", "stream", "end_of_batch")
+        return [{k: v for k, v in json.loads(x).items() if k not in places} for x in lines]
+
+    source = told_of(store)
+    assert told_of(restored)[:-1] == source
+    assert told_of(restored)[-1]["key"] == "d"
+    assert told_of(restored, "--since", source[0]["timestamp"])[:-1] == source[1:]
+    assert [change["key"] for change in told_of(restored, "--prefix", "c")] == ["c"]
+    assert "value" not in told_of(restored, "--images", "none")[0]
+    run("changes", restored, "--images", "pre", code=4)  # needs the index
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["list"],
+        ["show"],
+        ["verify"],
+        ["verify", "--depth", "files"],
+        ["compact"],
+        ["expire", "--keep", "1d"],
+    ],
+)
+def test_a_collection_that_is_not_there_is_no_success(
+    run: Run, tmp_path: Path, words: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command, *options = words
+    monkeypatch.setenv("KVSTORE_PASSPHRASE", "secret")
+    failed = run("backup", command, tmp_path / "mistyped", *options, code=2)
+    assert "holds no backup; check the path" in failed.stderr
+    assert list(tmp_path.glob("mistyped*")) == []
+
+
+def test_what_an_interrupted_backup_left_is_listed_and_deleted(run: Run, tmp_path: Path) -> None:
+    run("put", tmp_path / "s", "a", "1", "--create")
+    run("backup", "run", tmp_path / "s", tmp_path / "b")
+    (part,) = tmp_path.glob("b/blob/*/part/*.parquet")
+    orphan = part.with_name("00000000000000000001-00000000000000ff.parquet")
+    orphan.write_bytes(b"half")
+    temporary = part.with_name(".tmp-1")
+    temporary.write_bytes(b"less")
+    os.utime(temporary, (1, 1))
+    found = told(run("backup", "scrub", tmp_path / "b", "--json"))
+    assert found == {
+        "missing": [],
+        "altered": [],
+        "orphans": [str(orphan.relative_to(tmp_path / "b" / "blob"))],
+        "deleted": [],
+    }
+    assert orphan.name in run("backup", "scrub", tmp_path / "b", "--delete", "7d").stdout
+    assert [path.name for path in part.parent.iterdir()] == [part.name]
+    os.truncate(part, 3)
+    assert part.name in run("backup", "scrub", tmp_path / "b", code=1).stdout
+    part.unlink()
+    assert part.name in run("backup", "scrub", tmp_path / "b", code=1).stdout
+
+
+def test_a_token_that_is_empty_is_refused(run: Run, tmp_path: Path) -> None:
+    run("put", tmp_path / "s", "a", "1", "--create")
+    run("backup", "run", tmp_path / "s", tmp_path / "b")
+    run("backup", "run", tmp_path / "s", tmp_path / "b", "--token", "", code=2)
+
+
+def test_a_damaged_collection_is_told_by_exit_code_1(run: Run, tmp_path: Path) -> None:
+    run("put", tmp_path / "s", "a", "1", "--create")
+    run("backup", "run", tmp_path / "s", tmp_path / "b")
+    (part,) = (tmp_path / "b").rglob("*.parquet")
+    content = bytearray(part.read_bytes())
+    content[len(content) // 2] ^= 1
+    part.write_bytes(content)
+    run("backup", "verify", tmp_path / "b", "--depth", "files")
+    assert "checksum" in run("backup", "verify", tmp_path / "b", code=1).stderr
+    for_programs = told(run("backup", "verify", tmp_path / "b", "--json", code=1))
+    assert not for_programs["ok"]
+    assert "checksum" in for_programs["problem"]
+    nothing = run("backup", "verify", tmp_path / "misspelt", code=2)
+    assert "misspelt holds no backup" in nothing.stderr
+
+
+def test_encrypted_collections_take_the_passphrase_from_the_environment(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run("put", tmp_path / "s", "a", "1", "--create")
+    monkeypatch.setenv(backup.cli.PASSPHRASE, "open sesame")
+    run("backup", "run", tmp_path / "s", tmp_path / "b")
+    run("backup", "verify", tmp_path / "b")
+    monkeypatch.setenv(backup.cli.PASSPHRASE, "open barley")
+    refused = run("backup", "list", tmp_path / "b", code=2)
+    assert "Traceback" not in refused.output
+    monkeypatch.delenv(backup.cli.PASSPHRASE)
+    run("backup", "list", tmp_path / "b", code=2)
+
+
+def test_a_standby_is_brought_up_from_a_store_or_a_collection_and_promoted(
+    run: Run, tmp_path: Path
+) -> None:
+    store, standby = tmp_path / "s", tmp_path / "standby"
+    run("put", store, "a", "1", "--create")
+    run("backup", "replicate", store, standby)
+    run("put", store, "a", "2")
+    run("backup", "run", store, tmp_path / "b")
+    told(run("backup", "replicate", tmp_path / "b", standby, "--json"))
+    assert run("get", standby, "a").stdout == "2\n"
+    assert run("history", standby, "a").stdout == run("history", store, "a").stdout
+    run("put", standby, "a", "3", code=2)
+    promoted = told(run("backup", "promote", standby, "--json"))
+    assert promoted["upper"] <= run("put", standby, "a", "3").stdout
+    run("backup", "replicate", store, standby, code=2)
+
+
+def test_a_follower_copies_as_backups_come_and_ends_in_order_when_told(
+    run: Run, installed: Path, tmp_path: Path
+) -> None:
+    store, standby, place = (str(tmp_path / name) for name in ("s", "standby", "b"))
+    run("put", store, "a", "1", "--create")
+    run("backup", "run", store, place)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(installed), str(ROOT)])}
+    command = [sys.executable, "-m", "kvstore.cli", "backup", "replicate"]
+    with subprocess.Popen(
+        [*command, place, standby, "--follow", "--json"], env=environment, stdout=subprocess.PIPE
+    ) as child:
+        assert child.stdout is not None
+        never = threading.Timer(60, child.kill)
+        never.start()
+        first = json.loads(child.stdout.readline())["upper"]
+        run("put", store, "a", "2")
+        upper = told(run("backup", "run", store, place, "--json"))["upper"]
+        moved = json.loads(child.stdout.readline())["upper"]
+        child.terminate()
+        never.cancel()
+        assert child.stdout.read() == b""
+    assert first < upper == moved
+    assert child.returncode == 0
+    with kvstore.open_read_only(standby) as copy:
+        assert copy.get(b"a") == b"2"
+
+
+def test_a_backup_counts_on_a_terminal_and_is_quiet_with_json(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run("put", tmp_path / "s", "a", "1", "--create")
+    monkeypatch.setenv("FORCE_COLOR", "1")  # then rich takes stderr for a terminal
+    monkeypatch.setenv("COLUMNS", "300")
+    assert "1 rows" in run("backup", "run", tmp_path / "s", tmp_path / "b").stderr
+    run("backup", "run", tmp_path / "s", odd := tmp_path / "[" / "x]")  # no markup of the console's
+    assert "[/x]: 1 rows" in run("backup", "verify", odd).stderr
+    assert run("backup", "run", tmp_path / "s", tmp_path / "c", "--json").stderr == ""
+    monkeypatch.delenv("FORCE_COLOR")
+    assert run("backup", "run", tmp_path / "s", tmp_path / "d").stderr == ""

@@ -1,0 +1,55 @@
+"""A store with something of everything, scanned by several processes however small it is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+import bulk
+import kvstore
+from kvstore.scanners import crew, scan
+from tests.scanners.crews import ROWS, key
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[kvstore.Store]:
+    """Commits, updates, deletes, range tombstones and an import, partly in the memtable."""
+    path = tmp_path_factory.mktemp("scanners")
+    with kvstore.open(path / "store", durability="async") as store:
+        with store.batch() as batch:
+            for number in range(ROWS):
+                batch.put(key(number), b"first %d " % number * 5)
+        store._engine.compact("data")
+        load = bulk.Import.create(path / "staging")
+        with load.writer() as writer:
+            for number in range(0, ROWS, 7):
+                writer.put(key(number), b"imported")
+        load.seal()
+        bulk.ingest(store, path / "staging")
+        store.delete_range(key(3_000), key(5_000))
+        with store.batch() as batch:
+            for number in range(0, ROWS, 3):
+                batch.put(key(number), b"second")
+            for number in range(1, ROWS, 3):
+                batch.delete(key(number))
+        yield store
+
+
+@pytest.fixture(autouse=True)
+def _small_spans_are_worth_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scan, "SCAN_WORKERS_BYTES_MIN", 0)
+
+
+@pytest.fixture
+def taken(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The numbers of the pieces that scans take from workers."""
+    numbers = []
+    parts = crew.Crew.parts
+
+    def noted(crew: crew.Crew, number: int) -> Iterator[str]:
+        numbers.append(number)
+        return parts(crew, number)
+
+    monkeypatch.setattr(crew.Crew, "parts", noted)
+    return numbers

@@ -1,0 +1,58 @@
+"""Workers of a parallel scan: start them, listen to them, and see that nothing of them is left."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+
+import kvstore
+from kvstore.scanners import SCANS_DIRECTORY, crew
+from kvstore.store.reading import Reading
+
+ROWS = 20_000
+
+
+def key(number: int) -> bytes:
+    return b"k\x00%06d" % number
+
+
+def nothing_is_left(store: kvstore.Store) -> bool:
+    assert store.path is not None
+    scans = store.path / SCANS_DIRECTORY
+    left = [str(file) for file in scans.rglob("*")] if scans.exists() else []
+    assert not left
+    return True
+
+
+def have_started(store: Reading, *, workers: int, prefix: bytes = b"") -> None:
+    """Have so many processes ready for the next scan, of which the store's own is one."""
+    store.scan_batches(prefix=prefix, workers=workers).read_all()
+    for worker in store._scanners._idle:
+        assert worker.asks or worker.pipe.poll(60)
+
+
+def crew_of(store: kvstore.Store) -> list[int]:
+    """The processes that wait for the next scan."""
+    return [worker._process.pid for worker in store._scanners._idle]
+
+
+def crew_at_work(store: Reading) -> crew.Crew:
+    """That of the one scan under way."""
+    (running,) = store._scanners._scans
+    return running._crew
+
+
+def listened(beside: crew.Crew) -> bool:
+    """Its workers have said what they have to say: they ask, or have written what they may."""
+    for worker in beside._workers:
+        while not (worker.asks or beside._ahead[worker] == crew.SCAN_PARTS_AHEAD_MAX):
+            assert worker.pipe.poll(60)
+            beside.listen()
+    return True
+
+
+def read_beside(store: Reading, *, workers: int) -> pa.Table:
+    """A scan that takes its time."""
+    scan = store.scan_batches(batch_rows=100, workers=workers)
+    beside = crew_at_work(store)
+    batches = [batch for batch in scan if listened(beside)]
+    return pa.Table.from_batches(batches, scan.schema)
