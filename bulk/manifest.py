@@ -23,6 +23,7 @@ import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 from typing import Any, Final
 
@@ -44,7 +45,7 @@ _TIME_MIN: Final = -(1 << 63)
 """The least modification time: file systems know times before 1970."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Manifest:
     """A sealed import: its id, and its parts by key."""
 
@@ -62,9 +63,9 @@ class Manifest:
         """Bytes of all files."""
         return sum(part.size_bytes for part in self.parts)
 
-    @property
+    @cached_property
     def checksum(self) -> str:
-        """SHA-256 of the contents: the identity of what was sealed under the import's id."""
+        """SHA-256 of the contents: the identity of the parts sealed under the import's id."""
         canonical = json.dumps(self._fields(), sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(canonical.encode()).hexdigest()
 

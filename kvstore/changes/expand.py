@@ -52,12 +52,12 @@ class EventReader:
         """
 
         def pieces() -> Iterator[Iterator[Event]]:
-            for found, low, high in self._index.generations.windows(since=since, upto=upto):
-                if found.is_split:
-                    rows = self._index.rows(since=low, upto=high, select=wanted.select)
+            for window in self._index.generations.windows(since=since, upto=upto):
+                if window.generation.is_split:
+                    rows = self._index.rows_in(window, wanted.select)
                     yield _marked(self.of_rows(rows, wanted))
                     continue
-                chunks = self._index.read(since=low, upto=high, select=wanted.select)
+                chunks = self._index.commits_in(window, wanted.select)
                 for _, commit in groupby(chunks, key=itemgetter(0)):
                     yield self._of_commit(commit, wanted)
 

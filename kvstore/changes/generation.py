@@ -22,7 +22,7 @@ import secrets
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from kvstore.arguments import require_count
 from kvstore.changes.stream import (
@@ -106,6 +106,14 @@ def generation(opened_at: int, streams: Sequence[bytes]) -> Generation:
     return Generation(Timestamp(opened_at), None, tuple(streams), _tokens=tokens)
 
 
+class Window(NamedTuple):
+    """The times `(since, upto]`, all of which lie in one generation."""
+
+    generation: Generation
+    since: int
+    upto: int
+
+
 class Generations:
     """The generations of one store. Readers take `all()` and keep it: it is replaced, not changed.
 
@@ -133,13 +141,13 @@ class Generations:
                 return found
         return self._all[0]
 
-    def windows(self, *, since: int, upto: int) -> Iterator[tuple[Generation, int, int]]:
-        """Each generation that meets `(since, upto]` with its share `(low, high]` of it."""
+    def windows(self, *, since: int, upto: int) -> Iterator[Window]:
+        """The parts of `(since, upto]` that lie in one generation each, oldest first."""
         for number, found in enumerate(self._all):
             low = since if number == 0 else max(since, found.opened_at - 1)
             high = min(upto, found.last)
             if low < high:
-                yield found, low, high
+                yield Window(found, low, high)
 
     def stage_next(self, batch: Batch, opened_at: int, *, count: int) -> Generation:
         """Add the record of a generation of `count` streams to an engine batch."""

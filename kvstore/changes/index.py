@@ -38,7 +38,7 @@ from kvstore.changes.entry import (
     peek,
     unpack,
 )
-from kvstore.changes.generation import Generation, Generations
+from kvstore.changes.generation import Generation, Generations, Window
 from kvstore.changes.stream import CONTROL_STREAM
 from kvstore.codec.keys import decode_change_key, encode_change_key
 from kvstore.engine.api import CHANGES, Batch, Engine
@@ -60,7 +60,7 @@ _PUT, _PUT_LARGE = bytes([OP_PUT]), bytes([OP_PUT_LARGE])
 
 
 Select: TypeAlias = "Callable[[Generation], Iterable[bytes]]"
-"""The streams a reader wants of a generation."""
+"""Names the streams of a generation that a reader wants."""
 
 
 FullEntry: TypeAlias = "tuple[bytes, bytes]"
@@ -174,26 +174,33 @@ class ChangeIndex:
     def read(self, *, since: int, upto: int, select: Select | None = None) -> Iterator[Commit]:
         """Entries of the commits in `(since, upto]`, oldest first, a commit's stream by stream.
 
-        Of each generation the streams that `select` names; by default all. Costs what it yields;
-        memory is one chunk per stream.
+        `select` names the streams to read of each generation; by default all are read. Costs what
+        it yields; memory is one chunk per stream.
         """
-        for found, low, high in self.generations.windows(since=since, upto=upto):
-            wanted = found.every_stream() if select is None else select(found)
-            parts = [self._entries(stream, since=low, upto=high) for stream in wanted]
-            yield from parts[0] if len(parts) == 1 else heapq.merge(*parts, key=itemgetter(0))
+        for window in self.generations.windows(since=since, upto=upto):
+            yield from self.commits_in(window, select)
+
+    def commits_in(self, window: Window, select: Select | None = None) -> Iterator[Commit]:
+        """As `read`, of a window that lies in one generation."""
+        found, since, upto = window
+        wanted = found.every_stream() if select is None else select(found)
+        parts = [self._entries(stream, since=since, upto=upto) for stream in wanted]
+        return parts[0] if len(parts) == 1 else heapq.merge(*parts, key=itemgetter(0))
 
     def rows(self, *, since: int, upto: int, select: Select | None = None) -> Iterator[PlacedRow]:
         """Rows of the commits in `(since, upto]`, oldest first, a commit's in the order made.
 
-        Of each generation the streams that `select` names; by default all.
+        `select` names the streams to read of each generation; by default all are read.
         """
-        for found, low, high in self.generations.windows(since=since, upto=upto):
-            wanted = found.every_stream() if select is None else select(found)
-            parts = [self._placed(stream, since=low, upto=high) for stream in wanted]
-            if len(parts) == 1:
-                yield from parts[0]
-            elif parts:
-                yield from heapq.merge(*parts, key=itemgetter(0, 1))
+        for window in self.generations.windows(since=since, upto=upto):
+            yield from self.rows_in(window, select)
+
+    def rows_in(self, window: Window, select: Select | None = None) -> Iterator[PlacedRow]:
+        """As `rows`, of a window that lies in one generation."""
+        found, since, upto = window
+        wanted = found.every_stream() if select is None else select(found)
+        parts = [self._placed(stream, since=since, upto=upto) for stream in wanted]
+        return parts[0] if len(parts) == 1 else heapq.merge(*parts, key=itemgetter(0, 1))
 
     def headers(self, *, since: int, upto: int) -> Iterator[tuple[int, int, tuple[int, int]]]:
         """Timestamp, row count and changeset of each entry in `(since, upto]`, oldest first.

@@ -155,12 +155,12 @@ class ChangeReader:
         self, span: Span, *, since: int, upto: int, room: _Room | None = None
     ) -> Iterator[Change]:
         def pieces() -> Iterator[Iterator[Change]]:
-            for found, low, high in self.index.generations.windows(since=since, upto=upto):
-                if found.is_split:
-                    for timestamp, _, row, *_ in self.index.rows(since=low, upto=high):
+            for window in self.index.generations.windows(since=since, upto=upto):
+                if window.generation.is_split:
+                    for timestamp, _, row, *_ in self.index.rows_in(window):
                         yield self._of_row(row, Timestamp(timestamp), span, room)
                 else:
-                    for commit in self.index.read(since=low, upto=high):
+                    for commit in self.index.commits_in(window):
                         at = Timestamp(commit.timestamp)
                         yield self._of_entry(commit.entry, at, span, room)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
 from pathlib import Path
 
@@ -56,6 +57,21 @@ def test_adding_twice_returns_the_first_stamp_even_without_the_files(
     store.put(b"a", b"2")
     assert bulk.ingest(store, tmp_path / "staged") == stamp
     assert store.get(b"a") == b"2"
+
+
+def test_an_ingest_computes_the_manifests_checksum_once(
+    store: kvstore.Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = stage(tmp_path / "in", {b"k": b"v"})
+    sha256, hashed = hashlib.sha256, []
+
+    def counted(data: bytes) -> object:
+        hashed.append(data)
+        return sha256(data)
+
+    monkeypatch.setattr("bulk.manifest.hashlib.sha256", counted)
+    bulk.ingest(store, made.staging)
+    assert len(hashed) == 1
 
 
 def test_one_staged_import_can_be_added_to_two_stores(tmp_path: Path) -> None:
