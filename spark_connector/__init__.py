@@ -1,12 +1,12 @@
 """Spark as a way in and out: sessions, bulk loads, reads of state and changes, streams."""
 
 import kvstore.backup  # noqa: F401  # refuses a stranger before it is imported from
-from spark_connector.keys import tuple_key
-from spark_connector.load import ImportReport, bulk_import, run_import, stage_import
-from spark_connector.native import read_collection
-from spark_connector.rows import sorted_rows
+from spark_connector.loading.keys import tuple_key
+from spark_connector.loading.load import ImportReport, bulk_import, run_import, stage_import
+from spark_connector.loading.rows import sorted_rows
+from spark_connector.loading.sink import batch_importer
+from spark_connector.reading.native import read_collection
 from spark_connector.session import session
-from spark_connector.sink import batch_importer
 from spark_connector.source import register
 
 __all__ = [

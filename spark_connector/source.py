@@ -12,10 +12,8 @@ What is pushed only narrows what is read: Spark applies every filter again.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
 from typing import Final
 
-import pyarrow as pa
 from pyspark.sql import SparkSession
 from pyspark.sql.datasource import (
     DataSource,
@@ -23,25 +21,19 @@ from pyspark.sql.datasource import (
     DataSourceStreamReader,
     DataSourceStreamWriter,
     DataSourceWriter,
-    Filter,
-    InputPartition,
 )
 from pyspark.sql.types import StructType
 
-from kvstore.commit import require_readable
 from kvstore.errors import UsageError
-from spark_connector import pushdown
 from spark_connector.options import (
-    ReadOptions,
     column_names,
     honoured,
     read_options,
     reads_changes,
     wants_pushdown,
 )
-from spark_connector.origin import Origin, find, open_origin
-from spark_connector.pieces import Piece, pieces, read_piece, require_window
-from spark_connector.schema import arrow_schema, offered, require_known
+from spark_connector.reading.query import PushdownQueryReader, QueryReader
+from spark_connector.reading.schema import offered, require_known
 from spark_connector.worker import freeze_objects
 
 FORMAT: Final = "kvstore"
@@ -67,11 +59,11 @@ class KVStoreSource(DataSource):
         options = read_options(self.options, "changes" if changes else "state")
         asked = require_known(schema, changes=changes, columns=options.columns)
         pushes = wants_pushdown(self.options, default=self.pushes)
-        kind = PushingReader if pushes else Reader
+        kind = PushdownQueryReader if pushes else QueryReader
         return kind(options, asked, changes=changes)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
-        from spark_connector.stream import RefusedReader, StreamReader
+        from spark_connector.reading.stream import RefusedReader, StreamReader
 
         try:
             options = read_options(self.options, "stream")
@@ -89,7 +81,7 @@ class KVStoreSource(DataSource):
         )
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        from spark_connector.stage import StagingWriter  # tasks that read do without
+        from spark_connector.loading.stage import StagingWriter  # tasks that read do without
 
         given = honoured(self.options, "write")
         if overwrite:
@@ -110,65 +102,3 @@ def register(spark: SparkSession) -> None:
     """
     spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
     spark.dataSource.register(PushingSource)
-
-
-class Reader(DataSourceReader):
-    """A batch read."""
-
-    def __init__(self, options: ReadOptions, schema: StructType, *, changes: bool) -> None:
-        if changes and options.since is None:
-            raise UsageError(
-                "a read of changes needs a start",
-                "pass startingTimestamp (changes after it; 0 is the beginning)",
-            )
-        self._options = options
-        self._schema = arrow_schema(schema)
-        self._changes = changes
-        self._narrowed: pushdown.Bounds = pushdown.Bounds()
-
-    def partitions(self) -> list[InputPartition]:
-        options = self._options
-        with open_origin(find(options.access), covering=self._covering()) as origin:
-            since, upto = self._window(origin)
-            span = options.span.intersect(self._narrowed.start, self._narrowed.end)
-            if span is None or (since is not None and since >= upto):
-                return [InputPartition(None)]
-            return pieces(origin, span, options, since=since, upto=upto, latest=options.latest)
-
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        if not isinstance(partition, Piece):  # Spark makes one of its own where there is none
-            return iter(())
-        return read_piece(partition, self._options, self._schema)
-
-    def _covering(self) -> list[int]:
-        """The times by which a chain of a collection is chosen: without an end, the newest."""
-        options = self._options
-        end = options.upto if self._changes else options.as_of
-        if end is None:
-            return []
-        from_start = options.since is None or (options.since == 0 and options.latest)
-        return [end] if from_start else [options.since or 0, end]
-
-    def _window(self, origin: Origin) -> tuple[int | None, int]:
-        options = self._options
-        oldest, upper, _ = origin.frontiers()
-        if not self._changes:
-            as_of = upper - 1 if options.as_of is None else options.as_of
-            require_readable(as_of, since=oldest, upper=upper)
-            return None, as_of
-        assert options.since is not None, "checked when it was made"
-        upto = upper - 1 if options.upto is None else options.upto
-        require_window(options.since, upto, oldest=oldest, upper=upper, latest=options.latest)
-        if options.latest:
-            return options.since, upto
-        narrowed = self._narrowed
-        return max(options.since, narrowed.since), min(upto, narrowed.upto)
-
-
-class PushingReader(Reader):
-    """A batch read that takes bounds on keys and commits from the query's filters."""
-
-    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802
-        for each in filters:
-            self._narrowed = pushdown.narrowed(self._narrowed, each)
-        return filters

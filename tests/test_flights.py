@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from kvstore.errors import UsageError
-from spark_connector import flights
+from spark_connector.demo import flights
 
 
 @pytest.fixture(scope="module")

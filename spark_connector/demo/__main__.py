@@ -25,7 +25,8 @@ import bulk
 import kvstore
 from kvstore.errors import UsageError
 from kvstore.timestamp import Timestamp
-from spark_connector import flights, session, stage_import
+from spark_connector import session, stage_import
+from spark_connector.demo import flights
 from spark_connector.demo.report import Month, save_picture, table
 from spark_connector.demo.traffic import LiveTraffic
 from spark_connector.jobs.command import reporting_errors

@@ -7,7 +7,7 @@ import threading
 from types import TracebackType
 
 from kvstore.store import Store
-from spark_connector import flights
+from spark_connector.demo import flights
 
 BATCH = 20
 PAUSE_S = 0.02

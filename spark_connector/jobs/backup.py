@@ -40,7 +40,7 @@ from spark_connector.jobs.tasks import run_tasks, task_count
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class BackupTask:
     """What one task writes: the rows of `span` in the window, behind `after`."""
 
     access: Access
@@ -80,8 +80,8 @@ class SparkUpload:
                     task_count(self.spark, size, self.tasks),
                     None if attempt.after is None else Span(attempt.after.key),
                 )
-            pieces = [
-                Piece(
+            work = [
+                BackupTask(
                     self.access,
                     shard.log.shard,
                     str(copy),
@@ -93,22 +93,20 @@ class SparkUpload:
                 )
                 for span in spans
             ]
-            written = run_tasks(self.spark, pieces, write_piece)
+            written = run_tasks(self.spark, work, write_parts)
         parts = tuple(part for batch in written for part in batch.parts)
         if progress is not None:
             progress(sum(part.rows for part in parts))
         return Uploaded(whole_since, Batch(attempt.lower, attempt.upper, parts=parts))
 
 
-def write_piece(piece: Piece) -> Batch:
+def write_parts(task: BackupTask) -> Batch:
     """Write the parts of one piece. The task."""
-    blob = piece.access.storage().blob
-    with open_read_only(piece.copy) as copy:
-        window = exported(
-            copy, since=piece.since, upto=piece.upto, after=piece.after, span=piece.span
-        )
-        names = part_names(piece.chain)
-        return write_batch(blob, piece.desc, window.rows, rule=VERSIONS, names=names, beside=False)
+    blob = task.access.storage().blob
+    with open_read_only(task.copy) as copy:
+        window = exported(copy, since=task.since, upto=task.upto, after=task.after, span=task.span)
+        names = part_names(task.chain)
+        return write_batch(blob, task.desc, window.rows, rule=VERSIONS, names=names, beside=False)
 
 
 def backup(

@@ -38,7 +38,7 @@ from spark_connector.jobs.tasks import run_tasks, task_count
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class CompactTask:
     """What one task merges: the rows of `span` in `inputs`."""
 
     access: Access
@@ -59,27 +59,27 @@ class SparkMerge:
     def __call__(self, log: StateLog, inputs: tuple[Batch, ...], since: int, tally: Tally) -> Batch:
         count = task_count(self.spark, sum(batch.size for batch in inputs), self.tasks)
         spans = split_batches(log.blob, inputs, count, rule=log.state.rule)
-        pieces = [Piece(self.access, log.shard, span, inputs, since) for span in spans]
-        merged = run_tasks(self.spark, pieces, merge_piece)
+        work = [CompactTask(self.access, log.shard, span, inputs, since) for span in spans]
+        merged = run_tasks(self.spark, work, merge_parts)
         parts = tuple(part for batch in merged for part in batch.parts)
         tally.add(sum(part.rows for part in parts))
         return Batch(inputs[0].lower, inputs[-1].upper, since, parts)
 
 
-def merge_piece(piece: Piece) -> Batch:
+def merge_parts(task: CompactTask) -> Batch:
     """Merge one piece. The task."""
-    blob = piece.access.storage().blob
-    lower, upper = piece.inputs[0].lower, piece.inputs[-1].upper
+    blob = task.access.storage().blob
+    lower, upper = task.inputs[0].lower, task.inputs[-1].upper
     rows = read_batches(
         blob,
-        piece.inputs,
+        task.inputs,
         rule=VERSIONS,
-        view=Compact(lower, piece.since),
-        span=piece.span,
+        view=Compact(lower, task.since),
+        span=task.span,
         whole=Span(),
     )
-    desc = BatchDesc(lower, upper, piece.since)
-    names = part_names(piece.chain)
+    desc = BatchDesc(lower, upper, task.since)
+    names = part_names(task.chain)
     return write_batch(blob, desc, rows, rule=VERSIONS, names=names, beside=False)
 
 

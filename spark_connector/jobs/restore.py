@@ -34,12 +34,12 @@ from kvstore.timestamp import TimeLike, Timestamp
 from spark_connector.access import Access, Address
 from spark_connector.jobs.command import access_of, job_session, parser_of, reporting_errors
 from spark_connector.jobs.tasks import kept, run_tasks, task_count
-from spark_connector.load import ImportReport, run_import
+from spark_connector.loading.load import ImportReport, run_import
 from spark_connector.source import FORMAT
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class RestoreTask:
     """What one task builds: files of a split of `whole`, in a new folder of `directory`."""
 
     access: Access
@@ -61,25 +61,25 @@ class SparkBuild:
         self, snapshot: Snapshot, view: View, span: Span, directory: Path, tally: Tally
     ) -> Iterator[Built]:
         count = task_count(self.spark, sum(b.size for b in snapshot.batches), self.tasks)
-        pieces = [
-            Piece(self.access, split, view, span, str(directory.absolute()))
+        work = [
+            RestoreTask(self.access, split, view, span, str(directory.absolute()))
             for split in snapshot.splits(count, span)
         ]
         with kept(snapshot):
-            found = run_tasks(self.spark, pieces, build_piece)
+            found = run_tasks(self.spark, work, build_files)
         for built, rows in found:
             yield from built
             tally.add(rows)
 
 
-def build_piece(piece: Piece) -> tuple[list[Built], int]:
+def build_files(task: RestoreTask) -> tuple[list[Built], int]:
     """Write the files of one piece, of so many rows. The task; another attempt at it writes
     elsewhere."""
-    directory = Path(piece.directory) / secrets.token_hex(8)
+    directory = Path(task.directory) / secrets.token_hex(8)
     directory.mkdir()
-    blob = piece.access.storage().blob
+    blob = task.access.storage().blob
     tally = Tally()
-    rows = tally.over(piece.split.read(blob, piece.view, whole=piece.whole))
+    rows = tally.over(task.split.read(blob, task.view, whole=task.whole))
     return list(built_from(rows, directory)), tally.rows
 
 

@@ -40,7 +40,7 @@ from spark_connector.jobs.tasks import kept, run_tasks, task_count
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class VerifyTask:
     """What one task compares: a split of a chain, with the same keys of `copy`."""
 
     access: Access
@@ -101,34 +101,34 @@ def _parts(chains: Sequence[Sequence[Batch]]) -> list[Part]:
 def _compare(spark: SparkSession, access: Access, store: Store, tasks: int | None) -> int:
     # The copy comes last: it has all that the chains have.
     with access.open().snapshots() as chains, copy_of(store) as copy:
-        plan: list[list[Piece]] = []
+        plan: list[list[VerifyTask]] = []
         for shard in comparable(list(chains), store):
             snapshot, since = chains[shard], max(shard.since, store.since)
             size = sum(batch.size for batch in snapshot.batches)
             count = task_count(spark, size, tasks)
             plan.append(
-                [Piece(access, split, str(copy), since) for split in snapshot.splits(count)]
+                [VerifyTask(access, split, str(copy), since) for split in snapshot.splits(count)]
             )
         with kept(*chains.values()):
-            found = iter(run_tasks(spark, list(chain.from_iterable(plan)), compare_piece))
-        return sum(_require_equal(access.url, pieces, found) for pieces in plan)
+            found = iter(run_tasks(spark, list(chain.from_iterable(plan)), compare_rows))
+        return sum(_require_equal(access.url, each, found) for each in plan)
 
 
-def _require_equal(where: str, pieces: Sequence[Piece], found: Iterator[_Outcome]) -> int:
+def _require_equal(where: str, tasks: Sequence[VerifyTask], found: Iterator[_Outcome]) -> int:
     """As `backup.verify.require_equal`, of one chain, by what the next tasks have found."""
     changes, state = (
         Compared(together(each.ours for each in side), together(each.theirs for each in side))
-        for side in zip(*islice(found, len(pieces)), strict=True)
+        for side in zip(*islice(found, len(tasks)), strict=True)
     )
-    since, upto = pieces[0].since, pieces[0].split.as_of
+    since, upto = tasks[0].since, tasks[0].split.as_of
     return require_equal(where, changes, state, since=since, upto=upto)
 
 
-def compare_piece(piece: Piece) -> _Outcome:
+def compare_rows(task: VerifyTask) -> _Outcome:
     """Fingerprints of a piece's changes and of its state before them. The task."""
-    blob, span, since = piece.access.storage().blob, piece.split.span, piece.since
-    upto = piece.split.as_of
-    with open_read_only(piece.copy) as copy:
+    blob, span, since = task.access.storage().blob, task.split.span, task.since
+    upto = task.split.as_of
+    with open_read_only(task.copy) as copy:
         # The copy's time ends with its last commit, the collection's may go on without one.
         newest = int(copy.upper) - 1
         low, high = min(since, newest), min(upto, newest)
@@ -144,8 +144,8 @@ def compare_piece(piece: Piece) -> _Outcome:
             fingerprint(row_batches(state), at=since),
         ]
     ours = [
-        fingerprint(piece.split.read(blob, Window(since, upto), whole=Span())),
-        fingerprint(piece.split.read(blob, AsOf(since)), at=since),
+        fingerprint(task.split.read(blob, Window(since, upto), whole=Span())),
+        fingerprint(task.split.read(blob, AsOf(since)), at=since),
     ]
     changes, states = (Compared(*each) for each in zip(ours, theirs, strict=True))
     return changes, states

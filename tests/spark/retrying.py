@@ -22,8 +22,9 @@ import kvstore
 from backup import Collection
 from bulk.part import PartWriter
 from kvstore import Store
-from spark_connector import load, session
+from spark_connector import session
 from spark_connector.jobs import backup, compact, restore
+from spark_connector.loading import load
 
 ROWS = 6000
 
@@ -110,9 +111,9 @@ def _write_half_and_die(writer: PartWriter, batch: pa.RecordBatch) -> None:
 def _jobs_are_right(spark: SparkSession, store: Store, directory: Path) -> dict[str, Any]:
     """Backups, a compaction and a restore, whose tasks fail, and die when they are done."""
     for job, name in (
-        (backup, "write_piece"),
-        (compact, "merge_piece"),
-        (restore, "build_piece"),
+        (backup, "write_parts"),
+        (compact, "merge_parts"),
+        (restore, "build_files"),
     ):
         setattr(job, name, _failing(getattr(job, name)))
     store.delete_range(b"000100", b"005000")

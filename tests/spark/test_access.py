@@ -17,7 +17,7 @@ from kvstore.errors import UsageError
 from spark_connector.access import Access
 from spark_connector.jobs import backup, compact, restore, verify
 from spark_connector.options import read_options
-from spark_connector.origin import find
+from spark_connector.origins.place import find
 from tests.shard.conftest import s3_bucket, s3_server
 
 if TYPE_CHECKING:

@@ -31,8 +31,8 @@ from spark_connector.jobs.copies import copy_of
 from spark_connector.jobs.restore import SparkBuild
 from spark_connector.jobs.tasks import kept
 from spark_connector.options import read_options
-from spark_connector.schema import STATE
-from spark_connector.source import Reader
+from spark_connector.reading.query import QueryReader
+from spark_connector.reading.schema import STATE
 from tests.backup.histories import change, staged_import, versions
 
 NO_SESSION: Any = None
@@ -298,7 +298,7 @@ def test_longest_keys_and_a_value_of_64_mib_go_there_and_back(tmp_path: Path) ->
         assert dict(restored.scan()) == rows
         restored.checkpoint(tmp_path / "copy")
     for path in (url, str(tmp_path / "copy")):
-        reader = Reader(
+        reader = QueryReader(
             read_options({"path": path, "numPartitions": "4"}, "state"), STATE, changes=False
         )
         found: dict[bytes, bytes] = {}

@@ -19,12 +19,13 @@ from backup.shard import batch as batch_module
 from backup.shard import part as part_module
 from kvstore import Span, Store, Timestamp
 from kvstore.errors import HistoryGoneError, NotYetWrittenError, UsageError
-from spark_connector import native, read_collection
+from spark_connector import read_collection
 from spark_connector.access import Access
-from spark_connector.collection import CollectionOrigin
 from spark_connector.jobs import backup as backup_job
 from spark_connector.jobs import compact as compact_job
-from spark_connector.origin import find
+from spark_connector.origins.collection import CollectionOrigin
+from spark_connector.origins.place import find
+from spark_connector.reading import native
 from tests.spark.test_origins import KEYS, spans, write_history
 
 if TYPE_CHECKING:

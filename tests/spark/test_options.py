@@ -8,7 +8,7 @@ from kvstore import Span
 from kvstore.errors import UsageError
 from spark_connector.access import Access
 from spark_connector.options import Mode, read_options
-from spark_connector.schema import offered
+from spark_connector.reading.schema import offered
 
 
 @pytest.mark.parametrize(

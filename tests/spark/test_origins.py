@@ -22,12 +22,18 @@ from backup import Collection
 from kvstore import Change, Span, Store
 from kvstore.changes import Revisions
 from kvstore.errors import HistoryGoneError, NotAStoreError, NotYetWrittenError, UsageError
-from spark_connector import collection as collection_module
 from spark_connector.options import Mode, read_options
-from spark_connector.origin import Place, find, open_origin
-from spark_connector.pieces import Piece, pieces, read_piece, require_window
-from spark_connector.schema import CHANGES, STATE, arrow_schema
-from spark_connector.source import Reader
+from spark_connector.origins import collection as collection_module
+from spark_connector.origins.opening import open_origin
+from spark_connector.origins.place import Place, find
+from spark_connector.reading.partitions import (
+    ReadPartition,
+    plan_partitions,
+    read_partition,
+    require_window,
+)
+from spark_connector.reading.query import QueryReader
+from spark_connector.reading.schema import CHANGES, STATE, arrow_schema
 
 KEYS = [bytes([a, b]) for a in (0, 97, 98, 255) for b in (0, 1, 120)] + [b"", b"a", b"aaa"]
 
@@ -87,12 +93,12 @@ def read(
     options = read_options(text, "state" if since is None else "changes")
     with open_origin(place) as origin:
         wanted = replace(options, span=span)
-        parts = pieces(origin, span, wanted, since=since, upto=upto, latest=wanted.latest)
+        parts = plan_partitions(origin, span, wanted, since=since, upto=upto, latest=wanted.latest)
     batches = [
         batch
         for piece in parts
-        if isinstance(piece, Piece)
-        for batch in read_piece(piece, options, schema)
+        if isinstance(piece, ReadPartition)
+        for batch in read_partition(piece, options, schema)
     ]
     assert all(batch.schema == schema for batch in batches)
     assert since is not None or all(batch.num_rows <= 3 for batch in batches)
@@ -206,7 +212,7 @@ def test_an_older_chain_is_read_as_of_its_times_and_stays_chosen(tmp_path: Path)
         then = store.put(b"c", b"3")
         collection.backup(store)
         store.put(b"d", b"4")
-        planned = Piece(
+        planned = ReadPartition(
             find(str(tmp_path / "c"))._replace(chain=collection.chain().name),  # type: ignore[union-attr]
             Span(),
             Span(),
@@ -223,7 +229,7 @@ def test_an_older_chain_is_read_as_of_its_times_and_stays_chosen(tmp_path: Path)
         def keys(**text: str) -> list[bytes]:
             mode: Mode = "changes" if "readChangeFeed" in text else "state"
             options = read_options({"path": str(tmp_path / "c"), **text}, mode)
-            reader = Reader(options, STATE, changes=mode == "changes")
+            reader = QueryReader(options, STATE, changes=mode == "changes")
             batches = [b for piece in reader.partitions() for b in reader.read(piece)]
             return [key for batch in batches for key in batch.column("key").to_pylist()]
 
@@ -235,11 +241,11 @@ def test_an_older_chain_is_read_as_of_its_times_and_stays_chosen(tmp_path: Path)
         with pytest.raises(HistoryGoneError):
             keys(**window)  # up to now: no chain has all of it
         options = read_options({"path": place.path}, "state")
-        (batch,) = read_piece(planned, options, arrow_schema(STATE))
+        (batch,) = read_partition(planned, options, arrow_schema(STATE))
         assert batch.column("key").to_pylist() == [b"a", b"b"]
         collection.expire(before=store.upper - 1)
         with pytest.raises(UsageError, match=r"no chain .* any more"):
-            list(read_piece(planned, options, arrow_schema(STATE)))
+            list(read_partition(planned, options, arrow_schema(STATE)))
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -283,12 +289,12 @@ def test_large_collection_is_read_row_group_by_row_group(tmp_path: Path) -> None
         options = read_options({"path": place.path, "numpartitions": "5"}, "state")
         with open_origin(place) as origin:
             upto = origin.frontiers().upper - 1
-            parts = pieces(origin, Span(), options, since=None, upto=upto, latest=False)
+            parts = plan_partitions(origin, Span(), options, since=None, upto=upto, latest=False)
         sizes = []
         found: dict[bytes, bytes] = {}
         for piece in parts:
-            assert isinstance(piece, Piece)
-            table = pa.Table.from_batches(read_piece(piece, options, schema), schema)
+            assert isinstance(piece, ReadPartition)
+            table = pa.Table.from_batches(read_partition(piece, options, schema), schema)
             sizes.append(table.num_rows)
             found |= dict(zip(table["key"].to_pylist(), table["value"].to_pylist(), strict=True))
         assert found == rows
@@ -305,8 +311,8 @@ def test_batches_are_bounded_in_bytes(tmp_path: Path) -> None:
     options = read_options({"path": place.path, "batchbytes": "5000"}, "state")
     with open_origin(place) as origin:
         upto = origin.frontiers().upper - 1
-    piece = Piece(place, Span(), Span(), None, upto, False)
-    batches = list(read_piece(piece, options, arrow_schema(STATE)))
+    piece = ReadPartition(place, Span(), Span(), None, upto, False)
+    batches = list(read_partition(piece, options, arrow_schema(STATE)))
     assert sum(batch.num_rows for batch in batches) == 40
     assert all(batch.nbytes <= 5000 for batch in batches)
 

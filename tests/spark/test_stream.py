@@ -13,8 +13,8 @@ from kvstore import Store
 from kvstore.errors import UsageError
 from pyspark_kvstore import DefaultSource
 from spark_connector import batch_importer
-from spark_connector.schema import STATE
-from spark_connector.sink import import_id_of
+from spark_connector.loading.sink import import_id_of
+from spark_connector.reading.schema import STATE
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -31,8 +31,9 @@ from kvstore.mvcc import Cover, Fragments, RangeTombstone
 from kvstore.span import Span
 from kvstore.splits import split_span
 from kvstore.timestamp import Timestamp
-from spark_connector.origin import Frontiers, Place
-from spark_connector.row_groups import (
+from spark_connector.origins.origin import Frontiers
+from spark_connector.origins.place import Place
+from spark_connector.origins.row_groups import (
     Group,
     columns_with,
     first_of_each_key,

@@ -1,26 +1,13 @@
-"""Where rows come from: a store's directory, a directory of its checkpoints, or a collection.
-
-An origin is opened anew wherever it is needed, in the process that plans and in each task; all it
-shares is its place, and all tasks read the same because times are pinned and history never changes.
-
-Rows come as the columns of `backup/rows.py`, those that were asked for.
-"""
+"""Finding what lies at a path: a store, a directory of checkpoints, or a backup collection."""
 
 from __future__ import annotations
 
 import fcntl
-from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
-import pyarrow as pa
-from typing_extensions import Self
-
-from kvstore.changes import Change
-from kvstore.engine import FileSpan
 from kvstore.errors import LockedError, NotAStoreError, UsageError
 from kvstore.opening import engine_at
-from kvstore.span import Span
 from spark_connector.access import Access
 
 
@@ -35,56 +22,6 @@ class Place(NamedTuple):
     @property
     def is_collection(self) -> bool:
         return self.access is not None
-
-
-class Frontiers(NamedTuple):
-    """What can be read: `since <= t < upper`, of the store of that id."""
-
-    since: int
-    upper: int
-    store_id: str
-
-
-class Origin(Protocol):
-    """Something with history. Used with `with`."""
-
-    place: Place
-    """Where it was found; of a collection, the chain that was chosen."""
-
-    def frontiers(self) -> Frontiers:
-        """What can be read here. A store that never moves on, a collection as of now."""
-        ...
-
-    def files(self, upto: int) -> Sequence[FileSpan]:
-        """Hints for cutting the key space: user keys and bytes of what a read up to then opens."""
-        ...
-
-    def state(
-        self, span: Span, as_of: int, columns: Sequence[str], rows: int
-    ) -> Iterator[pa.RecordBatch]:
-        """What is alive in `span` at `as_of`, by key."""
-        ...
-
-    def points(
-        self, span: Span, *, since: int, upto: int, latest: bool, columns: Sequence[str], rows: int
-    ) -> Iterator[pa.RecordBatch]:
-        """The puts and deletes in the window `(since, upto]`."""
-        ...
-
-    def ranges(self, span: Span, *, since: int, upto: int, latest: bool) -> list[Change]:
-        """The range deletes in the window, cut to `span`, by their start."""
-        ...
-
-    def cut(self, span: Span, *, since: int, upto: int, rows: int | None, size: int | None) -> int:
-        """The latest time up to which the window holds at most so many rows or bytes.
-
-        Cut between commits, behind at least one; bytes are a guess.
-        """
-        ...
-
-    def __enter__(self) -> Self: ...
-
-    def __exit__(self, *_: object) -> None: ...
 
 
 def find(access: Access | str) -> Place:
@@ -113,18 +50,6 @@ def find(access: Access | str) -> Place:
         )
     what = "neither a store, a checkpoint nor a collection"
     raise NotAStoreError(path, what, "check the path, and that all machines see it")
-
-
-def open_origin(place: Place, *, covering: Sequence[int] = ()) -> Origin:
-    """Open what `find` found; of a collection the chain that covers these times, if one does."""
-    # Tasks open one of the two: neither pays for importing the other.
-    if place.is_collection:
-        from spark_connector.collection import CollectionOrigin
-
-        return CollectionOrigin(place, covering)
-    from spark_connector.checkpoint import CheckpointOrigin
-
-    return CheckpointOrigin(place)
 
 
 def _checkpoints(directory: Path) -> list[Path]:

@@ -19,8 +19,8 @@ from bulk.sort import Duplicates
 from kvstore.codec.keys import IMPORT_ID_MAX
 from kvstore.errors import UsageError
 from kvstore.store import Store
-from spark_connector.load import run_import
-from spark_connector.rows import Columns
+from spark_connector.loading.load import run_import
+from spark_connector.loading.rows import Columns
 
 
 def batch_importer(

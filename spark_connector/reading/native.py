@@ -41,10 +41,10 @@ from kvstore.mvcc import Cover
 from kvstore.span import Span
 from kvstore.timestamp import TimeLike, to_timestamp
 from spark_connector.access import Access, Address
-from spark_connector.collection import CollectionOrigin
-from spark_connector.origin import find
-from spark_connector.row_groups import Group
-from spark_connector.schema import STATE, offered
+from spark_connector.origins.collection import CollectionOrigin
+from spark_connector.origins.place import find
+from spark_connector.origins.row_groups import Group
+from spark_connector.reading.schema import STATE, offered
 
 NEWER_SHARE: Final = 32
 """Changes behind the base are laid over it if they are at most this part of its rows: each costs

@@ -22,7 +22,7 @@ from bulk.sort import Duplicates
 from kvstore.arguments import require_count
 from kvstore.errors import UsageError
 from kvstore.span import require_key
-from spark_connector.keys import require_ordered, tuple_key
+from spark_connector.loading.keys import require_ordered, tuple_key
 
 Columns: TypeAlias = "Column | str | Sequence[Column | str]"
 

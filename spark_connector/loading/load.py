@@ -44,8 +44,8 @@ from kvstore.imports import INGEST_DIRECTORY
 from kvstore.span import Span
 from kvstore.store import Store
 from kvstore.timestamp import Timestamp
-from spark_connector.progress import Progress, watched
-from spark_connector.rows import Columns, Rows, without_repeats
+from spark_connector.loading.progress import Progress, watched
+from spark_connector.loading.rows import Columns, Rows, without_repeats
 from spark_connector.worker import freeze_objects
 
 _RESULT_SCHEMA: Final = "result binary"

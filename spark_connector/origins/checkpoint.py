@@ -12,7 +12,8 @@ from kvstore.changes import Change
 from kvstore.engine import FileSpan
 from kvstore.opening import open_read_only
 from kvstore.span import Span
-from spark_connector.origin import Frontiers, Place
+from spark_connector.origins.origin import Frontiers
+from spark_connector.origins.place import Place
 
 
 class CheckpointOrigin:

@@ -26,7 +26,7 @@ import pyarrow.compute as pc
 from backup.shard import OP_DELETE, OP_PUT, VERSIONS_SCHEMA
 from kvstore.changes import Change
 from kvstore.span import Span
-from spark_connector.origin import Origin
+from spark_connector.origins.origin import Origin
 
 INSERT: Final = 3
 PREIMAGE: Final = 4

@@ -37,9 +37,17 @@ from kvstore.errors import HistoryGoneError, UsageError
 from kvstore.span import Span
 from kvstore.timestamp import Timestamp
 from spark_connector.options import ReadOptions
-from spark_connector.origin import Frontiers, Origin, find, open_origin
-from spark_connector.pieces import Piece, cut_state, pieces, read_piece, require_window
-from spark_connector.schema import arrow_schema
+from spark_connector.origins.opening import open_origin
+from spark_connector.origins.origin import Frontiers, Origin
+from spark_connector.origins.place import find
+from spark_connector.reading.partitions import (
+    ReadPartition,
+    cut_state,
+    plan_partitions,
+    read_partition,
+    require_window,
+)
+from spark_connector.reading.schema import arrow_schema
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -105,12 +113,14 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             latest = is_state or self._options.latest
             oldest, upper = frontiers.since, frontiers.upper
             require_window(since, upto, oldest=oldest, upper=upper, latest=latest)
-            return pieces(origin, span, self._options, since=since, upto=upto, latest=latest)
+            return plan_partitions(
+                origin, span, self._options, since=since, upto=upto, latest=latest
+            )
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        if not isinstance(partition, Piece):
+        if not isinstance(partition, ReadPartition):
             return iter(())
-        return read_piece(partition, self._options, self._schema)
+        return read_partition(partition, self._options, self._schema)
 
     def _frontiers(self) -> Frontiers:
         with open_origin(find(self._options.access)) as origin:

@@ -26,10 +26,12 @@ from kvstore.limits import ARROW_ROWS_MAX
 from kvstore.span import Span
 from kvstore.splits import split_span
 from kvstore.timestamp import Timestamp
-from spark_connector.images import image_rows
 from spark_connector.options import ReadOptions
-from spark_connector.origin import Origin, Place, open_origin
-from spark_connector.schema import shaped, stored_columns
+from spark_connector.origins.opening import open_origin
+from spark_connector.origins.origin import Origin
+from spark_connector.origins.place import Place
+from spark_connector.reading.images import image_rows
+from spark_connector.reading.schema import shaped, stored_columns
 from spark_connector.worker import freeze_objects
 
 BYTES_PER_SPLIT: Final = 128 << 20
@@ -42,7 +44,7 @@ SPLITS_MAX: Final = 10_000
 
 
 @dataclass(frozen=True)
-class Piece(InputPartition):
+class ReadPartition(InputPartition):
     """What one task reads. `since` is None for the state, `whole` the span of the whole read."""
 
     place: Place
@@ -67,7 +69,7 @@ def require_window(since: int, upto: int, *, oldest: int, upper: int, latest: bo
         )
 
 
-def pieces(
+def plan_partitions(
     origin: Origin,
     span: Span,
     options: ReadOptions,
@@ -79,7 +81,7 @@ def pieces(
     """Cut a read of `span`, a part of that of the options, into pieces of about equal size."""
     files = origin.files(upto)
     count = options.partitions or _split_count(sum(file.size_bytes for file in files))
-    base = Piece(origin.place, span, options.span, since, upto, latest, options.images)
+    base = ReadPartition(origin.place, span, options.span, since, upto, latest, options.images)
     return [replace(base, span=part) for part in split_span(span, files, count)]
 
 
@@ -115,30 +117,32 @@ def _row_bytes(batch: pa.RecordBatch) -> npt.NDArray[np.int64]:
     return found
 
 
-def read_piece(piece: Piece, options: ReadOptions, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+def read_partition(
+    partition: ReadPartition, options: ReadOptions, schema: pa.Schema
+) -> Iterator[pa.RecordBatch]:
     """The rows of a piece as Spark wants them, bounded in rows and bytes."""
     freeze_objects()
     columns = stored_columns(schema.names)
-    with open_origin(piece.place) as origin:
-        for batch in _stored(origin, piece, columns, options.batch_rows):
+    with open_origin(partition.place) as origin:
+        for batch in _stored(origin, partition, columns, options.batch_rows):
             for part in _bounded(batch, options.batch_bytes):
                 yield shaped(part, schema)
 
 
 def _stored(
-    origin: Origin, piece: Piece, columns: list[str], rows: int
+    origin: Origin, partition: ReadPartition, columns: list[str], rows: int
 ) -> Iterator[pa.RecordBatch]:
-    if piece.since is None:
-        yield from origin.state(piece.span, piece.upto, columns, rows)
+    if partition.since is None:
+        yield from origin.state(partition.span, partition.upto, columns, rows)
         return
-    window: Any = {"since": piece.since, "upto": piece.upto, "latest": piece.latest}
-    if piece.images:
-        yield from image_rows(origin, piece.span, **window, rows=rows)
+    window: Any = {"since": partition.since, "upto": partition.upto, "latest": partition.latest}
+    if partition.images:
+        yield from image_rows(origin, partition.span, **window, rows=rows)
         return
-    ours = [each for each in origin.ranges(piece.whole, **window) if each.key in piece.span]
+    ours = [each for each in origin.ranges(partition.whole, **window) if each.key in partition.span]
     for batch in row_batches(ours):
         yield batch.select(columns)
-    yield from origin.points(piece.span, **window, columns=columns, rows=rows)
+    yield from origin.points(partition.span, **window, columns=columns, rows=rows)
 
 
 def _bounded(batch: pa.RecordBatch, size_max: int) -> Iterator[pa.RecordBatch]:

@@ -1,0 +1,1 @@
+"""Where Spark reads rows from: the directory of a store, or a backup collection."""

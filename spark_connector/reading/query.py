@@ -1,0 +1,96 @@
+"""Batch reads of `format("kvstore")`: planning one read, and reading the part of one task.
+
+Planning pins the time and the place and cuts the key space, so every task reads its part of the
+same history.
+
+Spark applies every filter again after a read. So a pushed filter may only narrow what is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
+from pyspark.sql.types import StructType
+
+from kvstore.commit import require_readable
+from kvstore.errors import UsageError
+from spark_connector.options import ReadOptions
+from spark_connector.origins.opening import open_origin
+from spark_connector.origins.origin import Origin
+from spark_connector.origins.place import find
+from spark_connector.reading import pushdown
+from spark_connector.reading.partitions import (
+    ReadPartition,
+    plan_partitions,
+    read_partition,
+    require_window,
+)
+from spark_connector.reading.schema import arrow_schema
+
+
+class QueryReader(DataSourceReader):
+    """One batch read: the state as of a time, or the changes of a window."""
+
+    def __init__(self, options: ReadOptions, schema: StructType, *, changes: bool) -> None:
+        if changes and options.since is None:
+            raise UsageError(
+                "a read of changes needs a start",
+                "pass startingTimestamp (changes after it; 0 is the beginning)",
+            )
+        self._options = options
+        self._schema = arrow_schema(schema)
+        self._changes = changes
+        self._narrowed: pushdown.Bounds = pushdown.Bounds()
+
+    def partitions(self) -> list[InputPartition]:
+        options = self._options
+        with open_origin(find(options.access), covering=self._covering()) as origin:
+            since, upto = self._window(origin)
+            span = options.span.intersect(self._narrowed.start, self._narrowed.end)
+            if span is None or (since is not None and since >= upto):
+                return [InputPartition(None)]
+            return plan_partitions(
+                origin, span, options, since=since, upto=upto, latest=options.latest
+            )
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        if not isinstance(
+            partition, ReadPartition
+        ):  # Spark makes one of its own where there is none
+            return iter(())
+        return read_partition(partition, self._options, self._schema)
+
+    def _covering(self) -> list[int]:
+        """The times by which a chain of a collection is chosen: without an end, the newest."""
+        options = self._options
+        end = options.upto if self._changes else options.as_of
+        if end is None:
+            return []
+        from_start = options.since is None or (options.since == 0 and options.latest)
+        return [end] if from_start else [options.since or 0, end]
+
+    def _window(self, origin: Origin) -> tuple[int | None, int]:
+        options = self._options
+        oldest, upper, _ = origin.frontiers()
+        if not self._changes:
+            as_of = upper - 1 if options.as_of is None else options.as_of
+            require_readable(as_of, since=oldest, upper=upper)
+            return None, as_of
+        assert options.since is not None, "checked when it was made"
+        upto = upper - 1 if options.upto is None else options.upto
+        require_window(options.since, upto, oldest=oldest, upper=upper, latest=options.latest)
+        if options.latest:
+            return options.since, upto
+        narrowed = self._narrowed
+        return max(options.since, narrowed.since), min(upto, narrowed.upto)
+
+
+class PushdownQueryReader(QueryReader):
+    """A batch read that takes bounds on keys and commits from the query's filters."""
+
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802
+        for each in filters:
+            self._narrowed = pushdown.narrowed(self._narrowed, each)
+        return filters
