@@ -42,7 +42,7 @@ def require_none_came(store: Store, record: ImportRecord, since: int) -> None:
         (
             change.key
             for change in changes
-            if change.op == "put" and store.is_imported(record, change.key)
+            if change.op == "put" and store.imports.has_row(record, change.key)
         ),
     )
 

@@ -34,7 +34,7 @@ def require_told(
 ) -> None:
     """Raise `CorruptionError` unless parts, at the paths beside them, are what they say they are.
 
-    Takes `FILES_AT_ONCE` at most. `tell` looks at files, such as `Store.told_files`.
+    Takes `FILES_AT_ONCE` at most. `tell` looks at files, such as `Imports.told_files`.
     """
     assert len(files) <= FILES_AT_ONCE
     where = files[0][0].name

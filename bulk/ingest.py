@@ -78,7 +78,7 @@ def ingest(
     directory = require_path(staging, name="staging")
     manifest = read_manifest(directory)
     tell = progress or (lambda step: None)
-    with store.importing(manifest.import_id, adding=True):
+    with store.imports.alone(manifest.import_id, adding=True):
         return _ingest(store, directory, manifest, on_conflict, move, thorough, tell)
 
 
@@ -98,17 +98,19 @@ def _ingest(
     tell: Callable[[str], None],
 ) -> Timestamp:
     record = _record(manifest)
-    known = store.find_import(record)
+    known = store.imports.find(record)
     if known is not None and known.added is not None:
         if move:
             _take_away(directory, manifest)
         return known.added
     incoming = _incoming(store, directory, manifest)
-    linked = known is not None and store.is_import_linked(record)
+    linked = known is not None and store.imports.is_linked(record)
     tell("check")
     checked: dict[str, Identity] = {}
     if not linked:
-        checked = _checked(directory, incoming, manifest, store.told_files, thorough=thorough)
+        checked = _checked(
+            directory, incoming, manifest, store.imports.told_files, thorough=thorough
+        )
     with ExitStack() as held:
         check = None
         if on_conflict == "error":
@@ -119,16 +121,16 @@ def _ingest(
                 require_no_live_keys(store, located)
             check = partial(require_none_came, store, record, 0 if linked else checked_at)
         tell("prepare")
-        store.prepare_import(record)
+        store.imports.prepare(record)
         if not linked:
             files = []
             for number, part in enumerate(manifest.parts, 1):
                 tell(f"bring {number} of {len(manifest.parts)}")
                 files.append(_bring(directory, incoming, part.name, checked[part.name]))
             tell("link")
-            store.link_import(files)
+            store.imports.link(files)
         tell("add")
-        stamp = store.add_import(record, check=check)
+        stamp = store.imports.add(record.import_id, check=check)
     shutil.rmtree(incoming, ignore_errors=True)
     if move:
         _take_away(directory, manifest)

@@ -29,7 +29,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from threading import get_ident
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from kvstore.changes.entry import OP_IMPORT, OP_REVERT
 from kvstore.changes.index import ChangeIndex
@@ -38,7 +38,9 @@ from kvstore.codec.keys import TAIL_BYTES, TOMBSTONE, VALUE, encode_reference, s
 from kvstore.codec.ordered import frame
 from kvstore.commit import Committer
 from kvstore.engine.api import DATA, Batch, chunks
+from kvstore.engine.loose import LooseFile, told_once
 from kvstore.errors import CorruptionError, HistoryGoneError, ImportRefusedError, UsageError
+from kvstore.forks import own
 from kvstore.meta import Meta, optional_timestamp_of, span_of
 from kvstore.mvcc.version import Lifetime
 from kvstore.mvcc.versions import Versions
@@ -49,6 +51,9 @@ INGEST_DIRECTORY: Final = "ingest"
 """Where `bulk.ingest` brings files before RocksDB takes them; what a crash leaves stays there."""
 
 _PREFIX = "import/"
+
+Tell: TypeAlias = "Callable[[Sequence[Path | str]], list[LooseFile]]"
+"""Reads the figures of sorted files: bounds and entries, by key."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,10 +98,15 @@ class ImportRecord:
 class Imports:
     """The imports of one store."""
 
-    def __init__(self, versions: Versions, index: ChangeIndex) -> None:
+    def __init__(
+        self, versions: Versions, index: ChangeIndex, committer: Committer, tell: Tell = told_once
+    ) -> None:
+        """`tell` reads the figures of sorted files that no store has taken."""
         self._versions = versions
         self._engine = versions.engine
         self._index = index
+        self._committer = committer
+        self._tell = tell
         self._meta = Meta(self._engine)
         self._records = {
             import_id: _read(import_id, record)
@@ -108,6 +118,7 @@ class Imports:
         self._busy_lock = threading.RLock()  # taken by itself, as those of the committer
         self._freed = threading.Condition(self._busy_lock)
         self._publish()
+        own(self, "the imports of a store")
 
     def get(self, import_id: int) -> ImportRecord | None:
         """The record of an import, None if this store has never heard of it."""
@@ -140,7 +151,7 @@ class Imports:
                 "this id was used with another manifest",
                 f"added at {known.added}: the same rows are there, others need another id"
                 if known.added is not None
-                else "abort_import takes back what is half added; or stage under another id",
+                else "store.imports.abort takes back a half-added one; or stage under another id",
             )
         return known
 
@@ -152,6 +163,7 @@ class Imports:
         come back where they had been cleared. An abort must not take away rows that an add has
         counted on. The thread that has it may take it again, unless it is `adding` it.
         """
+        self._committer.require_healthy()
         former, is_ours = None, False
         try:
             with self._busy_lock:
@@ -184,14 +196,22 @@ class Imports:
             )
         return found
 
-    def prepare(self, record: ImportRecord, committer: Committer) -> None:
+    def prepare(self, record: ImportRecord) -> None:
         """Write down, durably, that an import is about to be added. Raises as `find`."""
+        committer = self._committer
+        committer.require_commits()
         with committer.lock:
             if self.find(record) is None:
-                self._write(replace(record, prepared=committer.now()), committer)
+                self._write(replace(record, prepared=committer.now()))
+
+    def told_files(self, files: Sequence[Path | str]) -> list[LooseFile]:
+        """The figures of sorted files that no store has taken, by key: bounds, entries."""
+        self._committer.require_healthy()
+        return self._tell(files)
 
     def link(self, files: Sequence[Path]) -> None:
         """Move the files into the engine. Nothing becomes visible. Flat in their size."""
+        self._committer.require_healthy()
         if files:
             self._engine.ingest(files)
 
@@ -207,15 +227,12 @@ class Imports:
         stem = frame(key) + record.reference
         return any(self._engine.get(DATA, stem + kind) is not None for kind in (VALUE, TOMBSTONE))
 
-    def add(
-        self,
-        import_id: int,
-        committer: Committer,
-        *,
-        check: Callable[[], None] | None = None,
-    ) -> Timestamp:
-        """Make a linked import visible at one new timestamp, durably. Returns the stamp."""
-        with committer.lock:
+    def add(self, import_id: int, *, check: Callable[[], None] | None = None) -> Timestamp:
+        """Make a linked import visible at one new timestamp, durably. Returns the stamp.
+
+        `check` runs under the commit lock, and calls the import off by raising an error.
+        """
+        with self._committer.lock:
             record = self._records.get(import_id)
             if record is None or import_id in self._aborting:
                 raise UsageError(
@@ -223,9 +240,9 @@ class Imports:
                 )
             if record.added is not None:
                 return record.added
-            return self._transition(record, OP_IMPORT, committer, check)
+            return self._transition(record, OP_IMPORT, check)
 
-    def abort(self, import_id: int, committer: Committer) -> bool:
+    def abort(self, import_id: int) -> bool:
         """Forget an import that was not added; its rows are removed. O(entries in its spans).
 
         Returns whether there was one. Waits while it is being added; raises `UsageError` if it was
@@ -233,28 +250,29 @@ class Imports:
         """
         require_import_id(import_id)
         with self.alone(import_id):
-            return self._abort(import_id, committer)
+            return self._abort(import_id)
 
-    def abort_idle(self, import_id: int, committer: Committer) -> bool:
+    def abort_idle(self, import_id: int) -> bool:
         """As `abort`, but leaves alone what is being added, or was added meanwhile."""
         with self.alone(import_id, wait=False) as is_ours:
             record = self._records.get(import_id)
             if not is_ours or record is None or record.added is not None:
                 return False
-            return self._abort(import_id, committer)
+            return self._abort(import_id)
 
-    def revert(self, import_id: int, committer: Committer) -> Timestamp:
+    def revert(self, import_id: int) -> Timestamp:
         """Hide an import from now on: what was below shows again. One record, whatever its size.
 
         Raises `UsageError` on an unknown import, `HistoryGoneError` if it was added at or below
         `since`: the state just before it may be gone. Reverting twice returns the first time.
         """
         require_import_id(import_id)
+        committer = self._committer
         with committer.lock:
             record = self._records.get(import_id)
             if record is None or record.added is None:
                 raise UsageError(
-                    f"no import {import_id:016x} was added here", "see store.imports()"
+                    f"no import {import_id:016x} was added here", "see store.imports.all()"
                 )
             if record.reverted is not None:
                 return record.reverted
@@ -266,7 +284,7 @@ class Imports:
                     remedy=f"import {import_id:016x} was added at {record.added}, and what it "
                     "covered may be gone: delete its keys instead",
                 )
-            return self._transition(record, OP_REVERT, committer, None)
+            return self._transition(record, OP_REVERT, None)
 
     # -- what GC asks -----------------------------------------------------------------------
 
@@ -282,7 +300,7 @@ class Imports:
                     return key
         return None
 
-    def forget(self, gone: Sequence[ImportRecord], committer: Committer) -> None:
+    def forget(self, gone: Sequence[ImportRecord]) -> None:
         """Let go of imports of which no row and no change entry is left.
 
         What stays of a record is who it was and when: a late retry of the job that added it
@@ -296,19 +314,15 @@ class Imports:
             for record in spent:
                 self._meta.stage(batch, _name(record.import_id), _fields(record))
 
-        with committer.lock:
-            committer.write_meta(stage, durable=False)
+        with self._committer.lock:
+            self._committer.write_meta(stage, durable=False)
             self._records.update((record.import_id, record) for record in spent)
             self._publish()
 
     # -- inside -----------------------------------------------------------------------------
 
     def _transition(
-        self,
-        record: ImportRecord,
-        op: int,
-        committer: Committer,
-        check: Callable[[], None] | None,
+        self, record: ImportRecord, op: int, check: Callable[[], None] | None
     ) -> Timestamp:
         def stage(batch: Batch, timestamp: Timestamp) -> Callable[[], None]:
             if op == OP_IMPORT:
@@ -323,13 +337,14 @@ class Imports:
                 self._records[record.import_id] = changed
                 self._publish()
                 spans = [(span.start, span.end) for span in record.spans]
-                committer.recent.add(timestamp, (), spans)
+                self._committer.recent.add(timestamp, (), spans)
 
             return publish
 
-        return committer.commit_staged(stage, durability="sync", check=check)
+        return self._committer.commit_staged(stage, durability="sync", check=check)
 
-    def _abort(self, import_id: int, committer: Committer) -> bool:
+    def _abort(self, import_id: int) -> bool:
+        committer = self._committer
         with committer.lock:
             record = self._records.get(import_id)
             if record is None or import_id in self._aborting:
@@ -340,7 +355,7 @@ class Imports:
                 )
             self._aborting.add(import_id)
         try:
-            self._remove_rows(record, committer)
+            self._remove_rows(record)
             with committer.lock:
                 committer.write_meta(lambda batch: self._meta.stage_delete(batch, _name(import_id)))
                 del self._records[import_id]
@@ -348,9 +363,9 @@ class Imports:
             self._aborting.discard(import_id)
         return True
 
-    def _write(self, record: ImportRecord, committer: Committer) -> None:
+    def _write(self, record: ImportRecord) -> None:
         name, fields = _name(record.import_id), _fields(record)
-        committer.write_meta(lambda batch: self._meta.stage(batch, name, fields))
+        self._committer.write_meta(lambda batch: self._meta.stage(batch, name, fields))
         self._records[record.import_id] = record
 
     def _publish(self) -> None:
@@ -362,12 +377,12 @@ class Imports:
             }
         )
 
-    def _remove_rows(self, record: ImportRecord, committer: Committer) -> None:
+    def _remove_rows(self, record: ImportRecord) -> None:
         for span in record.spans:
             for keys, _ in chunks(self._engine.cursor(DATA, *span_bounds(span.start, span.end))):
                 doomed = [key for key in keys if key[-TAIL_BYTES:-1] == record.reference]
                 if doomed:
-                    committer.write_meta(partial(self._stage_removal, doomed), durable=False)
+                    self._committer.write_meta(partial(self._stage_removal, doomed), durable=False)
 
     def _stage_removal(self, keys: Sequence[bytes], batch: Batch) -> None:
         data = self._engine.families[DATA]
@@ -378,7 +393,7 @@ class Imports:
 def require_import_id(import_id: object) -> None:
     """Raise `UsageError` on anything but an integer."""
     if not isinstance(import_id, int):
-        raise UsageError(f"import id {import_id!r}", "ids are integers: see store.imports()")
+        raise UsageError(f"import id {import_id!r}", "ids are integers: see store.imports.all()")
 
 
 def _name(import_id: int) -> str:

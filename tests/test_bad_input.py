@@ -118,7 +118,7 @@ WRONG_TYPES: dict[str, Callable[[Store], Any]] = {
     "hold max_age": lambda s: s.hold("h", max_age=60),
     "revert_import unknown": lambda s: s.revert_import(7),
     "revert_import text": lambda s: s.revert_import("7"),
-    "abort_import text": lambda s: s.abort_import("7"),
+    "imports.abort text": lambda s: s.imports.abort("7"),
     "checkpoint where something is": lambda s: s.checkpoint(s.path),
     "batch put": batch_with("put", b"a", None),
     "batch put text": batch_with("put", "a", b""),

@@ -67,7 +67,7 @@ def look(store: Store, rng: random.Random) -> list[tuple[int, State]]:
     }
     assert apply({}, store.changes(0, revisions="latest", order="time")) == rows
     assert all(version.timestamp <= newest for k in rows for version in store.history(k))
-    assert all((each.added or 0) <= newest for each in store.imports())
+    assert all((each.added or 0) <= newest for each in store.imports.all())
     with pytest.raises(NotYetWrittenError):
         store.get(b"k", as_of=newest + 1)
     seen = [(newest, rows)]

@@ -43,7 +43,7 @@ class Leftovers:
             if not self._has_rows(record):
                 gone.append(record)
                 self._rows.pop(record.import_id, None)
-        self._imports.forget(gone, self._committer)
+        self._imports.forget(gone)
         return len(gone)
 
     def abort_stale(self, age_s: float) -> int:
@@ -55,7 +55,7 @@ class Leftovers:
             for record in self._imports.all()
             if record.added is None and record.prepared is not None and record.prepared < oldest
         ]
-        return sum(self._imports.abort_idle(import_id, self._committer) for import_id in stale)
+        return sum(self._imports.abort_idle(import_id) for import_id in stale)
 
     def remove_files(self, age_s: float) -> None:
         """Remove files that lie in `ingest/` for that long and that no import waits for."""

@@ -6,11 +6,11 @@ from collections.abc import Callable
 
 from kvstore.errors import UsageError
 from kvstore.replica import Replica, ReplicaCommitter
-from kvstore.store.loading import Loading
+from kvstore.store.capturing import Capturing
 from kvstore.timestamp import Timestamp
 
 
-class Following(Loading):
+class Following(Capturing):
     """Standing by for another store."""
 
     @property

@@ -191,7 +191,7 @@ class Keeping(Following):
         often), `gc_last_error` and `gc_failed_at_ns`, and the same of `tasks`. Costs microseconds;
         in a store in memory, whose sizes are counted, 0.03 us per entry."""
         committer = self._live()
-        imports, holds = self._imports.all(), self._holds.all()
+        imports, holds = self.imports.all(), self._holds.all()
         now = committer.now()
         return {
             "since": int(committer.since),

@@ -20,7 +20,8 @@ from kvstore.clears import Clears
 from kvstore.clock import WallClock
 from kvstore.commit import Committer
 from kvstore.engine import Engine
-from kvstore.engine.loose import Teller
+from kvstore.engine.loose import Teller, told_once
+from kvstore.engine.rocks import RocksEngine
 from kvstore.errors import ClosedError
 from kvstore.feeds import Feeds
 from kvstore.forks import own
@@ -59,20 +60,22 @@ class Opened:
         self._committer = committer
         self._index = index
         self._meta = Meta(engine)
-        self._imports = Imports(versions, index)
-        self._changes = ChangeReader(versions, index, self._imports.spans_of)
+        # A memory engine keeps no RocksDB database open: that would concern forks.
+        self._teller = Teller()
+        tell = self._teller.told if isinstance(engine, RocksEngine) else told_once
+        self.imports = Imports(versions, index, committer, tell)
+        self._changes = ChangeReader(versions, index, self.imports.spans_of)
         self._holds = Holds(self._meta, committer)
         self._changesets = Changesets(self._meta, committer)
         self._clears = Clears(self._meta)
         committer.raise_floor(self._clears.newest)
-        parts = Parts(versions, index, committer, self._holds, self._imports, self._clears)
+        parts = Parts(versions, index, committer, self._holds, self.imports, self._clears)
         self._parts = parts
         self._collector = Collector(parts, path)
         self._gc_worker: GcWorker | None = None
         self._gc_failures = Failures("kvstore.gc", clock)
         self._tasks_failures = Failures("kvstore.tasks", clock)
         self._scanners = Scanners()
-        self._teller = Teller()
         self._clearing = Clearing(parts)
         self._conditional = Conditional(versions, committer, require_kept=self._require_kept)
         self._transactions = Transactions(parts)

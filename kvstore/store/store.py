@@ -8,7 +8,6 @@ and frontiers to `commit`, versions to `mvcc`, changes to `changes`, feeds to `f
     Reading     get, scan, history, changes, snapshots
     Writing     put, delete, batches, conditions, transactions
     Capturing   changesets, epochs, events, feeds, streams
-    Loading     bulk loads
     Following   standing by for another store
     Keeping     holds, gc, clear, revert, verify, checkpoint
 """

@@ -123,6 +123,15 @@ class Writing(Reading):
             require_durability(durability)
         return Batch(lambda writes: self._live().commit(writes, durability=durability))
 
+    def revert_import(self, import_id: int) -> Timestamp:
+        """Undo an import from now on; its history stays. One record, whatever its size.
+
+        Raises `UsageError` for an import that was not added here, `HistoryGoneError` for one that
+        was added at or below `since`. Reverting twice returns the first time.
+        """
+        self._live()
+        return self.imports.revert(import_id)
+
     def _write_if(
         self,
         writes: WriteSet,

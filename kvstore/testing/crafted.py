@@ -90,7 +90,7 @@ def reads(store: Store, keys: list[bytes]) -> Iterator[tuple[str, Callable[[], o
     yield "epochs", lambda: len(list(store.epochs()))
     yield "quiescent points", lambda: [list(p.changes()) for p in store.quiescent_points(since)]
     yield "generations", store.generations
-    yield "imports", store.imports
+    yield "imports", store.imports.all
     yield "holds", lambda: [(hold.name, hold.timestamp) for hold in store.holds()]
     yield "range_deletes", lambda: store.range_deletes(since, upper - 1, Span())
     yield "splits", lambda: store.splits(4)
@@ -126,7 +126,7 @@ def upkeep(store: Store) -> Iterator[tuple[str, Callable[[], object]]]:
     yield "put_if", lambda: store.put_if(b"zz", b"v", expected=None)
     yield "revert_range", lambda: store.revert_range(b"", None, middle)
     yield "clear_range", lambda: store.clear_range(b"q", b"r")
-    for record in store.imports():
+    for record in store.imports.all():
         yield "revert_import", partial(store.revert_import, record.import_id)
     for hold in store.holds():
         yield "release", store.hold(hold.name).release

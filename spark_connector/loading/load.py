@@ -227,12 +227,12 @@ def _stage(
 
 def _added_before(store: Store, import_id: int) -> ImportReport | None:
     """What was added under an id. What a crash left of it between two steps is taken back."""
-    with store.importing(import_id):  # waits for another thread that is adding it
-        known = next((each for each in store.imports() if each.import_id == import_id), None)
+    with store.imports.alone(import_id):  # waits for another thread that is adding it
+        known = next((each for each in store.imports.all() if each.import_id == import_id), None)
     if known is None:
         return None
     if known.added is None:
-        store.abort_import(import_id)
+        store.imports.abort(import_id)
         return None
     files = len(known.spans)
     return ImportReport(known.added, import_id, known.rows, files, known.size_bytes, 0.0, 0.0)

@@ -40,7 +40,7 @@ def test_a_replica_refuses_writes_and_does_not_follow_the_clock_until_promoted(
         with pytest.raises(UsageError, match="replica"), replica.transaction() as txn:
             txn.put(b"a", b"2")
         assert replica.sync() == replica.upper == upper
-        assert replica.imports() == []
+        assert replica.imports.all() == []
         promoted = replica.promote()
         assert promoted == upper
         assert not replica.is_replica

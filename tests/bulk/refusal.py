@@ -23,4 +23,4 @@ def refused(store: kvstore.Store, staging: Path, match: str = ".", **how: bool) 
         bulk.ingest(store, staging, move=True, **how)
     assert len(str(raised.value)) < 1000
     assert [everything_in(place) for place in places] == before
-    assert store.imports() == []
+    assert store.imports.all() == []

@@ -19,12 +19,12 @@ def test_who_has_an_import_to_himself_may_abort_and_add_it(
     store: kvstore.Store, tmp_path: Path
 ) -> None:
     staged = stage(tmp_path / "staged", {b"a": b"1"})
-    with store.importing(staged.import_id):
-        assert not store.abort_import(staged.import_id)
+    with store.imports.alone(staged.import_id):
+        assert not store.imports.abort(staged.import_id)
         bulk.ingest(store, tmp_path / "staged")
         with pytest.raises(UsageError, match="revert"):
-            store.abort_import(staged.import_id)
-    assert bulk.ingest(store, tmp_path / "staged") == store.imports()[0].added
+            store.imports.abort(staged.import_id)
+    assert bulk.ingest(store, tmp_path / "staged") == store.imports.all()[0].added
 
 
 def test_an_import_left_half_added_is_invisible_and_can_be_aborted_or_added(
@@ -36,18 +36,18 @@ def test_an_import_left_half_added_is_invisible_and_can_be_aborted_or_added(
         raise RuntimeError("killed here")
 
     with monkeypatch.context() as patched:
-        patched.setattr(store, "add_import", fail)
+        patched.setattr(store.imports, "add", fail)
         with pytest.raises(RuntimeError):
             bulk.ingest(store, tmp_path / "staged")
     assert store.get(b"a") is None
-    assert [record.state for record in store.imports()] == ["adding"]
-    assert store.abort_import(staged.import_id)
-    assert store.imports() == []
-    assert not store.abort_import(staged.import_id)
+    assert [record.state for record in store.imports.all()] == ["adding"]
+    assert store.imports.abort(staged.import_id)
+    assert store.imports.all() == []
+    assert not store.imports.abort(staged.import_id)
     bulk.ingest(store, tmp_path / "staged")
     assert store.get(b"a") == b"1"
     with pytest.raises(UsageError, match="revert"):
-        store.abort_import(staged.import_id)
+        store.imports.abort(staged.import_id)
 
 
 @pytest.mark.parametrize("step", ["check", "prepare", "link", "add"])
@@ -67,7 +67,7 @@ def test_an_abort_waits_for_who_is_adding_the_import(
 
     def abort() -> None:
         try:
-            store.abort_import(staged.import_id)
+            store.imports.abort(staged.import_id)
         except UsageError as error:
             refused.append(str(error))
 
@@ -78,10 +78,10 @@ def test_an_abort_waits_for_who_is_adding_the_import(
             other.start()
             other.join(0.05)
             with pytest.raises(UsageError, match="being added by this thread"):
-                store.abort_import(staged.import_id)
+                store.imports.abort(staged.import_id)
 
     if step == "link":  # of an import that is not linked yet
-        assert store.abort_import(staged.import_id)
+        assert store.imports.abort(staged.import_id)
     bulk.ingest(store, tmp_path / "staged", progress=interfere)
     other.join()
     assert "revert it instead" in refused[0]

@@ -25,7 +25,7 @@ def test_on_conflict_error_names_the_live_keys_and_adds_nothing(
         bulk.ingest(store, tmp_path / "staged", on_conflict="error")
     assert caught.value.keys == (b"b",)
     assert list(store.scan()) == [(b"b", b"live")]
-    assert store.imports() == []
+    assert store.imports.all() == []
     store.delete(b"b")
     bulk.ingest(store, tmp_path / "staged", on_conflict="error")
     assert len(list(store.scan())) == 3
@@ -35,13 +35,13 @@ def test_a_key_written_between_check_and_commit_is_a_conflict(
     store: kvstore.Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stage(tmp_path / "staged", {b"a": b"1", b"b": b"1"})
-    prepare = store.prepare_import
+    prepare = store.imports.prepare
 
     def write_first(record: kvstore.ImportRecord) -> None:
         store.put(b"b", b"sneaked in")
         prepare(record)
 
-    monkeypatch.setattr(store, "prepare_import", write_first)
+    monkeypatch.setattr(store.imports, "prepare", write_first)
     with pytest.raises(KeyConflictError) as caught:
         bulk.ingest(store, tmp_path / "staged", on_conflict="error")
     assert caught.value.keys == (b"b",)

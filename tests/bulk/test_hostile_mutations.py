@@ -98,12 +98,12 @@ def attack(place: Path, seed: int, rounds: int) -> None:
             chosen = dice.sample(MUTATIONS, dice.randrange(1, 3))
             for mutate in sorted(chosen, key=MUTATIONS.index):
                 mutate(staging, dice)
-            before, known = everything_in(staging), store.imports()
+            before, known = everything_in(staging), store.imports.all()
             try:
                 bulk.ingest(store, staging, thorough=True)
             except REFUSED:
                 assert everything_in(staging) == before, f"round {number}"
-                assert store.imports() == known, f"round {number}"
+                assert store.imports.all() == known, f"round {number}"
             else:  # a change that changes nothing, or that leaves parts out
                 found = dict(store.scan())
                 manifest = bulk.read_manifest(staging)

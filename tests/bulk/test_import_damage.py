@@ -83,7 +83,7 @@ def test_a_damaged_import_is_refused_and_a_sound_one_goes_in_after_it(
     assert refused.value.problem
     assert (store.upper, list(store.changes(0))) == before
     assert list(store.scan()) == [(b"k", b"kept")]
-    assert store.imports() == []
+    assert store.imports.all() == []
     stage(tmp_path / "sound")
     bulk.ingest(store, tmp_path / "sound", move=move)
     assert dict(store.scan()) == {**ROWS, b"k": b"kept"}
@@ -148,4 +148,4 @@ def test_an_import_of_format_1_is_taken_once_and_checked(
     stamp = bulk.ingest(store, tmp_path / "staged", thorough=True)
     assert store.get(b"a") == b"1"
     assert bulk.ingest(store, tmp_path / "staged") == stamp
-    assert [record.digest for record in store.imports()] == [known]
+    assert [record.digest for record in store.imports.all()] == [known]

@@ -37,7 +37,7 @@ def test_an_import_as_a_task_is_added_and_reported(tmp_path: Path, path: Path | 
         assert Worker(store.tasks, handlers(store)).run_one() is Outcome.DONE
         assert len(list(store.scan())) == 10
         (report,) = store.tasks.list("reports")
-        assert arguments_of(report)["result"]["timestamp"] == store.imports()[0].added
+        assert arguments_of(report)["result"]["timestamp"] == store.imports.all()[0].added
 
 
 def test_an_import_waits_in_the_queue_once(tmp_path: Path) -> None:
@@ -86,21 +86,21 @@ def clock() -> ManualClock:
     return ManualClock(1000 * SECOND)
 
 
-@pytest.mark.parametrize("step", ["link_import", "add_import"])
+@pytest.mark.parametrize("step", ["link", "add"])
 def test_an_import_given_to_another_worker_is_committed_by_that_one_and_added_once(
     tmp_path: Path, clock: ManualClock, step: str
 ) -> None:
     with kvstore.open(tmp_path / "store", clock=clock) as store:
         submit_import(store, stage(tmp_path / "staging"), report_to="reports")
         stop = Stop()
-        setattr(store, step, stop.before(getattr(store, step)))
+        setattr(store.imports, step, stop.before(getattr(store.imports, step)))
         outcomes = outcomes_of_rivals(store, handlers(store), clock, stop, second_ends_first=False)
         assert outcomes == (Outcome.LOST, Outcome.DONE)
         assert_added_once(store)
 
 
 def assert_added_once(store: Store) -> None:
-    (record,) = store.imports()
+    (record,) = store.imports.all()
     (report,) = store.tasks.list("reports")
     assert arguments_of(report)["result"]["timestamp"] == record.added
     assert store.tasks.list("import") == []
@@ -119,4 +119,4 @@ def test_two_threads_that_add_one_import_add_it_once(tmp_path: Path, clock: Manu
         outcomes = outcomes_of_rivals(store, told, clock, stop, second_ends_first=True)
         assert outcomes == (Outcome.LOST, Outcome.DONE)
         assert_added_once(store)
-        assert bulk.ingest(store, staging) == store.imports()[0].added
+        assert bulk.ingest(store, staging) == store.imports.all()[0].added

@@ -119,7 +119,7 @@ def test_imports_are_whole_or_not_there_and_go_on(spawn: Any, tmp_path: Path, co
                 stamp = bulk.ingest(store, staging)  # goes on where the killed one was
                 assert stamp == stamps.get(name, stamp)
                 assert len(rows_of(store, name, stamp)) == children.ROWS_PER_IMPORT
-            assert all(record.added is not None for record in store.imports())
+            assert all(record.added is not None for record in store.imports.all())
 
 
 def rows_of(store: Store, name: bytes, as_of: int | None = None) -> list[tuple[bytes, bytes]]:

@@ -44,7 +44,7 @@ class WithImports(Workload):
         the rows that show again: those before the step that added it, which is of this run if a
         step of this run came before it."""
         times, newest = session.times, session.store.upper - 1
-        found = [r.import_id for r in session.store.imports() if r.added == newest]
+        found = [r.import_id for r in session.store.imports.all() if r.added == newest]
         if found and newest in times[1:] and newest != times[0] and session.pick.random() < 0.5:
             return Step("revert_import", (found[0], times.index(newest)))
         return super().choose(session)
@@ -58,7 +58,9 @@ class WithImports(Workload):
         return with_rows(state, states[imported].rows)
 
     def check(self, store: Store, place: Path, state: State) -> None:
-        assert all(record.state in ("adding", "added", "reverted") for record in store.imports())
+        assert all(
+            record.state in ("adding", "added", "reverted") for record in store.imports.all()
+        )
 
 
 class WithClears(WithImports):

@@ -115,11 +115,11 @@ def test_clear_is_refused_while_a_hold_or_reader_needs_the_history(store: Store)
             store.clear_range(b"b", b"e")
     assert store.get(b"c") == b"v"
     record = kvstore.ImportRecord(7, "digest", 1, 1, (Span(b"c", b"d"),))
-    store.prepare_import(record)
+    store.imports.prepare(record)
     with pytest.raises(HistoryHeldError, match="being added"):
         store.clear_range(b"b", b"e")
     assert store.clear_range(b"e", b"f")
-    store.abort_import(7)
+    store.imports.abort(7)
     assert store.clear_range(b"b", b"e")
 
 

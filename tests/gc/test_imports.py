@@ -25,7 +25,7 @@ def test_reverted_import_goes_whole_with_its_record(store: Store, tmp_path: Path
     report = store.gc(before=store.now())
     assert (report.versions, report.imports) == (len(KEYS), 1)
     assert list(store.scan()) == [(b"b", b"below")]
-    assert store.imports() == []
+    assert store.imports.all() == []
 
 
 def test_record_of_an_import_stays_while_a_row_or_a_change_entry_is_left(
@@ -34,22 +34,22 @@ def test_record_of_an_import_stays_while_a_row_or_a_change_entry_is_left(
     import_id, _ = add_import(store, tmp_path / "in", {b"a": b"row", b"b": b"row"})
     store.put(b"a", b"newer")
     store.gc(before=store.now())
-    assert [record.import_id for record in store.imports()] == [import_id]
+    assert [record.import_id for record in store.imports.all()] == [import_id]
     assert list(store.scan()) == [(b"a", b"newer"), (b"b", b"row")]
     with pytest.raises(HistoryGoneError, match="delete its keys"):
         store.revert_import(import_id)
     gone = store.delete(b"b")
     store.gc(before=gone - 1)
-    assert store.imports()
+    assert store.imports.all()
     store.gc(before=store.now())
-    assert store.imports() == []
+    assert store.imports.all() == []
 
 
 def test_stale_import_and_leftover_files_are_taken_back(tmp_path: Path) -> None:
     clock = ManualClock(2_000_000_000_000_000_000)
     with kvstore.open(tmp_path / "db", clock=clock) as store:
         record = kvstore.ImportRecord(7, "digest", 0, 0, (kvstore.Span(b"a", b"b"),))
-        store.prepare_import(record)
+        store.imports.prepare(record)
         left = tmp_path / "db" / "ingest" / "00000000000000aa"
         left.mkdir(parents=True)
         os.utime(left, ns=(0, 0))
@@ -72,7 +72,7 @@ def test_stale_import_and_leftover_files_are_taken_back(tmp_path: Path) -> None:
         assert outside.exists()
         clock.advance(25 * 3600 * 1_000_000_000)
         assert store.gc(before=0).imports == 1
-        assert store.imports() == []
+        assert store.imports.all() == []
         assert not waiting.exists()
 
 
@@ -144,11 +144,11 @@ def test_an_import_being_added_is_not_stale_however_long_ago_it_was_begun(tmp_pa
 
 def test_a_run_goes_on_where_an_import_was_added_since_it_looked(store: Store) -> None:
     record = kvstore.ImportRecord(7, "digest", 0, 0, ())
-    store.prepare_import(record)
+    store.imports.prepare(record)
     leftovers = store._collector._leftovers
     imports = leftovers._imports
     stale = imports.all()
-    store.add_import(record)
+    store.imports.add(record.import_id)
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(imports, "all", lambda: stale)
         assert leftovers.abort_stale(-1) == 0

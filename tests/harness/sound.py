@@ -25,7 +25,7 @@ def sound_entries() -> Stored:
             store.put(key, b"v" + key)
         _import(store, Path(directory), b"i")
         _import(store, Path(directory), b"j")
-        store.revert_import(store.imports()[1].import_id)
+        store.revert_import(store.imports.all()[1].import_id)
         store.clear_range(b"q", b"r")
         store.hold("reader")
         store.put(b"large", b"v" * 5000)

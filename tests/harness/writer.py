@@ -84,7 +84,7 @@ class Writer:
 
     def revert(self) -> bool:
         since = self.store.since
-        known = self.store.imports()
+        known = self.store.imports.all()
         added = [each for each in known if (each.added or 0) > since and each.reverted is None]
         if added:
             self.store.revert_import(self.rng.choice(added).import_id)

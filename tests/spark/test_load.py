@@ -155,7 +155,7 @@ def test_failed_job_leaves_neither_rows_nor_files(
     df = frame(spark, {**random_rows(4, 300), b"bad": b""})
     with pytest.raises(Exception, match=r"cannot be computed|crashed"):
         bulk_import(df.mapInArrow(end, ROWS), store, "key", "value")  # type: ignore[arg-type]
-    assert store.imports() == []
+    assert store.imports.all() == []
     assert not any((store.path / "ingest").iterdir())  # type: ignore[operator]
 
 
@@ -266,15 +266,15 @@ def test_job_of_a_known_id_is_added_once(spark: SparkSession, store: Store, tmp_
     df = frame(spark, {b"a": b"1"})
     report = run_import(df, store, "key", "value", import_id=77)
     assert (report.import_id, report.rows, report.files) == (77, 1, 1)
-    assert report.bytes == store.imports()[0].size_bytes
-    assert report.stamp == store.imports()[0].added
+    assert report.bytes == store.imports.all()[0].size_bytes
+    assert report.stamp == store.imports.all()[0].added
     never_run = frame(spark, {b"bad": b""}).mapInArrow(_failing, ROWS)
     again = run_import(never_run, store, "key", "value", import_id=77)
     assert again == replace(report, build_seconds=0.0, add_seconds=0.0)
     stage_import(df, tmp_path / "s", "key", "value", import_id=77)
     with pytest.raises(UsageError, match="used with another manifest; added at"):
         bulk.ingest(store, tmp_path / "s")
-    assert len(store.imports()) == 1
+    assert len(store.imports.all()) == 1
 
 
 def test_job_that_another_thread_ran_meanwhile_returns_its_report(
@@ -284,11 +284,11 @@ def test_job_that_another_thread_ran_meanwhile_returns_its_report(
     stage_import(df, tmp_path / "s", "key", "value", import_id=79)
 
     def add(_done: int, _known: int) -> None:
-        if not store.imports():
+        if not store.imports.all():
             bulk.ingest(store, tmp_path / "s")
 
     report = run_import(df, store, "key", "value", import_id=79, progress=add)
-    assert [found.added for found in store.imports()] == [report.stamp]
+    assert [found.added for found in store.imports.all()] == [report.stamp]
     assert not any((store.path / "ingest").iterdir())  # type: ignore[operator]
 
 
@@ -305,7 +305,7 @@ def test_job_that_died_while_it_added_is_run_again_by_its_id(
     with pytest.raises(RuntimeError, match="killed"):
         bulk.ingest(store, tmp_path / "s", progress=die)
     stamp = bulk_import(df, store, "key", "value", import_id=78)
-    assert [(found.import_id, found.added) for found in store.imports()] == [(78, stamp)]
+    assert [(found.import_id, found.added) for found in store.imports.all()] == [(78, stamp)]
     assert dict(store.scan()) == {b"a": b"1"}
 
 

@@ -21,7 +21,7 @@ from tests.spark.test_load import _dying
 def test_key_too_long_is_refused_and_nothing_is_added(spark: SparkSession, store: Store) -> None:
     with pytest.raises(UsageError, match="a key has 65537 bytes"):
         bulk_import(frame(spark, {b"k" * (KEY_BYTES_MAX + 1): b""}), store, "key", "value")
-    assert store.imports() == []
+    assert store.imports.all() == []
 
 
 @pytest.mark.parametrize(
@@ -40,7 +40,7 @@ def test_wrong_types_and_nulls_are_refused_and_leave_nothing(
     with pytest.raises(UsageError, match=found):
         bulk_import(df, store, "key", "value", staging=tmp_path / "s")
     assert not (tmp_path / "s").exists()
-    assert store.imports() == []
+    assert store.imports.all() == []
 
 
 @pytest.mark.parametrize(
@@ -62,7 +62,7 @@ def test_arguments_that_name_nothing_are_refused_and_leave_nothing(
     with pytest.raises(UsageError, match=found):
         bulk_import(frame(spark, {b"a": b"1"}), store, staging=tmp_path / "s", **columns)
     assert not (tmp_path / "s").exists()
-    assert store.imports() == []
+    assert store.imports.all() == []
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,7 @@ def test_key_that_comes_twice_is_named_and_nothing_is_added(
     with pytest.raises(KeyOrderError, match="came twice") as caught:
         bulk_import(df, store, "key", "value")
     assert caught.value.key == b"b"
-    assert store.imports() == []
+    assert store.imports.all() == []
     assert not any((store.path / "ingest").iterdir())  # type: ignore[operator]
 
 

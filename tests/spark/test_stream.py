@@ -284,7 +284,7 @@ def test_each_micro_batch_is_one_import_however_often_it_is_tried(
 
     def add_twice(batch: DataFrame, batch_id: int) -> None:
         add(batch, batch_id)
-        counted.append(len(store.imports()))
+        counted.append(len(store.imports.all()))
         add(batch, batch_id)  # as after a crash before Spark wrote the batch's end down
 
     for number in range(2):
@@ -301,7 +301,7 @@ def test_each_micro_batch_is_one_import_however_often_it_is_tried(
         query.awaitTermination()
         assert query.exception() is None
     assert counted == [1, 2]
-    assert [found.import_id for found in store.imports()] == [
+    assert [found.import_id for found in store.imports.all()] == [
         import_id_of("orders", 0),
         import_id_of("orders", 1),
     ]

@@ -219,11 +219,11 @@ class StoreMachine(RuleBasedStateMachine):
         """An import that was left linked but not added is gone without a trace."""
         made, _ = source
         record = _record(bulk.read_manifest(made.staging))
-        self.store.prepare_import(record)
-        self.store.link_import(sorted(made.staging.glob("part-*.sst")))
-        assert self.store.is_import_linked(record)
-        assert self.store.abort_import(made.import_id)
-        assert not self.store.is_import_linked(record)
+        self.store.imports.prepare(record)
+        self.store.imports.link(sorted(made.staging.glob("part-*.sst")))
+        assert self.store.imports.is_linked(record)
+        assert self.store.imports.abort(made.import_id)
+        assert not self.store.imports.is_linked(record)
 
     @rule(import_id=consumes(added))
     def revert(self, import_id: int) -> None:

@@ -165,9 +165,9 @@ def test_what_is_listed_may_change_meanwhile(tmp_path: Path) -> None:
         for number in range(150):
             ident = number * 10 + worker + 1
             with store.hold(f"h{ident % 70}", durable=False):
-                store.prepare_import(kvstore.ImportRecord(ident, "digest", 0, 0, ()))
+                store.imports.prepare(kvstore.ImportRecord(ident, "digest", 0, 0, ()))
             if number > 50:
-                store.abort_import(ident - 500)
+                store.imports.abort(ident - 500)
 
     def look(list_all: Callable[[], object]) -> None:
         while not is_over.is_set():
@@ -177,7 +177,7 @@ def test_what_is_listed_may_change_meanwhile(tmp_path: Path) -> None:
     sys.setswitchinterval(1e-6)
     try:
         with kvstore.open(None, engine="memory", durability="async") as store:
-            lists = (store.holds, store.imports, store.stats)
+            lists = (store.holds, store.imports.all, store.stats)
             with ThreadPoolExecutor(5) as pool:
                 looking = [pool.submit(look, each) for each in lists]
                 changing = [pool.submit(change, worker) for worker in range(2)]

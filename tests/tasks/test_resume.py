@@ -108,11 +108,11 @@ def test_an_import_killed_at_each_step_is_added_once(tmp_path: Path) -> None:
             assert list(store.scan()) == []
     killed.work_until("handled")  # added, and the task not yet deleted
     with killed.opened() as store:
-        (record,) = store.imports()
+        (record,) = store.imports.all()
         assert len(list(store.scan())) == ROWS
         worker = Worker(store.tasks, bulk.tasks.handlers(store), retry=PATIENT)
         assert worker.run_one() is Outcome.DONE
-        assert store.imports() == [record]
+        assert store.imports.all() == [record]
         assert store.tasks.sizes() == {}
         store.verify().require_ok()
 

@@ -171,7 +171,7 @@ CRASH = textwrap.dedent(
     if what == "range":
         store.revert_range(b"a", b"z", to=2)
     else:
-        store.revert_import(store.imports()[0].import_id)
+        store.revert_import(store.imports.all()[0].import_id)
     """
 )
 
@@ -304,7 +304,7 @@ def test_a_revert_needs_the_state_just_before_the_import(
     store.put(b"a", b"below")
     store.put(b"b", b"below")
     import_id = add_import(store, tmp_path / "in", [b"a", b"b"])
-    (record,) = store.imports()
+    (record,) = store.imports.all()
     assert record.added is not None
     added = record.added
     store.put(b"z", b"z")

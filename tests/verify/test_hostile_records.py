@@ -85,7 +85,7 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> Stored:
             writer.put(b"i", b"row")
         staged.seal()
         bulk.ingest(store, path / "in")
-        store.revert_import(store.imports()[0].import_id)
+        store.revert_import(store.imports.all()[0].import_id)
         store._holds.drop("backup")
         store.clear_range(b"q", b"r")
         store.hold("lost")

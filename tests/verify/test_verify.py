@@ -82,7 +82,7 @@ def test_sound_store_has_no_problems_and_is_counted(store: Store) -> None:
 
 def test_sound_after_gc_clear_revert_and_reopen(store: Store, tmp_path: Path) -> None:
     store._holds.drop("backup")
-    (imported,) = store.imports()
+    (imported,) = store.imports.all()
     store.clear_range(b"b", b"k")
     store.put(b"b", b"again")
     store.revert_import(imported.import_id)
@@ -125,12 +125,12 @@ Damage = Callable[[Store], object]
             "no record",
         ),
         (
-            lambda s: write(s, DATA, frame(b"z") + s.imports()[0].reference + VALUE, b""),
+            lambda s: write(s, DATA, frame(b"z") + s.imports.all()[0].reference + VALUE, b""),
             "b'z'",
             "outside the spans",
         ),
         (
-            lambda s: write(s, DATA, frame(b"i") + s.imports()[0].reference + VALUE, None),
+            lambda s: write(s, DATA, frame(b"i") + s.imports.all()[0].reference + VALUE, None),
             "import",
             "1 rows, 2 were added",
         ),
@@ -234,8 +234,8 @@ def test_change_in_a_stream_that_is_not_its_own_is_found(store: Store) -> None:
 
 
 def test_records_that_contradict_each_other_are_found(store: Store) -> None:
-    (record,) = store.imports()
-    store._imports._records[record.import_id] = replace(record, reverted=Timestamp(2))
+    (record,) = store.imports.all()
+    store.imports._records[record.import_id] = replace(record, reverted=Timestamp(2))
     hold = store._holds._records["backup"]
     store._holds._records["backup"] = replace(hold, timestamp=Timestamp(-1))
     found = " / ".join(problems(store))
