@@ -28,8 +28,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
 
-from backup.shard import Cas, Shard, Storage, Versioned, witness
-from backup.shard.log import MissingShardError, StateLog
+from backup.shard import Cas, Shard, Storage, Versioned
+from backup.shard.state import witness
+from backup.shard.state.log import MissingShardError, StateLog
 from kvstore.clock import WallClock
 from kvstore.codec.json import read_object
 from kvstore.errors import (

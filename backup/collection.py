@@ -41,13 +41,13 @@ from backup.shard import (
     Tally,
     Window,
     merge_here,
-    witness,
 )
-from backup.shard.blob import sweep
-from backup.shard.part import open_part, require_part
-from backup.shard.patience import Patience, Waiting
+from backup.shard.rows.part import open_part, require_part
 from backup.shard.scrub import ScrubReport
-from backup.shard.storage import public_address
+from backup.shard.state import witness
+from backup.shard.storage.address import public_address
+from backup.shard.storage.blob import sweep
+from backup.shard.storage.patience import Patience, Waiting
 from backup.upload import Upload, upload_here
 from backup.verify import Depth, VerifyReport, verify_chains
 from backup.window import (

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from backup.shard import OP_DELETE, OP_DELETE_RANGE, OP_PUT, VERSIONS_SCHEMA
-from backup.shard.rules import Longs, Sorted
+from backup.shard.rows.rules import Longs, Sorted
 from kvstore.arrow import binary_arrays, key_words
 from kvstore.changes.event import Operation
 from kvstore.limits import ARROW_BYTES_MAX, ARROW_ROWS_MAX

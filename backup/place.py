@@ -1,7 +1,7 @@
 """Where a collection lives: the storage that its URL names, decrypting where it has a key.
 
-The address itself is `backup.shard.storage`'s; here are the two things a collection adds: it does
-not mix with files that are not its own, and it may be encrypted.
+The address itself is read by `backup.shard.storage.address`. A collection adds two rules: it does
+not mix with foreign files, and it may be encrypted.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import Any
 
 from backup.sealed import SealedBlob, SealedConsensus, Secret, unlock
 from backup.shard import FileBlob, Storage, open_storage
-from backup.shard.blob import not_done
-from backup.shard.patience import PATIENCE, Patience
+from backup.shard.storage.blob import not_done
+from backup.shard.storage.patience import PATIENCE, Patience
 from kvstore.errors import NotAStoreError
 
 _LOCAL_FOLDERS = {"blob", "consensus"}

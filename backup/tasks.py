@@ -25,7 +25,7 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 from backup.collection import Collection
-from backup.shard.storage import require_address
+from backup.shard.storage.address import require_address
 from kvstore.arguments import require_age
 from kvstore.codec.json import JsonObject
 from kvstore.errors import UsageError

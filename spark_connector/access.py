@@ -16,7 +16,7 @@ from backup import Collection
 from backup.place import find_place
 from backup.sealed import Secret
 from backup.shard import Storage
-from backup.shard.storage import file_path
+from backup.shard.storage.address import file_path
 from kvstore.errors import UsageError
 
 Address: TypeAlias = "Access | str | os.PathLike[str]"

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import kvstore
-from backup.shard import batch
+from backup.shard.rows import batch
 from kvstore import limits
 from kvstore.errors import UsageError
 from kvstore.loops import chosen

@@ -1,6 +1,9 @@
 """Shards: durable collections of updates over time, on any storage. See `shard.py`."""
 
-from backup.shard.batch import (
+from backup.shard.compact import Merge, merge_here
+from backup.shard.critical import Critical
+from backup.shard.reader import Listen, Reader
+from backup.shard.rows.batch import (
     BatchDesc,
     concat_batches,
     delete_batch,
@@ -8,15 +11,7 @@ from backup.shard.batch import (
     read_batches,
     write_batch,
 )
-from backup.shard.blob import Blob, BlobInfo, FileBlob, MemoryBlob
-from backup.shard.compact import Merge, merge_here
-from backup.shard.consensus import Cas, Consensus, MemoryConsensus, Versioned
-from backup.shard.critical import Critical
-from backup.shard.file_consensus import FileConsensus
-from backup.shard.frontier import EMPTY
-from backup.shard.leases import Listen, Reader
-from backup.shard.read import ListenBatch, Snapshot, Split, split_batches
-from backup.shard.rules import (
+from backup.shard.rows.rules import (
     DIFFS,
     DIFFS_SCHEMA,
     OP_DELETE,
@@ -30,12 +25,17 @@ from backup.shard.rules import (
     View,
     Window,
 )
+from backup.shard.rows.tally import Progress, Tally
+from backup.shard.rows.until import UNTIL
 from backup.shard.shard import Shard
-from backup.shard.state import Batch, Part, State
-from backup.shard.storage import Storage, open_storage
-from backup.shard.tally import Progress, Tally
-from backup.shard.until import UNTIL
-from backup.shard.write import Writer
+from backup.shard.snapshot import ListenBatch, Snapshot, Split, split_batches
+from backup.shard.state.frontier import EMPTY
+from backup.shard.state.state import Batch, Part, State
+from backup.shard.storage.address import Storage, open_storage
+from backup.shard.storage.blob import Blob, BlobInfo, FileBlob, MemoryBlob
+from backup.shard.storage.consensus import Cas, Consensus, MemoryConsensus, Versioned
+from backup.shard.storage.file_consensus import FileConsensus
+from backup.shard.writer import Writer
 
 __all__ = [
     "Shard",

@@ -14,15 +14,15 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-from backup.shard.batch import BatchDesc, delete_batch, part_names, read_batches, write_batch
-from backup.shard.commands import ApplyMerge, MergeOutcome, RequestMerge
-from backup.shard.log import StateLog
-from backup.shard.machine import part_names as names_of
-from backup.shard.part_bytes import MissingPartError
-from backup.shard.rules import RULES, Compact
-from backup.shard.state import Batch
-from backup.shard.tally import Progress, Tally
-from backup.shard.tiers import Slot
+from backup.shard.rows.batch import BatchDesc, delete_batch, part_names, read_batches, write_batch
+from backup.shard.rows.part_bytes import MissingPartError
+from backup.shard.rows.rules import RULES, Compact
+from backup.shard.rows.tally import Progress, Tally
+from backup.shard.state.commands import ApplyMerge, MergeOutcome, RequestMerge
+from backup.shard.state.log import StateLog
+from backup.shard.state.machine import part_names as names_of
+from backup.shard.state.state import Batch
+from backup.shard.state.tiers import Slot
 from kvstore.timestamp import TIMESTAMP_MAX
 
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import secrets
 
-from backup.shard import commands as c
-from backup.shard.frontier import require_frontier
-from backup.shard.log import StateLog
+from backup.shard.state import commands as c
+from backup.shard.state.frontier import require_frontier
+from backup.shard.state.log import StateLog
 from kvstore.errors import FencedError, OpaqueMismatchError
 
 _TAKE_OVER_ATTEMPTS = 8

@@ -21,9 +21,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 
-from backup.shard import codec, machine, witness
-from backup.shard.commands import ExpireIdleWriters, ExpireLapsed, RemoveRollups, RequestGc
-from backup.shard.log import StateLog
+from backup.shard.state import codec, machine, witness
+from backup.shard.state.commands import ExpireIdleWriters, ExpireLapsed, RemoveRollups, RequestGc
+from backup.shard.state.log import StateLog
 from kvstore.limits import ROLLUP_EVERY, WRITER_IDLE_NS
 
 

@@ -13,14 +13,14 @@ from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from functools import partial
 
-from backup.shard import codec
-from backup.shard.log import StateLog
-from backup.shard.part import require_part
-from backup.shard.part_bytes import MissingPartError
-from backup.shard.rules import RULES
-from backup.shard.state import Part
-from backup.shard.tally import Tally
-from backup.shard.witness import is_witness
+from backup.shard.rows.part import require_part
+from backup.shard.rows.part_bytes import MissingPartError
+from backup.shard.rows.rules import RULES
+from backup.shard.rows.tally import Tally
+from backup.shard.state import codec
+from backup.shard.state.log import StateLog
+from backup.shard.state.state import Part
+from backup.shard.state.witness import is_witness
 from kvstore.errors import CorruptionError
 
 

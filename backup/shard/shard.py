@@ -19,21 +19,22 @@ from collections.abc import Iterable, Set
 
 import pyarrow as pa
 
-from backup.shard import commands as c
-from backup.shard import compact, gc, scrub, witness
-from backup.shard.batch import BatchDesc, OnFull, part_names, write_batch
-from backup.shard.blob import Blob
-from backup.shard.consensus import Consensus
+from backup.shard import compact, gc, scrub
 from backup.shard.critical import Critical
-from backup.shard.frontier import frontier_text
-from backup.shard.leases import Reader, snapshot_unheld
-from backup.shard.log import StateLog
-from backup.shard.patience import Patience
-from backup.shard.read import Snapshot
-from backup.shard.rules import VERSIONS, Rule
-from backup.shard.state import Batch, State
-from backup.shard.tally import Progress, Tally
-from backup.shard.write import Writer
+from backup.shard.reader import Reader, snapshot_unheld
+from backup.shard.rows.batch import BatchDesc, OnFull, part_names, write_batch
+from backup.shard.rows.rules import VERSIONS, Rule
+from backup.shard.rows.tally import Progress, Tally
+from backup.shard.snapshot import Snapshot
+from backup.shard.state import commands as c
+from backup.shard.state import witness
+from backup.shard.state.frontier import frontier_text
+from backup.shard.state.log import StateLog
+from backup.shard.state.state import Batch, State
+from backup.shard.storage.blob import Blob
+from backup.shard.storage.consensus import Consensus
+from backup.shard.storage.patience import Patience
+from backup.shard.writer import Writer
 from kvstore.clock import Clock, WallClock
 from kvstore.errors import AccessDeniedError, OutOfSpaceError, UsageError
 from kvstore.limits import LEASE_NS

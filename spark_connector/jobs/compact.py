@@ -30,7 +30,7 @@ from backup.shard import (
     split_batches,
     write_batch,
 )
-from backup.shard.log import StateLog
+from backup.shard.state.log import StateLog
 from kvstore.span import Span
 from spark_connector.access import Access, Address
 from spark_connector.jobs.command import access_of, job_session, parser_of, reporting_errors

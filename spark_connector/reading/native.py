@@ -2,7 +2,7 @@
 
 A Python data source cannot be as fast: turning ready Arrow batches into rows of the JVM alone
 costs as much as Spark's whole scan of a Parquet file. But what a part says is alive at a time is a
-filter over its rows (`backup/shard/until.py`), and a chain mostly is one large batch with a few
+filter over its rows (`backup/shard/rows/until.py`), and a chain mostly is one large batch with few
 small ones behind it:
 
     base     the oldest batch that has rows: its files, and as much of that filter as statistics
@@ -33,7 +33,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
 from backup.shard import OP_PUT, UNTIL, FileBlob, Part
-from backup.shard.part import touches
+from backup.shard.rows.part import touches
 from kvstore.commit import require_readable
 from kvstore.errors import UsageError
 from kvstore.limits import ARROW_ROWS_MAX

@@ -18,7 +18,7 @@ import backup
 import kvstore
 from backup import replication, window
 from backup.shard.shard import Shard
-from backup.shard.storage import public_address
+from backup.shard.storage.address import public_address
 from backup.source import StoreSource
 from kvstore.errors import HistoryGoneError, KVStoreError, StorageError
 
@@ -89,7 +89,7 @@ def test_an_increment_that_fails_keeps_the_hold_of_its_window(
 def test_what_was_recorded_of_a_first_backup_keeps_its_hold(
     store: kvstore.Store, collection: backup.Collection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from backup.shard import batch, part
+    from backup.shard.rows import batch, part
 
     monkeypatch.setattr(part, "PART_BYTES_MAX", 2_000)
     monkeypatch.setattr(batch, "ROW_GROUP_ROWS_MAX", 20)

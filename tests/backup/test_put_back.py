@@ -10,8 +10,9 @@ import pytest
 
 import backup
 import kvstore
-from backup.shard import BatchDesc, MemoryBlob, MemoryConsensus, Shard, Versioned, witness
-from backup.shard.codec import decode_diff
+from backup.shard import BatchDesc, MemoryBlob, MemoryConsensus, Shard, Versioned
+from backup.shard.state import witness
+from backup.shard.state.codec import decode_diff
 from kvstore.errors import CorruptionError, StatesLostError
 from kvstore.limits import ROLLUP_EVERY
 from tests.shard.rows import put, versions

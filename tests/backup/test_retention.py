@@ -14,8 +14,8 @@ import backup
 import kvstore
 from backup.chains import Chains
 from backup.shard import Shard
-from backup.shard.file_consensus import FileConsensus
-from backup.shard.log import StateLog
+from backup.shard.state.log import StateLog
+from backup.shard.storage.file_consensus import FileConsensus
 from kvstore.errors import (
     HistoryGoneError,
     UsageError,

@@ -19,8 +19,8 @@ import pytest
 
 import bulk
 import kvstore
-from backup.shard.consensus import Cas, Versioned
-from backup.shard.file_consensus import FileConsensus
+from backup.shard.storage.consensus import Cas, Versioned
+from backup.shard.storage.file_consensus import FileConsensus
 from kvstore.errors import KVStoreError, OutOfSpaceError, StorageError
 from kvstore.journal import Journal, Sync, compact, inspect, read, salvage
 from kvstore.tasks import Tasks

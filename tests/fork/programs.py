@@ -22,7 +22,7 @@ import pytest
 from obstore.store import LocalStore
 
 import kvstore
-from backup.shard.object_store import ObjectBlob
+from backup.shard.storage.object_store import ObjectBlob
 from kvstore.errors import ForkedError, LockedError
 from kvstore.store import Store
 from kvstore.tasks import Tasks

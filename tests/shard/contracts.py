@@ -6,8 +6,8 @@ import threading
 
 import pytest
 
-from backup.shard.blob import Blob, BlobInfo
-from backup.shard.consensus import SEQNO_MAX, Cas, Consensus, Versioned
+from backup.shard.storage.blob import Blob, BlobInfo
+from backup.shard.storage.consensus import SEQNO_MAX, Cas, Consensus, Versioned
 from kvstore.errors import DeterminateError, UsageError
 
 KEY = "s-1"

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from backup.shard import commands as c
-from backup.shard import machine
-from backup.shard.frontier import EMPTY
-from backup.shard.machine import OPAQUE_INITIAL
-from backup.shard.state import Batch, Part, State
+from backup.shard.state import commands as c
+from backup.shard.state import machine
+from backup.shard.state.frontier import EMPTY
+from backup.shard.state.machine import OPAQUE_INITIAL
+from backup.shard.state.state import Batch, Part, State
 
 SECOND = 1_000_000_000
 

@@ -16,11 +16,11 @@ from dataclasses import replace
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from backup.shard.batch import BatchDesc, part_names, read_batches, write_batch
-from backup.shard.blob import MemoryBlob
-from backup.shard.part import open_part, require_part, translated
-from backup.shard.rules import OP_DELETE_RANGE, OP_PUT, VERSIONS, VERSIONS_SCHEMA, Window
-from backup.shard.state import Batch, Part
+from backup.shard.rows.batch import BatchDesc, part_names, read_batches, write_batch
+from backup.shard.rows.part import open_part, require_part, translated
+from backup.shard.rows.rules import OP_DELETE_RANGE, OP_PUT, VERSIONS, VERSIONS_SCHEMA, Window
+from backup.shard.state.state import Batch, Part
+from backup.shard.storage.blob import MemoryBlob
 from kvstore.digest import digest
 from kvstore.errors import CorruptionError, FormatVersionError
 from kvstore.testing.bounds import bounds

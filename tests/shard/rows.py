@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
-from backup.shard.rules import (
+from backup.shard.rows.rules import (
     DIFFS_SCHEMA,
     OP_DELETE,
     OP_DELETE_RANGE,

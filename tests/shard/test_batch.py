@@ -14,14 +14,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from backup.shard import part as part_module
-from backup.shard.batch import BatchDesc, delete_batch, part_names, read_batches, write_batch
-from backup.shard.blob import FileBlob, MemoryBlob
-from backup.shard.faults import FaultRates, FaultyBlob, Weather
-from backup.shard.part import open_part, read_part
-from backup.shard.part_bytes import MissingPartError
-from backup.shard.rules import DIFFS, VERSIONS, AsOf, Window
-from backup.shard.state import Batch, Part
+from backup.shard.rows import part as part_module
+from backup.shard.rows.batch import BatchDesc, delete_batch, part_names, read_batches, write_batch
+from backup.shard.rows.part import open_part, read_part
+from backup.shard.rows.part_bytes import MissingPartError
+from backup.shard.rows.rules import DIFFS, VERSIONS, AsOf, Window
+from backup.shard.state.state import Batch, Part
+from backup.shard.storage.blob import FileBlob, MemoryBlob
+from backup.shard.storage.faults import FaultRates, FaultyBlob, Weather
 from kvstore.clock import ManualClock
 from kvstore.digest import digest
 from kvstore.errors import CorruptionError, FormatVersionError, KeyOrderError, UsageError

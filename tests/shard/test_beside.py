@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from backup.shard.beside import ahead
+from backup.shard.rows.beside import ahead
 
 
 def test_items_come_in_order() -> None:

@@ -11,9 +11,9 @@ import pytest
 from obstore.store import LocalStore, MemoryStore, ObjectStore
 
 from backup.sealed import DataKey, SealedBlob, Secret
-from backup.shard.batch import put_retrying
-from backup.shard.blob import Blob, FileBlob, MemoryBlob, sweep
-from backup.shard.object_store import ObjectBlob
+from backup.shard.rows.batch import put_retrying
+from backup.shard.storage.blob import Blob, FileBlob, MemoryBlob, sweep
+from backup.shard.storage.object_store import ObjectBlob
 from kvstore.errors import AccessDeniedError
 from tests.shard.contracts import BlobContract
 

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from backup.shard import codec, machine
-from backup.shard import commands as c
-from backup.shard.frontier import EMPTY
-from backup.shard.state import (
+from backup.shard.state import codec, machine
+from backup.shard.state import commands as c
+from backup.shard.state.frontier import EMPTY
+from backup.shard.state.state import (
     STATE_VERSION,
     Batch,
     Column,

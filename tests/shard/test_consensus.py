@@ -13,9 +13,9 @@ import obstore
 import pytest
 from obstore.store import LocalStore, MemoryStore, ObjectStore
 
-from backup.shard.consensus import Cas, Consensus, MemoryConsensus, Versioned
-from backup.shard.file_consensus import FileConsensus
-from backup.shard.object_store import ObjectConsensus
+from backup.shard.storage.consensus import Cas, Consensus, MemoryConsensus, Versioned
+from backup.shard.storage.file_consensus import FileConsensus
+from backup.shard.storage.object_store import ObjectConsensus
 from kvstore.errors import CorruptionError, IndeterminateError
 from kvstore.journal import Journal
 from tests.shard.contracts import KEY, ConsensusContract, cas, fill, seqnos

@@ -15,10 +15,10 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from backup.shard.batch import BatchDesc
-from backup.shard.blob import FileBlob
-from backup.shard.file_consensus import FileConsensus
+from backup.shard.rows.batch import BatchDesc
 from backup.shard.shard import Shard
+from backup.shard.storage.blob import FileBlob
+from backup.shard.storage.file_consensus import FileConsensus
 from tests.shard.rows import put, state_of, versions
 
 WRITER = """

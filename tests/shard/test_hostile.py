@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from backup.shard import codec
-from backup.shard.read import Split
-from backup.shard.state import Batch
+from backup.shard.snapshot import Split
+from backup.shard.state import codec
+from backup.shard.state.state import Batch
 from kvstore.errors import CorruptionError, FormatVersionError
 from kvstore.span import Span
 from tests.shard.test_codec import FIRST, FULL, PART

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from backup.shard import commands as c
-from backup.shard.frontier import EMPTY
-from backup.shard.machine import OPAQUE_INITIAL
-from backup.shard.state import Batch, Column
+from backup.shard.state import commands as c
+from backup.shard.state.frontier import EMPTY
+from backup.shard.state.machine import OPAQUE_INITIAL
+from backup.shard.state.state import Batch, Column
 from kvstore.limits import ROLLUP_EVERY
 from tests.shard.driver import SECOND, Driver, batch, caa, register
 

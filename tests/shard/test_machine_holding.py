@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from backup.shard import commands as c
-from backup.shard import machine
-from backup.shard.frontier import EMPTY
-from backup.shard.machine import OPAQUE_INITIAL
-from backup.shard.state import LeasedReader
+from backup.shard.state import commands as c
+from backup.shard.state import machine
+from backup.shard.state.frontier import EMPTY
+from backup.shard.state.machine import OPAQUE_INITIAL
+from backup.shard.state.state import LeasedReader
 from kvstore.errors import HistoryGoneError, NotYetWrittenError, UsageError
 from tests.shard.driver import SECOND, Driver, register
 

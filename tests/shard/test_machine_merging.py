@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from backup.shard import commands as c
-from backup.shard import machine
-from backup.shard.state import Batch
+from backup.shard.state import commands as c
+from backup.shard.state import machine
+from backup.shard.state.state import Batch
 from kvstore.limits import MERGE_FAN_IN
 from tests.shard.driver import Driver, part, register
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from backup.shard import newfile
+from backup.shard.storage import newfile
 
 SIZES = [
     0,

@@ -15,11 +15,11 @@ import pytest
 
 import backup
 import kvstore
-from backup.shard.blob import FileBlob
-from backup.shard.file_consensus import FileConsensus
-from backup.shard.object_store import open_object_store
-from backup.shard.patience import LOG, Patience, Waiting
-from backup.shard.storage import Storage
+from backup.shard.storage.address import Storage
+from backup.shard.storage.blob import FileBlob
+from backup.shard.storage.file_consensus import FileConsensus
+from backup.shard.storage.object_store import open_object_store
+from backup.shard.storage.patience import LOG, Patience, Waiting
 from kvstore.errors import (
     AccessDeniedError,
     DeterminateError,

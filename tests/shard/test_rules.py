@@ -12,11 +12,11 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from backup.shard.batch import BatchDesc, concat_batches, part_names, read_batches, write_batch
-from backup.shard.blob import MemoryBlob
-from backup.shard.merge import ONE_ROW, merge_sorted
-from backup.shard.rules import DIFFS, VERSIONS, AsOf, Compact, Rule, View, Window
-from backup.shard.state import Batch
+from backup.shard.rows.batch import BatchDesc, concat_batches, part_names, read_batches, write_batch
+from backup.shard.rows.merge import ONE_ROW, merge_sorted
+from backup.shard.rows.rules import DIFFS, VERSIONS, AsOf, Compact, Rule, View, Window
+from backup.shard.state.state import Batch
+from backup.shard.storage.blob import MemoryBlob
 from kvstore.arrow import key_words
 from kvstore.span import Span
 from tests.shard.rows import (
@@ -285,8 +285,8 @@ def test_small_runs_beside_a_large_one_do_not_make_windows_small() -> None:
         desc = BatchDesc(number, number + 1)
         batches.append(write_batch(blob, desc, versions(few), rule=VERSIONS, names=names))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("backup.shard.batch.MERGE_ROWS_MAX", 16_000)
-        patch.setattr("backup.shard.batch.MERGE_SOURCE_ROWS_MIN", 1)
+        patch.setattr("backup.shard.rows.batch.MERGE_ROWS_MAX", 16_000)
+        patch.setattr("backup.shard.rows.batch.MERGE_SOURCE_ROWS_MIN", 1)
         found = [w.num_rows for w in read_batches(blob, batches, rule=VERSIONS, view=Window(0, 99))]
     assert sum(found) == 32_000
     assert len(found) < 10
@@ -295,8 +295,8 @@ def test_small_runs_beside_a_large_one_do_not_make_windows_small() -> None:
 def test_a_merge_of_large_values_buffers_a_bounded_number_of_bytes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("backup.shard.batch.ROW_GROUP_BYTES_MAX", 4 << 20)
-    monkeypatch.setattr("backup.shard.batch.MERGE_BYTES_MAX", 32 << 20)
+    monkeypatch.setattr("backup.shard.rows.batch.ROW_GROUP_BYTES_MAX", 4 << 20)
+    monkeypatch.setattr("backup.shard.rows.batch.MERGE_BYTES_MAX", 32 << 20)
     blob, names = MemoryBlob(), part_names("s")
     value, batches = bytes(1 << 20), []
     for number in range(4):

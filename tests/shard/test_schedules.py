@@ -15,14 +15,14 @@ from itertools import pairwise
 
 import pytest
 
-from backup.shard.batch import BatchDesc
-from backup.shard.blob import MemoryBlob
-from backup.shard.consensus import MemoryConsensus
-from backup.shard.faults import FaultRates, FaultyBlob, FaultyConsensus, Weather
-from backup.shard.frontier import EMPTY
-from backup.shard.patience import Patience
-from backup.shard.rules import DIFFS, VERSIONS, AsOf, Rule
+from backup.shard.rows.batch import BatchDesc
+from backup.shard.rows.rules import DIFFS, VERSIONS, AsOf, Rule
 from backup.shard.shard import Shard
+from backup.shard.state.frontier import EMPTY
+from backup.shard.storage.blob import MemoryBlob
+from backup.shard.storage.consensus import MemoryConsensus
+from backup.shard.storage.faults import FaultRates, FaultyBlob, FaultyConsensus, Weather
+from backup.shard.storage.patience import Patience
 from kvstore.clock import ManualClock
 from kvstore.errors import (
     DeterminateError,

@@ -9,15 +9,15 @@ import pytest
 from obstore.store import ObjectStore
 
 from backup.shard import gc
-from backup.shard.batch import BatchDesc, part_names, write_batch
-from backup.shard.blob import Blob, FileBlob, MemoryBlob
-from backup.shard.consensus import Consensus, MemoryConsensus, Versioned
-from backup.shard.faults import FaultyBlob, FaultyConsensus, Weather
-from backup.shard.file_consensus import FileConsensus
-from backup.shard.frontier import EMPTY
-from backup.shard.object_store import ObjectBlob, ObjectConsensus
-from backup.shard.rules import DIFFS, VERSIONS
-from backup.shard.state import Batch
+from backup.shard.rows.batch import BatchDesc, part_names, write_batch
+from backup.shard.rows.rules import DIFFS, VERSIONS
+from backup.shard.state.frontier import EMPTY
+from backup.shard.state.state import Batch
+from backup.shard.storage.blob import Blob, FileBlob, MemoryBlob
+from backup.shard.storage.consensus import Consensus, MemoryConsensus, Versioned
+from backup.shard.storage.faults import FaultyBlob, FaultyConsensus, Weather
+from backup.shard.storage.file_consensus import FileConsensus
+from backup.shard.storage.object_store import ObjectBlob, ObjectConsensus
 from kvstore.errors import (
     HistoryGoneError,
     UpperMismatchError,

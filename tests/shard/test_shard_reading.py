@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from backup.shard.batch import BatchDesc
-from backup.shard.frontier import EMPTY
-from backup.shard.read import Split
-from backup.shard.rules import Window
+from backup.shard.rows.batch import BatchDesc
+from backup.shard.rows.rules import Window
+from backup.shard.snapshot import Split
+from backup.shard.state.frontier import EMPTY
 from kvstore.errors import (
     CorruptionError,
     HistoryGoneError,

@@ -6,9 +6,9 @@ import random
 
 import pytest
 
-from backup.shard import commands as c
-from backup.shard.batch import BatchDesc
-from backup.shard.state import Batch
+from backup.shard.rows.batch import BatchDesc
+from backup.shard.state import commands as c
+from backup.shard.state.state import Batch
 from kvstore.errors import (
     IndeterminateError,
     UpperMismatchError,

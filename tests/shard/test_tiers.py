@@ -9,8 +9,8 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backup.shard.state import Batch, Part
-from backup.shard.tiers import (
+from backup.shard.state.state import Batch, Part
+from backup.shard.state.tiers import (
     _EMPTY_BATCH_BYTES,
     MERGE_FAN_IN,
     Slot,

@@ -9,8 +9,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from backup.shard import BatchDesc, MemoryBlob, part_names, write_batch
-from backup.shard import batch as batch_module
-from backup.shard.rules import OP_PUT, VERSIONS
+from backup.shard.rows import batch as batch_module
+from backup.shard.rows.rules import OP_PUT, VERSIONS
 from tests.shard.rows import Row, delete, delete_range, model_state, put, versions
 
 KEYS = [b"", b"a", b"a\x00", b"b", b"c", b"\xff"]

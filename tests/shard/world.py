@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from backup.shard.batch import BatchDesc
-from backup.shard.blob import Blob, MemoryBlob
-from backup.shard.consensus import Cas, Consensus, MemoryConsensus, Versioned
-from backup.shard.patience import Patience
+from backup.shard.rows.batch import BatchDesc
 from backup.shard.shard import Shard
-from backup.shard.state import Batch
+from backup.shard.state.state import Batch
+from backup.shard.storage.blob import Blob, MemoryBlob
+from backup.shard.storage.consensus import Cas, Consensus, MemoryConsensus, Versioned
+from backup.shard.storage.patience import Patience
 from kvstore.clock import ManualClock
 from kvstore.errors import (
     DeterminateError,

@@ -15,8 +15,8 @@ import pytest
 
 import kvstore
 from backup import Collection
-from backup.shard import batch as batch_module
-from backup.shard import part as part_module
+from backup.shard.rows import batch as batch_module
+from backup.shard.rows import part as part_module
 from kvstore import Span, Store, Timestamp
 from kvstore.errors import HistoryGoneError, NotYetWrittenError, UsageError
 from spark_connector import read_collection

@@ -19,9 +19,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from backup.shard import commands as c
-from backup.shard.frontier import EMPTY
-from backup.shard.state import (
+from backup.shard.state import commands as c
+from backup.shard.state.frontier import EMPTY
+from backup.shard.state.state import (
     Batch,
     CriticalHold,
     LeasedReader,
@@ -29,7 +29,7 @@ from backup.shard.state import (
     WriterState,
     is_anonymous,
 )
-from backup.shard.tiers import add_slot, covering, overlapping, plan_merge
+from backup.shard.state.tiers import add_slot, covering, overlapping, plan_merge
 from kvstore.errors import HistoryGoneError, NotYetWrittenError, UsageError
 from kvstore.limits import INLINE_BYTES_MAX, ROLLUP_EVERY
 

@@ -14,11 +14,11 @@ import os
 from typing import Any, NamedTuple
 from urllib.parse import unquote, urlsplit, urlunsplit
 
-from backup.shard.blob import Blob, FileBlob, MemoryBlob
-from backup.shard.consensus import Consensus, MemoryConsensus
-from backup.shard.file_consensus import FileConsensus
-from backup.shard.object_store import open_object_store
-from backup.shard.patience import PATIENCE, Patience
+from backup.shard.storage.blob import Blob, FileBlob, MemoryBlob
+from backup.shard.storage.consensus import Consensus, MemoryConsensus
+from backup.shard.storage.file_consensus import FileConsensus
+from backup.shard.storage.object_store import open_object_store
+from backup.shard.storage.patience import PATIENCE, Patience
 from kvstore.errors import UsageError
 
 _memories: dict[str, Storage] = {}

@@ -20,12 +20,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from backup.shard.beside import Beside, ahead
-from backup.shard.blob import FAILURES, Blob
-from backup.shard.frontier import require_frontier
-from backup.shard.merge import ONE_ROW, Share, merge_sorted
-from backup.shard.part import PartBuilder, read_part, touches
-from backup.shard.rules import (
+from backup.shard.rows.beside import Beside, ahead
+from backup.shard.rows.merge import ONE_ROW, Share, merge_sorted
+from backup.shard.rows.part import PartBuilder, read_part, touches
+from backup.shard.rows.rules import (
     OP_DELETE_RANGE,
     AsOf,
     Rule,
@@ -34,7 +32,9 @@ from backup.shard.rules import (
     column_numpy,
     lower_bound,
 )
-from backup.shard.state import Batch, Part
+from backup.shard.state.frontier import require_frontier
+from backup.shard.state.state import Batch, Part
+from backup.shard.storage.blob import FAILURES, Blob
 from kvstore.clock import Clock, WallClock
 from kvstore.digest import digest
 from kvstore.errors import KeyOrderError, UsageError

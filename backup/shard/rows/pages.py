@@ -23,7 +23,7 @@ from typing import Final, NamedTuple
 
 import pyarrow as pa
 
-from backup.shard.thrift import Fields, listed, number, read_struct, struct, text
+from backup.shard.rows.thrift import Fields, listed, number, read_struct, struct, text
 from kvstore.limits import (
     GROUP_BYTES_READ_MAX,
     GROUP_ROWS_READ_MAX,

@@ -22,7 +22,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from backup.shard.rules import Rule, Sorted, lower_bound
+from backup.shard.rows.rules import Rule, Sorted, lower_bound
 from kvstore.arrow import key_words
 
 _Indexes: TypeAlias = npt.NDArray[np.int64]

@@ -44,7 +44,7 @@ from obstore.exceptions import (
 )
 from obstore.store import ObjectStore, from_url
 
-from backup.shard.blob import (
+from backup.shard.storage.blob import (
     BlobInfo,
     name_taken,
     not_done,
@@ -52,14 +52,14 @@ from backup.shard.blob import (
     restore_existing,
     translate_os_error,
 )
-from backup.shard.consensus import (
+from backup.shard.storage.consensus import (
     Cas,
     Versioned,
     require_cas,
     require_consensus_key,
     require_truncation,
 )
-from backup.shard.patience import PATIENCE, Patience
+from backup.shard.storage.patience import PATIENCE, Patience
 from kvstore.errors import (
     AccessDeniedError,
     CorruptionError,

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from backup.shard.state import Batch
+from backup.shard.state.state import Batch
 from kvstore.limits import MERGE_FAN_IN
 
 Slot = tuple[int, int]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
-from backup.shard.state import Batch, Column
+from backup.shard.state.state import Batch, Column
 
 # -- writing ---------------------------------------------------------------------------------
 

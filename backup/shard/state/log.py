@@ -26,11 +26,11 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
-from backup.shard import codec, commands, machine
-from backup.shard.blob import FAILURES, Blob
-from backup.shard.consensus import Cas, Consensus, Versioned, require_consensus_key
-from backup.shard.patience import Patience
-from backup.shard.state import State
+from backup.shard.state import codec, commands, machine
+from backup.shard.state.state import State
+from backup.shard.storage.blob import FAILURES, Blob
+from backup.shard.storage.consensus import Cas, Consensus, Versioned, require_consensus_key
+from backup.shard.storage.patience import Patience
 from kvstore.clock import WallClock
 from kvstore.digest import digest
 from kvstore.errors import (

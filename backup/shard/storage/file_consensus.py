@@ -25,15 +25,15 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from backup.shard.blob import not_done, translate_os_error
-from backup.shard.consensus import (
+from backup.shard.storage.blob import not_done, translate_os_error
+from backup.shard.storage.consensus import (
     Cas,
     Versioned,
     require_cas,
     require_consensus_key,
     require_truncation,
 )
-from backup.shard.patience import PATIENCE, Patience
+from backup.shard.storage.patience import PATIENCE, Patience
 from kvstore.errors import (
     CorruptionError,
     DeterminateError,

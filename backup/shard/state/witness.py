@@ -21,8 +21,8 @@ from contextlib import suppress
 from functools import partial
 from typing import Final
 
-from backup.shard.blob import FAILURES, Blob
-from backup.shard.log import StateLog
+from backup.shard.state.log import StateLog
+from backup.shard.storage.blob import FAILURES, Blob
 from kvstore.digest import digest
 from kvstore.errors import CorruptionError, StatesLostError, UsageError
 

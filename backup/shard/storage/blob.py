@@ -26,8 +26,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final, NamedTuple, Protocol, runtime_checkable
 
-from backup.shard.newfile import write_synced
-from backup.shard.patience import PATIENCE, Patience
+from backup.shard.storage.newfile import write_synced
+from backup.shard.storage.patience import PATIENCE, Patience
 from kvstore.errors import (
     AccessDeniedError,
     DeterminateError,

@@ -29,12 +29,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from backup.shard.blob import Blob
-from backup.shard.pages import chunks_of, properties, read_footer
-from backup.shard.part_bytes import FetchedPart, WholePart, part_bytes
-from backup.shard.rules import OP_DELETE_RANGE, RULES, Rule, column_numpy, keep, lower_bound
-from backup.shard.state import Part
-from backup.shard.until import UNTIL, Until
+from backup.shard.rows.pages import chunks_of, properties, read_footer
+from backup.shard.rows.part_bytes import FetchedPart, WholePart, part_bytes
+from backup.shard.rows.rules import OP_DELETE_RANGE, RULES, Rule, column_numpy, keep, lower_bound
+from backup.shard.rows.until import UNTIL, Until
+from backup.shard.state.state import Part
+from backup.shard.storage.blob import Blob
 from kvstore.errors import CorruptionError, FormatVersionError, KVStoreError
 from kvstore.limits import (
     BOUND_BYTES_MAX,

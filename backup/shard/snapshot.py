@@ -15,13 +15,13 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
-from backup.shard import codec
-from backup.shard.batch import read_batches
-from backup.shard.blob import Blob
-from backup.shard.part import open_part
-from backup.shard.part_bytes import MissingPartError
-from backup.shard.rules import RULES, AsOf, View, Window
-from backup.shard.state import Batch
+from backup.shard.rows.batch import read_batches
+from backup.shard.rows.part import open_part
+from backup.shard.rows.part_bytes import MissingPartError
+from backup.shard.rows.rules import RULES, AsOf, View, Window
+from backup.shard.state import codec
+from backup.shard.state.state import Batch
+from backup.shard.storage.blob import Blob
 from kvstore.codec.json import read_object
 from kvstore.forks import own
 from kvstore.limits import STATE_BYTES_MAX

@@ -16,7 +16,7 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
-from backup.shard.rules import OP_DELETE_RANGE, column_numpy, same_as_previous
+from backup.shard.rows.rules import OP_DELETE_RANGE, column_numpy, same_as_previous
 
 UNTIL: Final = pa.field("until", pa.int64())
 

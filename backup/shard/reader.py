@@ -11,15 +11,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 
-from backup.shard import commands as c
-from backup.shard import machine
-from backup.shard.batch import read_batches
-from backup.shard.blob import FAILURES
-from backup.shard.frontier import EMPTY, require_frontier
-from backup.shard.log import StateLog
-from backup.shard.part_bytes import MissingPartError
-from backup.shard.read import ListenBatch, Snapshot, explained, listen_window
-from backup.shard.rules import RULES
+from backup.shard.rows.batch import read_batches
+from backup.shard.rows.part_bytes import MissingPartError
+from backup.shard.rows.rules import RULES
+from backup.shard.snapshot import ListenBatch, Snapshot, explained, listen_window
+from backup.shard.state import commands as c
+from backup.shard.state import machine
+from backup.shard.state.frontier import EMPTY, require_frontier
+from backup.shard.state.log import StateLog
+from backup.shard.storage.blob import FAILURES
 from kvstore.errors import ForkedError, HistoryGoneError, LeaseExpiredError
 
 

@@ -13,9 +13,9 @@ from itertools import islice
 
 import pyarrow as pa
 
-from backup.shard.blob import Blob
-from backup.shard.pages import TAIL_BYTES, Chunk, footer_bytes, require_pages
-from backup.shard.state import Part
+from backup.shard.rows.pages import TAIL_BYTES, Chunk, footer_bytes, require_pages
+from backup.shard.state.state import Part
+from backup.shard.storage.blob import Blob
 from kvstore.digest import is_digest
 from kvstore.errors import CorruptionError
 

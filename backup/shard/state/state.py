@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from backup.shard.frontier import EMPTY
+from backup.shard.state.frontier import EMPTY
 
 _ANONYMOUS = re.compile(r"w-[0-9a-f]{16}")
 

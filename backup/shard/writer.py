@@ -10,11 +10,11 @@ from __future__ import annotations
 import secrets
 from dataclasses import replace
 
-from backup.shard import commands as c
-from backup.shard.batch import part_names, put_retrying
-from backup.shard.frontier import frontier_text, require_frontier
-from backup.shard.log import StateLog
-from backup.shard.state import Batch
+from backup.shard.rows.batch import part_names, put_retrying
+from backup.shard.state import commands as c
+from backup.shard.state.frontier import frontier_text, require_frontier
+from backup.shard.state.log import StateLog
+from backup.shard.state.state import Batch
 from kvstore.errors import IndeterminateError, UpperMismatchError, UsageError
 
 

@@ -37,9 +37,8 @@ from dataclasses import dataclass, replace
 from dataclasses import fields as fields_of
 from typing import Any
 
-from backup.shard.blob import require_name
-from backup.shard.frontier import EMPTY
-from backup.shard.state import (
+from backup.shard.state.frontier import EMPTY
+from backup.shard.state.state import (
     STATE_VERSION,
     Batch,
     Column,
@@ -49,6 +48,7 @@ from backup.shard.state import (
     State,
     WriterState,
 )
+from backup.shard.storage.blob import require_name
 from kvstore.codec.json import JsonObject, read_object
 from kvstore.digest import digest
 from kvstore.errors import CorruptionError, FormatVersionError

@@ -1,0 +1,1 @@
+"""Storage of shards: blobs and consensus, as a contract and on memory, files and object stores."""
