@@ -5,10 +5,8 @@ one value twice. `Clock` and `ManualClock` give the wall time; `Timeline`, which
 for itself, turns it into such timestamps.
 
 Invariants
-1. `Timeline.next()` is strictly above everything it gave, took in or was opened at.
+1. `Timeline.next()` is strictly above everything that it gave or was opened at.
 2. Where the wall clock has not moved on, it steps by 1 ns.
-3. A remote timestamp further ahead of the wall clock than the bound is refused, so that one bad
-   machine cannot drag the timeline into the future.
 """
 
 from __future__ import annotations
@@ -17,7 +15,6 @@ import time
 from typing import Protocol
 
 from kvstore.errors import UsageError
-from kvstore.limits import CLOCK_AHEAD_NS_MAX
 from kvstore.timestamp import TIMESTAMP_MAX, Timestamp
 
 
@@ -75,17 +72,3 @@ class Timeline:
             raise UsageError(f"the clock is at {int(timestamp)}, the end of time", "correct it")
         self._last = timestamp
         return timestamp
-
-    def observe(self, timestamp: int) -> None:
-        """Take in a timestamp from elsewhere: everything given from now on is above it.
-
-        Raises `UsageError` if it lies further ahead of the wall clock than
-        `CLOCK_AHEAD_NS_MAX`: correct the clock of one of the two machines.
-        """
-        ahead = timestamp - self._clock.wall_ns()
-        if timestamp > self._last and ahead > CLOCK_AHEAD_NS_MAX:
-            raise UsageError(
-                f"remote timestamp {timestamp} is {ahead / 1e9:.1f} s ahead of our clock",
-                "correct the clock of one of the machines",
-            )
-        self._last = max(self._last, timestamp)

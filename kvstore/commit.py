@@ -274,11 +274,6 @@ class Committer:
             self._is_finished, self.is_healthy = True, False
             self.wake()
 
-    def observe(self, timestamp: int) -> None:
-        """Keep all later commits above `timestamp`, which came from elsewhere."""
-        with self.lock:
-            self._timeline.observe(timestamp)
-
     # -- reading ----------------------------------------------------------------------------
 
     def readable(self, as_of: int) -> int:

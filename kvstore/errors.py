@@ -14,7 +14,6 @@
     |-- RetryableError          surely not done: try again
     |   |-- ConflictError           a transaction read what another commit changed
     |   |-- PreconditionError       a conditional write found something else than expected
-    |   |-- WriteTooOldError        a version at or above the given timestamp exists
     |   |-- DependencyError         tasks are not at the versions that a change depends on
     |   |-- HistoryHeldError        a hold or reader needs the history that was to be cleared
     |   |-- DeterminateError        a blob or consensus call surely had no effect
@@ -214,19 +213,6 @@ class PreconditionError(RetryableError):
         self.key = key
         self.expected = expected
         self.found = found
-
-
-class WriteTooOldError(RetryableError):
-    """A write at an explicit timestamp met a version at or above it; nothing was written."""
-
-    def __init__(self, key: bytes, *, timestamp: int, least: int) -> None:
-        super().__init__(
-            f"key {printable(key)} has a version at {least - 1}, at or above {timestamp}",
-            f"write at {least} or above",
-        )
-        self.key = key
-        self.timestamp = timestamp
-        self.least = least
 
 
 class DependencyError(RetryableError):

@@ -40,9 +40,6 @@ ARROW_ROWS_MAX = 16_384
 ARROW_BYTES_MAX = 32 << 20
 """Bytes of one record batch, far below the 2 GiB of an Arrow binary column."""
 
-CLOCK_AHEAD_NS_MAX = 10 * 60 * 1_000_000_000
-"""How far ahead of the wall clock a remote timestamp may lie before it is refused."""
-
 JSON_BYTES_MAX = 64 << 20
 """One JSON record or manifest. Its largest kind, the manifest of an import, takes some 300 bytes a
 part and its two bounds; parsed, hostile JSON takes some twenty times its size of memory."""

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import time
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from kvstore.clock import Clock, ManualClock, Timeline
-from kvstore.errors import UsageError
-from kvstore.limits import CLOCK_AHEAD_NS_MAX
 from kvstore.timestamp import Timestamp
 
 START = 1_000_000_000_000
@@ -21,7 +18,6 @@ steps = st.lists(
         st.tuples(st.just("now"), st.just(0)),
         st.tuples(st.just("advance"), st.integers(0, 100)),
         st.tuples(st.just("set"), st.integers(START - 100, START + 100)),
-        st.tuples(st.just("observe"), st.integers(START - 100, START + 100)),
     ),
     max_size=30,
 )
@@ -41,9 +37,6 @@ def test_every_timestamp_is_above_all_before_it(
             highest = given_out
         elif step == "now":
             assert timeline.now() == max(clock.wall_ns(), highest)
-        elif step == "observe":
-            timeline.observe(amount)
-            highest = max(highest, amount)
         else:
             getattr(clock, step)(amount)
 
@@ -57,24 +50,6 @@ def test_clock_that_stands_still_gives_steps_of_one_nanosecond() -> None:
 def test_looking_at_the_time_does_not_use_it_up() -> None:
     timeline = Timeline(ManualClock(START))
     assert timeline.now() == timeline.now() == timeline.next()
-
-
-def test_remote_timestamp_at_the_bound_is_taken_and_one_above_is_refused() -> None:
-    timeline = Timeline(ManualClock(START))
-    with pytest.raises(UsageError, match=r"600\.0 s ahead"):
-        timeline.observe(START + CLOCK_AHEAD_NS_MAX + 1)
-    assert timeline.next() == START  # the refused one left no trace
-    timeline.observe(START + CLOCK_AHEAD_NS_MAX)
-    assert timeline.next() == START + CLOCK_AHEAD_NS_MAX + 1
-
-
-def test_what_the_timeline_has_passed_already_is_never_refused() -> None:
-    clock = ManualClock(START)
-    timeline = Timeline(clock)
-    timeline.next()
-    clock.set(0)  # all of history now lies ahead of the clock
-    timeline.observe(START)
-    assert timeline.next() == START + 1
 
 
 def test_the_machines_clock_counts_nanoseconds_since_the_epoch() -> None:

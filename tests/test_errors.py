@@ -25,7 +25,6 @@ ERRORS: list[KVStoreError] = [
     errors.RetryableError("the queue is full", "try again"),
     errors.ConflictError(read_at=1, written_at=2, where="key b'k'"),
     errors.PreconditionError(b"k", expected=b"1", found=None),
-    errors.WriteTooOldError(b"k", timestamp=5, least=8),
     errors.LockedError("/d"),
     errors.HistoryGoneError(as_of=3, since=5, span=(b"a", None)),
     errors.NotYetWrittenError(as_of=9, upper=7),
@@ -72,8 +71,6 @@ def test_facts_are_fields() -> None:
     assert (gone.as_of, gone.since, gone.span) == (3, 5, None)
     early = errors.NotYetWrittenError(as_of=9, upper=7)
     assert (early.as_of, early.upper) == (9, 7)
-    old = errors.WriteTooOldError(b"k", timestamp=5, least=8)
-    assert (old.key, old.timestamp, old.least) == (b"k", 5, 8)
     lost = errors.HoldLostError("backup", held=3, budget_seconds=60.0)
     assert (lost.name, lost.held, lost.budget_seconds) == ("backup", 3, 60.0)
 

@@ -53,16 +53,11 @@ class Serials:
         """A serial after all before it. Hot: once or twice per commit."""
         tick = (self._wall_ns() << 32) // NS_PER_SECOND & _TICK
         last = self._last
-        if tick and 0 < (tick - last & _MASK) < _HALF:  # is_after, in place: 0.1 us
+        if tick and 0 < (tick - last & _MASK) < _HALF:  # `tick` comes after `last`, modulo 2^64
             self._last = tick
         else:
             self._last = (last + 1 & _MASK) or 1
         return self._last
-
-
-def is_after(serial: int, other: int) -> bool:
-    """Whether `serial` was given after `other`, modulo 2^64."""
-    return 0 < (serial - other & _MASK) < _HALF
 
 
 class Changeset:

@@ -77,14 +77,6 @@ class Generation:
         """The place of each key's stream among `streams`; a split generation only. 1 us a key."""
         return [bisect.bisect_left(self._tokens, token_bytes(key)) for key in keys]
 
-    def token_range(self, stream: bytes) -> tuple[int, int]:
-        """The tokens of a stream, `(above, upto]`; the whole ring where there is only one."""
-        if not self.is_split:
-            return -1, TOKEN_MAX
-        place = self.streams.index(stream)
-        above = decode_stream(self.streams[place - 1]).token if place else -1
-        return above, decode_stream(stream).token
-
     def every_stream(self) -> tuple[bytes, ...]:
         """All streams that may hold entries, the control stream first."""
         return (self.control, *self.streams) if self.is_split else self.streams

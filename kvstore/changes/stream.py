@@ -65,8 +65,3 @@ CONTROL_STREAM: Final = encode_stream(StreamFields(0, 0, 0))
 def token_bytes(key: bytes) -> bytes:
     """The token of a key as a stream id begins with it: 64 bits of its BLAKE2b hash. 0.7 us."""
     return hashlib.blake2b(key, digest_size=TOKEN_BYTES).digest()
-
-
-def token_of(key: bytes) -> int:
-    """The token of a key."""
-    return int.from_bytes(token_bytes(key), "big")

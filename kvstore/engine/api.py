@@ -55,20 +55,16 @@ class Reader(Protocol):
         """Go to the next entry."""
         ...
 
-    def valid(self) -> bool:
-        """Whether there is an entry at this position."""
-        ...
-
     def status(self) -> None:
-        """Raise if the last move failed: a position that is not valid may be a damaged one."""
+        """Raise if the last move failed: where `key` is None, a block may be damaged."""
         ...
 
     def key(self) -> bytes | None:
-        """The key here, None at a position that is not valid."""
+        """The key here, None behind the last entry."""
         ...
 
     def value(self) -> bytes:
-        """The value here, at a valid position."""
+        """The value here; `key` must not be None."""
         ...
 
 

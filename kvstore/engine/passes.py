@@ -59,10 +59,6 @@ class MemoryReader:
         self._index += 1
         self._settle()
 
-    def valid(self) -> bool:
-        self._engine.require_open()
-        return self._index < len(self._keys)
-
     def status(self) -> None:
         self._engine.require_open()
 

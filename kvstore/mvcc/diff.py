@@ -9,13 +9,12 @@ way to read large windows, and the yardstick for the change index, which must gi
   deletes them.
 * Latest from the beginning of time (`since=0`) is the state: live values, no tombstones.
 
-A range tombstone comes at its start key, before that key's own versions, cut to the span. A
-descending pass brings it at its end key instead; each key's versions come oldest first both ways.
+A range tombstone comes at its start key, before that key's own versions, cut to the span.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import TypeAlias
 
 from kvstore.codec.keys import TAIL_BYTES, VALUE, check_data_key
@@ -29,11 +28,10 @@ from kvstore.timestamp import Timestamp
 Difference: TypeAlias = "Version | RangeTombstone"
 
 
-def stored_keys(cursor: Cursor, *, reverse: bool = False) -> Iterator[tuple[bytes, list[Entry]]]:
-    """Each user key of a pass over `data` with all its stored entries, in ascending order.
+def stored_keys(cursor: Cursor) -> Iterator[tuple[bytes, list[Entry]]]:
+    """Each user key of an ascending pass over `data`, with all its stored entries in their order.
 
-    `reverse` says that the pass descends: then the keys do too. Raises `CorruptionError` on what
-    is no key of `data`.
+    Raises `CorruptionError` on bytes that are no key of `data`.
     """
     current = b""
     entries: list[Entry] = []
@@ -42,7 +40,7 @@ def stored_keys(cursor: Cursor, *, reverse: bool = False) -> Iterator[tuple[byte
             stem = key[:-TAIL_BYTES]
             if stem != current or not stem:
                 if entries:
-                    yield unframe(current), entries[::-1] if reverse else entries
+                    yield unframe(current), entries
                 current, entries = stem, []
                 if not is_framed(stem):
                     check_data_key(key)
@@ -50,7 +48,7 @@ def stored_keys(cursor: Cursor, *, reverse: bool = False) -> Iterator[tuple[byte
                 check_data_key(key)
             entries.append((key[-TAIL_BYTES:], value))
     if entries:
-        yield unframe(current), entries[::-1] if reverse else entries
+        yield unframe(current), entries
 
 
 def differences(
@@ -62,26 +60,22 @@ def differences(
     latest: bool,
     fragments: Fragments,
     stamps: Stamps,
-    reverse: bool = False,
 ) -> Iterator[Difference]:
     """What happened in `(since, upto]`, in key order. `cursor` passes over `span`."""
     state = latest and since == 0
     ranges = [] if state else fragments.tombstones(span, since=since, upto=upto, latest=latest)
     versions = (
         Version(key, Timestamp(timestamp), value)
-        for key, events, stack in _histories(cursor, fragments, stamps, reverse=reverse)
+        for key, events, stack in _histories(cursor, fragments, stamps)
         for timestamp, value in choose(events, stack, since=since, upto=upto, latest=latest)
     )
-    if reverse:
-        ranges.sort(key=lambda tombstone: tombstone.end, reverse=True)
-        return _merged(ranges, versions, lambda tombstone, key: tombstone.end > key)
-    return _merged(ranges, versions, lambda tombstone, key: tombstone.start <= key)
+    return _merged(ranges, versions)
 
 
 def _histories(
-    cursor: Cursor, fragments: Fragments, stamps: Stamps, *, reverse: bool
+    cursor: Cursor, fragments: Fragments, stamps: Stamps
 ) -> Iterator[tuple[bytes, list[Event], tuple[int, ...]]]:
-    for key, entries in stored_keys(cursor, reverse=reverse):
+    for key, entries in stored_keys(cursor):
         stack = fragments.stack(key) if fragments else ()
         yield key, timeline(entries, stamps, stack), stack
 
@@ -105,15 +99,11 @@ def choose(
     ]
 
 
-def _merged(
-    ranges: list[RangeTombstone],
-    versions: Iterable[Version],
-    comes_before: Callable[[RangeTombstone, bytes], bool],
-) -> Iterator[Difference]:
+def _merged(ranges: list[RangeTombstone], versions: Iterable[Version]) -> Iterator[Difference]:
     waiting = iter(ranges)
     tombstone = next(waiting, None)
     for version in versions:
-        while tombstone is not None and comes_before(tombstone, version.key):
+        while tombstone is not None and tombstone.start <= version.key:
             yield tombstone
             tombstone = next(waiting, None)
         yield version

@@ -58,11 +58,6 @@ class Cover(NamedTuple):
     starts: list[bytes]
     newest: list[int]
 
-    def at(self, key: bytes) -> int:
-        """The timestamp of the newest tombstone over `key`, 0 where there is none."""
-        index = bisect.bisect_right(self.starts, key) - 1
-        return self.newest[index] if index >= 0 else 0
-
 
 class Fragments:
     """An immutable map from keys to the stack of range tombstones over them.
@@ -200,11 +195,6 @@ class Fragments:
             return tuple(sorted({timestamp, *stack}, reverse=True))
 
         return self._changing(start, end, push)
-
-    def removing(self, tombstone: RangeTombstone) -> Fragments:
-        """This map without `timestamp` in `[start, end)`, where it is there at all."""
-        start, end, timestamp = tombstone
-        return self._changing(start, end, lambda stack: tuple(t for t in stack if t != timestamp))
 
     def clearing(self, start: bytes, end: bytes) -> Fragments:
         """This map with nothing in `[start, end)`."""

@@ -1,8 +1,7 @@
-"""Versions at explicit timestamps over an engine: the store beneath the clock.
+"""Versions over an engine: reads at any time, and the view of range tombstones that they share.
 
-Reads see exactly what was written at or below their time. Writes here name their own timestamp,
-as replicas, restores and tests need it, and are refused where they would land at or below what is
-there. The store itself, whose timestamps only grow, stages its writes without that check.
+A read at a time sees exactly the versions at or below it. Writes are staged by the commit path
+(`kvstore.mvcc.write`), which alone decides on timestamps; `publish_ranges` shows what it wrote.
 
 Invariants
 1. `view` holds all range tombstones and import stamps of the engine; both are replaced, never
@@ -25,7 +24,6 @@ from kvstore.codec.keys import (
 )
 from kvstore.codec.ordered import frame
 from kvstore.engine.api import DATA, RANGES, Cursor, Engine, pairs
-from kvstore.errors import UsageError, WriteTooOldError
 from kvstore.limits import REBUILD_FRAGMENTS_FROM
 from kvstore.loops import Lookup
 from kvstore.mvcc.diff import Difference, differences, stored_keys
@@ -33,8 +31,7 @@ from kvstore.mvcc.export import VersionColumns, version_columns
 from kvstore.mvcc.fragments import Fragments, RangeTombstone
 from kvstore.mvcc.lookup import value_below, values_among_imports, values_at
 from kvstore.mvcc.scan import Chunk, Read, Rows, live_columns, live_rows
-from kvstore.mvcc.version import Entry, Event, Stamps, Version, newest_at, timeline
-from kvstore.mvcc.write import WriteSet, stage
+from kvstore.mvcc.version import Entry, Event, Stamps, Version, timeline
 from kvstore.span import Span
 from kvstore.timestamp import TIMESTAMP_MAX, Timestamp
 
@@ -49,7 +46,7 @@ class View(NamedTuple):
 
 
 class Versions:
-    """Versioned keys over an engine. Knows no clock; the caller serialises the writes."""
+    """Versioned keys over an engine. Knows no clock; the caller serialises the publishing."""
 
     def __init__(self, engine: Engine, *, stamps: Stamps | None = None) -> None:
         self.engine = engine
@@ -71,25 +68,6 @@ class Versions:
     def history(self, key: bytes) -> list[Version]:
         """All versions of `key`, newest first, range tombstones over it included."""
         return [Version(key, Timestamp(t), value) for t, value in self.events(key)]
-
-    def version_at(self, key: bytes, as_of: int) -> Version | None:
-        """The newest version of `key` at or below `as_of`, deletions included; None if there is
-        none. Under a range tombstone it is that, even where the key was never written."""
-        event = newest_at(self.events(key), as_of)
-        return None if event is None else Version(key, Timestamp(event[0]), event[1])
-
-    def versions_at(self, span: Span, as_of: int) -> Iterator[Version]:
-        """As `version_at`, of each key of `span` that was written at or below `as_of`. One pass.
-
-        Keys that nothing but range tombstones speaks of do not occur: they are a continuum.
-        """
-        fragments, stamps = self.view
-        for key, entries in stored_keys(self._cursor(span)):
-            if newest_at(timeline(entries, stamps, ()), as_of) is None:
-                continue
-            event = newest_at(timeline(entries, stamps, fragments.stack(key)), as_of)
-            assert event is not None
-            yield Version(key, Timestamp(event[0]), event[1])
 
     def events(self, key: bytes) -> list[Event]:
         """The history of `key` without the key. O(versions)."""
@@ -115,14 +93,12 @@ class Versions:
         since: int,
         upto: int = TIMESTAMP_MAX,
         latest: bool = False,
-        reverse: bool = False,
     ) -> Iterator[Difference]:
         """What happened in `(since, upto]`: see `kvstore.mvcc.diff`. One pass over the span."""
         fragments, stamps = self.view
         return differences(
-            self._cursor(span, reverse=reverse),
+            self._cursor(span),
             span,
-            reverse=reverse,
             since=since,
             upto=upto,
             latest=latest,
@@ -150,40 +126,7 @@ class Versions:
                 if tail[:-1] == reference:
                     yield key, value if tail[-1:] == VALUE else None
 
-    # -- writing ----------------------------------------------------------------------------
-
-    def put(self, key: bytes, value: bytes, *, at: int) -> None:
-        """Write a version at `at`. Raises `WriteTooOldError` at or below what is there."""
-        writes = WriteSet()
-        writes.put(key, value)
-        self.apply(writes, at=at)
-
-    def delete(self, key: bytes, *, at: int) -> None:
-        """Write a tombstone at `at`, whether or not the key is alive. Raises as `put`."""
-        writes = WriteSet()
-        writes.delete(key)
-        self.apply(writes, at=at)
-
-    def delete_range(self, start: bytes, end: bytes, *, at: int) -> None:
-        """Write a range tombstone at `at`. Raises as `put`; the check passes over the span."""
-        writes = WriteSet()
-        writes.delete_range(start, end)
-        self.apply(writes, at=at)
-
-    def apply(self, writes: WriteSet, *, at: int) -> None:
-        """Write a whole set at `at`, or nothing.
-
-        Raises `WriteTooOldError`, naming the first key in the way and the least timestamp
-        that is not. Costs a look-up per key and a pass over each range.
-        """
-        if not 0 < at <= TIMESTAMP_MAX:
-            raise UsageError(f"cannot write at timestamp {at}", "timestamps start at 1")
-        writes.seal()
-        self._require_newest(writes, at)
-        batch = self.engine.batch()
-        stage(writes, at, batch, self.engine.families)
-        self.engine.write(batch)
-        self.publish_ranges(writes.tombstones(at))
+    # -- publishing -------------------------------------------------------------------------
 
     def publish_ranges(self, tombstones: list[RangeTombstone]) -> None:
         """Show range tombstones that have been written. O(fragments)."""
@@ -243,32 +186,6 @@ class Versions:
             self.engine.check(reader)
         self.engine.give_back(ticket, reader)
         return entries
-
-    def _require_newest(self, writes: WriteSet, at: int) -> None:
-        """Raise if anything the writes touch, dead or alive, lies at or above `at`.
-
-        The error names the least key in the way, and a time above all that is.
-        """
-        offenders: list[tuple[bytes, int]] = []
-        for start, end in writes.ranges:
-            offenders.extend(self._newer_in(Span(start, end), at))
-        for key in writes.points:
-            newest = self.events(key)[:1]
-            if newest and newest[0][0] >= at:
-                offenders.append((key, newest[0][0]))
-        if offenders:
-            first = min(key for key, _ in offenders)
-            least = max(timestamp for _, timestamp in offenders) + 1
-            raise WriteTooOldError(first, timestamp=at, least=least)
-
-    def _newer_in(self, span: Span, at: int) -> Iterator[tuple[bytes, int]]:
-        fragments, stamps = self.view
-        for tombstone in fragments.tombstones(span, since=at - 1, upto=TIMESTAMP_MAX):
-            yield tombstone.start, tombstone.timestamp
-        for key, entries in stored_keys(self._cursor(span)):
-            newest = timeline(entries, stamps, ())[:1]
-            if newest and newest[0][0] >= at:
-                yield key, newest[0][0]
 
 
 def stored_tombstones(engine: Engine) -> Iterator[RangeTombstone]:

@@ -25,7 +25,7 @@ from kvstore.changes.stream import (
     StreamFields,
     decode_stream,
     encode_stream,
-    token_of,
+    token_bytes,
 )
 from kvstore.errors import CorruptionError, UsageError
 from kvstore.limits import STREAMS_MAX
@@ -65,7 +65,7 @@ def test_other_bytes_are_no_stream_id() -> None:
 
 
 def test_tokens_are_part_of_the_format() -> None:
-    assert [f"{token_of(key):016x}" for key in (b"", b"a", b"AA1/2013-01-01")] == [
+    assert [token_bytes(key).hex() for key in (b"", b"a", b"AA1/2013-01-01")] == [
         "e4a6a0577479b2b4",
         "40f89e395b66422f",
         "f4af23df47e2ac92",
@@ -73,15 +73,18 @@ def test_tokens_are_part_of_the_format() -> None:
 
 
 @given(st.integers(1, 64), st.binary(max_size=20))
-def test_token_ranges_split_the_ring_and_hold_their_keys(count: int, key: bytes) -> None:
+def test_streams_split_the_ring_and_each_key_belongs_to_the_first_at_or_above_its_token(
+    count: int, key: bytes
+) -> None:
     found = generation(5, new_streams(count, 77))
-    ranges = [found.token_range(stream) for stream in found.streams]
-    assert ranges[0][0] == -1
-    assert ranges[-1][1] == TOKEN_MAX
-    assert all(a[1] == b[0] for a, b in pairwise(ranges))
-    above, upto = found.token_range(found.stream_of(key))
-    assert above < token_of(key) <= upto
     assert len(set(found.every_stream())) == (count + 1 if count > 1 else 1)
+    if count > 1:
+        assert decode_stream(found.streams[-1]).token == TOKEN_MAX
+        assert all(a < b for a, b in pairwise(found.streams))
+        place = found.streams.index(found.stream_of(key))
+        token = int.from_bytes(token_bytes(key), "big")
+        assert token <= decode_stream(found.streams[place]).token
+        assert place == 0 or token > decode_stream(found.streams[place - 1]).token
 
 
 # -- resharding -----------------------------------------------------------------------------

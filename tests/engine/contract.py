@@ -206,13 +206,12 @@ class EngineContract:
         reader.seek(b"")
         assert (reader.key(), reader.value()) == (b"a", b"1")
         reader.next()
-        assert not reader.valid()
+        assert reader.key() is None
         engine.check(reader)
         engine.give_back(ticket, reader)
         ticket, reader = engine.borrow()
         reader.seek(b"b")
-        assert reader.valid()
-        assert reader.value() == b"2"
+        assert (reader.key(), reader.value()) == (b"b", b"2")
         engine.give_back(ticket, reader)
 
     @settings(

@@ -27,13 +27,14 @@ import kvstore
 from backup import Collection
 from kvstore.engine import Engine
 from kvstore.errors import KVStoreError
-from kvstore.mvcc import RangeTombstone, Versions, WriteSet, diff_page, row_page
+from kvstore.mvcc import RangeTombstone, WriteSet
 from kvstore.span import Span
+from tests.harness.timed import TimedVersions
 
 OpenEngine = Callable[[Path], Engine]
 OpenStore = Callable[[Path, kvstore.ManualClock], kvstore.Store]
 
-FACTS = ["key", "keys", "timestamp", "least", "as_of", "since", "upper", "name", "problem"]
+FACTS = ["key", "keys", "as_of", "since", "upper", "name", "problem"]
 FACTS += ["expected", "found", "span", "holder", "where", "read_at", "written_at"]
 """Fields of errors that scripts show: those that do not depend on the machine."""
 
@@ -76,7 +77,7 @@ class Script:
         name, *words = lexer
         if name == "versions":
             self.engine = self.open_engine(self.place / "engine")
-            self.versions = Versions(self.engine)
+            self.versions = TimedVersions(self.engine)
             return
         if self.versions is None and self.store is None:
             self.store = self.open_store(self.place / "store", self.clock)
@@ -307,45 +308,13 @@ class Script:
             else:
                 yield f"@{found.timestamp:d} {text(found.key)} {shown(found.value)}"
 
-    def at_version(self, key: bytes, as_of: str) -> Iterator[str]:
-        """As `get`, deletions told."""
-        found = self.versions.version_at(key, int(as_of))
-        yield "(nothing)" if found is None else f"@{found.timestamp:d} {shown(found.value)}"
-
-    def at_scan_versions(self, as_of: str) -> Iterator[str]:
-        """As `scan`, deletions told."""
-        found = self.versions.versions_at(Span(), int(as_of))
-        return listed(f"@{v.timestamp:d} {text(v.key)} {shown(v.value)}" for v in found)
-
-    def at_pages(self, as_of: str, **how: str) -> Iterator[str]:
-        """A scan in pages: each with the span that is left."""
-        rest: Span | None = Span()
-        while rest is not None:
-            page = row_page(self.versions, rest, int(as_of), **limits(how))
-            rest = page.rest
-            rows = " ".join(f"{text(key)}={text(value)}" for key, value in page.rows)
-            yield f"{rows or '(nothing)'} | rest {span_text(rest)}"
-
-    def at_diff_pages(self, since: str, upto: str, **how: str) -> Iterator[str]:
-        """A difference in pages."""
-        rest: Span | None = Span()
-        while rest is not None:
-            page = diff_page(self.versions, rest, since=int(since), upto=int(upto), **limits(how))
-            rest = page.rest
-            for found in page.differences:
-                if isinstance(found, RangeTombstone):
-                    yield f"@{found.timestamp:d} [{text(found.start)}, {text(found.end)}) deleted"
-                else:
-                    yield f"@{found.timestamp:d} {text(found.key)} {shown(found.value)}"
-            yield f"| rest {span_text(rest)}"
-
     def at_ranges(self) -> Iterator[str]:
         """The fragments, with the stack over each."""
         pieces = self.versions.view.fragments.pieces(Span())
         return listed(f"[{text(a)}, {text(b)}) {list(stack)}" for a, b, stack in pieces)
 
     def at_reopen(self) -> Iterator[str]:
-        self.versions = Versions(self.engine)
+        self.versions = TimedVersions(self.engine)
         return iter(())
 
 
@@ -386,18 +355,6 @@ def text(key: bytes) -> str:
 
 def shown(value: bytes | None) -> str:
     return "nothing" if value is None else text(value)
-
-
-def span_text(span: Span | None) -> str:
-    if span is None:
-        return "nothing"
-    return f"[{text(span.start)}, {'end' if span.end is None else text(span.end)})"
-
-
-def limits(how: dict[str, str]) -> dict[str, Any]:
-    """`rows_max=2 bytes_max=10 reverse=true` as arguments of a page."""
-    given: dict[str, Any] = {name: int(word) for name, word in how.items() if name != "reverse"}
-    return {**given, "reverse": how.get("reverse") == "true"}
 
 
 def condition(expected: str, unchanged_since: str | None) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The explicit-timestamp layer: reads at any time, and writes that refuse to land in the past."""
+"""Reads at any time against the model, and the one form of a sealed write set."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 from kvstore.engine import Engine
 from kvstore.engine.memory import MemoryEngine
 from kvstore.engine.rocks import RocksEngine
-from kvstore.errors import UsageError, WriteTooOldError
 from kvstore.mvcc import RangeTombstone, Versions, WriteSet
 from kvstore.span import Span
 from kvstore.timestamp import TIMESTAMP_MAX
 from tests.harness.model import Model
 from tests.harness.strategies import KEYS, bounds, keys, ops, spans
+from tests.harness.timed import TimedVersions
 
 lenient = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 
@@ -31,12 +31,12 @@ def engine(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Engine]:
     engine.close()
 
 
-def emptied(engine: Engine) -> Versions:
+def emptied(engine: Engine) -> TimedVersions:
     batch = engine.batch()
     for family in ("data", "ranges"):
         batch.delete_range(b"", b"\xff\xff\xff", engine.families[family])
     engine.write(batch)
-    return Versions(engine)
+    return TimedVersions(engine)
 
 
 def write_set(writes: list[Any]) -> WriteSet:
@@ -82,76 +82,8 @@ def test_reads_and_differences_are_the_models(
     ]
 
 
-@lenient
-@given(st.lists(st.tuples(ops, st.integers(1, 12)), max_size=10))
-def test_a_write_is_refused_exactly_where_something_lies_at_or_above(
-    engine: Engine, attempts: list[tuple[list[Any], int]]
-) -> None:
-    versions = emptied(engine)
-    done: list[tuple[int, WriteSet]] = []
-    for writes, at in attempts:
-        made = write_set(writes)
-        made.seal()
-        in_the_way = [old for old in done if old[0] >= at and overlap(old[1], made)]
-        if not in_the_way:
-            versions.apply(made, at=at)
-            done.append((at, made))
-            continue
-        before = [versions.history(key) for key in KEYS]
-        with pytest.raises(WriteTooOldError) as refused:
-            versions.apply(made, at=at)
-        assert refused.value.timestamp == at
-        assert at < refused.value.least <= max(t for t, _ in in_the_way) + 1
-        assert [versions.history(key) for key in KEYS] == before
-
-
-def overlap(old: WriteSet, new: WriteSet) -> bool:
-    """Whether some key is said something of by both, brute force over the keys and ranges."""
-
-    def meets(a: WriteSet, b: WriteSet) -> bool:
-        points = any(start <= key < end for key in a.points for start, end in b.ranges)
-        both = any(s < e2 and s2 < e for s, e in a.ranges for s2, e2 in b.ranges)
-        return points or both or bool(a.points.keys() & b.points.keys())
-
-    return meets(old, new) or meets(new, old)
-
-
-@pytest.mark.parametrize("write", ["put", "delete"])
-def test_an_equal_time_counts_as_newer(engine: Engine, write: str) -> None:
-    versions = Versions(engine)
-    versions.put(b"k", b"v", at=5)
-    with pytest.raises(WriteTooOldError) as refused:
-        versions.put(b"k", b"w", at=5) if write == "put" else versions.delete(b"k", at=5)
-    assert (refused.value.key, refused.value.timestamp, refused.value.least) == (b"k", 5, 6)
-    versions.put(b"k", b"w", at=refused.value.least)
-
-
-def test_a_range_refusal_names_the_first_offender_clamped_to_the_span(engine: Engine) -> None:
-    versions = Versions(engine)
-    versions.delete_range(b"a", b"f", at=5)
-    versions.put(b"g", b"v", at=9)
-    with pytest.raises(WriteTooOldError) as refused:
-        versions.delete_range(b"c", b"h", at=4)
-    assert (refused.value.key, refused.value.least) == (b"c", 10)
-
-
-def test_dead_keys_are_in_the_way_too(engine: Engine) -> None:
-    versions = Versions(engine)
-    versions.put(b"k", b"v", at=2)
-    versions.delete(b"k", at=7)
-    with pytest.raises(WriteTooOldError):
-        versions.delete_range(b"a", b"z", at=7)
-
-
-@pytest.mark.parametrize("at", [0, -1, TIMESTAMP_MAX + 1])
-def test_times_outside_the_timeline_are_refused(engine: Engine, at: int) -> None:
-    with pytest.raises(UsageError):
-        Versions(engine).put(b"k", b"v", at=at)
-    assert Versions(engine).history(b"k") == []
-
-
 def test_the_last_time_there_is_can_be_written_and_read(engine: Engine) -> None:
-    versions = Versions(engine)
+    versions = TimedVersions(engine)
     versions.put(b"k", b"v", at=TIMESTAMP_MAX)
     versions.delete_range(b"x", b"z", at=TIMESTAMP_MAX)
     assert versions.get(b"k", TIMESTAMP_MAX) == b"v"

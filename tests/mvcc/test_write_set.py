@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from kvstore import Store
+import kvstore
+from kvstore import ManualClock, Store
 from kvstore.errors import ClosedError, UsageError
 from kvstore.limits import KEY_BYTES_MAX
 from kvstore.mvcc import WriteSet
@@ -51,3 +53,18 @@ def test_what_has_ended_takes_no_write(store: Store, kind: str, verb: str, argum
     with store.batch() as other:
         other.put(b"b", b"2")
     assert list(store.scan()) == [(b"a", b"1"), (b"b", b"2")]
+
+
+def test_batch_of_many_range_deletes_and_deletes_is_not_quadratic(tmp_path: Path) -> None:
+    writes = WriteSet()
+    for number in range(3000):
+        writes.delete_range(b"r%06d" % (2 * number), b"r%06d" % (2 * number + 1))
+    for number in range(6000):
+        writes.delete(b"r%06d" % number)
+    writes.seal()
+    assert (len(writes.ranges), len(writes.points)) == (3000, 3000)
+    with kvstore.open(tmp_path / "db", clock=ManualClock()) as store:
+        store._committer.commit(writes)
+        assert len(store._versions.view.fragments) == 6000
+        store._versions.view.fragments._check()
+        assert store.verify().problems == ()
