@@ -18,7 +18,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from kvstore.codec.json import JsonObject
-from kvstore.engine.api import Batch
+from kvstore.engine.api import WriteBatch
 from kvstore.errors import HistoryGoneError
 from kvstore.meta import Meta, span_of, timestamp_of
 from kvstore.span import Span
@@ -77,7 +77,7 @@ class Clears:
         """Forget what was announced for a time from `upper` on, and then not written."""
         self._clears = tuple(clear for clear in self._clears if clear.timestamp < upper)
 
-    def stage(self, clear: Clear, batch: Batch) -> None:
+    def stage(self, clear: Clear, batch: WriteBatch) -> None:
         """Add the record to the batch that destroys."""
         fields = {
             "start": clear.span.start.hex(),
@@ -86,7 +86,7 @@ class Clears:
         }
         self._meta.stage(batch, _name(clear), fields)
 
-    def stage_forget(self, upto: int, batch: Batch) -> None:
+    def stage_forget(self, upto: int, batch: WriteBatch) -> None:
         """Add the removal of all records at or below `upto`, which `since` has reached."""
         for clear in self._clears:
             if clear.timestamp <= upto:

@@ -30,7 +30,7 @@ from kvstore.changes.capture import Capture
 from kvstore.changes.index import ChangeIndex
 from kvstore.clock import Timeline
 from kvstore.codec.keys import encode_suffix
-from kvstore.engine.api import Batch
+from kvstore.engine.api import WriteBatch
 from kvstore.errors import (
     ClosedError,
     HistoryGoneError,
@@ -51,7 +51,7 @@ from kvstore.timestamp import Timestamp
 Durability: TypeAlias = Literal["sync", "group", "async"]
 DURABILITIES = ("sync", "group", "async")
 
-Stage: TypeAlias = "Callable[[Batch, Timestamp], Callable[[], None]]"
+Stage: TypeAlias = "Callable[[WriteBatch, Timestamp], Callable[[], None]]"
 """Adds a commit's entries to the batch; what it returns publishes them to readers."""
 
 Stop: TypeAlias = "Callable[[], bool]"
@@ -125,7 +125,7 @@ class Committer:
         raise to call it off."""
         writes.seal()
 
-        def stage_writes(batch: Batch, timestamp: Timestamp) -> Callable[[], None]:
+        def stage_writes(batch: WriteBatch, timestamp: Timestamp) -> Callable[[], None]:
             stage(writes, timestamp, batch, self._engine.families)
             full = self._index.stage(writes, timestamp, batch)
 
@@ -192,7 +192,9 @@ class Committer:
                 return
             time.sleep(0)  # gives the interpreter away, and no time
 
-    def write_meta(self, stage_records: Callable[[Batch], None], *, durable: bool = True) -> None:
+    def write_meta(
+        self, stage_records: Callable[[WriteBatch], None], *, durable: bool = True
+    ) -> None:
         """Write records that have no place on the timeline (holds, preparations)."""
         with self.lock:
             self.require_healthy()
@@ -262,7 +264,7 @@ class Committer:
     def finish(self) -> None:
         """Before closing: write down `upper`, and wait for the disk. Poisoned: nothing."""
 
-        def stage_end(batch: Batch) -> None:
+        def stage_end(batch: WriteBatch) -> None:
             self._meta.stage_timestamp(batch, UPPER, self.upper)
             self.capture.end(batch, self.upper)
 
@@ -413,7 +415,7 @@ class Committer:
             self._interrupted(error)
             raise
 
-    def _show(self, batch: Batch, publish: Callable[[], None], upper: Timestamp) -> None:
+    def _show(self, batch: WriteBatch, publish: Callable[[], None], upper: Timestamp) -> None:
         """Write a commit and show it to readers, who must learn of its range tombstones."""
         with self.poisoning():
             self._guarded(self._engine.write, batch)

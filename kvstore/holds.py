@@ -31,7 +31,7 @@ from typing import TypeAlias
 
 from kvstore.claims import USER, HoldRecord, from_fields, one_line, this_process, to_fields
 from kvstore.commit import Committer
-from kvstore.engine.api import Batch
+from kvstore.engine.api import WriteBatch
 from kvstore.errors import FencedError, HoldLostError, UsageError
 from kvstore.forks import own
 from kvstore.meta import Meta
@@ -288,7 +288,7 @@ class Holds:
         so that commits go on."""
         doomed = [name for name in dropping if name in self._records]
 
-        def stage(batch: Batch) -> None:
+        def stage(batch: WriteBatch) -> None:
             for record in records:
                 self._meta.stage(batch, _PREFIX + record.name, to_fields(record))
             for name in doomed:

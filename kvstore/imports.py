@@ -37,7 +37,7 @@ from kvstore.codec.json import JsonObject
 from kvstore.codec.keys import TAIL_BYTES, TOMBSTONE, VALUE, encode_reference, span_bounds
 from kvstore.codec.ordered import frame
 from kvstore.commit import Committer
-from kvstore.engine.api import DATA, Batch, chunks
+from kvstore.engine.api import DATA, WriteBatch, chunks
 from kvstore.engine.loose import LooseFile, told_once
 from kvstore.errors import CorruptionError, HistoryGoneError, ImportRefusedError, UsageError
 from kvstore.forks import own
@@ -310,7 +310,7 @@ class Imports:
             return
         spent = [replace(record, spans=()) for record in gone]
 
-        def stage(batch: Batch) -> None:
+        def stage(batch: WriteBatch) -> None:
             for record in spent:
                 self._meta.stage(batch, _name(record.import_id), _fields(record))
 
@@ -324,7 +324,7 @@ class Imports:
     def _transition(
         self, record: ImportRecord, op: int, check: Callable[[], None] | None
     ) -> Timestamp:
-        def stage(batch: Batch, timestamp: Timestamp) -> Callable[[], None]:
+        def stage(batch: WriteBatch, timestamp: Timestamp) -> Callable[[], None]:
             if op == OP_IMPORT:
                 changed = replace(record, added=timestamp)
             else:
@@ -384,7 +384,7 @@ class Imports:
                 if doomed:
                     self._committer.write_meta(partial(self._stage_removal, doomed), durable=False)
 
-    def _stage_removal(self, keys: Sequence[bytes], batch: Batch) -> None:
+    def _stage_removal(self, keys: Sequence[bytes], batch: WriteBatch) -> None:
         data = self._engine.families[DATA]
         for key in keys:
             batch.delete(key, data)

@@ -27,7 +27,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from kvstore.codec.json import JsonObject, read_object
-from kvstore.engine.api import META, Batch, Engine, pairs
+from kvstore.engine.api import META, Engine, WriteBatch, pairs
 from kvstore.errors import CorruptionError, FormatVersionError, UsageError, printable
 from kvstore.limits import JSON_BYTES_MAX
 from kvstore.span import Span
@@ -85,18 +85,18 @@ class Meta:
         record = self.read(name)
         return 0 if record is None else record.integer("timestamp", most=TIMESTAMP_MAX)
 
-    def stage_timestamp(self, batch: Batch, name: str, timestamp: int) -> None:
+    def stage_timestamp(self, batch: WriteBatch, name: str, timestamp: int) -> None:
         """Add the record of a frontier to an engine batch."""
         self.stage(batch, name, {"timestamp": timestamp})
 
-    def stage(self, batch: Batch, name: str, fields: Mapping[str, Any]) -> None:
+    def stage(self, batch: WriteBatch, name: str, fields: Mapping[str, Any]) -> None:
         """Add the record to an engine batch."""
         stored = json.dumps({"v": RECORD_VERSION, **fields}, sort_keys=True).encode()
         if len(stored) > JSON_BYTES_MAX:  # it could not be read again
             raise UsageError(f"record {name} has {len(stored)} bytes", "use fewer, larger parts")
         batch.put(name.encode(), stored, self._engine.families[META])
 
-    def stage_delete(self, batch: Batch, name: str) -> None:
+    def stage_delete(self, batch: WriteBatch, name: str) -> None:
         """Add the removal of a record to an engine batch."""
         batch.delete(name.encode(), self._engine.families[META])
 

@@ -16,7 +16,7 @@ from kvstore.changes import ChangeIndex
 from kvstore.changes.capture import open_domain, passive_domain
 from kvstore.clock import Clock, Timeline, WallClock
 from kvstore.commit import Committer, Durability, require_durability
-from kvstore.engine import DATA, Batch, Engine
+from kvstore.engine import DATA, Engine, WriteBatch
 from kvstore.engine.memory import MemoryEngine, is_memory_store
 from kvstore.engine.rocks import RocksEngine
 from kvstore.errors import FormatVersionError, NotAStoreError, UsageError
@@ -230,6 +230,6 @@ def _where(path: Path | None) -> str:
     return "the store in memory" if path is None else str(path)
 
 
-def _stage_format(meta: Meta, batch: Batch) -> None:
+def _stage_format(meta: Meta, batch: WriteBatch) -> None:
     store_id = f"{secrets.randbits(63):016x}"
     meta.stage(batch, FORMAT, {"version": FORMAT_VERSION, "store_id": store_id})

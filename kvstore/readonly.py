@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import NoReturn
 
 from kvstore.commit import Committer, Durability, Stage
-from kvstore.engine.api import Batch
+from kvstore.engine.api import WriteBatch
 from kvstore.errors import UsageError
 from kvstore.timestamp import Timestamp
 
@@ -31,7 +31,9 @@ class ReadOnlyCommitter(Committer):
     ) -> Timestamp:
         self._refuse()
 
-    def write_meta(self, stage_records: Callable[[Batch], None], *, durable: bool = True) -> None:
+    def write_meta(
+        self, stage_records: Callable[[WriteBatch], None], *, durable: bool = True
+    ) -> None:
         self._refuse()
 
     def announce(self, stage_records: Stage) -> Timestamp:

@@ -25,7 +25,7 @@ from typing import Any, Final
 from kvstore.changes.index import ChangeIndex, FullEntry
 from kvstore.clock import Timeline, WallClock
 from kvstore.commit import Committer, Durability, Stage
-from kvstore.engine.api import DATA, Batch, chunks
+from kvstore.engine.api import DATA, WriteBatch, chunks
 from kvstore.errors import UsageError
 from kvstore.meta import INDEX_FLOOR, UPPER, Meta, timestamp_of
 from kvstore.mvcc import RangeTombstone, Versions, WriteSet
@@ -36,7 +36,7 @@ from kvstore.timestamp import Timestamp
 REPLICA: Final = "replica"
 
 
-def stage_replica(meta: Meta, batch: Batch, source: str, *, pending: int = 0) -> None:
+def stage_replica(meta: Meta, batch: WriteBatch, source: str, *, pending: int = 0) -> None:
     """Add the record that makes a store a replica of `source` to an engine batch."""
     meta.stage(batch, REPLICA, {"source": source, "pending": pending})
 

@@ -36,7 +36,7 @@ from kvstore.changes.epoch import (
 from kvstore.changes.index import ChangeIndex
 from kvstore.changes.sequencer import Closed, State, acquire, release
 from kvstore.clock import WallClock
-from kvstore.engine.api import Batch, Engine
+from kvstore.engine.api import Engine, WriteBatch
 from kvstore.limits import EPOCH_EVENTS_PENDING_MAX, EPOCHS_PENDING_MAX
 from kvstore.meta import INDEX_FLOOR, Meta
 
@@ -134,7 +134,7 @@ class Capture:
         """Whether closed epochs wait to be written."""
         return bool(self._pending)
 
-    def stage(self, batch: Batch) -> None:
+    def stage(self, batch: WriteBatch) -> None:
         """Add the waiting epochs to an engine batch; they are taken as written."""
         if not self._pending:
             return
@@ -145,7 +145,7 @@ class Capture:
         self._pending = array("Q")
         self._pending_events = 0
 
-    def end(self, batch: Batch, upper: int) -> None:
+    def end(self, batch: WriteBatch, upper: int) -> None:
         """End the domain: nothing will be committed in it. Open changesets are cut here."""
         state = self._state
         if state.older is not None and state.newer is not None:
@@ -170,7 +170,7 @@ class Capture:
             begin = end
         return self._run, epochs
 
-    def stage_trim(self, batch: Batch, since: int) -> None:
+    def stage_trim(self, batch: WriteBatch, since: int) -> None:
         """Add the removal of the runs of epochs that closed at or below `since`.
 
         The newest run stays: it says where recovery begins.

@@ -36,7 +36,7 @@ from kvstore.changes.stream import (
     token_bytes,
 )
 from kvstore.codec.json import JsonObject
-from kvstore.engine.api import Batch
+from kvstore.engine.api import WriteBatch
 from kvstore.errors import CorruptionError
 from kvstore.limits import STREAMS_MAX
 from kvstore.meta import Meta
@@ -141,7 +141,7 @@ class Generations:
             if low < high:
                 yield Window(found, low, high)
 
-    def stage_next(self, batch: Batch, opened_at: int, *, count: int) -> Generation:
+    def stage_next(self, batch: WriteBatch, opened_at: int, *, count: int) -> Generation:
         """Add the record of a generation of `count` streams to an engine batch."""
         require_count(count, name="streams", most=STREAMS_MAX)
         opened = generation(opened_at, new_streams(count, secrets.randbits(RANDOM_BITS)))
@@ -155,7 +155,7 @@ class Generations:
         """Show a generation whose record is durable; the one before it closes there."""
         self._all = _closed([*self._all, opened])
 
-    def stage_trim(self, batch: Batch, since: int) -> None:
+    def stage_trim(self, batch: WriteBatch, since: int) -> None:
         """Add the removal of the generations that ended at or below `since`, and drop them."""
         for found in self._all:
             if found.last <= since:

@@ -41,7 +41,7 @@ from kvstore.changes.entry import (
 from kvstore.changes.generation import Generation, Generations, Window
 from kvstore.changes.stream import CONTROL_STREAM
 from kvstore.codec.keys import decode_change_key, encode_change_key
-from kvstore.engine.api import CHANGES, Batch, Engine
+from kvstore.engine.api import CHANGES, Engine, WriteBatch
 from kvstore.errors import CorruptionError
 from kvstore.limits import (
     CHANGE_CHUNK_BYTES,
@@ -104,11 +104,11 @@ class ChangeIndex:
         self.generations = Generations(Meta(engine))
         self.changeset = (0, 0)
         self.staged = 0
-        self.trims: list[Callable[[Batch, int], None]] = [self.generations.stage_trim]
+        self.trims: list[Callable[[WriteBatch, int], None]] = [self.generations.stage_trim]
 
     # -- writing ----------------------------------------------------------------------------
 
-    def stage(self, writes: WriteSet, timestamp: int, batch: Batch) -> list[FullEntry]:
+    def stage(self, writes: WriteSet, timestamp: int, batch: WriteBatch) -> list[FullEntry]:
         """Add the entries of a sealed write set to the engine batch that holds its versions.
 
         Those returned belong in the place of thin ones: `complete` puts them there.
@@ -126,7 +126,7 @@ class ChangeIndex:
             batch.put(key, packed, self._engine.families[CHANGES])
         self._engine.write(batch, logged=False)
 
-    def stage_event(self, op: int, key: bytes, timestamp: int, batch: Batch) -> None:
+    def stage_event(self, op: int, key: bytes, timestamp: int, batch: WriteBatch) -> None:
         """Add the entry of a commit that is one event (an import, a revert)."""
         self.staged += 1
         row = column([key]), column([b""])
@@ -134,7 +134,7 @@ class ChangeIndex:
         self._put(batch, CONTROL_STREAM, timestamp, [Packed(packed)])
 
     def _stage_split(
-        self, writes: WriteSet, timestamp: int, batch: Batch, found: Generation
+        self, writes: WriteSet, timestamp: int, batch: WriteBatch, found: Generation
     ) -> list[FullEntry]:
         """As `stage`, each key to its stream: 1.5 us per key, most of it for the token."""
         full: list[FullEntry] = []
@@ -158,7 +158,7 @@ class ChangeIndex:
         return full
 
     def _put(
-        self, batch: Batch, stream: bytes, timestamp: int, chunks: Iterable[Packed]
+        self, batch: WriteBatch, stream: bytes, timestamp: int, chunks: Iterable[Packed]
     ) -> list[FullEntry]:
         changes: Any = self._engine.families[CHANGES]
         full = []
@@ -213,7 +213,7 @@ class ChangeIndex:
             for timestamp, chunk, value in heapq.merge(*parts, key=itemgetter(0)):
                 yield timestamp, *peek(value, where=_where(timestamp, chunk))
 
-    def stage_trim(self, upto: int, batch: Batch) -> None:
+    def stage_trim(self, upto: int, batch: WriteBatch) -> None:
         """Add the removal of all entries at or below `upto`, and of what described only them.
 
         One range delete per stream. The caller holds the commit lock, and writes the batch.

@@ -6,11 +6,11 @@ from kvstore.engine.api import (
     FAMILIES,
     META,
     RANGES,
-    Batch,
     Cursor,
     Engine,
     FileSpan,
     Reader,
+    WriteBatch,
     chunks,
 )
 
@@ -20,7 +20,7 @@ __all__ = [
     "FAMILIES",
     "META",
     "RANGES",
-    "Batch",
+    "WriteBatch",
     "Cursor",
     "Engine",
     "FileSpan",

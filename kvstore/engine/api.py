@@ -28,7 +28,7 @@ META: Final = "meta"
 FAMILIES: Final = (DATA, RANGES, CHANGES, META)
 
 
-class Batch(Protocol):
+class WriteBatch(Protocol):
     """Writes that become visible together. `family` is a handle from `Engine.families`."""
 
     def put(self, key: bytes, value: bytes, column_family: Any) -> None:
@@ -136,13 +136,13 @@ class Engine(Protocol):
     """Ordered families of bytes, written in atomic batches. One process owns it."""
 
     families: Mapping[str, Any]
-    """Handle of each family, to be passed to a `Batch`."""
+    """Handle of each family, to be passed to a `WriteBatch`."""
 
-    def batch(self) -> Batch:
+    def batch(self) -> WriteBatch:
         """A new, empty batch."""
         ...
 
-    def write(self, batch: Batch, *, logged: bool = True) -> None:
+    def write(self, batch: WriteBatch, *, logged: bool = True) -> None:
         """Make the batch visible, without waiting for the disk.
 
         What is not logged may be gone after a crash, whatever was synced: for what can be missed.

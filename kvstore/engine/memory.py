@@ -33,7 +33,7 @@ from typing import Any, Final
 
 from kvstore.codec.keys import KEY_BYTES_LEAST, check_data_key
 from kvstore.codec.ordered import escape
-from kvstore.engine.api import DATA, FAMILIES, Batch, FileSpan, Reader
+from kvstore.engine.api import DATA, FAMILIES, FileSpan, Reader, WriteBatch
 from kvstore.engine.editions import Edition
 from kvstore.engine.loose import LooseFiles
 from kvstore.engine.passes import MemoryCursor, MemoryReader
@@ -117,10 +117,10 @@ class MemoryEngine:
 
     # -- writing --------------------------------------------------------------------------
 
-    def batch(self) -> Batch:
+    def batch(self) -> WriteBatch:
         return Entries()
 
-    def write(self, batch: Batch, *, logged: bool = True) -> None:
+    def write(self, batch: WriteBatch, *, logged: bool = True) -> None:
         assert isinstance(batch, Entries), "it came from self.batch()"
         if not batch.ops:
             return

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator
 from kvstore.clears import Clear
 from kvstore.codec.keys import encode_range_key, span_bounds
 from kvstore.codec.ordered import escape
-from kvstore.engine.api import DATA, RANGES, Batch
+from kvstore.engine.api import DATA, RANGES, WriteBatch
 from kvstore.errors import HistoryHeldError, UsageError
 from kvstore.meta import UPPER, Meta
 from kvstore.mvcc import RangeTombstone
@@ -75,7 +75,7 @@ class Clearing:
                     (span.start, span.end), holder=f"import {record.import_id:016x}, being added"
                 )
 
-    def _stage(self, span: Span, batch: Batch, timestamp: Timestamp) -> Callable[[], None]:
+    def _stage(self, span: Span, batch: WriteBatch, timestamp: Timestamp) -> Callable[[], None]:
         begin, end = span_bounds(span.start, span.end)
         assert span.end is not None
         assert end is not None
@@ -97,7 +97,7 @@ class Clearing:
 
         return publish
 
-    def _stage_cut(self, span: Span, batch: Batch) -> None:
+    def _stage_cut(self, span: Span, batch: WriteBatch) -> None:
         """Cut the stored range tombstones at the bounds of `span`. One pass over all of them."""
         ranges = self._engine.families[RANGES]
         pieces: dict[bytes, bytes] = {}

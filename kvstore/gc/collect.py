@@ -32,7 +32,7 @@ from pathlib import Path
 from kvstore.changes.entry import OP_DELETE_RANGE, OP_IMPORT, OP_REVERT
 from kvstore.claims import HoldRecord
 from kvstore.codec.keys import SUFFIX_BYTES, decode_suffix
-from kvstore.engine.api import CHANGES, DATA, RANGES, Batch, pairs
+from kvstore.engine.api import CHANGES, DATA, RANGES, WriteBatch, pairs
 from kvstore.errors import ClosedError, UsageError
 from kvstore.gc.leftovers import Leftovers
 from kvstore.gc.search import garbage_in_span, garbage_of_keys
@@ -261,7 +261,7 @@ class Collector:
             self._delete(waiting, tally)
 
     def _delete(self, entries: list[bytes], tally: _Tally) -> None:
-        def stage(batch: Batch) -> None:
+        def stage(batch: WriteBatch) -> None:
             data = self._engine.families[DATA]
             for entry in entries:
                 batch.delete(entry, data)
@@ -290,7 +290,7 @@ class Collector:
                 if decode_suffix(key[-SUFFIX_BYTES:]) <= since
             ]
 
-            def stage(batch: Batch) -> None:
+            def stage(batch: WriteBatch) -> None:
                 for key in doomed:
                     batch.delete(key, self._engine.families[RANGES])
 
@@ -302,7 +302,7 @@ class Collector:
     # -- index and clears -------------------------------------------------------------------
 
     def _trim(self, since: int) -> None:
-        def stage(batch: Batch) -> None:
+        def stage(batch: WriteBatch) -> None:
             self._index.stage_trim(since, batch)
             self._clears.stage_forget(since, batch)
             self._meta.stage_timestamp(batch, COLLECTED, since)

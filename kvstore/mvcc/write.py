@@ -15,7 +15,7 @@ from typing import Any
 
 from kvstore.codec.keys import encode_range_key, encode_suffix
 from kvstore.codec.ordered import escape
-from kvstore.engine.api import DATA, RANGES, Batch
+from kvstore.engine.api import DATA, RANGES, WriteBatch
 from kvstore.errors import ClosedError, UsageError
 from kvstore.limits import VALUE_BYTES_MAX
 from kvstore.loops import Puts, put_all
@@ -106,7 +106,7 @@ def _require_value(value: object) -> bytes:
     return bytes(value)
 
 
-def stage(writes: WriteSet, timestamp: int, batch: Batch, families: Mapping[str, Any]) -> None:
+def stage(writes: WriteSet, timestamp: int, batch: WriteBatch, families: Mapping[str, Any]) -> None:
     """Add the entries of a sealed write set at `timestamp` to an engine batch."""
     put_all(batch.put, writes.points, encode_suffix(timestamp), families[DATA])
     if writes.ranges:
@@ -114,7 +114,7 @@ def stage(writes: WriteSet, timestamp: int, batch: Batch, families: Mapping[str,
 
 
 def stage_tombstones(
-    tombstones: Iterable[RangeTombstone], batch: Batch, families: Mapping[str, Any]
+    tombstones: Iterable[RangeTombstone], batch: WriteBatch, families: Mapping[str, Any]
 ) -> None:
     """Add range tombstones, each at its own timestamp, to an engine batch."""
     for start, end, timestamp in tombstones:

@@ -13,7 +13,7 @@ from kvstore.changes.epoch import Epoch
 from kvstore.changes.event import Event, Expand, Images, require_expand, require_images
 from kvstore.changes.expand import Wanted
 from kvstore.changes.generation import Generation
-from kvstore.engine import Batch as EngineBatch
+from kvstore.engine import WriteBatch
 from kvstore.errors import UsageError
 from kvstore.feeds import Feed, FeedBatch, Position, QuiescentReader, Share
 from kvstore.limits import FEED_BATCH_BYTES, FEED_BATCH_ROWS, QUIESCENCE_WAIT_S, STREAMS_MAX
@@ -192,7 +192,7 @@ class Capturing(Writing):
         generations = self._changes.index.generations
         opened: list[Generation] = []
 
-        def stage(batch: EngineBatch, opened_at: Timestamp) -> Callable[[], None]:
+        def stage(batch: WriteBatch, opened_at: Timestamp) -> Callable[[], None]:
             opened.append(generations.stage_next(batch, opened_at, count=streams))
             return lambda: generations.publish(opened[0])
 

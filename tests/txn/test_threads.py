@@ -10,7 +10,7 @@ import pytest
 
 import kvstore
 from kvstore import Store, recent
-from kvstore.engine.api import Batch
+from kvstore.engine.api import WriteBatch
 from kvstore.errors import ConflictError
 from tests.txn.serialization import Record, cycle, edges
 
@@ -88,7 +88,7 @@ def test_transaction_that_gave_way_in_vain_waits_for_the_commit(
     writing, looked = threading.Event(), threading.Event()
     write, give_way = store._engine.write, committer.give_way
 
-    def write_late(batch: Batch) -> None:
+    def write_late(batch: WriteBatch) -> None:
         writing.set()
         assert looked.wait(60)
         monkeypatch.setattr(store._engine, "write", write)
