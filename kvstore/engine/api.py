@@ -2,7 +2,7 @@
 
 An engine is a set of ordered maps (families) of bytes to bytes, written together in atomic
 batches. It knows no timestamps. Everything a store does rests on these rules, which the
-conformance suite (`tests/engine/contract.py`) checks on each implementation:
+conformance suite (`kvstore.testing.engines`) checks on each implementation:
 
 1. A batch is visible whole or not at all, and survives a crash whole or not at all.
 2. After `sync()` returns, every batch written before the call survives a crash.

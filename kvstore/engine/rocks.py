@@ -298,9 +298,6 @@ class RocksCursor:
     def take(self, count: int) -> tuple[list[bytes], list[bytes]]:
         if self._source is None:
             raise ClosedError(f"a scan of {self._where}")
-        if self._reverse and self._last == self._end is not None:
-            # The first entry of a descending pass may be the end itself, which is cut.
-            count += 1
         keys: list[bytes] = []
         values: list[bytes] = []
         with translated(self._where):
@@ -312,6 +309,8 @@ class RocksCursor:
             self._require_true_end()
         if self._reverse and keys:
             self._trim(keys, values)
+            if has_more and self._last == self._end:  # one entry was read: the excluded end
+                return self.take(count)
         return keys, values
 
     def feed(self, live: Live, count: int) -> bool:

@@ -1,8 +1,12 @@
 """Tools that prove a store: tiny limits, faults, kills, forks, power cuts and hostile files.
 
 They serve the tests of this project and of code that builds on it, and import nothing from our own
-tests. Production code never imports this package.
+tests. Production code never imports this package. `engines` and `strategies` need pytest and
+hypothesis, which the extra `testing` installs.
 
+    engines     the contract of engines, as suites that an engine's tests inherit
+    model       a store as a list of commits, to compare random histories with
+    strategies  what random histories draw: keys, values, spans, batches
     bounds      every limit set to a tiny value for a while
     faults      system calls that fail, one or all from one on
     kills       a process that is killed in the middle of a write; workload has its steps

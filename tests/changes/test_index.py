@@ -20,8 +20,8 @@ from kvstore.engine import CHANGES
 from kvstore.limits import CHANGE_CHUNK_BYTES, INLINE_VALUE_BYTES
 from kvstore.span import Span
 from kvstore.store import Store
+from kvstore.testing.strategies import bounds, ops, rows
 from kvstore.timestamp import TIMESTAMP_MAX
-from tests.harness.strategies import bounds, ops, rows
 
 pytestmark = [pytest.mark.usefixtures("each_engine"), pytest.mark.tiny_limits]
 

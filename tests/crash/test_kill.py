@@ -18,9 +18,9 @@ import kvstore
 from backup import Collection
 from kvstore.store import Store
 from kvstore.testing.kills import SEED, run_until_killed
+from kvstore.testing.model import state_after
 from kvstore.testing.seeds import seeded
 from tests.crash import children
-from tests.harness.rows import apply
 
 Child = Callable[[Path, Any, int], None]
 Acknowledged = list[tuple[Any, ...]]
@@ -56,9 +56,9 @@ def check_feed(store: Store) -> None:
     state = dict(store.scan())
     for order in ("time", "key"):
         rows = [tuple(row) for row in store.changes(0, order=order)]  # type: ignore[arg-type]
-        assert apply({}, rows) == state
+        assert state_after({}, rows) == state
     rows = [tuple(row) for row in store.changes(0, revisions="latest")]
-    assert apply({}, rows) == state
+    assert state_after({}, rows) == state
 
 
 @pytest.mark.usefixtures("each_engine")

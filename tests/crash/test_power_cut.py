@@ -14,9 +14,9 @@ import pytest
 import bulk
 import kvstore
 from kvstore.store import Store
+from kvstore.testing.model import state_after
 from kvstore.testing.seeds import seeded
 from tests.crash.children import stage
-from tests.harness.rows import apply
 
 
 def live_log(path: Path) -> Path:
@@ -65,7 +65,7 @@ def test_what_was_synced_stands_and_the_rest_is_lost_from_its_end(
             kept = sorted({row[0] for row in rows})
             assert kept == moments[: len(kept)]
             assert len(kept) >= 40
-            assert apply({}, rows) == dict(store.scan())
+            assert state_after({}, rows) == dict(store.scan())
             assert store.upper > kept[-1]
             assert write(store, 99) > kept[-1]
 

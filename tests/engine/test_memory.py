@@ -8,7 +8,7 @@ import pytest
 
 from kvstore.engine import editions
 from kvstore.engine.memory import MemoryEngine
-from tests.engine.contract import DurableContract, EngineContract
+from kvstore.testing.engines import DurableEngineContract, EngineContract
 
 
 class TestMemoryEngine(EngineContract):
@@ -16,7 +16,7 @@ class TestMemoryEngine(EngineContract):
         return MemoryEngine(None)
 
 
-class TestJournaledMemoryEngine(DurableContract):
+class TestJournaledMemoryEngine(DurableEngineContract):
     def open(self, path: Path) -> MemoryEngine:
         return MemoryEngine(path)
 

@@ -21,10 +21,10 @@ from kvstore.errors import (
     NotAStoreError,
     StorageError,
 )
-from tests.engine.contract import DurableContract, read
+from kvstore.testing.engines import DurableEngineContract, read
 
 
-class TestRocksEngine(DurableContract):
+class TestRocksEngine(DurableEngineContract):
     def open(self, path: Path) -> RocksEngine:
         return RocksEngine(path)
 

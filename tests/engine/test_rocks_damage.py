@@ -19,7 +19,7 @@ from kvstore.engine.rocks import RocksEngine
 from kvstore.engine.rocks_opening import salvage
 from kvstore.engine.wal import BLOCK_BYTES, find_damage
 from kvstore.errors import CorruptionError
-from tests.engine.contract import fill, read
+from kvstore.testing.engines import fill, read
 
 Change = Callable[[bytearray], bytes]
 
@@ -288,7 +288,7 @@ _KILLED = """
 import os, sys
 from pathlib import Path
 from kvstore.engine.rocks import RocksEngine
-from tests.engine.contract import fill
+from kvstore.testing.engines import fill
 engine = RocksEngine(Path(sys.argv[1]))
 fill(engine, {b"%d" % n: b"v" for n in range(100)})
 engine.sync()

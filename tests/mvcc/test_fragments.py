@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from kvstore.mvcc import Cover, Fragments, RangeTombstone
 from kvstore.span import Span
-from tests.harness.strategies import KEYS, bounds, spans
+from kvstore.testing.strategies import KEYS, bounds, spans
 
 tombstones = st.builds(
     lambda span, timestamp: RangeTombstone(span[0], span[1], timestamp), spans, st.integers(1, 6)

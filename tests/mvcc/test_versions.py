@@ -16,9 +16,9 @@ from kvstore.engine.memory import MemoryEngine
 from kvstore.engine.rocks import RocksEngine
 from kvstore.mvcc import RangeTombstone, Versions, WriteSet
 from kvstore.span import Span
+from kvstore.testing.model import Model
+from kvstore.testing.strategies import KEYS, bounds, keys, ops, spans
 from kvstore.timestamp import TIMESTAMP_MAX
-from tests.harness.model import Model
-from tests.harness.strategies import KEYS, bounds, keys, ops, spans
 from tests.harness.timed import TimedVersions
 
 lenient = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -32,11 +32,10 @@ from kvstore.errors import (
 )
 from kvstore.store import Store
 from kvstore.testing.bounds import bounds
+from kvstore.testing.model import Model, Row, order, state_after
+from kvstore.testing.strategies import KEYS, keys, ops, rows, spans, tiny_limits, values
+from kvstore.testing.strategies import bounds as span_bounds
 from kvstore.timestamp import TIMESTAMP_MAX
-from tests.harness.model import Model
-from tests.harness.rows import Row, apply, order
-from tests.harness.strategies import KEYS, keys, ops, rows, spans, tiny_limits, values
-from tests.harness.strategies import bounds as span_bounds
 
 START_NS = 1_000_000
 
@@ -416,9 +415,9 @@ def check_whole(store: Store, model: Model) -> None:
         for upto in marks:
             if since < upto:
                 rows = [tuple(row) for row in store.changes(since, upto)]
-                assert apply(states[since], rows) == states[upto]
+                assert state_after(states[since], rows) == states[upto]
                 latest = [tuple(row) for row in store.changes(since, upto, revisions="latest")]
-                assert apply(states[since], latest) == states[upto]
+                assert state_after(states[since], latest) == states[upto]
 
 
 TestStore = StoreMachine.TestCase

@@ -21,7 +21,7 @@ import bulk
 import kvstore
 from kvstore.errors import HistoryGoneError, KVStoreError
 from kvstore.store import Store
-from tests.harness.rows import apply
+from kvstore.testing.model import state_after
 
 pytestmark = [pytest.mark.usefixtures("each_engine"), pytest.mark.tiny_limits]
 
@@ -95,7 +95,7 @@ def follow(store: Store, rng: random.Random, place: Path) -> None:
                 how: Any = {"order": rng.choice(["key", "time"])}
                 how["revisions"] = rng.choice(["all", "latest"])
                 rows = [tuple(r) for r in store.changes(before.as_of, after.as_of, **how)]
-                assert apply(state, rows) == dict(after.scan()), (index, how)
+                assert state_after(state, rows) == dict(after.scan()), (index, how)
 
 
 def collect(store: Store, rng: random.Random, place: Path) -> None:
@@ -154,7 +154,7 @@ def test_threads_see_whole_commits(
     with kvstore.open(tmp_path / "store") as store:
         assert dict(store.scan(as_of=upper - 1)) == state
         latest = [tuple(row) for row in store.changes(0, revisions="latest")]
-        assert apply({}, latest) == state
+        assert state_after({}, latest) == state
 
 
 def test_what_is_listed_may_change_meanwhile(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from kvstore.journal import Journal, Sync
 from kvstore.tasks import CONTENT, NewTask, Task, Tasks, TaskState
 from kvstore.testing.bounds import bounds
 from kvstore.testing.disk import Disk
-from tests.harness.strategies import tiny_limits
+from kvstore.testing.strategies import tiny_limits
 
 SECOND = 1_000_000_000
 QUEUES = st.sampled_from(["a", "b", "c"])

@@ -1,4 +1,4 @@
-"""What random tests draw from: few keys, all of them awkward, so that histories collide."""
+"""Draws of random tests: few keys, all of them awkward, so that histories collide."""
 
 from __future__ import annotations
 

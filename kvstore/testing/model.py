@@ -1,7 +1,8 @@
-"""A store as a list of commits: slow, plain, and right by inspection.
+"""A reference store for random tests: a list of commits, slow, plain, and right by inspection.
 
-What a key is at t is answered by one rule: the newest commit at or below t that says something of
-the key, leaving out imports that had been reverted by then. All else is asked of that rule.
+One rule answers every read: the value of a key at `t` comes from the newest commit at or below `t`
+that mentions the key, not counting imports that were reverted by then. A test makes each write
+both on a store and on a `Model`, and compares what both answer.
 """
 
 from __future__ import annotations
@@ -10,14 +11,37 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from tests.harness.rows import Row, order
+Row = tuple[int, str, bytes, bytes | None, bytes | None]
+"""A change as a row: timestamp, op, key, end key, value."""
 
-Event = tuple[int, bytes | None, bool]  # timestamp, value, whether a range delete made it
+
+def order(row: Row) -> tuple[int, bool, bytes]:
+    """The sort key of changes: by time, range deletes before the keys of the same commit."""
+    return row[0], row[1] != "delete_range", row[2]
+
+
+def state_after(state: dict[bytes, bytes], rows: Iterable[Row]) -> dict[bytes, bytes]:
+    """The state that `rows` make of `state`, applied in time order."""
+    after = dict(state)
+    for _, op, key, end, value in sorted(rows, key=order):
+        if op == "delete_range":
+            assert end is not None
+            after = {k: v for k, v in after.items() if not key <= k < end}
+        elif op == "delete":
+            after.pop(key, None)
+        else:
+            assert value is not None
+            after[key] = value
+    return after
+
+
+Event = tuple[int, bytes | None, bool]
+"""What happened to a key: timestamp, value, whether a range delete did it."""
 
 
 @dataclass
 class Commit:
-    """What one commit did. A batch's puts win over its range deletes."""
+    """The writes of one commit. A batch's puts win over its range deletes."""
 
     timestamp: int
     points: dict[bytes, bytes | None] = field(default_factory=dict)
@@ -25,7 +49,8 @@ class Commit:
     import_id: int = 0
     reverted: int | None = None
 
-    def say(self, key: bytes) -> Event | None:
+    def event(self, key: bytes) -> Event | None:
+        """What the commit did to `key`; None if it does not mention the key."""
         if key in self.points:
             return self.timestamp, self.points[key], False
         if any(start <= key < end for start, end in self.ranges):
@@ -34,16 +59,22 @@ class Commit:
 
 
 class Model:
+    """Every commit of a store, in the order of their timestamps."""
+
     def __init__(self) -> None:
         self.commits: list[Commit] = []
 
     # -- writing ----------------------------------------------------------------------------
 
     def batch(self, timestamp: int, ops: Iterable[tuple[str, bytes, bytes | None]]) -> None:
-        """Ops (`put`, `delete`, `delete_range`), in the order they were made."""
+        """Commit `(op, key, other)` in the order they were made.
+
+        `other` is the value of a `put`, the end key of a `delete_range`, None for a `delete`.
+        """
         made = Commit(timestamp)
         for op, key, other in ops:
             if op == "delete_range":
+                assert other is not None
                 made.ranges.append((key, other))
                 made.points = {k: v for k, v in made.points.items() if not key <= k < other}
             else:
@@ -54,16 +85,17 @@ class Model:
         self.commits.append(made)
 
     def add(self, timestamp: int, import_id: int, rows: dict[bytes, bytes | None]) -> None:
+        """Commit an import of `rows`; the value None deletes."""
         self.commits.append(Commit(timestamp, dict(rows), import_id=import_id))
 
     def revert(self, timestamp: int, import_id: int) -> None:
+        """Revert an import at `timestamp`."""
         for commit in self.commits:
             if commit.import_id == import_id:
                 commit.reverted = timestamp
 
     def clear(self, start: bytes, end: bytes) -> None:
-        """Nothing is said any more of the keys in `[start, end)`. What is cut from an import is
-        gone from it, and from what its revert will say."""
+        """Remove the keys of `[start, end)` from every commit, imports and their reverts too."""
         for commit in self.commits:
             commit.points = {k: v for k, v in commit.points.items() if not start <= k < end}
             cut = [(a, min(b, start)) for a, b in commit.ranges]
@@ -71,7 +103,7 @@ class Model:
             commit.ranges = [(a, b) for a, b in cut if a < b]
 
     def upto(self, as_of: int) -> Model:
-        """The store as if nothing had happened after `as_of`."""
+        """The model as it was at `as_of`."""
         model = Model()
         for c in self.commits:
             if c.timestamp <= as_of:
@@ -82,24 +114,27 @@ class Model:
     # -- reading ----------------------------------------------------------------------------
 
     def showing(self, key: bytes, as_of: int) -> tuple[Commit | None, Event | None]:
+        """The commit that decides `key` at `as_of`, and its event."""
         for commit in reversed(self.commits):
             gone = commit.reverted is not None and commit.reverted <= as_of
-            if commit.timestamp <= as_of and not gone and (said := commit.say(key)):
-                return commit, said
+            if commit.timestamp <= as_of and not gone and (event := commit.event(key)):
+                return commit, event
         return None, None
 
     def get(self, key: bytes, as_of: int) -> bytes | None:
-        said = self.showing(key, as_of)[1]
-        return said[1] if said else None
+        """The value of `key` at `as_of`; None if it had none."""
+        event = self.showing(key, as_of)[1]
+        return event[1] if event else None
 
     def state(self, as_of: int) -> dict[bytes, bytes]:
+        """All keys and values at `as_of`."""
         keys = sorted({key for commit in self.commits for key in commit.points})
         found = ((key, self.get(key, as_of)) for key in keys)
         return {key: value for key, value in found if value is not None}
 
     def events(self, key: bytes) -> list[Event]:
-        """Everything that happened to `key`, newest first."""
-        events = [said for commit in self.commits if (said := commit.say(key))]
+        """All events of `key`, reverts of imports included, newest first."""
+        events = [event for commit in self.commits if (event := commit.event(key))]
         for commit in self.commits:
             if commit.reverted and self.showing(key, commit.reverted - 1)[0] is commit:
                 events += [(commit.reverted, self.get(key, commit.reverted), False)]
@@ -108,7 +143,10 @@ class Model:
     def changes(
         self, since: int, upto: int, start: bytes, end: bytes | None, *, latest: bool
     ) -> list[Row]:
-        """Changes in `(since, upto]`, as a sorted list."""
+        """The changes in `(since, upto]`, sorted by `order`.
+
+        With `latest`, each key and each part of a range delete appears once, as its newest change.
+        """
         keys = {key for commit in self.commits for key in commit.points}
         state = latest and since == 0
         rows: list[Row] = [] if state else list(self._ranges(since, upto, start, end, latest))
