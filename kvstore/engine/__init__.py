@@ -8,8 +8,8 @@ from kvstore.engine.api import (
     RANGES,
     Cursor,
     Engine,
+    EntryReader,
     FileSpan,
-    Reader,
     WriteBatch,
     chunks,
 )
@@ -24,6 +24,6 @@ __all__ = [
     "Cursor",
     "Engine",
     "FileSpan",
-    "Reader",
+    "EntryReader",
     "chunks",
 ]

@@ -44,7 +44,7 @@ class WriteBatch(Protocol):
         ...
 
 
-class Reader(Protocol):
+class EntryReader(Protocol):
     """A position in `data`, for look-ups that touch a few neighbouring entries."""
 
     def seek(self, key: bytes) -> None:
@@ -173,7 +173,7 @@ class Engine(Protocol):
         """
         ...
 
-    def borrow(self) -> tuple[Any, Reader]:
+    def borrow(self) -> tuple[Any, EntryReader]:
         """A reader of `data` that sees all writes so far, and a ticket to give it back with.
 
         Readers are kept for the next caller: positioning one costs less than making one.
@@ -184,7 +184,7 @@ class Engine(Protocol):
         """Return what `borrow` gave."""
         ...
 
-    def check(self, reader: Reader) -> None:
+    def check(self, reader: EntryReader) -> None:
         """Raise what kept `reader` from being valid, if it was a failure and not the end."""
         ...
 

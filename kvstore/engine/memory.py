@@ -33,7 +33,7 @@ from typing import Any, Final
 
 from kvstore.codec.keys import KEY_BYTES_LEAST, check_data_key
 from kvstore.codec.ordered import escape
-from kvstore.engine.api import DATA, FAMILIES, FileSpan, Reader, WriteBatch
+from kvstore.engine.api import DATA, FAMILIES, EntryReader, FileSpan, WriteBatch
 from kvstore.engine.editions import Edition
 from kvstore.engine.loose import LooseFiles
 from kvstore.engine.passes import MemoryCursor, MemoryReader
@@ -198,7 +198,7 @@ class MemoryEngine:
         assert isinstance(reader, MemoryReader), "it came from self.borrow()"
         self.release(reader.edition)
 
-    def check(self, reader: Reader) -> None:
+    def check(self, reader: EntryReader) -> None:
         reader.status()
 
     def release(self, edition: Edition) -> None:

@@ -35,7 +35,7 @@ from typing import Any, NoReturn
 
 import rocksdict as rocks
 
-from kvstore.engine.api import DATA, FAMILIES, FileSpan, Reader, WriteBatch
+from kvstore.engine.api import DATA, FAMILIES, EntryReader, FileSpan, WriteBatch
 from kvstore.engine.moment import Moment
 from kvstore.engine.rocks_errors import from_text, translated
 from kvstore.engine.rocks_opening import (
@@ -172,7 +172,7 @@ class RocksEngine:
             raise ClosedError(str(self.path))
         return cursor
 
-    def check(self, reader: Reader) -> None:
+    def check(self, reader: EntryReader) -> None:
         with translated(str(self.path)):
             reader.status()
 
@@ -250,9 +250,9 @@ class RocksEngine:
             with suppress(RuntimeError):  # another thread has added one meanwhile
                 return list(self._cursors)
 
-    def _new_reader(self) -> Reader:
+    def _new_reader(self) -> EntryReader:
         self._open()
-        reader: Reader = self._family[DATA].iter()
+        reader: EntryReader = self._family[DATA].iter()
         return reader
 
     def _open(self) -> rocks.Rdict:
