@@ -52,7 +52,7 @@ KIND_SHIFT: Final = 2
 
 FAMILY_NUMBERS: Final = {family: number for number, family in enumerate(FAMILIES)}
 _DATA: Final = FAMILY_NUMBERS[DATA]
-Rows: TypeAlias = "tuple[list[bytes], list[bytes]]"
+SortedRows: TypeAlias = "tuple[list[bytes], list[bytes]]"
 """Keys and values, ascending by key."""
 
 _COUNT = struct.Struct("<I")
@@ -110,7 +110,7 @@ class State:
 
     def __init__(self) -> None:
         self.families = [Edition() for _ in FAMILIES]
-        self.ingests: dict[int, list[Rows]] = {}
+        self.ingests: dict[int, list[SortedRows]] = {}
         self._incarnation = 0
 
     def restore(self, record: Record) -> None:
@@ -176,7 +176,7 @@ def state_records(families: Iterable[Edition]) -> Iterator[tuple[int, bytes]]:
             yield STATE, encode(bytes([number]) * len(keys), keys, values)
 
 
-def bounded(rows: Iterable[Rows]) -> Iterator[Rows]:
+def bounded(rows: Iterable[SortedRows]) -> Iterator[SortedRows]:
     """The same rows in pieces of at most `MEMORY_RECORD_BYTES`, or one row that is larger."""
     for keys, values in rows:
         sizes = [len(key) + len(value) for key, value in zip(keys, values, strict=True)]

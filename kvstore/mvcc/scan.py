@@ -23,7 +23,7 @@ from kvstore.mvcc.version import Stamps
 if TYPE_CHECKING:
     import pyarrow as pa
 
-Chunk: TypeAlias = "tuple[list[bytes], list[bytes]]"
+RowChunk: TypeAlias = "tuple[list[bytes], list[bytes]]"
 """User keys and values of some rows, in scan order."""
 
 _FIRST_CHUNK = 64
@@ -48,14 +48,14 @@ class Read(NamedTuple):
         return cls(as_of, stamps, [escape(start) for start in cover.starts], [0, *cover.newest])
 
 
-class Rows(NamedTuple):
+class RowArrays(NamedTuple):
     """Rows of a scan as Arrow binary arrays."""
 
     keys: pa.Array
     values: pa.Array
 
 
-def live_rows(cursor: Cursor, read: Read) -> Iterator[Chunk]:
+def live_rows(cursor: Cursor, read: Read) -> Iterator[RowChunk]:
     """Keys and values alive to `read`, chunk by chunk, in the order of `cursor`, which is closed
     when done or closed."""
     live = LiveRows(*read)
@@ -65,7 +65,7 @@ def live_rows(cursor: Cursor, read: Read) -> Iterator[Chunk]:
             yield found
 
 
-def live_columns(cursor: Cursor, read: Read, *, chunk: int) -> Iterator[Rows]:
+def live_columns(cursor: Cursor, read: Read, *, chunk: int) -> Iterator[RowArrays]:
     """As `live_rows`, in Arrow: at most `chunk` rows at once, and more than half as many but where
     the pass ends, values are large or `chunk` is small."""
     live = LiveColumns(*read)
@@ -76,13 +76,13 @@ def live_columns(cursor: Cursor, read: Read, *, chunk: int) -> Iterator[Rows]:
                 keys = array_of(count, key_offsets, joined_keys)
                 values = array_of(count, value_offsets, joined_values)
                 for first in range(0, count, chunk):
-                    yield Rows(keys.slice(first, chunk), values.slice(first, chunk))
+                    yield RowArrays(keys.slice(first, chunk), values.slice(first, chunk))
 
 
-def first_rows(chunks: Iterator[Rows], limit: int) -> Iterator[Rows]:
+def first_rows(chunks: Iterator[RowArrays], limit: int) -> Iterator[RowArrays]:
     """The first `limit` rows of a scan."""
     for keys, values in chunks if limit else ():
-        yield Rows(keys.slice(0, limit), values.slice(0, limit))
+        yield RowArrays(keys.slice(0, limit), values.slice(0, limit))
         limit -= len(keys)
         if limit <= 0:
             return

@@ -30,7 +30,7 @@ from kvstore.mvcc.diff import Difference, differences, stored_keys
 from kvstore.mvcc.export import VersionColumns, version_columns
 from kvstore.mvcc.fragments import Fragments, RangeTombstone
 from kvstore.mvcc.lookup import value_below, values_among_imports, values_at
-from kvstore.mvcc.scan import Chunk, Read, Rows, live_columns, live_rows
+from kvstore.mvcc.scan import Read, RowArrays, RowChunk, live_columns, live_rows
 from kvstore.mvcc.version import Entry, Event, Stamps, Version, timeline
 from kvstore.span import Span
 from kvstore.timestamp import TIMESTAMP_MAX, Timestamp
@@ -74,14 +74,14 @@ class Versions:
         fragments, stamps = self.view
         return timeline(self._entries(key), stamps, fragments.stack(key))
 
-    def scan(self, span: Span, as_of: int, *, reverse: bool = False) -> Iterator[Chunk]:
+    def scan(self, span: Span, as_of: int, *, reverse: bool = False) -> Iterator[RowChunk]:
         """Chunks of live keys and values at `as_of`, ascending or descending. Bounded memory."""
         read = self._read(span, as_of)
         return live_rows(self._cursor(span, reverse=reverse), read)
 
     def scan_columns(
         self, span: Span, as_of: int, *, chunk: int, reverse: bool = False
-    ) -> Iterator[Rows]:
+    ) -> Iterator[RowArrays]:
         """As `scan`, as Arrow arrays; at most `chunk` rows at once."""
         read = self._read(span, as_of)
         return live_columns(self._cursor(span, reverse=reverse), read, chunk=chunk)
