@@ -34,7 +34,7 @@ from kvstore.changes.epoch import (
     unpack_run,
 )
 from kvstore.changes.index import ChangeIndex
-from kvstore.changes.sequencer import Closed, State, acquire, release
+from kvstore.changes.sequencer import Closed, SequencerState, acquire, release
 from kvstore.clock import WallClock
 from kvstore.engine.api import Engine, WriteBatch
 from kvstore.limits import EPOCH_EVENTS_PENDING_MAX, EPOCHS_PENDING_MAX
@@ -50,7 +50,7 @@ class Capture:
         self._meta = meta
         self._serials = serials
         self.domain = domain
-        self._state = State(0)
+        self._state = SequencerState(0)
         self._begin = 0
         self._pending = array("Q")
         self._pending_events = 0
@@ -82,7 +82,7 @@ class Capture:
                     (serial + 1, upper, events, 0, fresh, upper, 0, FLAG_QUIESCENT)
                 )
                 self._pending_events += events
-                self._state = State(fresh)
+                self._state = SequencerState(fresh)
                 self.quiet = upper
             else:
                 self._state, epoch = acquire(state, serial)
@@ -152,7 +152,7 @@ class Capture:
             events = state.older.events + state.newer.events + sum(c.events for c in self.open)
             last = max(self._serials.next(), state.newer.begin + 1)
             self._pending.extend((last, upper, events, _QUIESCENT_ENDED))
-            self._state = State(last)
+            self._state = SequencerState(last)
             self.open.clear()
         self.quiet = upper
         record = pack_run(self.domain, self._begin, self._pending, quiet=upper)

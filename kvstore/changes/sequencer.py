@@ -42,7 +42,7 @@ class Newer(NamedTuple):
     events: int
 
 
-class State(NamedTuple):
+class SequencerState(NamedTuple):
     """Quiescent where both epochs are None; `end` is where the next epoch begins."""
 
     end: int
@@ -59,17 +59,19 @@ class Closed(NamedTuple):
     quiescent: bool
 
 
-def acquire(state: State, serial: int) -> tuple[State, int]:
+def acquire(state: SequencerState, serial: int) -> tuple[SequencerState, int]:
     """Begin the changeset `serial`; returns the begin of the epoch it joined."""
     if state.older is None or state.newer is None:
         older = Older(state.end, serial + 1, 1, 0)
-        return State(state.end, older, Newer(serial + 1, 0, 0)), older.begin
+        return SequencerState(state.end, older, Newer(serial + 1, 0, 0)), older.begin
     newer = state.newer
     joined = newer._replace(in_flight=newer.in_flight + 1)
     return state._replace(newer=joined), newer.begin
 
 
-def release(state: State, epoch: int, events: int, fresh: int) -> tuple[State, list[Closed]]:
+def release(
+    state: SequencerState, epoch: int, events: int, fresh: int
+) -> tuple[SequencerState, list[Closed]]:
     """End a changeset of `epoch` that made `events`; `fresh` is a new serial, to cut with."""
     older, newer = state.older, state.newer
     assert older is not None
@@ -86,6 +88,6 @@ def release(state: State, epoch: int, events: int, fresh: int) -> tuple[State, l
     fresh = max(fresh, newer.begin + 1)  # no epoch is of no width; the next serial is not below
     if newer.in_flight:
         promoted = Older(newer.begin, fresh, newer.in_flight, newer.events)
-        return State(older.begin, promoted, Newer(fresh, 0, 0)), closed
+        return SequencerState(older.begin, promoted, Newer(fresh, 0, 0)), closed
     closed.append(Closed(newer.begin, fresh, newer.events, quiescent=True))
-    return State(fresh), closed
+    return SequencerState(fresh), closed

@@ -29,7 +29,7 @@ JournalArgument = Annotated[
 ]
 
 _FOLDS: Final[Mapping[str, Callable[[], Fold]]] = {
-    memory.CONTENT: memory.State,
+    memory.CONTENT: memory.MemoryState,
     tasks.CONTENT: tasks.TaskState,
 }
 _CONTENTS: Final = ", ".join(_FOLDS)

@@ -46,7 +46,7 @@ from kvstore.engine.state import (
     ROWS,
     TAKEN,
     Entries,
-    State,
+    MemoryState,
     bounded,
     encode,
     encode_ingest,
@@ -99,7 +99,7 @@ class MemoryEngine:
         self.path = path
         self._where = "the store in memory" if path is None else str(path)
         self.families: Mapping[str, Any] = FAMILY_NUMBERS
-        self._state = State()
+        self._state = MemoryState()
         self._writing = threading.Lock()
         self._lock = threading.Lock()
         self._ingest_ids = count(1)
@@ -271,7 +271,7 @@ class MemoryEngine:
                 return
             self.is_closed = True
             with self._lock:
-                self._state = State()
+                self._state = MemoryState()
             if self._journal is not None:
                 assert self.path is not None
                 _OPEN_HERE.discard(str(self.path.resolve()))
@@ -308,7 +308,7 @@ class MemoryEngine:
         """
         directory = str(path.absolute())
         for _ in range(READ_ONLY_OPENINGS_MAX):
-            self._state = state = State()
+            self._state = state = MemoryState()
             with suppress(RetryableError), storage_errors(directory):
                 require_memory_directory(path, create=False, files=files)
                 replay(files, directory, restore=state.restore, apply=state.apply, content=CONTENT)

@@ -105,7 +105,7 @@ class Entries:
                 edition.delete_range(key, value)
 
 
-class State:
+class MemoryState:
     """The families of an engine and the ingests under way: a fold over journal records."""
 
     def __init__(self) -> None:

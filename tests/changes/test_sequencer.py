@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import NamedTuple
 
-from kvstore.changes.sequencer import Closed, State, acquire, release
+from kvstore.changes.sequencer import Closed, SequencerState, acquire, release
 
 CHANGESETS = 5
 
@@ -13,7 +13,7 @@ CHANGESETS = 5
 class World(NamedTuple):
     """Everything that happened so far: who is open, who ended, what closed."""
 
-    state: State
+    state: SequencerState
     clock: int
     open: tuple[tuple[int, int], ...]
     spans: tuple[tuple[int, int, int | None], ...]
@@ -100,7 +100,7 @@ def overlapping(spans: tuple[tuple[int, int, int | None], ...]) -> list[tuple[in
 
 
 def test_every_interleaving_keeps_the_invariants() -> None:
-    seen, waiting = set(), [World(State(0), 0, (), (), (), ())]
+    seen, waiting = set(), [World(SequencerState(0), 0, (), (), (), ())]
     while waiting:
         world = waiting.pop()
         if world in seen:
@@ -115,14 +115,14 @@ def test_every_interleaving_keeps_the_invariants() -> None:
 
 
 def test_a_lone_changeset_closes_its_epoch_and_an_empty_one() -> None:
-    state, epoch = acquire(State(0), 10)
+    state, epoch = acquire(SequencerState(0), 10)
     state, closed = release(state, epoch, 3, 20)
     assert closed == [Closed(0, 11, 3, quiescent=False), Closed(11, 20, 0, quiescent=True)]
-    assert state == State(20)
+    assert state == SequencerState(20)
 
 
 def test_empty_epochs_between_draining_ones_are_published() -> None:
-    state, first = acquire(State(0), 1)
+    state, first = acquire(SequencerState(0), 1)
     state, second = acquire(state, 5)
     state, closed = release(state, first, 1, 9)
     assert closed == [Closed(0, 2, 1, quiescent=False)]

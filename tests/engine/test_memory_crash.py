@@ -15,7 +15,7 @@ import bulk
 import kvstore
 from kvstore.engine.api import CHANGES, DATA
 from kvstore.engine.memory import MemoryEngine
-from kvstore.engine.state import CONTENT, State
+from kvstore.engine.state import CONTENT, MemoryState
 from kvstore.errors import (
     CorruptionError,
     FormatVersionError,
@@ -219,7 +219,7 @@ def test_rows_of_a_dead_process_do_not_outlive_its_successors_first_write(tmp_pa
     engine = MemoryEngine(path)
     put(engine, b"a", b"1")
     engine.close()
-    state = State()
+    state = MemoryState()
     with Journal.open(
         path, restore=state.restore, apply=state.apply, content=CONTENT, sync=Sync.never()
     ):

@@ -13,7 +13,7 @@ import kvstore
 from backup import Collection
 from kvstore.engine.api import CHANGES, DATA
 from kvstore.engine.memory import MemoryEngine
-from kvstore.engine.state import CONTENT, State, decode, encode
+from kvstore.engine.state import CONTENT, MemoryState, decode, encode
 from kvstore.errors import (
     ClosedError,
     CorruptionError,
@@ -203,7 +203,7 @@ def test_another_process_compacts_beside_a_store_even_inside_an_ingest(tmp_path:
     engine._stage(1, [b"r1", b"r2"], [b"", b""])
     assert engine._journal is not None
     engine._journal._rotate()  # what a full file brings about
-    compacted = compact(path, State(), content=CONTENT)
+    compacted = compact(path, MemoryState(), content=CONTENT)
     assert compacted.snapshot is not None
     put(engine, b"b", b"2")
     with engine._writing:

@@ -8,25 +8,25 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from kvstore.engine.state import State
+from kvstore.engine.state import MemoryState
 from kvstore.errors import CorruptionError, FormatVersionError
 from kvstore.journal import Record
 from kvstore.tasks.state import TaskState
 
 
-def fold_anything(records: Sequence[tuple[int, bytes]], *, snapshot: int = 0) -> State | None:
+def fold_anything(records: Sequence[tuple[int, bytes]], *, snapshot: int = 0) -> MemoryState | None:
     """Take any records into a memory engine's state, the first `snapshot` of them as a snapshot's.
 
     The state keeps its invariants, and what it writes down gives it again; None if it refuses.
     """
-    state = State()
+    state = MemoryState()
     try:
         for number, (kind, payload) in enumerate(records, 1):
             take = state.restore if number <= snapshot else state.apply
             take(Record(number, kind, payload, 1))
     except CorruptionError:
         return None
-    again = State()
+    again = MemoryState()
     for kind, payload in state.records():
         again.restore(Record(1, kind, payload, 1))
     for edition, copy in zip(state.families, again.families, strict=True):
