@@ -14,10 +14,10 @@ from typing import Any, Final
 from kvstore.errors import StaleReaderError, StorageError
 from kvstore.forks import own, undivided
 from kvstore.limits import SCAN_PARTS_AHEAD_MAX
-from kvstore.scanners.source import Job, Piece, Word
+from kvstore.scanners.source import ScanJob, ScanPiece, Word
 
 
-class Worker:
+class ScanWorker:
     """A process that reads for scans, as its scan holds it."""
 
     def __init__(self) -> None:
@@ -41,7 +41,7 @@ class Worker:
         """Hang up in a forked child: the worker ends when the last copy of this end is closed."""
         self.pipe.close()
 
-    def tell(self, message: Job | Piece | Word) -> None:
+    def tell(self, message: ScanJob | ScanPiece | Word) -> None:
         """Say something to it. Raises `StorageError` if it died."""
         try:
             self.pipe.send(message)
@@ -74,7 +74,9 @@ class Worker:
 class Crew:
     """The workers of one scan, and who reads which piece."""
 
-    def __init__(self, job: Job, pieces: Sequence[Piece], workers: Sequence[Worker]) -> None:
+    def __init__(
+        self, job: ScanJob, pieces: Sequence[ScanPiece], workers: Sequence[ScanWorker]
+    ) -> None:
         self._job = job
         self._pieces = pieces
         self._workers = workers
@@ -85,16 +87,16 @@ class Crew:
         self._keep = 1
         """How many it keeps: one more when it has waited for a worker, one fewer when a worker
         has waited for it."""
-        self._reading: dict[Worker, int] = {}
+        self._reading: dict[ScanWorker, int] = {}
         """The piece that each worker is reading."""
-        self._given: dict[int, tuple[Worker, deque[str | None]]] = {}
+        self._given: dict[int, tuple[ScanWorker, deque[str | None]]] = {}
         """Pieces of workers that the scan has not done with: by whom, and the parts that are
         written and not taken; None behind the last."""
         self._ahead = dict.fromkeys(workers, 0)
         """How many parts each has written that the scan has not done with."""
-        self._told: set[Worker] = set()
+        self._told: set[ScanWorker] = set()
         """Who knows of the scan. A worker that is being started may never learn of it."""
-        self._open: set[Worker] = set()
+        self._open: set[ScanWorker] = set()
         """Who of them has the database open."""
         self._by_descriptor = {worker.pipe.fileno(): worker for worker in workers}
         self._poll = select.poll()  # 0.6 us a look; `multiprocessing.connection.wait` 4
@@ -155,20 +157,20 @@ class Crew:
         while self.at_work():
             self.listen(wait=True)
 
-    def at_work(self) -> list[Worker]:
+    def at_work(self) -> list[ScanWorker]:
         """Those that have, or are about to have, the database open."""
         return [worker for worker in self._workers if worker in self._told and not worker.asks]
 
-    def resting(self) -> list[Worker]:
+    def resting(self) -> list[ScanWorker]:
         """The others, for another scan."""
         at_work = self.at_work()
         return [worker for worker in self._workers if worker not in at_work]
 
-    def _answer(self, worker: Worker) -> None:
+    def _answer(self, worker: ScanWorker) -> None:
         """Tell a worker what to do: open the database, read a piece of it, close it."""
         if worker in self._reading:
             self._given[self._reading.pop(worker)][1].append(None)
-        message: Job | Piece | Word
+        message: ScanJob | ScanPiece | Word
         if worker in self._open:
             piece = self._next()
             if piece is None:
@@ -187,7 +189,7 @@ class Crew:
         worker.asks = False
         worker.tell(message)
 
-    def _next(self) -> Piece | None:
+    def _next(self) -> ScanPiece | None:
         """The piece to give to a worker, behind those that the scan keeps."""
         while len(self._own) < self._keep and self._free < len(self._pieces):
             self._own.append(self._free)

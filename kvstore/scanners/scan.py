@@ -23,8 +23,8 @@ from kvstore.limits import (
     SCAN_WORKERS_MAX,
 )
 from kvstore.mvcc.versions import View
-from kvstore.scanners.crew import Crew, Worker
-from kvstore.scanners.source import Job, Piece, Source
+from kvstore.scanners.crew import Crew, ScanWorker
+from kvstore.scanners.source import ScanJob, ScanPiece, ScanSource
 from kvstore.span import Span
 from kvstore.splits import split_span, user_spans
 
@@ -38,7 +38,7 @@ class Scanners:
     """The worker processes of one store, started when they are first asked for."""
 
     def __init__(self) -> None:
-        self._idle: list[Worker] = []
+        self._idle: list[ScanWorker] = []
         self._scans: weakref.WeakSet[ParallelScan] = weakref.WeakSet()
         self._lock = threading.Lock()
         self._is_closed = False
@@ -50,7 +50,7 @@ class Scanners:
         """The rows of `span` at `as_of`, read by so many processes, of which this is one. Costs a
         checkpoint, and opening it."""
         directory = _new_directory(engine)
-        taken: list[Worker] = []
+        taken: list[ScanWorker] = []
         try:
             directory.mkdir(mode=0o700, parents=True)
             if engine.is_read_only:
@@ -59,7 +59,7 @@ class Scanners:
             else:
                 source = home = directory / "checkpoint"
                 engine.checkpoint(source)
-            job = Job(source, home, directory, as_of, dict(view.stamps), rows)
+            job = ScanJob(source, home, directory, as_of, dict(view.stamps), rows)
             pieces = list(_pieces(engine, view, span, as_of, workers))
             taken += (self._take() for _ in range(workers - 1))
             crew = Crew(job, pieces, taken)  # they open the checkpoint meanwhile
@@ -87,15 +87,15 @@ class Scanners:
         for worker in idle:
             worker.kill()
 
-    def _take(self) -> Worker:
+    def _take(self) -> ScanWorker:
         with self._lock:
             while self._idle:
                 worker = self._idle.pop()
                 if worker.is_alive():
                     return worker
-        return Worker()
+        return ScanWorker()
 
-    def _give_back(self, workers: list[Worker]) -> None:
+    def _give_back(self, workers: list[ScanWorker]) -> None:
         with self._lock:
             room = 0 if self._is_closed else SCAN_WORKERS_MAX - len(self._idle)
             self._idle += workers[:room]
@@ -109,12 +109,12 @@ class ParallelScan:
     def __init__(
         self,
         engine: RocksEngine,
-        job: Job,
-        pieces: Sequence[Piece],
+        job: ScanJob,
+        pieces: Sequence[ScanPiece],
         crew: Crew,
-        give_back: Callable[[list[Worker]], None],
+        give_back: Callable[[list[ScanWorker]], None],
     ) -> None:
-        source = Source(job, beside=engine)
+        source = ScanSource(job, beside=engine)
         self._crew = crew
         self._batches = _taken(job, pieces, source, crew)
         self._end = weakref.finalize(self, _clean_up, crew, source, job.directory, give_back)
@@ -171,16 +171,18 @@ def _files(engine: Engine, span: Span) -> list[FileSpan]:
     ]
 
 
-def _pieces(engine: Engine, view: View, span: Span, as_of: int, workers: int) -> Iterator[Piece]:
+def _pieces(
+    engine: Engine, view: View, span: Span, as_of: int, workers: int
+) -> Iterator[ScanPiece]:
     """Cut `span` into some for each process, and into more where it is large."""
     files = _files(engine, span)
     wanted = max(4 * workers, sum(file.size_bytes for file in files) // SCAN_PIECE_BYTES)
     for number, piece in enumerate(split_span(span, files, min(wanted, SCAN_PIECES_MAX))):
-        yield Piece(number, piece, view.fragments.cover(piece, as_of))
+        yield ScanPiece(number, piece, view.fragments.cover(piece, as_of))
 
 
 def _clean_up(
-    crew: Crew, source: Source, directory: Path, give_back: Callable[[list[Worker]], None]
+    crew: Crew, source: ScanSource, directory: Path, give_back: Callable[[list[ScanWorker]], None]
 ) -> None:
     try:
         for worker in crew.at_work():
@@ -192,7 +194,7 @@ def _clean_up(
 
 
 def _taken(
-    job: Job, pieces: Sequence[Piece], source: Source, crew: Crew
+    job: ScanJob, pieces: Sequence[ScanPiece], source: ScanSource, crew: Crew
 ) -> Iterator[pa.RecordBatch]:
     """The batches of all pieces, in order."""
     for piece in pieces:

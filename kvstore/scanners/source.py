@@ -36,7 +36,7 @@ class Word(Enum):
     END = "that was all"
 
 
-class Job(NamedTuple):
+class ScanJob(NamedTuple):
     """A scan, as each of its processes needs to know it: of the database at `source`, at the moment
     that is laid out in `home`."""
 
@@ -48,7 +48,7 @@ class Job(NamedTuple):
     batch_rows: int
 
 
-class Piece(NamedTuple):
+class ScanPiece(NamedTuple):
     """What one process reads at a time, and the range tombstones that it sees there."""
 
     number: int
@@ -56,11 +56,11 @@ class Piece(NamedTuple):
     cover: Cover
 
 
-class Source:
+class ScanSource:
     """The database of a scan, as one of its processes holds it. The process that scans opens its
     checkpoint beside its store; a store that was opened to be read is read itself."""
 
-    def __init__(self, job: Job, *, beside: RocksEngine | None = None) -> None:
+    def __init__(self, job: ScanJob, *, beside: RocksEngine | None = None) -> None:
         self._job = job
         self._owns_engine = beside is None or not beside.is_read_only
         self._engine = (
@@ -69,7 +69,7 @@ class Source:
             else beside
         )
 
-    def batches(self, piece: Piece) -> Iterator[pa.RecordBatch]:
+    def batches(self, piece: ScanPiece) -> Iterator[pa.RecordBatch]:
         """The rows of a piece."""
         job = self._job
         read = Read.of(job.as_of, job.stamps, piece.cover)
@@ -84,7 +84,7 @@ class Source:
 
 def serve(descriptor: int) -> None:
     """Do jobs until the other end of the pipe is closed, and remove then what it has left."""
-    job: Job | None = None
+    job: ScanJob | None = None
     with Connection(descriptor) as pipe, suppress(*_HUNG_UP):
         try:
             while True:
@@ -103,9 +103,9 @@ def serve(descriptor: int) -> None:
                 shutil.rmtree(job.directory, ignore_errors=True)
 
 
-def _do(job: Job, pipe: Connection) -> None:
+def _do(job: ScanJob, pipe: Connection) -> None:
     ahead = 0
-    with closing(Source(job)) as source:
+    with closing(ScanSource(job)) as source:
         while True:
             pipe.send(Word.ASK)
             while (piece := pipe.recv()) is Word.GO_ON:

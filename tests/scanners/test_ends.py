@@ -16,7 +16,7 @@ import pytest
 import kvstore
 from kvstore.errors import ClosedError, CorruptionError, StorageError
 from kvstore.scanners import SCANS_DIRECTORY, Scanners, crew, scan
-from kvstore.scanners.source import Source
+from kvstore.scanners.source import ScanSource
 from tests.scanners.crews import (
     ROWS,
     crew_at_work,
@@ -76,12 +76,12 @@ def test_a_worker_that_is_killed_is_an_error_and_leaves_nothing(store: kvstore.S
 def test_an_interrupt_where_a_scan_ends_leaves_nothing(
     store: kvstore.Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def interrupted(source: Source) -> None:
+    def interrupted(source: ScanSource) -> None:
         close(source)
         raise KeyboardInterrupt
 
-    close = Source.close
-    monkeypatch.setattr(Source, "close", interrupted)
+    close = ScanSource.close
+    monkeypatch.setattr(ScanSource, "close", interrupted)
     with pytest.raises(KeyboardInterrupt):
         store.scan_batches(workers=2).read_all()
     assert nothing_is_left(store)
