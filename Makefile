@@ -16,12 +16,12 @@ PYTEST := $(PY) -m pytest
 # How long `make soak` has each format fuzzed by coverage, where atheris installs.
 FUZZ_SECONDS := 60
 
-.PHONY: help setup test check lint types docs format demo bench bench-quick bench-growth soak sanitize azure clean
+.PHONY: help setup test check lint types loops docs format demo bench bench-quick bench-growth soak sanitize azure clean
 
 help:
 	@echo 'make setup        create $(VENV) and install the pinned versions into it'
 	@echo 'make test         run the tests'
-	@echo 'make check        lint, formatting, types, documents'
+	@echo 'make check        lint, formatting, types, compiled loops, documents'
 	@echo 'make docs         the site, into docs/_build'
 	@echo 'make format       format, and fix what the linter can'
 	@echo 'make demo         the whole path on real data, under four minutes'
@@ -34,7 +34,7 @@ help:
 setup: $(READY)
 
 # A new top-level package must be installed as well: the editable install lists them by name.
-$(READY): pyproject.toml constraints.txt kvstore/loops/compiled.pyx $(wildcard */__init__.py)
+$(READY): pyproject.toml constraints.txt $(wildcard kvstore/loops/compiled/*.p*) $(wildcard */__init__.py)
 	@set -e; \
 	if ! $(PY) -m pip --version >/dev/null 2>&1; then \
 	  python=; \
@@ -66,7 +66,7 @@ $(READY): pyproject.toml constraints.txt kvstore/loops/compiled.pyx $(wildcard *
 test: $(READY)
 	$(PYTEST) -n 2 --dist loadgroup
 
-check: lint types docs
+check: lint types loops docs
 
 lint: $(READY)
 	$(PY) -m ruff check .
@@ -74,6 +74,10 @@ lint: $(READY)
 
 types: $(READY)
 	$(PY) -m mypy
+
+# Fails where the loops could be compiled and plain ones run.
+loops: $(READY)
+	$(PY) -m tests.loops.loaded
 
 # A warning is an error: a broken link, an unknown name, a page that no list names.
 docs: $(READY)
@@ -125,6 +129,6 @@ azure: $(READY)
 
 clean:
 	rm -rf $(VENV) build dist docs/_build docs/reference/_commands.md demo-out benchmarks/out spark-warehouse *.egg-info \
-	  kvstore/loops/compiled.c kvstore/loops/compiled.*.so \
+	  kvstore/loops/compiled/*.c kvstore/loops/compiled/*.so \
 	  .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

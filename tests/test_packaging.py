@@ -76,12 +76,13 @@ def test_a_wheel_holds_no_file_of_an_earlier_build(tmp_path: Path) -> None:
     source = tmp_path / "source"
     packages = ("kvstore", "bulk", "backup", "spark_connector", "pyspark_kvstore")
     for name in packages:
-        skipped = shutil.ignore_patterns("__pycache__", "*.so", "*.c", "*.pyx")
+        skipped = shutil.ignore_patterns("__pycache__", "*.so", "*.c", "*.pyx", "*.pxi")
         shutil.copytree(ROOT / name, source / name, ignore=skipped)
     for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source)
     # Compiling takes half a minute, and the compiled part is optional: here it fails at once.
-    (source / "kvstore" / "loops" / "compiled.pyx").touch()
+    for path in (ROOT / "kvstore" / "loops" / "compiled").glob("*.p[xy][xi]"):
+        (source / path.relative_to(ROOT)).touch()
     deleted = source / "kvstore" / "deleted.py"
     deleted.touch()
     _build_wheel(source, tmp_path / "first")
@@ -94,7 +95,7 @@ def test_a_wheel_holds_no_file_of_an_earlier_build(tmp_path: Path) -> None:
         path.relative_to(source).as_posix()
         for name in packages
         for path in (source / name).rglob("*")
-        if path.suffix in {".py", ".pyx"}
+        if path.suffix in {".py", ".pyx", ".pxi"}
         or path.name == "py.typed"
         or path.parent.name == "options"
     }

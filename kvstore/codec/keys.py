@@ -55,8 +55,12 @@ KEY_BYTES_LEAST: Final = len(TERMINATOR) + TAIL_BYTES
 
 TOMBSTONE: Final = b"\x00"
 VALUE: Final = b"\x01"
+KIND_MAX: Final = VALUE[0]
 FIRST_TIMED_SUFFIX: Final = b"\x80"
 """Suffixes below this are stamp references."""
+
+UNLIMITED: Final = b"\x00\x02"
+"""Behind an escaped user key: sorts above all versions of the key, below those of any other."""
 
 
 def encode_suffix(timestamp: int) -> bytes:
@@ -110,7 +114,7 @@ def require_entry(stored: bytes, escaped: bytes) -> None:
 
     Looks at length and kind alone, which tells all that a look-up of the key relies on.
     """
-    if len(stored) != len(escaped) + KEY_BYTES_LEAST or stored[-1] > 1:
+    if len(stored) != len(escaped) + KEY_BYTES_LEAST or stored[-1] > KIND_MAX:
         check_data_key(stored)
 
 

@@ -11,23 +11,23 @@ from __future__ import annotations
 from kvstore.errors import CorruptionError
 
 TERMINATOR = b"\x00\x01"
-_ZERO = b"\x00"
-_ESCAPED_ZERO = b"\x00\xff"
+ZERO = b"\x00"
+ESCAPED_ZERO = b"\x00\xff"
 
 
 def escape(raw: bytes) -> bytes:
     """Escape without the terminator: the bound of a span of framed strings. O(len(raw))."""
-    return raw.replace(_ZERO, _ESCAPED_ZERO)
+    return raw.replace(ZERO, ESCAPED_ZERO)
 
 
 def frame(raw: bytes) -> bytes:
     """Escape and terminate. O(len(raw))."""
-    return raw.replace(_ZERO, _ESCAPED_ZERO) + TERMINATOR
+    return raw.replace(ZERO, ESCAPED_ZERO) + TERMINATOR
 
 
 def unescape(escaped: bytes) -> bytes:
     """The bytes that `escape` was given. Trusts its input: `check` is for bytes from outside."""
-    return escaped.replace(_ESCAPED_ZERO, _ZERO) if _ZERO in escaped else escaped
+    return escaped.replace(ESCAPED_ZERO, ZERO) if ZERO in escaped else escaped
 
 
 def unframe(framed: bytes) -> bytes:
@@ -37,13 +37,13 @@ def unframe(framed: bytes) -> bytes:
 
 def is_escaped(escaped: bytes) -> bool:
     """Whether `escaped` is what `escape` makes of some bytes."""
-    return _ZERO not in escaped or escape(unescape(escaped)) == escaped
+    return ZERO not in escaped or escape(unescape(escaped)) == escaped
 
 
 def is_framed(framed: bytes) -> bool:
     """Whether `framed` is what `frame` makes of some bytes. 0.15 us without zeros in them."""
     end = len(framed) - len(TERMINATOR)
-    return framed.endswith(TERMINATOR) and (framed.find(_ZERO) == end or is_escaped(framed[:end]))
+    return framed.endswith(TERMINATOR) and (framed.find(ZERO) == end or is_escaped(framed[:end]))
 
 
 def check(framed: bytes, *, where: str) -> None:

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from kvstore.codec.keys import TAIL_BYTES, VALUE, check_data_key, encode_suffix, span_bounds
-from kvstore.codec.ordered import TERMINATOR, frame
+from kvstore.codec.ordered import TERMINATOR, escape, frame
 from kvstore.engine.api import DATA
 from kvstore.gc.rules import garbage
 from kvstore.mvcc import Versions
@@ -67,7 +67,7 @@ def _superseded(
     bound = TERMINATOR + encode_suffix(since)
     doomed: list[bytes] = []
     while at < len(keys) and len(doomed) < entries_max:
-        escaped = keys[at].replace(b"\x00", b"\x00\xff")
+        escaped = escape(keys[at])
         stem = escaped + TERMINATOR
         size = len(stem) + TAIL_BYTES
         at += 1

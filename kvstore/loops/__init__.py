@@ -1,14 +1,22 @@
-"""Loops that run once per entry: compiled, or where that was not built, plain.
+"""Loops that run once per entry, in two halves with the same names, arguments and results.
 
-Both have the same names, arguments and results; `tests/loops` holds them to it. `plain.py` says
-what each does, and is what to read. `compiled.pyx` is the same in Cython: it spends 50 ns on a
-row of a scan, and 20 on one that goes to Arrow, where `plain` spends 650 and more, beside RocksDB's
-own 200. An installation that had no C compiler has everything but that speed; with
-`KVSTORE_LOOPS=plain` in the environment any has.
+    plain/     the loops in Python: read these
+    compiled/  the same loops in Cython
+
+    columns    Arrow columns and change entries: join, cut, check, order
+    live       the entries of a pass over `data` that a read sees
+    lookup     the value of one key, or of many
+    writes     puts that a commit collects, and their entries in key order
+
+The compiled loops spend 50 ns on a row of a scan, and 20 ns on a row that goes to Arrow; the plain
+loops spend 650 ns and more. RocksDB itself spends 200 ns. An installation without a C compiler runs
+the plain loops, and so does every installation with `KVSTORE_LOOPS=plain` in its environment.
+`tests/loops` runs every test on both halves.
 """
 
 from kvstore.loops.chosen import (
     COMPILED,
+    Live,
     LiveColumns,
     LiveRows,
     Lookup,
@@ -28,7 +36,7 @@ from kvstore.loops.chosen import (
     survey,
     tuples,
 )
-from kvstore.loops.plain import (
+from kvstore.loops.contract import (
     ABSENT,
     RULE_ANY,
     RULE_ID,
@@ -36,7 +44,6 @@ from kvstore.loops.plain import (
     RULE_SPAN,
     Buffers,
     Found,
-    Live,
 )
 
 __all__ = [

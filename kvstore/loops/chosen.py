@@ -1,39 +1,57 @@
-"""Which of the two are taken."""
+"""Chooses between the two halves when `kvstore.loops` is imported.
+
+Invariants
+1. All four modules are of one half.
+2. The compiled half is taken unless `KVSTORE_LOOPS=plain` is in the environment, a module of it is
+   missing, or a module of it was compiled from sources of another revision.
+"""
 
 from __future__ import annotations
 
 import os
+from importlib import import_module
 from typing import TYPE_CHECKING, Final
 
-from kvstore.loops import plain
+from kvstore.loops.plain import columns, live, lookup, writes
 
-_loops = plain
-if not TYPE_CHECKING and os.environ.get("KVSTORE_LOOPS") != "plain":
+REVISION: Final = 7
+"""Add one with each change of a name, an argument or a meaning in the loops. `compiled/shared.pxi`
+holds the same number. A checkout that was updated and not compiled again then runs plain loops."""
+
+VARIABLE: Final = "KVSTORE_LOOPS"
+TWINS: Final = ("columns", "live", "lookup", "writes")
+
+COMPILED = False
+
+if not TYPE_CHECKING and os.environ.get(VARIABLE) != "plain":
     try:
-        from kvstore.loops import compiled
+        _compiled = [import_module(f"kvstore.loops.compiled.{name}") for name in TWINS]
     except ImportError:
         pass
     else:
-        if getattr(compiled, "REVISION", None) == plain.REVISION:
-            _loops = compiled
+        if all(module.REVISION == REVISION for module in _compiled):
+            columns, live, lookup, writes = _compiled
+            COMPILED = True
 
-COMPILED: Final = _loops.__name__.endswith("compiled")
+arrange = columns.arrange
+cut = columns.cut
+gather = columns.gather
+join = columns.join
+join_puts = columns.join_puts
+lz4_size = columns.lz4_size
+survey = columns.survey
+tuples = columns.tuples
 
-LiveColumns = _loops.LiveColumns
-LiveRows = _loops.LiveRows
-Lookup = _loops.Lookup
-PointRead = _loops.PointRead
-Puts = _loops.Puts
-Readers = _loops.Readers
-arrange = _loops.arrange
-collect = _loops.collect
-cut = _loops.cut
-find_among = _loops.find_among
-find_many = _loops.find_many
-gather = _loops.gather
-join = _loops.join
-join_puts = _loops.join_puts
-lz4_size = _loops.lz4_size
-put_all = _loops.put_all
-survey = _loops.survey
-tuples = _loops.tuples
+Live = live.Live
+LiveColumns = live.LiveColumns
+LiveRows = live.LiveRows
+collect = live.collect
+
+Lookup = lookup.Lookup
+PointRead = lookup.PointRead
+Readers = lookup.Readers
+find_among = lookup.find_among
+find_many = lookup.find_many
+
+Puts = writes.Puts
+put_all = writes.put_all

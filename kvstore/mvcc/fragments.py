@@ -25,17 +25,13 @@ from __future__ import annotations
 import bisect
 from collections.abc import Callable, Iterable, Iterator
 from itertools import pairwise
-from typing import Final, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
-from kvstore.codec.keys import encode_suffix
+from kvstore.codec.keys import UNLIMITED, encode_suffix
 from kvstore.codec.ordered import TERMINATOR
 from kvstore.span import Span
 
 Stack: TypeAlias = "tuple[int, ...]"
-
-
-UNLIMITED: Final = b"\x00\x02"
-"""Behind an escaped key: above all versions of the key, below those of any other."""
 
 
 def limit_of(stack: Stack) -> bytes:

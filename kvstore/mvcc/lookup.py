@@ -21,11 +21,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import cast
 
-from kvstore.codec.keys import encode_suffix
+from kvstore.codec.keys import UNLIMITED, encode_suffix
 from kvstore.codec.ordered import TERMINATOR
 from kvstore.engine.api import Engine
 from kvstore.loops import ABSENT, find_among, find_many
-from kvstore.mvcc.fragments import UNLIMITED, Fragments, limit_of
+from kvstore.mvcc.fragments import Fragments, limit_of
 from kvstore.mvcc.version import Stamps
 
 

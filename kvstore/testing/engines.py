@@ -22,7 +22,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from kvstore.codec.keys import TOMBSTONE, require_entry
+from kvstore.codec.keys import TOMBSTONE, UNLIMITED, require_entry
 from kvstore.codec.ordered import TERMINATOR, escape, frame
 from kvstore.engine import CHANGES, DATA, FAMILIES, META, RANGES, Engine
 from kvstore.errors import ClosedError, CorruptionError, LockedError
@@ -250,7 +250,7 @@ class EngineContract:
     def test_find_refuses_an_entry_that_no_store_writes(self, engine: Engine, tail: bytes) -> None:
         fill(engine, {frame(b"k") + tail: b"v"})
         with pytest.raises(CorruptionError):
-            engine.find(b"k", TERMINATOR, b"\x00\x02")
+            engine.find(b"k", TERMINATOR, UNLIMITED)
 
     # -- closing ------------------------------------------------------------------------------
 

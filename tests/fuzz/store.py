@@ -17,12 +17,11 @@ from kvstore.codec import keys, lz4, ordered, tuples
 from kvstore.codec.json import read_object
 from kvstore.engine.api import CHANGES, DATA, META, RANGES
 from kvstore.errors import CorruptionError, FormatVersionError, KVStoreError
-from kvstore.loops import plain
 from kvstore.testing.bounds import bounds
 from kvstore.testing.crafted import FAMILIES, Stored, crafted_store, outcome, outcomes
 from tests.fuzz.driver import Target
 from tests.harness.sound import WHOLE_ROWS, sound_entries
-from tests.loops import compiled
+from tests.loops import compiled, plain
 
 LOOPS: list[Any] = [plain] if compiled is None else [plain, compiled]
 

@@ -1,20 +1,45 @@
-"""What holds for the compiled loops holds for the plain ones."""
+"""Both halves of the loops, for tests that run on each."""
 
 from __future__ import annotations
 
-from types import ModuleType
+from importlib import import_module
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import strategies as st
 
 from kvstore.codec.keys import VALUE, encode_suffix
 from kvstore.codec.ordered import frame
-from kvstore.loops import plain
+from kvstore.loops.chosen import TWINS
 
+
+def public_names(module: Any) -> dict[str, Any]:
+    """The functions and classes that a module of the loops defines, without the names that it
+    imports. `take_bounds` has no twin: plain loops read the limits themselves."""
+    return {
+        name: found
+        for name, found in vars(module).items()
+        if callable(found)
+        and getattr(found, "__module__", None) == module.__name__
+        and not name.startswith("_")
+        and name != "take_bounds"
+    }
+
+
+def half(name: str) -> SimpleNamespace:
+    """All loops of one half, `plain` or `compiled`, by name."""
+    found: dict[str, Any] = {}
+    for twin in TWINS:
+        found |= public_names(import_module(f"kvstore.loops.{name}.{twin}"))
+    return SimpleNamespace(**found, __name__=name)
+
+
+plain = half("plain")
 try:
-    from kvstore.loops import compiled
+    compiled: SimpleNamespace | None = half("compiled")
 except ImportError:  # no compiler where this was installed
-    compiled = None  # type: ignore[assignment]
+    compiled = None
 
 BOTH = [
     plain,
@@ -22,9 +47,9 @@ BOTH = [
 ]
 
 
-def names(loops: ModuleType | None) -> str:
+def names(loops: SimpleNamespace | None) -> str:
     """The id of a test's parameter."""
-    return "none" if loops is None else loops.__name__.rpartition(".")[2]
+    return "none" if loops is None else loops.__name__
 
 
 both = pytest.mark.parametrize("loops", BOTH, ids=names)

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from kvstore.changes.entry import _RULES, OP_DELETE, OP_DELETE_RANGE, OP_IMPORT, OP_PUT
 from kvstore.errors import CorruptionError
-from kvstore.loops import plain
-from tests.loops import both
+from tests.loops import both, plain
 
 known = st.sampled_from([OP_PUT, OP_DELETE, OP_DELETE_RANGE, OP_IMPORT])
 offset = st.integers(-2, 12) | st.sampled_from([-(1 << 31), (1 << 31) - 1])

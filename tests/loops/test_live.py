@@ -21,17 +21,11 @@ from kvstore.codec.keys import VALUE, encode_reference
 from kvstore.codec.ordered import frame
 from kvstore.errors import CorruptionError
 from kvstore.limits import VALUE_BYTES_MAX
-from kvstore.loops import plain
 from kvstore.mvcc.fragments import Fragments, RangeTombstone
 from kvstore.mvcc.scan import Read
 from kvstore.span import Span
-from tests.loops import both, raw, stored_key
+from tests.loops import both, plain, raw, stored_key
 from tests.mvcc.test_scan import STAMPS, entries_of, keys, ranges, reads, stored
-
-
-@both
-def test_both_are_of_one_revision(loops: Any) -> None:
-    assert loops.REVISION == plain.REVISION
 
 
 @both

@@ -17,16 +17,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import kvstore
-from kvstore.codec.keys import TOMBSTONE, VALUE, encode_suffix
+from kvstore.codec.keys import TOMBSTONE, UNLIMITED, VALUE, encode_suffix
 from kvstore.codec.ordered import escape, frame
 from kvstore.errors import CorruptionError
 from kvstore.limits import KEY_BYTES_MAX
-from kvstore.loops import ABSENT, plain
-from kvstore.mvcc.fragments import UNLIMITED, Fragments, limit_of
+from kvstore.loops import ABSENT
+from kvstore.mvcc.fragments import Fragments, limit_of
 from kvstore.mvcc.lookup import rest_of
 from kvstore.opening import ENGINES
 from kvstore.timestamp import TIMESTAMP_MAX, Timestamp
-from tests.loops import both, raw, stored_key
+from tests.loops import both, plain, raw, stored_key
 from tests.mvcc.test_scan import STAMPS, by_history, entries_of, keys, reads, stored
 
 # -- look-ups -------------------------------------------------------------------------------------

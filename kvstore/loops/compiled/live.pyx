@@ -1,0 +1,333 @@
+# cython: language_level=3, wraparound=False, initializedcheck=False
+"""The loops of `kvstore.loops.plain.live`, which explains them.
+
+Invariants
+1. An item of a list or an entry is checked to be bytes before its bytes are read.
+2. A stored key has at least `LEAST` bytes once `Live` has accepted it.
+3. Where a call may run Python code, items are taken by an index that is checked, or from a copy
+   that no other code can reach.
+"""
+
+cimport cython
+from cpython.buffer cimport PyBuffer_FillInfo
+
+include "shared.pxi"
+include "imports.pxi"
+
+cdef extern from "Python.h":
+    const Py_ssize_t PY_SSIZE_T_MAX
+
+cdef enum:
+    ROOM_BYTES_MIN = 1 << 10
+    ROOM_BYTES_MAX = 1 << 22    # allocated before the need is known
+
+cdef unsigned char ESCAPE_MARK = ESCAPED_ZERO[1]
+
+
+def collect(
+    source, list keys not None, list values not None, Py_ssize_t count, Py_ssize_t bytes_max
+):
+    cdef tuple entry
+    cdef bytes value
+    if count <= 0:
+        return True
+    for found in source:
+        entry = entry_of(found)
+        value = <bytes?>(<object>PyTuple_GET_ITEM(entry, 1))
+        keys.append(<object>PyTuple_GET_ITEM(entry, 0))
+        values.append(value)
+        count -= 1
+        bytes_max -= PyBytes_GET_SIZE(value)
+        if count == 0 or bytes_max <= 0:
+            return True
+    return False
+
+
+cdef inline tuple entry_of(found):
+    cdef tuple entry = <tuple?>found
+    if PyTuple_GET_SIZE(entry) != 2:
+        raise ValueError("an entry is a key and a value")
+    return entry
+
+
+cdef class Live:
+    """Decides which entries are live. `_show` of a subclass takes each of them."""
+    cdef readonly bytes last
+    cdef int64_t _as_of
+    cdef _Imports _imports
+    cdef list _starts, _newest
+    cdef bytes _seen            # a stored key with the stem that the pass has reached
+    cdef bytes _held            # the newest visible entry of that stem, or None
+    cdef bytes _held_value
+    cdef int64_t _time
+    cdef Py_ssize_t _at         # the last key lay between the bounds `_at - 1` and `_at`
+    cdef int64_t _covered       # the newest range tombstone there
+
+    def __cinit__(self, int64_t as_of, stamps, list starts not None, list newest not None):
+        if len(newest) != len(starts) + 1:
+            raise ValueError("newest has one more than starts")
+        self._as_of = as_of
+        self._imports = _Imports(stamps)
+        self._starts = starts
+        self._newest = newest
+        self._time = INVISIBLE
+        self._covered = newest[0]
+
+    def pass_over(self, source, Py_ssize_t count, Py_ssize_t bytes_max=PY_SSIZE_T_MAX):
+        cdef tuple entry
+        cdef bytes key = None, value
+        if count <= 0:
+            return True
+        for found in source:
+            entry = entry_of(found)
+            key = <bytes?>(<object>PyTuple_GET_ITEM(entry, 0))
+            value = <bytes?>(<object>PyTuple_GET_ITEM(entry, 1))
+            self._take(key, value)
+            count -= 1
+            bytes_max -= PyBytes_GET_SIZE(value)
+            if count == 0 or bytes_max <= 0:
+                self.last = key
+                return True
+        if key is not None:
+            self.last = key
+        return False
+
+    def end(self):
+        self._release()
+
+    @cython.final
+    cdef int _take(self, bytes key, bytes value) except -1:
+        cdef const unsigned char *bytes_ = <const unsigned char *>PyBytes_AS_STRING(key)
+        cdef Py_ssize_t size = PyBytes_GET_SIZE(key)
+        cdef int64_t time
+        if (
+            size < LEAST
+            or bytes_[size - LEAST] != TERMINATOR_0
+            or bytes_[size - LEAST + 1] != TERMINATOR_1
+            or bytes_[size - 1] > KIND_MAX
+        ):
+            refuse_key(key)
+        if (
+            self._seen is None
+            or PyBytes_GET_SIZE(self._seen) != size
+            or memcmp(PyBytes_AS_STRING(self._seen), bytes_, size - TAIL)
+        ):
+            self._release()
+            self._seen = key
+        time = self._time_of(bytes_ + size - TAIL)
+        if time > self._time:
+            self._time = time
+            self._held = key
+            self._held_value = value
+        return 0
+
+    @cython.final
+    cdef int64_t _time_of(self, const unsigned char *tail) except -2:
+        cdef uint64_t suffix = big_endian(tail)
+        cdef int64_t added
+        if suffix >= FIRST_TIMED:
+            suffix = ~suffix
+            return <int64_t>suffix if <int64_t>suffix <= self._as_of else INVISIBLE
+        if not self._imports.find(suffix, tail):
+            return INVISIBLE
+        added = self._imports.added
+        if added <= self._as_of and <uint64_t>self._as_of < self._imports.reverted:
+            return added
+        return INVISIBLE
+
+    @cython.final
+    cdef int _release(self) except -1:
+        cdef bytes key = self._held, value = self._held_value
+        cdef int64_t time = self._time
+        if key is None:
+            return 0
+        self._held = self._held_value = None
+        self._time = INVISIBLE
+        if PyBytes_AS_STRING(key)[PyBytes_GET_SIZE(key) - 1]:
+            if PyList_GET_SIZE(self._starts):
+                self._move(key)
+            if self._covered <= time:
+                self._show(key, value)
+        return 0
+
+    @cython.final
+    cdef int _move(self, bytes key) except -1:
+        # Keys come in order, so the next bound is mostly the same; `plain` searches each time.
+        cdef Py_ssize_t at = self._at
+        cdef list starts = self._starts
+        while at < PyList_GET_SIZE(starts) and compare(key, <bytes?>starts[at]) >= 0:
+            at += 1
+        while at > 0 and compare(key, <bytes?>starts[at - 1]) < 0:
+            at -= 1
+        if at != self._at:
+            self._at = at
+            self._covered = self._newest[at]
+        return 0
+
+    cdef int _show(self, bytes key, bytes value) except -1:
+        raise NotImplementedError
+
+
+cdef class LiveRows(Live):
+    cdef list _keys, _values
+
+    def __cinit__(self, *_):
+        self._keys = []
+        self._values = []
+
+    def found(self):
+        shown = self._keys, self._values
+        self._keys = []
+        self._values = []
+        return shown
+
+    cdef int _show(self, bytes key, bytes value) except -1:
+        cdef Py_ssize_t size = PyBytes_GET_SIZE(key) - LEAST
+        cdef bytes user_key = PyBytes_FromStringAndSize(PyBytes_AS_STRING(key), size)
+        if memchr(PyBytes_AS_STRING(key), 0, size) is not NULL:
+            size = _unescape(PyBytes_AS_STRING(user_key), size)
+            if size < 0:
+                refuse_key(key)
+            user_key = user_key[:size]
+        self._keys.append(user_key)
+        self._values.append(value)
+        return 0
+
+
+cdef class LiveColumns(Live):
+    cdef _Columns _columns
+    cdef list _full             # columns that had no room for another row
+
+    def __cinit__(self, *_):
+        self._columns = _Columns(None)
+        self._full = []
+
+    @property
+    def rows(self):
+        return self._columns.count
+
+    @property
+    def size(self):
+        return self._columns.values.size
+
+    def found(self):
+        cdef list full = self._full
+        cdef _Columns columns = self._columns
+        self._columns = _Columns(columns)
+        self._full = []
+        if columns.count:
+            full.append(columns.buffers())
+        return full
+
+    cdef int _show(self, bytes key, bytes value) except -1:
+        cdef _Columns columns = self._columns
+        if (
+            columns.keys.size + PyBytes_GET_SIZE(key) > ARRAY_BYTES_MAX
+            or columns.values.size + PyBytes_GET_SIZE(value) > ARRAY_BYTES_MAX
+        ):
+            self._full.append(columns.buffers())
+            columns = self._columns = _Columns(columns)
+        columns.add(key, value)
+        return 0
+
+
+@cython.final
+cdef class _Columns:
+    """Two Arrow binary arrays that grow: offsets and bytes of each."""
+    cdef Py_ssize_t count
+    cdef _Buffer key_offsets, keys, value_offsets, values
+
+    def __cinit__(self, _Columns before):
+        self.key_offsets = _buffer_like(None if before is None else before.key_offsets)
+        self.keys = _buffer_like(None if before is None else before.keys)
+        self.value_offsets = _buffer_like(None if before is None else before.value_offsets)
+        self.values = _buffer_like(None if before is None else before.values)
+        self.key_offsets.end(0)
+        self.value_offsets.end(0)
+
+    cdef int add(self, bytes key, bytes value) except -1:
+        cdef Py_ssize_t key_size = PyBytes_GET_SIZE(key) - LEAST
+        cdef Py_ssize_t value_size = PyBytes_GET_SIZE(value)
+        cdef char *key_at = self.keys.reserve(key_size)
+        cdef char *value_at = self.values.reserve(value_size)
+        self.key_offsets.reserve(sizeof(int32_t))
+        self.value_offsets.reserve(sizeof(int32_t))
+        memcpy(key_at, PyBytes_AS_STRING(key), key_size)
+        key_size = _unescape(key_at, key_size)
+        if key_size < 0:
+            refuse_key(key)
+        # From here on nothing fails.
+        memcpy(value_at, PyBytes_AS_STRING(value), value_size)
+        self.keys.size += key_size
+        self.values.size += value_size
+        self.key_offsets.end(self.keys.size)
+        self.value_offsets.end(self.values.size)
+        self.count += 1
+        return 0
+
+    cdef tuple buffers(self):
+        return self.count, self.key_offsets, self.keys, self.value_offsets, self.values
+
+
+@cython.final
+cdef class _Buffer:
+    """Bytes that grow until they are handed out as a Python buffer."""
+    cdef char *_bytes
+    cdef Py_ssize_t size, _room
+
+    def __cinit__(self, Py_ssize_t room):
+        self._bytes = <char *>malloc(room)
+        if self._bytes is NULL:
+            raise MemoryError
+        self._room = room
+
+    def __dealloc__(self):
+        free(self._bytes)
+
+    def __getbuffer__(self, Py_buffer *view, int flags):
+        PyBuffer_FillInfo(view, self, self._bytes, self.size, True, flags)
+
+    cdef char *reserve(self, Py_ssize_t more) except NULL:
+        """Make room for `more` bytes, and return the place at which to write them."""
+        cdef Py_ssize_t room = self._room
+        cdef char *moved
+        if more > room - self.size:
+            room = max(2 * room, self.size + more)
+            moved = <char *>realloc(self._bytes, room)
+            if moved is NULL:
+                raise MemoryError
+            self._bytes = moved
+            self._room = room
+        return self._bytes + self.size
+
+    cdef void end(self, Py_ssize_t offset) noexcept:
+        """Append an offset. `reserve` has made room for it."""
+        cdef int32_t narrow = <int32_t>offset
+        memcpy(self._bytes + self.size, &narrow, sizeof(int32_t))
+        self.size += sizeof(int32_t)
+
+
+cdef _Buffer _buffer_like(_Buffer before):
+    """A new buffer with room for a little more bytes than `before` has."""
+    if before is None:
+        return _Buffer(ROOM_BYTES_MIN)
+    return _Buffer(min(max(before.size + before.size // 8, ROOM_BYTES_MIN), ROOM_BYTES_MAX))
+
+
+cdef Py_ssize_t _unescape(char *bytes_, Py_ssize_t size) noexcept:
+    """Replace each escaped zero by a zero, in place. Returns the new length, -1 where a zero is
+    not escaped."""
+    cdef char *read = <char *>memchr(bytes_, 0, size)
+    cdef char *end = bytes_ + size
+    cdef char *write = read
+    if read is NULL:
+        return size
+    while read < end:
+        write[0] = read[0]
+        write += 1
+        if read[0] == 0:
+            if read + 1 == end or <unsigned char>read[1] != ESCAPE_MARK:
+                return -1
+            read += 1
+        read += 1
+    return write - bytes_

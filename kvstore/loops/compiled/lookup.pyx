@@ -1,0 +1,335 @@
+# cython: language_level=3, wraparound=False, initializedcheck=False
+"""The loops of `kvstore.loops.plain.lookup`, which explains them.
+
+Invariants
+1. Keys, limits and boundaries are checked to be bytes before their bytes are read.
+2. Where a call may run Python code, items are taken by an index that is checked, or from a copy
+   that no other code can reach.
+"""
+
+cimport cython
+
+include "shared.pxi"
+include "imports.pxi"
+include "order.pxi"
+
+from kvstore.limits import KEY_BYTES_MAX
+from kvstore.timestamp import Timestamp as _Timestamp
+
+cdef extern from "Python.h":
+    long long PyLong_AsLongLongAndOverflow(object, int *) except? -1
+
+cdef object ABSENT = _contract.ABSENT, Timestamp = _Timestamp  # looking names up takes time
+cdef Py_ssize_t SUFFIX = _keys.SUFFIX_BYTES, LONGEST_KEY
+
+
+def take_bounds():
+    """Copy the limits that the loops compare with. `kvstore.testing.bounds` calls this again."""
+    global LONGEST_KEY
+    LONGEST_KEY = KEY_BYTES_MAX
+
+
+take_bounds()
+
+
+@cython.final
+cdef class _BoundReader:
+    """A reader and its methods, bound once: binding them takes a quarter of a look-up."""
+    cdef object reader, seek, next, key, value
+
+    def __cinit__(self, reader):
+        self.reader = reader
+        self.seek = reader.seek
+        self.next = reader.next
+        self.key = reader.key
+        self.value = reader.value
+
+
+cdef class Readers:
+    cdef object _make, _check
+    cdef Py_ssize_t _most
+    cdef list _idle             # of `_BoundReader`
+
+    def __cinit__(self, make, check, Py_ssize_t most):
+        self._make = make
+        self._check = check
+        self._most = most
+        self._idle = []
+
+    def renew(self):
+        self._idle = []
+
+    def borrow(self):
+        cdef list idle = self._idle
+        return idle, self._taken(idle).reader
+
+    def give_back(self, list ticket not None, reader):
+        self._kept(ticket, _BoundReader(reader))
+
+    def find(self, bytes key not None, bytes rest not None, bytes limit not None):
+        return self._found(key, rest, limit)
+
+    cdef _BoundReader _taken(self, list idle):
+        return <_BoundReader?>idle.pop() if PyList_GET_SIZE(idle) else _BoundReader(self._make())
+
+    cdef int _kept(self, list idle, _BoundReader bound) except -1:
+        if PyList_GET_SIZE(idle) < self._most:
+            idle.append(bound)
+        return 0
+
+    cdef object _found(self, bytes key, bytes rest, bytes limit):
+        cdef list idle = self._idle
+        cdef _BoundReader bound = self._taken(idle)
+        value = _find(bound, self._check, escape(key), rest, limit, ABSENT)
+        self._kept(idle, bound)
+        return value
+
+    cdef object _found_among(self, bytes key, int64_t as_of, bytes rest, _Imports imports):
+        cdef list idle = self._idle
+        cdef _BoundReader bound = self._taken(idle)
+        cdef int64_t newest = INVISIBLE
+        value = _find_among(bound, self._check, key, as_of, rest, imports, &newest)
+        self._kept(idle, bound)
+        return value
+
+
+cdef class Lookup:
+    cdef object _engine, _slowly
+    cdef Readers _readers       # whose `find` is the engine's, or None: saves a call of 50 ns
+    cdef _Imports _imports
+    cdef list _boundaries, _limits
+    cdef int64_t _as_of         # the time of the last look-up
+    cdef bytes _rest            # the terminator and the suffix of that time
+
+    def __cinit__(self, engine, slowly):
+        owner = getattr(engine.find, "__self__", None)
+        self._engine = engine
+        self._slowly = slowly
+        self._readers = owner if isinstance(owner, Readers) else None
+        self._as_of = 0
+        self._rest = TERMINATOR + _keys.encode_suffix(0)
+        self.show([], [UNLIMITED], {})
+
+    def show(self, list boundaries not None, list limits not None, stamps):
+        if len(limits) != len(boundaries) + 1:
+            raise ValueError("limits has one more than boundaries")
+        cdef _Imports imports = _Imports(stamps) if stamps else None
+        self._boundaries = boundaries
+        self._limits = limits
+        self._imports = imports
+
+    def get(self, bytes key not None, int64_t as_of):
+        return self._value(key, as_of)
+
+    cdef object _value(self, bytes key, int64_t as_of):
+        # Take all three at once: making `rest` may run the collector, and so another thread.
+        cdef list boundaries = self._boundaries, limits = self._limits
+        cdef _Imports imports = self._imports
+        cdef bytes rest, limit
+        if as_of != self._as_of:
+            self._rest = TERMINATOR + (~<uint64_t>as_of).to_bytes(SUFFIX, "big")
+            self._as_of = as_of
+        rest = self._rest
+        if imports is not None:
+            if self._readers is None or PyList_GET_SIZE(boundaries):
+                return self._slowly(key, as_of)
+            return self._readers._found_among(key, as_of, rest, imports)
+        limit = <bytes?>limits[_stretch(boundaries, key)]
+        if self._readers is not None:
+            value = self._readers._found(key, rest, limit)
+        else:
+            value = self._engine.find(key, rest, limit)
+        if value is ABSENT:
+            return None if limit == UNLIMITED else self._slowly(key, as_of)
+        return value
+
+
+cdef class PointRead:
+    cdef Lookup _lookup
+    cdef object _frontiers, _otherwise
+
+    def __cinit__(self, Lookup lookup not None, frontiers, otherwise):
+        self._lookup = lookup
+        self._frontiers = frontiers
+        self._otherwise = otherwise
+
+    def get(self, key, as_of=None, default=None):
+        """The value of `key` at `as_of`, `default` where it is absent or deleted. One seek."""
+        cdef int64_t at, upper
+        cdef int overflow = 0
+        frontiers = self._frontiers
+        if type(key) is bytes and PyBytes_GET_SIZE(key) <= LONGEST_KEY and frontiers.is_healthy:
+            upper = frontiers.upper
+            if as_of is None:
+                at = upper - 1
+            elif type(as_of) is Timestamp or type(as_of) is int:
+                at = PyLong_AsLongLongAndOverflow(as_of, &overflow)
+                if overflow or at >= upper or at < <int64_t>frontiers.since:
+                    return self._otherwise(key, as_of, default)
+            else:
+                return self._otherwise(key, as_of, default)
+            value = self._lookup._value(<bytes>key, at)
+            if at >= <int64_t>frontiers.floor:
+                return default if value is None else value
+        return self._otherwise(key, as_of, default)
+
+
+cdef Py_ssize_t _stretch(list boundaries, bytes key) except -1:
+    """How many of `boundaries` are at or below `key`."""
+    cdef Py_ssize_t low = 0, middle, high = PyList_GET_SIZE(boundaries)
+    while low < high:
+        middle = (low + high) // 2
+        if compare(key, <bytes?>boundaries[middle]) < 0:
+            high = middle
+        else:
+            low = middle + 1
+    return low
+
+
+def find_many(
+    reader,
+    check,
+    list keys not None,
+    bytes rest not None,
+    list boundaries not None,
+    list limits not None,
+    absent,
+):
+    cdef list asked = list(keys), found = [None] * PyList_GET_SIZE(asked)
+    cdef Py_ssize_t at, place, stretch = 0, stretches = PyList_GET_SIZE(boundaries)
+    cdef _BoundReader bound = _BoundReader(reader)
+    cdef bytes key
+    if PyList_GET_SIZE(limits) != stretches + 1:
+        raise ValueError("limits has one more than boundaries")
+    cdef Place *order = order_of(asked)
+    try:
+        for at in range(PyList_GET_SIZE(asked)):
+            if at % TURN == TURN - 1:
+                let_others_run()
+            place = order[at].at
+            key = <bytes>PyList_GET_ITEM(asked, place)
+            while stretch < stretches and compare(key, <bytes?>boundaries[stretch]) >= 0:
+                stretch += 1
+            found[place] = _find(
+                bound, check, escape(key), rest, <bytes?>limits[stretch], absent
+            )
+    finally:
+        free(order)
+    return found
+
+
+def find_among(reader, check, list keys not None, int64_t as_of, bytes rest not None, stamps):
+    cdef list asked = list(keys), found = [None] * PyList_GET_SIZE(asked)
+    cdef Py_ssize_t at, place
+    cdef int64_t newest
+    cdef _BoundReader bound = _BoundReader(reader)
+    cdef _Imports imports = _Imports(stamps)
+    cdef Place *order = order_of(asked)
+    try:
+        for at in range(PyList_GET_SIZE(asked)):
+            if at % TURN == TURN - 1:
+                let_others_run()
+            place = order[at].at
+            value = _find_among(
+                bound,
+                check,
+                <bytes>PyList_GET_ITEM(asked, place),
+                as_of,
+                rest,
+                imports,
+                &newest,
+            )
+            found[place] = newest, value
+    finally:
+        free(order)
+    return found
+
+
+cdef inline object _find(
+    _BoundReader bound, check, bytes escaped, bytes rest, bytes limit, absent
+):
+    bound.seek(concat(escaped, rest))
+    here = bound.key()
+    if here is None:
+        check(bound.reader)
+        return absent
+    cdef bytes found = <bytes?>here
+    cdef Py_ssize_t size = PyBytes_GET_SIZE(found)
+    if not is_below(found, escaped, limit):
+        return absent
+    _require_size(found, escaped)
+    return bound.value() if PyBytes_AS_STRING(found)[size - 1] else None
+
+
+cdef object _find_among(
+    _BoundReader bound,
+    check,
+    bytes key,
+    int64_t as_of,
+    bytes rest,
+    _Imports imports,
+    int64_t *newest,
+):
+    cdef bytes escaped = escape(key), found
+    cdef const unsigned char *tail
+    cdef uint64_t suffix
+    cdef Py_ssize_t size
+    newest[0] = INVISIBLE
+    value = None
+    bound.seek(concat(escaped, TERMINATOR))
+    here = bound.key()
+    while here is not None:
+        found = <bytes?>here
+        size = PyBytes_GET_SIZE(found)
+        if not is_below(found, escaped, UNLIMITED):
+            break
+        _require_size(found, escaped)
+        tail = <const unsigned char *>PyBytes_AS_STRING(found) + size - TAIL
+        suffix = big_endian(tail)
+        if suffix < FIRST_TIMED:
+            if (
+                imports.find(suffix, tail)
+                and newest[0] < imports.added
+                and imports.added <= as_of
+                and <uint64_t>as_of < imports.reverted
+            ):
+                newest[0] = imports.added
+                value = bound.value() if tail[SUFFIX] else None
+            bound.next()
+        elif <int64_t>~suffix <= as_of:
+            if <int64_t>~suffix > newest[0]:
+                newest[0] = <int64_t>~suffix
+                value = bound.value() if tail[SUFFIX] else None
+            break
+        else:
+            bound.seek(concat(escaped, rest))
+        here = bound.key()
+    if here is None:
+        check(bound.reader)
+    return value
+
+
+cdef inline int _require_size(bytes found, bytes escaped) except -1:
+    """Raise `CorruptionError` unless `found`, which lies among the entries of a key, is one."""
+    cdef Py_ssize_t size = PyBytes_GET_SIZE(found)
+    if (
+        size != PyBytes_GET_SIZE(escaped) + LEAST
+        or <unsigned char>PyBytes_AS_STRING(found)[size - 1] > KIND_MAX
+    ):
+        refuse_key(found)
+    return 0
+
+
+cdef inline bint is_below(bytes found, bytes escaped, bytes limit) noexcept:
+    """Whether `found < escaped + limit`."""
+    cdef Py_ssize_t size = PyBytes_GET_SIZE(escaped), rest = PyBytes_GET_SIZE(found) - size
+    cdef int difference = memcmp(
+        PyBytes_AS_STRING(found), PyBytes_AS_STRING(escaped), size if rest >= 0 else rest + size
+    )
+    if difference or rest < 0:
+        return difference <= 0
+    cdef Py_ssize_t limited = PyBytes_GET_SIZE(limit)
+    difference = memcmp(
+        PyBytes_AS_STRING(found) + size, PyBytes_AS_STRING(limit), min(rest, limited)
+    )
+    return difference < 0 if difference else rest < limited

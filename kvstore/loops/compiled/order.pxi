@@ -1,0 +1,99 @@
+# Included by the modules that go through many keys in their order: columns, lookup and writes.
+
+cdef enum:
+    TURN = 1024                 # keys between two calls of `let_others_run`, a millisecond
+
+cdef object let_others_run = _contract.let_others_run
+
+cdef struct Place:
+    uint64_t word               # the eight bytes behind the prefix that all keys share
+    Py_ssize_t at
+
+
+cdef Place *order_of(list keys) except NULL:
+    """The places of `keys` in key order. The caller frees them. Raises `TypeError` where a key is
+    not bytes.
+
+    A merge sort. Most comparisons read two words that lie in the array itself. Keys lie scattered
+    in memory, and are read where the words are equal."""
+    cdef Py_ssize_t at, shared, count = PyList_GET_SIZE(keys), width = 1
+    cdef bint is_ordered = True
+    shared = shared_bytes(keys)
+    cdef Place *places = <Place *>malloc((2 * count + 1) * sizeof(Place))
+    if places is NULL:
+        raise MemoryError
+    cdef Place *source = places
+    cdef Place *target = places + count
+    for at in range(count):
+        source[at].at = at
+        source[at].word = word_of(<bytes>PyList_GET_ITEM(keys, at), shared)
+        if at and is_ordered:
+            is_ordered = not is_less(keys, source[at], source[at - 1])
+    if is_ordered:
+        return places
+    while width < count:
+        merge_runs(keys, source, target, count, width)
+        source, target = target, source
+        width *= 2
+    if source is not places:
+        memcpy(places, source, count * sizeof(Place))
+    return places
+
+
+cdef Py_ssize_t shared_bytes(list keys) except -1:
+    """The length of the prefix that all keys share."""
+    cdef Py_ssize_t at, size, shared = 0
+    cdef const char *first = NULL
+    cdef const char *bytes_
+    cdef bytes key
+    for at in range(PyList_GET_SIZE(keys)):
+        key = <bytes?>(<object>PyList_GET_ITEM(keys, at))
+        bytes_ = PyBytes_AS_STRING(key)
+        size = PyBytes_GET_SIZE(key)
+        if at == 0:
+            first, shared = bytes_, size
+        shared = min(shared, size)
+        size = 0
+        while size < shared and bytes_[size] == first[size]:
+            size += 1
+        shared = size
+    return shared
+
+
+cdef void merge_runs(
+    list keys, Place *source, Place *target, Py_ssize_t count, Py_ssize_t width
+) noexcept:
+    """Merge pairs of ordered runs of `width` places each, from `source` into `target`."""
+    cdef Py_ssize_t left = 0, middle, end, at, right, out
+    while left < count:
+        middle = min(left + width, count)
+        end = min(middle + width, count)
+        right, out, at = middle, left, left
+        while out < end:
+            if at < middle and (right == end or not is_less(keys, source[right], source[at])):
+                target[out] = source[at]
+                at += 1
+            else:
+                target[out] = source[right]
+                right += 1
+            out += 1
+        left = end
+
+
+cdef inline uint64_t word_of(bytes key, Py_ssize_t skip) noexcept:
+    """The eight bytes of `key` behind the first `skip`, as a number that sorts as they do."""
+    cdef const unsigned char *bytes_ = <const unsigned char *>PyBytes_AS_STRING(key) + skip
+    cdef Py_ssize_t at, size = PyBytes_GET_SIZE(key) - skip
+    cdef uint64_t word = 0
+    if size >= 8:
+        return big_endian(bytes_)
+    for at in range(size):
+        word |= <uint64_t>bytes_[at] << (56 - 8 * at)
+    return word
+
+
+cdef inline bint is_less(list keys, Place one, Place other) noexcept:
+    if one.word != other.word:
+        return one.word < other.word
+    cdef bytes key = <bytes>PyList_GET_ITEM(keys, one.at)
+    return compare(key, <bytes>PyList_GET_ITEM(keys, other.at)) < 0

@@ -1,0 +1,72 @@
+# cython: language_level=3, wraparound=False, initializedcheck=False
+"""The loops of `kvstore.loops.plain.writes`, which explains them.
+
+Invariant: a key is checked to be bytes before its bytes are read.
+"""
+
+include "shared.pxi"
+include "order.pxi"
+
+from kvstore.limits import KEY_BYTES_MAX, VALUE_BYTES_MAX
+
+cdef extern from "Python.h":
+    const Py_ssize_t PY_SSIZE_T_MAX
+
+cdef Py_ssize_t LONGEST_KEY, LONGEST_VALUE
+
+
+def take_bounds():
+    """Copy the limits that the loops compare with. `kvstore.testing.bounds` calls this again."""
+    global LONGEST_KEY, LONGEST_VALUE
+    LONGEST_KEY, LONGEST_VALUE = KEY_BYTES_MAX, VALUE_BYTES_MAX
+
+
+take_bounds()
+
+
+cdef class Puts:
+    cdef public dict points
+    cdef public Py_ssize_t size, size_max
+
+    def __cinit__(self):
+        self.points = {}
+        self.size_max = PY_SSIZE_T_MAX
+
+    def put(self, key, value):
+        """Set `key` to `value`. The last write to a key wins."""
+        if (
+            self.size <= self.size_max
+            and type(key) is bytes
+            and type(value) is bytes
+            and PyBytes_GET_SIZE(key) <= LONGEST_KEY
+            and PyBytes_GET_SIZE(value) <= LONGEST_VALUE
+        ):
+            self.points[key] = value
+            self.size += PyBytes_GET_SIZE(key) + PyBytes_GET_SIZE(value)
+        else:
+            self.put_otherwise(key, value)
+
+    def put_otherwise(self, key, value):
+        raise NotImplementedError
+
+
+def put_all(put, dict points not None, bytes suffix not None, family):
+    cdef list keys = list(points), values = list(points.values())
+    cdef bytes value_tail = TERMINATOR + suffix + VALUE
+    cdef bytes tombstone_tail = TERMINATOR + suffix + TOMBSTONE
+    cdef bytes escaped
+    cdef Py_ssize_t at, place
+    cdef Place *order = order_of(keys)
+    try:
+        for at in range(PyList_GET_SIZE(keys)):
+            if at % TURN == TURN - 1:
+                let_others_run()
+            place = order[at].at
+            escaped = escape(<bytes>PyList_GET_ITEM(keys, place))
+            value = <object>PyList_GET_ITEM(values, place)
+            if value is None:
+                put(concat(escaped, tombstone_tail), b"", family)
+            else:
+                put(concat(escaped, value_tail), value, family)
+    finally:
+        free(order)

@@ -1,0 +1,62 @@
+"""What both halves of the loops share: the shapes of arguments and results, and constants.
+
+Format constants are not here: both halves take them from `kvstore.codec`.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Final, Literal, Protocol, TypeAlias
+
+from typing_extensions import Buffer
+
+
+class Absent(Enum):
+    """The answer for a key that has no entry. None is another answer: the key was deleted."""
+
+    ABSENT = "absent"
+
+
+ABSENT: Final = Absent.ABSENT
+Found: TypeAlias = "bytes | Literal[Absent.ABSENT] | None"
+
+Buffers: TypeAlias = "tuple[int, Buffer, Buffer, Buffer, Buffer]"
+"""Rows as Arrow columns: the row count, then offsets and bytes of the keys, and of the values."""
+
+ARRAY_BYTES_MAX: Final = (1 << 31) - 1
+"""The bytes that one Arrow binary array can hold: its offsets are signed integers of 32 bits."""
+
+RULE_ANY: Final = 1
+RULE_NO_VALUE: Final = 2
+RULE_ID: Final = 3
+RULE_SPAN: Final = 4
+"""The rules by which `survey` checks a row, chosen by the row's operation: any key and value; no
+value; a key of eight bytes and no value; a value above the key. An operation with rule 0 is
+unknown."""
+
+
+class Seeker(Protocol):
+    """The methods of an engine's reader that a look-up calls."""
+
+    def seek(self, key: bytes) -> None: ...
+    def next(self) -> None: ...
+    def key(self) -> bytes | None: ...
+    def value(self) -> bytes: ...
+
+
+class Frontiers(Protocol):
+    """The fields of the timeline that a point read compares with."""
+
+    @property
+    def since(self) -> int: ...
+    @property
+    def floor(self) -> int: ...
+    @property
+    def upper(self) -> int: ...
+    @property
+    def is_healthy(self) -> bool: ...
+
+
+def let_others_run() -> None:
+    """Return at once. Compiled loops over many keys call this now and then: the call of a Python
+    function gives other threads their turn and delivers signals."""

@@ -1,0 +1,187 @@
+"""Live entries: what a read at one time sees of a pass over `data`.
+
+A key's live entry is its newest entry at or below the read's time, if that is a value and no newer
+range tombstone covers it. The time of an entry is that of its suffix. An entry of an import has a
+reference there; its time is that at which the import was added.
+
+Invariants
+1. The entries of one key are neighbours in the pass. The newest seen so far is held until the pass
+   reaches another key, or ends.
+2. Times are compared as suffixes, as they are stored: the newer time is the lesser suffix.
+"""
+
+from __future__ import annotations
+
+import sys
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
+from typing import Final
+
+from kvstore.codec.keys import (
+    FIRST_TIMED_SUFFIX,
+    KEY_BYTES_LEAST,
+    KIND_MAX,
+    SUFFIX_BYTES,
+    TAIL_BYTES,
+    check_data_key,
+    encode_suffix,
+)
+from kvstore.codec.ordered import TERMINATOR, is_escaped, unescape
+from kvstore.loops.contract import Buffers
+from kvstore.loops.plain.columns import join
+
+_INVISIBLE: Final = b"\xff" * (SUFFIX_BYTES + 1)
+"""Stands in the place of a suffix, and is older than every suffix."""
+
+
+def collect(
+    source: Iterator[tuple[bytes, bytes]],
+    keys: list[bytes],
+    values: list[bytes],
+    count: int,
+    bytes_max: int,
+) -> bool:
+    """Append entries of `source` to `keys` and `values`: `count` entries, or fewer once their
+    values have `bytes_max` bytes. False where `source` has ended, True where it may go on."""
+    missing = count
+    for key, value in islice(source, count):
+        keys.append(key)
+        values.append(value)
+        missing -= 1
+        bytes_max -= len(value)
+        if bytes_max <= 0:
+            return True
+    return missing == 0
+
+
+class Live:
+    """Picks the live entries out of a pass over `data`, in pieces, forwards or backwards.
+
+    `stamps` maps the reference of each import that the read knows to the times at which the import
+    was added and reverted; entries of other imports are invisible. The newest range tombstone
+    between the escaped bounds `starts[i - 1]` and `starts[i]` has the time `newest[i]`, 0 where
+    there is none. The subclasses hand out the entries that were found alive.
+    """
+
+    last: bytes | None = None
+    """The last stored key that was passed over."""
+
+    def __init__(
+        self,
+        as_of: int,
+        stamps: Mapping[bytes, tuple[int, int]],
+        starts: Sequence[bytes],
+        newest: Sequence[int],
+    ) -> None:
+        self._as_of = as_of
+        self._stamps = stamps
+        self._starts = starts
+        self._newest = [encode_suffix(time) for time in newest]
+        self._imports: dict[bytes, bytes] = {}
+        self._stem: bytes | None = None
+        self._suffix = _INVISIBLE
+        self._held = b"", b""
+        self._shown: tuple[list[bytes], list[bytes]] = [], []
+        """Stored keys and values that were found alive and not yet handed out."""
+
+    def pass_over(
+        self, source: Iterator[tuple[bytes, bytes]], count: int, bytes_max: int = sys.maxsize
+    ) -> bool:
+        """Pass over the next entries of `source`, as many as `collect` takes.
+        Raises `CorruptionError` for a key that `data` cannot have."""
+        keys: list[bytes] = []
+        values: list[bytes] = []
+        has_more = collect(source, keys, values, count, bytes_max)
+        least = encode_suffix(self._as_of)
+        stem, newest, held = self._stem, self._suffix, self._held
+        for key, value in zip(keys, values, strict=True):
+            here = key[:-TAIL_BYTES]
+            if len(key) < KEY_BYTES_LEAST or here[-2:] != TERMINATOR or key[-1] > KIND_MAX:
+                check_data_key(key)
+            if here != stem:
+                if newest is not _INVISIBLE:
+                    self._release(newest, *held)
+                    newest = _INVISIBLE
+                stem = here
+            suffix = key[-TAIL_BYTES:-1]
+            if suffix < FIRST_TIMED_SUFFIX:
+                suffix = self._imports.get(suffix) or self._import(suffix)
+            if least <= suffix < newest:
+                newest, held = suffix, (key, value)
+        self._stem, self._suffix, self._held = stem, newest, held
+        self.last = keys[-1] if keys else self.last
+        return has_more
+
+    def end(self) -> None:
+        """Decide the entry that is held: the pass has no more."""
+        if self._suffix is not _INVISIBLE:
+            self._release(self._suffix, *self._held)
+            self._suffix, self._held = _INVISIBLE, (b"", b"")
+
+    def _import(self, reference: bytes) -> bytes:
+        """The suffix of the time at which an import was added, `_INVISIBLE` if the read does not
+        see the import."""
+        added, reverted = self._stamps.get(reference, (0, 0))
+        visible = added <= self._as_of < reverted
+        self._imports[reference] = encode_suffix(added) if visible else _INVISIBLE
+        return self._imports[reference]
+
+    def _release(self, suffix: bytes, key: bytes, value: bytes) -> None:
+        if not key[-1]:
+            return
+        # A bound is escaped and not framed: the entries of the key that it escapes sort behind it.
+        if self._starts and self._newest[bisect_right(self._starts, key)] < suffix:
+            return
+        if not is_escaped(key[:-KEY_BYTES_LEAST]):
+            check_data_key(key)
+        keys, values = self._shown
+        keys.append(key)
+        values.append(value)
+
+
+class LiveRows(Live):
+    """Live entries as rows."""
+
+    def found(self) -> tuple[list[bytes], list[bytes]]:
+        """User keys and values that were found since the last call."""
+        keys, values = self._shown
+        self._shown = [], []
+        return _user_keys(keys), values
+
+
+class LiveColumns(Live):
+    """Live entries as Arrow columns."""
+
+    @property
+    def rows(self) -> int:
+        """How many live entries were found since the last call of `found`."""
+        return len(self._shown[0])
+
+    @property
+    def size(self) -> int:
+        """The bytes of their values."""
+        return sum(map(len, self._shown[1]))
+
+    def found(self) -> list[Buffers]:
+        """Keys and values that were found since the last call, in as many pieces as Arrow arrays
+        of their bytes need: none where no entry was found."""
+        keys, values = self._shown
+        self._shown = [], []
+        return list(_joined_pairs(_user_keys(keys), values))
+
+
+def _joined_pairs(keys: list[bytes], values: list[bytes]) -> Iterator[Buffers]:
+    if not keys:
+        return
+    joined_keys, joined_values = join(keys), join(values)
+    if joined_keys is not None and joined_values is not None:
+        yield len(keys), *joined_keys, *joined_values
+        return
+    middle = len(keys) // 2
+    yield from _joined_pairs(keys[:middle], values[:middle])
+    yield from _joined_pairs(keys[middle:], values[middle:])
+
+
+def _user_keys(stored: Sequence[bytes]) -> list[bytes]:
+    return [unescape(key[:-KEY_BYTES_LEAST]) for key in stored]

@@ -1,0 +1,223 @@
+"""Look-ups: the value of one key, or of many, in the entries of `data`.
+
+`kvstore/mvcc/lookup.py` draws the stretch of entries in which a look-up searches: from the escaped
+key with `rest` behind it, to below the escaped key with a limit behind it. Where range tombstones
+lie, each piece of the key space between two boundaries has a limit of its own: `limits[i + 1]`
+from `boundaries[i]` on.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
+
+from kvstore.codec.keys import (
+    FIRST_TIMED_SUFFIX,
+    TAIL_BYTES,
+    TOMBSTONE,
+    UNLIMITED,
+    decode_suffix,
+    encode_suffix,
+    require_entry,
+)
+from kvstore.codec.ordered import TERMINATOR, escape
+from kvstore.limits import KEY_BYTES_MAX
+from kvstore.loops.contract import ABSENT, Absent, Found, Frontiers, Seeker
+from kvstore.timestamp import Timestamp
+
+
+class Readers:
+    """Readers kept between look-ups: moving a reader costs less than making one.
+
+    `make` returns a new reader. `check` raises the error that left a reader without an entry. At
+    most `most` readers are kept.
+    """
+
+    def __init__(self, make: Callable[[], Any], check: Callable[[Any], None], most: int) -> None:
+        self._make = make
+        self._check = check
+        self._most = most
+        # `renew` replaces this list. A reader that is given back later goes into the list that
+        # lent it, from which no look-up takes any more.
+        self._idle: list[Any] = []
+
+    def renew(self) -> None:
+        """Drop all readers made so far: they do not see the write that was just made."""
+        self._idle = []
+
+    def borrow(self) -> tuple[list[Any], Any]:
+        """A ticket to give the reader back with, and a reader that sees all writes so far."""
+        idle = self._idle
+        try:
+            return idle, idle.pop()
+        except IndexError:
+            return idle, self._make()
+
+    def give_back(self, ticket: list[Any], reader: Any) -> None:
+        """Return what `borrow` gave."""
+        if len(ticket) < self._most:
+            ticket.append(reader)
+
+    def find(self, key: bytes, rest: bytes, limit: bytes) -> Found:
+        """The value of the first entry of `key` from `rest` on and below `limit`: None where the
+        entry is a tombstone, `ABSENT` where there is no entry."""
+        ticket, reader = self.borrow()
+        (value,) = find_many(reader, self._check, [key], rest, [], [limit], ABSENT)
+        self.give_back(ticket, reader)
+        return value
+
+
+class Lookup:
+    """`get` among the range tombstones and imports that `show` was last given.
+
+    `engine` lends the readers. `slowly` answers two questions that one search cannot: whether a
+    range tombstone above the time of the read hides one below it, and what a key has where imports
+    and range tombstones meet.
+    """
+
+    def __init__(self, engine: Any, slowly: Callable[[bytes, int], bytes | None]) -> None:
+        self._engine = engine
+        self._slowly = slowly
+        self.show([], [UNLIMITED], {})
+
+    def show(
+        self,
+        boundaries: Sequence[bytes],
+        limits: Sequence[bytes],
+        stamps: Mapping[bytes, tuple[int, int]],
+    ) -> None:
+        """Use these boundaries, limits and imports from the next look-up on."""
+        self._view = boundaries, limits, stamps
+
+    def get(self, key: bytes, as_of: int) -> bytes | None:
+        """The value of `key` at `as_of`, None where it is absent or deleted."""
+        boundaries, limits, stamps = self._view
+        engine, rest = self._engine, TERMINATOR + encode_suffix(as_of)
+        if stamps and boundaries:
+            return self._slowly(key, as_of)
+        if stamps:
+            ticket, reader = engine.borrow()
+            ((_, value),) = find_among(reader, engine.check, [key], as_of, rest, stamps)
+            engine.give_back(ticket, reader)
+            return value
+        limit = limits[bisect_right(boundaries, key)]
+        found: Found = engine.find(key, rest, limit)
+        if found is ABSENT:
+            return None if limit == UNLIMITED else self._slowly(key, as_of)
+        return found
+
+
+class PointRead:
+    """`Store.get` for the common case: a key of bytes, a readable time, a healthy store. Passes
+    every other call on to `otherwise`, which checks its arguments and raises."""
+
+    def __init__(
+        self,
+        lookup: Lookup,
+        frontiers: Frontiers,
+        otherwise: Callable[[Any, Any, Any], Any],
+    ) -> None:
+        self._lookup = lookup
+        self._frontiers = frontiers
+        self._otherwise = otherwise
+
+    def get(self, key: Any, as_of: Any = None, default: Any = None) -> Any:
+        """The value of `key` at `as_of`, `default` where it is absent or deleted. One seek."""
+        frontiers = self._frontiers
+        at = as_of
+        if type(key) is bytes and len(key) <= KEY_BYTES_MAX and frontiers.is_healthy:
+            if as_of is None:
+                at = frontiers.upper - 1
+            elif not (
+                type(as_of) in (int, Timestamp) and frontiers.since <= as_of < frontiers.upper
+            ):
+                return self._otherwise(key, as_of, default)
+            value = self._lookup.get(key, at)
+            if at >= frontiers.floor:
+                return default if value is None else value
+        return self._otherwise(key, as_of, default)
+
+
+def find_many(
+    reader: Seeker,
+    check: Callable[[Any], None],
+    keys: Sequence[bytes],
+    rest: bytes,
+    boundaries: Sequence[bytes],
+    limits: Sequence[bytes],
+    absent: Literal[Absent.ABSENT] | None,
+) -> list[Found]:
+    """The answers of `Readers.find` for `keys`, in the order given; `absent` for a key that has no
+    entry.
+
+    Seeks in key order, which takes half the time of seeking in any other order.
+    """
+    found: dict[bytes, Found] = {}
+    for key in sorted(keys):
+        escaped = escape(key)
+        reader.seek(escaped + rest)
+        stored = reader.key()
+        if stored is None:
+            check(reader)
+            found[key] = absent
+        elif stored < escaped + limits[bisect_right(boundaries, key)]:
+            require_entry(stored, escaped)
+            found[key] = None if stored[-1:] == TOMBSTONE else reader.value()
+        else:
+            found[key] = absent
+    return [found[key] for key in keys]
+
+
+def find_among(
+    reader: Seeker,
+    check: Callable[[Any], None],
+    keys: Sequence[bytes],
+    as_of: int,
+    rest: bytes,
+    stamps: Mapping[bytes, tuple[int, int]],
+) -> list[tuple[int, bytes | None]]:
+    """For each of `keys`, in a store with imports: the time and the value of the newest entry that
+    a read at `as_of` sees. The time is -1 where there is no entry, the value None where it is a
+    tombstone.
+
+    Mostly takes one seek and one step a key. Seeks in key order.
+    """
+    found = {key: _newest(reader, check, key, as_of, rest, stamps) for key in sorted(keys)}
+    return [found[key] for key in keys]
+
+
+def _newest(
+    reader: Seeker,
+    check: Callable[[Any], None],
+    key: bytes,
+    as_of: int,
+    rest: bytes,
+    stamps: Mapping[bytes, tuple[int, int]],
+) -> tuple[int, bytes | None]:
+    escaped = escape(key)
+    end = escaped + UNLIMITED
+    newest, value = -1, None
+    reader.seek(escaped + TERMINATOR)
+    found = reader.key()
+    while found is not None and found < end:
+        require_entry(found, escaped)
+        lifetime = stamps.get(found[-TAIL_BYTES:-1])
+        if lifetime is not None:
+            added, reverted = lifetime
+            if newest < added <= as_of < reverted:
+                newest, value = added, reader.value() if found[-1] else None
+            reader.next()
+        elif found >= escaped + rest:
+            timestamp = decode_suffix(found[-TAIL_BYTES:-1])
+            if timestamp > newest:
+                newest, value = timestamp, reader.value() if found[-1] else None
+            break
+        elif found[-TAIL_BYTES:] >= FIRST_TIMED_SUFFIX:
+            reader.seek(escaped + rest)
+        else:  # of an import that this read does not know
+            reader.next()
+        found = reader.key()
+    if found is None:
+        check(reader)
+    return newest, value
