@@ -25,7 +25,7 @@ help:
 	@echo 'make docs         the site, into docs/_build'
 	@echo 'make format       format, and fix what the linter can'
 	@echo 'make demo         the whole path on real data, under four minutes'
-	@echo 'make bench        the benchmarks; bench-quick: small; bench-growth: what must not grow'
+	@echo 'make bench        measure, and write BENCHMARKS.md; bench-quick, bench-growth: print tables'
 	@echo 'make soak         the long random tests, fuzzing, and what sanitize does'
 	@echo 'make sanitize     the compiled loops under the sanitizers of the C compiler'
 	@echo 'make azure        what needs an emulator of Azure, which npm fetches'
@@ -102,7 +102,7 @@ $(PEERS): $(READY)
 	done; touch $(PEERS)
 
 bench: $(PEERS)
-	$(PY) -m benchmarks
+	$(PY) -m benchmarks --write
 
 bench-quick: $(PEERS)
 	$(PY) -m benchmarks --quick

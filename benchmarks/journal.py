@@ -1,4 +1,4 @@
-"""The journal, and its yardstick: a plain log with the same checksum, synced at the same moments.
+"""The journal, and its baseline: a plain log with the same checksum, synced at the same moments.
 
 The plain log has the same records, with ordinal, type and incarnation under the same checksum,
 behind a length each; written in the same pieces into one file. So a ratio of 1 means that
@@ -25,7 +25,7 @@ _FRONT = _LENGTH.size + _HEAD.size
 _CLAIMS_MAX = 5_000
 _INSERTS = 1_000
 _REPLAYS = 10
-"""How many times the records of an append are read back: reading is that much faster."""
+"""A replay reads this many times the records of an append, because reading is faster."""
 
 
 class JournalLog(Subject):
@@ -34,14 +34,14 @@ class JournalLog(Subject):
     name = "journal"
 
     def append(self, record_bytes: int, count: int, at_once: int = 1, synced: bool = False) -> Work:
-        """Append so many records, `at_once` in one call, with an fsync a call if `synced`."""
+        """Append `count` records, `at_once` in one call, with an fsync per call if `synced`."""
         payloads = payloads_of(record_bytes, count)
         sync = Sync.always() if synced else Sync.never()
         log = Journal.open(self.fresh("log"), sync=sync)
         return _appending(log, payloads, at_once)
 
     def replay(self, record_bytes: int, count: int) -> Work:
-        """Open a journal, with all its records."""
+        """Open a journal, which reads all its records."""
         path, kept = self.fresh("replayed"), Kept()
         with Journal.open(path, sync=Sync.never()) as log:
             for _ in range(_REPLAYS):
@@ -54,7 +54,7 @@ class JournalLog(Subject):
         return work
 
     def claim(self, waiting: int) -> Work:
-        """Claim tasks of a durable queue, as they come, of so many that wait."""
+        """Claim tasks of a durable queue, in order, while `waiting` tasks wait."""
         tasks = Tasks.open(self.fresh("tasks"), sync=Sync.never())
         for at in range(0, waiting, _INSERTS):
             tasks.modify(inserts=[NewTask("q", b"%d" % n, at + n) for n in range(_INSERTS)])
@@ -90,7 +90,7 @@ class PlainLog(Subject):
 
 
 class Kept:
-    """A state like any other: something in memory that each record changes."""
+    """A state in memory that each record changes, as every journal has one."""
 
     def __init__(self) -> None:
         self.payloads: dict[int, bytes] = {}
@@ -137,7 +137,7 @@ class _PlainFile:
 
 
 def read_plain(path: Path, apply: Callable[[Record], object], *, piece: int = 256 << 10) -> None:
-    """Read a plain log back, a piece at a time, checking every record and the order."""
+    """Read a plain log back piece by piece, and check each record and the order."""
     expected = 1
     with open(path, "rb", buffering=0) as file:
         data = b""
@@ -161,7 +161,7 @@ def read_plain(path: Path, apply: Callable[[Record], object], *, piece: int = 25
 
 
 def payloads_of(size: int, count: int) -> list[bytes]:
-    """Half text, half noise: some contain the pair that begins a record."""
+    """Payloads, half text and half noise. Some contain the two bytes that begin a record."""
     noise = os.urandom(size)
     text = (b"the quick brown fox jumps over the lazy dog; " * (size // 45 + 1))[: size // 2]
     payload = text + noise[: size - len(text)]
@@ -169,7 +169,7 @@ def payloads_of(size: int, count: int) -> list[bytes]:
 
 
 def _appending(log: Journal | _PlainFile, payloads: Sequence[bytes], at_once: int) -> Work:
-    """Closing is in it on both sides: a log that is not closed is not all there."""
+    """Closing is timed on both sides: the last bytes of a log are written when it is closed."""
 
     def work() -> int:
         with log:

@@ -1,11 +1,11 @@
-"""Measuring: subjects take turns, round by round, and each round gives each a ratio.
+"""Measuring: subjects take turns in rounds, and each round gives each subject one ratio.
 
-The machine's speed drifts by tens of percent within a minute, and it drifts for all: so a ratio is
-only ever taken between two runs of the same round, and the order of the subjects turns by one
-from round to round. Of the rounds the median counts; the least and the largest are kept.
+The machine's speed drifts by tens of percent within a minute, for all subjects alike. So a ratio
+compares two runs of the same round only, and the order of the subjects rotates from round to round.
+A figure is the median of its rounds; the least and the largest ratio are kept beside it.
 
-Beside the ratio of times stands that of processor time. It leaves out waiting, for the disk and for
-neighbours on the machine: for work that waits for nothing it is the steadier of the two.
+The ratio of processor times is taken too. It leaves out waiting for the disk and for
+neighbours, so it is the steadier one for work that waits for nothing.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from benchmarks.workloads import Contender, Workload
 
 @dataclass(slots=True)
 class Figure:
-    """What came of one subject at one workload."""
+    """The rounds of one subject at one workload."""
 
     workload: str
     subject: str
@@ -30,16 +30,16 @@ class Figure:
     cpu_ratios: list[float] = field(default_factory=list)
     per_second: list[float] = field(default_factory=list)
     peak_bytes: int = 0
-    """Most resident memory of the process while it worked."""
+    """The most resident memory of the process while it worked."""
     grown_bytes: int = 0
-    """How much of that the work itself took: the rest was there before."""
+    """The part of `peak_bytes` that the work itself took; the rest was resident before it."""
     problem: str = ""
     durability: str = ""
-    """What a commit of the subject waits for."""
+    """The wait that ends a commit of the subject: `fsync`, or `none`."""
 
     @property
     def median(self) -> float | None:
-        """The figure; None where there is none, and `problem` says why."""
+        """The figure. It is None where nothing was measured, and `problem` says why."""
         return statistics.median(self.ratios) if self.ratios else None
 
 
@@ -51,7 +51,7 @@ def measure(
     rounds: int,
     first_step: int = 0,
 ) -> list[Figure]:
-    """Run `workload` for all its contenders, interleaved."""
+    """Run `workload` for all its contenders in turn."""
     line = [workload.baseline, workload.ours]
     if workload.peers_call is not None:
         line += [Contender(peer, workload.peers_call) for peer in peers]
@@ -82,7 +82,7 @@ def measure(
 
 
 def _note(workload: Workload, figures: list[Figure], results: Mapping[int, Result]) -> None:
-    """Take down one round: each subject's result against that of the first."""
+    """Note one round: each subject's result against the baseline's, which is the first."""
     for place, result in results.items():
         figure = figures[place]
         figure.peak_bytes = max(figure.peak_bytes, result.peak_bytes)
@@ -97,7 +97,7 @@ def _note(workload: Workload, figures: list[Figure], results: Mapping[int, Resul
 
 
 def _run(workload: Workload, process: Process, contender: Contender, number: int) -> Result:
-    """One turn of one subject; short operations are repeated and the least time counts."""
+    """One turn of one subject. Short operations are repeated, and the least time counts."""
     call = contender.call
     arguments = dict(call.arguments)
     items, repeats = call.items or workload.items, workload.repeats

@@ -1,4 +1,4 @@
-"""The store itself: with its defaults, and in the states that its promises speak of."""
+"""kvstore as a subject: with its defaults, and in the states that its promises name."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _batches(data: Data, first: int, last: int) -> list[pa.RecordBatch]:
 def _write_part(
     staging: Path, import_id: int, rows: int, first: int, last: int, pipe: Connection
 ) -> None:
-    """Write the rows from `first` to `last` as a part, when told to. A process of its own."""
+    """Write the rows from `first` to `last` as a part when the pipe says so. Runs in a process."""
     batches = _batches(Data(rows), first, last)
     pipe.send("ready")
     pipe.recv()
@@ -49,8 +49,9 @@ class Ours(BackedUp):
 
     name = "kvstore"
     tombstones = 0
-    """Range tombstones over the rows, but older: each read has to look at them, none hides a row.
-    One more, newer than all rows, lies between two keys, so that no read can tell by time alone."""
+    """How many range tombstones cover the rows. They are older than the rows and hide none, but
+    each read has to look at them. One more is newer than all rows and lies between two keys, so
+    that no read can skip the tombstones by time alone."""
 
     def __init__(self, directory: Path, data) -> None:
         super().__init__(directory, data)
@@ -147,7 +148,7 @@ class Ours(BackedUp):
         return work
 
     def bulk_load_parts(self, workers: int) -> Work:
-        """The same by processes that wait for it, with a share of the rows each."""
+        """Load all rows by `workers` processes that have been started before, a share each."""
         staging, target = self.fresh("bulk-staging"), self.fresh("bulk")
         load = bulk.Import.create(staging)
         context = multiprocessing.get_context("spawn")
@@ -174,7 +175,7 @@ class Ours(BackedUp):
         return work
 
     def ingest(self, megabytes: int) -> Work:
-        """Add one sealed import of that size."""
+        """Add one sealed import of `megabytes`."""
         staging = self.fresh("ingest-staging")
         load = bulk.Import.create(staging)
         with load.writer(compression="none") as writer:
@@ -184,7 +185,7 @@ class Ours(BackedUp):
         return self._ingesting(staging)
 
     def ingest_rows(self) -> Work:
-        """Add one sealed import of all rows, built once: what is added has other names."""
+        """Add one sealed import of all rows. Built once; each call adds links to its files."""
         built, staging = self.directory / "ingest-built", self.fresh("ingest-staging")
         if not built.exists():
             load = bulk.Import.create(built)
@@ -219,7 +220,7 @@ class Ours(BackedUp):
         return in_threads(put, self.data.updates(count, step), threads)
 
     def deliver(self, count: int, step: int) -> Work:
-        """Durable puts, each delivered to a thread that follows; the next waits for its answer."""
+        """Durable puts, each delivered to a following thread; the next put awaits its answer."""
         rows = self.data.updates(count, step)
         feed = self.store.feed("latency", start=self.now())
         answered = threading.Semaphore(0)
@@ -248,16 +249,17 @@ class Ours(BackedUp):
     # -- backups --------------------------------------------------------------------------
 
     def increment(self, rows: int, is_single: bool) -> Work:
-        """An incremental backup by one handle, held open as the store is; a single one by a new
-        handle, as a script's, which has to read the collection's state."""
+        """An incremental backup by a handle that stays open; `is_single` opens a new handle, as a
+        script does, which has to read the collection's state first."""
         if is_single or self.collection is None:
             self.collection = backup.Collection(str(self.directory / "backup"))
         collection = self.collection
         return lambda: collection.backup(self.store).rows
 
-    def backup_full(self) -> Work:
-        """The first backup into a collection."""
-        collection = backup.Collection(str(self.fresh("backup-full")))
+    def backup_full(self, step: int) -> Work:
+        """The first backup into a collection, each at a place of its own: the store refuses a known
+        place whose backups are gone."""
+        collection = backup.Collection(str(self.fresh(f"backup-full-{step}")))
         rows = self.data.rows
 
         def work() -> int:
@@ -268,7 +270,7 @@ class Ours(BackedUp):
         return work
 
     def restore(self) -> Work:
-        """The newest state of the collection, as a new store."""
+        """Restore the newest state of the collection into a new store."""
         collection = backup.Collection(str(self.directory / "backup"))
         target = self.fresh("restored")
 
@@ -279,7 +281,7 @@ class Ours(BackedUp):
         return work
 
     def scan_collection(self, as_of: str) -> Work:
-        """The rows of a collection as of a time before its last change."""
+        """Scan a collection as of a time before its last change."""
         collection = backup.Collection(str(self.directory / "scanned"))
         if not (self.directory / "scanned").exists():
             collection.backup(self.store)
@@ -287,7 +289,7 @@ class Ours(BackedUp):
         return lambda: sum(b.num_rows for b in collection.scan_batches(as_of=at))
 
     def increments(self, action: str, count: int) -> Work:
-        """Something done to a collection of so many small backups. Items are its bytes."""
+        """Do `action` to a collection of `count` small backups. Items are its bytes."""
         home = self.directory / f"increments-{count}"
         if not home.exists():
             self._back_up_often(home, count)
@@ -318,7 +320,7 @@ class Ours(BackedUp):
     # -- giving up ------------------------------------------------------------------------
 
     def gc(self, rows: int, step: int) -> Work:
-        """Remove the versions that a commit of so many updates left behind."""
+        """Remove the versions that a commit of `rows` updates superseded."""
         self._give_up_history()
         self.commit(rows, 1, step)()
         before = self.now()
@@ -331,7 +333,7 @@ class Ours(BackedUp):
         return work
 
     def delete_range(self, rows: int, count: int) -> Work:
-        """The same range again and again: what is below a range tombstone costs it nothing."""
+        """Delete one range again and again. Rows below a range tombstone cost it nothing."""
         start, end = self.data.middle(rows) if rows < self.data.rows else (b"", b"\xff" * 17)
 
         def work() -> int:
@@ -375,7 +377,7 @@ class Ours(BackedUp):
 
     def scan_arrow(self, as_of: str | None = None, workers: int = 1) -> Work:
         at = None if as_of is None else self.marks[as_of]
-        if workers > 1:  # their start is not timed: a service's are there
+        if workers > 1:  # the start of processes is not timed: a service has them already
             self.store.scan_batches(workers=workers).read_all()
         return lambda: sum(b.num_rows for b in self.store.scan_batches(as_of=at, workers=workers))
 
@@ -396,7 +398,7 @@ class Ours(BackedUp):
         return self._in_windows(windows, lambda *times: sum(1 for _ in self.store.events(*times)))
 
     def changes_feed(self, windows: int) -> Work:
-        """Through a feed that starts over, until the changes are acked."""
+        """Read windows through a feed that starts over, until all changes are acknowledged."""
 
         def work() -> int:
             feed = self.store.feed("benchmark", start=self.marks["window-0"])

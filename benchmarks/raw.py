@@ -1,4 +1,4 @@
-"""The yardstick: rocksdict as it is, with the store's own options and the store's durability.
+"""The baseline: rocksdict as it is, with the store's own options and durability.
 
 It keeps one value a key: no history, no change log, no range tombstones that can be read as of.
 """
@@ -78,13 +78,13 @@ class Raw(BackedUp):
         return work
 
     def ingest(self, megabytes: int) -> Work:
-        """Add one prebuilt file of that size by move."""
+        """Add one prebuilt file of `megabytes` by move."""
         file = self.fresh("ingest.sst")
         _write_sorted(file, *incompressible(megabytes))
         return self._ingesting(file)
 
     def ingest_rows(self) -> Work:
-        """Add one file of all rows by move, built once: what is added has another name."""
+        """Add one file of all rows by move. The file is built once; each call adds a link to it."""
         built, file = self.directory / "ingest-built.sst", self.fresh("ingest.sst")
         if not built.exists():
             _write_sorted(built, self.data.keys, self.data.values)
@@ -114,7 +114,7 @@ class Raw(BackedUp):
         return work
 
     def read_and_put(self, count: int, threads: int, synced: bool, step: int) -> Work:
-        """What transactions that read one key and write it do, without being any."""
+        """Read one key and write it, `count` times, without a transaction."""
 
         def put(key: bytes, value: bytes) -> None:
             self.db.get(key)
@@ -125,8 +125,8 @@ class Raw(BackedUp):
         return in_threads(put, self.data.updates(count, step), threads)
 
     def look_up_and_delete(self, rows: int, step: int) -> Work:
-        """Look so many keys up, one by one, and delete them in one batch: the least that it takes
-        to remove what has to be found first."""
+        """Look `rows` keys up, one by one, and delete them in one batch: the least work that
+        removes rows which have to be found first."""
         keys, _ = self.data.updates(rows, step)
 
         def work() -> int:
@@ -142,7 +142,7 @@ class Raw(BackedUp):
         return work
 
     def deliver(self, count: int, step: int) -> Work:
-        """Durable puts, each handed to another thread by a queue; the next waits for its answer."""
+        """Durable puts: a queue hands each to another thread, whose answer the next put awaits."""
         rows = self.data.updates(count, step)
         queue: SimpleQueue[tuple[bytes, bytes] | None] = SimpleQueue()
         answered = Semaphore(0)
@@ -166,7 +166,7 @@ class Raw(BackedUp):
         return work
 
     def put_synced(self, count: int, step: int) -> Work:
-        """Durable puts: what deletes of any ranges should cost."""
+        """Durable puts: a delete of any range should cost no more than one of them."""
         rows = list(zip(*self.data.updates(count, step), strict=True))
 
         def work() -> int:
@@ -202,7 +202,7 @@ class Raw(BackedUp):
         return work
 
     def scan_rows(self, count: int, windows: int) -> Work:
-        """As many rows as windows have changes: the least that any log of them could cost."""
+        """Iterate over as many rows as the windows have changes: the least cost of any log."""
         keys = self.data.keys
         starts = range(0, len(keys) - count, max((len(keys) - count) // windows, 1))
 
@@ -217,13 +217,13 @@ class Raw(BackedUp):
         return work
 
     def increment(self, rows: int, is_single: bool) -> Work:
-        """What RocksDB offers: a checkpoint, of which the files not yet copied are copied."""
+        """Make a checkpoint, and copy those of its files that were not copied yet."""
         target = self.directory / "backup"
         target.mkdir(exist_ok=True)
         return self._copying(target, rows)
 
     def backup_full(self) -> Work:
-        """A checkpoint, of which all files are copied."""
+        """Make a checkpoint, and copy all its files."""
         target = self.fresh("backup-full")
         target.mkdir()
         return self._copying(target, self.data.rows)
@@ -239,8 +239,8 @@ class Raw(BackedUp):
         return work
 
     def restore(self) -> Work:
-        """A bulk load of rows that lie in a Parquet file, compressed as a collection's parts are:
-        what any restore has to do."""
+        """Bulk-load rows from a Parquet file that is compressed as a collection's parts are: the
+        least work of any restore."""
         file, target = self.directory / "rows.parquet", self.fresh("restored")
         if not file.exists():
             table = pa.table({"key": self.data.keys, "value": self.data.values}, schema=ROWS_SCHEMA)
@@ -304,7 +304,7 @@ def in_threads(
     rows: tuple[Sequence[bytes], Sequence[bytes]],
     threads: int,
 ) -> Work:
-    """Call `put` for each row, shared by so many threads."""
+    """Call `put` for each row; `threads` threads share the rows."""
 
     def run(number: int) -> None:
         for key, value in zip(rows[0][number::threads], rows[1][number::threads], strict=True):
@@ -323,7 +323,7 @@ def in_threads(
 
 
 def incompressible(megabytes: int) -> tuple[list[bytes], list[bytes]]:
-    """Sorted rows of 16 KiB that make so many megabytes."""
+    """Sorted rows of 16 KiB, `megabytes` of them in all."""
     value = os.urandom(1 << 20)
     rows = megabytes * 64
     return (
@@ -333,7 +333,7 @@ def incompressible(megabytes: int) -> tuple[list[bytes], list[bytes]]:
 
 
 def copy_new_files(checkpoint: Path, target: Path) -> None:
-    """Copy what a checkpoint has and `target` has not; tables never change."""
+    """Copy the files of a checkpoint that `target` lacks; tables never change."""
     for file in checkpoint.iterdir():
         copied = target / file.name
         if file.is_file() and (file.suffix != ".sst" or not copied.exists()):

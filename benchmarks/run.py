@@ -1,62 +1,93 @@
-"""The one runner: `python -m benchmarks [--quick | --growth] [--rows N,N] [--only NAME]`.
+"""The one runner: `python -m benchmarks [--write | --quick | --growth] [--rows N,N] [--only NAME]`.
 
-Writes one JSON line a figure to benchmarks/out/<commit>-<time>.jsonl, after a first line with the
-facts of the machine, and then the table and the picture (`benchmarks.report`). What was measured
-of the same commit before, at other sizes or of other workloads, is in them as well.
+Each run leaves one file of JSON lines in benchmarks/out: the facts of the machine, one line for
+each figure, and how long the run took. `--write` makes BENCHMARKS.md, its picture and README's
+table of that file (`benchmarks.document`); without it the tables are printed.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from datetime import datetime, timezone
-from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from benchmarks import report
+from benchmarks import document, machine, report
 from benchmarks.measure import Figure, measure
 from benchmarks.subject import Process
 from benchmarks.workloads import PEERS, Call, Size, Stage, Workload, scenes
-from kvstore.loops import COMPILED
 
 OUT = Path(__file__).parent / "out"
-_PACKAGES = (
-    "rocksdict", "pyarrow", "numpy", "lmdb", "plyvel", "duckdb", "deltalake", "pylance",
-    "pyiceberg", "arcticdb", "pyspark",
-)  # fmt: skip
+
+
+class Part(NamedTuple):
+    """The wanted workloads at one number of rows."""
+
+    rows: int
+    wants: Callable[[Workload], bool]
+    has_peers: bool = False
+    is_quick: bool = False
+
+
+def _everything(_workload: Workload) -> bool:
+    return True
+
+
+def _growing(workload: Workload) -> bool:
+    return workload.grows
+
+
+def _by_spark(workload: Workload) -> bool:
+    return workload.name.startswith("spark-")
+
+
+WRITTEN = (
+    Part(100_000, _growing),
+    Part(1_000_000, lambda workload: not _by_spark(workload), has_peers=True),
+    Part(3_000_000, lambda workload: _growing(workload) or _by_spark(workload)),
+)
+"""The parts of BENCHMARKS.md. Spark's jobs are too short to compare below some million rows."""
 
 
 def main() -> None:
     """Parse, run, report."""
     options = _parsed()
     OUT.mkdir(exist_ok=True)
-    facts = machine_facts()
+    facts = machine.facts()
     target = OUT / f"{facts['commit']}-{datetime.now(timezone.utc):%Y%m%dT%H%M%S}.jsonl"
+    broken: list[str] = []
     with target.open("w") as lines:
-        print(json.dumps({"facts": facts, "command": sys.argv[1:]}), file=lines, flush=True)
-        for rows in options.rows:
-            size = Size.of(rows, rounds=options.rounds)
-            for figure in _run(size, options):
-                line = _line(figure, rows)
+        print(json.dumps({"facts": facts}), file=lines, flush=True)
+        for part in options.parts:
+            size = Size.of(part.rows, rounds=options.rounds)
+            for figure in _run(size, part, options):
+                line = _line(figure, part.rows)
                 print(json.dumps(line), file=lines, flush=True)
                 print(_text(line), flush=True)
-    report.write(sorted(OUT.glob(f"{facts['commit']}-*.jsonl")), OUT)
-    print(f"figures: {target}; table and picture beside it; {time.monotonic() - _STARTED:.0f} s")
+                if figure.problem and figure.role != "peer":
+                    broken.append(_text(line))
+        print(json.dumps({"seconds": round(time.monotonic() - _STARTED)}), file=lines)
+    if broken:
+        sys.exit("\n".join(["workloads of ours that failed:", *broken, f"figures: {target}"]))
+    if options.write:
+        document.write(target)
+        print(f"figures: {target}; written: BENCHMARKS.md, its picture, README's table")
+    else:
+        print(report.tables(report.read(target)[1]))
+        print(f"figures: {target}")
 
 
 def _parsed() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     kind = parser.add_mutually_exclusive_group()
+    kind.add_argument("--write", action="store_true", help="write BENCHMARKS.md: some 20 minutes")
     kind.add_argument("--quick", action="store_true", help="150,000 rows, under five minutes")
     kind.add_argument(
         "--growth", action="store_true", help="what must not grow, at 100,000 to 10,000,000 rows"
@@ -69,32 +100,47 @@ def _parsed() -> argparse.Namespace:
     options = parser.parse_args()
     if options.rounds < 3:
         parser.error("a median needs at least 3 rounds")
-    usual = "100000,1000000,10000000" if options.growth else "1000000"
-    rows = options.rows or ("150000" if options.quick else usual)
-    options.rows = [int(n.replace("_", "")) for n in rows.split(",")]
     options.peers = (
         list(PEERS) if options.peers is None else [p for p in options.peers.split(",") if p]
     )
+    options.parts = _parts(options)
     return options
 
 
-def _run(size: Size, options: argparse.Namespace) -> Iterator[Figure]:
+def _parts(options: argparse.Namespace) -> Sequence[Part]:
+    """The parts of the run that was asked for."""
+    if options.write and not options.rows:
+        return WRITTEN
+    usual = "100000,1000000,10000000" if options.growth else "1000000"
+    rows = options.rows or ("150000" if options.quick else usual)
+    wants = _growing if options.growth else _everything
+    return [
+        Part(
+            int(number.replace("_", "")),
+            wants,
+            has_peers=not options.growth,
+            is_quick=options.quick and not options.only,
+        )
+        for number in rows.split(",")
+    ]
+
+
+def _run(size: Size, part: Part, options: argparse.Namespace) -> Iterator[Figure]:
     """Every wanted workload at one size, scene by scene."""
 
     def is_wanted(workload: Workload) -> bool:
-        return (workload.grows or not options.growth) and (
-            not options.only or any(workload.name.startswith(name) for name in options.only)
-        )
+        is_named = any(workload.name.startswith(name) for name in options.only)
+        return part.wants(workload) and (is_named or not options.only)
 
     for scene in scenes(size):
-        if options.quick and not (scene.is_quick or options.only):
+        if part.is_quick and not scene.is_quick:
             continue
         stages = [
             Stage(stage.prepare, list(filter(is_wanted, stage.workloads))) for stage in scene.stages
         ]
         if any(stage.workloads for stage in stages):
-            peers = scene.has_peers and not options.growth
-            yield from _play(size, stages, options.peers if peers else [], options.scratch)
+            peers = options.peers if scene.has_peers and part.has_peers else []
+            yield from _play(size, stages, peers, options.scratch)
 
 
 def _play(
@@ -135,46 +181,6 @@ _STARTED = time.monotonic()
 
 def _say(what: str) -> None:
     print(f"[{time.monotonic() - _STARTED:5.0f} s] {what}", file=sys.stderr, flush=True)
-
-
-def machine_facts() -> dict[str, Any]:
-    """What a reader has to know of the machine and the versions."""
-    installed = {
-        found.metadata["Name"].lower(): found.version for found in metadata.distributions()
-    }
-    versions = {package: installed.get(package, "missing") for package in _PACKAGES}
-    return {
-        "commit": _commit(),
-        "python": platform.python_version(),
-        "loops": "compiled" if COMPILED else "plain",
-        "system": platform.platform(),
-        "processor": _processor(),
-        "cores": os.cpu_count(),
-        "load": [round(part, 2) for part in os.getloadavg()],
-        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
-        "packages": versions,
-    }
-
-
-def _commit() -> str:
-    asked = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"],
-        cwd=Path(__file__).parent,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    return asked.stdout.strip() or "unknown"
-
-
-def _processor() -> str:
-    try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    except OSError:
-        pass
-    return platform.machine()
 
 
 def _line(figure: Figure, rows: int) -> dict[str, Any]:

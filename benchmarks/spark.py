@@ -1,9 +1,9 @@
-"""Spark in and out: what takes rows into a store, and out of a collection or a checkpoint.
+"""Spark in and out: rows go into a store, and come out of a collection or a checkpoint.
 
-All jobs run in one local session, so figures are of one JVM that is warm. A noop sink takes what
-is read; planning a read is part of it. Processor time is not told: the work is done in the JVM and
-its workers. delta-rs is used as by someone without Delta's JVM: the package `deltalake` writes and
-lists a table's files, and Spark reads those as Parquet.
+All jobs run in one local session, so figures are of one JVM that is warm. A noop sink takes the
+rows of a read, and planning the read is timed. Processor time is not reported, because the JVM and
+its workers do the work. delta-rs is used as by someone without Delta's JVM: the package `deltalake`
+writes and lists a table's files, and Spark reads them as Parquet.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Jobs(Subject):
 
     @cached_property
     def _rows(self) -> Path:
-        """Parquet files of the rows, as the input of everything."""
+        """Parquet files of the rows: the input of every job."""
         source = self.directory / "source"
         source.mkdir()
         keys, values = self.data.updates(self.data.rows, 0)
@@ -124,17 +124,19 @@ class Jobs(Subject):
 
     # -- backup ---------------------------------------------------------------------------
 
-    def backup_alone(self) -> Work:
+    # A place of its own each time: the store refuses a known place whose backups are gone.
+
+    def backup_alone(self, step: int) -> Work:
         """A full backup of the store, in one process."""
-        target = self.fresh("alone")
+        target = self.fresh(f"alone-{step}")
         return self._doing(lambda: Collection(target).backup(self._store))
 
-    def backup_by_tasks(self) -> Work:
-        target = self.fresh("shared")
+    def backup_by_tasks(self, step: int) -> Work:
+        target = self.fresh(f"shared-{step}")
         return self._doing(lambda: backup_job.backup(self._session, self._store, str(target)))
 
     def copy_by_delta(self) -> Work:
-        """What delta-rs has for a backup: the table's rows into another table."""
+        """Copy the table's rows into another table: delta-rs has no other backup."""
         from deltalake import DeltaTable, write_deltalake
 
         source, target = self._delta, self.fresh("delta-copy")
@@ -156,31 +158,31 @@ class Jobs(Subject):
         return self._draining(lambda: self._session.read.parquet(source))
 
     def read_by_delta(self) -> Work:
-        """A Delta table as a user of delta-rs has Spark read it: the files that it names."""
+        """Spark reads the files that delta-rs names for the table."""
         from deltalake import DeltaTable
 
         source = str(self._delta)
         return self._draining(lambda: self._session.read.parquet(*DeltaTable(source).file_uris()))
 
     def read_collection(self) -> Work:
-        """By Spark's own scan of the parts."""
+        """Read a collection by Spark's own scan of the parts."""
         source = str(self._imported / "collection")
         return self._draining(lambda: read_collection(self._session, source, native=True))
 
     def read_increments(self) -> Work:
-        """Likewise, with increments behind the full backup."""
+        """Read a collection with increments behind the full backup, likewise."""
         source = str(self._incremented)
         return self._draining(lambda: read_collection(self._session, source, native=True))
 
     def read_source(self) -> Work:
-        """By `format("kvstore")`."""
+        """Read a collection by `format("kvstore")`."""
         return self._ours("collection")
 
     def read_checkpoint(self) -> Work:
         return self._ours("checkpoint")
 
     def read_changes(self) -> Work:
-        """All changes of a collection since the beginning."""
+        """Read all changes of a collection."""
         return self._ours("collection", readChangeFeed="true", startingTimestamp=0)
 
     def _ours(self, name: str, **options: Any) -> Work:

@@ -1,13 +1,13 @@
 """One subject of the comparison in a process of its own, driven one operation at a time.
 
-A process each keeps native libraries apart, makes peak memory a fact about one subject, and lets
-the driver interleave: only one of them runs at any moment.
+A process for each subject keeps native libraries apart and makes peak memory a fact about one
+subject. The driver lets only one of the processes work at any moment.
 
-An operation is a method that prepares the work and returns it as a callable; only the callable is
-timed, or, where it must do other things in between, what it says of itself (`Timed`). It returns
-how many items it handled, so that a subject that did less than it was asked for is found out. A
-subject that cannot do something has no such method. An operation that takes a `step` gets another
-number each time, and takes other keys.
+An operation is a method that prepares the work and returns it as a callable. Only the callable is
+timed. A callable that must do other things in between times itself and returns a `Timed`. Each
+callable returns how many items it handled, so that the driver notices a subject that did less than
+it was asked for. A subject that cannot do something lacks the method. An operation that takes a
+`step` gets a new number for each call, and chooses other keys by it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from benchmarks.data import Data
 
 
 class Timed(NamedTuple):
-    """What a work took that is not to be charged for all it did."""
+    """The times of a work that times itself, because not all of it counts."""
 
     items: int
     seconds: float
@@ -39,11 +39,11 @@ class Timed(NamedTuple):
 
 
 Work = Callable[[], "int | Timed"]
-"""Prepared work: does it, returns how many items it handled."""
+"""Prepared work. A call does it and returns how many items it handled."""
 
 
 class Stopwatch:
-    """Takes the time of what is done `with` it, lap by lap."""
+    """Times the blocks that run `with` it, one lap for each block."""
 
     def __init__(self) -> None:
         self._laps: list[tuple[float, float]] = []
@@ -56,28 +56,28 @@ class Stopwatch:
         self._laps[-1] = time.perf_counter() - began, time.process_time() - cpu_began
 
     def total(self, items: int) -> Timed:
-        """All laps together handled so many items."""
+        """The time of all laps, which together handled `items` items."""
         seconds, cpu_seconds = map(sum, zip(*self._laps, strict=True))
         return Timed(items, seconds, cpu_seconds)
 
     def median(self, items: int) -> Timed:
-        """The middle lap, which handled so many."""
+        """The median lap, when each lap handled `items` items."""
         seconds, cpu_seconds = map(statistics.median, zip(*self._laps, strict=True))
         return Timed(items, seconds, cpu_seconds)
 
 
 _CALL_SECONDS_MAX = 240.0
-"""For a million rows, or fewer."""
+"""The longest that one operation may take, for up to a million rows."""
 
 
 class Subject:
-    """What every subject has: its directory, the data, and marks: its times or versions by name."""
+    """A subject: its directory, the data, and its marks (times or versions by name)."""
 
     name = "?"
     durability = "fsync"
-    """What a commit of this subject waits for; `"none"` marks one that never syncs."""
+    """The wait that ends a commit; `"none"` for a subject that never syncs."""
     slow: frozenset[str] = frozenset()
-    """Operations that take so long that fewer are made: figures are per item."""
+    """Operations so slow that fewer items are measured. Figures are per item."""
 
     def __init__(self, directory: Path, data: Data) -> None:
         self.directory = directory
@@ -85,7 +85,7 @@ class Subject:
         self.marks: dict[str, Any] = {}
 
     def fresh(self, name: str) -> Path:
-        """An empty place below the directory; what was there is removed."""
+        """A path below the directory where nothing is: an earlier file or directory is removed."""
         target = self.directory / name
         if target.is_dir():
             shutil.rmtree(target)
@@ -94,11 +94,11 @@ class Subject:
         return target
 
     def now(self) -> Any:
-        """What a later as-of read names to see the present state."""
+        """The time or version by which a later read sees the present state."""
         raise NotImplementedError
 
     def mark(self, name: str) -> Work:
-        """Remember the present under `name`."""
+        """Remember the present state as `name`."""
 
         def work() -> int:
             self.marks[name] = self.now()
@@ -107,26 +107,26 @@ class Subject:
         return work
 
     def close(self) -> None:
-        """Let go of everything."""
+        """Close the subject's files."""
 
 
 class BackedUp(Subject):
-    """A subject that can be backed up increment by increment."""
+    """A subject that has incremental backups."""
 
     _has_backup = False
 
     def commit(self, rows: int, count: int, step: int) -> Work:
-        """Durable commits of so many updates each."""
+        """Make `count` durable commits of `rows` updates each."""
         raise NotImplementedError
 
     def increment(self, rows: int, is_single: bool) -> Work:
-        """What came since the last call, in which so many rows changed; the first is a full one.
-        `is_single`: by who comes once."""
+        """Back up the `rows` changes since the last call; the first call makes a full backup.
+        `is_single`: by a freshly opened handle."""
         raise NotImplementedError
 
     def backup(self, rows: int, count: int, step: int, is_single: bool = False) -> Work:
-        """So many increments, each after a durable commit of its own. Only they are timed: their
-        sum, in which what is due now and then has its share, or else the median."""
+        """Make `count` increments, each after a durable commit. Only the increments are timed:
+        their sum, which includes work that is due now and then, or the median if `is_single`."""
         if not self._has_backup:
             self.increment(rows, is_single)()
             self._has_backup = True
@@ -145,7 +145,7 @@ class BackedUp(Subject):
 
 
 class Result(NamedTuple):
-    """What came of one operation. `problem` says why there is no figure."""
+    """The result of one operation. `problem` says why there is no figure."""
 
     seconds: float = 0.0
     cpu_seconds: float = 0.0
@@ -214,7 +214,7 @@ def _serve(where: str, directory: Path, rows: int, pipe: Connection) -> None:
         return
     facts = {"durability": kind.durability, "slow": kind.slow}
     pipe.send({**facts, "version": getattr(kind, "version", "")})
-    with contextlib.suppress(EOFError):  # The driver is gone: so is this process then.
+    with contextlib.suppress(EOFError):  # The driver is gone, so this process ends too.
         while (request := pipe.recv()) is not None:
             operation, arguments = request
             method = getattr(subject, operation, None)
@@ -228,7 +228,7 @@ def _timed(method: Callable[..., Work], arguments: dict[str, Any]) -> Result:
         if "step" not in taken and "arguments" not in taken:
             arguments.pop("step", None)
         work = method(**arguments)
-        # What the harness holds, millions of rows, is not walked again by each full collection.
+        # Full collections must not walk the millions of rows that the harness holds.
         gc.unfreeze()
         gc.collect()
         gc.freeze()
@@ -253,7 +253,7 @@ def _reset_peak() -> None:
 
 
 def _peak_bytes() -> int:
-    """Peak resident bytes since the reset, files in the page cache that are mapped included."""
+    """Peak resident bytes since the reset, mapped files included."""
     try:
         for line in Path("/proc/self/status").read_text().splitlines():
             if line.startswith("VmHWM"):

@@ -57,7 +57,7 @@ class Duckdb(Peer):
         version = self.at(as_of)
 
         def work() -> int:
-            with self.db.cursor() as cursor:  # a connection with a result left open takes no other
+            with self.db.cursor() as cursor:  # a connection has one open result at most
                 for key in wanted:
                     assert cursor.execute(_NEWEST, (key, version)).fetchone()
             return len(wanted)

@@ -17,12 +17,12 @@ _LOG = struct.Struct(">QI")
 
 
 def suffix(version: int) -> bytes:
-    """What follows a user key at `version`."""
+    """The suffix of a user key at `version`."""
     return _SUFFIX.pack(_U64_MAX - version)
 
 
 def log_key(version: int, number: int = 0) -> bytes:
-    """Where the log keeps the change `number` of `version`."""
+    """The key in the log of change `number` of `version`."""
     return _LOG.pack(version, number)
 
 

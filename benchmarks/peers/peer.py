@@ -1,4 +1,4 @@
-"""What peers share: how they are loaded and committed to, and versions that count from 1."""
+"""The common part of the peers: loading, committing, and versions that count from 1."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from benchmarks.subject import Subject, Work, tree_bytes
 
 
 class Peer(Subject):
-    """A store of others, in `db` below its directory. A commit makes the next `version`."""
+    """A peer's store, in `db` below its directory. Each commit makes the next `version`."""
 
     version = 0
 

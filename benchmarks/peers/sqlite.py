@@ -19,7 +19,7 @@ _SCHEMA = """
     ) WITHOUT ROWID;
 """
 _NEWEST = "SELECT value FROM versions WHERE key = ? AND version <= ? ORDER BY version DESC LIMIT 1"
-# Bare columns of a MAX() group are those of the row with the maximum: SQLite's own promise.
+# SQLite promises that bare columns of a MAX() group come from the row with the maximum.
 _ALL = """
     SELECT key, value FROM
         (SELECT key, value, MAX(version) FROM versions WHERE version <= ? GROUP BY key)

@@ -1,0 +1,90 @@
+"""Sentences have a noun: none begins with "What was written ...", "Those that ..." or "Who ...".
+
+Docstrings, comments and documents are read, code blocks are not. Questions may begin so.
+"""
+
+from __future__ import annotations
+
+import ast
+import io
+import re
+import tokenize
+from collections.abc import Iterator
+from itertools import groupby
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PLACES = ("bulk", "pyspark_kvstore", "benchmarks", "docs", "*.md")
+"""A package is added as soon as it has no such sentence."""
+
+_NOUNLESS = re.compile(
+    r"(?:\A|\n\s*\n|^\s*(?:[-*]|\d+\.)|[.:;!?)`\"]\s)\s*"  # where a sentence begins
+    r"((?:What (?:is|was|has|are|were|have|had|a|an|the|no|each|came|comes|it|they)"
+    r"|Those (?:that|who)|Who|Whoever|Whatever|Whose)\b"
+    r"(?:[^.?\n]|\n(?!\s*\n))*\??)",
+    re.MULTILINE,
+)
+_FENCED = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_each_sentence_names_its_subject(place: str) -> None:
+    paths = files(place)
+    assert paths
+    wrong = {
+        str(path.relative_to(ROOT)): sentences
+        for path in paths
+        if (sentences := [one for text in texts(path) for one in nounless(text)])
+    }
+    assert wrong == {}
+
+
+def nounless(text: str) -> list[str]:
+    """The sentences of `text` that have no noun; the last word decides what is a question."""
+    return [" ".join(each.split()) for each in _NOUNLESS.findall(text) if not each.endswith("?")]
+
+
+def files(place: str) -> list[Path]:
+    if "*" in place:
+        return sorted(ROOT.glob(place))
+    found = [path for kind in ("py", "md") for path in sorted((ROOT / place).rglob(f"*.{kind}"))]
+    return [path for path in found if not path.match("_[!_]*.md")]  # made by the build
+
+
+def texts(file: Path) -> Iterator[str]:
+    """A document, or the docstrings and the comments of a module."""
+    source = file.read_text(encoding="utf-8")
+    if file.suffix == ".md":
+        yield _FENCED.sub("", source)
+        return
+    for node in ast.walk(ast.parse(source)):
+        match node:
+            case ast.Expr(value=ast.Constant(value=str(docstring))):
+                yield docstring
+    yield from comments(source)
+
+
+def comments(source: str) -> Iterator[str]:
+    """The comments of a module; those of neighbouring lines are one text."""
+    found = [
+        token
+        for token in tokenize.generate_tokens(io.StringIO(source).readline)
+        if token.type == tokenize.COMMENT
+    ]
+    numbered = enumerate(found)
+    for _, block in groupby(numbered, lambda pair: pair[1].start[0] - pair[0]):
+        yield "\n".join(token.string.lstrip("# ") for _, token in block)
+
+
+def test_the_pattern_finds_sentences_without_a_noun_and_nothing_else() -> None:
+    assert nounless("What was written\nis gone.") == ["What was written is gone"]
+    assert len(nounless("Good. Who has it?\n\n* Those that end. Whose they are, is told.")) == 2
+    assert (
+        nounless("What is a hold? What that costs is told below. Nobody says what is what.") == []
+    )
+    assert list(comments("x = 1  # What a\n# read sees.\n\n# Two.\n")) == [
+        "What a\nread sees.",
+        "Two.",
+    ]
