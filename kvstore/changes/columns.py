@@ -30,7 +30,7 @@ from kvstore.arrow import binary_array
 from kvstore.changes.entry import (
     OP_PUT,
     OP_PUT_LARGE,
-    Entry,
+    ChangeEntry,
 )
 from kvstore.changes.event import Event
 from kvstore.changes.expand import EventReader, Wanted
@@ -178,7 +178,7 @@ def record_batch_reader(batches: Iterator[pa.RecordBatch]) -> pa.RecordBatchRead
     return pa.RecordBatchReader.from_batches(CHANGES_SCHEMA, batches)
 
 
-def is_whole(entry: Entry) -> bool:
+def is_whole(entry: ChangeEntry) -> bool:
     """Whether an entry can be handed out as it is: large, with puts and deletes only."""
     return entry.count >= WHOLE_ROWS_MIN and entry.points == entry.count
 
@@ -213,7 +213,7 @@ def _wrapped(offsets: memoryview, data: memoryview, count: int, valid: Any = Non
     return pa.Array.from_buffers(pa.binary(), count, buffers)
 
 
-def _values(entry: Entry, codes: np.ndarray[Any, Any], *, all_puts: bool) -> pa.Array:
+def _values(entry: ChangeEntry, codes: np.ndarray[Any, Any], *, all_puts: bool) -> pa.Array:
     valid = None
     if not all_puts:
         valid = pa.py_buffer(np.packbits(codes == OP_PUT, bitorder="little").tobytes())
@@ -226,7 +226,7 @@ def _with_images(batch: pa.RecordBatch, images: list[bytes | None]) -> pa.Record
     return pa.RecordBatch.from_arrays(columns, schema=batch.schema)
 
 
-def _sequence(entry: Entry, first: int) -> pa.Array:
+def _sequence(entry: ChangeEntry, first: int) -> pa.Array:
     if entry.sequence is None:
         return pa.array(np.arange(first, first + entry.count, dtype=np.int32))
     return pa.array(np.frombuffer(entry.sequence, np.int32))

@@ -102,7 +102,7 @@ class Row(NamedTuple):
 
 
 @dataclass(slots=True, eq=False)
-class Entry:
+class ChangeEntry:
     """An unpacked entry: columns over one buffer. Not to be changed; `frozen` would cost each
     commit that is read 0.8 us."""
 
@@ -213,7 +213,7 @@ def is_last(packed: bytes) -> bool:
     return len(packed) > _FLAGS_AT and bool(packed[_FLAGS_AT] & _LAST)
 
 
-def unpack(packed: bytes, *, where: str) -> Entry:
+def unpack(packed: bytes, *, where: str) -> ChangeEntry:
     """Read an entry. Raises `CorruptionError` on bytes that break the format, and
     `FormatVersionError` on a version this release does not know."""
     head, count, size, domain, serial = _opened(packed, where)
@@ -225,7 +225,7 @@ def unpack(packed: bytes, *, where: str) -> Entry:
     keys_end, values_end, puts, points = survey(body, count, is_sequenced, _RULES, where)
     offsets = 4 * (count + 1)
     keys_at = 2 * offsets + (4 * count if is_sequenced else 0)
-    return Entry(
+    return ChangeEntry(
         count,
         body[values_end:],
         body[:offsets].cast("i"),

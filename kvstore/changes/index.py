@@ -28,8 +28,8 @@ from kvstore.changes.entry import (
     OP_DELETE_RANGE,
     OP_PUT,
     OP_PUT_LARGE,
+    ChangeEntry,
     Column,
-    Entry,
     Row,
     column,
     is_last,
@@ -79,7 +79,7 @@ class Commit(NamedTuple):
 
     timestamp: int
     chunk: int
-    entry: Entry
+    entry: ChangeEntry
     stream: bytes = FIRST_STREAM
 
 

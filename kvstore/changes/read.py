@@ -25,7 +25,7 @@ from kvstore.changes.entry import (
     OP_PUT,
     OP_PUT_LARGE,
     OP_REVERT,
-    Entry,
+    ChangeEntry,
     Row,
 )
 from kvstore.changes.index import ChangeIndex
@@ -146,7 +146,7 @@ class ChangeReader:
         return sorted(map(_as_change, tombstones), key=_time_order)
 
     def _is_newest(self, change: Change, upto: int) -> bool:
-        newest = newest_at(self._versions.events(change.key), upto)
+        newest = newest_at(self._versions.revisions(change.key), upto)
         return newest is not None and newest[0] == change.timestamp
 
     # -- from the index ---------------------------------------------------------------------
@@ -167,7 +167,7 @@ class ChangeReader:
         return chain.from_iterable(pieces())
 
     def _of_entry(
-        self, entry: Entry, at: Timestamp, span: Span, room: _Room | None
+        self, entry: ChangeEntry, at: Timestamp, span: Span, room: _Room | None
     ) -> Iterator[Change]:
         """Hot: small puts in no particular span, the common case, are made without a line of
         Python each: 0.13 us a change, row by row 1.0."""
@@ -222,7 +222,7 @@ class ChangeReader:
 
     def _uncovered(self, key: bytes, at: Timestamp) -> Iterator[Change]:
         """What a revert at `at` made of `key`: nothing, where the import did not show there."""
-        for timestamp, value in self._versions.events(key):
+        for timestamp, value in self._versions.revisions(key):
             if timestamp == at:
                 yield _point_change(at, key, value)
 

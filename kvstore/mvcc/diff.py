@@ -21,20 +21,20 @@ from kvstore.codec.keys import TAIL_BYTES, VALUE, check_data_key
 from kvstore.codec.ordered import is_framed, unframe
 from kvstore.engine.api import Cursor, chunks
 from kvstore.mvcc.fragments import Fragments, RangeTombstone
-from kvstore.mvcc.version import Entry, Event, Stamps, Version, timeline
+from kvstore.mvcc.version import Revision, Stamps, StoredEntry, Version, timeline
 from kvstore.span import Span
 from kvstore.timestamp import Timestamp
 
 Difference: TypeAlias = "Version | RangeTombstone"
 
 
-def stored_keys(cursor: Cursor) -> Iterator[tuple[bytes, list[Entry]]]:
+def stored_keys(cursor: Cursor) -> Iterator[tuple[bytes, list[StoredEntry]]]:
     """Each user key of an ascending pass over `data`, with all its stored entries in their order.
 
     Raises `CorruptionError` on bytes that are no key of `data`.
     """
     current = b""
-    entries: list[Entry] = []
+    entries: list[StoredEntry] = []
     for keys, values in chunks(cursor):
         for key, value in zip(keys, values, strict=True):
             stem = key[:-TAIL_BYTES]
@@ -66,36 +66,36 @@ def differences(
     ranges = [] if state else fragments.tombstones(span, since=since, upto=upto, latest=latest)
     versions = (
         Version(key, Timestamp(timestamp), value)
-        for key, events, stack in _histories(cursor, fragments, stamps)
-        for timestamp, value in choose(events, stack, since=since, upto=upto, latest=latest)
+        for key, revisions, stack in _histories(cursor, fragments, stamps)
+        for timestamp, value in choose(revisions, stack, since=since, upto=upto, latest=latest)
     )
     return _merged(ranges, versions)
 
 
 def _histories(
     cursor: Cursor, fragments: Fragments, stamps: Stamps
-) -> Iterator[tuple[bytes, list[Event], tuple[int, ...]]]:
+) -> Iterator[tuple[bytes, list[Revision], tuple[int, ...]]]:
     for key, entries in stored_keys(cursor):
         stack = fragments.stack(key) if fragments else ()
         yield key, timeline(entries, stamps, stack), stack
 
 
 def choose(
-    events: list[Event], stack: tuple[int, ...], *, since: int, upto: int, latest: bool
-) -> list[Event]:
+    revisions: list[Revision], stack: tuple[int, ...], *, since: int, upto: int, latest: bool
+) -> list[Revision]:
     """Of one key's history (newest first) what a difference shows, oldest first.
 
     Deletions by a range tombstone are left to the range tombstone itself.
     """
     if latest:
-        newest = next((event for event in events if event[0] <= upto), None)
+        newest = next((revision for revision in revisions if revision[0] <= upto), None)
         if newest is None or newest[0] <= since or (newest[1] is None and newest[0] in stack):
             return []
         return [] if since == 0 and newest[1] is None else [newest]
     return [
-        event
-        for event in reversed(events)
-        if since < event[0] <= upto and not (event[1] is None and event[0] in stack)
+        revision
+        for revision in reversed(revisions)
+        if since < revision[0] <= upto and not (revision[1] is None and revision[0] in stack)
     ]
 
 

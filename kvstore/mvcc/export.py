@@ -158,8 +158,8 @@ def _by_timeline(
         key = unframe(stem)
         stack = fragments.stack(key)
         tails = (stored[-TAIL_BYTES:] for stored in keys[start:end])
-        events = timeline(list(zip(tails, values[start:end], strict=True)), stamps, stack)
-        chosen = choose(events, stack, since=since, upto=upto, latest=False)
+        revisions = timeline(list(zip(tails, values[start:end], strict=True)), stamps, stack)
+        chosen = choose(revisions, stack, since=since, upto=upto, latest=False)
         found.extend(reversed(chosen))
         found_keys.extend([key] * len(chosen))
         start = end

@@ -39,21 +39,23 @@ Stamps: TypeAlias = Mapping[bytes, Lifetime]
 """Lifetime of each added import, by the suffix its rows carry. Replaced, never changed, so that a
 reader keeps what it started with. Imports that were never added are not in it: invisible."""
 
-Event: TypeAlias = "tuple[int, bytes | None]"
+Revision: TypeAlias = "tuple[int, bytes | None]"
 """Timestamp and value of one version, the key being understood."""
 
-Entry: TypeAlias = "tuple[bytes, bytes]"
+StoredEntry: TypeAlias = "tuple[bytes, bytes]"
 """The tail (suffix and kind) and the value of one stored entry, the key being understood."""
 
 
-def timeline(entries: Iterable[Entry], stamps: Stamps, deletions: Sequence[int]) -> list[Event]:
+def timeline(
+    entries: Iterable[StoredEntry], stamps: Stamps, deletions: Sequence[int]
+) -> list[Revision]:
     """All versions of one key, newest first, from what is stored of it.
 
     `deletions` are the timestamps of the range tombstones that cover the key. Costs
     O(n log n) in the versions; the common key without imports and ranges is one pass.
     """
     lives: list[tuple[Lifetime, bytes | None]] = []
-    events: list[Event] = []
+    revisions: list[Revision] = []
     for tail, value in entries:
         content = value if tail[-1:] == VALUE else None
         if tail < FIRST_TIMED_SUFFIX:
@@ -61,33 +63,33 @@ def timeline(entries: Iterable[Entry], stamps: Stamps, deletions: Sequence[int])
             if lifetime is not None:
                 lives.append((lifetime, content))
         else:
-            events.append((decode_suffix(tail[:-1]), content))
+            revisions.append((decode_suffix(tail[:-1]), content))
     if not lives and not deletions:
-        return events
-    written = {timestamp for timestamp, _ in events}
-    events.extend((timestamp, None) for timestamp in deletions if timestamp not in written)
-    timed = events[:]
-    events.extend((lifetime.added, content) for lifetime, content in lives)
-    events.extend(_uncovered(timed, lives))
-    events.sort(key=_newest_first)
-    return events
+        return revisions
+    written = {timestamp for timestamp, _ in revisions}
+    revisions.extend((timestamp, None) for timestamp in deletions if timestamp not in written)
+    timed = revisions[:]
+    revisions.extend((lifetime.added, content) for lifetime, content in lives)
+    revisions.extend(_uncovered(timed, lives))
+    revisions.sort(key=_newest_first)
+    return revisions
 
 
-def newest_at(events: Sequence[Event], as_of: int) -> Event | None:
-    """The version a read at `as_of` sees, from events that are newest first."""
-    for event in events:
-        if event[0] <= as_of:
-            return event
+def newest_at(revisions: Sequence[Revision], as_of: int) -> Revision | None:
+    """The version a read at `as_of` sees, from revisions that are newest first."""
+    for revision in revisions:
+        if revision[0] <= as_of:
+            return revision
     return None
 
 
-def _newest_first(event: Event) -> int:
-    return -event[0]
+def _newest_first(revision: Revision) -> int:
+    return -revision[0]
 
 
 def _uncovered(
-    timed: Sequence[Event], lives: Sequence[tuple[Lifetime, bytes | None]]
-) -> Iterable[Event]:
+    timed: Sequence[Revision], lives: Sequence[tuple[Lifetime, bytes | None]]
+) -> Iterable[Revision]:
     """What the key became at each revert that took away the version it showed."""
     always = [(Lifetime(timestamp), value) for timestamp, value in timed]
     everything = sorted([*always, *lives], key=lambda life: -life[0].added)

@@ -31,7 +31,7 @@ from kvstore.mvcc.export import VersionColumns, version_columns
 from kvstore.mvcc.fragments import Fragments, RangeTombstone
 from kvstore.mvcc.lookup import value_below, values_among_imports, values_at
 from kvstore.mvcc.scan import Read, RowArrays, RowChunk, live_columns, live_rows
-from kvstore.mvcc.version import Entry, Event, Stamps, Version, timeline
+from kvstore.mvcc.version import Revision, Stamps, StoredEntry, Version, timeline
 from kvstore.span import Span
 from kvstore.timestamp import TIMESTAMP_MAX, Timestamp
 
@@ -67,9 +67,9 @@ class Versions:
 
     def history(self, key: bytes) -> list[Version]:
         """All versions of `key`, newest first, range tombstones over it included."""
-        return [Version(key, Timestamp(t), value) for t, value in self.events(key)]
+        return [Version(key, Timestamp(t), value) for t, value in self.revisions(key)]
 
-    def events(self, key: bytes) -> list[Event]:
+    def revisions(self, key: bytes) -> list[Revision]:
         """The history of `key` without the key. O(versions)."""
         fragments, stamps = self.view
         return timeline(self._entries(key), stamps, fragments.stack(key))
@@ -172,9 +172,9 @@ class Versions:
     def _cursor(self, span: Span, *, reverse: bool = False) -> Cursor:
         return self.engine.cursor(DATA, *span_bounds(span.start, span.end), reverse=reverse)
 
-    def _entries(self, key: bytes) -> list[Entry]:
+    def _entries(self, key: bytes) -> list[StoredEntry]:
         stem = frame(key)
-        entries: list[Entry] = []
+        entries: list[StoredEntry] = []
         ticket, reader = self.engine.borrow()
         reader.seek(stem)
         while (found := reader.key()) is not None and found.startswith(stem):

@@ -135,7 +135,7 @@ class Conditional:
         return keys[0] if keys else None
 
     def _require_unchanged(self, key: bytes, since: int) -> None:
-        newest = self._versions.events(key)[:1]
+        newest = self._versions.revisions(key)[:1]
         if newest and newest[0][0] > since:
             raise PreconditionError(
                 key,

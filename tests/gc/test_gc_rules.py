@@ -7,20 +7,20 @@ from hypothesis import strategies as st
 
 from kvstore.codec.keys import TOMBSTONE, VALUE, encode_reference, encode_suffix
 from kvstore.gc.rules import garbage
-from kvstore.mvcc.version import Entry, Lifetime, newest_at, timeline
+from kvstore.mvcc.version import Lifetime, StoredEntry, newest_at, timeline
 
 TIMES = st.integers(1, 12)
 
 
-def timed(timestamp: int, value: bytes | None) -> Entry:
+def timed(timestamp: int, value: bytes | None) -> StoredEntry:
     return encode_suffix(timestamp) + (TOMBSTONE if value is None else VALUE), value or b""
 
 
-def imported(import_id: int, value: bytes | None) -> Entry:
+def imported(import_id: int, value: bytes | None) -> StoredEntry:
     return encode_reference(import_id) + (TOMBSTONE if value is None else VALUE), value or b""
 
 
-def tails(entries: list[Entry]) -> list[bytes]:
+def tails(entries: list[StoredEntry]) -> list[bytes]:
     return [tail for tail, _ in entries]
 
 
@@ -75,7 +75,7 @@ def test_rows_of_an_import_not_added_yet_are_kept() -> None:
 
 
 @st.composite
-def keys(draw: st.DrawFn) -> tuple[list[Entry], dict[bytes, Lifetime], list[int]]:
+def keys(draw: st.DrawFn) -> tuple[list[StoredEntry], dict[bytes, Lifetime], list[int]]:
     """One key's entries, import lifetimes and range stack; commits have distinct times, but a
     batch may delete a range and write into it."""
     times = draw(st.lists(TIMES, unique=True, max_size=6))
@@ -99,7 +99,7 @@ def keys(draw: st.DrawFn) -> tuple[list[Entry], dict[bytes, Lifetime], list[int]
 
 
 def seen(
-    entries: list[Entry], stamps: dict[bytes, Lifetime], stack: list[int], since: int
+    entries: list[StoredEntry], stamps: dict[bytes, Lifetime], stack: list[int], since: int
 ) -> list[object]:
     """All that readers at or above `since` can ask of a key."""
     events = timeline(entries, stamps, stack)
@@ -110,7 +110,7 @@ def seen(
 
 @given(keys(), st.integers(0, 13))
 def test_no_reader_notices_any_prefix_of_the_removals(
-    key: tuple[list[Entry], dict[bytes, Lifetime], list[int]], since: int
+    key: tuple[list[StoredEntry], dict[bytes, Lifetime], list[int]], since: int
 ) -> None:
     entries, stamps, stack = key
     doomed = garbage(tails(entries), stamps, stack, since=since)
@@ -126,7 +126,7 @@ def test_no_reader_notices_any_prefix_of_the_removals(
 
 @given(keys(), st.integers(0, 13))
 def test_at_most_one_lasting_version_at_or_below_since_is_left(
-    key: tuple[list[Entry], dict[bytes, Lifetime], list[int]], since: int
+    key: tuple[list[StoredEntry], dict[bytes, Lifetime], list[int]], since: int
 ) -> None:
     entries, stamps, stack = key
     doomed = set(garbage(tails(entries), stamps, stack, since=since))
