@@ -17,7 +17,7 @@ from kvstore.cli.options import JsonOption, one_of
 from kvstore.cli.output import print_figures, print_json, print_line, print_table, working
 from kvstore.engine import state as memory
 from kvstore.errors import UsageError
-from kvstore.journal import Fold, Inspection
+from kvstore.journal import Inspection, StateMachine
 from kvstore.journal.compaction import compact_by_content
 from kvstore.journal.salvage import Keep
 
@@ -28,7 +28,7 @@ JournalArgument = Annotated[
     typer.Argument(metavar="DIRECTORY", help="Where the journal's files are.", show_default=False),
 ]
 
-_FOLDS: Final[Mapping[str, Callable[[], Fold]]] = {
+_FOLDS: Final[Mapping[str, Callable[[], StateMachine]]] = {
     memory.CONTENT: memory.MemoryState,
     tasks.CONTENT: tasks.TaskState,
 }

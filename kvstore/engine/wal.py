@@ -33,27 +33,27 @@ _MASK_DELTA: Final = 0xA282EAD8
 _CASTAGNOLI: Final = 0x82F63B78
 
 
-class Damage(NamedTuple):
+class LogDamage(NamedTuple):
     """The first bad record of a log, or of the MANIFEST, that is followed by a whole one."""
 
     file: Path
     offset: int
 
 
-def find_damage(directory: Path) -> Damage | None:
+def find_damage(directory: Path) -> LogDamage | None:
     """Where the logs in `directory`, or its MANIFEST, break although they go on; None if only
     their end is torn.
 
     For a database that would not open: computes checksums in Python, some 10 MB a second.
     """
     for files in (sorted(directory.glob("*.log")), _manifests(directory)):
-        broken: Damage | None = None
+        broken: LogDamage | None = None
         for file in files:
             for offset, is_whole in _records(file.read_bytes()):
                 if is_whole and broken is not None:
                     return broken
                 if not is_whole and broken is None:
-                    broken = Damage(file, offset)
+                    broken = LogDamage(file, offset)
     return None
 
 

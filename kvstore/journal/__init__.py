@@ -6,7 +6,7 @@ from kvstore.journal.inspection import Inspection, inspect
 from kvstore.journal.journal import Journal
 from kvstore.journal.reader import read, read_part
 from kvstore.journal.records import Record
-from kvstore.journal.recovery import Fold, Recovery, replay
+from kvstore.journal.recovery import Recovery, StateMachine, replay
 from kvstore.journal.salvage import SalvageReport, salvage
 from kvstore.journal.scan import Damage, TornTail
 from kvstore.journal.snapshot import SnapshotInfo
@@ -17,7 +17,7 @@ __all__ = [
     "Sync",
     "Record",
     "Recovery",
-    "Fold",
+    "StateMachine",
     "read",
     "read_part",
     "replay",

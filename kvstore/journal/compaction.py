@@ -16,7 +16,7 @@ from kvstore.errors import LockedError, NotAStoreError
 from kvstore.journal.files import OS_FILES, Files, storage_errors
 from kvstore.journal.inspection import content_of
 from kvstore.journal.names import LOCK_NAME
-from kvstore.journal.recovery import Fold, replay
+from kvstore.journal.recovery import StateMachine, replay
 from kvstore.journal.snapshot import SnapshotInfo, remove_superseded, write_snapshot
 
 
@@ -34,7 +34,7 @@ class CompactResult:
 
 def compact(
     path: str | os.PathLike[str],
-    fold: Fold,
+    fold: StateMachine,
     *,
     content: str | None = None,
     files: Files = OS_FILES,
@@ -69,7 +69,7 @@ def compact(
 
 
 def compact_by_content(
-    path: str | os.PathLike[str], folds: Mapping[str, Callable[[], Fold]]
+    path: str | os.PathLike[str], folds: Mapping[str, Callable[[], StateMachine]]
 ) -> CompactResult:
     """As `compact`, by the fold for what the journal says it holds.
 

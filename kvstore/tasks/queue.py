@@ -39,7 +39,7 @@ from kvstore.limits import (
 )
 from kvstore.tasks.records import encode
 from kvstore.tasks.state import TaskState
-from kvstore.tasks.task import NewTask, Task, Versioned, require_task
+from kvstore.tasks.task import NewTask, Task, TaskLike, require_task
 from kvstore.timestamp import NS_PER_SECOND
 
 CONTENT = "kvstore.tasks"
@@ -142,8 +142,8 @@ class Tasks:
         *,
         inserts: Sequence[NewTask] = (),
         changes: Sequence[Task] = (),
-        deletes: Sequence[Versioned] = (),
-        depends: Iterable[Versioned] = (),
+        deletes: Sequence[TaskLike] = (),
+        depends: Iterable[TaskLike] = (),
     ) -> Modified:
         """Make one atomic change.
 

@@ -19,11 +19,11 @@ from kvstore.errors import DependencyError, UsageError
 from kvstore.journal import Record
 from kvstore.limits import SNAPSHOT_TASKS_MAX, TASK_MODIFY_MAX
 from kvstore.tasks.records import decode, encode
-from kvstore.tasks.task import Task, Versioned
+from kvstore.tasks.task import Task, TaskLike
 
 
 class TaskState:
-    """All tasks. A journal's fold (`kvstore.journal.Fold`)."""
+    """All tasks. A `kvstore.journal.StateMachine`."""
 
     def __init__(self) -> None:
         self.tasks: dict[str, Task] = {}
@@ -90,7 +90,7 @@ class TaskState:
         return None if first is None else first[0]
 
     def check(
-        self, *, inserted: Iterable[str], changed: Iterable[Versioned], depends: Iterable[Versioned]
+        self, *, inserted: Iterable[str], changed: Iterable[TaskLike], depends: Iterable[TaskLike]
     ) -> None:
         """Raise `DependencyError` naming every task that is not as it was seen.
 

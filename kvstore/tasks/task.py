@@ -15,7 +15,7 @@ from kvstore.limits import TASK_NAME_BYTES_MAX, TASK_VALUE_BYTES_MAX
 from kvstore.timestamp import TIMESTAMP_MAX
 
 
-class Versioned(Protocol):
+class TaskLike(Protocol):
     """A task as it was seen: a `Task`, or a `TaskRef` to one."""
 
     @property
