@@ -46,7 +46,7 @@ from backup.shard.rows.part import open_part, require_part
 from backup.shard.scrub import ScrubReport
 from backup.shard.state import witness
 from backup.shard.storage.address import public_address
-from backup.shard.storage.blob import sweep
+from backup.shard.storage.contract import sweep
 from backup.shard.storage.patience import Patience, Waiting
 from backup.upload import Upload, upload_here
 from backup.verify import Depth, VerifyReport, verify_chains

@@ -13,7 +13,7 @@ from typing import Any
 
 from backup.sealed import SealedBlob, SealedConsensus, Secret, unlock
 from backup.shard import FileBlob, Storage, open_storage
-from backup.shard.storage.blob import not_done
+from backup.shard.storage.os_errors import not_done
 from backup.shard.storage.patience import PATIENCE, Patience
 from kvstore.errors import NotAStoreError
 

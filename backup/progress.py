@@ -33,7 +33,7 @@ import pyarrow as pa
 from backup.export import Position
 from backup.shard import Blob, Part
 from backup.shard.state.codec import decode_part, encode_part
-from backup.shard.storage.blob import FAILURES
+from backup.shard.storage.contract import FAILURES
 from kvstore.codec.json import read_object
 from kvstore.errors import (
     CorruptionError,

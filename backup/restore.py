@@ -23,7 +23,7 @@ import pyarrow as pa
 import bulk
 from backup.rows import data_entries, range_rows
 from backup.shard import Snapshot, Tally, View
-from backup.shard.storage.blob import not_done
+from backup.shard.storage.os_errors import not_done
 from bulk.ingest import staging_beside
 from bulk.sst import SstFile
 from kvstore.errors import LockedError, UsageError

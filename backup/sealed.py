@@ -28,9 +28,15 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.kdf.scrypt import Scrypt
 
-from backup.shard.rows.batch import put_retrying
-from backup.shard.storage.blob import Blob, BlobInfo, sweep
-from backup.shard.storage.consensus import Cas, Consensus, Versioned
+from backup.shard.storage.contract import (
+    Blob,
+    BlobInfo,
+    Cas,
+    Consensus,
+    Versioned,
+    put_retrying,
+    sweep,
+)
 from kvstore.codec.json import JsonObject, read_object
 from kvstore.errors import CorruptionError, FormatVersionError, KVStoreError, UsageError
 from kvstore.limits import (

@@ -19,7 +19,7 @@ from typing import NamedTuple
 from backup.chains import RETENTION
 from backup.progress import Attempt, find, forget
 from backup.shard import Batch, Part, Progress, Shard, delete_batch
-from backup.shard.storage.blob import FAILURES
+from backup.shard.storage.contract import FAILURES
 from backup.upload import Upload, upload_here
 from kvstore.claims import BACKUP
 from kvstore.errors import (

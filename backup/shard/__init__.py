@@ -31,10 +31,11 @@ from backup.shard.shard import Shard
 from backup.shard.snapshot import ListenBatch, Snapshot, Split, split_batches
 from backup.shard.state.frontier import EMPTY
 from backup.shard.state.state import Batch, Part, State
-from backup.shard.storage.address import Storage, open_storage
-from backup.shard.storage.blob import Blob, BlobInfo, FileBlob, MemoryBlob
-from backup.shard.storage.consensus import Cas, Consensus, MemoryConsensus, Versioned
+from backup.shard.storage.address import open_storage
+from backup.shard.storage.contract import Blob, BlobInfo, Cas, Consensus, Storage, Versioned
+from backup.shard.storage.file_blob import FileBlob
 from backup.shard.storage.file_consensus import FileConsensus
+from backup.shard.storage.memory import MemoryBlob, MemoryConsensus
 from backup.shard.writer import Writer
 
 __all__ = [

@@ -19,7 +19,7 @@ from backup.shard.state import commands as c
 from backup.shard.state import machine
 from backup.shard.state.frontier import EMPTY, require_frontier
 from backup.shard.state.log import StateLog
-from backup.shard.storage.blob import FAILURES
+from backup.shard.storage.contract import FAILURES
 from kvstore.errors import ForkedError, HistoryGoneError, LeaseExpiredError
 
 

@@ -31,8 +31,7 @@ from backup.shard.state import witness
 from backup.shard.state.frontier import frontier_text
 from backup.shard.state.log import StateLog
 from backup.shard.state.state import Batch, State
-from backup.shard.storage.blob import Blob
-from backup.shard.storage.consensus import Consensus
+from backup.shard.storage.contract import Blob, Consensus
 from backup.shard.storage.patience import Patience
 from backup.shard.writer import Writer
 from kvstore.clock import Clock, WallClock

@@ -21,7 +21,7 @@ from backup.shard.rows.part_bytes import MissingPartError
 from backup.shard.rows.rules import RULES, AsOf, View, Window
 from backup.shard.state import codec
 from backup.shard.state.state import Batch
-from backup.shard.storage.blob import Blob
+from backup.shard.storage.contract import Blob
 from kvstore.codec.json import read_object
 from kvstore.forks import own
 from kvstore.limits import STATE_BYTES_MAX

@@ -19,7 +19,7 @@ import pytest
 
 import bulk
 import kvstore
-from backup.shard.storage.consensus import Cas, Versioned
+from backup.shard.storage.contract import Cas, Versioned
 from backup.shard.storage.file_consensus import FileConsensus
 from kvstore.errors import KVStoreError, OutOfSpaceError, StorageError
 from kvstore.journal import Journal, Sync, compact, inspect, read, salvage

@@ -6,8 +6,7 @@ import threading
 
 import pytest
 
-from backup.shard.storage.blob import Blob, BlobInfo
-from backup.shard.storage.consensus import SEQNO_MAX, Cas, Consensus, Versioned
+from backup.shard.storage.contract import SEQNO_MAX, Blob, BlobInfo, Cas, Consensus, Versioned
 from kvstore.errors import DeterminateError, UsageError
 
 KEY = "s-1"

@@ -20,7 +20,7 @@ from backup.shard.rows.batch import BatchDesc, part_names, read_batches, write_b
 from backup.shard.rows.part import open_part, require_part, translated
 from backup.shard.rows.rules import OP_DELETE_RANGE, OP_PUT, VERSIONS, VERSIONS_SCHEMA, Window
 from backup.shard.state.state import Batch, Part
-from backup.shard.storage.blob import MemoryBlob
+from backup.shard.storage.memory import MemoryBlob
 from kvstore.digest import digest
 from kvstore.errors import CorruptionError, FormatVersionError
 from kvstore.testing.bounds import bounds

@@ -11,8 +11,9 @@ import pytest
 from obstore.store import LocalStore, MemoryStore, ObjectStore
 
 from backup.sealed import DataKey, SealedBlob, Secret
-from backup.shard.rows.batch import put_retrying
-from backup.shard.storage.blob import Blob, FileBlob, MemoryBlob, sweep
+from backup.shard.storage.contract import Blob, put_retrying, sweep
+from backup.shard.storage.file_blob import FileBlob
+from backup.shard.storage.memory import MemoryBlob
 from backup.shard.storage.object_store import ObjectBlob
 from kvstore.errors import AccessDeniedError
 from tests.shard.contracts import BlobContract

@@ -13,8 +13,9 @@ import obstore
 import pytest
 from obstore.store import LocalStore, MemoryStore, ObjectStore
 
-from backup.shard.storage.consensus import Cas, Consensus, MemoryConsensus, Versioned
+from backup.shard.storage.contract import Cas, Consensus, Versioned
 from backup.shard.storage.file_consensus import FileConsensus
+from backup.shard.storage.memory import MemoryConsensus
 from backup.shard.storage.object_store import ObjectConsensus
 from kvstore.errors import CorruptionError, IndeterminateError
 from kvstore.journal import Journal

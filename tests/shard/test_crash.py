@@ -17,7 +17,7 @@ from pathlib import Path
 
 from backup.shard.rows.batch import BatchDesc
 from backup.shard.shard import Shard
-from backup.shard.storage.blob import FileBlob
+from backup.shard.storage.file_blob import FileBlob
 from backup.shard.storage.file_consensus import FileConsensus
 from tests.shard.rows import put, state_of, versions
 

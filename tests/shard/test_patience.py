@@ -15,8 +15,8 @@ import pytest
 
 import backup
 import kvstore
-from backup.shard.storage.address import Storage
-from backup.shard.storage.blob import FileBlob
+from backup.shard.storage.contract import Storage
+from backup.shard.storage.file_blob import FileBlob
 from backup.shard.storage.file_consensus import FileConsensus
 from backup.shard.storage.object_store import open_object_store
 from backup.shard.storage.patience import LOG, Patience, Waiting

@@ -16,7 +16,7 @@ from backup.shard.rows.batch import BatchDesc, concat_batches, part_names, read_
 from backup.shard.rows.merge import ONE_ROW, merge_sorted
 from backup.shard.rows.rules import DIFFS, VERSIONS, AsOf, Compact, Rule, View, Window
 from backup.shard.state.state import Batch
-from backup.shard.storage.blob import MemoryBlob
+from backup.shard.storage.memory import MemoryBlob
 from kvstore.arrow import key_words
 from kvstore.span import Span
 from tests.shard.rows import (

@@ -19,9 +19,8 @@ from backup.shard.rows.batch import BatchDesc
 from backup.shard.rows.rules import DIFFS, VERSIONS, AsOf, Rule
 from backup.shard.shard import Shard
 from backup.shard.state.frontier import EMPTY
-from backup.shard.storage.blob import MemoryBlob
-from backup.shard.storage.consensus import MemoryConsensus
 from backup.shard.storage.faults import FaultRates, FaultyBlob, FaultyConsensus, Weather
+from backup.shard.storage.memory import MemoryBlob, MemoryConsensus
 from backup.shard.storage.patience import Patience
 from kvstore.clock import ManualClock
 from kvstore.errors import (

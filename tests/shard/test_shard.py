@@ -13,10 +13,11 @@ from backup.shard.rows.batch import BatchDesc, part_names, write_batch
 from backup.shard.rows.rules import DIFFS, VERSIONS
 from backup.shard.state.frontier import EMPTY
 from backup.shard.state.state import Batch
-from backup.shard.storage.blob import Blob, FileBlob, MemoryBlob
-from backup.shard.storage.consensus import Consensus, MemoryConsensus, Versioned
+from backup.shard.storage.contract import Blob, Consensus, Versioned
 from backup.shard.storage.faults import FaultyBlob, FaultyConsensus, Weather
+from backup.shard.storage.file_blob import FileBlob
 from backup.shard.storage.file_consensus import FileConsensus
+from backup.shard.storage.memory import MemoryBlob, MemoryConsensus
 from backup.shard.storage.object_store import ObjectBlob, ObjectConsensus
 from kvstore.errors import (
     HistoryGoneError,

@@ -10,8 +10,9 @@ import pytest
 from obstore.store import ObjectStore
 
 import backup.shard
-from backup.shard.storage.address import Storage, open_storage
-from backup.shard.storage.blob import FileBlob
+from backup.shard.storage.address import open_storage
+from backup.shard.storage.contract import Storage
+from backup.shard.storage.file_blob import FileBlob
 from kvstore.errors import UsageError
 from tests.shard.world import open_shard, read, write
 

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from backup.shard.rows.batch import BatchDesc
 from backup.shard.shard import Shard
 from backup.shard.state.state import Batch
-from backup.shard.storage.blob import Blob, MemoryBlob
-from backup.shard.storage.consensus import Cas, Consensus, MemoryConsensus, Versioned
+from backup.shard.storage.contract import Blob, Cas, Consensus, Versioned
+from backup.shard.storage.memory import MemoryBlob, MemoryConsensus
 from backup.shard.storage.patience import Patience
 from kvstore.clock import ManualClock
 from kvstore.errors import (

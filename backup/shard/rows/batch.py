@@ -34,7 +34,7 @@ from backup.shard.rows.rules import (
 )
 from backup.shard.state.frontier import require_frontier
 from backup.shard.state.state import Batch, Part
-from backup.shard.storage.blob import FAILURES, Blob
+from backup.shard.storage.contract import FAILURES, Blob, put_retrying
 from kvstore.clock import Clock, WallClock
 from kvstore.digest import digest
 from kvstore.errors import KeyOrderError, UsageError
@@ -212,11 +212,6 @@ def _shares(runs: Sequence[Sequence[Part]]) -> list[Share]:
 
 def _within(number: int, least: int, most: int) -> int:
     return max(least, min(most, number))
-
-
-def put_retrying(blob: Blob, name: str, data: bytes) -> None:
-    """Put under a unique name, again after a failure: the same bytes do no harm twice."""
-    blob.patience.over(lambda: blob.put(name, data))
 
 
 def _runs(batch: Batch, view: View, span: Span) -> Iterator[list[Part]]:

@@ -34,7 +34,7 @@ from backup.shard.rows.part_bytes import FetchedPart, WholePart, part_bytes
 from backup.shard.rows.rules import OP_DELETE_RANGE, RULES, Rule, column_numpy, keep, lower_bound
 from backup.shard.rows.until import UNTIL, Until
 from backup.shard.state.state import Part
-from backup.shard.storage.blob import Blob
+from backup.shard.storage.contract import Blob
 from kvstore.errors import CorruptionError, FormatVersionError, KVStoreError
 from kvstore.limits import (
     BOUND_BYTES_MAX,

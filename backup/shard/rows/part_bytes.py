@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from backup.shard.rows.pages import TAIL_BYTES, Chunk, footer_bytes, require_pages
 from backup.shard.state.state import Part
-from backup.shard.storage.blob import Blob
+from backup.shard.storage.contract import Blob
 from kvstore.digest import is_digest
 from kvstore.errors import CorruptionError
 

@@ -48,7 +48,7 @@ from backup.shard.state.state import (
     State,
     WriterState,
 )
-from backup.shard.storage.blob import require_name
+from backup.shard.storage.contract import require_name
 from kvstore.codec.json import JsonObject, read_object
 from kvstore.digest import digest
 from kvstore.errors import CorruptionError, FormatVersionError

@@ -28,8 +28,14 @@ from typing import Any, NamedTuple
 
 from backup.shard.state import codec, commands, machine
 from backup.shard.state.state import State
-from backup.shard.storage.blob import FAILURES, Blob
-from backup.shard.storage.consensus import Cas, Consensus, Versioned, require_consensus_key
+from backup.shard.storage.contract import (
+    FAILURES,
+    Blob,
+    Cas,
+    Consensus,
+    Versioned,
+    require_consensus_key,
+)
 from backup.shard.storage.patience import Patience
 from kvstore.clock import WallClock
 from kvstore.digest import digest

@@ -22,7 +22,7 @@ from functools import partial
 from typing import Final
 
 from backup.shard.state.log import StateLog
-from backup.shard.storage.blob import FAILURES, Blob
+from backup.shard.storage.contract import FAILURES, Blob
 from kvstore.digest import digest
 from kvstore.errors import CorruptionError, StatesLostError, UsageError
 

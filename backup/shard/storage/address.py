@@ -11,25 +11,19 @@ environment as the providers' own tools do.
 from __future__ import annotations
 
 import os
-from typing import Any, NamedTuple
+from typing import Any
 from urllib.parse import unquote, urlsplit, urlunsplit
 
-from backup.shard.storage.blob import Blob, FileBlob, MemoryBlob
-from backup.shard.storage.consensus import Consensus, MemoryConsensus
+from backup.shard.storage.contract import Storage
+from backup.shard.storage.file_blob import FileBlob
 from backup.shard.storage.file_consensus import FileConsensus
+from backup.shard.storage.memory import MemoryBlob, MemoryConsensus
 from backup.shard.storage.object_store import open_object_store
 from backup.shard.storage.patience import PATIENCE, Patience
 from kvstore.errors import UsageError
 
 _memories: dict[str, Storage] = {}
 _SCHEMES = ("file", "memory", "s3", "gs", "az")
-
-
-class Storage(NamedTuple):
-    """Where shards live."""
-
-    blob: Blob
-    consensus: Consensus
 
 
 def open_storage(

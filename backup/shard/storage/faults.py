@@ -21,8 +21,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TypeVar
 
-from backup.shard.storage.blob import Blob, BlobInfo
-from backup.shard.storage.consensus import Cas, Consensus, Versioned
+from backup.shard.storage.contract import Blob, BlobInfo, Cas, Consensus, Versioned
 from kvstore.errors import DeterminateError, IndeterminateError, UsageError
 
 _T = TypeVar("_T")

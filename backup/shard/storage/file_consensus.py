@@ -25,14 +25,14 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from backup.shard.storage.blob import not_done, translate_os_error
-from backup.shard.storage.consensus import (
+from backup.shard.storage.contract import (
     Cas,
     Versioned,
     require_cas,
     require_consensus_key,
     require_truncation,
 )
+from backup.shard.storage.os_errors import not_done, translate_os_error
 from backup.shard.storage.patience import PATIENCE, Patience
 from kvstore.errors import (
     CorruptionError,

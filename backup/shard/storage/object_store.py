@@ -44,21 +44,18 @@ from obstore.exceptions import (
 )
 from obstore.store import ObjectStore, from_url
 
-from backup.shard.storage.blob import (
+from backup.shard.storage.contract import (
     BlobInfo,
-    name_taken,
-    not_done,
-    require_name,
-    restore_existing,
-    translate_os_error,
-)
-from backup.shard.storage.consensus import (
     Cas,
     Versioned,
+    name_taken,
     require_cas,
     require_consensus_key,
+    require_name,
     require_truncation,
+    restore_existing,
 )
+from backup.shard.storage.os_errors import not_done, translate_os_error
 from backup.shard.storage.patience import PATIENCE, Patience
 from kvstore.errors import (
     AccessDeniedError,

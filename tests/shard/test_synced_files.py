@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from backup.shard.storage import newfile
+from backup.shard.storage import file_blob
 
 SIZES = [
     0,
@@ -29,7 +29,7 @@ SIZES = [
 def test_all_bytes_are_there_and_no_more(tmp_path: Path, size: int) -> None:
     for number in range(2):  # the second finds what the first has left in the buffer
         data = random.Random(number).randbytes(size)
-        newfile.write_synced(tmp_path / str(number), data)
+        file_blob.write_synced(tmp_path / str(number), data)
         assert (tmp_path / str(number)).read_bytes() == data
 
 
@@ -37,7 +37,7 @@ def test_a_file_that_is_there_is_not_touched(tmp_path: Path) -> None:
     (tmp_path / "taken").write_bytes(b"old")
     for size in (10, 100_000):
         with pytest.raises(FileExistsError):
-            newfile.write_synced(tmp_path / "taken", bytes(size))
+            file_blob.write_synced(tmp_path / "taken", bytes(size))
     assert (tmp_path / "taken").read_bytes() == b"old"
 
 
@@ -45,7 +45,7 @@ def test_a_file_that_is_there_is_not_touched(tmp_path: Path) -> None:
 def test_a_file_system_that_takes_no_direct_writes_gets_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: str
 ) -> None:
-    monkeypatch.setattr(newfile, "_DIRECT", os.O_APPEND)  # something to tell by
+    monkeypatch.setattr(file_blob, "_DIRECT", os.O_APPEND)  # something to tell by
     call = getattr(os, refused)
     refusals = []
 
@@ -57,29 +57,29 @@ def test_a_file_system_that_takes_no_direct_writes_gets_others(
         return call(first, second, *more)
 
     monkeypatch.setattr(os, refused, refusing)
-    newfile.write_synced(tmp_path / "file", b"x" * 100_000)
+    file_blob.write_synced(tmp_path / "file", b"x" * 100_000)
     assert refusals
     assert (tmp_path / "file").read_bytes() == b"x" * 100_000
 
 
 def test_who_finds_the_buffer_in_use_does_without(tmp_path: Path) -> None:
-    with newfile._buffer.lock:
-        newfile.write_synced(tmp_path / "file", b"x" * 100_000)
+    with file_blob._buffer.lock:
+        file_blob.write_synced(tmp_path / "file", b"x" * 100_000)
     assert (tmp_path / "file").read_bytes() == b"x" * 100_000
 
 
 def test_an_error_leaves_the_buffer_free(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
-        newfile.write_synced(tmp_path / "missing" / "file", b"x" * 100_000)
-    assert not newfile._buffer.lock.locked()
+        file_blob.write_synced(tmp_path / "missing" / "file", b"x" * 100_000)
+    assert not file_blob._buffer.lock.locked()
 
 
 def test_a_forked_process_has_a_buffer_of_its_own(tmp_path: Path) -> None:
-    newfile.write_synced(tmp_path / "before", b"x" * 100_000)  # now there is a buffer
-    ours = newfile._buffer.filled(b"o" * 100_000)
+    file_blob.write_synced(tmp_path / "before", b"x" * 100_000)  # now there is a buffer
+    ours = file_blob._buffer.filled(b"o" * 100_000)
     child = os.fork()
     if not child:
-        newfile._buffer.filled(b"c" * 100_000)
+        file_blob._buffer.filled(b"c" * 100_000)
         os._exit(0)
     os.waitpid(child, 0)
     assert ours[:100_000] == b"o" * 100_000

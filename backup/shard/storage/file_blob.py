@@ -1,0 +1,237 @@
+"""Blobs as local files, which any number of processes may share.
+
+A put writes `.tmp-*` beside the target, fsyncs it, links it to its name (which fails where the name
+is taken, unlike a rename) and fsyncs the folder. A crash leaves at most a `.tmp-*` file, which no
+call lists and `sweep` removes.
+
+A file of 64 KiB to 4 MiB is written past the page cache: nobody reads a part soon, and the pages
+for it would have to be found, zeroed and written all the same. An increment of 700 kB takes 1.3 ms
+with its fsync, against 2.8. Direct writes need aligned memory; the process keeps one aligned
+buffer, since fresh pages are the cost. The page cache is used instead while another thread has the
+buffer, where the file system refuses direct writes, and for larger files, which the system writes
+out meanwhile.
+"""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+import secrets
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from threading import Lock
+
+from backup.shard.storage.contract import BlobInfo, name_taken, require_name, restore_existing
+from backup.shard.storage.os_errors import not_done, translate_os_error
+from backup.shard.storage.patience import PATIENCE, Patience
+from kvstore.journal import OS_FILES
+
+_TEMPORARY = ".tmp-"
+_DIRECT: int = getattr(os, "O_DIRECT", 0)
+_DIRECT_BYTES_MIN = 64 << 10
+"""Below it the page cache is as quick."""
+_DIRECT_BYTES_MAX = 4 << 20
+"""Of the buffer, of which the process holds as much as it has used."""
+_BLOCK_BYTES = 4096
+"""Direct writes are multiples of it, on any disk in use."""
+
+
+class FileBlob:
+    """Blobs as files under `root`; any number of processes may use one folder.
+
+    A put writes `.tmp-*` beside the target, fsyncs it, links it to its name (which fails where
+    the name is taken, unlike a rename) and fsyncs the folder. A crash leaves at most a `.tmp-*`
+    file, which no call lists and `sweep` removes.
+    """
+
+    def __init__(self, root: str | os.PathLike[str], *, patience: Patience = PATIENCE) -> None:
+        self.root = Path(root)
+        self.patience = patience
+        self._made: set[str] = set()
+
+    def put(self, name: str, data: bytes, *, durable: bool = True) -> None:
+        """See `Blob.put`. Costs one write and, if durable, two fsyncs (file, folder)."""
+        path = f"{self.root}/{require_name(name)}"  # of strings: objects take 0.1 ms more
+        folder = os.path.dirname(path)
+        try:
+            self._make_folder(folder)
+        except OSError as error:
+            raise not_done(f"put of {path}", error) from error
+        try:
+            temporary = f"{folder}/{_TEMPORARY}{secrets.token_hex(8)}"
+            try:
+                if durable:
+                    write_synced(temporary, data)
+                else:
+                    Path(temporary).write_bytes(data)
+                os.link(temporary, path)
+            except FileNotFoundError:  # somebody removed the folder
+                self._made.clear()
+                raise
+            finally:
+                with suppress(FileNotFoundError):
+                    os.unlink(temporary)
+            if durable:
+                OS_FILES.sync_directory(folder)
+        except FileExistsError:
+            if self.get(name) != data:
+                raise name_taken(name) from None
+            OS_FILES.sync_directory(folder)  # an earlier put may have failed before its own
+        except OSError as error:
+            raise translate_os_error(f"put of {path}", error) from error
+
+    def get(self, name: str) -> bytes | None:
+        """See `Blob.get`."""
+        try:
+            with OS_FILES.read(str(self.path(name))) as file:
+                return file.read()
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise not_done(f"get of {name}", error) from error
+
+    def get_range(self, name: str, *, start: int, length: int) -> bytes | None:
+        """See `Blob.get_range`."""
+        try:
+            with OS_FILES.read(str(self.path(name))) as file:
+                return os.pread(file.fileno(), length, start)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise not_done(f"get of {name}", error) from error
+
+    def size(self, name: str) -> int | None:
+        """See `Blob.size`."""
+        try:
+            return self.path(name).stat().st_size
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise not_done(f"size of {name}", error) from error
+
+    def delete(self, name: str) -> int | None:
+        """See `Blob.delete`."""
+        path = self.path(name)
+        try:
+            size = path.stat().st_size
+            path.unlink()
+            OS_FILES.sync_directory(str(path.parent))
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise translate_os_error(f"delete of {path}", error) from error
+        return size
+
+    def list(self, prefix: str = "") -> Iterator[BlobInfo]:
+        """See `Blob.list`. Walks the folder the prefix lies in."""
+        folder = prefix.rpartition("/")[0]
+        try:
+            for name in sorted(_names(self.root, folder)):
+                with suppress(FileNotFoundError):  # deleted since the walk
+                    if name.startswith(prefix):
+                        yield BlobInfo(name, (self.root / name).stat().st_size)
+        except OSError as error:
+            raise not_done(f"list of {self.root / folder}", error) from error
+
+    def restore(self, name: str) -> None:
+        """See `Blob.restore`: deleted files are not kept."""
+        restore_existing(self, name)
+
+    def sweep(self, *, before_ns: int) -> int:
+        """Remove what crashed puts left that was last written before `before_ns`; how many."""
+        swept = 0
+        for path in self.root.rglob(f"{_TEMPORARY}*"):
+            with suppress(FileNotFoundError):  # its put has just ended
+                if path.stat().st_mtime_ns < before_ns:
+                    path.unlink()
+                    swept += 1
+        return swept
+
+    def path(self, name: str) -> Path:
+        """The file of `name`, whether it is there or not."""
+        return self.root / require_name(name)
+
+    def _make_folder(self, folder: str) -> None:
+        """Create `folder` durably: every new level's entry is synced in the level above."""
+        if folder in self._made:
+            return
+        if not os.path.isdir(folder):
+            above = os.path.dirname(folder) or "."
+            if folder != above:
+                self._make_folder(above)
+            Path(folder).mkdir(exist_ok=True)
+            OS_FILES.sync_directory(above)
+        self._made.add(folder)
+
+
+def _names(root: Path, folder: str) -> Iterator[str]:
+    """Every file below `folder`, by its path from `root`, in no order."""
+    with suppress(FileNotFoundError), os.scandir(root / folder) as entries:
+        for entry in entries:
+            name = f"{folder}/{entry.name}" if folder else entry.name
+            if entry.is_dir():
+                yield from _names(root, name)
+            elif not entry.name.startswith(_TEMPORARY):
+                yield name
+
+
+def write_synced(path: str | Path, data: bytes) -> None:
+    """Write `data` to the new file `path`, and return once it survives the machine.
+
+    Its name may not: the caller fsyncs the folder. Raises `OSError`; part of it may be there then.
+    """
+    is_fit = bool(_DIRECT) and _DIRECT_BYTES_MIN <= len(data) <= _DIRECT_BYTES_MAX
+    if not (is_fit and _buffer.lock.acquire(blocking=False)):
+        _write(path, memoryview(data), len(data))
+        return
+    try:
+        _write(path, _buffer.filled(data), len(data), _DIRECT)
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+        with suppress(FileNotFoundError):
+            os.unlink(path)
+        _write(path, memoryview(data), len(data))
+    finally:
+        _buffer.lock.release()
+
+
+class _Buffer:
+    """Aligned memory, kept."""
+
+    def __init__(self) -> None:
+        self.lock = Lock()
+        self._memory: mmap.mmap | None = None
+
+    def filled(self, data: bytes) -> memoryview:
+        """A view of `data` in it, and zeros to a block's end. The caller has the lock."""
+        if self._memory is None:
+            # Private: what is mapped shared, as by default, a forked process would write into too.
+            flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+            self._memory = mmap.mmap(-1, _DIRECT_BYTES_MAX, flags=flags)
+            # In one piece for the disk: 0.26 ms a write of 700 kB, against 0.31 out of small pages.
+            with suppress(AttributeError, OSError):
+                self._memory.madvise(mmap.MADV_HUGEPAGE)
+        end = -(-len(data) // _BLOCK_BYTES) * _BLOCK_BYTES
+        self._memory[: len(data)] = data
+        self._memory[len(data) : end] = bytes(end - len(data))
+        return memoryview(self._memory)[:end]
+
+
+_buffer = _Buffer()
+
+
+def _write(path: str | Path, data: memoryview, size: int, direct: int = 0) -> None:
+    """`data`, of which `size` bytes count: a direct write takes whole blocks, and the rest of the
+    last one is cut off again (0.1 ms less than to write the last bytes through the page cache)."""
+    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | direct, 0o666)
+    try:
+        while data:
+            data = data[os.write(file, data) :]
+        if direct:
+            os.ftruncate(file, size)
+        os.fsync(file)
+    finally:
+        os.close(file)
