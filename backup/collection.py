@@ -42,7 +42,7 @@ from backup.shard import (
     Window,
     merge_here,
 )
-from backup.shard.rows.part import open_part, require_part
+from backup.shard.rows.part_reader import open_part, require_part
 from backup.shard.scrub import ScrubReport
 from backup.shard.state import witness
 from backup.shard.storage.address import public_address

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 import kvstore
-from backup.shard.rows import batch
+from backup.shard.rows import batch_writer
 from kvstore import limits
 from kvstore.errors import UsageError
 from kvstore.loops import chosen
@@ -146,13 +146,13 @@ def test_compiled_loops_compare_with_the_limits_that_are_set() -> None:
 
 
 def test_limits_nest_and_return_after_an_error() -> None:
-    before = batch.ROW_GROUP_ROWS_MAX
+    before = batch_writer.ROW_GROUP_ROWS_MAX
     with bounds(ROW_GROUP_ROWS_MAX=5):
         with suppress(InterruptedError), bounds(ROW_GROUP_ROWS_MAX=7):
-            assert batch.ROW_GROUP_ROWS_MAX == 7
+            assert batch_writer.ROW_GROUP_ROWS_MAX == 7
             raise InterruptedError
-        assert batch.ROW_GROUP_ROWS_MAX == limits.ROW_GROUP_ROWS_MAX == 5
-    assert batch.ROW_GROUP_ROWS_MAX is before
+        assert batch_writer.ROW_GROUP_ROWS_MAX == limits.ROW_GROUP_ROWS_MAX == 5
+    assert batch_writer.ROW_GROUP_ROWS_MAX is before
 
 
 @pytest.mark.parametrize("name", ["NO_SUCH_BOUND", "__doc__", "scan_chunk"])

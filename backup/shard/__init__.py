@@ -3,14 +3,15 @@
 from backup.shard.compact import Merge, merge_here
 from backup.shard.critical import Critical
 from backup.shard.reader import Listen, Reader
-from backup.shard.rows.batch import (
+from backup.shard.rows.batch_reader import read_batches
+from backup.shard.rows.batch_writer import (
     BatchDesc,
     concat_batches,
     delete_batch,
     part_names,
-    read_batches,
     write_batch,
 )
+from backup.shard.rows.part_format import UNTIL
 from backup.shard.rows.rules import (
     DIFFS,
     DIFFS_SCHEMA,
@@ -26,11 +27,9 @@ from backup.shard.rows.rules import (
     Window,
 )
 from backup.shard.rows.tally import Progress, Tally
-from backup.shard.rows.until import UNTIL
 from backup.shard.shard import Shard
 from backup.shard.snapshot import ListenBatch, Snapshot, Split, split_batches
-from backup.shard.state.frontier import EMPTY
-from backup.shard.state.state import Batch, Part, State
+from backup.shard.state.state import EMPTY, Batch, Part, State
 from backup.shard.storage.address import open_storage
 from backup.shard.storage.contract import Blob, BlobInfo, Cas, Consensus, Storage, Versioned
 from backup.shard.storage.file_blob import FileBlob

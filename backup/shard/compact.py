@@ -14,15 +14,15 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-from backup.shard.rows.batch import BatchDesc, delete_batch, part_names, read_batches, write_batch
+from backup.shard.rows.batch_reader import read_batches
+from backup.shard.rows.batch_writer import BatchDesc, delete_batch, part_names, write_batch
 from backup.shard.rows.part_bytes import MissingPartError
 from backup.shard.rows.rules import RULES, Compact
 from backup.shard.rows.tally import Progress, Tally
 from backup.shard.state.commands import ApplyMerge, MergeOutcome, RequestMerge
 from backup.shard.state.log import StateLog
-from backup.shard.state.machine import part_names as names_of
+from backup.shard.state.merging import Slot, input_names
 from backup.shard.state.state import Batch
-from backup.shard.state.tiers import Slot
 from kvstore.timestamp import TIMESTAMP_MAX
 
 
@@ -69,7 +69,7 @@ def merge_slot(
             raise
         return MergeOutcome.NO_MATCH  # merged by another and collected, while we read
     outcome: Any
-    outcome, _, unsure = log.apply(ApplyMerge(output, names_of(inputs)))
+    outcome, _, unsure = log.apply(ApplyMerge(output, input_names(inputs)))
     if not outcome.applied and not unsure:
         delete_batch(log.blob, output)
     assert isinstance(outcome, MergeOutcome)

@@ -10,8 +10,8 @@ from __future__ import annotations
 import secrets
 
 from backup.shard.state import commands as c
-from backup.shard.state.frontier import require_frontier
 from backup.shard.state.log import StateLog
+from backup.shard.state.state import require_frontier
 from kvstore.errors import FencedError, OpaqueMismatchError
 
 _TAKE_OVER_ATTEMPTS = 8

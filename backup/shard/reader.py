@@ -11,14 +11,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 
-from backup.shard.rows.batch import read_batches
+from backup.shard.rows.batch_reader import read_batches
 from backup.shard.rows.part_bytes import MissingPartError
 from backup.shard.rows.rules import RULES
 from backup.shard.snapshot import ListenBatch, Snapshot, explained, listen_window
 from backup.shard.state import commands as c
 from backup.shard.state import machine
-from backup.shard.state.frontier import EMPTY, require_frontier
 from backup.shard.state.log import StateLog
+from backup.shard.state.state import EMPTY, require_frontier
 from backup.shard.storage.contract import FAILURES
 from kvstore.errors import ForkedError, HistoryGoneError, LeaseExpiredError
 

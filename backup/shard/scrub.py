@@ -13,8 +13,8 @@ from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from functools import partial
 
-from backup.shard.rows.part import require_part
 from backup.shard.rows.part_bytes import MissingPartError
+from backup.shard.rows.part_reader import require_part
 from backup.shard.rows.rules import RULES
 from backup.shard.rows.tally import Tally
 from backup.shard.state import codec

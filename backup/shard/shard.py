@@ -22,15 +22,14 @@ import pyarrow as pa
 from backup.shard import compact, gc, scrub
 from backup.shard.critical import Critical
 from backup.shard.reader import Reader, snapshot_unheld
-from backup.shard.rows.batch import BatchDesc, OnFull, part_names, write_batch
+from backup.shard.rows.batch_writer import BatchDesc, OnFull, part_names, write_batch
 from backup.shard.rows.rules import VERSIONS, Rule
 from backup.shard.rows.tally import Progress, Tally
 from backup.shard.snapshot import Snapshot
 from backup.shard.state import commands as c
 from backup.shard.state import witness
-from backup.shard.state.frontier import frontier_text
 from backup.shard.state.log import StateLog
-from backup.shard.state.state import Batch, State
+from backup.shard.state.state import Batch, State, frontier_text
 from backup.shard.storage.contract import Blob, Consensus
 from backup.shard.storage.patience import Patience
 from backup.shard.writer import Writer

@@ -15,9 +15,9 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
-from backup.shard.rows.batch import read_batches
-from backup.shard.rows.part import open_part
+from backup.shard.rows.batch_reader import read_batches
 from backup.shard.rows.part_bytes import MissingPartError
+from backup.shard.rows.part_reader import open_part
 from backup.shard.rows.rules import RULES, AsOf, View, Window
 from backup.shard.state import codec
 from backup.shard.state.state import Batch

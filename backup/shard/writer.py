@@ -10,11 +10,10 @@ from __future__ import annotations
 import secrets
 from dataclasses import replace
 
-from backup.shard.rows.batch import part_names
+from backup.shard.rows.batch_writer import part_names
 from backup.shard.state import commands as c
-from backup.shard.state.frontier import frontier_text, require_frontier
 from backup.shard.state.log import StateLog
-from backup.shard.state.state import Batch
+from backup.shard.state.state import Batch, frontier_text, require_frontier
 from backup.shard.storage.contract import put_retrying
 from kvstore.errors import IndeterminateError, UpperMismatchError, UsageError
 

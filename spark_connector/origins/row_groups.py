@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from backup.shard import OP_DELETE_RANGE, UNTIL, Part
-from backup.shard.rows.part import translated
+from backup.shard.rows.part_reader import translated
 from kvstore.mvcc import Cover
 from kvstore.span import Span
 from kvstore.timestamp import TIMESTAMP_MAX

@@ -2,8 +2,8 @@
 
 A Python data source cannot be as fast: turning ready Arrow batches into rows of the JVM alone
 costs as much as Spark's whole scan of a Parquet file. But what a part says is alive at a time is a
-filter over its rows (`backup/shard/rows/until.py`), and a chain mostly is one large batch with few
-small ones behind it:
+filter over its rows (`backup/shard/rows/part_format.py`), and a chain mostly is one large batch and
+a few small ones behind it:
 
     base     the oldest batch that has rows: its files, and as much of that filter as statistics
              do not tell to be true of all rows
@@ -33,7 +33,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
 from backup.shard import OP_PUT, UNTIL, FileBlob, Part
-from backup.shard.rows.part import touches
+from backup.shard.rows.part_reader import touches
 from kvstore.commit import require_readable
 from kvstore.errors import UsageError
 from kvstore.limits import ARROW_ROWS_MAX

@@ -7,9 +7,8 @@ from typing import Any
 
 from backup.shard.state import commands as c
 from backup.shard.state import machine
-from backup.shard.state.frontier import EMPTY
-from backup.shard.state.machine import OPAQUE_INITIAL
-from backup.shard.state.state import Batch, Part, State
+from backup.shard.state.holding import OPAQUE_INITIAL
+from backup.shard.state.state import EMPTY, Batch, Part, State
 
 SECOND = 1_000_000_000
 

@@ -16,8 +16,9 @@ from dataclasses import replace
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from backup.shard.rows.batch import BatchDesc, part_names, read_batches, write_batch
-from backup.shard.rows.part import open_part, require_part, translated
+from backup.shard.rows.batch_reader import read_batches
+from backup.shard.rows.batch_writer import BatchDesc, part_names, write_batch
+from backup.shard.rows.part_reader import open_part, require_part, translated
 from backup.shard.rows.rules import OP_DELETE_RANGE, OP_PUT, VERSIONS, VERSIONS_SCHEMA, Window
 from backup.shard.state.state import Batch, Part
 from backup.shard.storage.memory import MemoryBlob

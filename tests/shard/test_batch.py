@@ -14,10 +14,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from backup.shard.rows import part as part_module
-from backup.shard.rows.batch import BatchDesc, delete_batch, part_names, read_batches, write_batch
-from backup.shard.rows.part import open_part, read_part
+from backup.shard.rows import part_writer
+from backup.shard.rows.batch_reader import read_batches
+from backup.shard.rows.batch_writer import BatchDesc, delete_batch, part_names, write_batch
 from backup.shard.rows.part_bytes import MissingPartError
+from backup.shard.rows.part_reader import open_part, read_part
 from backup.shard.rows.rules import DIFFS, VERSIONS, AsOf, Window
 from backup.shard.state.state import Batch, Part
 from backup.shard.storage.faults import FaultRates, FaultyBlob, Weather
@@ -143,7 +144,7 @@ def test_no_rows_make_a_batch_without_parts() -> None:
 
 
 def test_a_failing_source_leaves_no_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(part_module, "PART_BYTES_MAX", 1)
+    monkeypatch.setattr(part_writer, "PART_BYTES_MAX", 1)
     blob = MemoryBlob()
 
     def failing() -> Iterator[pa.RecordBatch]:
@@ -186,7 +187,7 @@ def test_an_interrupt_leaves_no_parts() -> None:
 def test_a_large_batch_is_cut_into_parts_and_row_groups_in_order(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(part_module, "PART_BYTES_MAX", 10 << 20)
+    monkeypatch.setattr(part_writer, "PART_BYTES_MAX", 10 << 20)
     blob = MemoryBlob()
     rows = numbered(ROW_GROUP_ROWS_MAX * 3)
     batch = write(blob, rows, size=10_000)

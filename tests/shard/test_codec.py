@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from backup.shard.state import codec, machine
 from backup.shard.state import commands as c
-from backup.shard.state.frontier import EMPTY
 from backup.shard.state.state import (
+    EMPTY,
     STATE_VERSION,
     Batch,
     Column,

@@ -15,7 +15,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from backup.shard.rows.batch import BatchDesc
+from backup.shard.rows.batch_writer import BatchDesc
 from backup.shard.shard import Shard
 from backup.shard.storage.file_blob import FileBlob
 from backup.shard.storage.file_consensus import FileConsensus

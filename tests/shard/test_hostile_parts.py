@@ -12,7 +12,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from backup.shard.rows.part import translated
+from backup.shard.rows.part_reader import translated
 from backup.shard.rows.thrift import read_struct
 from kvstore.errors import CorruptionError, DeterminateError
 from tests.shard import hostile_parts, thrift

@@ -1,15 +1,12 @@
-"""The machine's rules of rollups, collection, the end, schemas and versions."""
+"""The machine's rules of rollups, collection and the end."""
 
 from __future__ import annotations
-
-from dataclasses import replace
 
 import pytest
 
 from backup.shard.state import commands as c
-from backup.shard.state.frontier import EMPTY
-from backup.shard.state.machine import OPAQUE_INITIAL
-from backup.shard.state.state import Batch, Column
+from backup.shard.state.holding import OPAQUE_INITIAL
+from backup.shard.state.state import EMPTY, Batch
 from kvstore.limits import ROLLUP_EVERY
 from tests.shard.driver import SECOND, Driver, batch, caa, register
 
@@ -28,10 +25,6 @@ def tombstone() -> Driver:
     shard(c.AddRollup(shard.state.seqno, "end"))
     shard(c.RemoveRollups(((1, "r1"),)))
     return shard
-
-
-KEY = Column("key", "binary", nullable=False)
-NOTE = Column("note", "string", nullable=True)
 
 
 def test_a_second_rollup_of_a_version_is_refused_in_a_new_version(shard: Driver) -> None:
@@ -112,9 +105,6 @@ def test_finishing_clears_handles_then_one_batch_a_step() -> None:
         (c.RemoveRollups(((1, "r1"),)), c.RollupsRemoved(())),
         (c.RequestGc(), c.GcRequested(None)),
         (c.Finalise(), c.Finalised(True, 0)),
-        (c.RegisterSchema(()), c.SchemaRegistered(None, "the shard is finished")),
-        (c.EvolveSchema(0, ()), c.SchemaRegistered(None, "the shard is finished")),
-        (c.UpgradeVersion(9), c.VersionUpgraded(1)),
     ],
 )
 def test_on_a_tombstone_every_command_is_a_no_op(command: c.Command, outcome: object) -> None:
@@ -125,33 +115,3 @@ def test_on_a_tombstone_a_reader_is_registered_at_the_empty_since_without_commit
     shard = tombstone()
     outcome = shard(c.RegisterLeasedReader("r", 0, SECOND), commits=False)
     assert outcome == c.ReaderRegistered(EMPTY, shard.state.seqno)
-
-
-def test_a_schema_is_registered_once_and_found_again(shard: Driver) -> None:
-    assert shard(c.RegisterSchema((KEY,))) == c.SchemaRegistered(0)
-    assert shard(c.RegisterSchema((KEY,))) == c.SchemaRegistered(0)
-    assert shard(c.RegisterSchema((NOTE,)), commits=False).schema is None
-
-
-def test_a_schema_evolves_only_by_nullable_columns(shard: Driver) -> None:
-    shard(c.RegisterSchema((KEY,)))
-    strict = replace(NOTE, nullable=False)
-    assert shard(c.EvolveSchema(0, (KEY, strict)), commits=False).schema is None
-    assert shard(c.EvolveSchema(0, (NOTE,)), commits=False).schema is None
-    retyped = replace(KEY, type="string")
-    assert shard(c.EvolveSchema(0, (retyped,)), commits=False).schema is None
-    assert shard(c.EvolveSchema(0, (KEY, NOTE))) == c.SchemaRegistered(1)
-
-
-def test_a_schema_evolves_from_the_newest_only(shard: Driver) -> None:
-    assert shard(c.EvolveSchema(0, (KEY,)), commits=False).schema is None
-    shard(c.RegisterSchema((KEY,)))
-    shard(c.EvolveSchema(0, (KEY, NOTE)))
-    other = Column("other", "int64", nullable=True)
-    assert shard(c.EvolveSchema(0, (KEY, other)), commits=False).schema is None
-    assert shard(c.EvolveSchema(0, (KEY, NOTE))) == c.SchemaRegistered(1)  # a retry
-
-
-def test_the_version_of_the_machine_never_goes_back(shard: Driver) -> None:
-    assert shard(c.UpgradeVersion(3)) == c.VersionUpgraded(3)
-    assert shard(c.UpgradeVersion(2), commits=False) == c.VersionUpgraded(3)

@@ -6,9 +6,8 @@ import pytest
 
 from backup.shard.state import commands as c
 from backup.shard.state import machine
-from backup.shard.state.frontier import EMPTY
-from backup.shard.state.machine import OPAQUE_INITIAL
-from backup.shard.state.state import LeasedReader
+from backup.shard.state.holding import OPAQUE_INITIAL
+from backup.shard.state.state import EMPTY, LeasedReader
 from kvstore.errors import HistoryGoneError, NotYetWrittenError, UsageError
 from tests.shard.driver import SECOND, Driver, register
 

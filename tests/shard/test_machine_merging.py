@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from backup.shard.state import commands as c
-from backup.shard.state import machine
+from backup.shard.state.merging import input_names
 from backup.shard.state.state import Batch
 from kvstore.limits import MERGE_FAN_IN
 from tests.shard.driver import Driver, part, register
@@ -16,7 +16,7 @@ def merged(shard: Driver, lower: int, upper: int, **changes: Any) -> c.ApplyMerg
     found = [b for b in shard.state.batches if lower <= b.lower and b.upper <= upper]
     rows = sum(b.rows for b in found)
     output = Batch(lower, upper, parts=(part(f"m{lower}-{upper}", rows=rows),))
-    return c.ApplyMerge(replace(output, **changes), machine.part_names(tuple(found)))
+    return c.ApplyMerge(replace(output, **changes), input_names(tuple(found)))
 
 
 def filled(shard: Driver, count: int) -> Driver:
@@ -68,7 +68,7 @@ def test_a_merge_whose_bounds_are_no_edges_or_in_no_slot_is_no_match(shard: Driv
     shard.write(5, 9, "q")
     assert shard(merged(shard, 0, 9), commits=False) is c.MergeOutcome.NO_MATCH
     shard(c.RequestMerge(0, 9))
-    cut = c.ApplyMerge(Batch(0, 7), machine.part_names(shard.state.batches))
+    cut = c.ApplyMerge(Batch(0, 7), input_names(shard.state.batches))
     assert shard(cut, commits=False) is c.MergeOutcome.NO_MATCH
 
 

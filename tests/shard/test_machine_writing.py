@@ -6,8 +6,7 @@ from dataclasses import replace
 
 from backup.shard.state import commands as c
 from backup.shard.state import machine
-from backup.shard.state.frontier import EMPTY
-from backup.shard.state.state import Batch
+from backup.shard.state.state import EMPTY, Batch
 from kvstore.limits import INLINE_BYTES_MAX
 from tests.shard.driver import SECOND, Driver, batch, caa, part
 

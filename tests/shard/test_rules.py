@@ -12,7 +12,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from backup.shard.rows.batch import BatchDesc, concat_batches, part_names, read_batches, write_batch
+from backup.shard.rows.batch_reader import read_batches
+from backup.shard.rows.batch_writer import BatchDesc, concat_batches, part_names, write_batch
 from backup.shard.rows.merge import ONE_ROW, merge_sorted
 from backup.shard.rows.rules import DIFFS, VERSIONS, AsOf, Compact, Rule, View, Window
 from backup.shard.state.state import Batch
@@ -285,8 +286,8 @@ def test_small_runs_beside_a_large_one_do_not_make_windows_small() -> None:
         desc = BatchDesc(number, number + 1)
         batches.append(write_batch(blob, desc, versions(few), rule=VERSIONS, names=names))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("backup.shard.rows.batch.MERGE_ROWS_MAX", 16_000)
-        patch.setattr("backup.shard.rows.batch.MERGE_SOURCE_ROWS_MIN", 1)
+        patch.setattr("backup.shard.rows.batch_reader.MERGE_ROWS_MAX", 16_000)
+        patch.setattr("backup.shard.rows.batch_reader.MERGE_SOURCE_ROWS_MIN", 1)
         found = [w.num_rows for w in read_batches(blob, batches, rule=VERSIONS, view=Window(0, 99))]
     assert sum(found) == 32_000
     assert len(found) < 10
@@ -295,8 +296,9 @@ def test_small_runs_beside_a_large_one_do_not_make_windows_small() -> None:
 def test_a_merge_of_large_values_buffers_a_bounded_number_of_bytes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("backup.shard.rows.batch.ROW_GROUP_BYTES_MAX", 4 << 20)
-    monkeypatch.setattr("backup.shard.rows.batch.MERGE_BYTES_MAX", 32 << 20)
+    for module in ("batch_reader", "batch_writer"):
+        monkeypatch.setattr(f"backup.shard.rows.{module}.ROW_GROUP_BYTES_MAX", 4 << 20)
+    monkeypatch.setattr("backup.shard.rows.batch_reader.MERGE_BYTES_MAX", 32 << 20)
     blob, names = MemoryBlob(), part_names("s")
     value, batches = bytes(1 << 20), []
     for number in range(4):

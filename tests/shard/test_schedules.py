@@ -15,10 +15,10 @@ from itertools import pairwise
 
 import pytest
 
-from backup.shard.rows.batch import BatchDesc
+from backup.shard.rows.batch_writer import BatchDesc
 from backup.shard.rows.rules import DIFFS, VERSIONS, AsOf, Rule
 from backup.shard.shard import Shard
-from backup.shard.state.frontier import EMPTY
+from backup.shard.state.state import EMPTY
 from backup.shard.storage.faults import FaultRates, FaultyBlob, FaultyConsensus, Weather
 from backup.shard.storage.memory import MemoryBlob, MemoryConsensus
 from backup.shard.storage.patience import Patience

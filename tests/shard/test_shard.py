@@ -9,10 +9,9 @@ import pytest
 from obstore.store import ObjectStore
 
 from backup.shard import gc
-from backup.shard.rows.batch import BatchDesc, part_names, write_batch
+from backup.shard.rows.batch_writer import BatchDesc, part_names, write_batch
 from backup.shard.rows.rules import DIFFS, VERSIONS
-from backup.shard.state.frontier import EMPTY
-from backup.shard.state.state import Batch
+from backup.shard.state.state import EMPTY, Batch
 from backup.shard.storage.contract import Blob, Consensus, Versioned
 from backup.shard.storage.faults import FaultyBlob, FaultyConsensus, Weather
 from backup.shard.storage.file_blob import FileBlob

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from backup.shard.rows.batch import BatchDesc
+from backup.shard.rows.batch_writer import BatchDesc
 from backup.shard.rows.rules import Window
 from backup.shard.snapshot import Split
-from backup.shard.state.frontier import EMPTY
+from backup.shard.state.state import EMPTY
 from kvstore.errors import (
     CorruptionError,
     HistoryGoneError,

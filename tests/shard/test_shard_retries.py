@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from backup.shard.rows.batch import BatchDesc
+from backup.shard.rows.batch_writer import BatchDesc
 from backup.shard.state import commands as c
 from backup.shard.state.state import Batch
 from kvstore.errors import (

@@ -105,7 +105,7 @@ def test_obstore_is_imported_by_the_object_store_alone() -> None:
 
 
 def test_the_machine_knows_no_storage_no_clock_and_no_arrow() -> None:
-    pure = {"frontier", "state", "commands", "tiers", "machine"}
+    pure = {"state", "commands", "holding", "merging", "machine"}
     allowed = {f"backup.shard.state.{name}" for name in pure} | {"backup.shard.state"}
     for name in pure:
         ours = {i for i in MODULES[name] if i.startswith("backup")}

@@ -9,14 +9,9 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
+from backup.shard.state.merging import _EMPTY_BATCH_BYTES, Slot, covering, plan_merge
 from backup.shard.state.state import Batch, Part
-from backup.shard.state.tiers import (
-    _EMPTY_BATCH_BYTES,
-    MERGE_FAN_IN,
-    Slot,
-    covering,
-    plan_merge,
-)
+from kvstore.limits import MERGE_FAN_IN
 
 SIZES = st.sampled_from([0, 10, 1_000, 100_000, 1_000_000])
 

@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from backup.shard import BatchDesc, MemoryBlob, part_names, write_batch
-from backup.shard.rows import batch as batch_module
+from backup.shard.rows import batch_writer
 from backup.shard.rows.rules import OP_PUT, VERSIONS
 from tests.shard.rows import Row, delete, delete_range, model_state, put, versions
 
@@ -51,7 +51,7 @@ def random_rows(pick: random.Random) -> list[Row]:
 @pytest.mark.parametrize("seed", range(60))
 def test_a_filter_gives_the_state_at_every_time(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     pick = random.Random(seed)
-    monkeypatch.setattr(batch_module, "ROW_GROUP_ROWS_MAX", pick.choice([1, 2, 5, 100]))
+    monkeypatch.setattr(batch_writer, "ROW_GROUP_ROWS_MAX", pick.choice([1, 2, 5, 100]))
     rows = random_rows(pick)
     (part,) = parts_of(rows, size=pick.choice([1, 3, 100]))
     for as_of in range(0, 41):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from backup.shard.rows.batch import BatchDesc
+from backup.shard.rows.batch_writer import BatchDesc
 from backup.shard.shard import Shard
 from backup.shard.state.state import Batch
 from backup.shard.storage.contract import Blob, Cas, Consensus, Versioned

@@ -15,8 +15,7 @@ import pytest
 
 import kvstore
 from backup import Collection
-from backup.shard.rows import batch as batch_module
-from backup.shard.rows import part as part_module
+from backup.shard.rows import batch_writer, part_format, part_writer
 from kvstore import Span, Store, Timestamp
 from kvstore.errors import HistoryGoneError, NotYetWrittenError, UsageError
 from spark_connector import read_collection
@@ -71,9 +70,9 @@ def asked(spark: SparkSession, path: str, span: Span, as_of: int) -> Asked:
 def test_random_histories_read_as_the_store_reads_them(
     spark: SparkSession, tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(batch_module, "ROW_GROUP_ROWS_MAX", 5)
+    monkeypatch.setattr(batch_writer, "ROW_GROUP_ROWS_MAX", 5)
     if seed % 3 == 2:  # versions of a key in two parts
-        monkeypatch.setattr(part_module, "PART_BYTES_MAX", 600)
+        monkeypatch.setattr(part_writer, "PART_BYTES_MAX", 600)
     pick = random.Random(seed)
     path = str(tmp_path / "collection")
     with kvstore.open(tmp_path / "store", durability="async") as store:
@@ -208,7 +207,7 @@ def test_an_empty_span_and_a_time_before_all_rows_are_empty(
     assert (found.columns, found.collect()) == (["key", "value"], [])
 
 
-_LAYOUT = part_module._layout
+_LAYOUT = part_format.layout
 
 
 def layout_of_format_1(rule: str) -> tuple[pa.Schema, list[str], list[pq.SortingColumn]]:
@@ -233,13 +232,13 @@ def test_what_cannot_be_scanned_goes_to_the_source_and_says_why(
     Collection(tmp_path / "sealed", key_file=key).backup(store)
     refused("encrypted", Access(str(tmp_path / "sealed"), key_file=str(key)))
     with monkeypatch.context() as patch:
-        patch.setattr(part_module, "Until", lambda: None)
-        patch.setattr(part_module, "_layout", layout_of_format_1)
+        patch.setattr(part_writer, "Until", lambda: None)
+        patch.setattr(part_writer, "layout", layout_of_format_1)
         Collection(tmp_path / "older").backup(store)
     refused("older format", str(tmp_path / "older"))
     with monkeypatch.context() as patch:
-        patch.setattr(part_module, "PART_BYTES_MAX", 1)
-        patch.setattr(batch_module, "ROW_GROUP_ROWS_MAX", 1)
+        patch.setattr(part_writer, "PART_BYTES_MAX", 1)
+        patch.setattr(batch_writer, "ROW_GROUP_ROWS_MAX", 1)
         Collection(tmp_path / "cut").backup(store)
     refused("in two parts", str(tmp_path / "cut"))
     store.put(b"k" * 5000, b"a key too long for statistics")

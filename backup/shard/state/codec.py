@@ -37,8 +37,8 @@ from dataclasses import dataclass, replace
 from dataclasses import fields as fields_of
 from typing import Any
 
-from backup.shard.state.frontier import EMPTY
 from backup.shard.state.state import (
+    EMPTY,
     STATE_VERSION,
     Batch,
     Column,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
-from backup.shard.state.state import Batch, Column
+from backup.shard.state.state import Batch
 
 # -- writing ---------------------------------------------------------------------------------
 
@@ -296,43 +296,6 @@ class Finalised:
     left: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class RegisterSchema:
-    """Name the columns of the shard's parts, the first time."""
-
-    columns: tuple[Column, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class EvolveSchema:
-    """Replace the newest schema, if it is `expected`, by one both old and new readers can use."""
-
-    expected: int
-    columns: tuple[Column, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class SchemaRegistered:
-    """The schema's id; None if it was refused because of `problem`."""
-
-    schema: int | None
-    problem: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class UpgradeVersion:
-    """Raise the version of the machine; older releases then refuse the shard."""
-
-    version: int
-
-
-@dataclass(frozen=True, slots=True)
-class VersionUpgraded:
-    """The version now: the asked one, or a newer one that was there."""
-
-    version: int
-
-
 Command = (
     CompareAndAppend
     | Append
@@ -351,7 +314,4 @@ Command = (
     | RemoveRollups
     | RequestGc
     | Finalise
-    | RegisterSchema
-    | EvolveSchema
-    | UpgradeVersion
 )

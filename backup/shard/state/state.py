@@ -15,14 +15,21 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Final, TypeVar
 
-from backup.shard.state.frontier import EMPTY
+from kvstore.errors import UsageError
+from kvstore.timestamp import TIMESTAMP_MAX
 
+EMPTY: Final = TIMESTAMP_MAX + 1
+"""The empty frontier: finished. Above every timestamp."""
 _ANONYMOUS = re.compile(r"w-[0-9a-f]{16}")
 
 STATE_VERSION = 1
 """The machine that wrote a state; a state never goes back to an older one."""
+
+
+_K = TypeVar("_K")
+_V = TypeVar("_V")
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,3 +220,23 @@ class State:
         if any(seqno > self.seqno for seqno in self.rollups):
             return f"a rollup is newer than v{self.seqno}"
         return None
+
+
+def require_frontier(value: int, *, name: str) -> int:
+    """Return `value` if it is a timestamp or `EMPTY`; raises `UsageError` otherwise."""
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= EMPTY:
+        raise UsageError(f"{name} {value!r} is not a frontier", "pass 0..2**63 - 1, or EMPTY")
+    return int(value)
+
+
+def frontier_text(value: int) -> str:
+    """Render a frontier for a message."""
+    return "[]" if value == EMPTY else str(value)
+
+
+def with_entry(mapping: Mapping[_K, _V], key: _K, value: _V) -> dict[_K, _V]:
+    return {**mapping, key: value}
+
+
+def without_entry(mapping: Mapping[_K, _V], key: _K) -> dict[_K, _V]:
+    return {k: v for k, v in mapping.items() if k != key}

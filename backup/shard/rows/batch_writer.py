@@ -1,9 +1,8 @@
-"""Batches as rows: written as a stream of sorted record batches, read back merged.
+"""Writing a batch: a stream of sorted record batches becomes parts.
 
-Writing checks what everything else relies on (order, times within the bounds, no version twice)
-and cuts the stream into parts and row groups, so memory is one part's compressed bytes and a few
-row groups: while one is encoded, in a thread, the next is made. Reading merges any number of
-batches in bounded memory, and skips parts and row groups by their bounds.
+The writer checks what every reader relies on: rows are in order, times lie within the bounds, no
+version comes twice. It cuts the stream into parts and row groups. Memory is the compressed bytes
+of one part and a few row groups: while one is encoded, in a thread, the next is made.
 """
 
 from __future__ import annotations
@@ -20,33 +19,22 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from backup.shard.rows.beside import Beside, ahead
-from backup.shard.rows.merge import ONE_ROW, Share, merge_sorted
-from backup.shard.rows.part import PartBuilder, read_part, touches
+from backup.shard.rows.beside import Beside
+from backup.shard.rows.part_writer import PartBuilder
 from backup.shard.rows.rules import (
     OP_DELETE_RANGE,
-    AsOf,
     Rule,
-    View,
-    Window,
     column_numpy,
-    lower_bound,
 )
-from backup.shard.state.frontier import require_frontier
-from backup.shard.state.state import Batch, Part
+from backup.shard.state.state import Batch, Part, require_frontier
 from backup.shard.storage.contract import FAILURES, Blob, put_retrying
 from kvstore.clock import Clock, WallClock
 from kvstore.digest import digest
 from kvstore.errors import KeyOrderError, UsageError
 from kvstore.limits import (
-    MERGE_BYTES_MAX,
-    MERGE_ROWS_MAX,
-    MERGE_SOURCE_BYTES_MIN,
-    MERGE_SOURCE_ROWS_MIN,
     ROW_GROUP_BYTES_MAX,
     ROW_GROUP_ROWS_MAX,
 )
-from kvstore.span import Span
 
 OnFull: TypeAlias = "Callable[[Part, pa.RecordBatch], bool]"
 """Hears of an uploaded part and its last row; True: the part must stay."""
@@ -144,95 +132,6 @@ def _delete(blob: Blob, names: Iterable[str]) -> None:
             blob.delete(name)
 
 
-def read_batches(
-    blob: Blob,
-    batches: Iterable[Batch],
-    *,
-    rule: Rule,
-    view: View,
-    span: Span | None = None,
-    whole: Span | None = None,
-) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of `view` over all `batches`, merged, in order, only those in `span`.
-
-    Range tombstones are cut to `span`. Where it is a piece of a `whole`, they are cut to that, and
-    come with the piece that they then begin in: pieces together give what the whole gives.
-
-    Record batches are of any size above zero; a key is never cut in two. Memory is bounded by
-    `MERGE_ROWS_MAX` and `MERGE_BYTES_MAX`, however much is read. Raises `MissingPartError`,
-    `CorruptionError`.
-    """
-    span = span or Span()
-    runs = [run for batch in batches for run in _runs(batch, view, span)]
-    sources = [
-        (
-            chain.from_iterable(
-                read_part(
-                    blob,
-                    part,
-                    rule,
-                    span=span,
-                    batch_rows=share.rows,
-                    batch_bytes=share.nbytes,
-                    whole=whole,
-                )
-                for part in run
-            ),
-            share if len(runs) > 1 else ONE_ROW,
-        )
-        for run, share in zip(runs, _shares(runs), strict=True)
-    ]
-    fold = rule.fold(view)
-    windows = merge_sorted(sources, rule)
-    for window in ahead(windows):
-        folded = fold(window)
-        if whole is not None:  # what begins before the piece has covered its rows
-            folded = folded.slice(lower_bound(folded.column(0), span.start))
-        if folded.num_rows:
-            yield folded
-
-
-def _shares(runs: Sequence[Sequence[Part]]) -> list[Share]:
-    """How much each run buffers: of the keys, all reach about as far, so that a merge takes
-    windows as large as they can be, and looks at every run for few of them."""
-    sums = [(sum(p.rows for p in run), sum(p.size for p in run)) for run in runs]
-    rows, size = (max(sum(column), 1) for column in zip(*sums, strict=True)) if sums else (1, 1)
-    return [  # a source may hold twice its share
-        Share(
-            _within(
-                count * MERGE_ROWS_MAX // (2 * rows), MERGE_SOURCE_ROWS_MIN, ROW_GROUP_ROWS_MAX
-            ),
-            _within(
-                part * MERGE_BYTES_MAX // (2 * size), MERGE_SOURCE_BYTES_MIN, ROW_GROUP_BYTES_MAX
-            ),
-        )
-        for count, part in sums
-    ]
-
-
-def _within(number: int, least: int, most: int) -> int:
-    return max(least, min(most, number))
-
-
-def _runs(batch: Batch, view: View, span: Span) -> Iterator[list[Part]]:
-    """The sorted runs of a batch, without the parts that hold nothing of the view."""
-    runs: dict[int, list[Part]] = {}
-    for part in batch.parts:
-        if touches(part, span) and _in_time(part, view):
-            runs.setdefault(part.run, []).append(part)
-    yield from runs.values()
-
-
-def _in_time(part: Part, view: View) -> bool:
-    match view:
-        case AsOf(as_of):
-            return part.time_min <= as_of
-        case Window(since, upto):
-            return part.time_min <= upto and part.time_max > since
-        case _:
-            return True
-
-
 def _build_parts(
     batches: Iterable[pa.RecordBatch],
     checks: _Checks,
@@ -296,9 +195,6 @@ def _small_slices(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
     step = -(-batch.num_rows // max(pieces, 1))
     for first in range(0, batch.num_rows, max(step, 1)):
         yield batch.slice(first, step)
-
-
-# -- checks ----------------------------------------------------------------------------------
 
 
 class _Checks:

@@ -1,0 +1,122 @@
+"""Reading batches: the rows of any number of batches, merged in order, in bounded memory.
+
+Parts and row groups are skipped by their bounds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
+
+import pyarrow as pa
+
+from backup.shard.rows.beside import ahead
+from backup.shard.rows.merge import ONE_ROW, Share, merge_sorted
+from backup.shard.rows.part_reader import read_part, touches
+from backup.shard.rows.rules import (
+    AsOf,
+    Rule,
+    View,
+    Window,
+    lower_bound,
+)
+from backup.shard.state.state import Batch, Part
+from backup.shard.storage.contract import Blob
+from kvstore.limits import (
+    MERGE_BYTES_MAX,
+    MERGE_ROWS_MAX,
+    MERGE_SOURCE_BYTES_MIN,
+    MERGE_SOURCE_ROWS_MIN,
+    ROW_GROUP_BYTES_MAX,
+    ROW_GROUP_ROWS_MAX,
+)
+from kvstore.span import Span
+
+
+def read_batches(
+    blob: Blob,
+    batches: Iterable[Batch],
+    *,
+    rule: Rule,
+    view: View,
+    span: Span | None = None,
+    whole: Span | None = None,
+) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of `view` over all `batches`, merged, in order, only those in `span`.
+
+    Range tombstones are cut to `span`. Where it is a piece of a `whole`, they are cut to that, and
+    come with the piece that they then begin in: pieces together give what the whole gives.
+
+    Record batches are of any size above zero; a key is never cut in two. Memory is bounded by
+    `MERGE_ROWS_MAX` and `MERGE_BYTES_MAX`, however much is read. Raises `MissingPartError`,
+    `CorruptionError`.
+    """
+    span = span or Span()
+    runs = [run for batch in batches for run in _runs(batch, view, span)]
+    sources = [
+        (
+            chain.from_iterable(
+                read_part(
+                    blob,
+                    part,
+                    rule,
+                    span=span,
+                    batch_rows=share.rows,
+                    batch_bytes=share.nbytes,
+                    whole=whole,
+                )
+                for part in run
+            ),
+            share if len(runs) > 1 else ONE_ROW,
+        )
+        for run, share in zip(runs, _shares(runs), strict=True)
+    ]
+    fold = rule.fold(view)
+    windows = merge_sorted(sources, rule)
+    for window in ahead(windows):
+        folded = fold(window)
+        if whole is not None:  # what begins before the piece has covered its rows
+            folded = folded.slice(lower_bound(folded.column(0), span.start))
+        if folded.num_rows:
+            yield folded
+
+
+def _shares(runs: Sequence[Sequence[Part]]) -> list[Share]:
+    """How much each run buffers: of the keys, all reach about as far, so that a merge takes
+    windows as large as they can be, and looks at every run for few of them."""
+    sums = [(sum(p.rows for p in run), sum(p.size for p in run)) for run in runs]
+    rows, size = (max(sum(column), 1) for column in zip(*sums, strict=True)) if sums else (1, 1)
+    return [  # a source may hold twice its share
+        Share(
+            _within(
+                count * MERGE_ROWS_MAX // (2 * rows), MERGE_SOURCE_ROWS_MIN, ROW_GROUP_ROWS_MAX
+            ),
+            _within(
+                part * MERGE_BYTES_MAX // (2 * size), MERGE_SOURCE_BYTES_MIN, ROW_GROUP_BYTES_MAX
+            ),
+        )
+        for count, part in sums
+    ]
+
+
+def _within(number: int, least: int, most: int) -> int:
+    return max(least, min(most, number))
+
+
+def _runs(batch: Batch, view: View, span: Span) -> Iterator[list[Part]]:
+    """The sorted runs of a batch, without the parts that hold nothing of the view."""
+    runs: dict[int, list[Part]] = {}
+    for part in batch.parts:
+        if touches(part, span) and _in_time(part, view):
+            runs.setdefault(part.run, []).append(part)
+    yield from runs.values()
+
+
+def _in_time(part: Part, view: View) -> bool:
+    match view:
+        case AsOf(as_of):
+            return part.time_min <= as_of
+        case Window(since, upto):
+            return part.time_min <= upto and part.time_max > since
+        case _:
+            return True

@@ -1,0 +1,59 @@
+"""Parts: sorted Parquet files that anything can read, and this project can read piece by piece.
+
+File:
+
+    columns    as the rule's schema says, sorted by its order (recorded as sorting columns);
+               of versions also `until` (see below), from format 2 on
+    row group  up to `ROW_GROUP_ROWS_MAX` rows, with min/max statistics of key, time and op
+    pages      zstd at any level, each with a checksum; in a small part only those of keys and
+               values are compressed
+    metadata   kvstore.part = "2" (format version), kvstore.rule = name of the rule
+
+Invariants
+1. A part is written once, under a name that is never used again, so retrying its upload is safe.
+2. Bounds (`key_min`, `key_max`, times) hold for every row; they may be wider, never narrower.
+   A reader skips parts and row groups by them, so too narrow a bound would be a wrong answer.
+3. What is read is checked: a small part by its checksum, a large one page by page.
+
+The column `until` says when a version stops being the newest of its key:
+
+    until int64    of a put or delete: the timestamp of the next newer put or delete of its key in
+                   the same part; null where there is none, and at range tombstones
+
+What a part says is alive at t is then a filter, which any program can apply to rows in any order:
+`op = 1 and timestamp <= t and (until is null or until > t)`, and no newer range tombstone over
+it. Where a key's versions lie in two parts, the older ones do not know the newer: look at the
+parts' bounds before relying on the filter.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Final
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from backup.shard.rows.rules import RULES
+
+PART_FORMAT = b"2"
+FORMATS_READ = (b"1", PART_FORMAT)
+FORMAT_KEY = b"kvstore.part"
+RULE_KEY = b"kvstore.rule"
+
+UNTIL: Final = pa.field("until", pa.int64())
+
+
+@cache
+def layout(rule_name: str) -> tuple[pa.Schema, list[str], list[pq.SortingColumn]]:
+    """The schema of a part, its columns of numbers, and how rows are sorted."""
+    rule = RULES[rule_name]
+    metadata = {FORMAT_KEY: PART_FORMAT, RULE_KEY: rule.name.encode()}
+    schema = rule.schema.append(UNTIL) if "op" in rule.schema.names else rule.schema
+    schema = schema.with_metadata(metadata)
+    numbers = [f.name for f in schema if not pa.types.is_binary(f.type)]
+    order = [
+        pq.SortingColumn(schema.get_field_index(name), descending=way == "descending")
+        for name, way in rule.order
+    ]
+    return schema, numbers, order
