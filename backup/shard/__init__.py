@@ -1,4 +1,15 @@
-"""Shards: durable collections of updates over time, on any storage. See `shard.py`."""
+"""Shards: durable collections of updates over time, on any storage. See `shard.py`.
+
+Floors, from the top:
+
+    shard                    the handle of a shard
+    reader                   leased snapshots, and listening
+    compact scrub snapshot writer
+    critical gc
+    rows                     batches of sorted rows, as Parquet parts
+    state                    what a shard knows about itself, and the log of its commands
+    storage                  blobs and consensus
+"""
 
 from backup.shard.compact import Merge, merge_here
 from backup.shard.critical import Critical

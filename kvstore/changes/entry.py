@@ -37,7 +37,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from kvstore.codec.lz4 import unpack_block
+from kvstore.changes.lz4 import unpack_block
 from kvstore.errors import CorruptionError, FormatVersionError
 from kvstore.limits import COMPRESS_FROM_BYTES
 from kvstore.loops import (

@@ -26,8 +26,8 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from kvstore.changes.changeset import DOMAIN_MAX
+from kvstore.changes.lz4 import pack_block, unpack_block
 from kvstore.codec.json import JsonObject
-from kvstore.codec.lz4 import pack_block, unpack_block
 from kvstore.meta import timestamp_of
 from kvstore.timestamp import TIMESTAMP_MAX, Timestamp
 

@@ -1,4 +1,14 @@
-"""Ordered, durable key-value storage behind one contract."""
+"""Ordered, durable key-value storage behind one contract.
+
+Floors, from the top:
+
+    memory            ordered maps, made durable by a journal
+    loose             sorted files that no store has taken
+    rocks             RocksDB
+    passes rocks_opening state
+    editions moment rocks_errors rocks_options threads wal
+    api               the contract
+"""
 
 from kvstore.engine.api import (
     CHANGES,

@@ -1,4 +1,10 @@
-"""Consumers of the change index: feeds with durable positions, quiescent points, JSON lines."""
+"""Consumers of the change index: feeds with durable positions, quiescent points, JSON lines.
+
+Floors, from the top:
+
+    group lines
+    feed quiescent
+"""
 
 from kvstore.feeds.feed import Feed, FeedBatch, Position, Share
 from kvstore.feeds.group import Feeds

@@ -1,4 +1,13 @@
-"""Garbage collection: giving up history below `since`, and taking back its space."""
+"""Garbage collection: giving up history below `since`, and taking back its space.
+
+Floors, from the top:
+
+    policy            GC in the background
+    collect           which steps, in which order
+    search
+    clear leftovers
+    rules             which versions are garbage
+"""
 
 from kvstore.gc.clear import Clearing
 from kvstore.gc.collect import Collector, GcReport

@@ -1,4 +1,16 @@
-"""A self-synchronising record log: the only log of what has no other."""
+"""A self-synchronising record log: the only log of what has no other.
+
+Floors, from the top:
+
+    salvage
+    journal           the log of one writer
+    compaction live reader
+    inspection recovery
+    scan snapshot
+    names raw tail
+    records
+    files stuffing sync
+"""
 
 from kvstore.journal.compaction import CompactResult, compact
 from kvstore.journal.files import OS_FILES, Files

@@ -12,6 +12,12 @@ The compiled loops spend 50 ns on a row of a scan, and 20 ns on a row that goes 
 loops spend 650 ns and more. RocksDB itself spends 200 ns. An installation without a C compiler runs
 the plain loops, and so does every installation with `KVSTORE_LOOPS=plain` in its environment.
 `tests/loops` runs every test on both halves.
+
+Floors, from the top:
+
+    chosen
+    plain compiled    the two halves
+    contract          what both halves share
 """
 
 from kvstore.loops.chosen import (

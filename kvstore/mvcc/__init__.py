@@ -1,4 +1,12 @@
-"""Versioned keys over an engine: no clock, no frontiers."""
+"""Versioned keys over an engine: no clock, no frontiers.
+
+Floors, from the top:
+
+    versions          the face of the package
+    export
+    diff lookup scan write
+    columns fragments version
+"""
 
 from kvstore.mvcc.diff import Difference
 from kvstore.mvcc.fragments import Cover, Fragments, RangeTombstone

@@ -26,6 +26,12 @@ Invariants
    death, by the process's while all its workers are still being started, and by an interrupt while
    it is removed: opening the store removes that.
 3. Workers that have a database open when a scan ends are killed; the others wait for the next scan.
+
+Floors, from the top:
+
+    scan
+    crew
+    source
 """
 
 from kvstore.scanners.scan import SCANS_DIRECTORY, ParallelScan, Scanners, is_worth_workers

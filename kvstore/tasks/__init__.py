@@ -1,4 +1,14 @@
-"""A queue of tasks that survive the process, and workers that do them."""
+"""A queue of tasks that survive the process, and workers that do them.
+
+Floors, from the top:
+
+    call
+    worker
+    queue
+    state
+    records
+    task
+"""
 
 from kvstore.tasks.call import (
     Arguments,

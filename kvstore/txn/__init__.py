@@ -1,4 +1,11 @@
-"""Transactions, conditional writes and the versioned undo: writes that depend on reads."""
+"""Transactions, conditional writes and the versioned undo: writes that depend on reads.
+
+Floors, from the top:
+
+    retry revert
+    transaction
+    conditional reads
+"""
 
 from kvstore.txn.conditional import UNCHECKED, Conditional, Unchecked
 from kvstore.txn.reads import ReadSet

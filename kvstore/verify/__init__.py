@@ -1,4 +1,11 @@
-"""Verification: does what is stored keep the invariants that everything else relies on?"""
+"""Verification: does what is stored keep the invariants that everything else relies on?
+
+Floors, from the top:
+
+    walk
+    epochs records
+    report
+"""
 
 from kvstore.verify.report import Problem, VerifyReport
 from kvstore.verify.walk import verify

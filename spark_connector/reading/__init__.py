@@ -1,1 +1,8 @@
-"""Rows out of an origin into Spark: batch reads, streams, and scans of Parquet files."""
+"""Rows out of an origin into Spark: batch reads, streams, and scans of Parquet files.
+
+Floors, from the top:
+
+    query stream       batch reads, and streams
+    native partitions  two ways to read: Spark's own scan, or tasks of ours
+    images pushdown schema
+"""

@@ -1,1 +1,10 @@
-"""Rows of a shard: the rules that merge them, and the Parquet files that hold them."""
+"""Rows of a shard: the rules that merge them, and the Parquet files that hold them.
+
+Floors, from the top:
+
+    batch_reader                      batches, read back merged
+    batch_writer part_reader          a stream of sorted rows as parts; a part in pieces
+    part_bytes part_writer
+    merge pages part_format
+    beside rules tally thrift
+"""

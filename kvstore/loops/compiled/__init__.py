@@ -1,1 +1,6 @@
-"""The loops of `kvstore/loops/plain` in Cython. `chosen` says when they are taken."""
+"""The loops of `kvstore/loops/plain` in Cython. `chosen` says when they are taken.
+
+Floors, from the top:
+
+    columns live lookup writes
+"""

@@ -1,1 +1,7 @@
-"""The loops in Python. `kvstore/loops/compiled` says the same in Cython: change both together."""
+"""The loops in Python. `kvstore/loops/compiled` says the same in Cython: change both together.
+
+Floors, from the top:
+
+    live lookup writes
+    columns
+"""

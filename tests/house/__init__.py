@@ -1,0 +1,1 @@
+"""The rules of the house, checked by `tests/test_layers.py`."""
