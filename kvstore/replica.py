@@ -29,7 +29,7 @@ from kvstore.engine.api import DATA, WriteBatch, chunks
 from kvstore.errors import UsageError
 from kvstore.meta import INDEX_FLOOR, UPPER, Meta, timestamp_of
 from kvstore.mvcc import RangeTombstone, Versions, WriteSet
-from kvstore.mvcc.columns import Columns
+from kvstore.mvcc.columns import KeyColumns
 from kvstore.mvcc.write import stage, stage_tombstones
 from kvstore.timestamp import Timestamp
 
@@ -222,7 +222,7 @@ class ReplicaCommitter(Committer):
 
     def _entries_in(self, since: int, upto: int) -> Iterator[list[bytes]]:
         for keys, _ in chunks(self._engine.cursor(DATA)):
-            times = Columns(keys).times
+            times = KeyColumns(keys).times
             places = ((times > since) & (times <= upto)).nonzero()[0]
             if len(places):
                 yield [keys[place] for place in places]

@@ -134,7 +134,7 @@ class ChangeEntry:
         return self.puts == self.count
 
 
-class Column(NamedTuple):
+class PackedColumn(NamedTuple):
     """Items of one column of an entry: buffers of where each begins and the last one ends, as
     i32, and of their bytes."""
 
@@ -146,18 +146,18 @@ class Column(NamedTuple):
         return int(np.diff(np.frombuffer(self.offsets, np.int32)).max(initial=0))
 
 
-def column(items: Collection[bytes]) -> Column:
+def column(items: Collection[bytes]) -> PackedColumn:
     """A column of `items`. Raises `TypeError` where an item is None. They must be shorter than
     2 GiB together."""
     buffers = join(list(items))
     assert buffers is not None, "an entry holds some megabytes"
-    return Column(*buffers)
+    return PackedColumn(*buffers)
 
 
 def pack(
     ops: bytes,
-    keys: Column,
-    values: Column,
+    keys: PackedColumn,
+    values: PackedColumn,
     *,
     is_last: bool = True,
     changeset: tuple[int, int] = CHANGESET_NONE,

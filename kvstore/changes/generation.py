@@ -98,7 +98,7 @@ def generation(opened_at: int, streams: Sequence[bytes]) -> Generation:
     return Generation(Timestamp(opened_at), None, tuple(streams), _tokens=tokens)
 
 
-class Window(NamedTuple):
+class GenerationWindow(NamedTuple):
     """The times `(since, upto]`, all of which lie in one generation."""
 
     generation: Generation
@@ -133,13 +133,13 @@ class Generations:
                 return found
         return self._all[0]
 
-    def windows(self, *, since: int, upto: int) -> Iterator[Window]:
+    def windows(self, *, since: int, upto: int) -> Iterator[GenerationWindow]:
         """The parts of `(since, upto]` that lie in one generation each, oldest first."""
         for number, found in enumerate(self._all):
             low = since if number == 0 else max(since, found.opened_at - 1)
             high = min(upto, found.last)
             if low < high:
-                yield Window(found, low, high)
+                yield GenerationWindow(found, low, high)
 
     def stage_next(self, batch: WriteBatch, opened_at: int, *, count: int) -> Generation:
         """Add the record of a generation of `count` streams to an engine batch."""

@@ -29,7 +29,7 @@ from kvstore.changes.entry import (
     OP_PUT,
     OP_PUT_LARGE,
     ChangeEntry,
-    Column,
+    PackedColumn,
     Row,
     column,
     is_last,
@@ -38,7 +38,7 @@ from kvstore.changes.entry import (
     peek,
     unpack,
 )
-from kvstore.changes.generation import Generation, Generations, Window
+from kvstore.changes.generation import Generation, Generations, GenerationWindow
 from kvstore.changes.stream import CONTROL_STREAM
 from kvstore.codec.keys import decode_change_key, encode_change_key
 from kvstore.engine.api import CHANGES, Engine, WriteBatch
@@ -180,7 +180,9 @@ class ChangeIndex:
         for window in self.generations.windows(since=since, upto=upto):
             yield from self.commits_in(window, select)
 
-    def commits_in(self, window: Window, select: Select | None = None) -> Iterator[Commit]:
+    def commits_in(
+        self, window: GenerationWindow, select: Select | None = None
+    ) -> Iterator[Commit]:
         """As `read`, of a window that lies in one generation."""
         found, since, upto = window
         wanted = found.every_stream() if select is None else select(found)
@@ -195,7 +197,9 @@ class ChangeIndex:
         for window in self.generations.windows(since=since, upto=upto):
             yield from self.rows_in(window, select)
 
-    def rows_in(self, window: Window, select: Select | None = None) -> Iterator[PlacedRow]:
+    def rows_in(
+        self, window: GenerationWindow, select: Select | None = None
+    ) -> Iterator[PlacedRow]:
         """As `rows`, of a window that lies in one generation."""
         found, since, upto = window
         wanted = found.every_stream() if select is None else select(found)
@@ -351,14 +355,14 @@ def _chunks(
         taken += len(ops)
 
 
-def _chunk(ops: bytes, keys: Column, values: Column, **tags: Any) -> Packed:
+def _chunk(ops: bytes, keys: PackedColumn, values: PackedColumn, **tags: Any) -> Packed:
     """An entry, thin and full where its values are so many that it pays.
 
     The full one is left to the engine to compress, when it comes to writing it.
     """
     if len(values.data) < THIN_FROM_BYTES or OP_DELETE_RANGE in ops:
         return Packed(pack(ops, keys, values, **tags))
-    none = Column(bytes(len(values.offsets)), b"")
+    none = PackedColumn(bytes(len(values.offsets)), b"")
     thin = pack(ops.replace(_PUT, _PUT_LARGE), keys, none, **tags)
     return Packed(thin, pack(ops, keys, values, compress=False, **tags))
 

@@ -41,7 +41,7 @@ _FEW = 16
 """Rows that are put one by one into a chunk rather than merged with all of it."""
 
 
-class Chunk:
+class SortedChunk:
     """Some neighbouring entries, and the number of the edition that may change them."""
 
     __slots__ = ("edition", "keys", "values")
@@ -60,7 +60,7 @@ class Edition:
     def __init__(self) -> None:
         self.number = next(_numbers)
         self.firsts = [b""]
-        self.chunks = [Chunk([], [], self.number)]
+        self.chunks = [SortedChunk([], [], self.number)]
         self.holders = 0
 
     def fork(self) -> Edition:
@@ -169,17 +169,17 @@ class Edition:
 
     # -- inside -----------------------------------------------------------------------------
 
-    def _own(self, at: int) -> Chunk:
+    def _own(self, at: int) -> SortedChunk:
         """The chunk, copied if another edition may have it."""
         chunk = self.chunks[at]
         if chunk.edition != self.number:
-            chunk = Chunk(chunk.keys.copy(), chunk.values.copy(), self.number)
+            chunk = SortedChunk(chunk.keys.copy(), chunk.values.copy(), self.number)
             self.chunks[at] = chunk
         return chunk
 
     def _split(self, at: int, cut: int) -> None:
         chunk = self.chunks[at]
-        right = Chunk(chunk.keys[cut:], chunk.values[cut:], self.number)
+        right = SortedChunk(chunk.keys[cut:], chunk.values[cut:], self.number)
         del chunk.keys[cut:], chunk.values[cut:]
         self.firsts.insert(at + 1, right.keys[0])
         self.chunks.insert(at + 1, right)
@@ -207,7 +207,7 @@ class Edition:
         cuts = range(0, len(keys), CHUNK_ENTRIES_MAX)
         self.firsts[at + 1 : at + 1] = [keys[cut] for cut in cuts[1:]]
         self.chunks[at : at + 1] = [
-            Chunk(
+            SortedChunk(
                 keys[cut : cut + CHUNK_ENTRIES_MAX],
                 values[cut : cut + CHUNK_ENTRIES_MAX],
                 self.number,

@@ -11,7 +11,7 @@ from bisect import bisect_left, bisect_right
 from typing import Protocol
 
 from kvstore.engine.api import next_count
-from kvstore.engine.editions import Chunk, Edition
+from kvstore.engine.editions import Edition, SortedChunk
 from kvstore.errors import ClosedError
 from kvstore.limits import SCAN_CHUNK
 from kvstore.loops import Live
@@ -129,7 +129,7 @@ class MemoryCursor:
         if edition is not None:
             self._engine.release(edition)
 
-    def _ascend(self, edition: Edition, count: int) -> tuple[Chunk, slice]:
+    def _ascend(self, edition: Edition, count: int) -> tuple[SortedChunk, slice]:
         (at, index), (last, end) = self._low, self._high
         chunk = edition.chunks[at]
         stop = min(index + count, end if at == last else len(chunk.keys))
@@ -137,7 +137,7 @@ class MemoryCursor:
         self._low = (at + 1, 0) if is_used_up else (at, stop)
         return chunk, slice(index, stop)
 
-    def _descend(self, edition: Edition, count: int) -> tuple[Chunk, slice]:
+    def _descend(self, edition: Edition, count: int) -> tuple[SortedChunk, slice]:
         (first, start), (at, stop) = self._low, self._high
         chunk = edition.chunks[at]
         index = max(stop - count, start if at == first else 0)

@@ -11,7 +11,7 @@ Floors, from the top:
 from kvstore.mvcc.diff import Difference
 from kvstore.mvcc.fragments import Cover, Fragments, RangeTombstone
 from kvstore.mvcc.version import Lifetime, Stamps, Version, timeline
-from kvstore.mvcc.versions import Versions, View
+from kvstore.mvcc.versions import ReadView, Versions
 from kvstore.mvcc.write import WriteSet, stage
 
 __all__ = [
@@ -23,7 +23,7 @@ __all__ = [
     "Stamps",
     "Version",
     "Versions",
-    "View",
+    "ReadView",
     "WriteSet",
     "stage",
     "timeline",

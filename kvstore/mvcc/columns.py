@@ -38,7 +38,7 @@ _LOW_BYTES: Final = np.array([(1 << (8 * count)) - 1 for count in range(_WORD + 
 """By a number of bytes: the mask of as many low bytes of a word."""
 
 
-class Columns:
+class KeyColumns:
     """The keys of one chunk, in the order of the engine, as columns."""
 
     def __init__(self, keys: Sequence[bytes]) -> None:

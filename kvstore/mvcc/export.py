@@ -19,7 +19,7 @@ from kvstore.arrow import binary_array
 from kvstore.codec.keys import IMPORT_ID_MAX, TAIL_BYTES, check_data_key, encode_reference
 from kvstore.codec.ordered import is_framed, unframe
 from kvstore.engine.api import Cursor, chunks
-from kvstore.mvcc.columns import Columns, of_chosen
+from kvstore.mvcc.columns import KeyColumns, of_chosen
 from kvstore.mvcc.diff import choose
 from kvstore.mvcc.fragments import Fragments
 from kvstore.mvcc.version import Stamps, timeline
@@ -47,7 +47,7 @@ def version_columns(
     Memory is a chunk, or the entries of one key if these are more.
     """
     for keys, values in _whole_keys(cursor):
-        columns = Columns(keys)
+        columns = KeyColumns(keys)
         references = columns.times < 0
         if references.any():
             found = _with_imports(keys, values, columns, stamps, fragments, since, upto)
@@ -77,7 +77,7 @@ def _whole_keys(cursor: Cursor) -> Iterator[tuple[list[bytes], list[bytes]]]:
 
 
 def _chosen(
-    columns: Columns,
+    columns: KeyColumns,
     times: npt.NDArray[np.int64],
     values: list[bytes],
     chosen: npt.NDArray[np.bool_],
@@ -93,7 +93,7 @@ def _chosen(
 def _with_imports(
     keys: list[bytes],
     values: list[bytes],
-    columns: Columns,
+    columns: KeyColumns,
     stamps: Stamps,
     fragments: Fragments,
     since: int,

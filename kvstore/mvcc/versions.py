@@ -38,7 +38,7 @@ from kvstore.timestamp import TIMESTAMP_MAX, Timestamp
 Tombstones: TypeAlias = "list[RangeTombstone]"
 
 
-class View(NamedTuple):
+class ReadView(NamedTuple):
     """What a reader needs beside the entries."""
 
     fragments: Fragments
@@ -53,7 +53,7 @@ class Versions:
         self.lookup = Lookup(engine, self._get_slowly)
         self.get = self.lookup.get
         """The value of a key at a time, None where it is absent or deleted. One seek."""
-        self._show(View(Fragments.of(stored_tombstones(engine)), stamps or {}))
+        self._show(ReadView(Fragments.of(stored_tombstones(engine)), stamps or {}))
 
     # -- reading ----------------------------------------------------------------------------
 
@@ -155,7 +155,7 @@ class Versions:
         """Tails (suffix and kind) of all stored entries of `key`, in their order. O(entries)."""
         return [tail for tail, _ in self._entries(key)]
 
-    def _show(self, view: View) -> None:
+    def _show(self, view: ReadView) -> None:
         self.view = view
         self.lookup.show(view.fragments.boundaries, view.fragments.limits, view.stamps)
 

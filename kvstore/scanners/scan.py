@@ -22,7 +22,7 @@ from kvstore.limits import (
     SCAN_WORKERS_BYTES_MIN,
     SCAN_WORKERS_MAX,
 )
-from kvstore.mvcc.versions import View
+from kvstore.mvcc.versions import ReadView
 from kvstore.scanners.crew import Crew, ScanWorker
 from kvstore.scanners.source import ScanJob, ScanPiece, ScanSource
 from kvstore.span import Span
@@ -45,7 +45,14 @@ class Scanners:
         own(self, "the parallel scans of a store")
 
     def scan(
-        self, engine: RocksEngine, view: View, span: Span, as_of: int, *, workers: int, rows: int
+        self,
+        engine: RocksEngine,
+        view: ReadView,
+        span: Span,
+        as_of: int,
+        *,
+        workers: int,
+        rows: int,
     ) -> ParallelScan:
         """The rows of `span` at `as_of`, read by so many processes, of which this is one. Costs a
         checkpoint, and opening it."""
@@ -172,7 +179,7 @@ def _files(engine: Engine, span: Span) -> list[FileSpan]:
 
 
 def _pieces(
-    engine: Engine, view: View, span: Span, as_of: int, workers: int
+    engine: Engine, view: ReadView, span: Span, as_of: int, workers: int
 ) -> Iterator[ScanPiece]:
     """Cut `span` into some for each process, and into more where it is large."""
     files = _files(engine, span)

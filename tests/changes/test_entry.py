@@ -17,7 +17,7 @@ from kvstore.changes.entry import (
     OP_PUT,
     OP_PUT_LARGE,
     OP_REVERT,
-    Column,
+    PackedColumn,
     Row,
     column,
     pack,
@@ -47,7 +47,7 @@ row = st.one_of(
 rows = st.lists(row)
 
 
-def columns(found: list[Row]) -> tuple[Column, Column]:
+def columns(found: list[Row]) -> tuple[PackedColumn, PackedColumn]:
     return column([row.key for row in found]), column([row.value for row in found])
 
 

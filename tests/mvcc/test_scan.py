@@ -18,7 +18,7 @@ from kvstore.codec.ordered import frame
 from kvstore.limits import SCAN_CHUNK_BYTES
 from kvstore.loops import Live
 from kvstore.mvcc import scan as scan_module
-from kvstore.mvcc.columns import Columns
+from kvstore.mvcc.columns import KeyColumns
 from kvstore.mvcc.fragments import Fragments, RangeTombstone
 from kvstore.mvcc.scan import Read, live_columns, live_rows
 from kvstore.mvcc.version import Lifetime, newest_at, timeline
@@ -98,7 +98,7 @@ def test_repeats_are_neighbours_with_one_user_key(drawn: Any) -> None:
     if chunk:
         stems = [key[:-9] for key in chunk]
         expected = [False, *(a == b for a, b in pairwise(stems))]
-        assert Columns(chunk).repeats.tolist() == expected
+        assert KeyColumns(chunk).repeats.tolist() == expected
 
 
 @pytest.mark.parametrize("loops", BOTH, ids=names)
