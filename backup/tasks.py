@@ -30,7 +30,7 @@ from kvstore.arguments import require_age
 from kvstore.codec.json import JsonObject
 from kvstore.errors import UsageError
 from kvstore.store import Store
-from kvstore.tasks import Arguments, Handler, Progress, age_of, handler, submit
+from kvstore.tasks import Arguments, Handler, TaskProgress, age_of, handler, submit
 from kvstore.timestamp import TIMESTAMP_MAX, TimeLike, to_timestamp
 
 BACKUP_QUEUE: Final = "backup"
@@ -129,7 +129,7 @@ def _backup(
     store: Store,
     open_collection: Callable[[str], Collection],
     arguments: JsonObject,
-    progress: Progress,
+    progress: TaskProgress,
 ) -> Arguments:
     progress.tell(rows=0)
     info = open_collection(arguments.text("url")).backup(
@@ -143,7 +143,7 @@ def _backup(
 
 
 def _compact(
-    open_collection: Callable[[str], Collection], arguments: JsonObject, progress: Progress
+    open_collection: Callable[[str], Collection], arguments: JsonObject, progress: TaskProgress
 ) -> Arguments:
     progress.tell(step="compact")
     open_collection(arguments.text("url")).compact()
@@ -151,7 +151,7 @@ def _compact(
 
 
 def _expire(
-    open_collection: Callable[[str], Collection], arguments: JsonObject, progress: Progress
+    open_collection: Callable[[str], Collection], arguments: JsonObject, progress: TaskProgress
 ) -> Arguments:
     progress.tell(step="expire")
     before = arguments.optional_integer("before", most=TIMESTAMP_MAX)

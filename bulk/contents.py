@@ -11,19 +11,18 @@ of another import between two rows of its own, is refused. `Store.verify` tells 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from pathlib import Path
-from typing import Final, TypeAlias
+from typing import Final
 
 from bulk.part import Part
 from kvstore.codec.keys import TAIL_BYTES, TOMBSTONE, VALUE, check_data_key, encode_reference
 from kvstore.codec.ordered import frame, unframe
 from kvstore.engine.loose import LooseFile, LooseFiles, told_once
 from kvstore.errors import CorruptionError, KeyOrderError
+from kvstore.imports import Tell
 from kvstore.limits import KEY_BYTES_MAX, VALUE_BYTES_MAX
-
-Tell: TypeAlias = "Callable[[Sequence[Path | str]], list[LooseFile]]"
 
 FILES_AT_ONCE: Final = 16
 """Files that are asked together. RocksDB reads the figures of 20 after an ingest, not of more."""

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Final, Literal, TypeAlias
 
 from bulk.conflicts import require_no_live_keys, require_none_came
-from bulk.contents import FILES_AT_ONCE, Tell, require_disjoint, require_rows, require_told
+from bulk.contents import FILES_AT_ONCE, require_disjoint, require_rows, require_told
 from bulk.manifest import Manifest
 from bulk.staging import Identity, open_staged, opened_path, read_manifest, require_unaltered
 from kvstore.arguments import require_path
@@ -37,7 +37,7 @@ from kvstore.errors import (
     KeyOrderError,
     UsageError,
 )
-from kvstore.imports import INGEST_DIRECTORY, ImportRecord
+from kvstore.imports import INGEST_DIRECTORY, ImportRecord, Tell
 from kvstore.journal.files import storage_errors
 from kvstore.span import Span, merge_spans
 from kvstore.store import Store

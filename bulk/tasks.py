@@ -21,7 +21,7 @@ from bulk.ingest import OnConflict, ingest
 from bulk.staging import read_manifest
 from kvstore.codec.json import JsonObject
 from kvstore.store import Store
-from kvstore.tasks import Arguments, Handler, Progress, handler, submit
+from kvstore.tasks import Arguments, Handler, TaskProgress, handler, submit
 
 IMPORT_QUEUE: Final = "import"
 
@@ -62,7 +62,7 @@ def submit_import(
     )
 
 
-def _import(store: Store, arguments: JsonObject, progress: Progress) -> Arguments:
+def _import(store: Store, arguments: JsonObject, progress: TaskProgress) -> Arguments:
     # Which conflicts are known, `ingest` checks.
     on_conflict = cast("OnConflict", arguments.text("on_conflict"))
     stamp = ingest(

@@ -28,7 +28,7 @@ from kvstore.errors import UsageError
 from kvstore.limits import COMPACT_PIECES
 from kvstore.span import Span
 from kvstore.store import Store
-from kvstore.tasks import Arguments, Handler, Progress, age_of, handler, submit
+from kvstore.tasks import Arguments, Handler, TaskProgress, age_of, handler, submit
 from kvstore.timestamp import TIMESTAMP_MAX, TimeLike, to_timestamp
 
 GC_QUEUE: Final = "gc"
@@ -78,7 +78,7 @@ def submit_compact(
     return submit(store.tasks, COMPACT_QUEUE, arguments, task_id=task_id, report_to=report_to)
 
 
-def _gc(store: Store, arguments: JsonObject, progress: Progress) -> Arguments:
+def _gc(store: Store, arguments: JsonObject, progress: TaskProgress) -> Arguments:
     progress.tell(since=int(store.since))
     report = store.gc(
         before=arguments.optional_integer("before", most=TIMESTAMP_MAX),
@@ -95,7 +95,7 @@ def _gc(store: Store, arguments: JsonObject, progress: Progress) -> Arguments:
     }
 
 
-def _compact(store: Store, arguments: JsonObject, progress: Progress) -> Arguments:
+def _compact(store: Store, arguments: JsonObject, progress: TaskProgress) -> Arguments:
     end = None if arguments.get("end") is None else arguments.hexed("end")
     begun = progress.before if "upto" in progress.before else None
     start = arguments.hexed("start") if begun is None else begun.hexed("upto")

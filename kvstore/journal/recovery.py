@@ -53,7 +53,7 @@ class StateMachine(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class LiveFile:
+class RecoveredFile:
     """The live file as it was found: `bytes` of it are good, and hold `records`.
 
     A mark or a note says of `synced` of them that they were synced. `sealed` is True where a crash
@@ -82,7 +82,7 @@ class Recovery:
     snapshot_bytes: int
     torn: TornTail | None
     ignored: tuple[str, ...]
-    live: LiveFile | None
+    live: RecoveredFile | None
 
 
 def replay(
@@ -115,7 +115,7 @@ class _Replay:
         self._repeated = 0
         self._bytes = 0
         self._torn: TornTail | None = None
-        self._live: LiveFile | None = None
+        self._live: RecoveredFile | None = None
         self._note: Note | None = None
 
     def run(self, restore: Apply | None, apply: Apply | None, *, include_live: bool) -> Recovery:
@@ -189,7 +189,7 @@ class _Replay:
         if not file.final:
             self._torn = scan.torn
             good = scan.torn.offset if scan.torn else scan.size
-            self._live = LiveFile(file, scan.records, good, scan.synced, scan.sealed)
+            self._live = RecoveredFile(file, scan.records, good, scan.synced, scan.sealed)
 
     def _check_note(self, note: Note) -> None:
         """Refuse a journal that has lost its end, or was put back from an older copy."""

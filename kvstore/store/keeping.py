@@ -21,7 +21,7 @@ from kvstore.store.following import Following
 from kvstore.tasks import Tasks
 from kvstore.timestamp import TimeLike, Timestamp, to_timestamp
 from kvstore.txn import revert_range
-from kvstore.verify import VerifyReport, verify
+from kvstore.verify import StoreReport, verify
 
 TASKS_DIRECTORY: Final = "tasks"
 """In the store's directory, where the engines look at names of their own only."""
@@ -174,7 +174,7 @@ class Keeping(Following):
                 self._tasks = Tasks.open(path, clock=self._clock, failures=self._tasks_failures)
             return self._tasks
 
-    def verify(self, *, progress: Callable[[int], None] | None = None) -> VerifyReport:
+    def verify(self, *, progress: Callable[[int], None] | None = None) -> StoreReport:
         """Walk the whole store and list all that breaks an invariant. Bounded memory.
 
         Commits go on meanwhile, GC waits. Costs one pass over everything, and a look-up per

@@ -12,7 +12,7 @@ Floors, from the top:
 
 from kvstore.tasks.call import (
     Arguments,
-    Progress,
+    TaskProgress,
     age_of,
     arguments_of,
     handler,
@@ -46,7 +46,7 @@ __all__ = [
     "Outcome",
     "Retry",
     "Arguments",
-    "Progress",
+    "TaskProgress",
     "age_of",
     "arguments_of",
     "handler",

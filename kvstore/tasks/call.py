@@ -34,7 +34,7 @@ REPORT_TO: Final = "report_to"
 Arguments: TypeAlias = Mapping[str, Any]
 
 
-class Progress:
+class TaskProgress:
     """What a handler tells about its work, and what an earlier attempt told.
 
     Telling keeps the task: it raises `FencedError` once the task is known to be reassigned, so
@@ -64,7 +64,7 @@ class Progress:
             self.tell(**facts)
 
 
-Call: TypeAlias = Callable[[JsonObject, Progress], Arguments]
+Call: TypeAlias = Callable[[JsonObject, TaskProgress], Arguments]
 """Does what arguments say and returns the result, both of them JSON."""
 
 
@@ -98,7 +98,7 @@ def handler(call: Call, *, every_s: float | None = None) -> Handler:
     def handle(job: Job) -> Sequence[NewTask]:
         arguments = arguments_of(job.task)
         seconds = TASK_PROGRESS_S if every_s is None else every_s
-        result = call(arguments, Progress(job, every_s=seconds))
+        result = call(arguments, TaskProgress(job, every_s=seconds))
         report_to = arguments.optional(REPORT_TO, str)
         if report_to is None:
             return ()

@@ -7,7 +7,7 @@ Floors, from the top:
     report
 """
 
-from kvstore.verify.report import Problem, VerifyReport
+from kvstore.verify.report import Problem, StoreReport
 from kvstore.verify.walk import verify
 
-__all__ = ["Problem", "VerifyReport", "verify"]
+__all__ = ["Problem", "StoreReport", "verify"]

@@ -22,7 +22,7 @@ class Problem(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class VerifyReport:
+class StoreReport:
     """The outcome. Counts are of what was looked at."""
 
     problems: tuple[Problem, ...]

@@ -58,13 +58,13 @@ from kvstore.verify.records import (
     check_rows,
     check_stamps,
 )
-from kvstore.verify.report import Findings, VerifyReport
+from kvstore.verify.report import Findings, StoreReport
 
 _HASH_MASK = (1 << 64) - 1
 _COMMITS_CACHED = 16
 
 
-def verify(parts: Parts, *, progress: Callable[[int], None] | None = None) -> VerifyReport:
+def verify(parts: Parts, *, progress: Callable[[int], None] | None = None) -> StoreReport:
     """Verify a store. The caller keeps GC away. O(everything stored), one look-up per change.
 
     `progress` is called with the versions and changes looked at so far.
@@ -85,7 +85,7 @@ def verify(parts: Parts, *, progress: Callable[[int], None] | None = None) -> Ve
         walk.records()
     finally:
         holds.let_go(pin, None)
-    return VerifyReport(
+    return StoreReport(
         problems=tuple(walk.findings.problems),
         complete=walk.findings.complete,
         keys=walk.keys,
