@@ -39,9 +39,14 @@
 `backup.shard` adds two for programs that read shards without a collection: `MissingShardError`, a
 `UsageError`, and `MissingPartError`, a `CorruptionError`.
 
-Each branch has a module here. Each message says what happened, where, and what to do; the same
-facts are fields of the error. Foreign exceptions are translated where they enter
-(`raise ... from`). A broken invariant of ours is an assertion, never one of these errors.
+Each message says what happened, where, and what to do; the same facts are fields of the error.
+Foreign exceptions are translated where they enter (`raise ... from`). A broken invariant of ours is
+an assertion, never one of these errors.
+
+Floors, from the top:
+
+    corruption fenced frontiers retry storage usage    a module for each branch of the tree
+    root
 """
 
 from kvstore.errors.corruption import (
