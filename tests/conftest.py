@@ -26,7 +26,8 @@ from kvstore.testing.bounds import bounds, some_tiny
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytest.register_assert_rewrite("kvstore.testing.engines")
+for suite in ("kvstore.testing.engines", "backup.testing.blobs", "backup.testing.consensus"):
+    pytest.register_assert_rewrite(suite)
 
 settings.register_profile(
     "ci",

@@ -15,7 +15,7 @@ import backup
 import bulk
 import kvstore
 from backup.shard import MemoryBlob, MemoryConsensus, Storage
-from backup.shard.storage.faults import FaultRates, FaultyBlob, FaultyConsensus, Weather
+from backup.testing.faults import FaultRates, FaultyBlob, FaultyConsensus, Weather
 from tests.backup.histories import change, staged_import, versions
 from tests.shard import azurite
 from tests.shard.conftest import azure_container, azure_server, s3_bucket, s3_server

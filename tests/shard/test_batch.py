@@ -21,9 +21,9 @@ from backup.shard.rows.part_bytes import MissingPartError
 from backup.shard.rows.part_reader import open_part, read_part
 from backup.shard.rows.rules import DIFFS, VERSIONS, AsOf, Window
 from backup.shard.state.state import Batch, Part
-from backup.shard.storage.faults import FaultRates, FaultyBlob, Weather
 from backup.shard.storage.file_blob import FileBlob
 from backup.shard.storage.memory import MemoryBlob
+from backup.testing.faults import FaultRates, FaultyBlob, Weather
 from kvstore.clock import ManualClock
 from kvstore.digest import digest
 from kvstore.errors import CorruptionError, FormatVersionError, KeyOrderError, UsageError

@@ -15,8 +15,8 @@ from backup.shard.storage.contract import Blob, put_retrying, sweep
 from backup.shard.storage.file_blob import FileBlob
 from backup.shard.storage.memory import MemoryBlob
 from backup.shard.storage.object_store import ObjectBlob
+from backup.testing.blobs import BlobContract
 from kvstore.errors import AccessDeniedError
-from tests.shard.contracts import BlobContract
 
 
 class TestMemoryBlob(BlobContract):

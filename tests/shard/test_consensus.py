@@ -17,9 +17,9 @@ from backup.shard.storage.contract import Cas, Consensus, Versioned
 from backup.shard.storage.file_consensus import FileConsensus
 from backup.shard.storage.memory import MemoryConsensus
 from backup.shard.storage.object_store import ObjectConsensus
+from backup.testing.consensus import KEY, ConsensusContract, cas, fill, seqnos
 from kvstore.errors import CorruptionError, IndeterminateError
 from kvstore.journal import Journal
-from tests.shard.contracts import KEY, ConsensusContract, cas, fill, seqnos
 
 
 class TestMemoryConsensus(ConsensusContract):

@@ -19,9 +19,9 @@ from backup.shard.rows.batch_writer import BatchDesc
 from backup.shard.rows.rules import DIFFS, VERSIONS, AsOf, Rule
 from backup.shard.shard import Shard
 from backup.shard.state.state import EMPTY
-from backup.shard.storage.faults import FaultRates, FaultyBlob, FaultyConsensus, Weather
 from backup.shard.storage.memory import MemoryBlob, MemoryConsensus
 from backup.shard.storage.patience import Patience
+from backup.testing.faults import FaultRates, FaultyBlob, FaultyConsensus, Weather
 from kvstore.clock import ManualClock
 from kvstore.errors import (
     DeterminateError,

@@ -13,11 +13,13 @@ from backup.shard.rows.batch_writer import BatchDesc, part_names, write_batch
 from backup.shard.rows.rules import DIFFS, VERSIONS
 from backup.shard.state.state import EMPTY, Batch
 from backup.shard.storage.contract import Blob, Consensus, Versioned
-from backup.shard.storage.faults import FaultyBlob, FaultyConsensus, Weather
 from backup.shard.storage.file_blob import FileBlob
 from backup.shard.storage.file_consensus import FileConsensus
 from backup.shard.storage.memory import MemoryBlob, MemoryConsensus
 from backup.shard.storage.object_store import ObjectBlob, ObjectConsensus
+from backup.testing.blobs import BlobContract
+from backup.testing.consensus import ConsensusContract
+from backup.testing.faults import FaultyBlob, FaultyConsensus, Weather
 from kvstore.errors import (
     HistoryGoneError,
     UpperMismatchError,
@@ -25,7 +27,6 @@ from kvstore.errors import (
 )
 from kvstore.limits import ROLLUP_EVERY
 from kvstore.testing.bounds import bounds
-from tests.shard.contracts import BlobContract, ConsensusContract
 from tests.shard.rows import delete, put, versions
 from tests.shard.world import World, open_shard, read, write
 

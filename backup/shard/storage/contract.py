@@ -5,7 +5,7 @@ holds for each key a log of versions that only grows at its head, by compare-and
 of a shard's state live there: the process that sets the next version has decided what happens next.
 
 Implementations: `memory`, `file_blob` and `file_consensus` (local files), `object_store` (S3, GCS,
-Azure), and `faults` around any of them. The suite in tests/shard/contracts.py checks each.
+Azure). The suites of `backup.testing` check each implementation.
 
 Rules of every blob
 1. A name is written once. `put` is atomic: a reader sees nothing or all of it. Putting the same

@@ -1,0 +1,9 @@
+"""Tools that prove a storage of backups: contracts to inherit, and storage that fails at random.
+
+`blobs` and `consensus` need pytest, which the extra `testing` of kvstore installs. Production code
+never imports this package.
+
+    blobs       the contract of blobs, as a suite that a blob's tests inherit
+    consensus   the contract of consensus, likewise
+    faults      a blob and a consensus that refuse, delay and lose calls
+"""
