@@ -4,6 +4,6 @@
 never imports this package.
 
     blobs       the contract of blobs, as a suite that a blob's tests inherit
-    consensus   the contract of consensus, likewise
+    consensus   the contract of consensus, as a suite that its tests inherit
     faults      a blob and a consensus that refuse, delay and lose calls
 """

@@ -3,7 +3,7 @@
 Floors, from the top:
 
     address                           the storage that a URL names
-    faults file_blob file_consensus memory object_store
+    file_blob file_consensus memory object_store
     contract                          blobs and consensus
     os_errors patience
 """
