@@ -3,7 +3,9 @@
 `blobs` and `consensus` need pytest, which the extra `testing` of kvstore installs. Production code
 never imports this package.
 
-    blobs       the contract of blobs, as a suite that a blob's tests inherit
-    consensus   the contract of consensus, as a suite that its tests inherit
-    faults      a blob and a consensus that refuse, delay and lose calls
+Floors, from the top:
+
+    blobs                             the contract of blobs, as a suite that a blob's tests inherit
+    consensus                         the contract of consensus, likewise for a consensus
+    faults                            a blob and a consensus that refuse, delay and lose calls
 """
