@@ -110,6 +110,12 @@ def test_every_link_between_documents_leads_somewhere() -> None:
                 assert (page.parent / target).exists(), f"{page.name}: {target}"
 
 
+def test_each_decision_says_what_was_chosen_and_rejected_why_and_at_what_price() -> None:
+    for page in (DOCS / "explanation" / "decisions").glob("0*.md"):
+        headings = re.findall(r"^## (.+)$", page.read_text(), re.MULTILINE)
+        assert headings == ["Chosen", "Rejected", "Why", "Price"], page.name
+
+
 def test_an_included_page_exists() -> None:
     for page in PAGES:
         for target, _ in _INCLUDE.findall(page.read_text()):
