@@ -53,7 +53,7 @@ _PUT_BACK = "put the folder consensus back from a copy, or back up to another pl
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class CollectionRecord:
     """The collection's record of itself."""
 
     seqno: int
@@ -67,7 +67,7 @@ class Record:
         return token is not None and self.chains[-1].endswith(f"-{_mark(token)}")
 
 
-_NONE = Record(0, "", "", ())
+_NONE = CollectionRecord(0, "", "", ())
 
 
 class Chains:
@@ -80,7 +80,7 @@ class Chains:
         self._over = place.blob.patience.over
         self._logs: dict[str, StateLog] = {}
 
-    def read(self) -> Record | None:
+    def read(self) -> CollectionRecord | None:
         """The newest record; None where no backup was ever made.
 
         Raises `CorruptionError` if it is damaged, or gone, which parts tell.
@@ -102,11 +102,11 @@ class Chains:
         if not chains or len(set(names)) < len(names) or not all(map(_NAME.fullmatch, names)):
             raise fields.damaged("its chains are none, come twice, or have names that none has")
         collection_id, source = fields.text("id"), fields.text("source")
-        return Record(head.seqno, collection_id, source, tuple(chains), tuple(dropping))
+        return CollectionRecord(head.seqno, collection_id, source, tuple(chains), tuple(dropping))
 
     def begin(
         self, source: str, token: str | None = None, *, first: Callable[[], None] = lambda: None
-    ) -> Record:
+    ) -> CollectionRecord:
         """The record, made with one chain if there is none yet: the backup `token` begins it.
         `first` is called before it is made.
 
@@ -122,10 +122,13 @@ class Chains:
                     )
                 return record
             first()
-            self._write(Record(0, secrets.token_hex(6), source, (_new_name(token),)), expected=None)
+            self._write(
+                CollectionRecord(0, secrets.token_hex(6), source, (_new_name(token),)),
+                expected=None,
+            )
         raise LockedError(self._where, "scripts that keep changing it")
 
-    def extend(self, record: Record, token: str | None = None) -> Record:
+    def extend(self, record: CollectionRecord, token: str | None = None) -> CollectionRecord:
         """Begin another chain after those of `record`. Raises `LockedError` if one just was.
 
         From here on nobody asks whether the states before were the newest there have been."""
@@ -136,7 +139,7 @@ class Chains:
             witness.remove(blob, name)
         return extended
 
-    def require_named(self, record: Record | None) -> None:
+    def require_named(self, record: CollectionRecord | None) -> None:
         """Raise `StatesLostError` if there was a chain that the record does not know: then it is
         older than it has been. Lists all parts."""
         known = set() if record is None else {*record.chains, *record.dropping}
@@ -148,13 +151,13 @@ class Chains:
                 known=len(known | chains),
             )
 
-    def drop(self, record: Record, names: set[str]) -> Record:
+    def drop(self, record: CollectionRecord, names: set[str]) -> CollectionRecord:
         """Take chains whose whole window has expired out of use; they are to be destroyed."""
         kept = tuple(name for name in record.chains if name not in names)
         dropping = (*record.dropping, *sorted(names))
         return self._replace(record, replace(record, chains=kept, dropping=dropping))
 
-    def forget(self, record: Record, names: set[str]) -> Record:
+    def forget(self, record: CollectionRecord, names: set[str]) -> CollectionRecord:
         """Of the chains that were `dropping`, these are destroyed."""
         left = tuple(name for name in record.dropping if name not in names)
         return self._replace(record, replace(record, dropping=left))
@@ -196,13 +199,13 @@ class Chains:
         where = f"{self._where}: {what}"
         return CorruptionError(where, "it is gone, and the parts are there", _PUT_BACK)
 
-    def _replace(self, old: Record, new: Record) -> Record:
+    def _replace(self, old: CollectionRecord, new: CollectionRecord) -> CollectionRecord:
         changed = replace(new, seqno=old.seqno + 1)
         if not self._write(changed, expected=old.seqno):
             raise LockedError(self._where, "another script, which has just changed it")
         return changed
 
-    def _write(self, record: Record, *, expected: int | None) -> bool:
+    def _write(self, record: CollectionRecord, *, expected: int | None) -> bool:
         fields = {
             "format": COLLECTION_FORMAT,
             "id": record.collection_id,

@@ -22,9 +22,8 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from backup.chains import RETENTION, Chains, Record, no_backup
+from backup.chains import RETENTION, Chains, CollectionRecord, no_backup
 from backup.place import find_place, sealed
-from backup.progress import forget, pending_parts
 from backup.restore import Build, build_here, restore_into_store, restore_store
 from backup.sealed import Secret
 from backup.shard import (
@@ -33,10 +32,10 @@ from backup.shard import (
     AsOf,
     Batch,
     Merge,
+    OnProgress,
     Part,
-    Progress,
     Shard,
-    Snapshot,
+    ShardSnapshot,
     Storage,
     Tally,
     Window,
@@ -48,7 +47,7 @@ from backup.shard.state import witness
 from backup.shard.storage.address import public_address
 from backup.shard.storage.contract import sweep
 from backup.shard.storage.patience import Patience, Waiting
-from backup.upload import Upload, upload_here
+from backup.uploads import Upload, forget, pending_parts, upload_here
 from backup.verify import Depth, VerifyReport, verify_chains
 from backup.window import (
     Backup,
@@ -230,7 +229,7 @@ class Collection:
         depth: Depth = "checksums",
         store: Store | None = None,
         *,
-        progress: Progress | None = None,
+        progress: OnProgress | None = None,
     ) -> VerifyReport:
         """Prove that what was written is there.
 
@@ -259,7 +258,7 @@ class Collection:
         full: bool = False,
         token: str | None = None,
         max_age: timedelta | None = None,
-        progress: Progress | None = None,
+        progress: OnProgress | None = None,
         upload: Upload = upload_here,
     ) -> BackupInfo:
         """Append what `store` has committed since the last backup; the first one is full.
@@ -322,7 +321,7 @@ class Collection:
         *,
         start: bytes | None = None,
         end: bytes | None = None,
-        progress: Progress | None = None,
+        progress: OnProgress | None = None,
         build: Build = build_here,
     ) -> Timestamp:
         """Build a new store at `path` with the original timestamps; returns its newest instant.
@@ -352,7 +351,7 @@ class Collection:
         *,
         start: bytes | None = None,
         end: bytes | None = None,
-        progress: Progress | None = None,
+        progress: OnProgress | None = None,
     ) -> Timestamp:
         """Import what was alive at `as_of` into a live store, stamped when added, as one import.
 
@@ -391,7 +390,7 @@ class Collection:
 
     # -- upkeep -----------------------------------------------------------------------------
 
-    def compact(self, *, progress: Progress | None = None, merge: Merge = merge_here) -> None:
+    def compact(self, *, progress: OnProgress | None = None, merge: Merge = merge_here) -> None:
         """Merge the batches of the newest chain into one, and free what is no longer needed.
 
         Every instant in `[since, upper)` stays restorable. Costs reading and writing the chain,
@@ -439,7 +438,7 @@ class Collection:
         before: TimeLike | None = None,
         *,
         keep: timedelta | None = None,
-        progress: Progress | None = None,
+        progress: OnProgress | None = None,
     ) -> Timestamp:
         """Give up instants before `before`, or older than `keep`; returns the new `since`.
 
@@ -471,7 +470,7 @@ class Collection:
         newest.gc()
         return Timestamp(newest.refresh().since)
 
-    def _drop_ended(self, record: Record, older: Sequence[Shard], limit: int) -> None:
+    def _drop_ended(self, record: CollectionRecord, older: Sequence[Shard], limit: int) -> None:
         """Remove chains that ended before `limit`."""
         ended = {shard.log.shard for shard in older if shard.upper <= limit}
         if ended:
@@ -512,7 +511,9 @@ class Collection:
         else:
             require_no_other(store, address)
 
-    def _require_reached(self, store: Store, name: str, record: Record, newest: Shard) -> None:
+    def _require_reached(
+        self, store: Store, name: str, record: CollectionRecord, newest: Shard
+    ) -> None:
         """Raise `StatesLostError` if the source knows of more that was appended than is here."""
         known = reached(store, name)
         if newest.upper >= known:
@@ -522,7 +523,7 @@ class Collection:
             remedy = "put the newest copy of all of it back; backup(store, full=True) begins anew"
             raise StatesLostError(self.url, found=found, known=known, remedy=remedy)
 
-    def _shards(self, record: Record | None = None) -> Sequence[Shard]:
+    def _shards(self, record: CollectionRecord | None = None) -> Sequence[Shard]:
         record = record or self._chains.read()
         found = map(self._chains.find, () if record is None else record.chains)
         # Another script may have just begun to destroy one.
@@ -532,12 +533,12 @@ class Collection:
         shards = self._filled()
         return shards[-1] if shards else None
 
-    def _filled(self, record: Record | None = None) -> Sequence[Shard]:
+    def _filled(self, record: CollectionRecord | None = None) -> Sequence[Shard]:
         """The chains that have a backup: of the newest, the first may not have ended yet."""
         return [shard for shard in self._shards(record) if shard.upper]
 
     @contextmanager
-    def snapshot(self, as_of: TimeLike | None) -> Iterator[tuple[Shard, Snapshot]]:
+    def snapshot(self, as_of: TimeLike | None) -> Iterator[tuple[Shard, ShardSnapshot]]:
         """The newest chain that covers `as_of`, held still at it."""
         shards = self._filled()
         if not shards:
@@ -555,7 +556,7 @@ class Collection:
             yield covering[-1], snapshot
 
     @contextmanager
-    def snapshots(self) -> Iterator[Mapping[Shard, Snapshot]]:
+    def snapshots(self) -> Iterator[Mapping[Shard, ShardSnapshot]]:
         """All chains, oldest first, each held still at its newest instant."""
         with ExitStack() as held:
             yield {

@@ -33,7 +33,7 @@ _OP_CODES[[Operation.UPDATE, Operation.ROW_DELETE, Operation.RANGE_DELETE]] = [
 _ORDER = [("key", "ascending"), ("timestamp", "descending"), ("op", "descending")]
 
 
-class Position(NamedTuple):
+class RowPosition(NamedTuple):
     """A row's place in the order of rows."""
 
     key: bytes
@@ -57,7 +57,7 @@ def exported(
     *,
     since: int | None,
     upto: int,
-    after: Position | None = None,
+    after: RowPosition | None = None,
     span: Span | None = None,
 ) -> Exported:
     """Every version in `(since, upto]`; `since=None` is all that is kept. Only those behind
@@ -103,7 +103,7 @@ def _order(rows: pa.RecordBatch) -> Longs:
     return places
 
 
-def _behind(rows: Iterator[pa.RecordBatch], after: Position) -> Iterator[pa.RecordBatch]:
+def _behind(rows: Iterator[pa.RecordBatch], after: RowPosition) -> Iterator[pa.RecordBatch]:
     """The rows that follow `after`: of one key newest first, and the range tombstone first."""
     for batch in rows:
         key, timestamp, op = (batch.column(name) for name in ("key", "timestamp", "op"))

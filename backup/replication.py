@@ -30,7 +30,7 @@ import kvstore
 from backup.collection import Collection
 from backup.restore import built_from, restore_store, version_files
 from backup.shard import OP_DELETE, OP_DELETE_RANGE
-from backup.source import CollectionSource, Rows, Source, Stop, StoreSource
+from backup.source import CollectionSource, Source, SourceWindow, Stop, StoreSource
 from kvstore.errors import UsageError
 from kvstore.limits import REPLICA_BATCH_ROWS, REPLICA_WINDOW_BYTES, REPLICA_WINDOW_ROWS
 from kvstore.mvcc import RangeTombstone, WriteSet
@@ -173,7 +173,7 @@ def _by_time(batches: list[pa.RecordBatch]) -> Iterable[tuple[int, int, bytes, b
     return zip(*(table.column(name).to_pylist() for name in names), strict=True)
 
 
-def _ingest(target: Store, replica: Replica, rows: Rows) -> None:
+def _ingest(target: Store, replica: Replica, rows: SourceWindow) -> None:
     assert target.path is not None
     place = target.path.parent
     # `TemporaryDirectory` would remove it when a forked child exits.

@@ -21,9 +21,9 @@ from typing import NamedTuple, Protocol
 import pyarrow as pa
 
 import bulk
-from backup.rows import data_entries, range_rows
-from backup.shard import Snapshot, Tally, View
+from backup.shard import ShardSnapshot, Tally, View
 from backup.shard.storage.os_errors import not_done
+from backup.version_rows import data_entries, range_rows
 from bulk.ingest import staging_beside
 from bulk.sst import SstFile
 from kvstore.errors import LockedError, UsageError
@@ -50,14 +50,14 @@ class Build(Protocol):
     """Writes the rows of a view of a snapshot as files in `directory`, which are moved from it."""
 
     def __call__(
-        self, snapshot: Snapshot, view: View, span: Span, directory: Path, tally: Tally
+        self, snapshot: ShardSnapshot, view: View, span: Span, directory: Path, tally: Tally
     ) -> Iterable[Built]:
         """Build; `tally` counts rows written. Raises `CorruptionError` if a part is damaged."""
         ...
 
 
 def build_here(
-    snapshot: Snapshot, view: View, span: Span, directory: Path, tally: Tally
+    snapshot: ShardSnapshot, view: View, span: Span, directory: Path, tally: Tally
 ) -> Iterator[Built]:
     """Build in this process, in bounded memory."""
     return built_from(tally.over(snapshot.view(view, span)), directory)

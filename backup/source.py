@@ -50,7 +50,7 @@ class Stop:
             self._wakes.append(wake)
 
 
-class Rows(NamedTuple):
+class SourceWindow(NamedTuple):
     """The sorted versions of a window that ends below `upper`, whole from `whole_since` on."""
 
     whole_since: int
@@ -73,7 +73,7 @@ class Source(Protocol):
         """Whether there surely was no commit at that time: the source is not what it was."""
         ...
 
-    def rows(self, since: int | None, upper: int) -> AbstractContextManager[Rows]:
+    def rows(self, since: int | None, upper: int) -> AbstractContextManager[SourceWindow]:
         """The versions in `(since, upper)`; `since=None`: all that are kept."""
         ...
 
@@ -110,7 +110,7 @@ class StoreSource:
         return self._store.has_commit(commit) is False
 
     @contextmanager
-    def rows(self, since: int | None, upper: int) -> Iterator[Rows]:
+    def rows(self, since: int | None, upper: int) -> Iterator[SourceWindow]:
         """See `Source.rows`. Raises `HistoryGoneError` if the window's history is gone. Where
         it fails before a replica took anything, a hold that is new is released."""
         undo = self._hold is None
@@ -123,7 +123,7 @@ class StoreSource:
                 upper = self.upper()  # above the hold, which is as old as the first attempt
             found = exported(self._store, since=since, upto=upper - 1)
             undo = undo and since is None  # a first copy appears whole, others grow
-            yield Rows(found.whole_since, upper, found.rows)
+            yield SourceWindow(found.whole_since, upper, found.rows)
         except BaseException:
             if undo and self._hold.is_new:
                 with suppress(KVStoreError):  # the first error is the one to tell
@@ -172,7 +172,7 @@ class CollectionSource:
             return not any(rows.num_rows for rows in snapshot.view(Window(commit - 1, commit)))
 
     @contextmanager
-    def rows(self, since: int | None, upper: int) -> Iterator[Rows]:
+    def rows(self, since: int | None, upper: int) -> Iterator[SourceWindow]:
         """See `Source.rows`. Raises `HistoryGoneError` if another chain has begun above `since`."""
         with self._collection.snapshot(upper - 1) as (shard, snapshot):
             if since is not None and since < shard.since:
@@ -180,7 +180,7 @@ class CollectionSource:
                     as_of=since, since=shard.since, remedy="make a new replica: this one lags"
                 )
             low = -1 if since is None else since
-            yield Rows(shard.since, upper, snapshot.view(Window(low, upper - 1)))
+            yield SourceWindow(shard.since, upper, snapshot.view(Window(low, upper - 1)))
 
     def done(self, upto: int) -> None:
         """See `Source.done`. Each window is read in one piece: nothing is kept for the replica."""

@@ -15,8 +15,8 @@ from typing import Final, Literal, NamedTuple, TypeAlias
 
 import pyarrow as pa
 
-from backup.rows import row_batches
-from backup.shard import EMPTY, Progress, Shard, Snapshot, Tally, Window
+from backup.shard import EMPTY, OnProgress, Shard, ShardSnapshot, Tally, Window
+from backup.version_rows import row_batches
 from kvstore.errors import CorruptionError, HistoryGoneError, UsageError
 from kvstore.store import Store
 
@@ -44,14 +44,14 @@ def verify_chains(
     *,
     depth: Depth,
     store: Store | None,
-    progress: Progress | None = None,
+    progress: OnProgress | None = None,
 ) -> VerifyReport:
     """Check all chains; see `Collection.verify`."""
     if depth not in DEPTHS:
         raise UsageError(f"depth={depth!r}", f"pass one of {', '.join(DEPTHS)}")
     if (depth == "contents") != (store is not None):
         raise UsageError(f"depth={depth!r} and store", 'pass a store with depth="contents" only')
-    held: list[Snapshot] = []
+    held: list[ShardSnapshot] = []
 
     def tell(rows: int) -> None:
         for snapshot in held:

@@ -17,10 +17,9 @@ from datetime import timedelta
 from typing import NamedTuple
 
 from backup.chains import RETENTION
-from backup.progress import Attempt, find, forget
-from backup.shard import Batch, Part, Progress, Shard, delete_batch
+from backup.shard import Batch, OnProgress, Part, Shard, delete_batch
 from backup.shard.storage.contract import FAILURES
-from backup.upload import Upload, upload_here
+from backup.uploads import Attempt, Upload, find, forget, upload_here
 from kvstore.claims import BACKUP
 from kvstore.errors import (
     FencedError,
@@ -118,7 +117,7 @@ class Backup(NamedTuple):
     store: Store
     hold: Hold
     upload: Upload = upload_here
-    progress: Progress | None = None
+    progress: OnProgress | None = None
 
 
 class HoldTaken(Exception):  # noqa: N818  # a signal to the caller, who takes it back

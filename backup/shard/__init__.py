@@ -13,7 +13,7 @@ Floors, from the top:
 
 from backup.shard.compact import Merge, merge_here
 from backup.shard.critical import Critical
-from backup.shard.reader import Listen, Reader
+from backup.shard.read_lease import Listen, ReadLease
 from backup.shard.rows.batch_reader import read_batches
 from backup.shard.rows.batch_writer import (
     BatchDesc,
@@ -37,10 +37,10 @@ from backup.shard.rows.rules import (
     View,
     Window,
 )
-from backup.shard.rows.tally import Progress, Tally
+from backup.shard.rows.tally import OnProgress, Tally
 from backup.shard.shard import Shard
-from backup.shard.snapshot import ListenBatch, Snapshot, Split, split_batches
-from backup.shard.state.state import EMPTY, Batch, Part, State
+from backup.shard.snapshot import ListenBatch, ShardSnapshot, Split, split_batches
+from backup.shard.state.state import EMPTY, Batch, Part, ShardState
 from backup.shard.storage.address import open_storage
 from backup.shard.storage.contract import Blob, BlobInfo, Cas, Consensus, Storage, Versioned
 from backup.shard.storage.file_blob import FileBlob
@@ -51,10 +51,10 @@ from backup.shard.writer import Writer
 __all__ = [
     "Shard",
     "Writer",
-    "Reader",
+    "ReadLease",
     "Listen",
     "Critical",
-    "Snapshot",
+    "ShardSnapshot",
     "Split",
     "split_batches",
     "ListenBatch",
@@ -66,7 +66,7 @@ __all__ = [
     "part_names",
     "Batch",
     "Part",
-    "State",
+    "ShardState",
     "EMPTY",
     "UNTIL",
     "Rule",
@@ -83,7 +83,7 @@ __all__ = [
     "View",
     "Merge",
     "merge_here",
-    "Progress",
+    "OnProgress",
     "Tally",
     "open_storage",
     "Storage",

@@ -18,7 +18,7 @@ from backup.shard.rows.batch_reader import read_batches
 from backup.shard.rows.batch_writer import BatchDesc, delete_batch, part_names, write_batch
 from backup.shard.rows.part_bytes import MissingPartError
 from backup.shard.rows.rules import RULES, Compact
-from backup.shard.rows.tally import Progress, Tally
+from backup.shard.rows.tally import OnProgress, Tally
 from backup.shard.state.commands import ApplyMerge, MergeOutcome, RequestMerge
 from backup.shard.state.log import StateLog
 from backup.shard.state.merging import Slot, input_names
@@ -77,7 +77,7 @@ def merge_slot(
 
 
 def merge_pending(
-    log: StateLog, *, merge: Merge = merge_here, progress: Progress | None = None
+    log: StateLog, *, merge: Merge = merge_here, progress: OnProgress | None = None
 ) -> list[MergeOutcome]:
     """Merge every slot in the state, the ones of crashed processes too."""
     tally = Tally(progress)

@@ -21,15 +21,15 @@ import pyarrow as pa
 
 from backup.shard import compact, gc, scrub
 from backup.shard.critical import Critical
-from backup.shard.reader import Reader, snapshot_unheld
+from backup.shard.read_lease import ReadLease, snapshot_unheld
 from backup.shard.rows.batch_writer import BatchDesc, OnFull, part_names, write_batch
 from backup.shard.rows.rules import VERSIONS, Rule
-from backup.shard.rows.tally import Progress, Tally
-from backup.shard.snapshot import Snapshot
+from backup.shard.rows.tally import OnProgress, Tally
+from backup.shard.snapshot import ShardSnapshot
 from backup.shard.state import commands as c
 from backup.shard.state import witness
 from backup.shard.state.log import StateLog
-from backup.shard.state.state import Batch, State, frontier_text
+from backup.shard.state.state import Batch, ShardState, frontier_text
 from backup.shard.storage.contract import Blob, Consensus
 from backup.shard.storage.patience import Patience
 from backup.shard.writer import Writer
@@ -58,7 +58,7 @@ class Shard:
         clock: WallClock | None = None,
         patience: Patience | None = None,
         inline_bytes_max: int = 0,
-        known: State | None = None,
+        known: ShardState | None = None,
     ) -> Shard:
         """Open `shard`, creating it if need be. From a `known` state it reads what is newer.
 
@@ -85,11 +85,11 @@ class Shard:
         return self.log.blob
 
     @property
-    def state(self) -> State:
+    def state(self) -> ShardState:
         """The newest state this handle has seen; `refresh` looks for a newer one."""
         return self.log.state
 
-    def refresh(self) -> State:
+    def refresh(self) -> ShardState:
         """Look for what others have written."""
         return self.log.refresh()
 
@@ -130,16 +130,16 @@ class Shard:
 
     # -- reading and holding -----------------------------------------------------------------
 
-    def reader(self, *, lease_ns: int | None = None, from_critical: bool = False) -> Reader:
+    def reader(self, *, lease_ns: int | None = None, from_critical: bool = False) -> ReadLease:
         """Register a leased reader. Use it with `with`; renew it within `lease_ns`, as reading
         the rows of its snapshots does."""
         lease_ns = LEASE_NS if lease_ns is None else lease_ns
         name = f"r-{secrets.token_hex(8)}"
         now_ns = self.log.clock.wall_ns()
         command = c.RegisterLeasedReader(name, now_ns, lease_ns, from_critical)
-        return Reader(self.log, name, self.log.apply(command).outcome, lease_ns=lease_ns)
+        return ReadLease(self.log, name, self.log.apply(command).outcome, lease_ns=lease_ns)
 
-    def snapshot(self, as_of: int) -> Snapshot:
+    def snapshot(self, as_of: int) -> ShardSnapshot:
         """The shard at `as_of`, held by a reader of its own until it is closed.
 
         Where the storage takes no writes (read-only, or full) nothing holds it: should another
@@ -171,7 +171,7 @@ class Shard:
         *,
         full: bool = False,
         merge: compact.Merge = compact.merge_here,
-        progress: Progress | None = None,
+        progress: OnProgress | None = None,
     ) -> list[c.MergeOutcome]:
         """Merge what is pending; `full`: everything into one batch, so that what `since` has
         passed is truly gone from the newest version (`gc` then frees its bytes).

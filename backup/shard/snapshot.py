@@ -82,7 +82,7 @@ class Split:
         return cls(body["rule"], body.integer("as_of"), Span(start, end), batches)
 
 
-class Snapshot:
+class ShardSnapshot:
     """The shard at `as_of`, readable any number of times until it is closed."""
 
     def __init__(
@@ -105,7 +105,7 @@ class Snapshot:
         self._renew = renew
         own(self, f"a snapshot of a shard at {as_of}")
 
-    def __enter__(self) -> Snapshot:
+    def __enter__(self) -> ShardSnapshot:
         return self
 
     def __exit__(self, *_: object) -> None:

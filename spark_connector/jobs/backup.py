@@ -25,10 +25,9 @@ if not __package__:
 from pyspark.sql import SparkSession
 
 import kvstore
-from backup.export import Position, exported
-from backup.progress import Attempt
-from backup.shard import VERSIONS, Batch, BatchDesc, Progress, Shard, part_names, write_batch
-from backup.upload import Uploaded, upload_window
+from backup.export import RowPosition, exported
+from backup.shard import VERSIONS, Batch, BatchDesc, OnProgress, Shard, part_names, write_batch
+from backup.uploads import Attempt, Uploaded, upload_window
 from backup.window import BackupInfo
 from kvstore import Store
 from kvstore.opening import open_read_only
@@ -50,12 +49,12 @@ class BackupTask:
     since: int | None
     upto: int
     desc: BatchDesc
-    after: Position | None
+    after: RowPosition | None
 
 
 @dataclass(frozen=True, slots=True)
 class SparkUpload:
-    """Uploads windows by tasks; see `backup.upload.Upload`."""
+    """Uploads windows by tasks; see `backup.uploads.Upload`."""
 
     spark: SparkSession
     access: Access
@@ -63,7 +62,7 @@ class SparkUpload:
     copies: Path | None = None
 
     def __call__(
-        self, store: Store, shard: Shard, attempt: Attempt, progress: Progress | None
+        self, store: Store, shard: Shard, attempt: Attempt, progress: OnProgress | None
     ) -> Uploaded:
         upto = attempt.upper - 1
         window = exported(store, since=attempt.since, upto=upto, after=attempt.after)

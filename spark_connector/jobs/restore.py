@@ -26,7 +26,7 @@ from pyspark.sql import SparkSession
 
 import kvstore
 from backup.restore import Built, built_from
-from backup.shard import Snapshot, Split, Tally, View
+from backup.shard import ShardSnapshot, Split, Tally, View
 from kvstore import Store
 from kvstore.errors import UsageError
 from kvstore.span import Span
@@ -58,7 +58,7 @@ class SparkBuild:
     tasks: int | None = None
 
     def __call__(
-        self, snapshot: Snapshot, view: View, span: Span, directory: Path, tally: Tally
+        self, snapshot: ShardSnapshot, view: View, span: Span, directory: Path, tally: Tally
     ) -> Iterator[Built]:
         count = task_count(self.spark, sum(b.size for b in snapshot.batches), self.tasks)
         work = [

@@ -15,7 +15,7 @@ from typing import Final, TypeVar
 
 from pyspark.sql import SparkSession
 
-from backup.shard import Snapshot
+from backup.shard import ShardSnapshot
 from kvstore.background import Failures
 from kvstore.clock import Clock
 from kvstore.errors import (
@@ -81,7 +81,7 @@ def run_tasks(
 
 
 @contextmanager
-def kept(*snapshots: Snapshot, every_s: float = RENEW_SECONDS) -> Iterator[None]:
+def kept(*snapshots: ShardSnapshot, every_s: float = RENEW_SECONDS) -> Iterator[None]:
     """Renew the leases of what tasks read, from a thread beside: here nobody takes rows of it,
     which would renew them."""
     stopped = threading.Event()

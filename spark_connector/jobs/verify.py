@@ -26,9 +26,9 @@ from pyspark.sql import SparkSession
 import kvstore
 from backup import VerifyReport
 from backup.chains import no_backup
-from backup.rows import row_batches
 from backup.shard import AsOf, Batch, Part, Split, Window
 from backup.verify import Compared, comparable, fingerprint, require_equal, together
+from backup.version_rows import row_batches
 from kvstore import Store
 from kvstore.errors import CorruptionError
 from kvstore.opening import open_read_only

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import pyarrow as pa
 from typing_extensions import Self
 
-from backup.rows import row_batches
+from backup.version_rows import row_batches
 from kvstore.changes import Change
 from kvstore.engine import FileSpan
 from kvstore.opening import open_read_only

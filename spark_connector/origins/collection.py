@@ -1,8 +1,8 @@
 """Reading a backup collection's Parquet parts: the state at a time, or the changes of a window.
 
-The parts of a run are sorted by key, newest first (backup/rows.py). So rows of any number of
-runs, sorted by key and time, have each key's versions together, newest first, and the first of each
-key is the newest: whole columns at a time.
+The parts of a run are sorted by key, newest first (`backup/version_rows.py`). So rows of any number
+of runs, sorted by key and time, have each key's versions together, newest first, and the first of
+each key is the newest: whole columns at a time.
 
 Where one run alone has rows for a span, as after a full backup, it is read row group by row group
 without a sort; else the span is cut into pieces whose rows fit into memory.
@@ -22,8 +22,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from typing_extensions import Self
 
-from backup.rows import range_rows
 from backup.shard import OP_DELETE_RANGE, OP_PUT, Batch, Part
+from backup.version_rows import range_rows
 from kvstore.changes import Change
 from kvstore.engine import FileSpan
 from kvstore.errors import UsageError

@@ -3,7 +3,8 @@
 A task opens the origin anew from its place. All tasks of a read see the same rows, because the read
 pins its times and history never changes.
 
-An origin yields rows in the columns of `backup/rows.py`, and of these only the requested ones.
+An origin yields rows in the columns of `backup/version_rows.py`, and of these only the requested
+ones.
 """
 
 from __future__ import annotations

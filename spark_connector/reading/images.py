@@ -31,7 +31,7 @@ from spark_connector.origins.origin import Origin
 INSERT: Final = 3
 PREIMAGE: Final = 4
 POSTIMAGE: Final = 5
-"""Codes in the column `op`, beside those of backup/rows.py."""
+"""Codes in the column `op`, beside those of backup/version_rows.py."""
 
 _EVENTS: Final = pa.schema(
     [

@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql.datasource import InputPartition
 
-from backup.rows import row_batches
+from backup.version_rows import row_batches
 from kvstore.commit import require_readable
 from kvstore.errors import HistoryGoneError, NotYetWrittenError, UsageError
 from kvstore.limits import ARROW_ROWS_MAX

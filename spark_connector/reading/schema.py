@@ -48,7 +48,7 @@ CHANGES: Final = StructType(
 _CHANGE_TYPES: Final = pa.array(
     ["delete", "put", "delete_range", "insert", "update_preimage", "update_postimage"]
 )
-"""By the `op` of backup/rows.py, and of images.py."""
+"""By the `op` of backup/version_rows.py, and of images.py."""
 
 _NULLS: Final = ("end_key", "value")
 """Of changes. All other columns never have one."""
@@ -95,7 +95,7 @@ def require_known(asked: StructType, *, changes: bool, columns: Sequence[str] | 
 
 
 def stored_columns(names: Sequence[str]) -> list[str]:
-    """The stored columns that the asked ones are made of, in the order of backup/rows.py."""
+    """The stored columns that the asked ones are made of, in the rows' order."""
     needed = {_SOURCE_OF.get(name, name) for name in names}
     return [name for name in ("key", "timestamp", "op", "value", "end_key") if name in needed]
 

@@ -8,9 +8,8 @@ from pathlib import Path
 import backup
 import bulk
 import kvstore
-from backup.progress import Attempt
 from backup.shard import Batch
-from backup.upload import upload_here
+from backup.uploads import Attempt, upload_here
 
 KEYS = 60
 

@@ -15,12 +15,11 @@ import pytest
 
 import backup
 import kvstore
-from backup.progress import Attempt, find
 from backup.shard import FileBlob, MemoryBlob, Shard, Storage
 from backup.shard.storage.contract import Cas, Versioned
 from backup.shard.storage.file_consensus import FileConsensus
 from backup.shard.storage.memory import MemoryConsensus
-from backup.upload import upload_here
+from backup.uploads import Attempt, find, upload_here
 from kvstore.errors import AccessDeniedError, CorruptionError, OutOfSpaceError
 from kvstore.limits import ROLLUP_EVERY
 from tests.backup.histories import upload_and_be_killed

@@ -13,9 +13,8 @@ import backup
 import bulk
 import kvstore
 from backup.export import exported
-from backup.progress import Attempt
-from backup.shard import BatchDesc, Progress, Shard
-from backup.upload import Uploaded, upload_here
+from backup.shard import BatchDesc, OnProgress, Shard
+from backup.uploads import Attempt, Uploaded, upload_here
 from kvstore.errors import FencedError, HistoryGoneError, UsageError
 from kvstore.limits import INLINE_VALUE_BYTES
 from tests.backup.histories import Crash, live_through, upload_and_be_killed
@@ -158,7 +157,7 @@ def test_a_full_backup_that_failed_twice_begins_one_chain_only(
             store.put(b"k%03d" % number, pick.randbytes(100))
 
     def failing_upload(
-        store: kvstore.Store, shard: Shard, attempt: Attempt, progress: Progress | None
+        store: kvstore.Store, shard: Shard, attempt: Attempt, progress: OnProgress | None
     ) -> Uploaded:
         if not attempt.parts and shard.upper:
             raise Crash  # behind the window that was begun

@@ -14,11 +14,11 @@ import pytest
 import backup
 import kvstore
 from backup.chains import Chains
-from backup.progress import Attempt, find
 from backup.sealed import KEY_RECORD, SealedConsensus, Secret, unlock
 from backup.shard.storage.contract import Storage, Versioned
 from backup.shard.storage.file_blob import FileBlob
 from backup.shard.storage.memory import MemoryBlob, MemoryConsensus
+from backup.uploads import Attempt, find
 from kvstore.clock import Clock
 from kvstore.errors import CorruptionError, FormatVersionError, KVStoreError, UsageError
 from kvstore.limits import KEY_RECORD_BYTES_MAX

@@ -8,7 +8,7 @@ from typing import Any
 from backup.shard.state import commands as c
 from backup.shard.state import machine
 from backup.shard.state.holding import OPAQUE_INITIAL
-from backup.shard.state.state import EMPTY, Batch, Part, State
+from backup.shard.state.state import EMPTY, Batch, Part, ShardState
 
 SECOND = 1_000_000_000
 
@@ -26,14 +26,14 @@ def batch(lower: int, upper: int, *names: str, **changes: Any) -> Batch:
     return replace(Batch(lower, upper, parts=parts), **changes)
 
 
-def new_shard(**changes: Any) -> State:
-    return replace(State("s", "versions", seqno=1, rollups={1: "r1"}), **changes)
+def new_shard(**changes: Any) -> ShardState:
+    return replace(ShardState("s", "versions", seqno=1, rollups={1: "r1"}), **changes)
 
 
 class Driver:
     """Applies commands and checks what holds for all of them."""
 
-    def __init__(self, state: State | None = None) -> None:
+    def __init__(self, state: ShardState | None = None) -> None:
         self.state = state or new_shard()
 
     def __call__(self, command: c.Command, *, commits: bool = True) -> Any:

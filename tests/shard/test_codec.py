@@ -17,10 +17,10 @@ from backup.shard.state.state import (
     Batch,
     Column,
     CriticalHold,
+    LastAppend,
     LeasedReader,
     Part,
-    State,
-    WriterState,
+    ShardState,
 )
 from kvstore.errors import CorruptionError, FormatVersionError
 from kvstore.timestamp import Timestamp
@@ -42,8 +42,8 @@ PART = Part(
 )
 INLINE = Part("orders/inline", 1, 4, "ff", b"", b"z", 9, 9, diff_sum=-7, inline=b"PAR1")
 
-FIRST = State("orders", "versions", seqno=1, rollups={1: "orders/rollup/v1-a"})
-FULL = State(
+FIRST = ShardState("orders", "versions", seqno=1, rollups={1: "orders/rollup/v1-a"})
+FULL = ShardState(
     shard="orders",
     rule="versions",
     seqno=77,
@@ -61,7 +61,7 @@ FULL = State(
     rollups={1: "orders/rollup/v1-a", 64: "orders/rollup/v64-b"},
     leased={"r-1": LeasedReader(70, 4, 1_700_000_000, 900)},
     critical={"backup": CriticalHold(4, b"\x00owner-1")},
-    writers={"w-1": WriterState("token", 9, 1_700_000_001)},
+    writers={"w-1": LastAppend("token", 9, 1_700_000_001)},
     schemas={0: (Column("key", "binary", nullable=False),)},
 )
 

@@ -120,7 +120,7 @@ def test_state_and_changes_from_checkpoint_and_collection_equal_the_stores(
     if seed % 2:  # a few rows of several runs are too many for memory
         monkeypatch.setattr(collection_module, "SORTED_BYTES_MAX", 300)
         # More range deletes than fit into one batch.
-        monkeypatch.setattr("backup.rows.ARROW_ROWS_MAX", 2)
+        monkeypatch.setattr("backup.version_rows.ARROW_ROWS_MAX", 2)
     pick = random.Random(seed)
     with kvstore.open(tmp_path / "store", durability="async") as store:
         write_history(store, tmp_path, pick, 30)

@@ -7,14 +7,14 @@ from typing import TypeAlias
 
 import pyarrow as pa
 
-Progress: TypeAlias = "Callable[[int], None]"
+OnProgress: TypeAlias = "Callable[[int], None]"
 """Is told the rows done so far; what it raises calls the work off."""
 
 
 class Tally:
     """Counts rows and tells `progress`, if there is one."""
 
-    def __init__(self, progress: Progress | None = None) -> None:
+    def __init__(self, progress: OnProgress | None = None) -> None:
         self._progress = progress
         self.rows = 0
 

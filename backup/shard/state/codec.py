@@ -43,10 +43,10 @@ from backup.shard.state.state import (
     Batch,
     Column,
     CriticalHold,
+    LastAppend,
     LeasedReader,
     Part,
-    State,
-    WriterState,
+    ShardState,
 )
 from backup.shard.storage.contract import require_name
 from kvstore.codec.json import JsonObject, read_object
@@ -81,7 +81,7 @@ class Diff:
     """Of its own bytes."""
 
 
-def encode_state(state: State) -> bytes:
+def encode_state(state: ShardState) -> bytes:
     """A rollup. O(batches)."""
     body: dict[str, Any] = {
         name: {key: _ENCODERS[name](value) for key, value in section.items()}
@@ -92,7 +92,7 @@ def encode_state(state: State) -> bytes:
     return _seal(_ROLLUP, body)
 
 
-def decode_state(data: bytes, *, where: str) -> State:
+def decode_state(data: bytes, *, where: str) -> ShardState:
     """Read a rollup. Raises `FormatVersionError` or `CorruptionError` naming `where`."""
     body = _open(_ROLLUP, data, where=where)
     with _strictly(where, "not a shard's rollup"):
@@ -104,7 +104,7 @@ def decode_state(data: bytes, *, where: str) -> State:
         return replace(_assemble(sections, where=where), chain=chain)
 
 
-def encode_diff(before: State | None, after: State) -> bytes:
+def encode_diff(before: ShardState | None, after: ShardState) -> bytes:
     """The step from `before` (None: nothing) to `after`. What they share costs next to nothing."""
     changed: dict[str, dict[str, Any]] = {}
     dropped: dict[str, list[str]] = {}
@@ -158,7 +158,7 @@ def decode_diff(data: bytes, *, where: str) -> Diff:
         )
 
 
-def apply_diffs(state: State, diffs: Sequence[Diff], *, where: str) -> State:
+def apply_diffs(state: ShardState, diffs: Sequence[Diff], *, where: str) -> ShardState:
     """The state that `diffs`, one after the other, lead to. O(batches) once, not for each.
 
     Raises `CorruptionError` if one does not start where the one before ends.
@@ -182,7 +182,7 @@ def apply_diffs(state: State, diffs: Sequence[Diff], *, where: str) -> State:
         return replace(_assemble(sections, where=where), chain=chain)
 
 
-def blobs_named(state: State, diffs: Iterable[Diff]) -> set[str]:
+def blobs_named(state: ShardState, diffs: Iterable[Diff]) -> set[str]:
     """The blobs that `state`, or any of the states that `diffs` lead to from it, needs."""
     named = set(state.blobs())
     for diff in diffs:
@@ -227,11 +227,11 @@ def _strictly(where: str, problem: str) -> Iterator[None]:
         raise CorruptionError(where, f"{problem} ({error!r:.200})") from error
 
 
-def _sections(state: State) -> Sections:
+def _sections(state: ShardState) -> Sections:
     return {name: _section(state, name) for name in _ENCODERS}
 
 
-def _section(state: State, name: str) -> dict[str, Any]:
+def _section(state: ShardState, name: str) -> dict[str, Any]:
     match name:
         case "head":
             return {name: getattr(state, name) for name in _SCALARS}
@@ -244,7 +244,7 @@ def _section(state: State, name: str) -> dict[str, Any]:
     return dict(getattr(state, name))
 
 
-def _assemble(sections: Sections, *, where: str) -> State:
+def _assemble(sections: Sections, *, where: str) -> ShardState:
     if _count(sections["head"]["version"]) > STATE_VERSION:
         raise FormatVersionError(
             where, found=sections["head"]["version"], supported=f"up to {STATE_VERSION}"
@@ -255,7 +255,7 @@ def _assemble(sections: Sections, *, where: str) -> State:
         # A state that this process has made holds times of a class of their own.
         if not (isinstance(value, str) if name in _TEXTS else 0 <= value <= EMPTY):
             raise ValueError(f"its {name} is {value!r:.40}")
-    state = State(
+    state = ShardState(
         **scalars,
         batches=tuple(_by_number(sections["batches"]).values()),
         slots=tuple(_by_number(sections["slots"]).items()),
@@ -391,9 +391,9 @@ def _decode_critical(value: Any) -> CriticalHold:
     return CriticalHold(_count(since), bytes.fromhex(opaque))
 
 
-def _decode_writer(value: Any) -> WriterState:
+def _decode_writer(value: Any) -> LastAppend:
     token, upper, heartbeat_ns = value
-    return WriterState(_named(token), _count(upper), _count(heartbeat_ns))
+    return LastAppend(_named(token), _count(upper), _count(heartbeat_ns))
 
 
 def _decode_column(value: Any) -> Column:

@@ -15,7 +15,7 @@ from backup.shard.state.state import (
     EMPTY,
     CriticalHold,
     LeasedReader,
-    State,
+    ShardState,
     with_entry,
     without_entry,
 )
@@ -25,7 +25,7 @@ OPAQUE_INITIAL = bytes(8)
 """The token of a critical hold that nobody has moved yet."""
 
 
-def register_leased(state: State, command: c.RegisterLeasedReader) -> tuple[State, Any]:
+def register_leased(state: ShardState, command: c.RegisterLeasedReader) -> tuple[ShardState, Any]:
     if state.is_tombstone:
         return state, c.ReaderRegistered(EMPTY, state.seqno)
     since = state.since
@@ -37,7 +37,7 @@ def register_leased(state: State, command: c.RegisterLeasedReader) -> tuple[Stat
     return state.next(leased=leased), c.ReaderRegistered(since, seqno)
 
 
-def downgrade(state: State, command: c.DowngradeSince) -> tuple[State, Any]:
+def downgrade(state: ShardState, command: c.DowngradeSince) -> tuple[ShardState, Any]:
     reader = state.leased.get(command.reader)
     if reader is None or state.is_tombstone:
         return state, c.Downgraded(EMPTY)
@@ -55,14 +55,14 @@ def downgrade(state: State, command: c.DowngradeSince) -> tuple[State, Any]:
     return after, c.Downgraded(moved.since)
 
 
-def expire_leased(state: State, command: c.ExpireLeasedReader) -> tuple[State, Any]:
+def expire_leased(state: ShardState, command: c.ExpireLeasedReader) -> tuple[ShardState, Any]:
     if state.is_tombstone:
         return state, c.Expired(0)
     known = command.reader in state.leased
     return state.next(leased=without_entry(state.leased, command.reader)), c.Expired(int(known))
 
 
-def expire_lapsed(state: State, command: c.ExpireLapsed) -> tuple[State, Any]:
+def expire_lapsed(state: ShardState, command: c.ExpireLapsed) -> tuple[ShardState, Any]:
     lapsed = {name for name, reader in state.leased.items() if reader.lapsed(command.now_ns)}
     if not lapsed or state.is_tombstone:
         return state, c.Expired(0)
@@ -70,7 +70,7 @@ def expire_lapsed(state: State, command: c.ExpireLapsed) -> tuple[State, Any]:
     return state.next(leased=leased), c.Expired(len(lapsed))
 
 
-def register_critical(state: State, command: c.RegisterCritical) -> tuple[State, Any]:
+def register_critical(state: ShardState, command: c.RegisterCritical) -> tuple[ShardState, Any]:
     if state.is_tombstone:
         return state, c.CriticalRegistered(EMPTY, OPAQUE_INITIAL)
     hold = state.critical.get(command.reader) or CriticalHold(state.since, OPAQUE_INITIAL)
@@ -78,7 +78,9 @@ def register_critical(state: State, command: c.RegisterCritical) -> tuple[State,
     return state.next(critical=critical), c.CriticalRegistered(hold.since, hold.opaque)
 
 
-def compare_and_downgrade(state: State, command: c.CompareAndDowngrade) -> tuple[State, Any]:
+def compare_and_downgrade(
+    state: ShardState, command: c.CompareAndDowngrade
+) -> tuple[ShardState, Any]:
     if len(command.opaque) != len(OPAQUE_INITIAL):
         raise UsageError(f"an opaque token has {len(OPAQUE_INITIAL)} bytes")
     if state.is_tombstone:
@@ -95,14 +97,14 @@ def compare_and_downgrade(state: State, command: c.CompareAndDowngrade) -> tuple
     return after, c.Downgraded(moved.since)
 
 
-def expire_critical(state: State, command: c.ExpireCritical) -> tuple[State, Any]:
+def expire_critical(state: ShardState, command: c.ExpireCritical) -> tuple[ShardState, Any]:
     if state.is_tombstone:
         return state, c.Expired(0)
     known = command.reader in state.critical
     return state.next(critical=without_entry(state.critical, command.reader)), c.Expired(int(known))
 
 
-def _meet(state: State) -> State:
+def _meet(state: ShardState) -> ShardState:
     """Move the shard's since up to the least that anyone holds. Never back."""
     held = [r.since for r in state.leased.values()] + [h.since for h in state.critical.values()]
     return replace(state, since=max(state.since, min(held))) if held else state

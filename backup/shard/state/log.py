@@ -27,7 +27,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from backup.shard.state import codec, commands, machine
-from backup.shard.state.state import State
+from backup.shard.state.state import ShardState
 from backup.shard.storage.contract import (
     FAILURES,
     Blob,
@@ -80,7 +80,7 @@ class Applied(NamedTuple):
     """The outcome of a command. `unsure`: an attempt on the way had an unknown outcome."""
 
     outcome: Any
-    state: State
+    state: ShardState
     unsure: bool
 
 
@@ -95,7 +95,7 @@ class StateLog:
         *,
         clock: WallClock,
         patience: Patience | None = None,
-        known: State | None = None,
+        known: ShardState | None = None,
     ) -> None:
         """`patience` is the blob's unless it is given. From a `known` state of the shard, opening
         reads only what is newer."""
@@ -105,16 +105,16 @@ class StateLog:
         self.clock = clock
         self.patience = patience or blob.patience
         self._hostname = socket.gethostname()
-        self._state: State | None = known
+        self._state: ShardState | None = known
         own(self, f"the handle on shard {shard}")
 
     @property
-    def state(self) -> State:
+    def state(self) -> ShardState:
         """The newest state this handle has seen; `open` or `create` comes first."""
         assert self._state is not None
         return self._state
 
-    def open(self, *, rule: str, create: bool) -> State:
+    def open(self, *, rule: str, create: bool) -> ShardState:
         """Load the shard, creating it if it is missing and `create` says so.
 
         Raises `MissingShardError`, or `UsageError` if it is of another rule.
@@ -137,7 +137,7 @@ class StateLog:
             raise UsageError(f"shard {self.shard} merges by {self._state.rule!r}, not {rule!r}")
         return self._state
 
-    def refresh(self) -> State:
+    def refresh(self) -> ShardState:
         """Catch up with consensus. Costs a scan of what is new; a full load after a truncation."""
         self.retrying(self._catch_up)
         return self.state
@@ -179,7 +179,7 @@ class StateLog:
         if found < self.state.seqno and behind.is_lost(str(found)):
             raise StatesLostError(f"shard {self.shard}", found=found, known=self.state.seqno)
 
-    def write_rollup(self, state: State | None = None) -> None:
+    def write_rollup(self, state: ShardState | None = None) -> None:
         """Write `state` (default: the newest) whole, and name the blob in the next version."""
         state = state or self.state
         if self.state.is_tombstone and self.state.rollup[0] >= self.state.tombstone_seqno:
@@ -194,7 +194,7 @@ class StateLog:
         """Make an idempotent storage call again until it works, or patience ends."""
         return self.patience.over(call)
 
-    def live_states(self) -> list[State]:
+    def live_states(self) -> list[ShardState]:
         """Every version from the earliest live one on, ascending. O(versions x batches)."""
         earliest, diffs = self.live_diffs()
         states = [earliest]
@@ -203,7 +203,7 @@ class StateLog:
             states.append(codec.apply_diffs(states[-1], [diff], where=where))
         return states
 
-    def live_diffs(self) -> tuple[State, list[codec.Diff]]:
+    def live_diffs(self) -> tuple[ShardState, list[codec.Diff]]:
         """The earliest live version, and the steps behind it. O(versions): a scan of all."""
         missed = _Missed()
         for attempt in range(LOOKS_MAX):
@@ -225,17 +225,17 @@ class StateLog:
 
     # -- how ---------------------------------------------------------------------------------
 
-    def _create(self, rule: str) -> State | None:
+    def _create(self, rule: str) -> ShardState | None:
         """The first version and its rollup; None if another handle was faster."""
         name = self._rollup_name(1)
-        state = self._stamped(State(self.shard, rule, seqno=1, rollups={1: name}))
+        state = self._stamped(ShardState(self.shard, rule, seqno=1, rollups={1: name}))
         data = codec.encode_diff(None, state)
         state = replace(state, chain=digest(data))
         self.blob.put(name, codec.encode_state(state))
         cas = self.consensus.compare_and_set(self.shard, expected=None, new=Versioned(1, data))
         return state if cas is Cas.COMMITTED else None
 
-    def _commit(self, before: State, after: State) -> bool:
+    def _commit(self, before: ShardState, after: ShardState) -> bool:
         assert after.seqno == before.seqno + 1
         after = self._stamped(after)
         data = codec.encode_diff(before, after)
@@ -245,7 +245,7 @@ class StateLog:
             self._state = replace(after, chain=digest(data) if before.chain else "")
         return cas is Cas.COMMITTED
 
-    def _stamped(self, state: State) -> State:
+    def _stamped(self, state: ShardState) -> ShardState:
         walltime_ns = max(self.clock.wall_ns(), state.walltime_ns)
         return replace(state, walltime_ns=walltime_ns, hostname=self._hostname)
 
@@ -275,7 +275,7 @@ class StateLog:
             if loaded is not None and loaded.seqno > self._state.seqno:
                 self._state = loaded
 
-    def _load(self) -> State | None:
+    def _load(self) -> ShardState | None:
         """The state at the head, from the rollup it names; None if there is no shard."""
         missed = _Missed()
         name = ""
@@ -323,7 +323,7 @@ class StateLog:
                 return found
             start = page[-1].seqno + 1
 
-    def _after(self, state: State, versions: list[Versioned]) -> State:
+    def _after(self, state: ShardState, versions: list[Versioned]) -> ShardState:
         """The state that `versions`, one after the other, lead to."""
         diffs = [self._decoded(version) for version in versions]
         return codec.apply_diffs(state, diffs, where=self._where(versions[-1].seqno))
@@ -334,7 +334,7 @@ class StateLog:
     def _rollup_name(self, seqno: int) -> str:
         return f"{self.shard}/rollup/v{seqno:020}-{secrets.token_hex(6)}"
 
-    def _read_rollup(self, name: str) -> State | None:
+    def _read_rollup(self, name: str) -> ShardState | None:
         data = self.blob.get(name)
         return None if data is None else codec.decode_state(data, where=f"blob {name}")
 

@@ -25,8 +25,8 @@ from backup.shard.state.merging import add_slot, covering, plan_merge
 from backup.shard.state.state import (
     EMPTY,
     Batch,
-    State,
-    WriterState,
+    LastAppend,
+    ShardState,
     is_anonymous,
     with_entry,
     without_entry,
@@ -35,7 +35,7 @@ from kvstore.errors import HistoryGoneError, NotYetWrittenError
 from kvstore.limits import INLINE_BYTES_MAX, ROLLUP_EVERY
 
 
-def apply(state: State, command: c.Command) -> tuple[State, Any]:
+def apply(state: ShardState, command: c.Command) -> tuple[ShardState, Any]:
     """Decide `command`. The state returned is `state` itself if and only if nothing commits.
 
     Raises `UsageError` where the command is a caller's mistake in any state.
@@ -43,7 +43,7 @@ def apply(state: State, command: c.Command) -> tuple[State, Any]:
     return _HANDLERS[type(command)](state, command)
 
 
-def snapshot(state: State, as_of: int) -> tuple[Batch, ...]:
+def snapshot(state: ShardState, as_of: int) -> tuple[Batch, ...]:
     """The batches that make up the shard at `as_of`; some hold later updates too.
 
     Raises `HistoryGoneError` below `since`, `NotYetWrittenError` at or above `upper` (wait).
@@ -55,7 +55,7 @@ def snapshot(state: State, as_of: int) -> tuple[Batch, ...]:
     return tuple(batch for batch in state.batches if batch.lower <= as_of)
 
 
-def next_listen_batch(state: State, frontier: int) -> Batch | None:
+def next_listen_batch(state: ShardState, frontier: int) -> Batch | None:
     """The batch that contains `frontier`; None: not written yet, wait.
 
     It may begin before `frontier` (compaction merged it): the reader drops what it has seen.
@@ -66,7 +66,7 @@ def next_listen_batch(state: State, frontier: int) -> Batch | None:
     return None
 
 
-def _compare_and_append(state: State, command: c.CompareAndAppend) -> tuple[State, Any]:
+def _compare_and_append(state: ShardState, command: c.CompareAndAppend) -> tuple[ShardState, Any]:
     batch, writer = command.batch, state.writers.get(command.writer)
     if state.is_tombstone:
         return state, c.UpperMismatch(EMPTY, EMPTY)
@@ -79,12 +79,12 @@ def _compare_and_append(state: State, command: c.CompareAndAppend) -> tuple[Stat
     held = state.inline_bytes() if any(p.inline is not None for p in batch.parts) else 0
     if held + sum(len(p.inline) for p in batch.parts if p.inline is not None) > INLINE_BYTES_MAX:
         return state, c.InlineBackpressure(held)
-    remembered = WriterState(command.token, batch.upper, command.now_ns)
+    remembered = LastAppend(command.token, batch.upper, command.now_ns)
     writers = with_entry(state.writers, command.writer, remembered)
     return _push(state, batch, writers=writers)
 
 
-def _append(state: State, command: c.Append) -> tuple[State, Any]:
+def _append(state: ShardState, command: c.Append) -> tuple[ShardState, Any]:
     batch = command.batch
     if (invalid := _invalid_bounds(batch)) is not None:
         return state, invalid
@@ -114,8 +114,8 @@ def truncated(batch: Batch, lower: int) -> Batch:
 
 
 def _push(
-    state: State, batch: Batch, *, writers: Mapping[str, WriterState]
-) -> tuple[State, c.Appended]:
+    state: ShardState, batch: Batch, *, writers: Mapping[str, LastAppend]
+) -> tuple[ShardState, c.Appended]:
     """Add a batch that joins the upper. An empty one lengthens an empty one before it."""
     if batch.lower == batch.upper:
         return state.next(writers=writers), c.Appended(state.upper)
@@ -131,14 +131,14 @@ def _push(
     return after, c.Appended(batch.upper, merges)
 
 
-def _expire_writer(state: State, command: c.ExpireWriter) -> tuple[State, Any]:
+def _expire_writer(state: ShardState, command: c.ExpireWriter) -> tuple[ShardState, Any]:
     if state.is_tombstone:
         return state, c.Expired(0)
     known = command.writer in state.writers
     return state.next(writers=without_entry(state.writers, command.writer)), c.Expired(int(known))
 
 
-def _expire_idle_writers(state: State, command: c.ExpireIdleWriters) -> tuple[State, Any]:
+def _expire_idle_writers(state: ShardState, command: c.ExpireIdleWriters) -> tuple[ShardState, Any]:
     idle = {
         name
         for name, writer in state.writers.items()
@@ -150,7 +150,7 @@ def _expire_idle_writers(state: State, command: c.ExpireIdleWriters) -> tuple[St
     return state.next(writers=writers), c.Expired(len(idle))
 
 
-def _add_rollup(state: State, command: c.AddRollup) -> tuple[State, Any]:
+def _add_rollup(state: ShardState, command: c.AddRollup) -> tuple[ShardState, Any]:
     if state.is_tombstone and max(state.rollups) >= state.tombstone_seqno:
         return state, c.RollupAdded(False)
     existing = state.rollups.get(command.seqno)
@@ -160,7 +160,7 @@ def _add_rollup(state: State, command: c.AddRollup) -> tuple[State, Any]:
     return state.next(rollups=rollups), c.RollupAdded(True)
 
 
-def _remove_rollups(state: State, command: c.RemoveRollups) -> tuple[State, Any]:
+def _remove_rollups(state: ShardState, command: c.RemoveRollups) -> tuple[ShardState, Any]:
     newest = max(state.rollups, default=0)
     going = tuple(s for s, name in command.rollups if state.rollups.get(s) == name and s != newest)
     if not going:
@@ -169,7 +169,7 @@ def _remove_rollups(state: State, command: c.RemoveRollups) -> tuple[State, Any]
     return state.next(rollups=rollups), c.RollupsRemoved(going)
 
 
-def _request_gc(state: State, command: c.RequestGc) -> tuple[State, Any]:
+def _request_gc(state: ShardState, command: c.RequestGc) -> tuple[ShardState, Any]:
     """Enough has piled up once a rollup's worth of versions can go; claiming it is durable."""
     del command
     target = state.seqno_since
@@ -178,7 +178,7 @@ def _request_gc(state: State, command: c.RequestGc) -> tuple[State, Any]:
     return state.next(last_gc=target), c.GcRequested(target)
 
 
-def _finalise(state: State, command: c.Finalise) -> tuple[State, Any]:
+def _finalise(state: ShardState, command: c.Finalise) -> tuple[ShardState, Any]:
     """Clear the handles, then blank one batch a step: no version is ever too large to write."""
     del command
     if state.is_tombstone:
@@ -197,7 +197,7 @@ def _finalise(state: State, command: c.Finalise) -> tuple[State, Any]:
     return after, c.Finalised(True, 0)
 
 
-_HANDLERS: dict[type, Callable[[State, Any], tuple[State, Any]]] = {
+_HANDLERS: dict[type, Callable[[ShardState, Any], tuple[ShardState, Any]]] = {
     c.CompareAndAppend: _compare_and_append,
     c.Append: _append,
     c.ExpireWriter: _expire_writer,

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from backup.shard.state import commands as c
-from backup.shard.state.state import Batch, State
+from backup.shard.state.state import Batch, ShardState
 from kvstore.limits import MERGE_FAN_IN
 
 Slot = tuple[int, int]
@@ -70,7 +70,7 @@ def _covers(outer: Slot, inner: Slot) -> bool:
     return outer[0] <= inner[0] and inner[1] <= outer[1]
 
 
-def request_merge(state: State, command: c.RequestMerge) -> tuple[State, Any]:
+def request_merge(state: ShardState, command: c.RequestMerge) -> tuple[ShardState, Any]:
     if state.is_tombstone:
         return state, c.MergeRequested(None)
     slot = overlapping(state.slots, (command.lower, command.upper))
@@ -82,7 +82,7 @@ def request_merge(state: State, command: c.RequestMerge) -> tuple[State, Any]:
     return state.next(slots=add_slot(state.slots, slot)), c.MergeRequested(slot)
 
 
-def apply_merge(state: State, command: c.ApplyMerge) -> tuple[State, Any]:
+def apply_merge(state: ShardState, command: c.ApplyMerge) -> tuple[ShardState, Any]:
     output = command.output
     bounds = (output.lower, output.upper)
     found = _between(state, *bounds)
@@ -112,7 +112,7 @@ def input_names(batches: tuple[Batch, ...]) -> frozenset[str]:
     return frozenset(part.name for batch in batches for part in batch.parts)
 
 
-def _between(state: State, lower: int, upper: int) -> tuple[Batch, ...]:
+def _between(state: ShardState, lower: int, upper: int) -> tuple[Batch, ...]:
     """The batches that make up `[lower, upper)`; none where a bound is not an edge."""
     found = tuple(b for b in state.batches if lower <= b.lower and b.upper <= upper)
     whole = found and found[0].lower == lower and found[-1].upper == upper

@@ -1,9 +1,9 @@
-"""State: everything a shard knows about itself, as one immutable value.
+"""The state: everything a shard knows about itself, as one immutable value.
 
 The machine (`machine.py`) makes the next state from this one and a command; `codec.py` writes it
 down. It holds no data but names the parts that do.
 
-Invariants (`State.check` walks them)
+Invariants (`ShardState.check` walks them)
 1. `batches` are adjacent: they cover `[0, upper)` without gap or overlap, ascending.
 2. No batch was compacted further than `since`; no merge slot has an edge inside a batch.
 3. `since` is never above what a reader or critical hold asked to keep, unless that one came later.
@@ -120,7 +120,7 @@ def is_anonymous(writer: str) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class WriterState:
+class LastAppend:
     """The memory of a writer: its last append, to recognise a retry."""
 
     token: str
@@ -138,7 +138,7 @@ class Column:
 
 
 @dataclass(frozen=True, slots=True)
-class State:
+class ShardState:
     """One version of a shard. Mappings are never changed in place."""
 
     shard: str
@@ -156,13 +156,13 @@ class State:
     rollups: Mapping[int, str] = field(default_factory=dict)
     leased: Mapping[str, LeasedReader] = field(default_factory=dict)
     critical: Mapping[str, CriticalHold] = field(default_factory=dict)
-    writers: Mapping[str, WriterState] = field(default_factory=dict)
+    writers: Mapping[str, LastAppend] = field(default_factory=dict)
     schemas: Mapping[int, tuple[Column, ...]] = field(default_factory=dict)
     chain: str = field(default="", compare=False)
     """Digest of the step that led here, which names the one before: so of all steps. Empty in
     shards that were made before steps named it."""
 
-    def next(self, **changes: Any) -> State:
+    def next(self, **changes: Any) -> ShardState:
         """The following version, with `changes` made."""
         return replace(self, seqno=self.seqno + 1, **changes)
 

@@ -14,7 +14,7 @@ from contextlib import suppress
 from backup.shard.rows.batch_reader import read_batches
 from backup.shard.rows.part_bytes import MissingPartError
 from backup.shard.rows.rules import RULES
-from backup.shard.snapshot import ListenBatch, Snapshot, explained, listen_window
+from backup.shard.snapshot import ListenBatch, ShardSnapshot, explained, listen_window
 from backup.shard.state import commands as c
 from backup.shard.state import machine
 from backup.shard.state.log import StateLog
@@ -23,7 +23,7 @@ from backup.shard.storage.contract import FAILURES
 from kvstore.errors import ForkedError, HistoryGoneError, LeaseExpiredError
 
 
-class Reader:
+class ReadLease:
     """A leased reader: holds `since`, and the versions its open snapshots use."""
 
     def __init__(
@@ -36,14 +36,16 @@ class Reader:
         self._lease_ns = lease_ns
         self._renewed_ns = log.clock.wall_ns()
 
-    def __enter__(self) -> Reader:
+    def __enter__(self) -> ReadLease:
         return self
 
     def __exit__(self, *_: object) -> None:
         with suppress(ForkedError):  # the lease is the parent's
             self.expire()
 
-    def snapshot(self, as_of: int, *, on_release: Callable[[], None] | None = None) -> Snapshot:
+    def snapshot(
+        self, as_of: int, *, on_release: Callable[[], None] | None = None
+    ) -> ShardSnapshot:
         """The shard at `as_of`, readable until it is closed. Raises as `Shard.snapshot`."""
         state = self._log.refresh()
         batches = machine.snapshot(state, as_of)
@@ -57,7 +59,7 @@ class Reader:
                 if on_release is not None:
                     on_release()
 
-        return Snapshot(
+        return ShardSnapshot(
             self._log.blob,
             rule=state.rule,
             as_of=as_of,
@@ -122,10 +124,10 @@ class Reader:
         return LeaseExpiredError(self.name)
 
 
-def snapshot_unheld(log: StateLog, as_of: int) -> Snapshot:
+def snapshot_unheld(log: StateLog, as_of: int) -> ShardSnapshot:
     """The shard at `as_of`, held by nobody. Raises as `Shard.snapshot`."""
     state = log.refresh()
-    return Snapshot(
+    return ShardSnapshot(
         log.blob,
         rule=state.rule,
         as_of=as_of,
@@ -138,7 +140,7 @@ def snapshot_unheld(log: StateLog, as_of: int) -> Snapshot:
 class Listen:
     """Follows a shard from a frontier on. Each `poll` gives the next stretch, or None: wait."""
 
-    def __init__(self, log: StateLog, reader: Reader, frontier: int) -> None:
+    def __init__(self, log: StateLog, reader: ReadLease, frontier: int) -> None:
         self.frontier = frontier
         self._log = log
         self._reader = reader
