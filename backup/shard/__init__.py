@@ -3,7 +3,7 @@
 Floors, from the top:
 
     shard                    the handle of a shard
-    reader                   leased snapshots, and listening
+    read_lease               leased snapshots, and listening
     compact scrub snapshot writer
     critical gc
     rows                     batches of sorted rows, as Parquet parts

@@ -11,7 +11,7 @@ import pytest
 import backup
 import bulk
 import kvstore
-from backup.export import Exported, Position, exported
+from backup.export import Exported, RowPosition, exported
 from backup.shard import OP_DELETE, OP_DELETE_RANGE, OP_PUT
 from kvstore.span import Span
 
@@ -97,7 +97,7 @@ def test_rows_of_any_window_are_whole_and_in_order_however_they_are_cut(
         assert rows(exported(store, since=since, upto=upto)) == wanted
         at = pick.randrange(len(wanted))
         key, timestamp, op, *_ = wanted[at]
-        after = Position(key, -timestamp, -op)
+        after = RowPosition(key, -timestamp, -op)
         assert rows(exported(store, since=since, upto=upto, after=after)) == wanted[at + 1 :]
         cuts = [b"", *sorted(pick.sample(KEYS[1:], 2)), None]
         pieces = [
