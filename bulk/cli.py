@@ -38,38 +38,44 @@ ROWS_PER_PART: Final = 2_000_000
 _ON_CONFLICT: Final[tuple[OnConflict, ...]] = ("overwrite", "error")
 _DUPLICATES: Final[tuple[Duplicates, ...]] = ("error", "last")
 
+SourcesArgument = Annotated[
+    list[Path],
+    typer.Argument(
+        metavar="SOURCE",
+        help="One staging directory, or files: .parquet, .csv, .arrow, .feather.",
+        show_default=False,
+    ),
+]
+KeyOption = Annotated[str, typer.Option(metavar="COLUMN", help="Column of the keys.")]
+ValueOption = Annotated[str, typer.Option(metavar="COLUMN", help="Column of the values.")]
+OnConflictOption = Annotated[
+    str, typer.Option(help="overwrite, or error: refuse to cover keys that are alive.")
+]
+DuplicatesOption = Annotated[
+    str, typer.Option(help="Files with a key twice: error, or last: the last row counts.")
+]
+FileEncodingOption = Annotated[
+    Encoding, typer.Option("--encoding", "-e", help="How keys and values are written in files.")
+]
+MoveOption = Annotated[
+    bool, typer.Option("--move", help="Take the files of a staging directory away.")
+]
+CreateOption = Annotated[bool, typer.Option("--create", help="Make the store if there is none.")]
+
 app = typer.Typer(add_completion=False)
 
 
 @app.command(name="import")
 def import_(
     store: StoreArgument,
-    sources: Annotated[
-        list[Path],
-        typer.Argument(
-            metavar="SOURCE",
-            help="One staging directory, or files: .parquet, .csv, .arrow, .feather.",
-            show_default=False,
-        ),
-    ],
-    key: Annotated[str, typer.Option(metavar="COLUMN", help="Column of the keys.")] = "key",
-    value: Annotated[str, typer.Option(metavar="COLUMN", help="Column of the values.")] = "value",
-    on_conflict: Annotated[
-        str, typer.Option(help="overwrite, or error: refuse to cover keys that are alive.")
-    ] = "overwrite",
-    duplicates: Annotated[
-        str, typer.Option(help="Files with a key twice: error, or last: the last row counts.")
-    ] = "error",
-    encoding: Annotated[
-        Encoding,
-        typer.Option("--encoding", "-e", help="How keys and values are written in files."),
-    ] = Encoding.TEXT,
-    move: Annotated[
-        bool, typer.Option("--move", help="Take the files of a staging directory away.")
-    ] = False,
-    create: Annotated[
-        bool, typer.Option("--create", help="Make the store if there is none.")
-    ] = False,
+    sources: SourcesArgument,
+    key: KeyOption = "key",
+    value: ValueOption = "value",
+    on_conflict: OnConflictOption = "overwrite",
+    duplicates: DuplicatesOption = "error",
+    encoding: FileEncodingOption = Encoding.TEXT,
+    move: MoveOption = False,
+    create: CreateOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Load many rows at once: all become visible at one time, which is printed.

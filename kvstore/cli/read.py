@@ -46,6 +46,29 @@ from kvstore.timestamp import TimeLike, to_timestamp
 IMAGES: Final[tuple[Images, ...]] = ("none", "delta", "pre", "post", "pre+post")
 
 KeyArgument = Annotated[str, typer.Argument(metavar="KEY", help="The key.", show_default=False)]
+LimitOption = Annotated[
+    int | None, typer.Option("--limit", min=0, help="At most so many.", show_default=False)
+]
+SinceOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="TIME",
+        help="Changes after this time. Default: all that is kept whole.",
+        show_default=False,
+    ),
+]
+ImagesOption = Annotated[
+    str, typer.Option(help="Values to print: none, delta, pre, post or pre+post.")
+]
+FollowOption = Annotated[
+    bool, typer.Option("--follow", "-f", help="Go on as changes come, polling for them.")
+]
+PollOption = Annotated[
+    float,
+    typer.Option(
+        metavar="SECONDS", min=0.01, help="With --follow, time between looks at the files."
+    ),
+]
 
 
 def register(app: typer.Typer) -> None:
@@ -94,9 +117,7 @@ def scan(
     end: EndOption = None,
     as_of: AsOfOption = None,
     reverse: Annotated[bool, typer.Option("--reverse", help="From the last key on.")] = False,
-    limit: Annotated[
-        int | None, typer.Option("--limit", min=0, help="At most so many.", show_default=False)
-    ] = None,
+    limit: LimitOption = None,
     keys_only: Annotated[bool, typer.Option("--keys-only", help="Leave the values out.")] = False,
     encoding: EncodingOption = Encoding.TEXT,
     as_json: JsonOption = False,
@@ -125,9 +146,7 @@ def scan(
 def history(
     store: StoreArgument,
     key: KeyArgument,
-    limit: Annotated[
-        int | None, typer.Option("--limit", min=0, help="At most so many.", show_default=False)
-    ] = None,
+    limit: LimitOption = None,
     encoding: EncodingOption = Encoding.TEXT,
     as_json: JsonOption = False,
 ) -> None:
@@ -154,29 +173,13 @@ def history(
 
 def changes(
     store: StoreArgument,
-    since: Annotated[
-        str | None,
-        typer.Option(
-            metavar="TIME",
-            help="Changes after this time. Default: all that is kept whole.",
-            show_default=False,
-        ),
-    ] = None,
+    since: SinceOption = None,
     prefix: PrefixOption = None,
     start: StartOption = None,
     end: EndOption = None,
-    images: Annotated[
-        str, typer.Option(help="Values to print: none, delta, pre, post or pre+post.")
-    ] = "delta",
-    follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Go on as changes come, polling for them.")
-    ] = False,
-    poll: Annotated[
-        float,
-        typer.Option(
-            metavar="SECONDS", min=0.01, help="With --follow, time between looks at the files."
-        ),
-    ] = 1.0,
+    images: ImagesOption = "delta",
+    follow: FollowOption = False,
+    poll: PollOption = 1.0,
     encoding: EncodingOption = Encoding.TEXT,
     _as_json: Annotated[bool, typer.Option("--json", help="As it does in any case.")] = True,
 ) -> None:
