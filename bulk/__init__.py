@@ -1,4 +1,4 @@
-"""Bulk loads: built as SST files anywhere, visible atomically at the time they are added."""
+"""Bulk loads: built anywhere as SST files, visible as a whole at the time they are added."""
 
 from bulk.ingest import ingest
 from bulk.manifest import Manifest

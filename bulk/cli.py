@@ -33,7 +33,7 @@ from kvstore.store import Store
 from kvstore.timestamp import Timestamp
 
 ROWS_PER_PART: Final = 2_000_000
-"""Rows of one SST: a few hundred megabytes, what RocksDB likes to open and compact."""
+"""Rows of one SST file. A file has a few hundred megabytes then, a good size for compactions."""
 
 _ON_CONFLICT: Final[tuple[OnConflict, ...]] = ("overwrite", "error")
 _DUPLICATES: Final[tuple[Duplicates, ...]] = ("error", "last")
@@ -78,10 +78,10 @@ def import_(
     create: CreateOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Load many rows at once: all become visible at one time, which is printed.
+    """Load many rows at once. All rows become visible at one time, which is printed.
 
-    Files are sorted first, in about 1 GB of memory; what does not fit goes to the
-    store's disk. Importing a staging directory twice does it once.
+    Rows are sorted first, in about 1 GB of memory; larger inputs are sorted on the
+    store's disk. Importing a staging directory twice adds it once.
 
     \b
     Examples:
@@ -116,7 +116,7 @@ def import_(
 def _import_rows(
     store: Store, rows: Iterator[pa.RecordBatch], conflict: OnConflict, twice: Duplicates
 ) -> tuple[Manifest, Timestamp]:
-    """Sort, stage and add rows. Everything on the way lies in the store's `ingest/`."""
+    """Sort, stage and add rows. Temporary files lie in the store's `ingest/`."""
     assert store.path is not None, "the command line opens stores by their path"
     place = store.path / INGEST_DIRECTORY
     place.mkdir(exist_ok=True)
@@ -134,7 +134,7 @@ def _import_rows(
                     batch = next(ordered, None)
         manifest = made.seal()
         return manifest, ingest(store, made.staging, on_conflict=conflict, move=True)
-    except KeyOrderError as error:  # of sorted rows: twice
+    except KeyOrderError as error:  # the rows are sorted, so a key came twice
         what = f"key {printable(error.key)} came twice"
         raise UsageError(what, "remove one row of it, or pass --duplicates last") from error
     finally:
@@ -142,7 +142,7 @@ def _import_rows(
 
 
 def _decoded(rows: Iterator[pa.RecordBatch], encoding: Encoding) -> Iterator[pa.RecordBatch]:
-    """Texts are their bytes already; nulls stay, to be refused by name."""
+    """Decode hex or base64; text stays as it is. Nulls stay, and are refused later."""
     if encoding is Encoding.TEXT:
         yield from rows
         return

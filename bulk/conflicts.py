@@ -1,7 +1,7 @@
-"""`on_conflict="error"`: an import is refused if a row of it, a put or a delete, meets a live key.
+"""`on_conflict="error"` refuses an import that has a row, a put or a delete, for a live key.
 
-Keys are looked at before the files enter the store, without the commit lock, one look-up a row.
-Commits since then are looked at under the lock, just before the import is added.
+The keys are looked up before the files enter the store, without the commit lock: one look-up a row.
+Later commits are checked under the lock, just before the import is added.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ def require_no_live_keys(store: Store, files: Sequence[Path]) -> None:
 def require_none_came(store: Store, record: ImportRecord, since: int) -> None:
     """Raise `KeyConflictError` if a key of the linked import came alive after `since`.
 
-    0 looks at all live keys. For the commit lock, under which no other commit comes between.
+    `since=0` checks all live keys. The caller holds the commit lock, so no commit comes between.
     """
     changes = (
         store.changes(since, order="time")
         if since
-        else store.changes(0, revisions="latest")  # the state: always readable
+        else store.changes(0, revisions="latest")  # the newest state is always readable
     )
     _require_dead(
         store,

@@ -1,12 +1,13 @@
-"""The rows of staged files, held against what the manifest says of them.
+"""Checks that the rows of staged files are those of the manifest.
 
-    told      bounds, rows, import id at both ends, no removals: a file tells them without being
-              read: 0.4 ms a file, and 1.3 ms once per open store. Always done.
-    read      each row: its form, its import id, ascending keys. A pass, 0.7 us a row.
-    crossing  parts whose spans cross have different keys. A pass over these parts, 0.3 us a row.
+    metadata  bounds, number of rows, import id at both ends, no range deletes. RocksDB tells them
+              without a pass: 0.4 ms a file, and 1.3 ms once per open store. Always checked.
+    rows      each row: its form, its import id, ascending keys. A pass, 0.7 us a row.
+    crossing  parts whose spans cross share no key. A pass over these parts, 0.3 us a row.
 
-Adding an import reads no rows, unless asked to be thorough: then a file that was forged, with rows
-of another import between two rows of its own, is refused. `Store.verify` tells such rows as well.
+Adding an import reads rows only if it is asked to be thorough. Only then does it refuse a
+forged file that has rows of another import between two rows of its own. `Store.verify` finds
+such rows too.
 """
 
 from __future__ import annotations
@@ -25,15 +26,15 @@ from kvstore.imports import Tell
 from kvstore.limits import KEY_BYTES_MAX, VALUE_BYTES_MAX
 
 FILES_AT_ONCE: Final = 16
-"""Files that are asked together. RocksDB reads the figures of 20 after an ingest, not of more."""
+"""Files checked together. RocksDB reads the metadata of at most 20 files after an ingest."""
 
 
 def require_told(
     files: Sequence[tuple[Part, str]], import_id: int, *, tell: Tell = told_once
 ) -> None:
-    """Raise `CorruptionError` unless parts, at the paths beside them, are what they say they are.
+    """Raise `CorruptionError` unless the metadata of each file is that of its part.
 
-    Takes `FILES_AT_ONCE` at most. `tell` looks at files, such as `Imports.told_files`.
+    Checks at most `FILES_AT_ONCE` files. `tell` reads the metadata, as `Imports.told_files` does.
     """
     assert len(files) <= FILES_AT_ONCE
     where = files[0][0].name
@@ -51,13 +52,13 @@ def require_told(
             return
         if len(files) == 1:
             raise CorruptionError(where, str(problems[0]))
-    for file in files:  # which of them it is
+    for file in files:  # which of the files it is
         require_told([file], import_id, tell=tell)
     raise CorruptionError(where, "it changed while it was looked at")
 
 
 def require_rows(part: Part, path: str, import_id: int) -> None:
-    """Raise `CorruptionError` unless each row of a part is one of the import. Reads all of it."""
+    """Raise `CorruptionError` unless each row of a part belongs to the import. Reads all rows."""
     reference = encode_reference(import_id)
     previous, rows = b"", 0
     with LooseFiles([path]) as loose:
@@ -80,9 +81,9 @@ def require_rows(part: Part, path: str, import_id: int) -> None:
 
 
 def require_disjoint(directory: Path, parts: Sequence[Part]) -> None:
-    """Raise `KeyOrderError` if two parts, given by key, have a key in common.
+    """Raise `KeyOrderError` if two of `parts`, which ascend by key, have a key in common.
 
-    Reads the parts whose spans cross, and no others.
+    Reads only the parts whose spans cross.
     """
     for group in _crossing(parts):
         if not _differ(directory, group):
@@ -90,13 +91,13 @@ def require_disjoint(directory: Path, parts: Sequence[Part]) -> None:
 
 
 def depth(parts: Sequence[Part]) -> int:
-    """The most parts whose spans have one point in common."""
+    """The largest number of parts whose spans contain one common key."""
     ends = [(part.smallest, False) for part in parts] + [(part.largest, True) for part in parts]
     return max(accumulate(-1 if is_end else 1 for _, is_end in sorted(ends)), default=0)
 
 
 def _untrue(part: Part, file: LooseFile, reference: bytes) -> str | None:
-    """The first difference between a part in the manifest and its file, None if they agree."""
+    """The first difference between the manifest and the file, None if they agree."""
     for end, key, found in (
         ("first", part.smallest, file.first),
         ("last", part.largest, file.last),
@@ -115,7 +116,7 @@ def _untrue(part: Part, file: LooseFile, reference: bytes) -> str | None:
 
 
 def _crossing(parts: Sequence[Part]) -> Iterator[list[Part]]:
-    """Groups of at least two parts, each of which crosses another of its group, and none else."""
+    """Groups of parts, two or more. A part crosses another one of its group and none outside it."""
     group: list[Part] = []
     end = b""
     for part in parts:
@@ -130,8 +131,8 @@ def _crossing(parts: Sequence[Part]) -> Iterator[list[Part]]:
 
 
 def _differ(directory: Path, group: Sequence[Part]) -> bool:
-    """Whether no key is in two parts: RocksDB gives equal ones once, and put and delete beside
-    each other."""
+    """Whether no key is in two parts. RocksDB merges equal entries into one, and shows a put and a
+    delete of one key as neighbours."""
     keys, previous = 0, b""
     with LooseFiles([directory / part.name for part in group]) as loose:
         for entries, _ in loose.rows():
@@ -142,9 +143,9 @@ def _differ(directory: Path, group: Sequence[Part]) -> bool:
 
 
 def _shared(directory: Path, group: Sequence[Part]) -> KeyOrderError:
-    """The error that names a key which two parts of the group have. A few passes over them."""
+    """The error, with a key that two parts of the group share. Costs a few passes over them."""
     distinct, shared = 1, len(group)
-    while shared - distinct > 1:  # parts up to `distinct` differ, parts up to `shared` do not
+    while shared - distinct > 1:  # `distinct` parts share no key, `shared` parts do
         middle = (distinct + shared) // 2
         if _differ(directory, group[:middle]):
             distinct = middle

@@ -1,7 +1,7 @@
-"""Rows of files that others wrote (Parquet, CSV, Arrow), as the key and value of an import.
+"""Reads Parquet, CSV, Arrow and Feather files as the keys and values of an import.
 
-Read batch by batch: a file need not fit in memory. Columns are binary or text, which becomes its
-UTF-8 bytes; other types are refused, since there is more than one way to write a number.
+Files are read batch by batch, so a file need not fit in memory. Columns are binary or text; text
+becomes its UTF-8 bytes. Other types are refused, because a number has more than one text.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _SCHEMA: Final = pa.schema([("key", pa.binary()), ("value", pa.binary())])
 
 
 def format_of(path: Path) -> FileFormat:
-    """The format that a file's name tells. Raises `UsageError`."""
+    """The format, by the ending of the file's name. Raises `UsageError`."""
     found = _SUFFIXES.get(path.suffix.lower())
     if found is None:
         raise UsageError(f"{path}: unknown kind of file", f"name it one of {', '.join(_SUFFIXES)}")
@@ -41,17 +41,17 @@ def format_of(path: Path) -> FileFormat:
 
 
 def file_rows(paths: Iterable[Path], *, key: str, value: str) -> Iterator[pa.RecordBatch]:
-    """Batches with the binary columns `key` and `value`, from the columns named so in each file.
+    """Yield batches with the binary columns `key` and `value`, from the named columns of each file.
 
-    In the order of the files and of the rows in them. Raises `UsageError` if a file cannot be
-    read, or has no such column, or one of another type.
+    Rows come in the order of the files and of the rows in them. Raises `UsageError` if a file
+    cannot be read, or lacks a column, or has a column of another type.
     """
     for path in paths:
         opener = {"parquet": _parquet, "csv": _csv, "arrow": _arrow}[format_of(path)]
         with _translated(path):
             for read in opener(path, key, value):
                 batch = read.select(_distinct(key, value))
-                # Arrow trusts offsets and indices: those of a damaged file lead out of its memory.
+                # Arrow trusts offsets and indices; a damaged file's lead out of its memory.
                 batch.validate(full=True)
                 columns = [_binary(batch, name, path) for name in (key, value)]
                 yield pa.RecordBatch.from_arrays(columns, schema=_SCHEMA)
@@ -68,7 +68,7 @@ def _csv(path: Path, key: str, value: str) -> Iterator[pa.RecordBatch]:
     parse = pa_csv.ParseOptions(newlines_in_values=True)
     with pa_csv.open_csv(path, read_options=read, parse_options=parse) as reader:
         _require_columns(path, reader.schema.names, key, value)
-    # As bytes, so that no digit is lost to a guess at a type; of the others nothing is guessed.
+    # The two columns are read as bytes: a guessed type could lose digits.
     wanted = _distinct(key, value)
     convert = pa_csv.ConvertOptions(
         column_types=dict.fromkeys(wanted, pa.binary()),
@@ -130,7 +130,7 @@ def _require_columns(path: Path, names: list[str], key: str, value: str) -> None
 def _translated(path: Path) -> Iterator[None]:
     try:
         yield
-    except MemoryError as error:  # also where a damaged file declares a size that nobody has
+    except MemoryError as error:  # a damaged file may declare a size beyond all memory
         remedy = "check the file, or write it in smaller batches"
         raise UsageError(f"{path} needs more memory than there is: {error}", remedy) from error
     except FileNotFoundError as error:

@@ -1,16 +1,16 @@
 """Adding a staged import to a store: one atomic step at one timestamp, whatever its size.
 
-    check     manifest, files; live keys in the way, if they matter       nothing is touched
-    prepare   the store writes down that the import is coming             durable
+    check     manifest and files; live keys, if `on_conflict="error"`     nothing is touched
+    prepare   a record says that the import is coming                     durable
     bring     files are linked or copied to <store>/ingest/<id>/
-    link      RocksDB takes them from there, all or none                  still invisible
-    add       one record gives them their timestamp                       durable: the commit
+    link      RocksDB takes the files from there, all or none             still invisible
+    add       one record gives the rows their timestamp                   durable: the commit
 
-A crash at any point leaves an import that is added or invisible; calling again goes on from there.
+A crash at any point leaves an import that is either added or invisible. A repeated call continues.
 
-A file that is linked has one set of bytes under two names. A process that writes into the staged
-file afterwards damages the store; RocksDB's block checksums tell, when the block is read. `move`
-takes the name away. Give a staging directory that others may write to only as a copy.
+A linked file has one set of bytes under two names. A process that writes into the staged file
+later damages the store, and RocksDB's block checksums find the damage when the block is read.
+`move=True` removes the other name. Copy a staging directory that others may write to.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from kvstore.timestamp import Timestamp
 OnConflict: TypeAlias = Literal["overwrite", "error"]
 
 _COPY_INSTEAD: Final = (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP)
-"""Failures of a link that say: this file system, or these two, cannot do it."""
+"""The failures of a link that a copy avoids: the file system, or the pair of them, cannot link."""
 
 _COPY_BYTES: Final = 1 << 20
 
@@ -60,18 +60,18 @@ def ingest(
     thorough: bool = False,
     progress: Callable[[str], None] | None = None,
 ) -> Timestamp:
-    """Add a sealed import to `store`; returns the timestamp at which all its rows became visible.
+    """Add a sealed import to `store`. Returns the timestamp at which all its rows became visible.
 
-    Adding the same import again returns the first timestamp. `on_conflict="error"` refuses to
-    cover live keys (`KeyConflictError` names the first; it compares key by key). Files are
-    linked, or copied from another file system. `move` removes them from `staging` once they are
-    added; of a symbolic link the file stays. `thorough` reads every file, to compare its checksum
-    even if it looks untouched, and looks at each row: for files from a stranger.
-    `progress` is called with the name of each step before it is made; what it raises calls the
-    import off, which can be made again.
+    Adding the same import again returns the first timestamp. `on_conflict="error"` raises
+    `KeyConflictError`, which names the first live keys, instead of covering them; it looks up each
+    key. Files are linked, or copied from another file system. `move` removes the files from
+    `staging` after they were added; it removes a symbolic link, not the file behind it. `thorough`
+    is for files from a stranger: it reads each file, compares its digest and checks each row.
+    `progress` is called with the name of each step before the step. An exception that it raises
+    stops the import, and a later call continues it.
 
     Raises `ImportRefusedError` if a file is missing, altered, truncated or of another import, or
-    its bounds and rows are not those of the manifest; nothing was added then. Costs a few
+    if its bounds or rows are not those of the manifest. Nothing was added then. Costs a few
     milliseconds and two fsyncs, whatever the size.
     """
     require_on_conflict(on_conflict)
@@ -83,7 +83,7 @@ def ingest(
 
 
 def require_on_conflict(given: str) -> None:
-    """Raise `UsageError` unless it is one. For callers that build an import before they add it."""
+    """Raise `UsageError` on an unknown choice. Callers that build an import ask before."""
     if given not in ("overwrite", "error"):
         raise UsageError(f"on_conflict={given!r}", 'pass "overwrite" or "error"')
 
@@ -114,7 +114,7 @@ def _ingest(
     with ExitStack() as held:
         check = None
         if on_conflict == "error":
-            # Commits from here on are looked at again: no GC may take them.
+            # Later commits are checked before the import is added, so GC must keep them.
             checked_at = held.enter_context(store.snapshot()).as_of
             if not linked:
                 located = [_locate(directory, incoming, part.name) for part in manifest.parts]
@@ -139,7 +139,7 @@ def _ingest(
 
 @contextmanager
 def staging_beside(store: Store) -> Iterator[Path]:
-    """A new directory to stage an import for `store` in, on its file system; removed at the end."""
+    """A new staging directory on the store's file system. It is removed at the end."""
     if store.path is None:  # `TemporaryDirectory` would remove it when a forked child exits
         path = Path(tempfile.mkdtemp(prefix="kvstore-staging-"))
     else:
@@ -151,7 +151,7 @@ def staging_beside(store: Store) -> Iterator[Path]:
 
 
 def _record(manifest: Manifest) -> ImportRecord:
-    # Where parts cross, their spans are one: each row is passed once.
+    # Spans of crossing parts are joined, so that each row is read once.
     spans = merge_spans(Span(part.smallest, part.largest + b"\x00") for part in manifest.parts)
     return ImportRecord(
         manifest.import_id, manifest.checksum, manifest.rows, manifest.size_bytes, tuple(spans)
@@ -159,8 +159,8 @@ def _record(manifest: Manifest) -> ImportRecord:
 
 
 def _incoming(store: Store, directory: Path, manifest: Manifest) -> Path:
-    """Where the engine takes the files from. A store without a directory only reads them: so they
-    stay where they were staged."""
+    """The directory from which the engine takes the files. A store without a directory only reads
+    them, so they stay where they were staged."""
     name = f"{manifest.import_id:016x}"
     if store.path is None:
         return directory / f"{INGEST_DIRECTORY}-{name}"
@@ -168,7 +168,7 @@ def _incoming(store: Store, directory: Path, manifest: Manifest) -> Path:
 
 
 def _locate(directory: Path, incoming: Path, name: str) -> Path:
-    """Where a part is: earlier releases moved it to the store before it was added."""
+    """The path of a part. Earlier releases moved parts to the store before adding them."""
     staged = directory / name
     moved = not os.path.lexists(staged) and (incoming / name).is_file()
     return incoming / name if moved else staged
@@ -177,9 +177,9 @@ def _locate(directory: Path, incoming: Path, name: str) -> Path:
 def _checked(
     directory: Path, incoming: Path, manifest: Manifest, tell: Tell, *, thorough: bool
 ) -> dict[str, Identity]:
-    """The file of each part, by name, after a check that it is the one that was sealed.
+    """The file of each part by name, each checked to be the file that was sealed.
 
-    Raises `ImportRefusedError`. Reads a file only where it was copied or if `thorough`.
+    Raises `ImportRefusedError`. Reads a file only if it was copied, or if `thorough`.
     """
     found: dict[str, Identity] = {}
     try:
@@ -208,7 +208,7 @@ def _checked(
 def _bring(directory: Path, incoming: Path, name: str, identity: Identity) -> Path:
     """Put a part beside the store's files, so that RocksDB can take it by a rename.
 
-    The staged file stays until the import is added: RocksDB has synced what it takes by then, so
+    The staged file stays until the import is added. RocksDB has synced its files by then, so
     neither a crash nor a refusal loses a part.
     """
     source, target = directory / name, incoming / name
@@ -218,7 +218,7 @@ def _bring(directory: Path, incoming: Path, name: str, identity: Identity) -> Pa
             return target
         target.unlink(missing_ok=True)
         try:
-            # The target of a symbolic link, not the link: the store must not depend on other files.
+            # Link the target of a symbolic link: the store must not depend on files outside it.
             os.link(os.path.realpath(source), target)
             if Identity.of(os.lstat(target)) != identity:
                 target.unlink()
@@ -240,12 +240,12 @@ def _copy(directory: Path, source: Path, target: Path, identity: Identity) -> No
             if Identity.of(os.fstat(original.fileno())) != identity:
                 raise _replaced(directory, source.name)
     except BaseException:
-        target.unlink(missing_ok=True)  # half a copy would only keep the disk full
+        target.unlink(missing_ok=True)  # half a copy would keep the disk full
         raise
 
 
 def _take_away(directory: Path, manifest: Manifest) -> None:
-    """Remove the parts of an import that was added. One that cannot be removed stays."""
+    """Remove the staged parts of an import that was added. A file that cannot be removed stays."""
     for part in manifest.parts:
         with suppress(OSError):
             (directory / part.name).unlink()
@@ -257,7 +257,7 @@ def _replaced(directory: Path, name: str) -> ImportRefusedError:
 
 
 def _advise(path: Path) -> None:
-    """Ask for the file in the page cache: first gets from a cold one run 15 times slower."""
+    """Ask for the file in the page cache: the first gets from a cold file run 15 times slower."""
     if hasattr(os, "posix_fadvise"):
-        with suppress(OSError), path.open("rb") as file:  # advice that fails does no harm
+        with suppress(OSError), path.open("rb") as file:  # failing advice does no harm
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_WILLNEED)

@@ -1,19 +1,19 @@
-"""The manifest of an import: what was sealed, and the only reader of it.
+"""The manifest of an import: the list of its sealed parts. Only this module reads it.
 
     import.json := {"format": 2, "import_id": 16 hex, "rows": n, "bytes": n,
                     "parts": [{"name", "smallest" hex, "largest" hex, "rows", "bytes",
                                "digest", "mtime_ns", "inode"}],
                     "checksum": SHA-256 of the rest as sorted, compact JSON}
 
-In format 1, which is read as well, a part's digest is named `sha256`.
+Format 1 remains readable: it names a part's digest `sha256`.
 
 Invariants
-1. A name is that of a part writer's file: joined to a directory, it stays in that directory.
-2. Parts ascend by their smallest key. No key bounds two parts, so no part is listed twice.
-3. A manifest that was read is written back byte for byte alike: its checksum covers every field.
+1. Each name has the form that part writers give, so it cannot lead out of the directory.
+2. Parts ascend by their smallest key. No key is a bound of two parts, so no part is listed twice.
+3. Writing a manifest that was read gives the same bytes, so its checksum covers every field.
 
-The checksum has no key: it tells damage, and proves nothing about the author. So each field is
-checked for itself as well. Whether the files are as the manifest says, `bulk.contents` finds out.
+The checksum has no key: it finds damage, and proves nothing about the author. So each field is
+checked as well. `bulk.contents` checks that the files agree with the manifest.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _DIGEST: Final = re.compile(r"(blake3:)?[0-9a-f]{32}|[0-9a-f]{64}")
 _IMPORT_ID: Final = re.compile(r"[0-9a-f]{16}")
 _INODE_MAX: Final = (1 << 64) - 1
 _TIME_MIN: Final = -(1 << 63)
-"""The least modification time: file systems know times before 1970."""
+"""The lowest modification time: file systems have times before 1970."""
 
 
 @dataclass(frozen=True)
@@ -65,12 +65,12 @@ class Manifest:
 
     @cached_property
     def checksum(self) -> str:
-        """SHA-256 of the contents: the identity of the parts sealed under the import's id."""
+        """SHA-256 of the contents. It identifies the parts sealed under the import's id."""
         canonical = json.dumps(self._fields(), sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(canonical.encode()).hexdigest()
 
     def to_json(self) -> str:
-        """The manifest's file."""
+        """The bytes of the manifest's file."""
         return json.dumps({**self._fields(), "checksum": self.checksum}, indent=1, sort_keys=True)
 
     def _fields(self) -> dict[str, Any]:
@@ -84,8 +84,8 @@ class Manifest:
 
 
 def parse_manifest(data: bytes, *, where: str) -> Manifest:
-    """The manifest whose file holds `data`. Raises `CorruptionError` if it breaks a rule above,
-    `FormatVersionError` if a newer release wrote it."""
+    """Decode the bytes of a manifest's file. Raises `CorruptionError` if a rule above is broken,
+    `FormatVersionError` if a newer release wrote the file."""
     fields = read_object(data, where=where)
     found = fields.get("format")
     if type(found) is not int or found not in _DIGEST_NAMES:
@@ -104,9 +104,9 @@ def parse_manifest(data: bytes, *, where: str) -> Manifest:
 
 
 def require_parts(parts: Sequence[Part], *, where: str) -> None:
-    """Raise `CorruptionError` unless the parts may stand together in one manifest.
+    """Raise `CorruptionError` unless one manifest can list all these parts.
 
-    Spans of parts may cross: their keys differ nevertheless, which takes a pass to find out.
+    Spans of parts may cross. Only a pass over the rows finds out whether parts share a key.
     """
     names = {part.name for part in parts}
     if len(names) < len(parts):
@@ -120,7 +120,7 @@ def require_parts(parts: Sequence[Part], *, where: str) -> None:
 
 
 def shared_bound(parts: Sequence[Part]) -> bytes | None:
-    """A key that is the smallest or largest of two parts, None if there is none."""
+    """A key that is a bound of two parts, None if there is none."""
     seen: set[bytes] = set()
     for part in parts:
         bounds = {part.smallest, part.largest}

@@ -1,13 +1,13 @@
-"""Parts: the sorted files of an import, built where its rows are, without contact to a store.
+"""Parts: the sorted files of an import, built without contact to a store.
 
     entry := | framed user key | import id u64 | kind u8 | -> value     (kvstore/codec/keys.py)
 
-Building is cheap beside getting the rows there: 0.4 us per row, against 1.5 us that Spark's range
-partition and sort take. Keys are encoded by Arrow, whole columns at a time.
+Building takes 0.4 us per row; Spark's range partition and sort before it take 1.5 us. Arrow encodes
+the keys, a whole column at a time.
 
 Invariants
-1. Keys of a part ascend strictly.
-2. Names are unique per attempt, so retries and speculative twins never write to one file.
+1. The keys of a part ascend strictly.
+2. Names are unique per attempt, so retries and speculative attempts never write to one file.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from kvstore.span import require_key
 
 PART_PREFIX: Final = "part-"
 PART_NAME: Final = re.compile(rf"{PART_PREFIX}[0-9a-f]{{32}}\.sst", re.ASCII)
-"""The names that part writers give their files."""
+"""The form of the names that part writers give to files."""
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One finished file of an import. Small and picklable: what a worker sends to the driver."""
+    """One finished file of an import. Small and picklable: a worker sends it to the driver."""
 
     name: str
     smallest: bytes
@@ -49,7 +49,7 @@ class Part:
 
 
 class PartWriter:
-    """Writes one part. The file appears when `finish` returns; without rows there is none."""
+    """Writes one part. The file appears when `finish` returns. A part without rows has no file."""
 
     def __init__(self, staging: Path, import_id: int, *, compression: str = "lz4") -> None:
         self._staging = staging
@@ -63,7 +63,7 @@ class PartWriter:
         self._broken = False
 
     def put(self, key: bytes, value: bytes) -> None:
-        """Add one row. Raises `KeyOrderError` unless `key` is above all before it."""
+        """Add one row. Raises `KeyOrderError` unless `key` is above all earlier keys."""
         require_key(key)
         if not isinstance(value, bytes):
             raise UsageError(f"value must be bytes, not {type(value).__name__}", "encode it first")
@@ -71,7 +71,7 @@ class PartWriter:
         self._add([frame(key) + self._reference + VALUE], [value], [key])
 
     def delete(self, key: bytes) -> None:
-        """Add a tombstone: the import deletes `key`. Raises as `put`."""
+        """Add a tombstone, by which the import deletes `key`. Raises as `put` does."""
         require_key(key)
         self._add([frame(key) + self._reference + TOMBSTONE], [b""], [key])
 
@@ -79,8 +79,8 @@ class PartWriter:
         """Add the rows of a batch: columns `key` and `value`, binary, ascending by key.
 
         An optional column `op` holds `"put"` or `"delete"`. Raises `UsageError` on other types
-        and on nulls, `KeyOrderError` where the order is broken. Rows before the broken one may have
-        been added then: the part takes no more rows and cannot be finished, only abandoned.
+        and on nulls, `KeyOrderError` where the order is broken. Earlier rows of the batch may have
+        been added then, so the part can only be abandoned.
         """
         keys, values, tails = _columns(batch, self._reference)
         if isinstance(tails, pa.Array):
@@ -92,11 +92,11 @@ class PartWriter:
             self._add(framed[rows].to_pylist(), values[rows].to_pylist(), keys[rows], begun=at > 0)
 
     def finish(self) -> Part | None:
-        """Bring the part to disk under its name; None if it has no rows. Costs one fsync."""
+        """Write the part to disk under its name. None if it has no rows. Costs one fsync."""
         if self._broken:
             self.abandon()
             raise self._refusal()
-        finish = self._file.finish  # raises in a forked child, and leaves the writer as it is
+        finish = self._file.finish  # raises in a forked child and changes nothing
         self._closed = True
         written = finish()
         if written is None:
@@ -105,16 +105,16 @@ class PartWriter:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes written so far, about."""
+        """About how many bytes were written so far."""
         return self._file.size_bytes
 
     @property
     def is_closed(self) -> bool:
-        """Whether it was finished or abandoned."""
+        """Whether the part was finished or abandoned."""
         return self._closed
 
     def abandon(self) -> None:
-        """Drop what was written. Repeatable."""
+        """Remove the unfinished file. Repeatable."""
         self._closed = True
         self._file.abandon()
 
@@ -137,7 +137,7 @@ class PartWriter:
         *,
         begun: bool = False,
     ) -> None:
-        """Add rows. `begun`: others of the same call are in."""
+        """Add rows. `begun`: the call has added other rows already."""
         if self._closed:
             raise ClosedError("the part writer")
         if self._broken:
@@ -147,7 +147,7 @@ class PartWriter:
         if self._rows and _at(keys, 0) == self._largest:
             raise KeyOrderError(str(self._staging), previous=self._largest, key=self._largest)
         add = self._file.add  # as `finish` above
-        self._broken = True  # until all of them are in
+        self._broken = True  # until all rows of the call are added
         try:
             add(framed, values)
         except OutOfOrder as error:
@@ -162,8 +162,8 @@ class PartWriter:
         self._broken = False
 
     def _require_once(self, keys: pa.Array) -> None:
-        """Raise `KeyOrderError` if two neighbours of `keys` are equal. RocksDB finds two puts or
-        two deletes of a key, but a delete before a put makes entries that ascend."""
+        """Raise `KeyOrderError` if two neighbours of `keys` are equal. RocksDB refuses two puts or
+        two deletes of a key, but the entries of a delete and a put of one key ascend."""
         same = pc.index(pc.equal(keys[:-1], keys[1:]), True).as_py() if len(keys) > 1 else -1
         if same >= 0:
             key = keys[same].as_py()

@@ -1,20 +1,20 @@
-"""Sorting rows by key in bounded memory (an external sort), in one process or in many.
+"""Sorts rows by key in bounded memory (an external sort), in one process or in many.
 
-As many rows as memory holds are sorted and written to disk as a run; rows that all fit into memory
-see no disk. Merging cuts the key space into ranges, at sampled keys, so that a range has half of
-the memory's bytes in all runs together; each range is read from all runs and sorted again. No row
-is touched in Python, and each is sorted twice at most. (Where values differ much in size, ranges
-are uneven; rows of one key are always in one range.) Several processes may write the runs, and
-several others merge them, each a span of keys.
+Memory is filled with rows, which are sorted and written to disk as a run. Rows that all fit into
+memory never go to disk. Merging cuts the key space into ranges at sampled keys, so that the rows of
+a range take half of the memory. Each range is read from all runs and sorted again. Python touches
+no row, and each row is sorted twice at most. Ranges are uneven where values differ much in size;
+all rows of one key are in one range. Several processes may write the runs, and several others merge
+them, each a span of keys.
 
-    run := blocks, one after the other; a block is an Arrow record batch, encapsulated as IPC has it
+    run := blocks, one after the other; a block is an Arrow record batch in IPC's encapsulated form
 
-Where they are, and their checksums, stands in the `Run`, which never is on disk.
+The `Run` object has the places and checksums of the blocks. It is never on disk.
 
 Invariants
-1. Rows of one key stay in the order they came in: both sorts are stable, runs are read in order.
+1. Rows of one key keep their order: both sorts are stable, and runs are read in order.
 2. A run that nobody names was left by a failed attempt, and is never read.
-3. A block is read only if its bytes are what was written.
+3. A block is read only if its checksum is that of the bytes that were written.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ _SAMPLES_PER_RUN: Final = 1024
 _BYTES_PER_SAMPLE: Final = 256 << 10
 _SAMPLES_PER_RUN_MIN: Final = 100
 _SAMPLE_BYTES: Final = 1024
-"""Of a sampled key. A cut need not be a key: longer ones that agree so far stay together."""
+"""Bytes of a sampled key that are kept. Longer keys that agree so far stay together."""
 
 
 class Block(NamedTuple):
-    """Rows of a run that are read together: their first key, and which bytes they are."""
+    """Rows of a run that are read together: their first key, and their place in the file."""
 
     first: bytes
     offset: int
@@ -56,7 +56,7 @@ class Block(NamedTuple):
 
 
 class Run(NamedTuple):
-    """A sorted run on disk. Small and picklable: what a worker sends to the merging process."""
+    """A sorted run on disk. It is small and picklable: a worker sends it to the merging process."""
 
     path: str
     last: bytes
@@ -80,7 +80,7 @@ def sorted_batches(
     """The rows of `batches` (binary columns `key` and `value`), ascending by key.
 
     `duplicates="last"` keeps the last row of each key; with `"error"` they stay side by side, and
-    the part writer refuses them. What does not fit in memory goes to `scratch`.
+    the part writer refuses them. Rows beyond the memory go to `scratch`.
     """
     if duplicates not in ("error", "last"):
         raise UsageError(f"duplicates={duplicates!r}", 'pass "error" or "last"')
@@ -97,7 +97,7 @@ def sorted_batches(
 def sorted_runs(
     batches: Iterable[pa.RecordBatch], scratch: Path, *, bytes_max: int | None = None
 ) -> list[Run]:
-    """The rows of `batches` as sorted runs in `scratch`, under names that no other attempt uses."""
+    """Write the rows of `batches` to `scratch` as sorted runs, under names of this attempt only."""
     bytes_max = RUN_BYTES_MAX if bytes_max is None else bytes_max
     return [_spill(table, scratch) for table, _ in _memory_fulls(batches, bytes_max)]
 
@@ -109,7 +109,7 @@ def merged(
     duplicates: Duplicates = "error",
     bytes_max: int | None = None,
 ) -> Iterator[pa.RecordBatch]:
-    """The rows of `runs` in `span`, ascending by key. Memory is that of a range, twice."""
+    """The rows of `runs` in `span`, ascending by key. Holds the rows of a range twice."""
     bytes_max = SORT_BYTES_MAX if bytes_max is None else bytes_max
     read = [
         _read(run, span)
@@ -130,7 +130,7 @@ def cuts(runs: Sequence[Run], count: int) -> list[bytes]:
 def _memory_fulls(
     batches: Iterable[pa.RecordBatch], bytes_max: int
 ) -> Iterator[tuple[pa.Table, bool]]:
-    """As much as memory holds at a time, and whether that is all there is."""
+    """The rows of `batches` in portions that fit into memory, each with whether it has all rows."""
     waiting: list[pa.RecordBatch] = []
     size, is_all = 0, True
     for batch in batches:
@@ -146,8 +146,8 @@ def _memory_fulls(
 
 
 def _cut_keys(sample: Iterable[tuple[bytes, float]], share: float) -> list[bytes]:
-    """Keys of a sample that cut it into pieces of about `share` in weight each. None is the empty
-    key; a key that weighs more than its share is still in one piece."""
+    """Keys of a sample that cut it into pieces of about `share` in weight. The empty key is no
+    cut. A key that weighs more than a share stays in one piece."""
     cuts: list[bytes] = []
     passed = 0.0
     for key, weight in sorted(sample):
@@ -173,7 +173,7 @@ def _spill(table: pa.Table, scratch: Path) -> Run:
     step = max(len(keys) // count, 1)
     sample = [keys[at].as_py()[:_SAMPLE_BYTES] for at in range(0, len(keys), step)]
     with storage_errors(str(path)):
-        path.parent.mkdir(exist_ok=True)  # its parent, where it is gone, was given up
+        path.parent.mkdir(exist_ok=True)  # a directory that is gone was given up
         blocks = _write(table, path)
     return Run(str(path), keys[-1].as_py(), table.nbytes, sample, table.schema, blocks)
 
@@ -194,7 +194,7 @@ def _write(table: pa.Table, path: Path) -> list[Block]:
 def _read(run: Run, span: Span) -> pa.Table:
     """The rows of a run in `span`. Raises `CorruptionError`, `StorageError`."""
     firsts = [block.first for block in run.blocks]
-    # The block before the first that begins in the span may reach into it.
+    # The block before the first one that begins in the span may reach into it.
     low = max(bisect_left(firsts, span.start) - 1, 0)
     high = len(firsts) if span.end is None else bisect_left(firsts, span.end)
     data = memoryview(_mapped(run))
@@ -221,7 +221,7 @@ def _checked(run: Run, block: Block, data: memoryview) -> pa.RecordBatch:
         raise CorruptionError(run.path, f"the block at byte {block.offset} fails its checksum")
     try:
         batch = pa.ipc.read_record_batch(pa.py_buffer(found), run.schema)
-        batch.validate(full=True)  # offsets that lead out of it would end the process: 1 ns a row
+        batch.validate(full=True)  # offsets out of it would end the process; 1 ns a row
     except (pa.ArrowException, OSError) as error:
         problem = f"the block at byte {block.offset} is no record batch: {error}"
         raise CorruptionError(run.path, problem) from error
@@ -234,16 +234,16 @@ def _in_order(table: pa.Table, duplicates: Duplicates) -> Iterator[pa.RecordBatc
         keys = table.column("key").combine_chunks().take(order)
         is_last = pc.not_equal(keys[:-1], keys[1:])
         order = order.filter(pa.concat_arrays([is_last, pa.array([True])]))
-    # Taken batch by batch: rows and a sorted copy of all of them are never there together.
+    # Taken batch by batch, so that memory never holds all rows and a sorted copy of them.
     for first in range(0, len(order), ARROW_ROWS_MAX):
         yield from table.take(order.slice(first, ARROW_ROWS_MAX)).combine_chunks().to_batches()
 
 
 def _order(table: pa.Table) -> pa.Array:
-    """The places of the rows by key, those of equal keys as they are.
+    """The places of the rows in the order of their keys. Rows of equal keys keep their order.
 
-    Eight bytes of each key, from where keys begin to differ, sort as one number: 0.1 us per row,
-    where comparing keys costs 0.5. Only rows in which these are equal are compared further.
+    Eight bytes of each key, from the first byte in which keys differ, sort as one number: 0.1 us a
+    row, where comparing keys takes 0.5. Only rows with equal numbers are compared further.
     """
     keys = table.column("key").combine_chunks()
     if keys.null_count:
@@ -256,14 +256,14 @@ def _order(table: pa.Table) -> pa.Array:
     same = ascending[1:] == ascending[:-1]
     if same.any():
         tied = np.append(same, False) | np.append(False, same)
-        # In order of arrival, for Arrow's sort of one array is stable, and says so.
+        # Equal keys stay in order of arrival: Arrow documents that its sort of one array is stable.
         rows = np.sort(order[tied])
         order[tied] = rows[pc.array_sort_indices(keys.take(pa.array(rows))).to_numpy()]
     return pa.array(order)
 
 
 def _words(keys: pa.Array) -> npt.NDArray[np.uint64]:
-    """Of each key the eight bytes behind what all have in common, as numbers that sort alike."""
+    """Eight bytes of each key, behind the common prefix, as numbers that sort as the bytes do."""
     if not len(keys):
         return key_words(keys, skip=0)
     least, greatest = pc.min_max(keys).as_py().values()
@@ -273,7 +273,7 @@ def _words(keys: pa.Array) -> npt.NDArray[np.uint64]:
 
 
 def _ranges(runs: Sequence[pa.Table], range_bytes: int) -> Iterator[pa.Table]:
-    """The rows between two cuts in all runs, one after the other."""
+    """The rows between two cuts, run after run."""
     keys = [run.column("key").combine_chunks() for run in runs]
     borders = _sampled_cuts(keys, [run.nbytes for run in runs], range_bytes)
     bounds = [[0, *(_position(of_run, cut) for cut in borders), len(of_run)] for of_run in keys]
@@ -288,7 +288,7 @@ def _ranges(runs: Sequence[pa.Table], range_bytes: int) -> Iterator[pa.Table]:
 
 
 def _sampled_cuts(keys: Sequence[pa.Array], sizes: Sequence[int], range_bytes: int) -> list[bytes]:
-    """Keys between which the runs have about `range_bytes` together."""
+    """Keys that cut the runs into ranges of about `range_bytes` in all runs together."""
     samples: list[tuple[bytes, float]] = []
     for of_run, run_bytes in zip(keys, sizes, strict=True):
         step = max(1, len(of_run) // _SAMPLES_PER_RUN)

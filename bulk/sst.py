@@ -1,12 +1,12 @@
-"""SST files: RocksDB's sorted tables, written where the rows are, without a database.
+"""SST files: RocksDB's sorted tables, written without a database.
 
-Writing costs 0.4 us per row, as long as a row costs one call: callers encode whole columns.
+Writing costs 0.4 us per row, if a row costs one call. So callers encode whole columns.
 
 Invariants
-1. Keys ascend strictly; RocksDB's own writer checks it, at no cost of ours.
-2. A file appears under its name only when it is whole and on disk (temporary name, fsync, rename).
-3. Its directory is never made here: one that is gone was discarded, and a task that still runs
-   must not bring it back.
+1. Keys ascend strictly. RocksDB's own writer checks it.
+2. A file gets its name when it is whole and on disk (temporary name, fsync, rename).
+3. The directory is never created here. A directory that is gone was discarded, and a task that
+   still runs must not bring it back.
 """
 
 from __future__ import annotations
@@ -51,22 +51,22 @@ class Written(NamedTuple):
 
 
 class SstFile:
-    """One SST being written. Opened with the first row, since RocksDB refuses an empty one."""
+    """Writes one SST. The first row opens the file, because RocksDB refuses an empty one."""
 
     def __init__(self, path: Path, *, compression: str = "lz4") -> None:
         self._path = path
         self._unfinished = path.with_name(path.name + UNFINISHED_SUFFIX)
         self._options = _options(compression)
         self._writer: rocks.SstFileWriter | None = None
-        # In a forked child its destructor would write what it has buffered into the parent's file.
+        # In a forked child the destructor would write its buffer into the parent's file.
         own(self, str(path), endings=("abandon",))
 
     def add(self, keys: Sequence[bytes], values: Sequence[bytes]) -> None:
-        """Add encoded rows. Raises `OutOfOrder` at a key that is not above the one before."""
+        """Add encoded rows. Raises `OutOfOrder` at a key that is not above its predecessor."""
         writer = self._open()
         left = iter(keys)
         try:
-            for key, value in zip(left, values, strict=True):  # counted: 20 ns more of 400 a row
+            for key, value in zip(left, values, strict=True):  # counting takes 20 of 400 ns a row
                 writer[key] = value
         except Exception as error:
             if "ascending order" in str(error):
@@ -74,7 +74,7 @@ class SstFile:
             raise _translated(self._unfinished, error) from error
 
     def finish(self) -> Written | None:
-        """Bring the file to disk under its name; None if it has no rows. Costs one fsync."""
+        """Write the file to disk under its name. None if it has no rows. Costs one fsync."""
         if self._writer is None:
             return None
         self._guarded(self._writer.finish)
@@ -87,7 +87,7 @@ class SstFile:
         return Written(found.st_size, digest, found.st_mtime_ns, found.st_ino)
 
     def abandon(self) -> None:
-        """Drop what was written. Repeatable."""
+        """Remove the unfinished file. Repeatable."""
         self._writer = None
         self._unfinished.unlink(missing_ok=True)
 
@@ -111,11 +111,10 @@ class SstFile:
 
 
 def fsync_and_digest(file: BinaryIO, *, like: str | None = None) -> str:
-    """The digest of a file, of the kind that `like` is, once all of it is on disk.
+    """The digest of a whole file, of the same kind as `like`.
 
-    Reading it brings it back into the page cache, from which RocksDB drops what it writes. (Hashing
-    in a thread beside the writing, by SHA-256, made writing 7 % faster, but left the file cold, and
-    adding 100 MB took four times as long.)
+    RocksDB drops the file from the page cache after writing, and this pass brings it back. A thread
+    that takes the digest during the writing would leave the file cold: see decision 23.
     """
     found = file_digest(file, like=like)
     os.fsync(file.fileno())
@@ -123,7 +122,7 @@ def fsync_and_digest(file: BinaryIO, *, like: str | None = None) -> str:
 
 
 def require_compression(name: str) -> None:
-    """Raise `UsageError` unless files can be written so."""
+    """Raise `UsageError` unless SST files can have `compression`."""
     if name not in _CODECS:
         raise UsageError(f"compression={name!r}", f"pass one of {', '.join(_CODECS)}")
 

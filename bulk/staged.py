@@ -1,4 +1,4 @@
-"""`Import`: building a bulk load in a staging directory. Needs no store, and no contact to one."""
+"""`Import` builds a bulk load in a staging directory, without contact to a store."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from kvstore.journal.files import storage_errors
 class Import:
     """A bulk load being built. Its rows get their timestamp when `bulk.ingest` adds it.
 
-    Write parts, each in ascending key order, with keys that no other part has; any number of
-    them, one after the other or from several processes. Then seal.
+    Write any number of parts, one after the other or from several processes, and seal the import.
+    Keys ascend within a part, and two parts share no key.
     """
 
     def __init__(self, staging: Path, import_id: int) -> None:
@@ -31,10 +31,10 @@ class Import:
 
     @classmethod
     def create(cls, staging: str | os.PathLike[str], *, import_id: int | None = None) -> Import:
-        """Begin an import in `staging`, which must be empty or not there.
+        """Begin an import in `staging`, which must be empty or absent.
 
-        The id is random unless given; give one to make a whole job repeatable: an id that was
-        added is not added again. Raises `UsageError` if the directory is in use.
+        The id is random unless given. A given id makes a whole job repeatable, because the store
+        adds an id once. Raises `UsageError` if the directory is in use.
         """
         path = require_path(staging, name="staging")
         if path.exists() and (not path.is_dir() or any(path.iterdir())):
@@ -53,7 +53,7 @@ class Import:
         return cls(path, import_id)
 
     def writer(self, *, compression: str = "lz4") -> PartWriter:
-        """A writer of one more part; use it as a context manager, or call `finish`.
+        """A writer of one more part. Use it as a context manager, or call `finish`.
 
         Raises `UsageError` once the import is sealed.
         """
@@ -63,11 +63,11 @@ class Import:
         return writer
 
     def seal(self, parts: Sequence[Part] | None = None) -> Manifest:
-        """Write the manifest: from now on the import can be added, and no longer be changed.
+        """Write the manifest. The import can be added now, and no longer changed.
 
-        `parts` are those that other processes wrote with `PartWriter`; by default those of
-        this object's own writers. Raises `KeyOrderError` if two parts share a key,
-        `UsageError` if it is sealed or a writer is still open.
+        `parts` are the parts that other processes wrote with `PartWriter`. By default they are the
+        parts of this object's own writers. Raises `KeyOrderError` if two parts share a key,
+        `UsageError` if the import is sealed or a writer is still open.
         """
         self._require_unsealed()
         if any(not writer.is_closed for writer in self._writers):
@@ -80,7 +80,7 @@ class Import:
 
 
 class _Collecting(PartWriter):
-    """A part writer that hands its part to the import it belongs to."""
+    """A part writer that hands its finished part to its import."""
 
     def __init__(self, staging: Path, import_id: int, parts: list[Part], compression: str) -> None:
         super().__init__(staging, import_id, compression=compression)

@@ -1,18 +1,18 @@
-"""A staging directory: the parts of one import, and the manifest that makes them one.
+"""A staging directory: the parts of one import, and the manifest that lists them.
 
-    part-<32 hex>.sst        one sorted part; several, with different keys
+    part-<32 hex>.sst        one sorted part; any number of them, with different keys
     part-<32 hex>.sst.tmp    left by an attempt that did not finish; never read
     import.json              the manifest (`bulk.manifest`), written last and atomically
 
 Invariants
-1. The manifest is the commit of building: parts it does not name do not exist.
-2. No two parts have a key in common. Their spans may cross.
-3. A file is as it was sealed if its size, modification time and inode are (what `git` and `rsync`
-   go by); where one differs, as after a copy, its digest decides. So adding an import that was
-   built in place does not read it. Damage beneath the file system is found by RocksDB's block
-   checksums when a block is read.
-4. Only regular files are read. A name may be a symbolic link to one; a FIFO or a device, which
-   would hang or never end, is refused.
+1. Writing the manifest commits the import: parts that it does not name do not belong to it.
+2. Two parts have no key in common. Their spans may cross.
+3. A file is unchanged if its size, modification time and inode are those of the manifest, the rule
+   of `git` and `rsync`. Otherwise, as after a copy, its digest decides. So an import that was built
+   in place is added without being read. RocksDB's block checksums find damage beneath the file
+   system when a block is read.
+4. Only regular files are read. A name may be a symbolic link to one. A FIFO or a device is refused,
+   because reading it could hang or never end.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ _STAGE_AGAIN = "stage the import again"
 
 def seal(staging: Path, import_id: int, parts: Sequence[Part]) -> Manifest:
     """Write the manifest of `parts`. Raises `KeyOrderError` if two share keys, `UsageError` if a
-    part is gone or the parts are not fit for one import.
+    part is gone or the parts do not fit into one import.
 
-    Parts whose spans cross are read, to see that their keys differ: 0.3 us a row.
+    Reads the parts whose spans cross, at 0.3 us a row, to check that they share no key.
     """
     ordered = sorted(parts, key=lambda part: part.smallest)
     if (key := shared_bound(ordered)) is not None:
@@ -93,15 +93,15 @@ def read_manifest(staging: Path) -> Manifest:
 
 
 def discard(staging: Path) -> None:
-    """Remove a staging directory that is given up, though tasks may be at work in it still.
+    """Remove a staging directory that was given up, although tasks may still write to it.
 
-    It goes by a rename first: what they write then has no place, where a file made during the
-    removal would leave half a directory, and the next to stage there would be refused.
+    The directory is renamed first, so that later writes fail. A file made during the removal would
+    leave half a directory, and the next import in that place would be refused.
     """
     gone = staging.absolute()
     try:
         gone = gone.rename(gone.with_name(f".{gone.name}.gone-{secrets.token_hex(4)}"))
-    except OSError:  # its parent is not ours to write in: remove what can be
+    except OSError:  # its parent takes no writes: remove as much as possible
         gone = staging
     shutil.rmtree(gone, ignore_errors=True)
 
@@ -112,7 +112,7 @@ def open_staged(staging: Path, path: Path) -> BinaryIO:
     Raises `ImportRefusedError` unless `path` leads to a regular file.
     """
     try:
-        # Looked at first: opening a device may do something. And without waiting: a FIFO that
+        # Look first, because opening a device may have effects. Open without waiting: a FIFO that
         # came meanwhile would not open before somebody wrote into it.
         is_regular = stat.S_ISREG(os.stat(path).st_mode)
         if is_regular:
@@ -131,7 +131,7 @@ def open_staged(staging: Path, path: Path) -> BinaryIO:
 
 
 class Identity(NamedTuple):
-    """A file, and the state of its bytes, as the file system knows them."""
+    """The identity of a file and of the state of its bytes, as the file system knows them."""
 
     device: int
     inode: int
@@ -140,19 +140,19 @@ class Identity(NamedTuple):
 
     @classmethod
     def of(cls, found: os.stat_result) -> Identity:
-        """The identity that a `stat` tells."""
+        """The identity in a result of `stat`."""
         return cls(found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)
 
 
 def opened_path(file: BinaryIO, path: Path) -> str:
-    """A path that leads to an open file, whatever its name is given to meanwhile, if the system
-    has one; else `path`."""
+    """A path that leads to the open file even if its name is given to another file, where the
+    system has such a path; else `path`."""
     opened = f"/proc/self/fd/{file.fileno()}"
     return opened if os.path.exists(opened) else str(path)
 
 
 def require_unaltered(staging: Path, file: BinaryIO, part: Part, *, thorough: bool = False) -> None:
-    """Raise `ImportRefusedError` unless `file` is the one that was sealed as `part`."""
+    """Raise `ImportRefusedError` unless `file` is the file that was sealed as `part`."""
     found = os.fstat(file.fileno())
     if found.st_size != part.size_bytes:
         problem = f"{part.name} has {found.st_size} bytes, {part.size_bytes} were sealed"
@@ -169,7 +169,7 @@ def require_unaltered(staging: Path, file: BinaryIO, part: Part, *, thorough: bo
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """Replace the file at `path` whole, durably: readers see the old content or the new.
+    """Replace the file at `path` durably. Readers see the old content or the new one.
 
     Raises `OutOfSpaceError` and `StorageError`.
     """

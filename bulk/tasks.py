@@ -1,12 +1,12 @@
-"""Imports as tasks: a sealed staging directory is added once, however often it is begun.
+"""Imports as tasks: a sealed staging directory is added once, however often the task begins.
 
     queue    arguments
     import   staging, on_conflict, move, thorough
 
-The task's id is made of the import's, so an import waits in the queue once. Before each step of
-`bulk.ingest` the handler tells its progress, which fails if the task was given to another
-worker: then it goes no further. Where it was already in the last step, the import's id does the
-rest: the second to come finds it added.
+The task's id is derived from the import's id, so an import is in the queue once. Before each step
+of `bulk.ingest` the handler reports its progress. The report fails if another worker has the task
+by now, and the handler stops. If both workers have reached the last step, the import's id makes the
+second one find the import added.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ IMPORT_QUEUE: Final = "import"
 
 
 def handlers(store: Store) -> Mapping[str, Handler]:
-    """The actions of a worker for the tasks submitted here."""
+    """The handlers of the tasks that this module submits."""
     return {IMPORT_QUEUE: handler(partial(_import, store))}
 
 
@@ -40,7 +40,7 @@ def submit_import(
     thorough: bool = False,
     report_to: str | None = None,
 ) -> str:
-    """Ask for `bulk.ingest`; returns the task's id. `staging` must stay until it is done.
+    """Submit a `bulk.ingest`. Returns the task's id. `staging` must stay until the task is done.
 
     The report has the `timestamp` at which the rows became visible. Raises
     `ImportRefusedError` if the directory holds no sealed import.
@@ -63,7 +63,7 @@ def submit_import(
 
 
 def _import(store: Store, arguments: JsonObject, progress: TaskProgress) -> Arguments:
-    # Which conflicts are known, `ingest` checks.
+    # `ingest` checks the choice of `on_conflict`.
     on_conflict = cast("OnConflict", arguments.text("on_conflict"))
     stamp = ingest(
         store,
