@@ -69,15 +69,6 @@ def write_months(directory: Path | str, table: pa.Table | None = None) -> dict[i
     return paths
 
 
-def key_of(flight: Mapping[str, Any]) -> bytes:
-    """The key of one flight, from its row or its decoded value."""
-    return (
-        ("{year:04d}-{month:02d}-{day:02d}/{carrier}/{flight:04d}/{origin}/{sched_dep_time:04d}")
-        .format_map(flight)
-        .encode()
-    )
-
-
 def encode(flight: Mapping[str, Any]) -> bytes:
     """A flight's row as the value to store."""
     return json.dumps(flight, separators=(",", ":")).encode()
@@ -98,7 +89,7 @@ def _source() -> Path:
 
 
 def _keys(table: pa.Table) -> pa.ChunkedArray[Any]:
-    """`key_of` every row, by column."""
+    """The key of every row: day, carrier, flight, origin and scheduled departure."""
 
     def padded(name: str, width: int) -> pa.ChunkedArray[Any]:
         return pc.utf8_lpad(table[name].cast(pa.string()), width, "0")

@@ -1,0 +1,148 @@
+"""One word for one thing, and nothing that nobody calls: rules over the names of the packages."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+PACKAGES = ("kvstore", "bulk", "backup", "spark_connector", "pyspark_kvstore")
+
+TREES = {
+    path.relative_to(ROOT): ast.parse(path.read_text())
+    for package in PACKAGES
+    for path in sorted((ROOT / package).rglob("*.py"))
+}
+
+TWINS = Path("kvstore/loops")
+"""Its modules exist twice on purpose: compiled, and in Python."""
+
+TESTING = Path("kvstore/testing")
+"""Users and tests call it. Its model names what it models."""
+
+LIBRARIES = (Path("kvstore/journal"), Path("kvstore/tasks"), Path("backup/shard"))
+"""Kept whole, though the packages above call a part only: see decision 56."""
+
+OURS = {"NamedTuple", "Protocol", "Enum", "Exception"}
+"""Foreign bases that call no method of a class by its name."""
+
+
+SHARED = {
+    *("Batch", "Column", "Part", "Position", "Progress", "Record", "Rows", "Share", "Snapshot"),
+    "Stop",
+}
+"""Names that `backup` or `spark_connector` still share with a package below. None may be added."""
+
+
+def is_alias(node: ast.stmt) -> bool:
+    return isinstance(node, ast.AnnAssign) and "TypeAlias" in ast.unparse(node.annotation)
+
+
+def test_no_two_public_types_share_a_name() -> None:
+    places = defaultdict(list)
+    for path, tree in TREES.items():
+        for node in tree.body:
+            if path.is_relative_to(TWINS) or path.is_relative_to(TESTING):
+                continue
+            if isinstance(node, ast.ClassDef):
+                places[node.name].append(str(path))
+            elif isinstance(node, ast.AnnAssign) and is_alias(node):
+                places[ast.unparse(node.target)].append(str(path))
+    shared = {
+        name: paths for name, paths in places.items() if len(paths) > 1 and not name.startswith("_")
+    }
+    assert set(shared) <= SHARED
+
+
+def classes() -> dict[str, list[str]]:
+    """Each class of the packages with the names of its bases."""
+    return {
+        node.name: [ast.unparse(base).partition("[")[0].split(".")[-1] for base in node.bases]
+        for tree in TREES.values()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ClassDef)
+    }
+
+
+def test_each_error_is_raised_or_groups_others_that_are() -> None:
+    known = classes()
+
+    def is_error(name: str) -> bool:
+        return name == "Exception" or any(map(is_error, known.get(name, ())))
+
+    raised = {
+        ast.unparse(node.func if isinstance(node, ast.Call) else node.exc).split(".")[-1]
+        for tree in TREES.values()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) or (isinstance(node, ast.Raise) and node.exc is not None)
+    }
+    bases = {base for names in known.values() for base in names}
+    assert {name for name in known if is_error(name)} - raised - bases == set()
+
+
+def used_names() -> Counter[str]:
+    """The names that the packages read, call or import, and the words of their programs."""
+    found: Counter[str] = Counter()
+    for tree in TREES.values():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Name):
+                found[node.id] += 1
+            elif isinstance(node, ast.Attribute):
+                found[node.attr] += 1
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                imported = re.findall(r"^from [\w.]+ import (\w+)$", node.value, re.MULTILINE)
+                found.update(imported)
+    for source in (ROOT / TWINS).rglob("*.pyx"):
+        found.update(re.findall(r"\w+", source.read_text()))
+    return found
+
+
+def offered() -> tuple[set[str], set[str]]:
+    """The words that the documents use in code, and the classes that they list with all members."""
+    pages = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *ROOT.glob("*/README.md")]
+    text = "\n".join(page.read_text() for page in pages if "_build" not in page.parts)
+    code = "\n".join(re.findall(r"```.*?```|`[^`\n]+`", text, re.DOTALL))
+    listed = re.findall(r"autoclass:: [\w.]*?(\w+)\n   :members:", text)
+    known, every = classes(), set(listed)
+    while more := {base for name in every for base in known.get(name, ())} - every:
+        every |= more
+    return set(re.findall(r"\w+", code)), every
+
+
+def functions() -> Iterator[tuple[Path, str | None, str]]:
+    """Public functions and methods: the module, the class and the name. Not those that a decorator
+    registers, nor those that override a foreign class's."""
+    known = classes()
+
+    def is_foreign(name: str) -> bool:
+        return name not in OURS and (name not in known or any(map(is_foreign, known[name])))
+
+    for path, tree in TREES.items():
+        kinds = [node for node in tree.body if isinstance(node, ast.ClassDef)]
+        ours = [kind for kind in kinds if not any(map(is_foreign, known[kind.name]))]
+        for owner, body in [(None, tree.body), *((kind.name, kind.body) for kind in ours)]:
+            for node in body:
+                if isinstance(node, ast.FunctionDef) and not is_registered(node):
+                    yield path, owner, node.name
+
+
+def is_registered(function: ast.FunctionDef) -> bool:
+    return any(isinstance(decorator, ast.Call) for decorator in function.decorator_list)
+
+
+def test_each_public_function_is_called_or_offered_to_users() -> None:
+    used, (written, listed) = used_names(), offered()
+    left = [
+        f"{path}: {f'{owner}.' if owner else ''}{name}"
+        for path, owner, name in functions()
+        if not name.startswith("_")
+        and not used[name]
+        and name not in written
+        and owner not in listed
+        if not path.is_relative_to(TESTING)
+        if not any(path.is_relative_to(library) for library in LIBRARIES)
+    ]
+    assert left == []
