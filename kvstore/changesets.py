@@ -93,7 +93,7 @@ class Changesets:
                 self._turn.wait_for(lambda: not self._forcing)
             self._committer.require_healthy()
             with self._committer.poisoning():
-                self._capture.begin_changeset(changeset)
+                self._capture.begin_changeset(changeset, self._committer.now())
 
     def _finish(self, changeset: Changeset) -> None:
         with suppress(ForkedError), self._committer.lock:  # a forked child leaves the parent's open

@@ -67,8 +67,13 @@ class Timeline:
     def next(self) -> Timestamp:
         """A timestamp above all before it. Raises `UsageError` where the clock is past the last
         one there is: as a key it would read as the id of an import."""
-        timestamp = Timestamp.from_ns(max(self._clock.wall_ns(), self._last + 1))
-        if timestamp == TIMESTAMP_MAX:
+        now, last = self._clock.wall_ns(), self._last
+        timestamp = Timestamp(now if now > last else last + 1)
+        if timestamp >= TIMESTAMP_MAX:
             raise UsageError(f"the clock is at {int(timestamp)}, the end of time", "correct it")
         self._last = timestamp
         return timestamp
+
+    def rise_to(self, timestamp: int) -> None:
+        """Give only timestamps above `timestamp` from now on, however far ahead of the clock."""
+        self._last = max(self._last, timestamp)

@@ -36,7 +36,7 @@ from kvstore.changes.index import ChangeIndex
 from kvstore.codec.json import JsonObject
 from kvstore.codec.keys import TAIL_BYTES, TOMBSTONE, VALUE, encode_reference, span_bounds
 from kvstore.codec.ordered import frame
-from kvstore.commit import Committer
+from kvstore.commit import Committer, Staged
 from kvstore.engine.api import DATA, WriteBatch, chunks
 from kvstore.engine.loose import LooseFile, told_once
 from kvstore.errors import CorruptionError, HistoryGoneError, ImportRefusedError, UsageError
@@ -324,14 +324,14 @@ class Imports:
     def _transition(
         self, record: ImportRecord, op: int, check: Callable[[], None] | None
     ) -> Timestamp:
-        def stage(batch: WriteBatch, timestamp: Timestamp) -> Callable[[], None]:
+        def stage(batch: WriteBatch, timestamp: Timestamp, changeset: tuple[int, int]) -> Staged:
             if op == OP_IMPORT:
                 changed = replace(record, added=timestamp)
             else:
                 changed = replace(record, reverted=timestamp)
             self._meta.stage(batch, _name(record.import_id), _fields(changed))
             key = record.import_id.to_bytes(8, "big")
-            self._index.stage_event(op, key, timestamp, batch)
+            self._index.stage_event(op, key, timestamp, batch, changeset)
 
             def publish() -> None:
                 self._records[record.import_id] = changed
@@ -339,7 +339,7 @@ class Imports:
                 spans = [(span.start, span.end) for span in record.spans]
                 self._committer.recent.add(timestamp, (), spans)
 
-            return publish
+            return 1, publish
 
         return self._committer.commit_staged(stage, durability="sync", check=check)
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import os
 import secrets
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -15,7 +14,7 @@ from kvstore.arguments import require_path
 from kvstore.changes import ChangeIndex
 from kvstore.changes.capture import open_domain, passive_domain
 from kvstore.clock import Clock, Timeline, WallClock
-from kvstore.commit import Committer, Durability, require_durability
+from kvstore.commit import Committer, Durability, read_only_policy, require_durability
 from kvstore.engine import DATA, Engine, WriteBatch
 from kvstore.engine.memory import MemoryEngine, is_memory_store
 from kvstore.engine.rocks import RocksEngine
@@ -25,8 +24,7 @@ from kvstore.journal.files import storage_errors
 from kvstore.meta import FORMAT, INDEX_FLOOR, SINCE, UPPER, Meta
 from kvstore.mvcc import RangeTombstone, Versions
 from kvstore.mvcc.write import stage_tombstones
-from kvstore.readonly import ReadOnlyCommitter
-from kvstore.replica import REPLICA, ReplicaCommitter, stage_replica
+from kvstore.replica import stage_replica, stored_policy
 from kvstore.scanners import SCANS_DIRECTORY
 from kvstore.store import Store
 
@@ -149,19 +147,22 @@ def assemble(
     index = ChangeIndex(engine)
     since = meta.timestamp(SINCE)
     upper = max(meta.timestamp(UPPER), index.last() + 1, since + 1)
-    kind: Callable[..., Committer] = ReadOnlyCommitter if read_only else Committer
-    if not read_only and meta.read(REPLICA) is not None:
-        kind = partial(ReplicaCommitter, clock=clock)
-    domain = passive_domain if read_only else open_domain
-    committer = kind(
+    where = "the store in memory" if path is None else f"the store at {path}"
+    if read_only:
+        capture, policy = passive_domain(engine, upper=upper), read_only_policy(where)
+    else:
+        capture = open_domain(engine, index, since=since, upper=upper)
+        policy = stored_policy(meta, where)
+    committer = Committer(
         versions := Versions(engine),
         index,
         Timeline(clock, last=upper - 1),
-        domain(engine, index, clock, since=since, upper=upper),
+        capture,
         upper=upper,
         since=since,
         durability=durability,
-        where=_where(path),
+        where=where,
+        policy=policy,
     )
     return Store(path, engine, versions, index, committer, clock=clock)
 

@@ -134,7 +134,7 @@ def _every_store_is_sound_when_closed(request: pytest.FixtureRequest) -> Iterato
     close = kvstore.Store.close
 
     def verified_close(store: kvstore.Store) -> None:
-        if not store._closed and not store._committer._poison:
+        if not store._closed and not store._committer.health.poison:
             with suppress(PoisonedError):  # a memory engine can be poisoned by itself
                 store.verify().require_ok()
         close(store)

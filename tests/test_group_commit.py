@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 import kvstore
-from kvstore import Store, commit
+from kvstore import Store
+from kvstore.commit import durability
 from kvstore.errors import PoisonedError, StorageError
 
 WAITERS = 6
@@ -93,7 +94,7 @@ def spin(condition: Callable[[], bool]) -> None:
 
 
 def waiting(store: Store) -> int:
-    return len(store._committer._synced._waiters)  # type: ignore[attr-defined]
+    return len(store._committer._syncs._synced._waiters)  # type: ignore[attr-defined]
 
 
 def test_commits_that_came_during_an_fsync_share_the_next(store: Store, disk: Disk) -> None:
@@ -128,7 +129,7 @@ def test_a_failed_fsync_is_told_to_all_that_wait(store: Store, disk: Disk) -> No
 def test_who_waits_too_long_looks_again_and_stands_in_nobodys_way(
     store: Store, disk: Disk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(commit, "GROUP_COMMIT_WAIT_S_MAX", 0.0001)
+    monkeypatch.setattr(durability, "GROUP_COMMIT_WAIT_S_MAX", 0.0001)
     crew = Crew(store)
     for _ in range(3):
         crew.commit(WAITERS)
@@ -154,7 +155,7 @@ def test_a_leader_that_is_interrupted_promises_nothing_and_lets_another_lead(
 ) -> None:
     before = store.durable
     where, name = (
-        (store._committer, "_sync_upto") if line == "before the fsync" else (store._engine, "sync")
+        (store._committer._syncs, "sync") if line == "before the fsync" else (store._engine, "sync")
     )
     with monkeypatch.context() as patched:
         patched.setattr(where, name, interrupt)
@@ -171,8 +172,8 @@ def test_a_leader_that_is_interrupted_promises_nothing_and_lets_another_lead(
 def test_a_leader_that_never_speaks_again_is_passed_over(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(commit, "GROUP_COMMIT_WAIT_S_MAX", 0.01)
-    store._committer._syncing = True
+    monkeypatch.setattr(durability, "GROUP_COMMIT_WAIT_S_MAX", 0.01)
+    store._committer._syncs._is_syncing = True
     crew = Crew(store)
     crew.commit(1)
     crew.join()
@@ -231,7 +232,7 @@ def test_streams_that_were_written_down_are_used_or_nothing_is(
     with kvstore.open(tmp_path / "s") as store:
         store.reshard(3)
         with monkeypatch.context() as patched:
-            patched.setattr(store._committer, "_sync_upto", interrupt)
+            patched.setattr(store._committer._syncs, "sync", interrupt)
             with pytest.raises(KeyboardInterrupt):
                 store.reshard(2)
         with pytest.raises(PoisonedError, match="interrupted"):

@@ -17,7 +17,7 @@ from __future__ import annotations
 import secrets
 from array import array
 from collections.abc import Iterable, Iterator
-from typing import Final
+from typing import Final, TypeAlias
 
 from kvstore.changes.changeset import DOMAIN_MAX, Changeset, ChangesetId, Serials, ambient
 from kvstore.changes.epoch import (
@@ -35,12 +35,14 @@ from kvstore.changes.epoch import (
 )
 from kvstore.changes.index import ChangeIndex
 from kvstore.changes.sequencer import Closed, SequencerState, acquire, release
-from kvstore.clock import WallClock
 from kvstore.engine.api import Engine, WriteBatch
 from kvstore.limits import EPOCH_EVENTS_PENDING_MAX, EPOCHS_PENDING_MAX
 from kvstore.meta import INDEX_FLOOR, Meta
 
 _QUIESCENT_ENDED: Final = FLAG_QUIESCENT | FLAG_ENDED
+
+Begun: TypeAlias = "tuple[tuple[int, int], Changeset | None]"
+"""A commit that was begun: the id that tags its entries, and the open changeset that it is in."""
 
 
 class Capture:
@@ -56,28 +58,32 @@ class Capture:
         self._pending_events = 0
         self._run = run
         self.quiet = quiet
-        self._current: Changeset | None = None
         self.open: set[Changeset] = set()
 
     # -- commits ----------------------------------------------------------------------------
 
-    def begin_commit(self) -> tuple[int, int]:
-        """The changeset of the commit that is about to be staged. Hot: once per commit."""
-        self._current = changeset = ambient(self)
+    def begin_commit(self, timestamp: int) -> Begun:
+        """Find the changeset of a commit at `timestamp`, before it is staged. Hot: once per commit.
+
+        A commit outside any changeset takes two serials in a row: its own, at which its epoch
+        ends, and the one at which the empty epoch behind it ends.
+        """
+        changeset = ambient(self)
         if changeset is not None:
             assert changeset.id is not None
-            return changeset.id
-        return self.domain, self._serials.next()
+            return changeset.id, changeset
+        return (self.domain, self._serials.next(timestamp, taken=2)), None
 
-    def finish_commit(self, serial: int, events: int, upper: int) -> None:
-        """The commit is written, with `events` in the change index; `upper` is above it."""
-        if self._current is not None:
-            self._current.events += events
+    def finish_commit(self, begun: Begun, events: int, upper: int) -> None:
+        """Count a commit that is written: `events` are in the change index, `upper` is above it."""
+        (_, serial), changeset = begun
+        if changeset is not None:
+            changeset.events += events
         elif events:
             state = self._state
             if state.older is None:
                 # What `acquire` and `release` come to here, without their objects: 0.8 us less.
-                fresh = max(self._serials.next(), serial + 2)
+                fresh = serial + 2
                 self._pending.extend(
                     (serial + 1, upper, events, 0, fresh, upper, 0, FLAG_QUIESCENT)
                 )
@@ -90,9 +96,9 @@ class Capture:
 
     # -- changesets -------------------------------------------------------------------------
 
-    def begin_changeset(self, changeset: Changeset) -> None:
-        """Give a changeset its id and its epoch."""
-        serial = self._serials.next()
+    def begin_changeset(self, changeset: Changeset, now_ns: int) -> None:
+        """Give a changeset its id and its epoch; `now_ns` is the time."""
+        serial = self._serials.next(now_ns)
         self._state, changeset.epoch = acquire(self._state, serial)
         changeset.id = ChangesetId(self.domain, serial)
         self.open.add(changeset)
@@ -103,7 +109,7 @@ class Capture:
         self._release(changeset.epoch, changeset.events, upper)
 
     def _release(self, epoch: int, events: int, upper: int) -> None:
-        self._state, closed = release(self._state, epoch, events, self._serials.next())
+        self._state, closed = release(self._state, epoch, events, self._serials.step())
         for each in closed:
             self._close(each, upper)
 
@@ -150,7 +156,7 @@ class Capture:
         state = self._state
         if state.older is not None and state.newer is not None:
             events = state.older.events + state.newer.events + sum(c.events for c in self.open)
-            last = max(self._serials.next(), state.newer.begin + 1)
+            last = max(self._serials.step(), state.newer.begin + 1)
             self._pending.extend((last, upper, events, _QUIESCENT_ENDED))
             self._state = SequencerState(last)
             self.open.clear()
@@ -220,9 +226,7 @@ def recovered(
     return list(ended.values())
 
 
-def open_domain(
-    engine: Engine, index: ChangeIndex, clock: WallClock, *, since: int, upper: int
-) -> Capture:
+def open_domain(engine: Engine, index: ChangeIndex, *, since: int, upper: int) -> Capture:
     """Begin a domain of changesets, after ending those of processes that died.
 
     Reads the headers of the change entries since the last quiet time that was written down: none
@@ -238,17 +242,14 @@ def open_domain(
             meta.stage(batch, run_name(number), record_of(epoch))
         engine.write(batch)
         run += len(ended)
-    capture = Capture(
-        meta, Serials(clock), domain=secrets.randbelow(DOMAIN_MAX) + 1, run=run, quiet=upper
-    )
+    domain = secrets.randbelow(DOMAIN_MAX) + 1
+    capture = Capture(meta, Serials(), domain=domain, run=run, quiet=upper)
     index.trims.append(capture.stage_trim)
     return capture
 
 
-def passive_domain(
-    engine: Engine, index: ChangeIndex, clock: WallClock, *, since: int, upper: int
-) -> Capture:
-    """What `open_domain` gives, for a store that nobody writes: no domain is ended or begun."""
+def passive_domain(engine: Engine, *, upper: int) -> Capture:
+    """The capture of a store that is only read: no domain is ended or begun."""
     meta = Meta(engine)
     run, _, _ = last_run(meta)
-    return Capture(meta, Serials(clock), domain=DOMAIN_MAX, run=run, quiet=upper)
+    return Capture(meta, Serials(), domain=DOMAIN_MAX, run=run, quiet=upper)

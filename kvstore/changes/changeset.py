@@ -22,7 +22,6 @@ from collections.abc import Callable
 from contextvars import ContextVar, Token
 from typing import Final, NamedTuple
 
-from kvstore.clock import WallClock
 from kvstore.errors import ClosedError
 from kvstore.timestamp import NS_PER_SECOND
 
@@ -43,20 +42,25 @@ class ChangesetId(NamedTuple):
 class Serials:
     """Gives out the serials of one domain. The caller serialises the calls."""
 
-    __slots__ = ("_last", "_wall_ns")
+    __slots__ = ("_last",)
 
-    def __init__(self, clock: WallClock, *, last: int = 0) -> None:
-        self._wall_ns = clock.wall_ns
+    def __init__(self, *, last: int = 0) -> None:
         self._last = last
 
-    def next(self) -> int:
-        """A serial after all before it. Hot: once or twice per commit."""
-        tick = (self._wall_ns() << 32) // NS_PER_SECOND & _TICK
-        last = self._last
-        if tick and 0 < (tick - last & _MASK) < _HALF:  # `tick` comes after `last`, modulo 2^64
-            self._last = tick
-        else:
-            self._last = (last + 1 & _MASK) or 1
+    def next(self, now_ns: int, *, taken: int = 1) -> int:
+        """The first of `taken` serials in a row, after all before them; `now_ns` is the time.
+
+        Hot: once per commit.
+        """
+        serial = (now_ns << 32) // NS_PER_SECOND & _TICK
+        if not (serial and 0 < (serial - self._last & _MASK) < _HALF):  # not after, modulo 2^64
+            serial = self.step()
+        self._last = serial + taken - 1
+        return serial
+
+    def step(self) -> int:
+        """The serial right after the last one, whatever the time is."""
+        self._last = (self._last + 1 & _MASK) or 1
         return self._last
 
 

@@ -94,30 +94,27 @@ class PlacedRow(NamedTuple):
 
 
 class ChangeIndex:
-    """Writes and reads the change entries of one engine.
-
-    `changeset` tags what is staged, `staged` counts it: the committer sets and takes them.
-    """
+    """Writes and reads the change entries of one engine."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self.generations = Generations(Meta(engine))
-        self.changeset = (0, 0)
-        self.staged = 0
         self.trims: list[Callable[[WriteBatch, int], None]] = [self.generations.stage_trim]
 
     # -- writing ----------------------------------------------------------------------------
 
-    def stage(self, writes: WriteSet, timestamp: int, batch: WriteBatch) -> list[FullEntry]:
+    def stage(
+        self, writes: WriteSet, timestamp: int, batch: WriteBatch, changeset: tuple[int, int]
+    ) -> list[FullEntry]:
         """Add the entries of a sealed write set to the engine batch that holds its versions.
 
-        Those returned belong in the place of thin ones: `complete` puts them there.
+        `changeset` tags them. Returns the entries that belong in the place of thin ones:
+        `complete` puts them there.
         """
-        self.staged += len(writes.ranges) + len(writes.points)
         found = self.generations.at(timestamp)
         if found.is_split:
-            return self._stage_split(writes, timestamp, batch, found)
-        return self._put(batch, FIRST_STREAM, timestamp, _packed(writes, self.changeset))
+            return self._stage_split(writes, timestamp, batch, changeset, found)
+        return self._put(batch, FIRST_STREAM, timestamp, _packed(writes, changeset))
 
     def complete(self, entries: Iterable[FullEntry]) -> None:
         """Write what `stage` returned, once the batch is written and before anybody may read it."""
@@ -126,15 +123,21 @@ class ChangeIndex:
             batch.put(key, packed, self._engine.families[CHANGES])
         self._engine.write(batch, logged=False)
 
-    def stage_event(self, op: int, key: bytes, timestamp: int, batch: WriteBatch) -> None:
+    def stage_event(
+        self, op: int, key: bytes, timestamp: int, batch: WriteBatch, changeset: tuple[int, int]
+    ) -> None:
         """Add the entry of a commit that is one event (an import, a revert)."""
-        self.staged += 1
         row = column([key]), column([b""])
-        packed = pack(bytes([op]), *row, changeset=self.changeset)
+        packed = pack(bytes([op]), *row, changeset=changeset)
         self._put(batch, CONTROL_STREAM, timestamp, [Packed(packed)])
 
     def _stage_split(
-        self, writes: WriteSet, timestamp: int, batch: WriteBatch, found: Generation
+        self,
+        writes: WriteSet,
+        timestamp: int,
+        batch: WriteBatch,
+        changeset: tuple[int, int],
+        found: Generation,
     ) -> list[FullEntry]:
         """As `stage`, each key to its stream: 1.5 us per key, most of it for the token."""
         full: list[FullEntry] = []
@@ -153,7 +156,7 @@ class ChangeIndex:
             note(number)
         for stream, (part_writes, order) in parts.items():
             part_writes.size = writes.size  # at most
-            packed = _packed(part_writes, self.changeset, order)
+            packed = _packed(part_writes, changeset, order)
             full += self._put(batch, stream, timestamp, packed)
         return full
 

@@ -119,13 +119,13 @@ class RocksEngine:
         return rocks.WriteBatch(raw_mode=True)
 
     def write(self, batch: WriteBatch, *, logged: bool = True) -> None:
-        """Hot, as `sync` is: `translated` without its object, 0.5 us less of a put's 10."""
+        """Hot, as `sync` is: `translated` without its object, 0.5 us less of a put's 10. A closed
+        database is found by the failure: the committer has looked already."""
         how = None if logged else self._unlogged
         try:
-            self._open().write(batch, how)  # type: ignore[arg-type]  # it came from self.batch()
-        except KVStoreError:
-            raise
+            self._db.write(batch, how)  # type: ignore[arg-type,union-attr]  # from self.batch()
         except Exception as error:
+            self._open()
             raise from_text(str(self.path), error) from error
         self._readers.renew()
 

@@ -54,7 +54,7 @@ class Clearing:
             self._require_unneeded(span)
             try:
                 timestamp = committer.commit_staged(
-                    lambda batch, at: self._stage(span, batch, at), durability="sync"
+                    lambda batch, at, _: (0, self._stage(span, batch, at)), durability="sync"
                 )
             except BaseException:
                 # Called off by an interrupt before the write: the span is as it was.

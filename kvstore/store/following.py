@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from kvstore.errors import UsageError
-from kvstore.replica import Replica, ReplicaCommitter
+from kvstore.replica import Replica
 from kvstore.store.capturing import Capturing
 from kvstore.timestamp import Timestamp
 
@@ -16,15 +16,13 @@ class Following(Capturing):
     @property
     def is_replica(self) -> bool:
         """Whether it follows another store, and refuses writes of its own until `promote`."""
-        committer = self._committer
-        return isinstance(committer, ReplicaCommitter) and committer.source is not None
+        return self._committer.policy.source is not None
 
     def replica(self) -> Replica:
         """The writing end of a replica. Raises `UsageError` if this is an ordinary store."""
-        committer = self._live()
-        if not isinstance(committer, ReplicaCommitter) or committer.source is None:
+        if self._live().policy.source is None:
             raise UsageError(f"{self.path} is no replica", "make one with backup.replicate")
-        return Replica(committer, on_index_floor=self._raise_index_floor)
+        return Replica(self._parts, on_index_floor=self._raise_index_floor)
 
     def promote(self) -> Timestamp:
         """Make a replica an ordinary store; returns the `upper` its commits begin at.

@@ -62,7 +62,7 @@ class Reading(Opened):
         super().__init__(path, engine, versions, index, committer, clock=clock)
         # Hot: a method of Python that calls the look-up would take 0.3 us of a get's 3.
         if type(self).get is Reading.get:  # not where somebody has put another in its place
-            shortcut = PointRead(versions.lookup, committer, self.get)
+            shortcut = PointRead(versions.lookup, committer.frontiers, self.get)
             self.get = shortcut.get  # type: ignore[method-assign]
 
     @overload

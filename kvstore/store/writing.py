@@ -25,13 +25,13 @@ class Writing(Reading):
         """Set `key`; returns the commit's timestamp. Never reads. `durability` as in `open`."""
         writes = WriteSet()
         writes.put(key, value)
-        return self._live().commit(writes, durability=durability)
+        return self._committer.commit(writes, durability=durability)
 
     def delete(self, key: bytes, *, durability: Durability | None = None) -> Timestamp:
         """Delete `key`, whether or not it is there; its history stays. Never reads."""
         writes = WriteSet()
         writes.delete(key)
-        return self._live().commit(writes, durability=durability)
+        return self._committer.commit(writes, durability=durability)
 
     def delete_range(
         self,

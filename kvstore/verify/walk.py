@@ -129,7 +129,7 @@ class _Walk:
         self.tell: Callable[[int], None] = lambda looked_at: None
         self._clears: tuple[Clear, ...] = parts.clears.all()
         self._upto = committer.upper - 1
-        self._coming = committer.coming
+        self._coming = committer.policy.coming
         self._floor: int = committer.since
         with self.findings.reading():
             self._floor = max(self._floor, self._meta.timestamp(INDEX_FLOOR))

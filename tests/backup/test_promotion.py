@@ -12,7 +12,7 @@ import bulk
 import kvstore
 from backup import replication
 from kvstore.errors import ConflictError, UsageError
-from kvstore.replica import ReplicaCommitter
+from kvstore.replica import Replica
 from tests.backup.histories import change, same, staged_import, versions
 
 pytestmark = [pytest.mark.usefixtures("each_engine"), pytest.mark.tiny_limits]
@@ -79,7 +79,7 @@ def test_a_window_that_was_half_taken_is_removed_by_promotion_and_finished_by_a_
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(ReplicaCommitter, "end_window", lost)
+        patch.setattr(Replica, "_end_window", lost)
         with pytest.raises(KeyboardInterrupt):
             backup.replicate(store, standby)
     with kvstore.open(standby) as replica:

@@ -249,13 +249,13 @@ def test_who_sees_files_that_a_replica_took_does_not_look_for_them_in_its_index(
         monkeypatch.setattr("backup.replication.REPLICA_WINDOW_ROWS", -1)
         store.put(b"b", b"2")
         seen: list[list[bytes]] = []
-        sync_upto = replica._committer._sync_upto
+        sync = replica._committer._syncs.sync
 
-        def reading(upper: int) -> None:
+        def reading() -> None:
             seen.append([change.key for change in replica.changes(since)])
-            sync_upto(upper)
+            sync()
 
-        monkeypatch.setattr(replica._committer, "_sync_upto", reading)
+        monkeypatch.setattr(replica._committer._syncs, "sync", reading)
         backup.replicate(store, replica)
         monkeypatch.undo()
         assert seen[0] == [b"b"]

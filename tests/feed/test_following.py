@@ -80,14 +80,15 @@ def test_followers_do_not_wake_for_nothing(store: Store) -> None:
     """No polling: without a commit, a record or a heartbeat the wait is entered once."""
     waits: list[int] = []
     waiting = threading.Event()
-    wait = store._committer.wait_published
+    frontiers = store._committer.frontiers
+    wait = frontiers.wait
 
     def counted(above: int, **how: object) -> None:
         waits.append(above)
         waiting.set()
         wait(above, **how)  # type: ignore[arg-type]
 
-    store._committer.wait_published = counted  # type: ignore[method-assign]
+    frontiers.wait = counted  # type: ignore[method-assign]
     follower = Follower(store.feed("f", start="now"))
     assert waiting.wait(WAIT_S)
     store.put(b"a", b"1")
@@ -151,7 +152,7 @@ def test_who_waits_for_upper_is_woken_when_it_has_moved(
         waiting = threading.Thread(target=lambda: store.wait_beyond(upper, stop=look))
         waiting.start()
         assert looks.acquire(timeout=30)
-        wake, woken = store._committer.wake, []
+        wake, woken = store._committer.frontiers.wake, []
 
         def wake_and_let_look() -> None:
             wake()
@@ -159,7 +160,7 @@ def test_who_waits_for_upper_is_woken_when_it_has_moved(
                 woken.append(True)
                 assert looks.acquire(timeout=30)
 
-        monkeypatch.setattr(store._committer, "wake", wake_and_let_look)
+        monkeypatch.setattr(store._committer.frontiers, "wake", wake_and_let_look)
         store.sync()
         waiting.join(10)
         is_waiting = waiting.is_alive()

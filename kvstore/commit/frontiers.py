@@ -1,0 +1,82 @@
+"""Frontiers: the times between which a store is read, and waiting for them to move.
+
+                  since              floor                 upper
+    history is gone | readers look twice | reads are whole | commits may still come   time ->
+
+Readers look at the plain attributes and take no lock. The committer moves them under its lock.
+
+Invariants
+1. `upper` only grows. What a reader needs beside the entries (range tombstones, the stamps of
+   imports) is published before the `upper` that shows the entries.
+2. `since <= floor`, and both only grow. GC and clears raise `floor` before they remove anything.
+3. A thread in `wait` is woken by every move of `upper` and by every `wake`: nothing polls.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import TypeAlias
+
+from kvstore.errors import HistoryGoneError, NotYetWrittenError
+from kvstore.timestamp import Timestamp
+
+Stop: TypeAlias = "Callable[[], bool]"
+
+
+class Frontiers:
+    """The frontiers of one store, and whether reads may go on."""
+
+    def __init__(self, *, since: int, upper: int) -> None:
+        self.since = Timestamp(since)
+        self.floor = since
+        """Reads at or above it are whole. A read below it asks `since` and the clears again."""
+        self.upper = Timestamp(upper)
+        self.is_healthy = True
+        """Whether `Health.require` would pass. Hot readers look at this instead."""
+        # `with` takes the lock itself. A condition is entered by code in Python, where a signal
+        # may come between the lock and the block, and leave the lock taken.
+        self._lock = threading.RLock()
+        self._moved = threading.Condition(self._lock)
+        self._waiting = 0
+
+    def advance(self, upper: Timestamp) -> None:
+        """Show everything below `upper`. Hot: once per commit."""
+        self.upper = upper
+        if self._waiting:
+            self.wake()
+
+    def raise_floor(self, timestamp: int) -> None:
+        """Have readers below `timestamp` look twice."""
+        self.floor = max(self.floor, timestamp)
+
+    def move_since(self, since: int) -> None:
+        """Give up history below `since`."""
+        self.since = Timestamp(since)
+        self.raise_floor(since)
+
+    def wait(self, above: int, *, timeout: float | None, stop: Stop) -> None:
+        """Return once `upper` is above `above`, once `stop()` is true, or after `timeout` seconds.
+
+        `stop` is asked again after each `wake`.
+        """
+        with self._lock:
+            self._waiting += 1
+            try:
+                self._moved.wait_for(lambda: self.upper > above or stop(), timeout)
+            finally:
+                self._waiting -= 1
+
+    def wake(self) -> None:
+        """Have every waiting thread look again."""
+        if self._waiting:
+            with self._lock:
+                self._moved.notify_all()
+
+
+def require_readable(as_of: int, *, since: int, upper: int) -> None:
+    """Raise unless `since <= as_of < upper`."""
+    if as_of < since:
+        raise HistoryGoneError(as_of=Timestamp(as_of), since=since)
+    if as_of >= upper:
+        raise NotYetWrittenError(as_of=Timestamp(as_of), upper=upper)
