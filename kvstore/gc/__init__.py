@@ -1,4 +1,4 @@
-"""Garbage collection: giving up history below `since`, and taking back its space.
+"""Garbage collection: history below `since` is given up, and its space taken back.
 
 Floors, from the top:
 

@@ -1,17 +1,18 @@
-"""Destroying the history of a span: all its versions and tombstones, physically, at once.
+"""Clearing a span: all its versions and tombstones are removed from the engine at once.
 
-A delete keeps history, a clear destroys it: the way to get rid of data now, whatever its size. What
-it costs is one range delete in the engine and a compaction of the span.
+A delete keeps history and a clear destroys it. A clear frees the space of any amount of data at the
+cost of one range delete in the engine and a compaction of the span.
 
 Invariants
-1. Readers are told before the first byte goes (see `kvstore/clears.py`), and that it was called off
-   where an interrupt came before the write. After the write an interrupt poisons the store.
-2. One engine batch holds the removal, the cut range tombstones, the record and the new `upper`: a
-   crash leaves all of it or nothing.
-3. Refused while anything needs the history: holds, open readers, an import being added there.
+1. `kvstore.clears` tells readers of the clear before the first byte goes. If an interrupt comes
+   before the write, it tells them that the clear was called off. An interrupt after the write
+   poisons the store.
+2. One engine batch holds the removal, the cut range tombstones, the record of the clear and the new
+   `upper`: a crash leaves all of them or none.
+3. A clear is refused while a hold, an open reader or an import being added needs the history.
 
-The change entries of the span stay until GC has passed the time of the clear: windows beside the
-span need them.
+The change entries of the span stay until GC passes the time of the clear: they share records with
+the changes of other spans.
 """
 
 from __future__ import annotations
@@ -41,10 +42,10 @@ class Clearing:
         self._meta = Meta(self._engine)
 
     def clear(self, span: Span, *, compact: bool = True) -> Timestamp:
-        """Destroy the history of `span`; returns the time from which on it reads as empty.
+        """Destroy the history of `span`; returns the time from which the span reads as empty.
 
         Raises `HistoryHeldError`, with nothing done, while something needs that history. With
-        `compact` the space comes back before it returns: O(bytes of the span).
+        `compact` the call gives the space back before it returns: O(bytes of the span).
         """
         if span.end is None:
             raise UsageError("clear_range needs an end", "pass the least key that is to be kept")
@@ -57,7 +58,7 @@ class Clearing:
                     lambda batch, at, _: (0, self._stage(span, batch, at)), durability="sync"
                 )
             except BaseException:
-                # Called off by an interrupt before the write: the span is as it was.
+                # An interrupt before the write calls the clear off: the span is unchanged.
                 self._clears.withdraw(committer.upper)
                 raise
         if compact:
@@ -85,7 +86,7 @@ class Clearing:
         self._clears.stage(clear, batch)
         self._meta.stage_timestamp(batch, UPPER, timestamp + 1)
         bounds = (span.start, span.end)
-        # All that can fail without harm has been done: the write comes next.
+        # From here on a failure does harm: readers are told, and the write comes next.
         self._clears.announce(clear)
         self._committer.raise_floor(timestamp)
 

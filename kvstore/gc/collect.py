@@ -1,21 +1,22 @@
-"""Giving up history below a time, and taking back what then nobody can read.
+"""A run of garbage collection: it gives up history below a time and removes the unreadable records.
 
-    since       the new frontier, durably; from here on nobody asks for what lies below
-    versions    garbage of each key changed since the last run, oldest first
-    ranges      range tombstones at or below since: nothing is left under them
-    index       change entries at or below since; and that this run is done
-    imports     all but the names and times of imports of which no row and no change entry is left
+The steps of a run, in their order:
 
-The work is found in the change index: a version can only become garbage where something newer
-was written, so the keys changed in (last run, since] are all there is to look at; a range
-tombstone or an import is looked at through a pass over its span. A run costs what changed.
+    since       write the new frontier durably: no reader asks for times below it any more
+    versions    remove the garbage of each key that changed since the last run, oldest first
+    ranges      remove the range tombstones at or below `since`: no version is left under them
+    index       remove the change entries at or below `since`, and record that the run is done
+    imports     cut down the records of imports without rows and change entries to name and times
+
+A run finds its work in the change index. A version becomes garbage only when something newer is
+written, so a run looks at the keys changed in `(last run, since]`, and passes over the spans of
+range tombstones and imports of that window. A run costs what changed.
 
 Invariants
-1. The order above is the order of persistence (batches survive in order), so a crash leaves junk
-   that nobody can read. Range tombstones before versions would bring deleted keys back.
-2. `collected` says up to where all is done; a run that was cut off is made good by the next,
-   which starts from there.
-3. One run at a time. Commits go on meanwhile: what is garbage at `since` stays garbage.
+1. Batches survive a crash in the order of the steps, so a crash leaves only records that nobody can
+   read. If range tombstones went before versions, a crash would bring deleted keys back.
+2. `collected` is the time up to which all steps are done. After a crash the next run starts there.
+3. One run goes at a time. Commits go on meanwhile: garbage at `since` stays garbage.
 
 Source: the order of persistence is CockroachDB's (its MVCC GC queue).
 """
@@ -45,24 +46,24 @@ from kvstore.timestamp import NS_PER_SECOND, Timestamp
 
 @dataclass(frozen=True, slots=True)
 class GcReport:
-    """What one run did. Counts are entries removed."""
+    """The outcome of one run. Counts are of removed entries."""
 
     since: Timestamp
-    """History is kept from here on."""
+    """History is kept from this time on."""
     previous: Timestamp
-    """Where it was kept from before the run."""
+    """Before the run, history was kept from this time on."""
     versions: int
     range_tombstones: int
     change_entries: int
     imports: int
-    """Records of imports forgotten, and stale ones taken back."""
+    """Records of imports that were cut down, and stale imports that were aborted."""
     lost_holds: tuple[HoldRecord, ...]
-    """Holds over their budget, invalidated by this run."""
+    """The holds that this run invalidated, because they exceeded their budget."""
     held_back: bool
-    """Whether a hold or an open reader kept more history than was asked for."""
+    """Whether a hold or an open reader kept more history than the caller asked for."""
     seconds: float
     held_by: tuple[HoldRecord, ...] = ()
-    """The claims that kept it, oldest first: holds, and the oldest pin of each kind."""
+    """The claims that kept history, oldest first: holds, and the oldest pin of each kind."""
 
 
 def _tell_nobody(versions: int) -> None:
@@ -77,13 +78,13 @@ class _Tally:
     imports: int = 0
     first: bytes = b""
     last: bytes = b""
-    """Between these lie the entries that were removed."""
+    """All removed entries lie between `first` and `last`."""
     tell: Callable[[int], None] = _tell_nobody
-    """Told how many versions were removed so far."""
+    """Called with the number of versions removed so far."""
 
 
 class Collector:
-    """Collects one store. `at_step` is called with a name between steps (tests crash there)."""
+    """Collects the garbage of one store. Tests set `at_step`, called with a name between steps."""
 
     def __init__(self, parts: Parts, path: Path | None) -> None:
         self._versions, self._index, self._committer = parts.versions, parts.index, parts.committer
@@ -106,11 +107,11 @@ class Collector:
         stale_s: float | None = None,
         progress: Callable[[int], None] | None = None,
     ) -> GcReport:
-        """Move `since` to `target`, or as far as holds allow, and remove what lies below.
+        """Move `since` to `target`, or as far as holds allow, and remove the records below.
 
-        Costs what changed since the last run; with `compact` also a rewrite of the spans it
-        touched, which gives the space back at once. Waits for a run that is under way. `progress`
-        is called with the versions removed so far, after some thousands each.
+        Costs what changed since the last run. With `compact` the run also rewrites the spans that
+        it touched, which gives the space back at once. Waits for a run that is under way. Calls
+        `progress` with the number of versions removed so far, after some thousands each.
         """
         started = time.perf_counter()
         with self._alone():
@@ -149,7 +150,7 @@ class Collector:
         )
 
     def target(self, *, before: int | None, keep_s: float | None) -> int:
-        """The time that `before`, or an age, asks for."""
+        """The target time: `before` itself, or now less the age `keep_s`."""
         if (before is None) == (keep_s is None):
             raise UsageError("gc takes either before or keep", "pass one of them")
         if before is not None:
@@ -161,19 +162,20 @@ class Collector:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Keep runs from starting, having waited for one that is under way."""
+        """Wait for a run that is under way, and keep others from starting inside the block."""
         with self._alone():
             self._require_running()
             yield
 
     def stop(self) -> None:
-        """Have a run that is under way end at its next step (with `ClosedError`); wait for it."""
+        """Have a run that is under way raise `ClosedError` at its next step; wait for its end."""
         self._stopped = True
         with self._running:
             pass
 
     def require_outside(self) -> None:
-        """Raises `UsageError` in the `progress` of a run, for what would wait for the run's end."""
+        """Raise `UsageError` if called from `progress`, where waiting for the run would never
+        end."""
         if self._runner == threading.get_ident():
             raise UsageError(
                 "the progress of gc or verify would wait for its own end",
@@ -193,7 +195,7 @@ class Collector:
     # -- since ------------------------------------------------------------------------------
 
     def _advance(self, target: int) -> tuple[tuple[HoldRecord, ...], tuple[HoldRecord, ...]]:
-        """Move `since`; returns the holds that were lost, and the claims in the way."""
+        """Move `since`; returns the holds that were lost, and the claims that held `since` back."""
         committer = self._committer
         with committer.lock:
             self._require_running()
@@ -209,7 +211,7 @@ class Collector:
 
     def _remove_versions(self, collected: int, since: int, tally: _Tally) -> None:
         if collected < self._meta.timestamp(INDEX_FLOOR):
-            # The index of a restored store begins at the time it was restored at.
+            # The index of a restored store begins at the time of the restore.
             self._sweep([Span()], since, tally)
             return
         keys: set[bytes] = set()
@@ -316,7 +318,7 @@ class Collector:
     # -- space ------------------------------------------------------------------------------
 
     def _compact(self, tally: _Tally) -> None:
-        """Rewrite what was touched, so that the files shrink now and not some day."""
+        """Rewrite the spans that the run touched, so that files shrink now rather than some day."""
         if tally.versions:
             self._engine.compact(DATA, tally.first, tally.last + b"\x00")
         if tally.ranges:

@@ -1,9 +1,9 @@
-"""What imports leave behind: records of those that are history, half added ones, their files.
+"""Leftovers of imports: records of old imports, imports that were never added, and stray files.
 
 Invariants
-1. A record is cut down to its id, digest and times only once no row refers to it and no change
-   entry names it: it was added, or reverted, at or below `since`, and the index is trimmed.
-2. What may still be under way stays: imports and files younger than a bound.
+1. A record is cut down to its id, digest and times only when no row refers to the import and no
+   change entry names it: it was added, or reverted, at or below `since`, and the index is trimmed.
+2. Imports and files younger than a bound stay, because they may still be under way.
 """
 
 from __future__ import annotations
@@ -20,20 +20,22 @@ from kvstore.timestamp import NS_PER_SECOND
 
 
 class Leftovers:
-    """Takes back what the imports of one store left."""
+    """Removes the leftovers of the imports of one store."""
 
     def __init__(self, imports: Imports, committer: Committer, path: Path | None) -> None:
         self._imports = imports
         self._committer = committer
         self._path = path
         self._rows: dict[int, bytes] = {}
-        """Where a row of each import was seen last: mostly it is still there, two look-ups."""
+        """The row of each import that was seen last. Usually it still exists, which two look-ups
+        tell."""
 
     def forget_history(self, since: int) -> int:
-        """Let go of imports settled at or below `since` that have no rows; returns how many.
+        """Cut down the records of imports settled at or below `since` without rows; returns how
+        many.
 
-        A search for the first row starts where the last one ended: all of them together pass
-        over an import's spans once.
+        A search for an import's first row starts where the last search ended, so that all searches
+        together pass over the import's spans once.
         """
         gone: list[ImportRecord] = []
         for record in self._imports.all():
@@ -47,8 +49,8 @@ class Leftovers:
         return len(gone)
 
     def abort_stale(self, age_s: float) -> int:
-        """Abort imports prepared that long ago, never added and not being added; returns how
-        many."""
+        """Abort imports that were prepared `age_s` ago or earlier, and neither added since nor
+        being added now; returns how many."""
         oldest = self._oldest(age_s)
         stale = [
             record.import_id
@@ -58,16 +60,16 @@ class Leftovers:
         return sum(self._imports.abort_idle(import_id) for import_id in stale)
 
     def remove_files(self, age_s: float) -> None:
-        """Remove files that lie in `ingest/` for that long and that no import waits for."""
+        """Remove files older than `age_s` from `ingest/`, except those that an import waits for."""
         if self._path is None:
             return
-        # Files are dated by the machine's clock, which the store's may be far ahead of.
+        # The machine's clock dates files, and the store's clock may be far ahead of it.
         oldest = min(self._oldest(age_s), time.time_ns() - int(age_s * NS_PER_SECOND))
         waiting = {f"{record.import_id:016x}" for record in self._imports.all() if not record.added}
         place = self._path / INGEST_DIRECTORY
         with storage_errors(str(place)):
             for left in place.iterdir() if place.is_dir() else ():
-                with suppress(FileNotFoundError):  # whose owner has removed it meanwhile
+                with suppress(FileNotFoundError):  # its owner removed it meanwhile
                     if left.name not in waiting and left.lstat().st_mtime_ns < oldest:
                         _remove(left)
 
@@ -85,7 +87,7 @@ class Leftovers:
 
 
 def _remove(left: Path) -> None:
-    """Remove a directory, or whatever lies in its place. What resists stays for the next run."""
+    """Remove a directory or a file. If the disk refuses, it stays for the next run."""
     if left.is_dir() and not left.is_symlink():
         shutil.rmtree(left, ignore_errors=True)
     else:

@@ -1,10 +1,10 @@
 """GC in the background: a thread that a store owns, running at an interval and stopped by close.
 
-It waits on a condition, never sleeps: closing the store wakes and ends it at once, a run under way
-at its next step. A run that fails is logged (`kvstore.gc`), counted in `Store.stats`, and tried
-again: after the interval, after twice the interval when it fails again, and so on up to
-`GC_DELAY_FACTOR_MAX` intervals. So is a callback of the user that raises. Only a poisoned store
-ends the thread, because nothing succeeds there until it is opened again.
+The thread waits on a condition and never sleeps: closing the store ends it at once, and a run under
+way ends at its next step. A failed run is logged (`kvstore.gc`), counted in `Store.stats`, and
+tried again after the interval, after twice the interval if it fails again, and so on up to
+`GC_DELAY_FACTOR_MAX` intervals. A user's callback that raises is logged and counted too. Only a
+poisoned store ends the thread, because nothing succeeds there until the store is opened again.
 """
 
 from __future__ import annotations
@@ -24,12 +24,13 @@ from kvstore.limits import GC_DELAY_FACTOR_MAX
 
 @dataclass(frozen=True, slots=True)
 class GcPolicy:
-    """How much history a store keeps, and how often it looks for what is older."""
+    """How much history a store keeps, and how often it removes older history."""
 
     keep: timedelta
     every: timedelta = timedelta(minutes=10)
     compact: bool = False
-    """Rewrite touched spans after each run: space comes back at once, at the cost of the I/O."""
+    """Whether each run rewrites the spans it touched: space comes back at once, at the cost of
+    I/O."""
 
     def __post_init__(self) -> None:
         require_age(self.keep, name="keep")
@@ -39,7 +40,7 @@ class GcPolicy:
 
 
 class GcWorker:
-    """The thread. `run` does one collection; `after_run` hears of it."""
+    """The thread. `run` does one collection; `after_run` gets its report."""
 
     def __init__(
         self,
@@ -56,7 +57,7 @@ class GcWorker:
         self.runs = 0
         self._run = run
         self._after_run = after_run
-        self._lock = threading.RLock()  # taken by itself, as those of the committer
+        self._lock = threading.RLock()  # reentrant, as the locks of the committer
         self._woken = threading.Condition(self._lock)
         self._stopping = False
         self._due = False
@@ -65,13 +66,13 @@ class GcWorker:
         self._thread.start()
 
     def wake(self) -> None:
-        """Run now rather than when the interval is over."""
+        """Run now rather than at the end of the interval."""
         with self._lock:
             self._due = True
             self._woken.notify_all()
 
     def stop(self) -> None:
-        """End the thread and wait for it, unless it is the one that asks. Repeatable."""
+        """End the thread and wait for it, unless the thread itself calls. Repeatable."""
         with self._lock:
             self._stopping = True
             self._woken.notify_all()
@@ -109,7 +110,7 @@ class GcWorker:
                 self.failures.note("the callback after_run of a collection", error, delays=False)
 
     def _delay_s(self) -> float:
-        """Until the next run: the interval, longer after failures."""
+        """The wait until the next run: the interval, or longer after failures."""
         every_s = self.policy.every.total_seconds()
         delay_s = self.failures.delay_s(every_s, GC_DELAY_FACTOR_MAX * every_s)
         return min(delay_s, threading.TIMEOUT_MAX)

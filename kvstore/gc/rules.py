@@ -1,16 +1,16 @@
-"""What of one key nobody can read any more, once history below `since` is given up.
+"""The garbage of one key: the stored entries that no read at or above `since` can see.
 
-Everything that can show at a key lives for a while: a version from its timestamp on, a row of an
-import from the time it was added until it was reverted, a range tombstone from its timestamp on.
-A read at t sees the newest of those alive at t. So of what began at or below `since`, a
-read at or above `since` can see: the newest; if that is a row that will have been reverted, what
-shows after it; and so on until something that lives for ever.
+Each record of a key has a lifetime: a version and a range tombstone live from their timestamp on, a
+row of an import lives from the time it was added until the time it was reverted. A read at t sees
+the newest record alive at t. Among the records that began at or below `since`, reads at or above
+`since` can see the newest; if its life ends, the newest of those that outlive it; and so on, up to
+a record that lives for ever. All other records are garbage.
 
 Invariants
-1. No read at or above `since`, and no window that starts there, notices that garbage goes.
-2. That holds after each single removal in the order given (oldest first), so that a crash
-   in between leaves junk at most. Range tombstones go after all of it.
-3. What began above `since` is never garbage, nor are rows of imports not added yet.
+1. Removing garbage changes no read at or above `since` and no window that starts there.
+2. That holds after each single removal in the order given, oldest first, so that a crash in between
+   leaves only unreadable records. Range tombstones go after all garbage.
+3. A record that began above `since` is never garbage, nor is a row of an import not yet added.
 
 Source: CockroachDB's rule for one version (garbage if the next newer one, or a covering range
 tombstone, is at or below the threshold), extended by lifetimes that end.
@@ -26,8 +26,8 @@ from kvstore.mvcc.version import Lifetime, Stamps
 
 
 class _Life(NamedTuple):
-    """Something that can show at the key. Sorts by when it began; a range tombstone (no tail)
-    before a version of the same time, which wins over it."""
+    """The lifetime of one record. Sorts by its begin; a range tombstone, which has no tail, sorts
+    before a version of the same time, because the version wins."""
 
     began: int
     tail: bytes
@@ -37,10 +37,10 @@ class _Life(NamedTuple):
 def garbage(
     tails: Iterable[bytes], stamps: Stamps, deletions: Sequence[int], *, since: int
 ) -> list[bytes]:
-    """Tails of the stored entries of one key that can go, in the order they must go in.
+    """The tails of the entries of one key that are garbage, in the order in which to remove them.
 
-    `tails` are all the key has, `deletions` the times of the range tombstones over it.
-    O(n log n) in them.
+    `tails` are the tails of all entries of the key, `deletions` the times of the range tombstones
+    over it. O(n log n) in their number.
     """
     lives = [_Life(t, b"", _FOREVER) for t in deletions if t <= since]
     for tail in tails:
@@ -56,7 +56,7 @@ def garbage(
             continue
         seen_until = life.ended
         if seen_until == _FOREVER and life.tail[-1:] != VALUE:
-            doomed.append(life.tail)  # a deletion of nothing
+            doomed.append(life.tail)  # a deletion with nothing left under it
     return [tail for tail in reversed(doomed) if tail]
 
 

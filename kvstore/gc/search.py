@@ -1,13 +1,13 @@
 """Finding garbage: of keys that changed, by look-ups, and of whole spans, by a pass.
 
-`kvstore.gc.rules` says what is garbage. Where there are neither range tombstones nor imports, the
-rule is one line, and a look-up one seek: of each key the newest version at or below `since` stays,
-what is older goes.
+`kvstore.gc.rules` has the rule for garbage. In a store without range tombstones and imports the
+rule is short, and a look-up is one seek: the newest version of a key at or below `since` stays, and
+the older ones go.
 
 Invariants
-1. The view is taken before the entries are read, as readers do.
-2. Of a key the oldest entries come first: in this order they may be removed.
-3. No reader is held while entries are handed out: they are removed then.
+1. A search takes the view before it reads entries, as every reader does.
+2. The oldest entries of a key come first, because they must be removed in this order.
+3. No engine reader is open while entries are yielded: the caller removes them then.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from kvstore.span import Span
 def garbage_of_keys(
     versions: Versions, keys: Sequence[bytes], since: int, *, entries_max: int
 ) -> Iterator[bytes]:
-    """Stored entries of `keys`, which ascend, that can go. Holds some `entries_max` at once."""
+    """The garbage of `keys`, which ascend. Holds about `entries_max` entries at once."""
     at = 0
     while at < len(keys):
         fragments, stamps = versions.view
@@ -42,7 +42,7 @@ def garbage_of_keys(
 
 
 def garbage_in_span(versions: Versions, span: Span, since: int) -> Iterator[bytes]:
-    """Stored entries of a span that can go. One pass."""
+    """The garbage of a span. One pass over the span."""
     cursor = versions.engine.cursor(DATA, *span_bounds(span.start, span.end))
     for key, entries in stored_keys(cursor):
         fragments, stamps = versions.view
@@ -56,10 +56,11 @@ def garbage_in_span(versions: Versions, span: Span, since: int) -> Iterator[byte
 def _superseded(
     versions: Versions, keys: Sequence[bytes], at: int, since: int, entries_max: int
 ) -> tuple[list[bytes], int]:
-    """Garbage of `keys[at:]`, and the place of the key that comes next.
+    """The garbage of some of `keys[at:]`, and the index of the first key that was not searched.
 
-    Hot: once per changed key, 5 us. Rows of imports, which are not added yet where there are no
-    stamps, sort before the bound; a deletion with nothing left under it goes too.
+    Hot: once per changed key, 5 us. No import is added while there are no stamps; rows of imports
+    sort before the bound, so the search passes over none. A deletion with nothing left under it
+    goes too.
     """
     engine = versions.engine
     ticket, reader = engine.borrow()
@@ -75,7 +76,7 @@ def _superseded(
         newest = found = key_here()
         if newest is not None and newest.startswith(stem):
             older: list[bytes] = []
-            # Where one entry of a key is rotten, nothing says which of the others it superseded.
+            # A damaged entry does not tell which of the others it superseded.
             if len(newest) != size or newest[-1] > VALUE[0]:
                 check_data_key(newest)
             step()

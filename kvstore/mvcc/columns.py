@@ -1,13 +1,13 @@
-"""A chunk of `data` keys taken apart into columns, so that an export decides thousands at a time.
+"""A chunk of `data` keys as columns, so that an export decides about thousands of keys at a time.
 
-The keys lie joined in one Arrow buffer; suffixes and kinds are gathered from it as numbers, and
-whether two neighbours have one user key is seen by comparing words of eight bytes. No Python code
-runs per key: some 45 ns a key, where the plainest loop over keys takes 250.
+The keys lie joined in one Arrow buffer. NumPy gathers suffixes and kinds from it as numbers, and
+compares neighbouring user keys in words of eight bytes. No Python code runs per key: a key takes
+45 ns, where the plainest loop takes 250.
 
     joined  := | 8 zero bytes | key | key | ...        so that a word can end anywhere
     key     := | stem (framed user key) | suffix u64 | kind u8 |
 
-Values stay the list they came as; `of_chosen` picks from it.
+Values stay a list; `of_chosen` picks from it.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _PAD: Final = bytes(_WORD)
 _CUT: Final = TAIL_BYTES + len(TERMINATOR)
 """Bytes of a key behind its escaped user key."""
 _LOW_BYTES: Final = np.array([(1 << (8 * count)) - 1 for count in range(_WORD + 1)], np.uint64)
-"""By a number of bytes: the mask of as many low bytes of a word."""
+"""`_LOW_BYTES[n]` masks the `n` low bytes of a word."""
 
 
 class KeyColumns:
@@ -44,7 +44,7 @@ class KeyColumns:
     def __init__(self, keys: Sequence[bytes]) -> None:
         import pyarrow as pa
 
-        # Arrow joins them and counts their bytes in 20 ns a key, `join` and `len` in 30.
+        # Arrow joins the keys and counts their bytes in 20 ns a key; `join` and `len` take 30.
         _, offsets, joined = pa.array([_PAD, *keys], pa.binary()).buffers()
         bounds = np.frombuffer(offsets, np.int32, len(keys) + 2)
         self._buffer = joined
@@ -72,23 +72,23 @@ class KeyColumns:
 
     @cached_property
     def times(self) -> Numbers:
-        """Timestamps; a stamp reference is negative: the complement of its import id."""
+        """The timestamp of each key; for a stamp reference the complement of its id, below 0."""
         suffixes = self._words[self._stem_ends].astype(np.uint64)
         times: Numbers = (~suffixes).view(np.int64)
         return times
 
     @cached_property
     def is_value(self) -> Bools:
-        """Whether each entry is a value; a tombstone else."""
+        """Whether each entry is a value. The others are tombstones."""
         kinds: Bools = self._bytes[self._ends - 1] != 0
         return kinds
 
     @cached_property
     def repeats(self) -> Bools:
-        """Whether each entry has the user key of the one before it. False for the first."""
+        """Whether each entry has the user key of the entry before it. False for the first entry."""
         words, starts, stem_ends = self._words, self._starts, self._stem_ends
         stems = stem_ends - starts
-        # The last word tells most neighbours apart; of a short stem only its own bytes count.
+        # The last word tells most neighbours apart. In a short stem only its own bytes count.
         last = words[stem_ends - _WORD].astype(np.uint64)
         apart = last[1:] ^ last[:-1]
         if stems.min() < _WORD:
@@ -110,11 +110,11 @@ class KeyColumns:
 
     def user_keys(self, chosen: Bools) -> pa.Array:
         """The user keys of the chosen entries as an Arrow binary array. Raises `CorruptionError`
-        on one that is not escaped."""
+        where a key is not escaped."""
         import pyarrow as pa
         import pyarrow.compute as pc
 
-        # Each key as two items, the second its end: one filter cuts and chooses.
+        # Each key is two items, its stem and its tail: one filter cuts the tails and chooses keys.
         count = len(self)
         bounds = np.empty(2 * count + 1, np.int32)
         bounds[:1] = _WORD
@@ -147,8 +147,8 @@ def _has_zeros(items: pa.Array) -> bool:
 
 
 def of_chosen(values: list[bytes], chosen: Bools) -> list[bytes]:
-    """The values of the chosen entries. Mostly all are, or all but the last of a chunk: a slice
-    costs 1 ns each, picking them 8."""
+    """The values of the chosen entries. Usually all are chosen, or all but the last of a chunk: a
+    slice costs 1 ns a value, a choice one by one 8 ns."""
     count = int(np.count_nonzero(chosen))
     if chosen[:count].all():
         return values[:count]

@@ -1,12 +1,12 @@
 """Differences: what happened to a span in a window `(since, upto]`, in key order.
 
-One pass over the stored entries of the span, whatever share of them lies in the window: the
-way to read large windows, and the yardstick for the change index, which must give the same.
+A difference takes one pass over all stored entries of the span, however few of them lie in the
+window. Large windows are read this way, and tests hold the change index to the same result.
 
 * All revisions: every version and every range tombstone in the window, each key oldest first.
-* Latest: of each key the newest version in the window; of each fragment the newest range
-  tombstone; versions under a newer range tombstone of the window are left out, for it
-  deletes them.
+* Latest: the newest version of each key in the window, and the newest range tombstone of each
+  fragment. A version under a newer range tombstone of the window is left out, because the
+  tombstone deletes it.
 * Latest from the beginning of time (`since=0`) is the state: live values, no tombstones.
 
 A range tombstone comes at its start key, before that key's own versions, cut to the span.
@@ -83,9 +83,10 @@ def _histories(
 def choose(
     revisions: list[Revision], stack: tuple[int, ...], *, since: int, upto: int, latest: bool
 ) -> list[Revision]:
-    """Of one key's history (newest first) what a difference shows, oldest first.
+    """The revisions of one key that a difference shows, oldest first; `revisions` has the newest
+    first.
 
-    Deletions by a range tombstone are left to the range tombstone itself.
+    A deletion by a range tombstone is left out: the difference shows the range tombstone itself.
     """
     if latest:
         newest = next((revision for revision in revisions if revision[0] <= upto), None)

@@ -1,11 +1,11 @@
 """Exports: every version of a window `(since, upto]` in columns, for copies of a store's history.
 
-One pass over the entries, decided a chunk at a time (`mvcc.columns`). Of a key that no import
-touched each entry is a version as it stands, in the order an export wants: by key, newest first.
-Rows of imports get their stamp in the place of their reference, and keys that have such rows
-beside others are sorted again. Only where an import was reverted does a key go through `timeline`.
+An export passes once over the entries and decides about a chunk at a time (`mvcc.columns`). Where
+no import touched a key, each entry of the key is a version and stands in the order of an export:
+by key, newest first. In rows of imports the stamp replaces the reference, and a key that has such
+rows beside others is sorted again. A key goes through `timeline` only where an import was reverted.
 
-Range tombstones are not in the columns: they come whole, from the fragments.
+The columns hold no range tombstones: these come whole, from the fragments.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 class VersionColumns(NamedTuple):
-    """Point versions by key, newest first. `values` has an empty one for each tombstone."""
+    """Point versions by key, newest first. The value of a tombstone is empty."""
 
     keys: pa.Array
     timestamps: npt.NDArray[np.int64]
@@ -44,7 +44,7 @@ def version_columns(
 ) -> Iterator[VersionColumns]:
     """All point versions in `(since, upto]`; `cursor` passes forward over a span of `data`.
 
-    Memory is a chunk, or the entries of one key if these are more.
+    Holds one chunk in memory, or the entries of one key where a key has more.
     """
     for keys, values in _whole_keys(cursor):
         columns = KeyColumns(keys)
@@ -59,7 +59,7 @@ def version_columns(
 
 
 def _whole_keys(cursor: Cursor) -> Iterator[tuple[list[bytes], list[bytes]]]:
-    """Chunks that cut no key in two."""
+    """Chunks in which the entries of a key stay together."""
     keys: list[bytes] = []
     values: list[bytes] = []
     for more_keys, more_values in chunks(cursor):
@@ -117,12 +117,12 @@ def _with_imports(
 
 
 def _distinct(numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Without repeats. Mostly there is one: that costs a look, and else a sort."""
+    """`numbers` without repeats. Usually all are the same, which costs a look; otherwise a sort."""
     return numbers[:1] if (numbers == numbers[0]).all() else np.unique(numbers)
 
 
 def _sorted(found: VersionColumns) -> VersionColumns:
-    """By key, newest first: what stands in a chunk of whole keys, but for the times of imports."""
+    """`found` by key, newest first. Only the stamps of imports can be out of order."""
     import pyarrow as pa
     import pyarrow.compute as pc
 

@@ -1,8 +1,8 @@
 """Range tombstones in memory: which timestamps deleted each stretch of the key space.
 
-With keys on X and time on Y a range tombstone is a horizontal line. Cut at all their ends, the
-lines become fragments: between two neighbouring boundaries the same timestamps cover every
-key. So a look-up is one binary search, whatever the tombstones looked like when written.
+With keys on X and time on Y a range tombstone is a horizontal line. The ends of all lines cut
+them into fragments: between two neighbouring boundaries the same timestamps cover every key. So a
+look-up is one binary search, whatever order the tombstones were written in.
 
     keys     a       c       f       k
     t=9              |-------|                    boundaries  a    c      f    k
@@ -12,8 +12,8 @@ Invariants
 1. Boundaries ascend strictly; below the first one nothing is deleted.
 2. Each stack is strictly descending. The last stack is empty, the first is not.
 3. Neighbouring stacks differ: state is a function of content, not of the order of writes.
-4. A look-up asks `limits`, which say where versions end being newer than the newest tombstone, in
-   bytes as they are stored: it decodes nothing. They go with the stacks, one before the first.
+4. `limits` hold the newest tombstone of each stack in the form of a stored key, so that a look-up
+   compares bytes and decodes nothing. There is one limit for each stack and one before the first.
 5. An instance never changes: writers make a new one, readers keep theirs. A write copies the
    boundaries (24 bytes each with stack and limit, 0.1 ms per 100,000), and readers need no lock.
 
@@ -35,8 +35,8 @@ Stack: TypeAlias = "tuple[int, ...]"
 
 
 def limit_of(stack: Stack) -> bytes:
-    """What follows an escaped key so that exactly the versions at or above the newest tombstone
-    of `stack` sort below it; where there is none, all versions do."""
+    """A bound to append to an escaped key: exactly the versions at or above the newest tombstone
+    of `stack` sort below it. An empty stack gives a bound above all versions."""
     return TERMINATOR + encode_suffix(stack[0]) + b"\xff" if stack else UNLIMITED
 
 
@@ -49,7 +49,7 @@ class RangeTombstone(NamedTuple):
 
 
 class Cover(NamedTuple):
-    """The newest range tombstone a read sees over each stretch: `newest[i]` from `starts[i]` on."""
+    """The newest range tombstones that a read sees: `newest[i]` from the key `starts[i]` on."""
 
     starts: list[bytes]
     newest: list[int]
@@ -58,8 +58,8 @@ class Cover(NamedTuple):
 class Fragments:
     """An immutable map from keys to the stack of range tombstones over them.
 
-    `stacks[i]` lies over the keys from `boundaries[i]` on, `limits[i + 1]` says the same for
-    look-ups (see `limit_of`); `limits[0]` is of the keys below all. They are for reading.
+    `stacks[i]` covers the keys from `boundaries[i]` on, and `limits[i + 1]` is its limit (see
+    `limit_of`); `limits[0]` is the limit of the keys below all boundaries. Callers only read them.
     """
 
     __slots__ = ("boundaries", "limits", "stacks")
@@ -101,7 +101,7 @@ class Fragments:
         return bool(self.boundaries)
 
     def __len__(self) -> int:
-        """Fragments held: boundaries, in fact."""
+        """How many boundaries the map holds."""
         return len(self.boundaries)
 
     def __eq__(self, other: object) -> bool:
@@ -142,7 +142,7 @@ class Fragments:
                 yield start, end, stacks[index]
 
     def cover(self, span: Span, as_of: int) -> Cover:
-        """What a scan of `span` at `as_of` has to know. O(fragments in the span)."""
+        """The tombstones that a scan of `span` at `as_of` sees. O(fragments in the span)."""
         starts: list[bytes] = []
         newest: list[int] = []
         for start, end, stack in self.pieces(span):
@@ -161,9 +161,9 @@ class Fragments:
     def tombstones(
         self, span: Span, *, since: int, upto: int, latest: bool = False
     ) -> list[RangeTombstone]:
-        """Range tombstones with `since < timestamp <= upto`, cut to `span`, each as long as it is.
+        """Range tombstones in `(since, upto]`, cut to `span` and joined where they abut.
 
-        With `latest`, of each fragment only the newest. Ordered by start, then oldest first.
+        With `latest` only the newest of each fragment. Ordered by start, then oldest first.
         """
         longest: list[RangeTombstone] = []
         growing: dict[int, int] = {}

@@ -1,19 +1,20 @@
 """Look-ups: the value of one key, or of many, at one time.
 
-A read sees of a key the newest version at or below its time, if it is a value that no newer range
-tombstone covers. In bytes as they are stored, newest first, that is the first entry of a stretch:
+A read sees the newest version of a key at or below its time, if that version is a value and no
+newer range tombstone covers it. Versions are stored newest first, so the read takes the first
+entry of a stretch of stored keys. The stretch has these bounds:
 
     escaped key | 00 01 | suffix of the time ...      where the read's time begins, `rest_of`
     escaped key | 00 01 | suffix of the tombstone ff  where the tombstone takes over, `limit_of`
     escaped key | 00 02                               where the next key begins, `UNLIMITED`
 
-So a range tombstone costs a look-up one search for the limit, and nothing is decoded.
+So range tombstones cost a look-up one binary search for the limit, and nothing is decoded.
 
 Invariants
-1. Without imports nothing sorts before the versions of a key, newest first.
-2. Among imports the references come first, and each may be newer than any version.
-3. A tombstone above the time of the read makes its stretch empty: what has found nothing beside
-   range tombstones looks again, below the newest one that the read sees.
+1. Without imports the versions of a key, newest first, are all its entries.
+2. With imports the stamp references of a key sort first, and each may be newer than any version.
+3. A tombstone above the time of the read makes the stretch empty. A look-up that finds nothing
+   therefore looks again, below the newest tombstone that the read sees.
 """
 
 from __future__ import annotations
@@ -30,13 +31,13 @@ from kvstore.mvcc.version import Stamps
 
 
 def rest_of(as_of: int) -> bytes:
-    """What follows the escaped key of the newest version at or below `as_of`."""
+    """The bytes behind the escaped key at which the versions at or below `as_of` begin."""
     return TERMINATOR + encode_suffix(as_of)
 
 
 def value_below(engine: Engine, key: bytes, as_of: int, fragments: Fragments) -> bytes | None:
-    """The value of `key` at `as_of`, for a key whose stretch was empty beside tombstones that may
-    be newer than `as_of`. Without imports. A search, and where there are such, a seek."""
+    """The value of `key` at `as_of` in a store without imports. Called where the stretch was empty,
+    perhaps because of a tombstone newer than `as_of`. One search; a seek where there is such."""
     newest = fragments.newest(key, as_of)
     if fragments.stack(key)[:1] == (newest,):
         return None
@@ -48,7 +49,7 @@ def value_below(engine: Engine, key: bytes, as_of: int, fragments: Fragments) ->
 def values_at(
     engine: Engine, keys: Sequence[bytes], as_of: int, fragments: Fragments
 ) -> list[bytes | None]:
-    """The values of `keys` at `as_of`. Without imports; a seek each."""
+    """The values of `keys` at `as_of` in a store without imports. One seek a key."""
     ticket, reader = engine.borrow()
     rest, (boundaries, limits) = rest_of(as_of), (fragments.boundaries, fragments.limits)
     absent = ABSENT if fragments else None
@@ -64,7 +65,7 @@ def values_at(
 def values_among_imports(
     engine: Engine, keys: Sequence[bytes], as_of: int, fragments: Fragments, stamps: Stamps
 ) -> list[bytes | None]:
-    """The values of `keys` at `as_of` in a store with imports. A seek and a step each, mostly."""
+    """The values of `keys` at `as_of` in a store with imports. Usually a seek and a step a key."""
     ticket, reader = engine.borrow()
     found = find_among(reader, engine.check, keys, as_of, rest_of(as_of), stamps)
     engine.give_back(ticket, reader)

@@ -1,8 +1,8 @@
 """Scans: the live keys of a span as of a time, in chunks, both ways, as rows or as columns.
 
-Entries come from the engine in key order, and `kvstore.loops.Live` picks those that are alive. A
-scan starts with a small chunk, since many scans want a few rows, and takes larger ones as it goes
-on, up to a number of entries and of bytes.
+The engine gives entries in key order, and `kvstore.loops.Live` picks the live ones. The first chunk
+is small, because many scans want a few rows. Later chunks grow up to a number of entries and of
+bytes.
 
 This is the hottest path of the store.
 """
@@ -31,10 +31,10 @@ _FIRST_CHUNK = 64
 
 
 class Read(NamedTuple):
-    """What a read sees by: its time, the imports it knows, the range tombstones of its span.
+    """The view of one read: its time, the stamps of imports, the range tombstones of its span.
 
-    `starts` are the bounds of `cover` as they compare with stored keys: escaping keeps the order,
-    and the rest of a stored key sorts after its escaped part alone.
+    `starts` are the escaped bounds of `cover`. They compare with stored keys: escaping keeps the
+    order, and a stored key sorts after its escaped part alone.
     """
 
     as_of: int
@@ -56,8 +56,10 @@ class RowArrays(NamedTuple):
 
 
 def live_rows(cursor: Cursor, read: Read) -> Iterator[RowChunk]:
-    """Keys and values alive to `read`, chunk by chunk, in the order of `cursor`, which is closed
-    when done or closed."""
+    """The live keys and values that `read` sees, chunk by chunk, in the order of `cursor`.
+
+    The end of the iteration closes `cursor`, and so does closing the iterator.
+    """
     live = LiveRows(*read)
     for _ in _passes(cursor, live, lambda: SCAN_CHUNK):
         found = live.found()
@@ -66,10 +68,13 @@ def live_rows(cursor: Cursor, read: Read) -> Iterator[RowChunk]:
 
 
 def live_columns(cursor: Cursor, read: Read, *, chunk: int) -> Iterator[RowArrays]:
-    """As `live_rows`, in Arrow: at most `chunk` rows at once, and more than half as many but where
-    the pass ends, values are large or `chunk` is small."""
+    """As `live_rows`, in Arrow arrays of at most `chunk` rows.
+
+    An array has more than half as many rows, unless the pass ends, values are large or `chunk` is
+    small.
+    """
     live = LiveColumns(*read)
-    # Not fewer entries than these: what is dead would be passed one by one for the sake of a row.
+    # Read at least this many entries at a time: a long run of dead ones would pass one by one.
     for has_more in _passes(cursor, live, lambda: max(chunk - live.rows, _FIRST_CHUNK)):
         if not has_more or live.rows * 2 > chunk or live.size * 2 > ARROW_BYTES_MAX:
             for count, key_offsets, joined_keys, value_offsets, joined_values in live.found():
@@ -89,7 +94,7 @@ def first_rows(chunks: Iterator[RowArrays], limit: int) -> Iterator[RowArrays]:
 
 
 def _passes(cursor: Cursor, live: Live, count_max: Callable[[], int]) -> Iterator[bool]:
-    """Have `live` see all of `cursor`, at most so many entries at once: whether more is to come."""
+    """Feed `live` all entries of `cursor`, `count_max()` at most at once; yields if more come."""
     count = min(_FIRST_CHUNK, SCAN_CHUNK)
     try:
         has_more = True

@@ -1,14 +1,15 @@
-"""What a key was at one time, and how the stored entries of one key become its history.
+"""A version of a key, and the history of a key made from its stored entries.
 
-Three things make a version of a key: an entry with a timestamp, an entry of an import (a stamp
-reference, visible from the time the import was added until it was reverted), and a range
-tombstone that covers it. When an import is reverted, each key that showed its row becomes at
-that time what it would be without it: that is a version too, derived, stored nowhere.
+A version of a key comes from one of three records: an entry with a timestamp; an entry of an
+import, which carries a stamp reference and is visible from the time the import was added until it
+was reverted; a range tombstone over the key. A revert of an import makes versions as well: each key
+that showed the import's row gets, at that time, the value it would have without the row. Such a
+version is derived when it is read, and stored nowhere.
 
 Invariants
 1. The state of a key at t is its newest version at or below t. There is no other rule.
-2. At one timestamp a key has one version; where a batch deleted a range and wrote into it, the
-   write is it.
+2. At one timestamp a key has one version. Where a batch deleted a range and wrote a key inside it,
+   the write is the version of that key.
 """
 
 from __future__ import annotations
@@ -36,23 +37,24 @@ class Lifetime(NamedTuple):
 
 
 Stamps: TypeAlias = Mapping[bytes, Lifetime]
-"""Lifetime of each added import, by the suffix its rows carry. Replaced, never changed, so that a
-reader keeps what it started with. Imports that were never added are not in it: invisible."""
+"""Lifetime of each added import, by the suffix of its rows. The mapping is replaced, never changed,
+so that a reader keeps the one that it began with. An import that was never added has no lifetime:
+its rows are invisible."""
 
 Revision: TypeAlias = "tuple[int, bytes | None]"
-"""Timestamp and value of one version, the key being understood."""
+"""Timestamp and value of one version. The context knows the key."""
 
 StoredEntry: TypeAlias = "tuple[bytes, bytes]"
-"""The tail (suffix and kind) and the value of one stored entry, the key being understood."""
+"""The tail (suffix and kind) and the value of one stored entry. The context knows the key."""
 
 
 def timeline(
     entries: Iterable[StoredEntry], stamps: Stamps, deletions: Sequence[int]
 ) -> list[Revision]:
-    """All versions of one key, newest first, from what is stored of it.
+    """All versions of one key, newest first, made from its stored entries.
 
-    `deletions` are the timestamps of the range tombstones that cover the key. Costs
-    O(n log n) in the versions; the common key without imports and ranges is one pass.
+    `deletions` are the timestamps of the range tombstones that cover the key. O(n log n) in the
+    versions; a key without imports and range tombstones, the common one, takes one pass.
     """
     lives: list[tuple[Lifetime, bytes | None]] = []
     revisions: list[Revision] = []
@@ -76,7 +78,7 @@ def timeline(
 
 
 def newest_at(revisions: Sequence[Revision], as_of: int) -> Revision | None:
-    """The version a read at `as_of` sees, from revisions that are newest first."""
+    """The revision that a read at `as_of` sees. `revisions` has the newest first."""
     for revision in revisions:
         if revision[0] <= as_of:
             return revision
@@ -90,7 +92,7 @@ def _newest_first(revision: Revision) -> int:
 def _uncovered(
     timed: Sequence[Revision], lives: Sequence[tuple[Lifetime, bytes | None]]
 ) -> Iterable[Revision]:
-    """What the key became at each revert that took away the version it showed."""
+    """The revisions that reverts made: one for each revert that took away the version in sight."""
     always = [(Lifetime(timestamp), value) for timestamp, value in timed]
     everything = sorted([*always, *lives], key=lambda life: -life[0].added)
     for moment in {

@@ -1,13 +1,13 @@
 """Versions over an engine: reads at any time, and the view of range tombstones that they share.
 
-A read at a time sees exactly the versions at or below it. Writes are staged by the commit path
-(`kvstore.mvcc.write`), which alone decides on timestamps; `publish_ranges` shows what it wrote.
+A read at a time sees exactly the versions at or below it. The commit path stages the writes
+(`kvstore.mvcc.write`) and chooses their timestamps; `publish_ranges` shows its range tombstones.
 
 Invariants
-1. `view` holds all range tombstones and import stamps of the engine; both are replaced, never
-   changed, so that a reader that took the view keeps a consistent one.
-2. A reader takes the view first and reads entries after it: entries leave the engine before the
-   tombstone that covers them leaves the view.
+1. `view` holds all range tombstones and all import stamps of the engine. A writer replaces the view
+   and never changes it, so that a reader keeps a consistent one.
+2. A reader takes the view first and reads entries afterwards, because a covered entry leaves the
+   engine before its tombstone leaves the view.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ Tombstones: TypeAlias = "list[RangeTombstone]"
 
 
 class ReadView(NamedTuple):
-    """What a reader needs beside the entries."""
+    """The state in memory that a reader combines with the stored entries."""
 
     fragments: Fragments
     stamps: Stamps
@@ -58,8 +58,8 @@ class Versions:
     # -- reading ----------------------------------------------------------------------------
 
     def get_many(self, keys: Sequence[bytes], as_of: int) -> list[bytes | None]:
-        """The values of `keys`, in their order. They are sought in key order, which takes half
-        the time of seeking them in no order."""
+        """The values of `keys`, in the order of `keys`. The look-ups go in key order, which takes
+        half the time of any other order."""
         fragments, stamps = self.view
         if stamps:
             return values_among_imports(self.engine, keys, as_of, fragments, stamps)
@@ -82,7 +82,7 @@ class Versions:
     def scan_columns(
         self, span: Span, as_of: int, *, chunk: int, reverse: bool = False
     ) -> Iterator[RowArrays]:
-        """As `scan`, as Arrow arrays; at most `chunk` rows at once."""
+        """As `scan`, in Arrow arrays of at most `chunk` rows."""
         read = self._read(span, as_of)
         return live_columns(self._cursor(span, reverse=reverse), read, chunk=chunk)
 
@@ -94,7 +94,7 @@ class Versions:
         upto: int = TIMESTAMP_MAX,
         latest: bool = False,
     ) -> Iterator[Difference]:
-        """What happened in `(since, upto]`: see `kvstore.mvcc.diff`. One pass over the span."""
+        """The differences of `(since, upto]`: see `kvstore.mvcc.diff`. One pass over the span."""
         fragments, stamps = self.view
         return differences(
             self._cursor(span),
@@ -109,8 +109,8 @@ class Versions:
     def export(
         self, span: Span, *, since: int, upto: int
     ) -> tuple[Iterator[VersionColumns], Tombstones]:
-        """All point versions in `(since, upto]` in columns, and the range tombstones by start:
-        of the keys, and of the tombstones' starts, that lie in `span`."""
+        """All versions in `(since, upto]`: the point versions of the keys in `span`, as columns,
+        and the range tombstones that start in `span`, by start."""
         fragments, stamps = self.view
         cursor = self._cursor(span)
         columns = version_columns(
@@ -120,7 +120,8 @@ class Versions:
         return columns, [found for found in tombstones if found.start in span]
 
     def imported_keys(self, span: Span, reference: bytes) -> Iterator[tuple[bytes, bytes | None]]:
-        """Keys of `span` that an import wrote, with its values. One pass over the span."""
+        """The keys in `span` that an import wrote, each with the import's value. One pass over
+        `span`."""
         for key, entries in stored_keys(self._cursor(span)):
             for tail, value in entries:
                 if tail[:-1] == reference:
@@ -129,7 +130,7 @@ class Versions:
     # -- publishing -------------------------------------------------------------------------
 
     def publish_ranges(self, tombstones: list[RangeTombstone]) -> None:
-        """Show range tombstones that have been written. O(fragments)."""
+        """Show range tombstones to readers. The engine must hold them already. O(fragments)."""
         if not tombstones:
             return
         fragments = self.view.fragments
@@ -142,11 +143,12 @@ class Versions:
         self.publish_fragments(fragments)
 
     def publish_fragments(self, fragments: Fragments) -> None:
-        """Show `fragments` instead, once the engine holds what they say."""
+        """Show `fragments` in place of the present ones. The engine must agree with them
+        already."""
         self._show(self.view._replace(fragments=fragments))
 
     def publish_stamps(self, stamps: Stamps) -> None:
-        """Show imports as `stamps` has them."""
+        """Show the imports with the lifetimes in `stamps`."""
         self._show(self.view._replace(stamps=stamps))
 
     # -- inside -----------------------------------------------------------------------------

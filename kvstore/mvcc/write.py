@@ -2,8 +2,8 @@
 
 Invariants
 1. The last write to a key wins; a range delete drops the batch's own earlier writes inside it.
-2. The range deletes of a sealed batch are disjoint, ascending and as long as they can be, and no
-   point delete lies inside one: what a batch means does not depend on how it was said.
+2. The range deletes of a sealed batch are disjoint, ascending and as long as possible, and no point
+   delete lies inside one. Two batches with the same effect are stored alike.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from kvstore.span import Span, require_key
 class WriteSet(Puts):
     """Puts, deletes and range deletes that take effect together, in the order they were made.
 
-    `whose` they are stands in errors. One more is taken while they come to `size_max` bytes at
-    most; a set of a `size_max` below 0 stands where one has ended, and takes none.
+    `whose` names the owner in error messages. The set accepts writes until it holds more than
+    `size_max` bytes. A negative `size_max` marks a set that was committed or rolled back.
     """
 
     __slots__ = ("_whose", "ranges")
@@ -58,13 +58,14 @@ class WriteSet(Puts):
         self.size += len(key) + len(value)
 
     def delete(self, key: bytes) -> None:
-        """Delete `key`, whether or not it is there."""
+        """Delete `key`, whether or not it exists."""
         self.require_open()
         self.points[require_key(key)] = None
         self.size += len(key)
 
     def delete_range(self, start: bytes, end: bytes) -> None:
-        """Delete all keys `start <= key < end`, those written by this batch so far included."""
+        """Delete all keys `start <= key < end`. Drops the earlier writes of this set inside the
+        range."""
         self.require_open()
         span = Span(start, end)
         if span.end is None:
@@ -75,7 +76,7 @@ class WriteSet(Puts):
         self.size += len(start) + len(span.end)
 
     def seal(self) -> None:
-        """Bring the batch into the one form it has on disk. O((ranges + points) log ranges)."""
+        """Bring the set into the form that is stored. O((ranges + points) log ranges)."""
         if not self.ranges:
             return
         disjoint: list[tuple[bytes, bytes]] = []
