@@ -1,35 +1,35 @@
-# What a developer runs. Every target sets itself up first: a machine with Python 3.10 or newer
-# and nothing else needs no more than `make demo` or `make test`.
+# The commands of a developer. Each target sets itself up first, so `make demo` and `make test` run
+# on a machine that has Python 3.10 or newer and nothing else.
 
 VENV  := .venv
 PY    := $(VENV)/bin/python
 READY := $(VENV)/ready
 PEERS := $(VENV)/peers
 
-# Tried in this order unless PYTHON is given; the releases that the tests run on come first.
+# The names of Python to try, in this order, unless PYTHON is given.
 PYTHON     ?=
 CANDIDATES := python3 python3.13 python3.12 python3.11 python3.10 python3.14
 
-# Two workers; everything marked `spark` stays in one of them, so that there is one session.
 PYTEST := $(PY) -m pytest
 
-# How long `make soak` has each format fuzzed by coverage, where atheris installs.
+# The time for which `make soak` fuzzes each format by coverage, where atheris installs.
 FUZZ_SECONDS := 60
 
 .PHONY: help setup test check lint types loops docs format demo bench bench-quick bench-growth soak sanitize azure clean
 
 help:
-	@echo 'make setup        create $(VENV) and install the pinned versions into it'
+	@echo 'make setup        create $(VENV) with the pinned versions'
 	@echo 'make test         run the tests'
 	@echo 'make check        lint, formatting, types, compiled loops, documents'
-	@echo 'make docs         the site, into docs/_build'
-	@echo 'make format       format, and fix what the linter can'
-	@echo 'make demo         the whole path on real data, under four minutes'
-	@echo 'make bench        measure, and write BENCHMARKS.md; bench-quick, bench-growth: print tables'
-	@echo 'make soak         the long random tests, fuzzing, and what sanitize does'
-	@echo 'make sanitize     the compiled loops under the sanitizers of the C compiler'
-	@echo 'make azure        what needs an emulator of Azure, which npm fetches'
-	@echo 'make clean        remove what these made'
+	@echo 'make docs         build the site in docs/_build'
+	@echo 'make format       format, and apply the fixes of the linter'
+	@echo 'make demo         Spark in, incremental backup out, on real data: under four minutes'
+	@echo 'make bench        measure and write BENCHMARKS.md: some 20 minutes on a quiet machine'
+	@echo 'make bench-quick  print the tables for 150,000 rows; bench-growth: for up to 10,000,000'
+	@echo 'make soak         the long random tests, the fuzzers and the sanitizers: hours'
+	@echo 'make sanitize     run the compiled loops under the sanitizers of the C compiler'
+	@echo 'make azure        the tests that need an emulator of Azure, which npm fetches'
+	@echo 'make clean        remove everything that these targets made'
 
 setup: $(READY)
 
@@ -94,7 +94,7 @@ format: $(READY)
 demo: $(READY)
 	$(PY) -m spark_connector.demo
 
-# Peers one by one: where one does not install, the others are measured and it is reported missing.
+# Peers are installed one by one. A peer that does not install is reported, and the others are measured.
 $(PEERS): $(READY)
 	@for peer in lmdb plyvel duckdb deltalake pylance 'pyiceberg[sql-sqlite]' arcticdb py-spy; do \
 	  $(PY) -m pip install -q --disable-pip-version-check -c constraints.txt "$$peer" >/dev/null 2>&1 \

@@ -46,21 +46,21 @@ SourcesArgument = Annotated[
         show_default=False,
     ),
 ]
-KeyOption = Annotated[str, typer.Option(metavar="COLUMN", help="Column of the keys.")]
-ValueOption = Annotated[str, typer.Option(metavar="COLUMN", help="Column of the values.")]
+KeyOption = Annotated[str, typer.Option(metavar="COLUMN", help="The column that has the keys.")]
+ValueOption = Annotated[str, typer.Option(metavar="COLUMN", help="The column that has the values.")]
 OnConflictOption = Annotated[
-    str, typer.Option(help="overwrite, or error: refuse to cover keys that are alive.")
+    str, typer.Option(help="overwrite, or error: refuse a row for a live key.")
 ]
 DuplicatesOption = Annotated[
-    str, typer.Option(help="Files with a key twice: error, or last: the last row counts.")
+    str, typer.Option(help="A key that comes twice: error, or last: the last row counts.")
 ]
 FileEncodingOption = Annotated[
-    Encoding, typer.Option("--encoding", "-e", help="How keys and values are written in files.")
+    Encoding, typer.Option("--encoding", "-e", help="The encoding of keys and values in the files.")
 ]
 MoveOption = Annotated[
-    bool, typer.Option("--move", help="Take the files of a staging directory away.")
+    bool, typer.Option("--move", help="Remove the staged files after adding them.")
 ]
-CreateOption = Annotated[bool, typer.Option("--create", help="Make the store if there is none.")]
+CreateOption = Annotated[bool, typer.Option("--create", help="Create the store if it does not exist.")]
 
 app = typer.Typer(add_completion=False)
 
