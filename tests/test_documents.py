@@ -19,6 +19,8 @@ from typing import Any
 
 import pytest
 
+import kvstore
+
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
 PAGES = sorted(path for path in DOCS.rglob("*.md") if not path.name.startswith("_"))
@@ -121,3 +123,17 @@ def test_an_included_page_exists() -> None:
         for target, _ in _INCLUDE.findall(page.read_text()):
             if not Path(target).name.startswith("_"):
                 assert (page.parent / target).exists()
+
+
+def test_each_figure_of_stats_is_in_the_reference() -> None:
+    text = (DOCS / "reference" / "metrics.md").read_text()
+    with kvstore.open(None, engine="memory") as store:
+        for name in store.stats():
+            family = re.sub(r"^[a-z]+_(memtable_bytes|entries)$", r"..._\1", name)
+            assert f"`{family}`" in text, name
+
+
+def test_each_path_that_contributing_names_exists() -> None:
+    named = re.findall(r"`((?:tests|kvstore|docs)/[^`]+)`", (ROOT / "CONTRIBUTING.md").read_text())
+    assert len(named) > 10
+    assert [path for path in named if not list(ROOT.glob(path))] == []
