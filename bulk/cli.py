@@ -60,7 +60,7 @@ FileEncodingOption = Annotated[
 MoveOption = Annotated[
     bool, typer.Option("--move", help="Remove the staged files after adding them.")
 ]
-CreateOption = Annotated[bool, typer.Option("--create", help="Create the store if it does not exist.")]
+CreateOption = Annotated[bool, typer.Option("--create", help="Create a store that does not exist.")]
 
 app = typer.Typer(add_completion=False)
 
