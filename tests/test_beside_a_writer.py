@@ -20,6 +20,7 @@ import kvstore
 from kvstore.errors import NotYetWrittenError
 from kvstore.store import Store
 from kvstore.testing.model import state_after
+from kvstore.testing.seeds import seed_of
 from tests.harness.writer import KEYS, State, Writer, check, key
 
 STATES = 40
@@ -41,7 +42,6 @@ def writing(
     spawn: Any, place: Path, engine: str, seed: int
 ) -> Iterator[tuple[Any, list[tuple[int, State]]]]:
     """A writer beside the block: its process, and the list that gets its states at the end."""
-    print(f"seed {seed}")
     ours, theirs = spawn.Pipe()
     process = spawn.Process(target=write, args=(place, engine, seed, theirs))
     process.start()
@@ -107,5 +107,5 @@ def test_a_reader_shows_the_writers_state_at_its_upper(
     for number in range(rounds):
         place = tmp_path / str(number)
         place.mkdir()
-        compare(spawn, place, engine, random.randrange(1 << 32))
+        compare(spawn, place, engine, seed_of())
         shutil.rmtree(place)

@@ -5,9 +5,13 @@ from __future__ import annotations
 import os
 import random
 import sys
+from typing import Final
+
+SEED: Final = "KVSTORE_TEST_SEED"
+"""The variable of the environment that repeats a random test, unless the test names another."""
 
 
-def seed_of(name: str, seed: int | None = None) -> int:
+def seed_of(name: str = SEED, seed: int | None = None) -> int:
     """The seed that is given, else the variable `name` of the environment, else one at random.
 
     Prints it as `name=seed`, so that a failing test shows how to repeat it.
@@ -18,6 +22,6 @@ def seed_of(name: str, seed: int | None = None) -> int:
     return seed
 
 
-def seeded(name: str) -> random.Random:
+def seeded(name: str = SEED) -> random.Random:
     """Random numbers from the seed of `seed_of`."""
     return random.Random(seed_of(name))

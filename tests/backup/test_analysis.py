@@ -5,7 +5,6 @@ op 0 delete, 1 put, 2 delete_range       newest first for each key; at equal tim
 
 from __future__ import annotations
 
-import random
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +14,7 @@ import pytest
 
 import backup
 import kvstore
+from kvstore.testing.seeds import seeded
 from tests.backup.histories import change
 
 CURRENT_STATE = """
@@ -38,7 +38,7 @@ def place(
     request: pytest.FixtureRequest, tmp_path: Path
 ) -> Iterator[tuple[Path, dict[bytes, bytes]]]:
     """Where a collection of random changes is, and what is alive at its end."""
-    pick = random.Random()
+    pick = seeded()
     collection = backup.Collection(tmp_path / "collection")
     with kvstore.open(tmp_path / "store", durability="async") as store:
         for _ in range(4):

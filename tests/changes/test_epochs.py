@@ -217,7 +217,9 @@ def test_trimming_drops_the_runs_below_since(
         store.sync()
         index = store._changes.index
         store._committer.write_meta(lambda batch: index.stage_trim(stamps[5], batch))
-        assert all(epoch.closed_at > stamps[4] for epoch in store.epochs())
+        left = list(store.epochs())
+        assert len(left) > 0
+        assert all(epoch.closed_at > stamps[4] for epoch in left)
         assert store.put(b"z", b"1") > stamps[-1]
 
 

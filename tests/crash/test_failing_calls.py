@@ -9,7 +9,6 @@ from __future__ import annotations
 import errno
 import gc
 import os
-import random
 import shutil
 from collections.abc import Callable
 from contextlib import suppress
@@ -26,6 +25,7 @@ from kvstore.journal import Journal, Sync, compact, inspect, read, salvage
 from kvstore.tasks import Tasks
 from kvstore.tasks.queue import read_tasks
 from kvstore.testing.faults import ERRORS, faults
+from kvstore.testing.seeds import seeded
 from tests.journal.folds import Payloads
 
 Acknowledged = list[bytes]
@@ -215,9 +215,7 @@ def test_a_system_call_that_fails_ends_in_an_error_of_the_tree(
     tmp_path: Path, name: str, sticky: bool, tried: int
 ) -> None:
     """All calls, or `tried` of them, each with one of the errors."""
-    seed = random.randrange(1 << 32)
-    print(f"seed {seed}")
-    rng = random.Random(seed)
+    rng = seeded()
     place = tmp_path / "place"
     with faults(place) as calls:
         WORKS[name][0](place / "it", [])

@@ -14,6 +14,7 @@ import pytest
 
 import kvstore
 from kvstore.errors import KVStoreError
+from kvstore.testing.seeds import seed_of
 from tests.crash import disk, recorded
 from tests.harness.writer import State, check
 
@@ -27,7 +28,6 @@ class Run:
     """A recorded process, and cuts through what it did."""
 
     def __init__(self, place: Path, engine: str, seed: int) -> None:
-        print(f"seed {seed}")
         self.engine, self.rng = engine, random.Random(seed)
         root, trace, result = place / "root", place / "trace", place / "result"
         root.mkdir(parents=True)
@@ -105,6 +105,6 @@ def test_what_was_acknowledged_stands_whatever_unsynced_names_are_lost(
     tmp_path: Path, engine: str, rounds: int, cuts: int
 ) -> None:
     for number in range(rounds):
-        run = Run(tmp_path / str(number), engine, random.randrange(1 << 32))
+        run = Run(tmp_path / str(number), engine, seed_of())
         run.cut(tmp_path / "left", cuts)
         shutil.rmtree(tmp_path / str(number))

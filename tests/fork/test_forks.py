@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import socket
 import struct
 import subprocess
@@ -12,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import kvstore
+from kvstore.testing.seeds import seed_of
 
 ROOT = Path(__file__).parents[2]
 FEW, MANY = 5, 100
@@ -48,8 +48,7 @@ def output(program: str, *arguments: object) -> str:
 def test_acknowledged_rows_survive_children_that_misbehave(
     tmp_path: Path, engine: str, durability: str, count: int
 ) -> None:
-    seed = random.randrange(1 << 30)
-    print(f"seed {seed}")
+    seed = seed_of()
     process = started("host", tmp_path, engine, durability, count, seed)
     assert process.stdout is not None
     said = process.stdout.readline()

@@ -11,9 +11,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from kvstore.changes import columns, entry, epoch, generation
+from kvstore.changes import columns, entry, epoch, generation, lz4
 from kvstore.codec import json as json_reader
-from kvstore.codec import keys, lz4, ordered, tuples
+from kvstore.codec import keys, ordered, tuples
 from kvstore.codec.json import read_object
 from kvstore.engine.api import CHANGES, DATA, META, RANGES
 from kvstore.errors import CorruptionError, FormatVersionError, KVStoreError

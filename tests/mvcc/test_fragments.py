@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bisect
 from itertools import pairwise
+from random import Random
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -37,10 +38,10 @@ def test_stacks_are_what_covers_each_key(found: list[RangeTombstone]) -> None:
 
 @given(tombstone_lists, st.randoms())
 def test_any_order_and_any_way_of_building_gives_the_same_map(
-    found: list[RangeTombstone], random: object
+    found: list[RangeTombstone], pick: Random
 ) -> None:
     whole = Fragments.of(found)
-    random.shuffle(found)  # type: ignore[attr-defined]
+    pick.shuffle(found)
     assert Fragments.of(found) == whole
     grown = Fragments()
     for tombstone in found:

@@ -16,6 +16,7 @@ from backup.shard.state import codec
 from backup.shard.state.state import Batch
 from kvstore.errors import CorruptionError, FormatVersionError
 from kvstore.span import Span
+from kvstore.testing.seeds import seed_of
 from tests.shard.test_codec import FIRST, FULL, PART
 
 VALUES: list[Any] = [
@@ -115,7 +116,7 @@ def test_lies_in_a_state_are_told(name: str) -> None:
 @pytest.mark.soak
 @pytest.mark.parametrize("name", FORMATS)
 def test_many_lies_in_a_state_are_told(name: str) -> None:
-    attack(name, random.randrange(1 << 30), 200_000)
+    attack(name, seed_of(), 200_000)
 
 
 @pytest.mark.parametrize("name", FORMATS)

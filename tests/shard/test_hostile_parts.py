@@ -15,6 +15,7 @@ import pytest
 from backup.shard.rows.part_reader import translated
 from backup.shard.rows.thrift import read_struct
 from kvstore.errors import CorruptionError, DeterminateError
+from kvstore.testing.seeds import seed_of
 from tests.shard import hostile_parts, thrift
 
 ROOT = Path(__file__).parents[2]
@@ -35,7 +36,7 @@ def test_hostile_parts_are_refused_in_bounded_memory() -> None:
 @pytest.mark.soak
 def test_many_hostile_parts_are_refused_in_bounded_memory() -> None:
     for _ in range(5):
-        attack(random.randrange(1 << 30), 10_000)
+        attack(seed_of(), 10_000)
 
 
 def test_bounds_narrower_than_the_rows_are_found_by_reading_all(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ import kvstore
 from kvstore.errors import HistoryGoneError, KVStoreError
 from kvstore.store import Store
 from kvstore.testing.model import state_after
+from kvstore.testing.seeds import seed_of
 
 pytestmark = [pytest.mark.usefixtures("each_engine"), pytest.mark.tiny_limits]
 
@@ -130,7 +131,7 @@ WORK: list[Callable[[Store, random.Random, Path], None]] = [
 def test_threads_see_whole_commits(
     tmp_path: Path, work: list[Callable[[Store, random.Random, Path], None]]
 ) -> None:
-    seed = random.randrange(1 << 30)
+    seed = seed_of()
     failures: list[BaseException] = []
 
     def run(number: int) -> None:

@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.usefixtures("each_engine"), pytest.mark.tiny_limits]
 
 
 def test_put_if_absent_writes_once(store: Store) -> None:
-    assert store.put_if(b"k", b"1", expected=None)
+    store.put_if(b"k", b"1", expected=None)
     with pytest.raises(PreconditionError) as caught:
         store.put_if(b"k", b"2", expected=None)
     assert (caught.value.key, caught.value.expected, caught.value.found) == (b"k", None, b"1")
@@ -53,7 +53,8 @@ def test_empty_value_is_not_absent(store: Store) -> None:
     store.put(b"k", b"")
     with pytest.raises(PreconditionError):
         store.put_if(b"k", b"1", expected=None)
-    assert store.put_if(b"k", b"1", expected=b"")
+    store.put_if(b"k", b"1", expected=b"")
+    assert store.get(b"k") == b"1"
 
 
 def test_unchanged_since_sees_puts_deletes_and_range_deletes(store: Store) -> None:
@@ -64,8 +65,8 @@ def test_unchanged_since_sees_puts_deletes_and_range_deletes(store: Store) -> No
     ):
         read_at = store.put(b"k", b"v")
         store.put(b"other", b"v")
-        assert store.put_if(b"k", b"v", unchanged_since=read_at)
-        read_at = store.upper - 1
+        read_at = store.put_if(b"k", b"v", unchanged_since=read_at)
+        assert store.upper == read_at + 1
         change()
         with pytest.raises(PreconditionError, match="nothing written since"):
             store.put_if(b"k", b"w", unchanged_since=read_at)
@@ -101,7 +102,8 @@ def test_delete_if_and_pop_report_what_was_there(store: Store) -> None:
     assert store.pop(b"k") is None
     assert store.upper == upper
     store.put(b"k", b"2")
-    assert store.delete_if(b"k", expected=b"2")
+    store.delete_if(b"k", expected=b"2")
+    assert store.get(b"k") is None
     with pytest.raises(PreconditionError):
         store.delete_if(b"k", expected=b"2")
 
