@@ -1,7 +1,7 @@
-"""Makes `spark.read.format("kvstore")` known without any code.
+"""The package by which PySpark finds `spark.read.format("kvstore")` without a call of ours.
 
-PySpark scans packages whose names begin with `pyspark_` for `DefaultSource` when a session first
-uses a Python data source: every such session imports this, so it is light.
+When a session first uses a Python data source, PySpark imports all packages whose names begin with
+`pyspark_`, and looks for a `DefaultSource` in them. So this package imports little.
 """
 
 from pyspark_kvstore.default_source import DefaultSource

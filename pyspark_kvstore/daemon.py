@@ -1,8 +1,8 @@
-"""PySpark's daemon, whose workers leave without a word when Spark has closed their sockets.
+"""PySpark's daemon, with workers that end silently when Spark has closed their sockets.
 
-Spark does so to workers that were idle for a minute, and to planners as soon as it has their
-answer. PySpark's worker then writes its last words into the closed socket: a Unix socket refuses
-that at once (TCP does not look), and the session's terminal shows a `BrokenPipeError` for each.
+Spark closes the socket of a worker that was idle for a minute, and the socket of a planner as soon
+as it has the answer. PySpark's worker then writes to the closed socket. A Unix socket refuses the
+write at once, unlike TCP, and the session's terminal shows a `BrokenPipeError` for each worker.
 `spark_connector.session` sets this module as `spark.python.daemon.module`.
 """
 
@@ -17,13 +17,13 @@ _pyspark_worker = daemon.worker
 
 
 def worker(sock: socket.socket, authenticated: bool) -> int:
-    """As PySpark's, which serves one task and returns 0 if another may follow."""
+    """Serve one task as PySpark's worker does. Returns 0 if another task may follow."""
     try:
         if not sock.recv(1, socket.MSG_PEEK):
             return 1
         return _pyspark_worker(sock, authenticated)
     except ConnectionError:
-        os._exit(1)  # as PySpark's does, once it has shown the error
+        os._exit(1)  # PySpark's worker ends so too, after it has shown the error
 
 
 if __name__ == "__main__":

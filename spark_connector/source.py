@@ -1,13 +1,10 @@
-"""`spark.read.format("kvstore")`: the state of a store as of a time, or the changes of a window.
+"""The data source `kvstore`: `spark.read.format("kvstore")`, its streams and its writes.
 
-Spark plans in a process of its own, never in the caller's, so a store that the caller has open is
-out of reach: read a checkpoint of it, or a collection. Planning pins the time and the place, cuts
-the key space, and every task reads its piece of the same history.
+Spark plans a read in a process of its own, never in the caller's. So a read cannot use a store that
+the caller has open: it reads a checkpoint of the store, or a collection.
 
-A reader that has `pushFilters` fails where the session does not allow pushing, and cannot ask
-whether it does: so there are two of each, and `register(spark)` switches the setting on.
-
-What is pushed only narrows what is read: Spark applies every filter again.
+A reader that has `pushFilters` fails in a session that forbids pushing filters, and it cannot ask
+the session. So there are two sources and two readers, and `register(spark)` allows the pushing.
 """
 
 from __future__ import annotations
@@ -40,7 +37,7 @@ FORMAT: Final = "kvstore"
 
 
 class KVStoreSource(DataSource):
-    """The format without filter pushdown: works in every session."""
+    """The format without filter pushdown, which works in every session."""
 
     pushes = False
 
@@ -76,12 +73,12 @@ class KVStoreSource(DataSource):
         self, schema: StructType, overwrite: bool
     ) -> DataSourceStreamWriter:
         raise UsageError(
-            f'writeStream.format("{FORMAT}") is not offered: a store is one process\'s',
+            f'writeStream.format("{FORMAT}") is not offered: one process alone has a store open',
             "let that process import: writeStream.foreachBatch(batch_importer(store, ...))",
         )
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        from spark_connector.loading.stage import StagingWriter  # tasks that read do without
+        from spark_connector.loading.stage import StagingWriter  # readers need no import of it
 
         given = honoured(self.options, "write")
         if overwrite:
@@ -90,15 +87,15 @@ class KVStoreSource(DataSource):
 
 
 class PushingSource(KVStoreSource):
-    """The same with filter pushdown, for sessions that allow it."""
+    """The format with filter pushdown, for sessions that allow it."""
 
     pushes = True
 
 
 def register(spark: SparkSession) -> None:
-    """Make the format known to `spark`, with filters on keys and commits pushed to the source.
+    """Let `spark` push filters on keys and commits to the source.
 
-    Without it the format is known all the same (`pyspark_kvstore`), and Spark filters alone.
+    A session knows the format without this call (`pyspark_kvstore`), and then filters by itself.
     """
     spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
     spark.dataSource.register(PushingSource)

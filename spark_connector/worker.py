@@ -1,8 +1,8 @@
-"""What a Python worker of Spark does once, before its first task.
+"""The set-up of a Python worker of Spark before its first task.
 
 Spark's worker runs Python's garbage collector after each task and each step of planning, and the
-next one waits for it: 60 ms over the 90,000 objects of all the modules a task imports. Frozen
-objects are not looked at again.
+next task waits for it: 60 ms for the 90,000 objects of the modules that a task imports. The
+collector skips frozen objects.
 """
 
 from __future__ import annotations
@@ -13,7 +13,9 @@ from functools import cache
 
 @cache
 def freeze_objects() -> None:
-    """Keep all present objects out of garbage collection. For Spark's workers only, after their
-    imports; later calls do nothing."""
+    """Keep all present objects out of garbage collection. Only the first call does anything.
+
+    Call it in Spark's workers only, after their imports.
+    """
     gc.collect()
     gc.freeze()

@@ -1,4 +1,4 @@
-"""Reading a store's directory: a checkpoint, or a store that nobody has open."""
+"""An origin over the directory of a store: a checkpoint, or a store that no process has open."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from spark_connector.origins.place import Place
 
 
 class CheckpointOrigin:
-    """An origin over a store opened read-only; it never moves on."""
+    """An origin over a store opened read-only, whose frontiers never move."""
 
     def __init__(self, place: Place) -> None:
         self.place = place

@@ -1,15 +1,15 @@
-"""Reading a backup collection's Parquet parts: the state at a time, or the changes of a window.
+"""An origin over a backup collection: the state at a time, or the changes of a window.
 
-The parts of a run are sorted by key, newest first (`backup/version_rows.py`). So rows of any number
-of runs, sorted by key and time, have each key's versions together, newest first, and the first of
-each key is the newest: whole columns at a time.
+The rows of a run are sorted by key, and each key's versions newest first (backup/version_rows.py). After
+the rows of several runs are sorted in the same order, the first row of each key is its newest
+version. All of this works on whole columns.
 
-Where one run alone has rows for a span, as after a full backup, it is read row group by row group
-without a sort; else the span is cut into pieces whose rows fit into memory.
-Statistics keep a task from opening row groups that have no row for it.
+If only one run has rows for a span, as after a full backup, the row groups of this run are read
+one by one without a sort. Otherwise the span is cut so that the rows of each part of it fit into
+memory. Statistics keep a task from opening row groups without a row for it.
 
-What is read follows from times alone: compaction may replace the batches between planning and
-reading, or between two tasks, without a difference.
+Times alone decide which rows are read. So compaction may replace batches between planning and
+reading, or between two tasks, and the rows stay the same.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from typing_extensions import Self
 
+from backup.rows import range_rows
 from backup.shard import OP_DELETE_RANGE, OP_PUT, Batch, Part
-from backup.version_rows import range_rows
 from kvstore.changes import Change
 from kvstore.engine import FileSpan
 from kvstore.errors import UsageError
@@ -43,7 +43,7 @@ from spark_connector.origins.row_groups import (
 )
 
 SORTED_BYTES_MAX: Final = 32 << 20
-"""Uncompressed bytes of several runs that are in memory at once, and sorted."""
+"""Uncompressed bytes of several runs that are sorted in memory at once."""
 
 _RANGE_COLUMNS: Final = ["key", "timestamp", "op", "end_key"]
 _NEWEST_FIRST: Final = [("key", "ascending"), ("timestamp", "descending")]
@@ -53,7 +53,7 @@ class CollectionOrigin:
     """An origin over one chain of a collection."""
 
     def __init__(self, place: Place, covering: Sequence[int] = ()) -> None:
-        assert place.access is not None, "it is a collection"
+        assert place.access is not None, "the place is a collection"
         self._collection = place.access.open()
         chain = self._collection.chain(place.chain, covering=covering)
         if chain is None:
@@ -65,7 +65,7 @@ class CollectionOrigin:
 
     def frontiers(self) -> Frontiers:
         source = self._collection.source
-        assert source is not None, "it has a chain"
+        assert source is not None, "a collection with a chain has a source"
         return Frontiers(self._chain.since, self._chain.upper, source)
 
     def files(self, upto: int) -> Sequence[FileSpan]:
@@ -81,7 +81,7 @@ class CollectionOrigin:
         self, span: Span, *, since: int, upto: int, latest: bool, columns: Sequence[str], rows: int
     ) -> Iterator[pa.RecordBatch]:
         if latest:
-            # From the beginning of time the latest is the state, which has no deletions.
+            # From the beginning of time the latest changes are the state, without deletions.
             found = self._newest(
                 span, since=since or -1, upto=upto, columns=columns, state=since == 0
             )
@@ -92,11 +92,11 @@ class CollectionOrigin:
 
     @property
     def batches(self) -> Sequence[Batch]:
-        """Of the chain, oldest first."""
+        """The batches of the chain, oldest first."""
         return self._chain.batches
 
     def cover(self, span: Span, as_of: int) -> Cover:
-        """The range deletes that a read of the state has to know."""
+        """The range deletes that hide rows of the state."""
         return self._fragments(span, since=-1, upto=as_of).cover(span, as_of)
 
     def groups(self, part: Part) -> list[Group]:
@@ -123,7 +123,7 @@ class CollectionOrigin:
             total = sum(group.rows for group in groups)
             rows = size * total // max(sum(group.size_bytes for group in groups), 1)
         assert rows is not None
-        # Rows of other keys in the same row groups count as well: a window may hold less.
+        # Rows of other keys in the same row groups count too, so a window may hold fewer.
         times = [(group.read(["timestamp"])["timestamp"].to_numpy(), group) for group in groups]
         kept = [t[(t > max(since, g.drop_below - 1)) & (t <= upto)] for t, g in times]
         found = np.concatenate(kept) if kept else np.empty(0, np.int64)
@@ -152,7 +152,7 @@ class CollectionOrigin:
     def _newest(
         self, span: Span, *, since: int, upto: int, columns: Sequence[str], state: bool
     ) -> Iterator[pa.Table]:
-        """Of each key its newest version in the window, unless a range delete covers it."""
+        """The newest version of each key in the window, unless a range delete covers it."""
         cover = self._fragments(span, since=since, upto=upto).cover(span, upto)
         runs = [
             wanted
@@ -164,8 +164,8 @@ class CollectionOrigin:
         else:
             tables = (
                 table
-                for piece in _pieces(runs, span)
-                for table in self._of_several(runs, piece, since, upto, columns)
+                for part in _sortable_spans(runs, span)
+                for table in self._of_several(runs, part, since, upto, columns)
             )
         for table in tables:
             alive = uncovered(table, cover) if cover.starts else table
@@ -221,7 +221,7 @@ class CollectionOrigin:
         order = pc.sort_indices(table, _NEWEST_FIRST)
         yield first_of_each_key(table.take(order).combine_chunks(), None)
 
-    # -- what is where ----------------------------------------------------------------------
+    # -- row groups ---------------------------------------------------------------------
 
     def _fragments(self, span: Span, *, since: int, upto: int) -> Fragments:
         """The range deletes of the window that reach into `span`."""
@@ -259,7 +259,7 @@ def _file_spans(runs: Iterable[Sequence[Group]]) -> list[FileSpan]:
     ]
 
 
-def _pieces(runs: Sequence[Sequence[Group]], span: Span) -> list[Span]:
-    """The span in pieces for which the runs have few enough bytes."""
+def _sortable_spans(runs: Sequence[Sequence[Group]], span: Span) -> list[Span]:
+    """Cut a span so that the runs have at most `SORTED_BYTES_MAX` in each part of it."""
     size = sum(group.size_bytes for groups in runs for group in groups)
     return split_span(span, _file_spans(runs), max(-(-size // SORTED_BYTES_MAX), 1))

@@ -9,8 +9,8 @@ from spark_connector.origins.place import Place
 
 
 def open_origin(place: Place, *, covering: Sequence[int] = ()) -> Origin:
-    """Open what `find` found; of a collection the chain that covers these times, if one does."""
-    # Tasks open one of the two: neither pays for importing the other.
+    """Open the origin at a place. Of a collection, take the chain that covers the times, if any."""
+    # A task opens one of the two kinds, and need not pay for importing the other.
     if place.is_collection:
         from spark_connector.origins.collection import CollectionOrigin
 

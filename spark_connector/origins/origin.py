@@ -22,7 +22,7 @@ from spark_connector.origins.place import Place
 
 
 class Frontiers(NamedTuple):
-    """What can be read: `since <= t < upper`, of the store of that id."""
+    """The readable times, `since <= t < upper`, of the store with this id."""
 
     since: int
     upper: int
@@ -30,23 +30,23 @@ class Frontiers(NamedTuple):
 
 
 class Origin(Protocol):
-    """Something with history. Used with `with`."""
+    """Something with history. It is used as a context manager."""
 
     place: Place
-    """Where it was found; of a collection, the chain that was chosen."""
+    """Where the origin was found. A collection's place names the chosen chain."""
 
     def frontiers(self) -> Frontiers:
-        """What can be read here. A store that never moves on, a collection as of now."""
+        """The readable times. They never change for a store; a collection tells those of now."""
         ...
 
     def files(self, upto: int) -> Sequence[FileSpan]:
-        """Hints for cutting the key space: user keys and bytes of what a read up to then opens."""
+        """Key ranges and sizes of the files that a read up to `upto` opens; hints for cutting."""
         ...
 
     def state(
         self, span: Span, as_of: int, columns: Sequence[str], rows: int
     ) -> Iterator[pa.RecordBatch]:
-        """What is alive in `span` at `as_of`, by key."""
+        """The live rows of `span` at `as_of`, by key."""
         ...
 
     def points(
@@ -62,7 +62,7 @@ class Origin(Protocol):
     def cut(self, span: Span, *, since: int, upto: int, rows: int | None, size: int | None) -> int:
         """The latest time up to which the window holds at most so many rows or bytes.
 
-        Cut between commits, behind at least one; bytes are a guess.
+        The cut lies between commits, behind at least one. Bytes are an estimate.
         """
         ...
 

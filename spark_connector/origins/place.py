@@ -12,11 +12,11 @@ from spark_connector.access import Access
 
 
 class Place(NamedTuple):
-    """What to open: picklable, pinned to one checkpoint of several, or one chain."""
+    """The picklable address of an origin: a store, a checkpoint, or one chain of a collection."""
 
     path: str
     access: Access | None = None
-    """How to open it, if it is a collection."""
+    """How to open the collection. None for a store."""
     chain: str | None = None
 
     @property
@@ -25,11 +25,10 @@ class Place(NamedTuple):
 
 
 def find(access: Access | str) -> Place:
-    """What lies there; of a directory of checkpoints the newest, open stores beside them left out.
+    """The place at a path or URL. In a directory of checkpoints it is the newest that is not open.
 
-    Raises `LockedError` if it is a store that another process has open, `NotAStoreError` if it
-    is nothing that can be read, `UsageError` if it is a store and options say how to open a
-    collection.
+    Raises `LockedError` if another process has the store open, `NotAStoreError` if nothing readable
+    lies there, and `UsageError` if a store lies there but options tell how to open a collection.
     """
     access = Access(access) if isinstance(access, str) else access
     path = access.url
@@ -46,14 +45,14 @@ def find(access: Access | str) -> Place:
     if found:
         raise LockedError(
             str(found[0]),
-            "a process that writes; read store.checkpoint(path) of it, or a collection",
+            "a process that writes; read a checkpoint of the store, or a collection",
         )
     what = "neither a store, a checkpoint nor a collection"
     raise NotAStoreError(path, what, "check the path, and that all machines see it")
 
 
 def _checkpoints(directory: Path) -> list[Path]:
-    """The stores in a directory, newest first; what is being made is hidden, or ends in `.tmp`."""
+    """The stores in a directory, newest first. An unfinished one is hidden or ends in `.tmp`."""
     if not directory.is_dir():
         return []
     found = {
@@ -66,8 +65,8 @@ def _checkpoints(directory: Path) -> list[Path]:
 
 
 def _made_at(store: Path) -> int | None:
-    """In nanoseconds; None where no store is, or none any more."""
-    current = store / "CURRENT"  # RocksDB's; the memory engine has only files that come and go
+    """When a store was made, in nanoseconds. None if no store is there, or none any more."""
+    current = store / "CURRENT"  # RocksDB has it; all files of the memory engine come and go
     try:
         if engine_at(store) is None:
             return None
@@ -77,11 +76,11 @@ def _made_at(store: Path) -> int | None:
 
 
 def _is_open_to_write(store: Path) -> bool:
-    """Whether another process has it open.
+    """Whether another process has the store open.
 
-    Only for a process that has no store open itself: closing the lock file would drop its lock. The
-    lock asked for is a shared one, for others may ask at the same time; RocksDB's is of one kind,
-    the memory engine's of the other.
+    Call it only in a process that has no store open: closing the lock file would drop its own lock.
+    The two locks are shared ones, because other readers may ask at the same time. RocksDB takes
+    a lock of the first kind, the memory engine one of the second.
     """
     try:
         with (store / "LOCK").open("rb") as lock:
@@ -89,6 +88,6 @@ def _is_open_to_write(store: Path) -> bool:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
-    except OSError:  # a checkpoint has no lock file, and nobody writes where nothing can be locked
+    except OSError:  # a checkpoint has no lock file, and a writer needs one
         return False
     return False

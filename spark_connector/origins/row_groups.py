@@ -1,7 +1,7 @@
-"""Row groups of a collection's parts: what their statistics say, and what is read of them.
+"""Row groups of a collection's parts: their statistics, and reading rows of them.
 
-Statistics may be wider than what is inside, never narrower: who skips a row group by them loses
-nothing.
+Statistics may be wider than the rows of a group, never narrower. So skipping a group by its
+statistics loses no row.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from kvstore.timestamp import TIMESTAMP_MAX
 
 
 class Group(NamedTuple):
-    """One row group: where it is and what its statistics say; None is unknown."""
+    """One row group: its place and its statistics, where None is unknown."""
 
     part: Part
     file: pq.ParquetFile
@@ -35,7 +35,7 @@ class Group(NamedTuple):
     op_min: int
     op_max: int
     replaced: int
-    """Before this time each of its versions is the newest of its key in the part."""
+    """Before this time each version of the group is the newest of its key in the part."""
     rows: int
     size_bytes: int
     drop_below: int
@@ -47,18 +47,20 @@ class Group(NamedTuple):
         return not above and not below
 
     def begins_before(self, end: bytes | None) -> bool:
-        """Whether a key below `end` may be in it: where a range delete into a span can begin."""
+        """Whether a key below `end` may be in it, so that a range delete may reach below `end`."""
         return self.first is None or end is None or self.first < end
 
     def lies_in(self, span: Span) -> bool:
-        """Whether all its keys surely are in `span`."""
+        """Whether all its keys are known to lie in `span`."""
         if self.first is None or self.last is None:
             return False
         return span.start <= self.first and (span.end is None or self.last < span.end)
 
     def read(self, columns: Sequence[str]) -> pa.Table:
-        """Those columns of its rows, in one chunk each. Raises `CorruptionError` if they are not
-        what was written."""
+        """These columns of all rows, in one chunk each.
+
+        Raises `CorruptionError` if their bytes differ from the written ones.
+        """
         with translated(self.part):
             found = self.file.read_row_group(self.number, columns=list(columns))
         return found.combine_chunks()
@@ -101,7 +103,7 @@ def _first_replaced(until: pq.ColumnChunkMetaData | None) -> int:
 
 
 def columns_with(columns: Sequence[str], *more: str) -> list[str]:
-    """The columns, and those of `more` that are not among them."""
+    """The columns, and behind them the names of `more` that are new."""
     return [*columns, *(name for name in more if name not in columns)]
 
 
@@ -120,7 +122,7 @@ def points(group: Group, columns: Sequence[str], span: Span, *, since: int, upto
 
 
 def first_of_each_key(table: pa.Table, previous: bytes | None) -> pa.Table:
-    """Of rows with equal keys, which lie together, the first, unless `previous` is its key."""
+    """The first row of each key, but none of the key `previous`. Equal keys must lie together."""
     keys = table["key"].combine_chunks()
     if isinstance(keys, pa.ChunkedArray):
         keys = keys.chunk(0) if keys.num_chunks else pa.array([], pa.binary())
@@ -133,7 +135,7 @@ def first_of_each_key(table: pa.Table, previous: bytes | None) -> pa.Table:
 
 
 def uncovered(table: pa.Table, cover: Cover) -> pa.Table:
-    """The rows that no newer range delete covers. One binary search per row."""
+    """The rows that no newer range delete covers. Costs one binary search per row."""
     newest = np.array([0, *cover.newest], dtype=np.int64)
     at = [bisect.bisect_right(cover.starts, key) for key in table["key"].to_pylist()]
     keep = newest[np.array(at, dtype=np.int64)] <= table["timestamp"].to_numpy()

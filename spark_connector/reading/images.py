@@ -1,16 +1,17 @@
-"""Changes with images, as users of Delta know them: what a key was, and what it has become.
+"""Changes with images, as Delta has them: the old and the new value of each changed key.
 
-    a put of a key that is alive      update_preimage (the old value), update_postimage (the new)
-    a put of another                  insert
-    a delete of a key that is alive   delete (the old value); of another: no row, nothing changed
-    a range delete                    a delete of each key that was alive, at its time
+    a put of a live key         update_preimage (the old value), update_postimage (the new value)
+    a put of another key        insert
+    a delete of a live key      delete (the old value)
+    a delete of another key     no row, because nothing changed
+    a range delete              a delete of each key that was alive, at the time of the range delete
 
-The changes of a piece are sorted by key and time behind the state at its start, in columns:
-then what a key was is the row before. With `revisions=latest` only the last change of each key is
-kept, so that images are those of the whole window.
+The state at the start of the window and the changes of a partition are sorted together by key and
+time, in columns. Then the old value of a change is in the row before it. With `revisions=latest`
+only the last change of each key is kept, so that its images are those of the whole window.
 
-Costs a pass over the state at the start, between the first and the last key that changed, and the
-memory of the piece's changes and of the old values they replaced.
+Costs a pass over the state at the start, between the first and the last changed key, and memory for
+the changes of the partition and for the values that they replaced.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from spark_connector.origins.origin import Origin
 INSERT: Final = 3
 PREIMAGE: Final = 4
 POSTIMAGE: Final = 5
-"""Codes in the column `op`, beside those of backup/version_rows.py."""
+"""Codes in the column `op`, in addition to those of backup/version_rows.py."""
 
 _EVENTS: Final = pa.schema(
     [
@@ -43,7 +44,7 @@ _EVENTS: Final = pa.schema(
     ]
 )
 _BEFORE, _RANGE, _POINT = 0, 1, 2
-"""Ranks: at one time a range delete comes before what is written over it."""
+"""Ranks: at one time a range delete precedes the puts of the same commit."""
 
 _ORDER: Final = [("key", "ascending"), ("timestamp", "ascending"), ("rank", "ascending")]
 _STORED: Final = ["key", "timestamp", "op", "value"]
@@ -82,7 +83,7 @@ def _state_before(
     since: int,
     rows: int,
 ) -> pa.Table:
-    """What the changed keys were at `since`. Before the beginning there was nothing."""
+    """The rows of the changed keys at `since`. The state before the first commit is empty."""
     kept = []
     keys = pc.unique(changed["key"])
     if not ranges:
@@ -105,7 +106,7 @@ def _state_before(
 
 
 def _expanded(change: Change, known: pa.Table) -> pa.Table:
-    """A delete at the time of a range delete for each key in it that is known."""
+    """A delete of each known key in the span of a range delete, at its time."""
     keys = pc.unique(known.filter(_covers(change, known["key"]))["key"])
     count = len(keys)
     columns = [
@@ -119,13 +120,13 @@ def _expanded(change: Change, known: pa.Table) -> pa.Table:
 
 
 def _covers(change: Change, keys: pa.Array) -> pa.Array:
-    assert change.end_key is not None, "it is a range delete"
+    assert change.end_key is not None, "a range delete has an end"
     above = pc.greater_equal(keys, pa.scalar(change.key, pa.binary()))
     return pc.and_(above, pc.less(keys, pa.scalar(change.end_key, pa.binary())))
 
 
 def _with_images(events: pa.Table, *, latest: bool) -> pa.Table:
-    """Rows with images from events, which are sorted behind what the keys were."""
+    """Rows with images, from events that are sorted by key and time."""
     if latest and events.num_rows:
         is_last = np.append(~_follows(events), True)
         events = events.filter(pa.array(is_last | (events["rank"].to_numpy() == _BEFORE)))
@@ -135,7 +136,7 @@ def _with_images(events: pa.Table, *, latest: bool) -> pa.Table:
     if count:
         alive[1:] = _follows(events) & puts[:-1]
     is_change = events["rank"].to_numpy() != _BEFORE
-    # Two rows for an update, one for an insert and a delete that deletes, none for the rest.
+    # Two rows for an update, one for an insert, one for a delete of a live key, otherwise none.
     repeats = np.where(is_change, puts.astype(np.int64) + alive, 0)
     places = np.repeat(np.arange(count), repeats)
     second = np.zeros(len(places), np.bool_)
@@ -156,7 +157,7 @@ def _with_images(events: pa.Table, *, latest: bool) -> pa.Table:
 
 
 def _follows(events: pa.Table) -> npt.NDArray[np.bool_]:
-    """For each event but the first, whether it is of the same key as the one before."""
+    """For each event but the first, whether it has the key of the event before it."""
     keys = pa.concat_arrays(events["key"].chunks)
     same: npt.NDArray[np.bool_] = pc.equal(keys[1:], keys[:-1]).to_numpy(zero_copy_only=False)
     return same

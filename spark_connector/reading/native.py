@@ -1,22 +1,23 @@
-"""A collection's state by Spark's own Parquet scan, wherever that gives the right rows.
+"""A collection's state by Spark's own Parquet scan, if this scan gives the right rows.
 
-A Python data source cannot be as fast: turning ready Arrow batches into rows of the JVM alone
-costs as much as Spark's whole scan of a Parquet file. But what a part says is alive at a time is a
-filter over its rows (`backup/shard/rows/part_format.py`), and a chain mostly is one large batch and
-a few small ones behind it:
+A Python data source is slower: turning Arrow batches into rows of the JVM alone costs as much as
+Spark's whole scan of a Parquet file. But the rows of a part that are alive at a time are a filter
+over its columns (`backup/shard/rows/part_format.py`), and most chains are one large batch with a
+few small batches behind it:
 
-    base     the oldest batch that has rows: its files, and as much of that filter as statistics
-             do not tell to be true of all rows
-    newer    of each key its newest change in the batches behind: read here, and broadcast
-    cover    the range deletes of all of them, as filters on the base
+    base     the files of the oldest batch that has rows, and the terms of that filter that are not
+             true of all rows by statistics
+    newer    the newest change of each key in the batches behind the base: read by the driver, and
+             broadcast
+    cover    the range deletes of all batches, as filters on the base
 
-    state = base without the keys of newer, and the puts of newer
+    state = the rows of the base without the keys of newer, and the puts of newer
 
 Invariants
-1. The rows are those of `format("kvstore")` at the same time: what this module is not sure of,
-   by footers and statistics, goes to that source, with the reason for those who ask.
-2. Files and time are fixed by the call. A file that is missing when it is read, because the chain
-   has been compacted since, fails the query, and never makes it shorter.
+1. The rows are those of `format("kvstore")` at the same time. If footers and statistics leave a
+   doubt, the read goes to that source; `plan` returns the reason.
+2. The call fixes files and time. If a file is missing when Spark reads it, because the chain has
+   been compacted meanwhile, the query fails; it never returns fewer rows.
 """
 
 from __future__ import annotations
@@ -47,28 +48,28 @@ from spark_connector.origins.row_groups import Group
 from spark_connector.reading.schema import STATE, offered
 
 NEWER_SHARE: Final = 32
-"""Changes behind the base are laid over it if they are at most this part of its rows: each costs
-7 us to read here and to broadcast, and a row of the base takes 0.25 us less than otherwise."""
+"""The scan is native if the base has at least this many rows for each change behind it. Reading and
+broadcasting a change costs 7 us, and a native scan saves 0.25 us for each row of the base."""
 
 NEWER_ROWS_FEW: Final = 1_000
-"""Never too many."""
+"""This many changes behind the base are native however small the base is."""
 
 NEWER_ROWS_MAX: Final = 200_000
 NEWER_BYTES_MAX: Final = 64 << 20
-"""What this process reads and keeps in the plan."""
+"""Bounds of the changes that the driver reads and keeps in the plan."""
 
 COVER_MAX: Final = 32
-"""Range deletes that become filters; each costs two comparisons a row."""
+"""Range deletes that become filters. Each costs two comparisons per row."""
 
 _PART_COLUMNS: Final = "key binary, timestamp long, op short, value binary, until long"
 _NEWER_SCHEMA: Final = pa.schema(
     [pa.field("key", pa.binary()), pa.field("op", pa.int8()), pa.field("value", pa.binary())]
 )
 _PARQUET: Final = {
-    # The session may have these the other way round: here fewer rows would be a wrong answer.
+    # The session may ignore such files; here this would leave out rows.
     "ignoreMissingFiles": "false",
     "ignoreCorruptFiles": "false",
-    # Costs nothing that was measurable.
+    # Costs too little to measure.
     "parquet.page.verify-checksum.enabled": "true",
 }
 _GLOB_CHARACTERS: Final = str.maketrans({mark: f"\\{mark}" for mark in "\\{}[]*?"})
@@ -76,9 +77,8 @@ _GLOB_CHARACTERS: Final = str.maketrans({mark: f"\\{mark}" for mark in "\\{}[]*?
 
 @dataclass(frozen=True, slots=True)
 class Scan:
-    """What Spark reads: `paths` as of a time, but for what `cover` deletes and `newer` replaces.
-
-    `groups` are the row groups of the paths."""
+    """The scan that Spark runs: `paths` as of a time, without the rows that `cover` deletes and the
+    keys that `newer` replaces. `groups` are the row groups of the paths."""
 
     paths: tuple[str, ...]
     groups: Sequence[Group]
@@ -99,23 +99,25 @@ def read_collection(
     columns: Sequence[str] | None = None,
     native: bool | None = None,
 ) -> DataFrame:
-    """The keys and values of a collection as of a time, read by Spark's Parquet scan if possible.
+    """The keys and values of a collection as of a time, by Spark's Parquet scan if possible.
 
-    Rows and schema are those of `spark.read.format("kvstore")`, a fifth to a half faster where few
-    changes lie behind the base, no faster where many do; filters are pushed and columns pruned as
-    with any Parquet file. `as_of` is the newest time of the collection by default, and pinned by
-    this call, as are the files: where the chain is compacted or expired before a query of this
-    frame has ended, the query fails, and asking again gives another frame. The format itself is
-    the other door: it looks for the files in each task.
+    Rows and schema are those of `spark.read.format("kvstore")`. The scan is a fifth to a half
+    faster if few changes lie behind the base, and no faster if many do. Spark pushes filters and
+    prunes columns as with any Parquet file. `as_of` defaults to the newest time of the collection.
 
-    Native is a collection on a file system that all of Spark's machines see, not encrypted, whose
-    oldest backup has most of the rows (the changes behind it are a thirty-second part of it or
-    1,000; `compact()` makes them one), with at most 32 range deletes. All else is read as
-    `format("kvstore")` reads it; with `native=True` it raises `UsageError`, which says why, and
-    with `native=False` everything is.
+    This call fixes the time and the files. If the chain is compacted or expired before a query of
+    this frame has ended, the query fails; a new call gives a frame that works. `format("kvstore")`
+    looks for the files in each task instead.
 
-    Costs a look at the footers of all parts, in this process, and reading the changes behind the
-    oldest backup. Raises `HistoryGoneError` or `NotYetWrittenError` outside of what is kept.
+    The scan is native for an unencrypted collection on a file system that all of Spark's machines
+    see, if its oldest backup has most of the rows (the changes behind it are at most 1,000, or a
+    thirty-second part of it; `compact()` merges them into it) and at most 32 range deletes apply.
+    All other reads go through `format("kvstore")`. With `native=True` they raise a `UsageError`
+    that tells the reason; with `native=False` every read goes there.
+
+    Costs a look at the footers of all parts and a read of the changes behind the oldest backup,
+    both in this process. Raises `HistoryGoneError` or `NotYetWrittenError` for a time outside the
+    history that is kept.
     """
     access = Access.of(collection)
     span = Span.of(start, end, prefix)
@@ -137,7 +139,7 @@ def read_collection(
 
 
 def plan(origin: CollectionOrigin, access: Access, span: Span, as_of: int) -> Scan | str:
-    """What Spark is to read, or why it cannot."""
+    """The scan of a state, or the reason why Spark cannot scan it."""
     blob = access.storage().blob
     if not isinstance(blob, FileBlob):
         return "it is encrypted or in an object store"
@@ -163,17 +165,17 @@ def plan(origin: CollectionOrigin, access: Access, span: Span, as_of: int) -> Sc
 
 
 def _unfit_base(parts: Sequence[Part], origin: CollectionOrigin) -> str | None:
-    """Why the filter is not the state of these parts."""
+    """The reason why the filter would not give the state of these parts, if there is one."""
     bounds: list[tuple[bytes, bytes]] = []
     for part in parts:
         if part.inline is not None or part.drop_below:
-            return "a part is not a file of its own, or counts only in part"
+            return "a part is not a file of its own, or some of its rows do not count"
         groups = origin.groups(part)
         if UNTIL.name not in groups[0].file.schema_arrow.names:
             return "a part is of an older format"
         known = _bounds(groups)
         if known is None:
-            return "a part does not say between which keys it is"
+            return "a part does not tell its least and greatest key"
         bounds.append(known)
     bounds.sort()
     if any(before[1] >= after[0] for before, after in pairwise(bounds)):
@@ -182,7 +184,7 @@ def _unfit_base(parts: Sequence[Part], origin: CollectionOrigin) -> str | None:
 
 
 def _bounds(groups: Sequence[Group]) -> tuple[bytes, bytes] | None:
-    """The least and the greatest key of a part, to the byte; None if not all row groups know."""
+    """The exact least and greatest key of a part. None if its statistics do not tell them."""
     first, last = groups[0].first, groups[-1].last
     if first is None or last is None:
         return None
@@ -192,7 +194,7 @@ def _bounds(groups: Sequence[Group]) -> tuple[bytes, bytes] | None:
 def _unfit_newer(
     parts: Sequence[Part], base: Sequence[Part], origin: CollectionOrigin
 ) -> str | None:
-    """Why these are too many changes to lay over the base."""
+    """The reason why these are too many changes to lay over the base, if they are."""
     rows, below = (sum(part.rows for part in each) for each in (parts, base))
     if rows > min(max(below // NEWER_SHARE, NEWER_ROWS_FEW), NEWER_ROWS_MAX):
         return f"{rows:,} changes behind the oldest backup"
@@ -203,7 +205,7 @@ def _unfit_newer(
 def _newest_of(
     parts: Sequence[Part], origin: CollectionOrigin, span: Span, since: int, as_of: int
 ) -> pa.Table:
-    """Of each key its newest change behind the base."""
+    """The newest change of each key behind the base."""
     batches: Iterable[pa.RecordBatch] = ()
     if parts:
         names, rows = _NEWER_SCHEMA.names, ARROW_ROWS_MAX
@@ -219,7 +221,7 @@ def _frame(spark: SparkSession, scan: Scan) -> DataFrame:
     paths = [path.translate(_GLOB_CHARACTERS) for path in scan.paths]
     base = spark.read.schema(_PART_COLUMNS).options(**_PARQUET).parquet(*paths)
     conditions = list(_conditions(scan))
-    if conditions:  # as one: Spark analyses each `where` by itself, 10 ms each
+    if conditions:  # one `where`: Spark spends 10 ms on analysing each
         base = base.where(reduce(and_, conditions))
     if not scan.newer.num_rows:
         return base
@@ -231,9 +233,9 @@ def _frame(spark: SparkSession, scan: Scan) -> DataFrame:
 def _without(base: DataFrame, newer: DataFrame) -> DataFrame:
     """The rows of `base` whose key is not in `newer`, which is broadcast.
 
-    Joined by a hash of the key, a number: Spark has a table for numbers, and for what is none makes
-    a row of each key to look it up (a read with five increments takes 0.9 of the time so). That the
-    keys are equal is said as two comparisons, since by an equality Spark would join, too.
+    The join is by a hash of the key. Spark looks numbers up in a table of longs, and other values
+    as rows that it makes first (a read with five increments takes 0.9 of that time). Two
+    comparisons stand for the equality of the keys, because Spark would join by an equality too.
     """
     replaced = F.broadcast(newer.withColumnRenamed("key", "newer"))
     same = F.expr("xxhash64(key) = xxhash64(newer) and key >= newer and key <= newer")
@@ -241,9 +243,9 @@ def _without(base: DataFrame, newer: DataFrame) -> DataFrame:
 
 
 def _conditions(scan: Scan) -> Iterable[Column]:
-    """Which rows of the base are alive, by the parts and the range deletes behind them.
+    """The conditions under which a row of the base is alive, by its own columns and by `cover`.
 
-    What is true of all rows is left out: looking at the three columns is a tenth of such a read.
+    A condition that is true of all rows is left out: reading its column costs time.
     """
     key, timestamp, until = F.col("key"), F.col("timestamp"), F.col(UNTIL.name)
     groups, span, as_of = scan.groups, scan.span, scan.as_of

@@ -1,9 +1,9 @@
-"""Pieces: what each task of a read reads of the key space, how it is cut, and the rows of one.
+"""The partitions of a read: one for each task, disjoint and complete.
 
 Invariants
-1. All tasks read at one pinned time from one pinned place.
-2. Pieces of the key space are disjoint and complete: each row is read once. A range delete belongs
-   to the piece that its start (cut to the whole span) lies in.
+1. All tasks read one place at one time, both fixed when the read is planned.
+2. The spans of the partitions are disjoint and cover the span of the read: each row is read once.
+   A range delete belongs to the partition that its start, cut to the whole span, lies in.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ from spark_connector.reading.schema import shaped, stored_columns
 from spark_connector.worker import freeze_objects
 
 BYTES_PER_SPLIT: Final = 128 << 20
-"""Bytes that one task reads at most, as Spark has it for files: a Python task costs tens of ms."""
+"""Bytes that one task reads at most. It is Spark's size for files; a task costs tens of ms."""
 
 BYTES_WORTH_SPLITTING: Final = 4 << 20
-"""From here on every core gets a piece, and as many as every other: no core waits at the end."""
+"""From this size on all cores get equally many partitions, so no core idles at the end."""
 
 SPLITS_MAX: Final = 10_000
 
 
 @dataclass(frozen=True)
 class ReadPartition(InputPartition):
-    """What one task reads. `since` is None for the state, `whole` the span of the whole read."""
+    """The rows that one task reads. `whole` is the span of the read; a state has no `since`."""
 
     place: Place
     span: Span
@@ -57,7 +57,7 @@ class ReadPartition(InputPartition):
 
 
 def require_window(since: int, upto: int, *, oldest: int, upper: int, latest: bool) -> None:
-    """Raise unless the changes in `(since, upto]` are all there."""
+    """Raise unless the origin has all changes in `(since, upto]`."""
     if since >= upper:
         raise NotYetWrittenError(as_of=Timestamp(since), upper=upper)
     if since > upto:
@@ -78,7 +78,7 @@ def plan_partitions(
     upto: int,
     latest: bool,
 ) -> list[InputPartition]:
-    """Cut a read of `span`, a part of that of the options, into pieces of about equal size."""
+    """Cut a read of `span`, which the span of the options holds, into parts of about equal size."""
     files = origin.files(upto)
     count = options.partitions or _split_count(sum(file.size_bytes for file in files))
     base = ReadPartition(origin.place, span, options.span, since, upto, latest, options.images)
@@ -88,17 +88,17 @@ def plan_partitions(
 def cut_state(
     origin: Origin, span: Span, as_of: int, *, rows: int | None, size: int | None
 ) -> bytes | None:
-    """The key before which the state in `span` has so many rows or bytes; None: it has no more.
+    """The key before which the state in `span` has so many rows or bytes. None if it has fewer.
 
-    At least one row is before it. Reads these rows, in pieces of bounded memory.
+    At least one row lies before the key. Reads the rows before it, in bounded memory.
     """
     limit = rows if size is None else size
     assert limit is not None, "one of the two is given"
     files = origin.files(as_of)
     columns = ["key"] if size is None else ["key", "value"]
     passed, is_first = 0, True
-    for piece in split_span(span, files, _split_count(sum(file.size_bytes for file in files))):
-        for batch in origin.state(piece, as_of, columns, ARROW_ROWS_MAX):
+    for part in split_span(span, files, _split_count(sum(file.size_bytes for file in files))):
+        for batch in origin.state(part, as_of, columns, ARROW_ROWS_MAX):
             if not batch.num_rows:
                 continue
             weights = np.ones(batch.num_rows, np.int64) if size is None else _row_bytes(batch)
@@ -120,7 +120,7 @@ def _row_bytes(batch: pa.RecordBatch) -> npt.NDArray[np.int64]:
 def read_partition(
     partition: ReadPartition, options: ReadOptions, schema: pa.Schema
 ) -> Iterator[pa.RecordBatch]:
-    """The rows of a piece as Spark wants them, bounded in rows and bytes."""
+    """The rows of a partition as batches of the asked schema, bounded in rows and bytes."""
     freeze_objects()
     columns = stored_columns(schema.names)
     with open_origin(partition.place) as origin:
@@ -146,7 +146,7 @@ def _stored(
 
 
 def _bounded(batch: pa.RecordBatch, size_max: int) -> Iterator[pa.RecordBatch]:
-    """Halve a batch until each piece fits, or is one row."""
+    """Halve a batch until each half fits, or has one row."""
     if batch.num_rows <= 1 or batch.nbytes <= size_max:
         if batch.num_rows:
             yield batch

@@ -1,7 +1,7 @@
-"""From a query's filters to the least that has to be read: bounds on keys and on commits.
+"""From the filters of a query to bounds on the keys and commits that a read has to look at.
 
-Filters that come here are joined by AND. Each one narrows the bounds or leaves them; Spark applies
-all of them again, so a bound may be wider than its filter, and never narrower.
+The filters are joined by AND. Each one narrows the bounds or leaves them. Spark applies all filters
+again, so a bound may be wider than its filter, but never narrower.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Bounds(NamedTuple):
 
 
 def narrowed(bounds: Bounds, each: Filter) -> Bounds:
-    """The bounds that hold all of `bounds` that `each` can be true for."""
+    """`bounds` without keys and commits for which the filter `each` cannot be true."""
     column = getattr(each, "attribute", None)
     if column == _KEY:
         low, high = _range(each)

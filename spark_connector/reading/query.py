@@ -1,9 +1,9 @@
-"""Batch reads of `format("kvstore")`: planning one read, and reading the part of one task.
+"""Batch reads of `format("kvstore")`: planning one read, and reading one of its partitions.
 
-Planning pins the time and the place and cuts the key space, so every task reads its part of the
-same history.
+Planning fixes the time and the place and cuts the key space, so all tasks read the same history.
 
-Spark applies every filter again after a read. So a pushed filter may only narrow what is read.
+Spark applies every filter again after a read. So a pushed filter may narrow the read, never change
+its rows.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class QueryReader(DataSourceReader):
         return read_partition(partition, self._options, self._schema)
 
     def _covering(self) -> list[int]:
-        """The times by which a chain of a collection is chosen: without an end, the newest."""
+        """The times that choose the chain of a collection. No time chooses the newest chain."""
         options = self._options
         end = options.upto if self._changes else options.as_of
         if end is None:
@@ -78,7 +78,7 @@ class QueryReader(DataSourceReader):
             as_of = upper - 1 if options.as_of is None else options.as_of
             require_readable(as_of, since=oldest, upper=upper)
             return None, as_of
-        assert options.since is not None, "checked when it was made"
+        assert options.since is not None, "__init__ has checked it"
         upto = upper - 1 if options.upto is None else options.upto
         require_window(options.since, upto, oldest=oldest, upper=upper, latest=options.latest)
         if options.latest:
@@ -88,7 +88,7 @@ class QueryReader(DataSourceReader):
 
 
 class PushdownQueryReader(QueryReader):
-    """A batch read that takes bounds on keys and commits from the query's filters."""
+    """A batch read whose bounds on keys and commits come from the query's filters too."""
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802
         for each in filters:

@@ -1,17 +1,17 @@
-"""Columns of what is read, as Spark knows them and as Arrow batches.
+"""The columns of a read: their schema in Spark, and Arrow batches in this schema.
 
     state     key binary  value binary
-    changes   key binary               of a range delete its start
-              end_key binary           of a range delete only
-              value binary             of a put only
+    changes   key binary               the start of a range delete
+              end_key binary           for range deletes only
+              value binary             for puts only
               _change_type string      put | delete | delete_range; with images:
                                        insert | update_preimage | update_postimage | delete
               _commit_version bigint   the commit's timestamp in nanoseconds: exact
               _commit_timestamp timestamp    the same, cut to Spark's microseconds
 
-Spark compares the schema of the first batch with the one it asked for, nullability included, and
-trusts all that follow: batches are built to the asked schema and to nothing else. It prunes no
-columns of a Python source; a narrower user schema, or the option `columns`, does.
+Spark compares the schema of the first batch, nullability included, with the schema that it asked
+for, and trusts all later batches. So every batch is built to the asked schema. Spark prunes no
+columns of a Python source; a narrower schema from the user, or the option `columns`, does.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ CHANGES: Final = StructType(
 _CHANGE_TYPES: Final = pa.array(
     ["delete", "put", "delete_range", "insert", "update_preimage", "update_postimage"]
 )
-"""By the `op` of backup/version_rows.py, and of images.py."""
+"""Names of the codes in the column `op`, of backup/version_rows.py and of images.py."""
 
 _NULLS: Final = ("end_key", "value")
-"""Of changes. All other columns never have one."""
+"""Columns of changes that have nulls. No other column has any."""
 
 _SOURCE_OF: Final = {
     "_change_type": "op",
@@ -61,7 +61,7 @@ _SOURCE_OF: Final = {
 
 
 def offered(*, changes: bool, columns: Sequence[str] | None) -> StructType:
-    """The schema of a read for which the user gave none."""
+    """The schema of a read without a schema from the user."""
     whole = CHANGES if changes else STATE
     if columns is None:
         return whole
@@ -74,17 +74,19 @@ def offered(*, changes: bool, columns: Sequence[str] | None) -> StructType:
 
 
 def require_known(asked: StructType, *, changes: bool, columns: Sequence[str] | None) -> StructType:
-    """Return the schema Spark asks for, if every column of it is one of ours, and those that the
-    option `columns` names, if it does."""
+    """Return the schema that Spark asks for.
+
+    Raises `UsageError` if a column of it is unknown, or the option `columns` names other ones.
+    """
     whole = CHANGES if changes else STATE
     for field in asked.fields:
         if field.name not in whole.names or whole[field.name].dataType != field.dataType:
             raise UsageError(
-                f"column {field.name} {field.dataType.simpleString()} is not there",
+                f"a read has no column {field.name} {field.dataType.simpleString()}",
                 f"a schema may have some of: {whole.simpleString()}",
             )
         if not field.nullable and changes and field.name in _NULLS:
-            # The JVM would read the nulls as what they are not, or fail where it uses one.
+            # The JVM would take a null for a value, or fail where it uses one.
             raise UsageError(f"column {field.name} has nulls", "leave NOT NULL out of the schema")
     if columns is not None and list(columns) != asked.names:
         raise UsageError(
@@ -95,20 +97,20 @@ def require_known(asked: StructType, *, changes: bool, columns: Sequence[str] | 
 
 
 def stored_columns(names: Sequence[str]) -> list[str]:
-    """The stored columns that the asked ones are made of, in the rows' order."""
+    """The stored columns that make up the asked columns, in the order of backup/version_rows.py."""
     needed = {_SOURCE_OF.get(name, name) for name in names}
     return [name for name in ("key", "timestamp", "op", "value", "end_key") if name in needed]
 
 
 def arrow_schema(asked: StructType) -> pa.Schema:
-    """The Arrow schema Spark wants for `asked`, to the letter."""
+    """The exact Arrow schema that Spark expects for `asked`."""
     return to_arrow_schema(asked, timezone="UTC")
 
 
 def shaped(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """A batch of stored columns as the columns that were asked for."""
+    """A batch of stored columns, turned into the asked columns."""
     columns = [_column(batch, field.name) for field in schema]
-    if not columns:  # a row count has no column to live in
+    if not columns:  # for a count of rows Spark asks for no column
         return pa.RecordBatch.from_struct_array(pa.array([{}] * batch.num_rows, pa.struct([])))
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 

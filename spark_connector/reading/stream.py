@@ -1,19 +1,20 @@
-"""`spark.readStream.format("kvstore")`: changes as they reach a collection or a new checkpoint.
+"""Streams of `format("kvstore")`: changes as they reach a collection or a new checkpoint.
 
-    offset := {"timestamp": t, "store": id, "state": false}             all up to t was read
-              {"timestamp": t, "store": id, "state": true, "key": hex}  of the state at t, the keys
-                                                                        below `key`; without: none
+    offset := {"timestamp": t, "store": id, "state": false}             all changes up to t are read
+              {"timestamp": t, "store": id, "state": true, "key": hex}  the keys of the state at t
+                                                                        below `key` are read;
+                                                                        without `key`, none is
 
-A micro-batch is the window between two offsets, and history never changes: whatever is read again
-after a crash is what was read before. With a start given, a stream begins after it. Without one
-it begins with the state (as puts) at one time, and goes on with what changed after that time.
+A micro-batch is the window between two offsets. History never changes, so a micro-batch that is
+read again after a crash has the same rows. With a start given, a stream begins after it. Without
+one it begins with the state (as puts) at one time, and goes on with the changes after that time.
 
-`maxRowsPerTrigger` cuts windows between commits, where one larger than that comes whole, and the
-first state between keys. An offset ends where the origin ended, so an idle origin gives no
+`maxRowsPerTrigger` cuts windows between commits, so a larger commit comes whole, and cuts the first
+state between keys. The last offset is the end of the origin, so an idle origin gives no
 micro-batches.
 
 Invariants
-1. What a micro-batch holds follows from its two offsets alone, as long as no history is lost.
+1. The two offsets of a micro-batch alone decide its rows, as long as no history is lost.
 2. Offsets only grow, and stay below the origin's `upper`.
 """
 
@@ -51,7 +52,7 @@ from spark_connector.reading.schema import arrow_schema
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """A stream of changes. Keeps nothing that a restart would miss."""
+    """A stream of changes. All its state is in the offsets."""
 
     def __init__(self, options: ReadOptions, schema: StructType) -> None:
         self._options = options
@@ -127,42 +128,42 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return origin.frontiers()
 
     def _open(self, start: dict[str, Any], *ends: int) -> Origin:
-        """The origin, of a collection the chain that goes on from `start`."""
+        """Open the origin; of a collection the chain that holds the times of the offsets."""
         began = [] if _is_fresh(start) else [int(start["timestamp"])]
         times = list(ends) if start["state"] and ends else [*began, *ends]
         return open_origin(find(self._options.access), covering=times)
 
     def _left(self, start: dict[str, Any], end: dict[str, Any] | None = None) -> Span | None:
-        """The keys of the first state from `start` on, below `end`; None if there are none."""
+        """The span of the first state from `start` to `end`. None if it is empty."""
         low = bytes.fromhex(start.get("key", ""))
         high = bytes.fromhex(end["key"]) if end is not None and "key" in end else None
         return self._options.span.intersect(low, high)
 
     def _readable(self, start: dict[str, Any], frontiers: Frontiers) -> int:
-        """Where the next window begins: at the offset, or where history begins if it may."""
+        """The start of the next window: the offset's time, or one that `_kept` allows."""
         _require_same_store(start, frontiers, self._options.access.url)
         since = int(start["timestamp"])
         return since if _is_fresh(start) else self._kept(since, frontiers)
 
     def _kept(self, time: int, frontiers: Frontiers) -> int:
-        """A time that an offset names, or where history begins if that is later, and may be."""
+        """The time of an offset. If history before it is lost: its beginning, or an error."""
         if time >= frontiers.since:
             return time
         if self._options.fail_on_data_loss:
             raise HistoryGoneError(
                 as_of=Timestamp(time),
                 since=frontiers.since,
-                remedy="changes were lost: start over from the state with a new checkpoint "
+                remedy="changes are lost: start over from the state with a new checkpoint "
                 'location, or set failOnDataLoss to "false" to go on without them',
             )
         return frontiers.since
 
 
 class RefusedReader(DataSourceStreamReader):
-    """Raises at the first call what was found wrong when it was made.
+    """A reader whose methods raise the error that making the reader has met.
 
-    Spark's runner of streams, where making a reader raises, ends in an UnboundLocalError of its
-    own, and that is the line users see last.
+    If making a reader raises, Spark's runner of streams fails with an UnboundLocalError, which then
+    is the last line that the user sees.
     """
 
     def __init__(self, error: UsageError) -> None:
@@ -192,13 +193,13 @@ def _offset(
 
 
 def _is_fresh(offset: dict[str, Any]) -> bool:
-    """Whether nothing was read yet, so that any time of the state will do."""
+    """Whether the stream has read nothing yet, so that the state of any time will do."""
     return bool(offset["state"]) and "key" not in offset
 
 
 def _require_same_store(offset: dict[str, Any], frontiers: Frontiers, path: str) -> None:
     if offset["store"] != frontiers.store_id:
         raise UsageError(
-            f"the stream has read store {offset['store']}, {path} holds {frontiers.store_id}",
+            f"the stream has read store {offset['store']}; {path} holds {frontiers.store_id}",
             "give each store's stream a checkpoint location of its own",
         )

@@ -199,7 +199,7 @@ def test_lost_history_stops_the_stream_unless_it_may_be_skipped(
     store.gc(before=store.upper - 1)
     store.put(b"kept", b"3")
     store.checkpoint(checkpoints / "2")
-    with pytest.raises(Exception, match="changes were lost"):
+    with pytest.raises(Exception, match="changes are lost"):
         run(spark, checkpoints, state, seen)
     run(spark, checkpoints, state, seen, failOnDataLoss="false")
     assert [row[2] for row in seen[-1]] == [b"kept"]
@@ -235,7 +235,7 @@ def test_a_first_state_whose_time_is_gone_goes_on_at_a_later_one_if_it_may(
     )
     with pytest.raises(Exception, match="killed"):
         query.awaitTermination()
-    with pytest.raises(Exception, match="changes were lost"):
+    with pytest.raises(Exception, match="changes are lost"):
         run(spark, tmp_path / "c", state, [], **options)
     run(spark, tmp_path / "c", state, seen, failOnDataLoss="false", **options)
     rows = sorted((key, value) for batch in seen for _, _, key, value in batch)
