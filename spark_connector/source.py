@@ -78,7 +78,7 @@ class KVStoreSource(DataSource):
         )
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        from spark_connector.loading.stage import StagingWriter  # readers need no import of it
+        from spark_connector.loading.writer import StagingWriter  # readers need no import of it
 
         given = honoured(self.options, "write")
         if overwrite:

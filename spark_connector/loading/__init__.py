@@ -2,8 +2,9 @@
 
 Floors, from the top:
 
-    sink        micro-batches of a stream
-    load        a DataFrame as one import
-    rows        columns chosen, rows in key order
-    keys progress stage
+    sink             micro-batches of a stream
+    load             a DataFrame as one import
+    build writer     files built by tasks: by our sort, or from rows that Spark has sorted
+    rows             the chosen columns
+    keys progress
 """

@@ -1,7 +1,7 @@
 """Several columns as one key, in Spark: `tuple_key("country", "day")`.
 
-The bytes are those of `kvstore.codec.tuples`, made of whole Arrow columns: `decode_tuple` reads
-them back, `encode_tuple` makes bounds and prefixes for scans.
+The bytes are those of `kvstore.codec.tuples`, encoded column by column in Arrow. `decode_tuple`
+reads them back, and `encode_tuple` makes bounds and prefixes for scans.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ from kvstore.errors import UsageError
 
 
 def tuple_key(*columns: Column | str) -> Column:
-    """A binary column that sorts as `columns` do, one after the other; nulls come first.
+    """A binary column that sorts as `columns` do, one after the other, nulls first.
 
-    Takes booleans, integers, floats, strings, binary, dates and timestamps. Costs a pass through
-    Python, some 0.3 us per row and column.
+    The columns may be booleans, integers, floats, strings, binary, dates and timestamps. Encoding
+    runs in Python, and costs some 0.3 us per row and column.
     """
     if not columns:
         raise UsageError("a key of no columns", "name at least one")
@@ -48,11 +48,11 @@ def tuple_key(*columns: Column | str) -> Column:
 
 
 def require_ordered(columns: StructType) -> None:
-    """Raise `UsageError` unless `tuple_key` takes all these columns: before a task meets them."""
+    """Raise `UsageError` unless `tuple_key` takes all these columns, before any task runs."""
     for column in columns:
         if isinstance(column.dataType, TimestampNTZType):
             raise UsageError(
-                f"key column {column.name} is a timestamp without a zone: no place in time",
+                f"key column {column.name} is a timestamp without a zone",
                 "cast it to timestamp",
             )
         if not isinstance(column.dataType, _ORDERED):
@@ -64,7 +64,7 @@ def require_ordered(columns: StructType) -> None:
 
 
 def encode_columns(columns: tuple[pa.Array, ...]) -> pa.Array:
-    """The tuples of some columns' rows, encoded. Raises `UsageError` on types without an order."""
+    """The rows of these columns as encoded tuples. A type without an order is a `UsageError`."""
     return pc.binary_join_element_wise(*map(_encode, columns), b"")
 
 
@@ -115,7 +115,7 @@ def _framed(tag: bytes) -> Callable[[pa.Array], pa.Array]:
 
 def _instants(column: pa.Array) -> pa.Array:
     if column.type.tz is None:
-        raise UsageError("a timestamp without a zone has no place in time", "cast it to timestamp")
+        raise UsageError("a key column is a timestamp without a zone", "cast it to timestamp")
     return _integers(tuples.INSTANT)(column.cast(pa.timestamp("us", tz="UTC")))
 
 
@@ -124,7 +124,7 @@ def _days(column: pa.Array) -> pa.Array:
 
 
 def _tagged(tag: bytes, numbers: Any) -> pa.Array:
-    """A tag and eight big-endian bytes per number, as one buffer."""
+    """The numbers as binary: a tag and eight big-endian bytes each."""
     rows = np.empty((len(numbers), 9), dtype=np.uint8)
     rows[:, 0] = tag[0]
     rows[:, 1:] = numbers.astype(">u8").view(np.uint8).reshape(-1, 8)

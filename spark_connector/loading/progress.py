@@ -1,4 +1,4 @@
-"""How far a Spark action is, for the process that waits for it."""
+"""The progress of a Spark action, for the process that waits for it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
 Progress: TypeAlias = "Callable[[int, int], None]"
-"""Called with tasks done and tasks known so far; the second grows as stages are planned."""
+"""Called with the number of tasks done and of known tasks. Planning stages raises the second."""
 
 INTERVAL_S: Final = 0.5
 _GROUP: Final = "spark.jobGroup.id"
@@ -20,9 +20,10 @@ _GROUP: Final = "spark.jobGroup.id"
 
 @contextmanager
 def watched(spark: SparkSession, progress: Progress | None) -> Iterator[None]:
-    """Report on the jobs that the block starts in this thread, from another thread, and at its end.
+    """Report on the jobs that the block starts in this thread, from a second thread.
 
-    What `progress` raises is raised when the block ends.
+    The last report comes when the block ends. The end of the block also raises the error of
+    `progress`, if there is one.
     """
     if progress is None:
         yield
@@ -62,7 +63,7 @@ class _Watcher(threading.Thread):
             while not self._ended.wait(INTERVAL_S):
                 self._progress(*self._tasks())
             done, known = self._tasks()
-            # Stages whose output was there already are known, and never run.
+            # Spark counts the tasks of stages that it skips, because their output exists already.
             self._progress(known if self.succeeded else done, known)
         except BaseException as error:  # noqa: BLE001  # handed to the thread that waits
             self.error = error

@@ -1,7 +1,7 @@
-"""The rows of a load: the chosen columns as binary, and where Spark is to sort them, by key.
+"""The rows of a load: the chosen columns as binary, in any order or sorted by key.
 
-Rows are range-partitioned by the key alone: with a second column in the range expression Spark
-spreads one key over several partitions. Spark orders binary by unsigned bytes, as we do.
+Spark partitions the rows by ranges of the key alone: a second column in the range expression would
+spread one key over several partitions. Spark orders binary by unsigned bytes, as the store does.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from spark_connector.loading.keys import require_ordered, tuple_key
 Columns: TypeAlias = "Column | str | Sequence[Column | str]"
 
 BYTES_PER_PARTITION: Final = 128 << 20
-"""Input that one task sorts and writes when `partitions` is not given. A Python task costs tens
-of ms, so files should not be small; and a sort that fits memory does not spill."""
+"""Input that one task sorts and writes if `partitions` is not given. A task costs tens of ms, so
+files should be large; a sort that fits into memory does not spill, so they should not be larger."""
 
 PARTITIONS_MAX: Final = 10_000
 
 _UNKNOWN_SIZE: Final = 1 << 60
-"""Spark's estimate of a plan it knows nothing about is about the largest long."""
+"""Spark estimates the size of an unknown plan as the largest long, or nearly so."""
 
 KEY: Final = "key"
 VALUE: Final = "value"
@@ -42,8 +42,8 @@ _ORDER: Final = "kvstore_order"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Rows:
-    """The rows of a DataFrame to load, and the files to cut them into; see `stage_import`."""
+class ImportRows:
+    """A DataFrame to load and the choices of the load; see `stage_import` for the fields."""
 
     df: DataFrame
     key: Columns
@@ -55,7 +55,7 @@ class Rows:
     order_by: Column | str | None = None
 
     def require_order(self) -> None:
-        """Raise `UsageError` unless an order is given where, and only where, it decides."""
+        """Raise `UsageError` unless `order_by` is given exactly if duplicates are allowed."""
         is_known = self.duplicates in ("error", "last")
         if not is_known or (self.duplicates == "last") != (self.order_by is not None):
             raise UsageError(
@@ -64,7 +64,7 @@ class Rows:
             )
 
     def file_count(self) -> int:
-        """How many files to write. Raises `UsageError` on bad `partitions` and `splits`."""
+        """The number of files to write. Raises `UsageError` on bad `partitions` or `splits`."""
         if self.splits is not None:
             if self.partitions is not None:
                 raise UsageError("partitions and splits are both given", "pass one")
@@ -74,7 +74,7 @@ class Rows:
         return require_count(self.partitions, name="partitions", most=PARTITIONS_MAX)
 
     def chosen(self) -> DataFrame:
-        """The columns to load, under the names of this module, as binary; and the order."""
+        """The columns to load as binary, under the names of this module, and the order."""
         if isinstance(self.key, str) or not isinstance(self.key, Sequence):
             key = _column(self.key)
         else:
@@ -88,24 +88,24 @@ class Rows:
         rows = _selected(self.df, columns)
         for name, given in ((KEY, self.key), (VALUE, self.value)):
             found = rows.schema[name].dataType
-            # Where there are deletions, `lit(None)` is a value.
+            # A load with deletions may have `lit(None)` as its value.
             if name == KEY or self.op is None or not isinstance(found, NullType):
                 _require_bytes(name, given, found)
             rows = rows.withColumn(name, F.col(name).cast(BinaryType()))
         return rows
 
     def by_key(self) -> DataFrame:
-        """Range-partitioned and sorted by key; of rows with one key, the one that counts first."""
+        """The rows, partitioned and sorted by key. Of rows with one key the first is to be kept."""
         self.require_order()
         rows, count = self.chosen(), self.file_count()
         if self.splits is not None:
             parted = rows.repartitionById(count, _partition_of(self.splits))
         else:
-            # The count is always passed: without one, adaptive execution merges all into one.
+            # Without a count, adaptive execution would merge all partitions into one.
             parted = rows.repartitionByRange(count, KEY)
         if self.order_by is None:
             return parted.sortWithinPartitions(KEY)
-        # Among rows of equal order what they say decides: arrival differs from run to run.
+        # Their contents decide between rows of equal order, because arrival differs between runs.
         names = [_ORDER, VALUE] if self.op is None else [_ORDER, OP, VALUE]
         last_first = [F.col(name).desc() for name in names]
         return parted.sortWithinPartitions(F.col(KEY), *last_first).drop(_ORDER)
@@ -122,17 +122,18 @@ def sorted_rows(
     duplicates: Duplicates = "error",
     order_by: Column | str | None = None,
 ) -> DataFrame:
-    """`df` as rows to import: columns `key`, `value` and, if given, `op`; sorted for staging.
+    """`df` as sorted rows to import: columns `key`, `value` and, if given, `op`.
 
-    For `df.write.format("kvstore")`; `bulk_import` does it itself. Parameters as there. Raises
-    `UsageError` on bad columns; a key that comes twice fails the write.
+    `df.write.format("kvstore")` needs these rows; `bulk_import` makes them by itself. The
+    parameters are those of `bulk_import`. Raises `UsageError` on bad columns. A key that occurs
+    twice fails the write.
     """
-    rows = Rows(df, key, value, op, partitions, splits, duplicates, order_by).by_key()
+    rows = ImportRows(df, key, value, op, partitions, splits, duplicates, order_by).by_key()
     return rows if order_by is None else rows.mapInArrow(without_repeats, rows.schema)
 
 
 def without_repeats(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Of rows with equal keys, which lie together, keep the first."""
+    """Keep the first row of each key. Rows with equal keys must lie together."""
     last = None
     for batch in batches:
         keys = batch.column(KEY)
@@ -152,7 +153,7 @@ def _column(given: Column | str) -> Column:
 def _selected(df: DataFrame, columns: Sequence[Column]) -> DataFrame:
     try:
         return df.select(*columns)
-    except AnalysisException as error:  # Spark's first line names the column
+    except AnalysisException as error:  # the first line of Spark's text names the column
         raise UsageError(
             f"the columns to load: {str(error).partition(chr(10))[0]}",
             f"the DataFrame has {', '.join(df.columns)}",
@@ -163,7 +164,7 @@ def _require_bytes(name: str, given: object, found: DataType) -> None:
     if not isinstance(found, (BinaryType, StringType)):
         raise UsageError(
             f"{name} {given} is {found.simpleString()}, not binary or string",
-            "encode it so that its bytes sort as you want to scan; a list of columns is encoded"
+            "encode it so that its bytes sort as scans should; a list of columns is encoded"
             if name == KEY
             else "encode it",
         )
@@ -180,7 +181,7 @@ def _checked(splits: Sequence[bytes]) -> Sequence[bytes]:
 
 
 def _partition_of(splits: Sequence[bytes], first: int = 0) -> Column:
-    """How many splits lie at or below the key: a binary search as nested conditions."""
+    """The number of splits at or below the key, by a binary search of nested conditions."""
     if not splits:
         return F.lit(first)
     middle = len(splits) // 2
@@ -190,7 +191,7 @@ def _partition_of(splits: Sequence[bytes], first: int = 0) -> Column:
 
 
 def _estimated_count(df: DataFrame) -> int:
-    """Files to write: by Spark's own estimate of the input, at least one per core."""
+    """The number of files by Spark's estimate of the input, at least one per core."""
     context = df.sparkSession.sparkContext
     size = int(str(df._jdf.queryExecution().optimizedPlan().stats().sizeInBytes()))
     wanted = 0 if size > _UNKNOWN_SIZE or size < 0 else size // BYTES_PER_PARTITION

@@ -1,10 +1,10 @@
-"""A stream into a store: each micro-batch is one import, added once however often it is tried.
+"""A stream into a store: each micro-batch is one import, which the store adds once.
 
     stream.writeStream.foreachBatch(batch_importer(store, "orders", "key", "value")).start()
 
-Spark repeats a micro-batch whose end it could not write down. The import's id is made of the
-stream's name and the batch's number, and a store adds an id once: the repetition is left out, even
-where its rows would come in another order.
+Spark repeats a micro-batch if it crashed before it recorded the end of the batch. The id of an
+import follows from the name of the stream and the number of the batch, and a store adds an id once.
+So the store skips the repetition, even if its rows come in another order.
 """
 
 from __future__ import annotations
@@ -35,10 +35,11 @@ def batch_importer(
     order_by: Column | str | None = None,
     partitions: int | None = None,
 ) -> Callable[[DataFrame, int], None]:
-    """What `writeStream.foreachBatch` takes. `name` names the stream for good: the same name with
-    a new checkpoint location would have its first batches taken for known ones.
+    """A function for `writeStream.foreachBatch` that imports each micro-batch into `store`.
 
-    The rest is as in `bulk_import`.
+    `name` belongs to one stream for ever. With a new checkpoint location it would number its
+    batches anew, and the store would skip batches under the ids that it knows. The other parameters
+    are those of `bulk_import`.
     """
     if not name:
         raise UsageError("the stream has no name", "pass one that no other stream has")

@@ -18,13 +18,14 @@ import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql import SparkSession
 
+import bulk
 import kvstore
 from backup import Collection
 from bulk.part import PartWriter
 from kvstore import Store
-from spark_connector import session
+from spark_connector import session, stage_import
 from spark_connector.jobs import backup, compact, restore
-from spark_connector.loading import load
+from spark_connector.loading import build
 
 ROWS = 6000
 
@@ -33,8 +34,8 @@ _write = PartWriter.write
 
 def main(directory: Path) -> None:
     spark = session("retries", memory="512m", **{"spark.master": "local[2,3]"})
-    sorter: Any = load._sorter
-    merger: Any = load._merger
+    sorter: Any = build.sorter
+    merger: Any = build.merger
 
     def dying_sorter(*args: Any) -> Any:
         sort = sorter(*args)
@@ -50,7 +51,7 @@ def main(directory: Path) -> None:
         return attempt
 
     def dying_merger(*args: Any) -> Any:
-        build = merger(*args)
+        merge = merger(*args)
 
         def attempt(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             context = TaskContext.get()
@@ -58,24 +59,24 @@ def main(directory: Path) -> None:
             number, partition = context.attemptNumber(), context.partitionId()
             if number == 0 and partition % 2 == 0:
                 PartWriter.write = _write_half_and_die  # type: ignore[method-assign]  # here only
-            results = list(build(batches))
+            results = list(merge(batches))
             if number == 1 or (number == 0 and partition % 2 == 1):
                 os._exit(1)  # the part is whole and on disk; nobody hears of it
             yield from results
 
         return attempt
 
-    load._sorter = dying_sorter
-    load._merger = dying_merger
+    build.sorter = dying_sorter
+    build.merger = dying_merger
     df = spark.sql(
         f"SELECT CAST(lpad(CAST(id AS STRING), 6, '0') AS BINARY) AS key, "
         f"CAST(CAST(id AS STRING) AS BINARY) AS value FROM range(0, {ROWS}, 1, 3)"
     ).mapInArrow(_dies_at_first, "key binary, value binary")
     staging = directory / "staging"
     with kvstore.open(directory / "store") as store:
-        manifest = load.stage_import(df, staging, "key", "value", partitions=3)
+        manifest = stage_import(df, staging, "key", "value", partitions=3)
         orphans = len(list(staging.glob("part-*.sst*"))) - len(manifest.parts)
-        stamp = load.bulk.ingest(store, staging)
+        stamp = bulk.ingest(store, staging)
         rows = [key.decode() for key, _ in store.scan()]
         changes = list(store.changes(0, order="time"))
         jobs = _jobs_are_right(spark, store, directory)

@@ -1,13 +1,14 @@
-"""`df.write.format("kvstore").mode("append").save(staging)`: stages an import, which the store's
-owner adds with `bulk.ingest`.
+"""`df.write.format("kvstore").mode("append").save(staging)`: a write that stages an import.
 
-A writer cannot ask Spark for an order: rows must come range-partitioned and sorted by key, as
-`sorted_rows` makes them. Each task writes one part; the manifest is written when all have, and is
-the commit.
+The process that has the store open adds the import by `bulk.ingest`.
+
+A writer cannot ask Spark for an order. So the rows must be partitioned and sorted by key, as
+`sorted_rows` makes them. Each task writes one part. When all tasks have ended, the driver writes
+the manifest, which commits the import.
 
 Invariants
-1. `commit` may run twice, and `abort` after it: neither undoes what was sealed.
-2. A part that no message names was left by a failed or superseded attempt, and is never added.
+1. `commit` may run twice, and `abort` after it. Neither undoes a sealed import.
+2. Failed and repeated tasks leave parts that no message names. Such a part is never added.
 """
 
 from __future__ import annotations
@@ -32,13 +33,13 @@ _TYPES = {"key": BinaryType(), "value": BinaryType(), "op": StringType()}
 
 @dataclass(frozen=True)
 class PartWritten(WriterCommitMessage):
-    """One task's part; None if it had no rows."""
+    """The part that one task has written. None if the task had no rows."""
 
     part: Part | None
 
 
 class StagingWriter(DataSourceArrowWriter):
-    """Builds one import in a staging directory."""
+    """The writer of one import in a staging directory."""
 
     def __init__(self, path: str, schema: StructType, *, compression: str) -> None:
         _require_columns(schema)
