@@ -1,4 +1,4 @@
-"""`make demo`: a year of real flights in by Spark, out by incremental backup, history exact.
+"""`make demo`: Spark loads a year of real flights, incremental backups write them out again.
 
 Floors, from the top:
 

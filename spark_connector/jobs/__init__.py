@@ -1,7 +1,7 @@
 """Jobs over a collection, spread over Spark's cores: `python -m spark_connector.jobs.<name>`.
 
-`spark-submit` runs a job's file, with the file's folder first on the path. There `backup.py` would
-hide the package `backup`: so a job that is run as a file takes its folder off.
+`spark-submit` runs the file of a job, with the file's folder first on the path. There `backup.py`
+would hide the package `backup`. So a job that is run as a file takes its folder off the path.
 
 Floors, from the top:
 

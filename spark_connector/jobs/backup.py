@@ -1,14 +1,14 @@
-"""Back a store up with Spark: `Collection.backup`, its parts written by tasks.
+"""Back a store up with Spark: `Collection.backup`, with tasks that write the parts.
 
     python -m spark_connector.jobs.backup STORE COLLECTION [--full] [--token T] [--cores N]
 
-The driver has the store open. It takes one timestamp and a checkpoint beside the store (hard links:
-the tasks' file system must be the store's), and cuts the key space; each task writes the parts of
-its piece from the checkpoint, and the driver appends them as one batch. So the result is that of
-one process, row for row, and either kind goes on where the other ended.
+The driver has the store open. It takes one timestamp and a checkpoint beside the store (hard links,
+so the tasks must see the store's file system), and cuts the key space. Each task writes the parts
+of its span from the checkpoint, and the driver appends all of them as one batch. So the collection
+has the same rows as after a backup by one process, and either kind goes on where the other ended.
 
-A window that the change index shows to be small is no work to share: the driver writes it.
-Also for `spark-submit`.
+If the change index shows that the window is small, the driver writes it alone. `spark-submit` runs
+this job too.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from datetime import timedelta
 from pathlib import Path
 
 if not __package__:
-    del sys.path[0]  # as the package says
+    del sys.path[0]  # see the package
 
 from pyspark.sql import SparkSession
 
@@ -40,7 +40,7 @@ from spark_connector.jobs.tasks import run_tasks, task_count
 
 @dataclass(frozen=True, slots=True)
 class BackupTask:
-    """What one task writes: the rows of `span` in the window, behind `after`."""
+    """The rows that one task writes: those of `span` in the window, behind `after`."""
 
     access: Access
     chain: str
@@ -54,7 +54,7 @@ class BackupTask:
 
 @dataclass(frozen=True, slots=True)
 class SparkUpload:
-    """Uploads windows by tasks; see `backup.uploads.Upload`."""
+    """An upload of windows by tasks; see `backup.uploads.Upload`."""
 
     spark: SparkSession
     access: Access
@@ -68,10 +68,10 @@ class SparkUpload:
         window = exported(store, since=attempt.since, upto=upto, after=attempt.after)
         if window.is_small:
             return upload_window(window, shard, attempt, progress)
-        del window  # and with it the pass that it has begun
+        del window  # ends the pass that it has begun
         with copy_of(store, self.copies) as copy:
             with open_read_only(copy) as opened:
-                # What is whole in the copy may be less than it was in the store a moment ago.
+                # The copy may have less whole history than the store had a moment ago.
                 newest = min(upto, int(opened.upper) - 1)
                 whole_since = exported(opened, since=attempt.since, upto=newest).whole_since
                 size = sum(file.size_bytes for file in opened.files())
@@ -100,7 +100,7 @@ class SparkUpload:
 
 
 def write_parts(task: BackupTask) -> Batch:
-    """Write the parts of one piece. The task."""
+    """Write the parts of one task."""
     blob = task.access.storage().blob
     with open_read_only(task.copy) as copy:
         window = exported(copy, since=task.since, upto=task.upto, after=task.after, span=task.span)
@@ -119,11 +119,11 @@ def backup(
     tasks: int | None = None,
     copies: Path | None = None,
 ) -> BackupInfo:
-    """Append what `store` has committed since the last backup, its parts written by tasks.
+    """Append the commits of `store` since the last backup, with tasks that write the parts.
 
-    As `Collection.backup`, with its parameters and errors. `copies`: a directory for the checkpoint
-    that tasks read, on the store's file system and seen by all of Spark's machines (default: beside
-    the store). `tasks`: pieces of the key space (default: by size).
+    Parameters and errors are those of `Collection.backup`. `copies` is a directory for the
+    checkpoint that the tasks read, on the store's file system and seen by all of Spark's machines
+    (default: beside the store). `tasks` is the number of tasks (default: by size).
     """
     found = Access.of(access)
     upload = SparkUpload(spark, found, tasks, copies)
@@ -134,11 +134,11 @@ def backup(
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line; returns the exit status."""
     parser = parser_of("backup", "Back a store up into a collection, in parallel.")
-    parser.add_argument("store", help="directory; nobody else may have it open")
+    parser.add_argument("store", help="directory; no other process may have it open")
     parser.add_argument("collection", help="path or URL, as all of Spark's machines see it")
     parser.add_argument("--full", action="store_true", help="begin a chain beside the present one")
-    parser.add_argument("--token", help="name of this backup: run again with it, it is done once")
-    parser.add_argument("--tasks", type=int, help="pieces to cut the work into (default: by size)")
+    parser.add_argument("--token", help="name of this backup: running it again makes no second one")
+    parser.add_argument("--tasks", type=int, help="number of tasks (default: by size)")
     given = parser.parse_args(arguments)
     with job_session("backup", given) as spark, kvstore.open(given.store, create=False) as store:
         info = backup(

@@ -1,6 +1,6 @@
-"""What the command lines of the jobs share: how a collection is opened, and which session runs.
+"""The options that all jobs share, how they open a collection, and the session that they run in.
 
-Under `spark-submit` the session is the one that it sets up; else a local one is started.
+`spark-submit` sets the session up; otherwise a job starts a local one.
 """
 
 from __future__ import annotations
@@ -24,30 +24,32 @@ _P = ParamSpec("_P")
 
 
 def parser_of(job: str, description: str) -> argparse.ArgumentParser:
-    """A parser that has the options every job takes."""
+    """A parser with the options that every job takes."""
     parser = argparse.ArgumentParser(
         prog=f"python -m spark_connector.jobs.{job}",
         description=description,
-        epilog="Credentials of an object store come from the environment, as its own tools take "
-        "them. Files named here are read on every machine. Also for spark-submit.",
+        epilog="Credentials of an object store come from the environment, as for its own tools. "
+        "Every machine reads the files that are named here. spark-submit runs this job too.",
     )
     parser.add_argument(
-        "--cores", type=int, help="of the local session that is started (default: all)"
+        "--cores", type=int, help="cores of the local session that is started (default: all)"
     )
     keys = parser.add_mutually_exclusive_group()
-    keys.add_argument("--key-file", help="of an encrypted collection: 32 bytes or 64 hex digits")
+    keys.add_argument(
+        "--key-file", help="key of an encrypted collection: 32 bytes or 64 hex digits"
+    )
     keys.add_argument("--passphrase-env", help="the environment variable with its passphrase")
     keys.add_argument("--passphrase-file", help="the file with its passphrase")
-    parser.add_argument("--endpoint", help="of an object store")
-    parser.add_argument("--region", help="of an object store")
+    parser.add_argument("--endpoint", help="URL of an object store")
+    parser.add_argument("--region", help="region of an object store")
     parser.add_argument(
-        "--skip-signature", action="store_true", help="an object store that asks for no credentials"
+        "--skip-signature", action="store_true", help="the object store asks for no credentials"
     )
     return parser
 
 
 def access_of(given: argparse.Namespace) -> Access:
-    """How to open the collection that a command line names."""
+    """The access to the collection that a command line names."""
     return Access(
         local(given.collection),
         key_file=given.key_file,
@@ -60,7 +62,7 @@ def access_of(given: argparse.Namespace) -> Access:
 
 
 def reporting_errors(main: Callable[_P, int]) -> Callable[_P, int]:
-    """A command that writes its errors to stderr, and then has the exit status 1."""
+    """Wrap a command: it writes its errors to stderr, and then returns the exit status 1."""
 
     @wraps(main)
     def reporting(*args: _P.args, **named: _P.kwargs) -> int:
@@ -75,8 +77,8 @@ def reporting_errors(main: Callable[_P, int]) -> Callable[_P, int]:
 
 @contextmanager
 def job_session(job: str, given: argparse.Namespace) -> Iterator[SparkSession]:
-    """The session to run a job in; one that was there before goes on afterwards."""
-    if "PYSPARK_GATEWAY_PORT" in os.environ:  # spark-submit has begun, and says where to run
+    """The session to run a job in. A running session stays open afterwards."""
+    if "PYSPARK_GATEWAY_PORT" in os.environ:  # spark-submit has set the session up
         yield SparkSession.builder.appName(f"kvstore {job}").getOrCreate()
         return
     cores: int | None = given.cores

@@ -1,10 +1,10 @@
-"""Compact a collection with Spark: `Collection.compact`, its parts merged by tasks.
+"""Compact a collection with Spark: `Collection.compact`, with tasks that merge the parts.
 
     python -m spark_connector.jobs.compact COLLECTION [--cores N]
 
-The driver cuts the key space of what is to be merged; each task merges its piece of all batches and
-writes the parts; the driver puts them in the place of the inputs by one command, if these are
-still there. Also for `spark-submit`.
+The driver cuts the key space of the batches to merge. Each task merges its span of all batches and
+writes the parts. Then the driver replaces the inputs by one command, if they are still there.
+`spark-submit` runs this job too.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 if not __package__:
-    del sys.path[0]  # as the package says
+    del sys.path[0]  # see the package
 
 from pyspark.sql import SparkSession
 
@@ -39,7 +39,7 @@ from spark_connector.jobs.tasks import run_tasks, task_count
 
 @dataclass(frozen=True, slots=True)
 class CompactTask:
-    """What one task merges: the rows of `span` in `inputs`."""
+    """The rows that one task merges: those of `span` in `inputs`."""
 
     access: Access
     chain: str
@@ -50,7 +50,7 @@ class CompactTask:
 
 @dataclass(frozen=True, slots=True)
 class SparkMerge:
-    """Merges batches by tasks; see `backup.shard.compact.Merge`."""
+    """A merge of batches by tasks; see `backup.shard.compact.Merge`."""
 
     spark: SparkSession
     access: Access
@@ -67,7 +67,7 @@ class SparkMerge:
 
 
 def merge_parts(task: CompactTask) -> Batch:
-    """Merge one piece. The task."""
+    """Merge the rows of one task."""
     blob = task.access.storage().blob
     lower, upper = task.inputs[0].lower, task.inputs[-1].upper
     rows = read_batches(
@@ -84,7 +84,7 @@ def merge_parts(task: CompactTask) -> Batch:
 
 
 def compact(spark: SparkSession, access: Address, *, tasks: int | None = None) -> None:
-    """Merge the batches of the newest chain into one, as `Collection.compact` does."""
+    """Merge the batches of the newest chain into one; see `Collection.compact`."""
     found = Access.of(access)
     found.open().compact(merge=SparkMerge(spark, found, tasks))
 
@@ -94,7 +94,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """The command line; returns the exit status."""
     parser = parser_of("compact", "Merge the backups of a collection into one, in parallel.")
     parser.add_argument("collection", help="path or URL, as all of Spark's machines see it")
-    parser.add_argument("--tasks", type=int, help="pieces to cut the work into (default: by size)")
+    parser.add_argument("--tasks", type=int, help="number of tasks (default: by size)")
     given = parser.parse_args(arguments)
     access = access_of(given)
     before = access.open().show()
@@ -104,7 +104,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         compact(spark, access, tasks=given.tasks)
         after = access.open().show()
     sys.stdout.write(
-        f"{before.batches} backups became {after.batches}, {before.bytes:,} bytes {after.bytes:,}\n"
+        f"{before.batches} backups became {after.batches}, "
+        f"{before.bytes:,} bytes became {after.bytes:,}\n"
     )
     return 0
 

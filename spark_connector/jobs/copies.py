@@ -1,4 +1,4 @@
-"""The checkpoint of a store that tasks read: a live store is its owner's alone."""
+"""The checkpoint of a store that tasks read, because one process alone can open the store."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ from kvstore import Store
 
 @contextmanager
 def copy_of(store: Store, copies: Path | None = None) -> Iterator[Path]:
-    """A checkpoint beside the store, or in the directory `copies`, as long as the block runs."""
-    # By the store's id: in a directory that several share, others' copies are not ours to remove.
+    """A checkpoint for the time of the block, beside the store or in the directory `copies`."""
+    # The id tells our copies from those of other stores in the same directory.
     name = f".{store.store_id}.copied-"
     beside = Path(tempfile.gettempdir()) if store.path is None else store.path.absolute().parent
     directory = beside if copies is None else copies
-    for left in directory.glob(f"{name}*"):  # by processes that were killed:
-        if left.name.split("-")[-2] != str(os.getpid()):  # only one has the store open
+    for left in directory.glob(f"{name}*"):
+        # One process has the store open, so a copy of another one was left by a kill.
+        if left.name.split("-")[-2] != str(os.getpid()):
             shutil.rmtree(left, ignore_errors=True)
     copy = directory / f"{name}{os.getpid()}-{secrets.token_hex(4)}"
     try:

@@ -1,13 +1,13 @@
-"""Restore a collection with Spark: `Collection.restore` and `restore_into`, built by tasks.
+"""Restore a collection with Spark: `Collection.restore` and `restore_into`, by tasks.
 
     python -m spark_connector.jobs.restore COLLECTION PATH [--as-of TIME] [--prefix P]
                                            [--state-only | --into] [--cores N]
 
-A new store at PATH gets its history with the original timestamps: the driver cuts the key space of
-a snapshot, each task writes sorted files of its piece beside PATH (on a file system that Spark's
-workers share), and the driver takes them into the store, which appears when it is whole. With
-`--into`, PATH is a store that nobody else has open, or none yet: what was alive then becomes
-visible in it at once, at the time it is added. Also for `spark-submit`.
+A new store at PATH gets the history with its original timestamps. The driver cuts the key space of
+a snapshot, and each task writes sorted files of its span beside PATH, on a file system that Spark's
+workers share. The driver takes the files into the store, which appears when it is whole. With
+`--into`, PATH is a store that no other process has open. All rows that were alive at TIME become
+visible in it at once, at the time when they are added. `spark-submit` runs this job too.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 if not __package__:
-    del sys.path[0]  # as the package says
+    del sys.path[0]  # see the package
 
 from pyspark.sql import SparkSession
 
@@ -40,7 +40,7 @@ from spark_connector.source import FORMAT
 
 @dataclass(frozen=True, slots=True)
 class RestoreTask:
-    """What one task builds: files of a split of `whole`, in a new folder of `directory`."""
+    """The files that one task builds: those of a split of `whole`, in a folder of `directory`."""
 
     access: Access
     split: Split
@@ -51,7 +51,7 @@ class RestoreTask:
 
 @dataclass(frozen=True, slots=True)
 class SparkBuild:
-    """Builds a store's files by tasks; see `backup.restore.Build`."""
+    """A build of a store's files by tasks; see `backup.restore.Build`."""
 
     spark: SparkSession
     access: Access
@@ -73,8 +73,7 @@ class SparkBuild:
 
 
 def build_files(task: RestoreTask) -> tuple[list[Built], int]:
-    """Write the files of one piece, of so many rows. The task; another attempt at it writes
-    elsewhere."""
+    """Write the files of one task, and count their rows. Each attempt has a folder of its own."""
     directory = Path(task.directory) / secrets.token_hex(8)
     directory.mkdir()
     blob = task.access.storage().blob
@@ -95,7 +94,7 @@ def restore(
     history: bool = True,
     tasks: int | None = None,
 ) -> Timestamp:
-    """Build a new store at `path`, as `Collection.restore` does, with its errors."""
+    """Build a new store at `path`; see `Collection.restore` for parameters and errors."""
     found = Access.of(access)
     build = SparkBuild(spark, found, tasks)
     return found.open().restore(path, as_of, prefix, history, start=start, end=end, build=build)
@@ -109,8 +108,10 @@ def restore_into(
     as_of: TimeLike | None = None,
     prefix: bytes | str | None = None,
 ) -> ImportReport:
-    """Import the state of a collection into `store`, as `Collection.restore_into` does, with its
-    errors. A `prefix` that is text stands for its UTF-8 bytes."""
+    """Import the state of a collection into `store`; see `Collection.restore_into`.
+
+    A `prefix` of type str stands for its UTF-8 bytes.
+    """
     found = Access.of(access)
     if isinstance(prefix, str):
         prefix = prefix.encode()
@@ -128,13 +129,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """The command line; returns the exit status."""
     parser = parser_of("restore", "Restore a collection, or its state into a store, in parallel.")
     parser.add_argument("collection", help="path or URL, as all of Spark's machines see it")
-    parser.add_argument("path", help="of the store, on a file system that Spark's workers share")
+    parser.add_argument(
+        "path", help="path of the store, on a file system that Spark's workers share"
+    )
     parser.add_argument("--as-of", help="ISO-8601 with a zone, or nanoseconds (default: newest)")
     parser.add_argument("--prefix", help="only keys that begin with this text")
-    parser.add_argument("--tasks", type=int, help="pieces to cut the work into (default: by size)")
+    parser.add_argument("--tasks", type=int, help="number of tasks (default: by size)")
     ways = parser.add_mutually_exclusive_group()
     ways.add_argument("--state-only", action="store_true", help="without history")
-    ways.add_argument("--into", action="store_true", help="import into the store that PATH is")
+    ways.add_argument("--into", action="store_true", help="import into the store at PATH")
     given = parser.parse_args(arguments)
     access = access_of(given)
     if given.into and given.tasks is not None:
@@ -163,7 +166,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _time(given: TimeLike | None) -> TimeLike | None:
-    """A time as options have it: nanoseconds may be text."""
+    """A time from the command line, where nanoseconds are text."""
     return int(given) if isinstance(given, str) and given.isdigit() else given
 
 

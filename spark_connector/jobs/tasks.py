@@ -1,8 +1,8 @@
-"""Spreading work over Spark's cores: descriptions go out, descriptions come back, no rows.
+"""Spreading work over Spark's cores. Tasks get and return descriptions, never rows.
 
-A task that fails is tried again by Spark, and may run twice at once: so tasks write under names
-that are never used twice, and what counts is what came back. Errors that trying again cannot
-mend come back too, and are raised here as they are.
+Spark tries a failed task again, and may run one twice at once. So no two attempts write under the
+same name, and only the returned results count. An error that another attempt cannot mend comes back
+as a result too, and is raised in the driver.
 """
 
 from __future__ import annotations
@@ -28,16 +28,17 @@ from kvstore.errors import (
 from spark_connector.worker import freeze_objects
 
 BYTES_PER_TASK: Final = 64 << 20
-"""Bytes on file of one task: some parts, and long against the tens of ms a task costs."""
+"""Bytes in files per task: some parts, whose work is long against the tens of ms of a task."""
 
 TASKS_PER_CORE: Final = 2
-"""Pieces are even by their files' bounds only: with several to a core, none waits for one long."""
+"""Tasks are equal only as far as the bounds of files tell. With several tasks per core, no core
+waits long for the last one."""
 
 BYTES_WORTH_SHARING: Final = 4 << 20
-"""Below it one task is done before several have started."""
+"""Below this size one task ends before several have started."""
 
 RENEW_SECONDS: Final = 60.0
-"""How often a job looks whether a lease is to be renewed: many times in the least part of one."""
+"""How often a job renews leases if need be: many times within the shortest lease."""
 
 _LASTING = (CorruptionError, HistoryGoneError, NotYetWrittenError, UsageError)
 
@@ -46,10 +47,10 @@ _Result = TypeVar("_Result")
 
 
 def task_count(spark: SparkSession, size_bytes: int, wanted: int | None = None) -> int:
-    """Into how many pieces to cut `size_bytes` on file. Raises `UsageError` if `wanted` is none."""
+    """The number of tasks for `size_bytes` in files, or `wanted`. It must be at least one."""
     if wanted is not None:
         if wanted < 1:
-            raise UsageError(f"tasks={wanted}", "ask for at least one, or leave it out")
+            raise UsageError(f"tasks={wanted}", "pass at least one, or leave it out")
         return wanted
     if size_bytes < BYTES_WORTH_SHARING:
         return 1
@@ -61,7 +62,7 @@ def task_count(spark: SparkSession, size_bytes: int, wanted: int | None = None) 
 def run_tasks(
     spark: SparkSession, items: Sequence[_Item], work: Callable[[_Item], _Result]
 ) -> list[_Result]:
-    """What `work` makes of each item, in order, each in a task of its own."""
+    """The results of `work` for each item, in order. Each item has a task of its own."""
     if not items:
         return []
 
@@ -82,8 +83,10 @@ def run_tasks(
 
 @contextmanager
 def kept(*snapshots: ShardSnapshot, every_s: float = RENEW_SECONDS) -> Iterator[None]:
-    """Renew the leases of what tasks read, from a thread beside: here nobody takes rows of it,
-    which would renew them."""
+    """Renew the leases of snapshots from a thread, while tasks read them.
+
+    Reading renews a lease only in the process that holds it.
+    """
     stopped = threading.Event()
     failures = Failures("kvstore.leases", Clock())
     owner = os.getpid()
@@ -93,7 +96,7 @@ def kept(*snapshots: ShardSnapshot, every_s: float = RENEW_SECONDS) -> Iterator[
             for snapshot in snapshots:
                 try:
                     snapshot.renew()
-                except Exception as error:  # noqa: BLE001, PERF203  # the next one may be in time
+                except Exception as error:  # noqa: BLE001, PERF203  # renewing the next one may succeed
                     failures.note("renewing the lease of a snapshot", error)
 
     thread = threading.Thread(target=renew, name="kvstore-lease-renewal", daemon=True)
@@ -101,6 +104,6 @@ def kept(*snapshots: ShardSnapshot, every_s: float = RENEW_SECONDS) -> Iterator[
     try:
         yield
     finally:
-        if os.getpid() == owner:  # in a fork the thread is gone, perhaps with the event's lock
+        if os.getpid() == owner:  # a fork has no such thread, and the event's lock may be taken
             stopped.set()
             thread.join()

@@ -1,11 +1,11 @@
-"""Verify a collection with Spark: `Collection.verify`, its parts and contents read by tasks.
+"""Verify a collection with Spark: `Collection.verify`, with tasks that read parts and contents.
 
     python -m spark_connector.jobs.verify COLLECTION [--contents STORE] [--cores N]
 
-Every part is read, and its bytes compared with those that were written. With a store, whose
-checkpoint the tasks read, every version is compared as well, of older chains as far as the store's
-history reaches, by fingerprints of pieces of the key space. Exit status 1, and what is damaged by
-name, if anything is. Also for `spark-submit`.
+The tasks read every part, and compare its bytes with the digest of the written ones. With a store
+they also compare every version, by fingerprints of spans of the key space. They read a checkpoint
+of the store, and compare older chains as far as the store's history reaches. If a part is damaged,
+the job names it and exits with status 1. `spark-submit` runs this job too.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from itertools import chain, islice
 from typing import TypeAlias
 
 if not __package__:
-    del sys.path[0]  # as the package says
+    del sys.path[0]  # see the package
 
 from pyspark.sql import SparkSession
 
@@ -41,7 +41,7 @@ from spark_connector.jobs.tasks import kept, run_tasks, task_count
 
 @dataclass(frozen=True, slots=True)
 class VerifyTask:
-    """What one task compares: a split of a chain, with the same keys of `copy`."""
+    """The rows that one task compares: a split of a chain with the same keys of `copy`."""
 
     access: Access
     split: Split
@@ -50,7 +50,7 @@ class VerifyTask:
 
 
 _Outcome: TypeAlias = tuple[Compared, Compared]
-"""Of a piece: its changes, and its state before them."""
+"""The changes of a task, and the state before them."""
 
 
 def verify(
@@ -60,14 +60,14 @@ def verify(
     *,
     tasks: int | None = None,
 ) -> VerifyReport:
-    """Check all parts of all chains, each in a task of its own, and their contents with a `store`.
+    """Check all parts of all chains, one task each. With a `store`, compare the contents too.
 
-    Raises `CorruptionError` naming every part that is missing or damaged, or what differs,
+    Raises a `CorruptionError` that names every missing or damaged part, or the difference, and
     `UsageError` if there is no backup.
     """
     found = Access.of(access)
     collection = found.open()
-    with collection.snapshots() as held:  # what is read stays until it is
+    with collection.snapshots() as held:  # keeps the parts until they are read
         chains = [batches for batches in collection.chains() if batches]
         if not chains:
             raise no_backup(found.url)
@@ -76,7 +76,7 @@ def verify(
         ordered = sorted(parts, key=lambda part: -part.size)
         with kept(*held.values()):
             problems = run_tasks(spark, ordered, partial(_check, found))
-    # What compaction has replaced meanwhile, where the lease ran out, is no damage.
+    # Compaction may have replaced a part meanwhile, if the lease ran out. This is no damage.
     needed = {part.name for part in _parts(collection.chains())} if any(problems) else set()
     damaged = [
         problem
@@ -99,7 +99,7 @@ def _parts(chains: Sequence[Sequence[Batch]]) -> list[Part]:
 
 
 def _compare(spark: SparkSession, access: Access, store: Store, tasks: int | None) -> int:
-    # The copy comes last: it has all that the chains have.
+    # The copy is taken last, so it has all versions of the chains.
     with access.open().snapshots() as chains, copy_of(store) as copy:
         plan: list[list[VerifyTask]] = []
         for shard in comparable(list(chains), store):
@@ -115,7 +115,7 @@ def _compare(spark: SparkSession, access: Access, store: Store, tasks: int | Non
 
 
 def _require_equal(where: str, tasks: Sequence[VerifyTask], found: Iterator[_Outcome]) -> int:
-    """As `backup.verify.require_equal`, of one chain, by what the next tasks have found."""
+    """Compare one chain by the results of its tasks; see `backup.verify.require_equal`."""
     changes, state = (
         Compared(together(each.ours for each in side), together(each.theirs for each in side))
         for side in zip(*islice(found, len(tasks)), strict=True)
@@ -125,11 +125,11 @@ def _require_equal(where: str, tasks: Sequence[VerifyTask], found: Iterator[_Out
 
 
 def compare_rows(task: VerifyTask) -> _Outcome:
-    """Fingerprints of a piece's changes and of its state before them. The task."""
+    """Take fingerprints of one task's changes and of the state before them."""
     blob, span, since = task.access.storage().blob, task.split.span, task.since
     upto = task.split.as_of
     with open_read_only(task.copy) as copy:
-        # The copy's time ends with its last commit, the collection's may go on without one.
+        # The copy ends with its last commit; the collection may end later, without a commit.
         newest = int(copy.upper) - 1
         low, high = min(since, newest), min(upto, newest)
         ranges = [each for each in copy.range_deletes(low, high, Span()) if each.key in span]
@@ -168,9 +168,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             store = stack.enter_context(kvstore.open(given.contents, create=False))
         report = verify(spark, access_of(given), store)
     compared = f", {report.rows:,} rows as in the store" if given.contents is not None else ""
-    sys.stdout.write(
-        f"{report.parts} parts, {report.bytes:,} bytes: as they were written{compared}\n"
-    )
+    sys.stdout.write(f"{report.parts} parts, {report.bytes:,} bytes: as written{compared}\n")
     return 0
 
 

@@ -1,8 +1,8 @@
 """An origin over a backup collection: the state at a time, or the changes of a window.
 
-The rows of a run are sorted by key, and each key's versions newest first (backup/version_rows.py). After
-the rows of several runs are sorted in the same order, the first row of each key is its newest
-version. All of this works on whole columns.
+The rows of a run are sorted by key, and each key's versions newest first
+(`backup/version_rows.py`). After the rows of several runs are sorted in the same order, the first
+row of each key is its newest version. All of this works on whole columns.
 
 If only one run has rows for a span, as after a full backup, the row groups of this run are read
 one by one without a sort. Otherwise the span is cut so that the rows of each part of it fit into
@@ -22,8 +22,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from typing_extensions import Self
 
-from backup.rows import range_rows
 from backup.shard import OP_DELETE_RANGE, OP_PUT, Batch, Part
+from backup.version_rows import range_rows
 from kvstore.changes import Change
 from kvstore.engine import FileSpan
 from kvstore.errors import UsageError
