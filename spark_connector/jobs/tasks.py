@@ -96,7 +96,7 @@ def kept(*snapshots: ShardSnapshot, every_s: float = RENEW_SECONDS) -> Iterator[
             for snapshot in snapshots:
                 try:
                     snapshot.renew()
-                except Exception as error:  # noqa: BLE001, PERF203  # renewing the next one may succeed
+                except Exception as error:  # noqa: BLE001, PERF203  # the next may succeed
                     failures.note("renewing the lease of a snapshot", error)
 
     thread = threading.Thread(target=renew, name="kvstore-lease-renewal", daemon=True)
