@@ -1,4 +1,4 @@
-"""The change index: what each commit did, in time order.
+"""The change index: the changes of each commit, in time order.
 
 Floors, from the top:
 

@@ -1,12 +1,13 @@
-"""The audit: change events held against the epochs that count them.
+"""The audit: compares change events with the epochs that count them.
 
-Pure: it is told both, in the order of time. Readers stop at the first problem; a verification
-lists them all and goes on.
+The audit is pure: its caller passes in events and epochs, in the order of time. A reader stops at
+the first problem; a verification lists all problems and goes on.
 
 Invariants
-1. Epochs of a domain follow each other without a gap; its first one begins at 0.
-2. Each holds as many events as it counts, and at a quiescent one none is left over.
-3. Changes without a domain (restored, replicated) are not counted; they are atomic commits.
+1. The epochs of a domain follow each other without a gap, and the first one begins at 0.
+2. An epoch holds as many events as it counts, and at a quiescent epoch no event is left over.
+3. Restored and replicated changes have no domain, and no epoch counts them: each of their commits
+   is atomic.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from kvstore.errors import EventsMissingError
 
 
 class Audit:
-    """Begins after a quiescent epoch, or at the beginning of a domain."""
+    """An audit that begins after a quiescent epoch or at the beginning of a domain."""
 
     def __init__(self, *, after: Epoch | None = None) -> None:
         self._domain = 0 if after is None else after.domain
@@ -27,15 +28,15 @@ class Audit:
         self._waiting: dict[tuple[int, int], int] = {}
 
     def add(self, changeset: tuple[int, int], events: int) -> None:
-        """Events of a changeset were seen."""
+        """Count `events` of a changeset."""
         if changeset[0]:
             self._waiting[changeset] = self._waiting.get(changeset, 0) + events
 
     def over(
         self, epochs: Iterable[Epoch], headers: Iterator[tuple[int, int, tuple[int, int]]]
     ) -> Iterator[Epoch]:
-        """Each epoch, once the events before its close are added; the rest at the end. `headers`
-        are those of `ChangeIndex.headers`."""
+        """Yield each epoch after adding the events before its close; at the end add the other
+        events. `headers` come from `ChangeIndex.headers`."""
         header = next(headers, None)
         for epoch in epochs:
             while header is not None and header[0] < epoch.closed_at:
@@ -47,13 +48,13 @@ class Audit:
             header = next(headers, None)
 
     def close(self, epoch: Epoch) -> None:
-        """All its events have been added. Raises `EventsMissingError` where it does not fit."""
+        """Close an epoch whose events are all added. Raises `EventsMissingError` on a mismatch."""
         for where, problem in self.judge(epoch):
             raise EventsMissingError(where, problem)
 
     def judge(self, epoch: Epoch) -> Iterator[tuple[str, str]]:
-        """Close an epoch; yields what does not fit, as (where, problem). Take all of them: then
-        the audit goes on behind it."""
+        """Close an epoch; yields each mismatch as (where, problem). A caller that takes all of them
+        can go on with the next epoch."""
         gap = gap_before(epoch, domain=self._domain, edge=self._edge)
         if gap is not None:
             yield gap
@@ -75,14 +76,17 @@ class Audit:
         self._domain, self._edge = epoch.domain, epoch.end
 
     def left_over(self, domain: int) -> int:
-        """How many changesets are in no epoch and never will be: all but those that `domain`, in
-        which changesets may still be open, began after its last epoch."""
+        """How many changesets are in no epoch and never will be.
+
+        Changesets may still be open in `domain`; those that it began after its last epoch are not
+        counted.
+        """
         edge = self._edge if domain == self._domain else 0
         return sum(owner != domain or serial < edge for owner, serial in self._waiting)
 
 
 def gap_before(epoch: Epoch, *, domain: int, edge: int) -> tuple[str, str] | None:
-    """What is missing before an epoch, where the one before ended at `edge` of `domain`."""
+    """The problem before an epoch, if the epoch before it ended at `edge` of `domain`."""
     expected = edge if epoch.domain == domain else 0
     if epoch.begin == expected:
         return None
@@ -93,21 +97,22 @@ def gap_before(epoch: Epoch, *, domain: int, edge: int) -> tuple[str, str] | Non
 
 
 class Anchor(NamedTuple):
-    """Where counting begins: after a quiescent epoch, or (None) at the beginning of everything."""
+    """The begin of counting: after a quiescent epoch, or (None) at the beginning of the index."""
 
     after: Epoch | None
 
     @property
     def since(self) -> int:
-        """The time after which all events are to be counted."""
+        """All events after this time are counted."""
         return 0 if self.after is None else self.after.closed_at - 1
 
 
 def find_anchor(epochs: Iterator[Epoch], *, floor: int, upto: int) -> Anchor | None:
-    """The last anchor at or below the time `upto`, or the first one above it that will do.
+    """The last anchor at or below the time `upto`, else the first anchor above it; None: no anchor
+    yet.
 
-    Counting from there must see every event. Where the index was trimmed, or begins with a
-    restore, that is the first quiescent epoch above its `floor`. None: there is no anchor yet.
+    Counting from an anchor must see every event. In an index that was trimmed, or begins with a
+    restore, the first anchor is therefore the first quiescent epoch above its `floor`.
     """
     found, is_whole = Anchor(None), floor == 0
     for number, epoch in enumerate(epochs):

@@ -1,15 +1,15 @@
 """Capture: tags each commit with its changeset and closes the epochs of one domain.
 
-Everything here runs under the commit lock. A commit outside any changeset is one of its own, begun
-and ended inside the commit: it costs some 1.5 us and no write. Closed epochs wait in memory and
-are written with a later commit, or at `sync` and `close`.
+All functions here run under the commit lock. A commit outside any changeset is a changeset of its
+own, which begins and ends inside the commit: that costs 1.5 us and no write. Closed epochs wait in
+memory; a later commit writes them, or `sync` or `close` does.
 
 Invariants
-1. A run of epochs is written after, or with, nothing newer than the commits it counts: batches
-   survive a crash in their order, so a record that is there has its events.
-2. After a crash the epochs that were not written are replaced by one, counted from the change
-   index, which ends the domain: nothing can be open in a process that is gone.
-3. A close ends the domain in the same way, cutting the changesets that are still open.
+1. A run of epochs is written with or after the commits that it counts. Batches survive a crash in
+   their order, so the events of a stored record are stored too.
+2. After a crash one epoch, counted from the change index, replaces the epochs that were not
+   written. It ends the domain, because no changeset can be open in a process that is gone.
+3. A close ends the domain in the same way, and cuts the changesets that are still open.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from kvstore.meta import INDEX_FLOOR, Meta
 _QUIESCENT_ENDED: Final = FLAG_QUIESCENT | FLAG_ENDED
 
 Begun: TypeAlias = "tuple[tuple[int, int], Changeset | None]"
-"""A commit that was begun: the id that tags its entries, and the open changeset that it is in."""
+"""A commit that has begun: the id that tags its entries, and the open changeset around it."""
 
 
 class Capture:
@@ -75,14 +75,14 @@ class Capture:
         return (self.domain, self._serials.next(timestamp, taken=2)), None
 
     def finish_commit(self, begun: Begun, events: int, upper: int) -> None:
-        """Count a commit that is written: `events` are in the change index, `upper` is above it."""
+        """Count a written commit with `events` in the change index; `upper` is above its time."""
         (_, serial), changeset = begun
         if changeset is not None:
             changeset.events += events
         elif events:
             state = self._state
             if state.older is None:
-                # What `acquire` and `release` come to here, without their objects: 0.8 us less.
+                # `acquire` and `release` in one step, without their objects: 0.8 us less.
                 fresh = serial + 2
                 self._pending.extend(
                     (serial + 1, upper, events, 0, fresh, upper, 0, FLAG_QUIESCENT)
@@ -104,7 +104,7 @@ class Capture:
         self.open.add(changeset)
 
     def finish_changeset(self, changeset: Changeset, upper: int) -> None:
-        """End a changeset; whatever it let wait closes."""
+        """End a changeset, and close the epochs that waited for it."""
         self.open.discard(changeset)
         self._release(changeset.epoch, changeset.events, upper)
 
@@ -129,7 +129,7 @@ class Capture:
 
     @property
     def is_due(self) -> bool:
-        """Whether so much waits that the next commit should take it along."""
+        """Whether so many epochs wait that the next commit should write them."""
         return (
             len(self._pending) >= EPOCHS_PENDING_MAX * FIELDS
             or self._pending_events >= EPOCH_EVENTS_PENDING_MAX
@@ -141,7 +141,7 @@ class Capture:
         return bool(self._pending)
 
     def stage(self, batch: WriteBatch) -> None:
-        """Add the waiting epochs to an engine batch; they are taken as written."""
+        """Add the waiting epochs to an engine batch. From here on they count as written."""
         if not self._pending:
             return
         record = pack_run(self.domain, self._begin, self._pending, quiet=self.quiet)
@@ -152,7 +152,7 @@ class Capture:
         self._pending_events = 0
 
     def end(self, batch: WriteBatch, upper: int) -> None:
-        """End the domain: nothing will be committed in it. Open changesets are cut here."""
+        """End the domain, in which no commit will follow. Cuts the open changesets."""
         state = self._state
         if state.older is not None and state.newer is not None:
             events = state.older.events + state.newer.events + sum(c.events for c in self.open)
@@ -197,7 +197,7 @@ def written_epochs(meta: Meta, *, upto_run: int) -> Iterator[Epoch]:
 
 
 def last_run(meta: Meta) -> tuple[int, int, Epoch | None]:
-    """Number of the next run, the last quiet time, and the last epoch; what an open starts from."""
+    """Number of the next run, the last quiet time and the last epoch: an open starts from these."""
     found = meta.last_numbered(PREFIX)
     if found is None:
         return 0, 0, None
@@ -211,7 +211,7 @@ def last_run(meta: Meta) -> tuple[int, int, Epoch | None]:
 def recovered(
     headers: Iterable[tuple[int, int, tuple[int, int]]], last: Epoch | None, *, upper: int
 ) -> list[Epoch]:
-    """The epochs that end the domains of processes that died, from what the change index holds.
+    """The epochs that end the domains of processes that died, counted from the change index.
 
     `headers` are timestamp, events and changeset of every entry since the last quiet time.
     """
@@ -229,8 +229,8 @@ def recovered(
 def open_domain(engine: Engine, index: ChangeIndex, *, since: int, upper: int) -> Capture:
     """Begin a domain of changesets, after ending those of processes that died.
 
-    Reads the headers of the change entries since the last quiet time that was written down: none
-    after a close, those of a few thousand commits after a crash.
+    Reads the headers of the change entries since the last stored quiet time: none after a close,
+    those of a few thousand commits after a crash.
     """
     meta = Meta(engine)
     run, quiet, last = last_run(meta)
@@ -249,7 +249,7 @@ def open_domain(engine: Engine, index: ChangeIndex, *, since: int, upper: int) -
 
 
 def passive_domain(engine: Engine, *, upper: int) -> Capture:
-    """The capture of a store that is only read: no domain is ended or begun."""
+    """The capture of a read-only store: it ends no domain and begins none."""
     meta = Meta(engine)
     run, _, _ = last_run(meta)
     return Capture(meta, Serials(), domain=DOMAIN_MAX, run=run, quiet=upper)

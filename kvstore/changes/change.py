@@ -1,4 +1,4 @@
-"""One change: what a commit did to one key or one range."""
+"""One change that a commit made to one key or one range."""
 
 from __future__ import annotations
 

@@ -1,17 +1,17 @@
 """Changesets: tags that group related changes which are not atomic.
 
-A bulk update of ten million rows cannot be one commit. A changeset marks its commits as belonging
-together, so that a consumer can wait until all of it has come. Scope is ambient: code below the
-`with` block needs no argument to take part, and a commit outside any block is its own changeset.
+A bulk update of ten million rows cannot be one commit. A changeset tags its commits, so that a
+consumer can wait until all of them have come. The scope is ambient: code called inside the `with`
+block takes part without an argument, and a commit outside any block is a changeset of its own.
 
     id     := | domain 63 bits | serial u64 |
     serial := seconds since the epoch, 32.32 fixed point, the low 7 bits a counter
 
 Invariants
 1. The domain is random for each open of a store; ids of two domains cannot be compared.
-2. In one domain serials strictly increase, whatever the clock does: where it stands still or goes
-   back, the last serial plus one is given (128 of them fit between two ticks of 30 ns).
-3. Serial 0 is never given out. Serials are compared modulo 2^64, a horizon of 68 years.
+2. In one domain serials strictly increase, even where the clock stands still or goes back: then the
+   next serial is the last one plus one (128 of them fit between two ticks of 30 ns).
+3. No serial is 0. Serials are compared modulo 2^64, a horizon of 68 years.
 
 Source: Backtrace's batch ids, in change-data capture for a single process.
 """
@@ -33,14 +33,14 @@ _HALF: Final = 1 << 63
 
 
 class ChangesetId(NamedTuple):
-    """Which changeset a change belongs to. Domain 0: none (it was restored or replicated)."""
+    """The changeset of a change. A restored or replicated change has domain 0 and no changeset."""
 
     domain: int
     serial: int
 
 
 class Serials:
-    """Gives out the serials of one domain. The caller serialises the calls."""
+    """The source of the serials of one domain. The caller serialises the calls."""
 
     __slots__ = ("_last",)
 
@@ -67,7 +67,7 @@ class Serials:
 class Changeset:
     """An open changeset: commits made inside its `with` block, in this context, carry its id.
 
-    Blocks nest: the innermost one tags. `id` is set on entry, `events` counts what was committed.
+    Blocks nest, and the innermost one tags. `id` is set on entry; `events` counts the changes.
     Threads start with an empty context: run them in `contextvars.copy_context()` to take part.
     """
 
@@ -95,13 +95,13 @@ class Changeset:
             self._begin(self)
             self.is_open = True
             self._token = _AMBIENT.set(self)
-        except BaseException:  # interrupted, it would never be left
+        except BaseException:  # an interrupt here would leave it open for ever
             self._finish(self)
             raise
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Leave the block. What was committed inside stays, whether or not an error came out."""
+        """Leave the block. Its commits stay, even if it raised an error."""
         assert self._token is not None
         self.is_open = False
         try:

@@ -11,18 +11,19 @@
               16 import | 17 revert: key is the import id u64 big-endian
               65 put whose value is too large to travel: read it from the versions
 
-Numbers are little-endian, so that the offsets and data are Arrow's own buffers: a reader wraps
-them without copying. One entry per commit rather than one per key is what makes reading 10,000
-changes take 0.5 ms; by key index and point reads it is 33 ms.
+Numbers are little-endian, so that offsets and data have Arrow's layout: a reader wraps them without
+copying. Because there is one entry per commit rather than one per key, reading 10,000 changes takes
+0.5 ms; a key index and point reads take 33 ms.
 
-`unpack` is the one way in: it holds every number against the others before anybody takes one as
-an address, so rotten or hostile bytes end in `CorruptionError` for all readers alike.
+All readers open an entry by `unpack`. It checks every number against the others before any of them
+serves as an address, so damaged or hostile bytes raise `CorruptionError`.
 
 Invariants
-1. Offsets start at 0, never fall, and end at the length of their data. Every row has a known op
-   and such a key and value as the op takes. A sequence ascends.
-2. Within a commit: range deletes first, then points, in the order they were made. Where a commit
-   is in one stream, that is its sequence: 0, 1, 2 ... over its chunks. Else the column says it.
+1. Offsets start at 0, never fall, and end at the length of their data. Every row has a known op,
+   and a key and a value of the form that the op takes. A sequence ascends.
+2. A commit has range deletes first, then points in the order in which they were made. In a commit
+   of one stream the rows are numbered 0, 1, 2 ... over its chunks. In a commit of several streams
+   the sequence column holds the numbers.
 """
 
 from __future__ import annotations
@@ -63,8 +64,8 @@ _SERIAL_MAX = (1 << 64) - 2
 """The largest serial: an epoch ends at the one above it."""
 
 _READ_HEADER = struct.Struct("<IIIqQ")
-"""The header again. Its first four bytes are one number, so that one look tells whether they are
-known, and the domain is signed, since it is below 2^63: 0.3 us less an entry."""
+"""The header, as read: the first four bytes are one number, so that one comparison checks them, and
+the domain, which is below 2^63, is signed. That saves 0.3 us an entry."""
 _HEADS = {
     ENTRY_VERSION | codec << 8 | flags << 16: (codec, flags)
     for codec in (_CODEC_NONE, _CODEC_LZ4)
@@ -103,8 +104,8 @@ class Row(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class ChangeEntry:
-    """An unpacked entry: columns over one buffer. Not to be changed; `frozen` would cost each
-    commit that is read 0.8 us."""
+    """An unpacked entry: columns over one buffer. Callers must not change it; a frozen dataclass
+    would cost 0.8 us for each commit that is read."""
 
     count: int
     ops: memoryview
@@ -135,8 +136,8 @@ class ChangeEntry:
 
 
 class PackedColumn(NamedTuple):
-    """Items of one column of an entry: buffers of where each begins and the last one ends, as
-    i32, and of their bytes."""
+    """The items of one column of an entry: a buffer of i32 offsets, one more than there are items,
+    and a buffer of their bytes."""
 
     offsets: Any
     data: Any
@@ -147,8 +148,8 @@ class PackedColumn(NamedTuple):
 
 
 def column(items: Collection[bytes]) -> PackedColumn:
-    """A column of `items`. Raises `TypeError` where an item is None. They must be shorter than
-    2 GiB together."""
+    """A column of `items`, which must have less than 2 GiB together. Raises `TypeError` where an
+    item is None."""
     buffers = join(list(items))
     assert buffers is not None, "an entry holds some megabytes"
     return PackedColumn(*buffers)
@@ -167,7 +168,7 @@ def pack(
     """Pack the columns of one entry. O(bytes)."""
     flags = (_LAST if is_last else 0) | (0 if sequence is None else _SEQUENCED)
     places = _places(sequence)
-    # Joined once: a copy more of a MB takes fresh memory, which costs 0.7 ms.
+    # Join once: one more copy of a MB takes fresh memory, which costs 0.7 ms.
     body = b"".join((keys.offsets, values.offsets, places, keys.data, values.data, ops))
     return _headed(body, len(ops), flags, changeset, compress=compress)
 
@@ -179,8 +180,10 @@ def pack_puts(
     changeset: tuple[int, int] = CHANGESET_NONE,
     sequence: Sequence[int] | None = None,
 ) -> bytes | None:
-    """Pack the last entry of a commit that is all puts, of values of at most `longest` bytes; None
-    if it is not. As `pack`, in one pass: for a hundred rows 3 us, where columns take 9."""
+    """Pack the last entry of a commit of puts with values of at most `longest` bytes, in one pass.
+
+    Returns None for any other commit. A hundred rows take 3 us; `pack` takes 9.
+    """
     body = join_puts(points, longest, _places(sequence), OP_PUT)
     if body is None:
         return None
@@ -209,7 +212,7 @@ def peek(packed: bytes, *, where: str) -> tuple[int, tuple[int, int]]:
 
 
 def is_last(packed: bytes) -> bool:
-    """Whether an entry, of which nothing is known yet, says that it is the last of its commit."""
+    """Whether an unchecked entry says that it is the last of its commit."""
     return len(packed) > _FLAGS_AT and bool(packed[_FLAGS_AT] & _LAST)
 
 

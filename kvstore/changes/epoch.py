@@ -1,19 +1,20 @@
 """Epochs: sealed stretches of a domain's changesets, with the number of their events.
 
-A consumer that has seen as many events as an epoch counts, and no gap between the epochs, knows
-that it lacks nothing; at a quiescent epoch it knows that no changeset was half done.
+A consumer that received as many events as the epochs count, without a gap between epochs, has all
+events. At a quiescent epoch no changeset was half done.
 
     epochs/<run, 16 hex> := domain, begin, count, quiet, columns      one record per run of epochs
     columns := base64 of | raw bytes u32 | lz4 of four columns: ends, closing times, events, flags |
     column  := count i64, as differences, byte-shuffled: first bytes of all, then second ...
     flags   := bit 0: quiescent | bit 1: ended (the domain ended; its open changesets were cut)
 
-A bare put closes two epochs (its own, and the empty one that shows quiescence). Differences of
-neighbours are small and shuffling puts their zero bytes together: some 10 bytes for the pair.
+A bare put closes two epochs: its own, and an empty one that shows quiescence. Differences between
+neighbours are small, and the shuffle puts their zero bytes together: the pair takes about 10 bytes.
 
 Invariants
-1. In a run each epoch begins where the one before ended, the first one at `begin`.
-2. Runs are numbered in the order of time; `quiet` is the last time at which nothing was open.
+1. In a run the first epoch begins at `begin`, and each other epoch begins where the one before
+   ended.
+2. Runs are numbered in the order of time; `quiet` is the last time at which no changeset was open.
 """
 
 from __future__ import annotations
@@ -45,9 +46,9 @@ _SERIAL_END_MAX = (1 << 64) - 1
 class Epoch(NamedTuple):
     """The serials `[begin, end)` of a domain, complete with `events` change events.
 
-    All of them have timestamps below `closed_at`. `quiescent`: nothing was open then, so the state
-    at `closed_at - 1` is one in which no changeset was half done. `ended`: the store was closed or
-    died, and this epoch holds what was there of the domain's open changesets.
+    The timestamps of the events lie below `closed_at`. `quiescent`: no changeset was open then, so
+    no changeset is half done in the state at `closed_at - 1`. `ended`: the store was closed or its
+    process died, and this epoch holds the events of the changesets that were still open.
     """
 
     domain: int
@@ -65,7 +66,7 @@ def run_name(number: int) -> str:
 
 
 def pack_run(domain: int, begin: int, numbers: Sequence[int], *, quiet: int) -> dict[str, Any]:
-    """The record of a run; `numbers` holds `FIELDS` of them per epoch."""
+    """The record of a run; `numbers` has `FIELDS` items per epoch."""
     table = np.array(numbers, dtype=np.uint64).view(np.int64).reshape(-1, FIELDS)
     steps = np.diff(table, axis=0, prepend=np.zeros((1, FIELDS), np.int64)).T
     raw = np.ascontiguousarray(steps).view(np.uint8).reshape(-1, 8).T.tobytes()
@@ -87,7 +88,7 @@ def record_of(epoch: Epoch) -> dict[str, Any]:
 
 
 def unpack_run(fields: JsonObject) -> list[Epoch]:
-    """The epochs of a record. Raises `CorruptionError` where it does not add up."""
+    """The epochs of a record. Raises `CorruptionError` where the record contradicts itself."""
     domain, begin, _ = run_head(fields)
     count = fields.integer("count")
     try:

@@ -1,14 +1,13 @@
 """Events: a change with its place in the commit, its changeset, its stream and its images.
 
-Codes are those of ScyllaDB's CDC, and two more for bulk loads:
+The codes are ScyllaDB's CDC codes and two more for bulk loads:
 
     0 preimage | 1 update | 2 insert | 3 row delete | 4 partition delete | 5 .. 8 range bounds
     9 postimage | 16 import | 17 revert
 
-A put is an update whether or not the key was there: it does not look. A range delete is one event
-with both bounds, start included, end excluded. Images are fields of the event they belong to
-rather than rows of their own, so that none is ever paired with another key's; `Event.rows` lays
-them out for consumers who want them one by one.
+Every put is an update, because a put does not look whether the key exists. A range delete is one
+event with both bounds, start included, end excluded. Images are fields of their event rather than
+rows of their own, so that no image is paired with another key; `Event.rows` gives them one by one.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ EXPAND: Final = ("none", "imports", "all")
 
 
 class Operation(IntEnum):
-    """What an event did."""
+    """The code of an event or of an image."""
 
     PREIMAGE = 0
     UPDATE = 1
@@ -42,11 +41,11 @@ class Operation(IntEnum):
 class Event(NamedTuple):
     """One change.
 
-    `sequence` counts the changes of a commit from 0, over all streams; the keys of a range delete
-    that was expanded share its number. `end_of_batch` marks the last event of the commit that
-    this reader gets. `key` is the import's id (8 bytes, big-endian) for whole imports and reverts.
-    `value` is what was put; `pre` and `post` are the key's values before and after the commit,
-    None where there was none, or where the image was not asked for.
+    `sequence` counts the changes of a commit from 0, over all streams; the keys of an expanded
+    range delete share its number. `end_of_batch` marks the last event of the commit that this
+    reader gets. For whole imports and reverts `key` is the import's id (8 bytes, big-endian).
+    `value` is the value of a put. `pre` and `post` are the key's values before and after the
+    commit; None if there was no value, or if the reader did not ask for the image.
     """
 
     timestamp: Timestamp
@@ -62,7 +61,7 @@ class Event(NamedTuple):
     end_of_batch: bool
 
     def rows(self) -> Iterator[tuple[Operation, bytes, bytes | None]]:
-        """Preimage, change, postimage, as far as they are there: code, key, value."""
+        """The event as rows of code, key and value: preimage if any, change, postimage if any."""
         if self.pre is not None:
             yield Operation.PREIMAGE, self.key, self.pre
         yield self.op, self.key, self.value
@@ -71,7 +70,7 @@ class Event(NamedTuple):
 
 
 def require_images(images: str) -> Images:
-    """Raise `UsageError` unless `images` names some."""
+    """Raise `UsageError` unless `images` is a choice."""
     if images not in IMAGES:
         raise UsageError(f"images={images!r}", f"pass one of {', '.join(IMAGES)}")
     return images  # type: ignore[return-value]  # just checked

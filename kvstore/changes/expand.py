@@ -1,11 +1,11 @@
 """From rows of the change index to events: images, and imports and ranges as keys.
 
-Images are reads of the versions just before and at the time of the change. Versions do not change,
-so an image is exact whoever writes meanwhile, and costs one look-up where it is asked for.
+An image is a read of the versions just before the change, or at its time. Versions never change, so
+concurrent writes do not affect an image. Each image costs one look-up.
 
-Range deletes, imports and reverts stand in the index whole. Expanded, an import becomes its keys
-(a pass over its spans), a revert what each of them became, and a range delete the keys that were
-alive just before it.
+The index stores range deletes, imports and reverts as one row. Expanding an import gives its keys,
+by a pass over its spans; expanding a revert gives the values that these keys took; expanding a
+range delete gives the keys that were alive just before it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from kvstore.timestamp import Timestamp
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What a reader of events asks for. `select=None` is every stream."""
+    """The choices of a reader of events. `select=None` means every stream."""
 
     span: Span
     images: Images = "delta"
@@ -46,9 +46,10 @@ class EventReader:
         self._changes = changes
 
     def events(self, wanted: Wanted, *, since: int, upto: int) -> Iterator[Event]:
-        """Events in `(since, upto]`, in time order, a commit's in the order they were made.
+        """Events in `(since, upto]` in time order; the events of a commit in the order it made
+        them.
 
-        The caller sees to it that history from `since` on is kept, and that the index is whole.
+        The caller keeps history from `since` on, and makes sure that the index is complete.
         """
 
         def pieces() -> Iterator[Iterator[Event]]:
@@ -64,10 +65,10 @@ class EventReader:
         return chain.from_iterable(pieces())
 
     def _of_commit(self, chunks: Iterator[Commit], wanted: Wanted) -> Iterator[Event]:
-        """The events of one commit, which is in one stream.
+        """The events of one commit, which lies in one stream.
 
-        Hot: small puts, all of them wanted, are made without a line of Python each (0.2 us an
-        event, against 2).
+        Hot: if the reader wants all of a commit of small puts, no line of Python runs per event
+        (0.2 us an event, otherwise 2).
         """
         first = next(chunks)
         entry = first.entry
@@ -84,7 +85,7 @@ class EventReader:
         return _marked(self.of_rows(rows(), wanted))
 
     def of_rows(self, rows: Iterable[PlacedRow], wanted: Wanted) -> Iterator[Event]:
-        """The events that rows of the index stand for; the ends of commits are not marked.
+        """The events of rows of the index, without marks at the ends of commits.
 
         Hot: a put or delete takes the short way (4 us against 9).
         """
@@ -138,11 +139,11 @@ class EventReader:
     def _of_change(self, placed: PlacedRow, change: Change, wanted: Wanted) -> Event:
         images, key, at = wanted.images, change.key, change.timestamp
         op = Operation.UPDATE if change.op == "put" else Operation.ROW_DELETE
-        value = None if images == "none" else change.value  # a large one, or of an import
+        value = None if images == "none" else change.value  # a large value, or one of an import
         pre = self._versions.get(key, at - 1) if images.startswith("pre") else None
         post = change.value
         if images.endswith("post"):
-            # What was put is the state. A key that died in a range delete may have been put again.
+            # A put's value is the state after it. A key in a range delete may have been put again.
             post = post if change.op == "put" else self._versions.get(key, at)
         else:
             post = None
@@ -150,7 +151,7 @@ class EventReader:
 
 
 def _of_puts(commit: Commit, images: Images) -> Iterator[Event]:
-    """The events of an entry that is a commit of its own, of puts with their values."""
+    """The events of an entry that is a whole commit of puts with their values."""
     timestamp, _, entry, stream = commit
     keys, values = entry.columns()
     fields = [
@@ -194,7 +195,7 @@ def _event(
 
 
 def _marked(events: Iterable[Event]) -> Iterator[Event]:
-    """The events, the last one of each commit marked. Holds one back."""
+    """The events, with a mark at the last event of each commit. Reads one event ahead."""
     held: Event | None = None
     for event in events:
         if held is not None:

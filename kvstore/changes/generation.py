@@ -1,16 +1,16 @@
-"""Generations: which streams took which tokens, and from when to when.
+"""Generations: the division of tokens among streams, and the time for which it is in force.
 
     generation/<opened at, 16 hex> := streams [id hex], in the order of their tokens
 
-Each stream of n > 1 takes the tokens above its predecessor's and up to its own, so the tokens of
-a generation split the ring. A generation operates from the time it was opened until the next one
+A stream takes the tokens above its predecessor's token and up to its own, so the streams of a
+generation split the ring. A generation is in force from the time it was opened until the next one
 opens: `opened_at <= t < closed_at`.
 
 Invariants
-1. A generation is durable before the first commit that uses it, and opens above `upper`: no
-   commit ever falls on the wrong side, and no writer has to be turned away.
+1. A generation is durable before the first commit that uses it, and opens above `upper`. So no
+   commit falls into the wrong generation, and no write is refused.
 2. The generations of a store follow each other without a gap; the last one is open.
-3. Which generation a change is in depends on its timestamp alone.
+3. The timestamp of a change alone decides its generation.
 
 Source: ScyllaDB's CDC generations.
 """
@@ -49,8 +49,8 @@ PREFIX: Final = "generation/"
 class Generation:
     """A set of streams and the time it is in force: `opened_at <= t < closed_at`.
 
-    `streams` are those that take keys. `control` takes the rest; it is the same one where there is
-    only one. `closed_at` is None while the generation is open.
+    `streams` take the changes of keys, `control` takes all other changes. A generation of one
+    stream uses it for both. `closed_at` is None while the generation is open.
     """
 
     opened_at: Timestamp
@@ -66,7 +66,7 @@ class Generation:
 
     @property
     def last(self) -> int:
-        """The last timestamp in it."""
+        """The last timestamp of the generation."""
         return TIMESTAMP_MAX if self.closed_at is None else self.closed_at - 1
 
     def stream_of(self, key: bytes) -> bytes:
@@ -74,7 +74,7 @@ class Generation:
         return self.streams[self.positions([key])[0]] if self.is_split else self.control
 
     def positions(self, keys: Iterable[bytes]) -> list[int]:
-        """The place of each key's stream among `streams`; a split generation only. 1 us a key."""
+        """The index of each key's stream in `streams`, for a split generation only. 1 us a key."""
         return [bisect.bisect_left(self._tokens, token_bytes(key)) for key in keys]
 
     def every_stream(self) -> tuple[bytes, ...]:
@@ -83,7 +83,7 @@ class Generation:
 
 
 def new_streams(count: int, random_bits: int) -> tuple[bytes, ...]:
-    """Ids of `count` streams that split the ring evenly; the control stream where it is one."""
+    """Ids of `count` streams that split the ring evenly; a single stream is the control stream."""
     if count == 1:
         return (CONTROL_STREAM,)
     return tuple(
@@ -107,9 +107,9 @@ class GenerationWindow(NamedTuple):
 
 
 class Generations:
-    """The generations of one store. Readers take `all()` and keep it: it is replaced, not changed.
+    """The generations of one store. A reader may keep the tuple of `all()`, which never changes.
 
-    Writes run under the commit lock.
+    Callers of the methods that write hold the commit lock.
     """
 
     def __init__(self, meta: Meta) -> None:
@@ -118,12 +118,12 @@ class Generations:
         self._all = _closed(found or [generation(0, (CONTROL_STREAM,))])
 
     def all(self) -> tuple[Generation, ...]:
-        """All generations that are kept, oldest first."""
+        """All stored generations, oldest first."""
         return self._all
 
     @property
     def current(self) -> Generation:
-        """The open one."""
+        """The open generation."""
         return self._all[-1]
 
     def at(self, timestamp: int) -> Generation:
@@ -146,13 +146,14 @@ class Generations:
         require_count(count, name="streams", most=STREAMS_MAX)
         opened = generation(opened_at, new_streams(count, secrets.randbits(RANDOM_BITS)))
         if self.current.opened_at == 0:
-            # The generation that every store begins with is written once it has a successor.
+            # The first generation of a store is written when it gets a successor.
             self._meta.stage(batch, _name(0), _fields(self.current))
         self._meta.stage(batch, _name(opened_at), _fields(opened))
         return opened
 
     def publish(self, opened: Generation) -> None:
-        """Show a generation whose record is durable; the one before it closes there."""
+        """Show a generation whose record is durable. The generation before it closes at its
+        time."""
         self._all = _closed([*self._all, opened])
 
     def stage_trim(self, batch: WriteBatch, since: int) -> None:
@@ -181,7 +182,7 @@ def _read(opened_at: int, record: JsonObject) -> Generation:
 
 
 def _closed(found: Sequence[Generation]) -> tuple[Generation, ...]:
-    """The generations, each closed where the next one opens."""
+    """The generations, each closed at the time at which the next one opens."""
     ends = [*(later.opened_at for later in found[1:]), None]
     return tuple(replace(each, closed_at=end) for each, end in zip(found, ends, strict=True))
 

@@ -1,19 +1,19 @@
 """The change index: every commit's changes, in time order, beside the versions.
 
-It is written in the same engine batch as the versions, so neither can be there without the other,
-and it is what makes an incremental read cost what changed. Large values do not travel in it: the
-reader fetches them from the versions, which are kept as long as the index is.
+One engine batch writes a commit's versions and its change entries, so neither exists without the
+other. With the index an incremental read costs what changed. An entry holds no large values: a
+reader fetches them from the versions, which are kept as long as the index.
 
-A large entry is staged thin: without its values, as if each were too large to travel. The log of
-the engine has them with the versions already, and a second time costs more than all else that
-the index does (3 us a KB). The full entry follows outside the log and takes the thin one's place.
-What a crash takes back is the full one; the thin one says the same, and is slower to read.
+A large entry is first staged thin, that is without its values. The engine's log already has the
+values with the versions, and logging them a second time would cost more than all other work of the
+index (3 us a KB). The full entry is then written outside the log, in the place of the thin one. A
+crash can lose the full entry only; the thin entry means the same and is slower to read.
 
 Invariants
-1. A commit at t has, in each stream it touches, exactly one run of chunks (stream, t, 0..n), the
-   last one marked. Which streams those are follows from t and the keys (`generation`).
-2. The index is complete for windows `(since, upto]` whose `since` is at or above its floor: the
-   store's own `since`, or the time a restored store was restored at.
+1. A commit at t has exactly one run of chunks (stream, t, 0..n) in each stream that it touches, and
+   the last chunk is marked. The time t and the keys decide the streams (`generation`).
+2. The index is complete for a window `(since, upto]` if `since` is at or above its floor: the
+   store's own `since`, or in a restored store the time of the restore.
 """
 
 from __future__ import annotations
@@ -53,22 +53,23 @@ from kvstore.meta import Meta
 from kvstore.mvcc.write import WriteSet
 
 FIRST_STREAM: Final = CONTROL_STREAM
-"""The stream of a store that has one."""
+"""The stream of a store with a single stream."""
 
 _CHUNKS_MAX = (1 << 32) - 1
 _PUT, _PUT_LARGE = bytes([OP_PUT]), bytes([OP_PUT_LARGE])
 
 
 Select: TypeAlias = "Callable[[Generation], Iterable[bytes]]"
-"""Names the streams of a generation that a reader wants."""
+"""Chooses the streams of a generation that a reader wants."""
 
 
 FullEntry: TypeAlias = "tuple[bytes, bytes]"
-"""Key and value, in `changes`, of an entry that was staged thin."""
+"""Key and value, in `changes`, of the full form of an entry that was staged thin."""
 
 
 class Packed(NamedTuple):
-    """One chunk of a commit's entry: what is staged, and the full one where that is thin."""
+    """One chunk of a commit's entry: the staged form, and the full form if the staged one is
+    thin."""
 
     staged: bytes
     full: bytes | None = None
@@ -84,7 +85,7 @@ class Commit(NamedTuple):
 
 
 class PlacedRow(NamedTuple):
-    """One line of the index and where it stands: `sequence` counts the rows of its commit."""
+    """One row of the index and its place: `sequence` counts the rows of its commit."""
 
     timestamp: int
     sequence: int
@@ -108,8 +109,7 @@ class ChangeIndex:
     ) -> list[FullEntry]:
         """Add the entries of a sealed write set to the engine batch that holds its versions.
 
-        `changeset` tags them. Returns the entries that belong in the place of thin ones:
-        `complete` puts them there.
+        `changeset` tags them. Returns the full forms of thin entries, for `complete`.
         """
         found = self.generations.at(timestamp)
         if found.is_split:
@@ -117,7 +117,8 @@ class ChangeIndex:
         return self._put(batch, FIRST_STREAM, timestamp, _packed(writes, changeset))
 
     def complete(self, entries: Iterable[FullEntry]) -> None:
-        """Write what `stage` returned, once the batch is written and before anybody may read it."""
+        """Write the full entries that `stage` returned: after the batch, and before readers see
+        it."""
         batch = self._engine.batch()
         for key, packed in entries:
             batch.put(key, packed, self._engine.families[CHANGES])
@@ -126,7 +127,7 @@ class ChangeIndex:
     def stage_event(
         self, op: int, key: bytes, timestamp: int, batch: WriteBatch, changeset: tuple[int, int]
     ) -> None:
-        """Add the entry of a commit that is one event (an import, a revert)."""
+        """Add the entry of a commit with a single event: an import or a revert."""
         row = column([key]), column([b""])
         packed = pack(bytes([op]), *row, changeset=changeset)
         self._put(batch, CONTROL_STREAM, timestamp, [Packed(packed)])
@@ -139,7 +140,7 @@ class ChangeIndex:
         changeset: tuple[int, int],
         found: Generation,
     ) -> list[FullEntry]:
-        """As `stage`, each key to its stream: 1.5 us per key, most of it for the token."""
+        """As `stage`, for several streams: 1.5 us per key, most of it for the token."""
         full: list[FullEntry] = []
         parts: dict[bytes, tuple[WriteSet, list[int]]] = {}
         ranges = len(writes.ranges)
@@ -175,10 +176,11 @@ class ChangeIndex:
     # -- reading ----------------------------------------------------------------------------
 
     def read(self, *, since: int, upto: int, select: Select | None = None) -> Iterator[Commit]:
-        """Entries of the commits in `(since, upto]`, oldest first, a commit's stream by stream.
+        """Entries of the commits in `(since, upto]`, oldest first; those of a commit stream by
+        stream.
 
-        `select` names the streams to read of each generation; by default all are read. Costs what
-        it yields; memory is one chunk per stream.
+        `select` chooses the streams of each generation; the default is all. Costs what it yields,
+        and holds one chunk per stream in memory.
         """
         for window in self.generations.windows(since=since, upto=upto):
             yield from self.commits_in(window, select)
@@ -186,16 +188,16 @@ class ChangeIndex:
     def commits_in(
         self, window: GenerationWindow, select: Select | None = None
     ) -> Iterator[Commit]:
-        """As `read`, of a window that lies in one generation."""
+        """As `read`, for a window in one generation."""
         found, since, upto = window
         wanted = found.every_stream() if select is None else select(found)
         parts = [self._entries(stream, since=since, upto=upto) for stream in wanted]
         return parts[0] if len(parts) == 1 else heapq.merge(*parts, key=itemgetter(0))
 
     def rows(self, *, since: int, upto: int, select: Select | None = None) -> Iterator[PlacedRow]:
-        """Rows of the commits in `(since, upto]`, oldest first, a commit's in the order made.
+        """Rows of the commits in `(since, upto]`, oldest first; those of a commit in its order.
 
-        `select` names the streams to read of each generation; by default all are read.
+        `select` chooses the streams of each generation; the default is all.
         """
         for window in self.generations.windows(since=since, upto=upto):
             yield from self.rows_in(window, select)
@@ -203,7 +205,7 @@ class ChangeIndex:
     def rows_in(
         self, window: GenerationWindow, select: Select | None = None
     ) -> Iterator[PlacedRow]:
-        """As `rows`, of a window that lies in one generation."""
+        """As `rows`, for a window in one generation."""
         found, since, upto = window
         wanted = found.every_stream() if select is None else select(found)
         parts = [self._placed(stream, since=since, upto=upto) for stream in wanted]
@@ -221,9 +223,9 @@ class ChangeIndex:
                 yield timestamp, *peek(value, where=_where(timestamp, chunk))
 
     def stage_trim(self, upto: int, batch: WriteBatch) -> None:
-        """Add the removal of all entries at or below `upto`, and of what described only them.
+        """Add the removal of all entries at or below `upto`, and of their epochs and generations.
 
-        One range delete per stream. The caller holds the commit lock, and writes the batch.
+        One range delete per stream. The caller holds the commit lock and writes the batch.
         """
         changes = self._engine.families[CHANGES]
         for stream in self.stored_streams():
@@ -248,8 +250,8 @@ class ChangeIndex:
     def last(self) -> int:
         """Timestamp of the newest commit in the index, 0 if it is empty. One seek per stream.
 
-        It looks at what is there, not at the generations: a stream is found below the one
-        before it, whoever wrote it.
+        Looks at the stored entries rather than at the generations, so that it finds streams of any
+        writer.
         """
         newest, bound = 0, None
         while True:
@@ -302,7 +304,7 @@ class ChangeIndex:
 
 
 def placed(commit: Commit, first: int) -> Iterator[PlacedRow]:
-    """The rows of one entry; `first` rows of its commit and stream came before."""
+    """The rows of one entry; `first` counts the rows before it in its commit and stream."""
     timestamp, _, entry, stream = commit
     numbers: Iterable[int] = range(first, first + entry.count)
     if entry.sequence is not None:
@@ -325,8 +327,7 @@ def _packed(
 ) -> Iterable[Packed]:
     """The entry of a write set, cut into chunks where it would grow too large.
 
-    Hot: of small puts, the common ones, nothing is looked at but the lengths, which tell that
-    they are.
+    Hot: of small puts, the common case, it looks at the lengths only.
     """
     points = writes.points
     if points and not writes.ranges and writes.size < CHANGE_CHUNK_BYTES:
@@ -347,7 +348,7 @@ def _packed(
 def _chunks(
     writes: WriteSet, changeset: tuple[int, int], order: Sequence[int] | None
 ) -> Iterator[Packed]:
-    """As `_packed`, row by row: any operation, any size."""
+    """As `_packed`, row by row, for operations and values of any kind."""
     chunks = list(_columns(writes))
     taken = 0
     for number, (ops, keys, values) in enumerate(chunks, start=1):
@@ -359,9 +360,9 @@ def _chunks(
 
 
 def _chunk(ops: bytes, keys: PackedColumn, values: PackedColumn, **tags: Any) -> Packed:
-    """An entry, thin and full where its values are so many that it pays.
+    """An entry; thin and full forms if its values are large enough for that to pay.
 
-    The full one is left to the engine to compress, when it comes to writing it.
+    The engine compresses the full form when it writes it.
     """
     if len(values.data) < THIN_FROM_BYTES or OP_DELETE_RANGE in ops:
         return Packed(pack(ops, keys, values, **tags))

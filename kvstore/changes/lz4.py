@@ -1,8 +1,8 @@
-"""LZ4 blocks whose size is stored beside them, opened without believing it.
+"""LZ4 blocks with their size stored beside them; the stored size is checked before use.
 
-The decoder allocates as many bytes as it is told, and leaves those that the block does not fill as
-memory happened to be. So the lengths inside the block are added up first: a size that is not
-theirs costs no memory, and nothing is handed out that was not packed.
+The decoder allocates as many bytes as the caller says, and does not clear bytes that the block
+leaves unfilled. So `unpack_block` adds up the lengths inside the block first: a wrong size costs no
+memory, and a caller never gets bytes that were not packed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def pack_block(data: bytes) -> bytes:
 
 
 def unpack_block(block: Buffer, size: int, *, where: str) -> memoryview:
-    """The `size` bytes of a block. Raises `CorruptionError` where it does not hold as many."""
+    """The `size` bytes of a block. Raises `CorruptionError` where the block has another size."""
     found = lz4_size(block)
     if found != size:
         raise CorruptionError(where, f"a block of {found} bytes, not {size}")

@@ -1,12 +1,12 @@
 """Reading the changes of a window `(since, upto]`, by key or by time, all or the latest.
 
-Two ways give the same answer. Through the index a read costs what changed; through a pass over the
-versions (`kvstore.mvcc.diff`) it costs what exists, in bounded memory and in key order. Time order
-takes the index wherever it is complete. Key order takes it for windows small enough to sort
-in memory, and the pass for the rest.
+There are two ways with the same answer. A read through the index costs what changed. A pass over
+the versions (`kvstore.mvcc.diff`) costs what exists, in bounded memory and in key order. A read in
+time order uses the index wherever the index is complete. A read in key order uses the index for
+windows that can be sorted in memory, and the pass for all others.
 
-Imports stand in the index as one event. Here they are expanded: a pass over the spans of the import
-gives its keys, and a revert gives what each of them became.
+The index stores an import as one event. A read expands it: a pass over the spans of the import
+gives its keys, and a revert gives the value that each of these keys took.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ from kvstore.timestamp import Timestamp
 Revisions: TypeAlias = Literal["all", "latest"]
 Order: TypeAlias = Literal["key", "time"]
 ImportSpans: TypeAlias = "Callable[[bytes], tuple[bytes, list[Span]]]"
-"""From an import's id, as the index has it, to the suffix of its rows and the spans they lie in."""
+"""Maps an import's id, as the index stores it, to the suffix of its rows and to its spans."""
 
 _OP, _KEY = (itemgetter(Change._fields.index(name)) for name in ("op", "key"))
 
 
 def require_choices(revisions: str, order: str) -> None:
-    """Raise `UsageError` unless both are ones that there are."""
+    """Raise `UsageError` unless both are known choices."""
     if revisions not in ("all", "latest"):
         raise UsageError(f"revisions={revisions!r}", 'pass "all" or "latest"')
     if order not in ("key", "time"):
@@ -110,7 +110,7 @@ class ChangeReader:
     def _sorted_by_key(
         self, span: Span, *, since: int, upto: int, latest: bool
     ) -> Iterator[Change] | None:
-        """The window sorted in memory, None where it is too large for that."""
+        """The changes of the window, sorted in memory; None if they are too large for that."""
         room = _Room(SORTED_CHANGES_BYTES_MAX)
         expanded = self._expanded(span, since=since, upto=upto, room=room)
         found = list(islice(expanded, SORTED_CHANGES_MAX + 1))
@@ -126,7 +126,7 @@ class ChangeReader:
                     if fragments.newest(key, upto) <= change.timestamp
                 ]
                 found.extend(self._ranges(span, since, upto))
-        # They are in time order, and sorting keeps it where it does not matter.
+        # The changes are in time order, and a stable sort keeps that order within a key.
         if "delete_range" in map(_OP, found):
             found.sort(key=_key_order)
         else:
@@ -134,7 +134,7 @@ class ChangeReader:
         return iter(found) if room.left > 0 else map(self._with_value, found)
 
     def _with_value(self, change: Change) -> Change:
-        """The change with its value, where there was no room to hold it."""
+        """The change with its value, read again if there was no room to hold it."""
         if change.op != "put" or change.value is not None:
             return change
         return self.point(Row(OP_PUT_LARGE, change.key, b""), change.timestamp)
@@ -169,8 +169,11 @@ class ChangeReader:
     def _of_entry(
         self, entry: ChangeEntry, at: Timestamp, span: Span, room: _Room | None
     ) -> Iterator[Change]:
-        """Hot: small puts in no particular span, the common case, are made without a line of
-        Python each: 0.13 us a change, row by row 1.0."""
+        """The changes of one entry in `span`.
+
+        Hot: for small puts and the whole key space, the common case, no line of Python runs per
+        change (0.13 us a change; row by row 1.0).
+        """
         if span == Span() and entry.is_small_puts:
             keys, values = entry.columns()
             return tuples(Change, entry.count, [at, "put", keys, None, values])
@@ -189,8 +192,8 @@ class ChangeReader:
                 yield change if room is None else room.take(change)
 
     def point(self, row: Row, at: Timestamp, room: _Room | None = None) -> Change:
-        """The put or delete that a row says, with its value wherever that is kept; without a large
-        one that there is no `room` for."""
+        """The put or delete of a row, with its value from the index or the versions. A large value
+        is left out if there is no `room` for it."""
         if row.op == OP_PUT:
             return Change(at, "put", row.key, None, row.value)
         if row.op == OP_DELETE:
@@ -206,7 +209,8 @@ class ChangeReader:
         return change if room is None else room.take(change)
 
     def import_event(self, row: Row, at: Timestamp, span: Span) -> Iterator[Change]:
-        """What an import or its revert did to the keys of `span`, in the order of its spans."""
+        """The changes that an import or its revert made to keys of `span`, in the order of its
+        spans."""
         if row.op not in (OP_IMPORT, OP_REVERT):
             raise CorruptionError(f"change entry {int(at)}", f"unknown operation {row.op}")
         reference, spans = self._import_spans(row.key)
@@ -221,14 +225,14 @@ class ChangeReader:
                     yield from self._uncovered(key, at)
 
     def _uncovered(self, key: bytes, at: Timestamp) -> Iterator[Change]:
-        """What a revert at `at` made of `key`: nothing, where the import did not show there."""
+        """The change that a revert at `at` made to `key`; none if the import did not show there."""
         for timestamp, value in self._versions.revisions(key):
             if timestamp == at:
                 yield _point_change(at, key, value)
 
 
 class _Room:
-    """Bytes of large values that may yet be held."""
+    """How many bytes of large values may still be held."""
 
     __slots__ = ("left",)
 
@@ -236,7 +240,7 @@ class _Room:
         self.left = left
 
     def take(self, change: Change) -> Change:
-        """The change, without a large value if there is no room for it."""
+        """The change, without its value if the value is large and there is no room for it."""
         value = change.value
         if value is None or len(value) <= INLINE_VALUE_BYTES:
             return change

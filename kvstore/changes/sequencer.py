@@ -1,21 +1,21 @@
-"""The sequencer: which changesets share an epoch, and when an epoch is complete.
+"""The sequencer: assigns changesets to epochs, and closes an epoch when it is complete.
 
-Changesets overlap, so there is seldom a moment at which none is open. Two epochs suffice to cut
-the stream of changes all the same: the older takes no more changesets and waits for its own to
-finish, the newer takes all that begin meanwhile.
+Changesets overlap, so there is seldom a moment at which none is open. Two epochs suffice to cut the
+stream of changes nevertheless: the older epoch takes no more changesets and waits for its own to
+finish; the newer epoch takes the changesets that begin meanwhile.
 
     quiescent --acquire--> draining(older, newer) --release--> draining | quiescent
 
-Pure: state and command in, state and closed epochs out. Serials are given by the caller, in
-ascending order.
+The functions are pure: they map a state and a command to a state and closed epochs. The caller
+gives serials in ascending order.
 
 Invariants
-1. Epochs follow each other without a gap: each begins where the one before ended.
-2. A changeset that begins while nothing is open has an epoch of its own, which ends right after
-   it. So a burst begins with an epoch of one changeset.
+1. Epochs follow each other without a gap: each epoch begins where the one before ended.
+2. A changeset that begins while no other is open has an epoch of its own, which ends at the next
+   serial. So a burst begins with an epoch of one changeset.
 3. Two changesets can overlap in time only if they are in the same or in neighbouring epochs.
 4. An epoch is closed once, after all its changesets; epochs close in order, empty ones too.
-5. An epoch that leaves the state quiescent proves that nothing was open when it closed.
+5. If an epoch leaves the state quiescent, no changeset was open when it closed.
 
 Source: Backtrace's two-epoch sequencer.
 """
@@ -26,7 +26,7 @@ from typing import NamedTuple
 
 
 class Older(NamedTuple):
-    """The epoch that drains: it has an end, and takes no more changesets."""
+    """The epoch that drains. It has an end and takes no more changesets."""
 
     begin: int
     end: int
@@ -35,7 +35,7 @@ class Older(NamedTuple):
 
 
 class Newer(NamedTuple):
-    """The epoch that takes what begins now; where the older one ends, it begins."""
+    """The epoch that new changesets join. It begins where the older one ends."""
 
     begin: int
     in_flight: int
@@ -51,7 +51,7 @@ class SequencerState(NamedTuple):
 
 
 class Closed(NamedTuple):
-    """An epoch `[begin, end)` of serials that is complete, with the events of its changesets."""
+    """A complete epoch of the serials `[begin, end)`, with the event count of its changesets."""
 
     begin: int
     end: int
@@ -72,7 +72,7 @@ def acquire(state: SequencerState, serial: int) -> tuple[SequencerState, int]:
 def release(
     state: SequencerState, epoch: int, events: int, fresh: int
 ) -> tuple[SequencerState, list[Closed]]:
-    """End a changeset of `epoch` that made `events`; `fresh` is a new serial, to cut with."""
+    """End a changeset of `epoch` that made `events`; `fresh` is a new serial for a cut."""
     older, newer = state.older, state.newer
     assert older is not None
     assert newer is not None
@@ -85,7 +85,7 @@ def release(
     if older.in_flight:
         return state._replace(older=older), []
     closed = [Closed(older.begin, older.end, older.events, quiescent=False)]
-    fresh = max(fresh, newer.begin + 1)  # no epoch is of no width; the next serial is not below
+    fresh = max(fresh, newer.begin + 1)  # an epoch holds a serial; the next is not below
     if newer.in_flight:
         promoted = Older(newer.begin, fresh, newer.in_flight, newer.events)
         return SequencerState(older.begin, promoted, Newer(fresh, 0, 0)), closed

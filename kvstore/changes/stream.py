@@ -2,14 +2,14 @@
 
     stream id := | token u64 | random 38 bits | position 22 bits | version 4 bits |    big-endian
 
-A key's token is a 64-bit hash of it; the generation in force says which stream takes which
-tokens. Ids sort by token, so a stream and its neighbours lie together. The random bits keep the
-streams of two generations apart.
+The token of a key is a 64-bit hash, and the generation in force assigns tokens to streams. Ids sort
+by token, so neighbouring streams lie together. The random bits keep the streams of two generations
+apart.
 
 Invariants
 1. The token of a key never changes: it is part of the format.
-2. `CONTROL_STREAM` is in every generation. Where there is no other it takes everything, and no key
-   is hashed; else range deletes, imports and reverts, which concern many tokens.
+2. `CONTROL_STREAM` is in every generation. If it is the only stream it takes every change, and no
+   key is hashed. Otherwise it takes range deletes, imports and reverts, which concern many tokens.
 
 Source: ScyllaDB's CDC stream ids.
 """
@@ -31,7 +31,7 @@ STREAM_ID_BYTES: Final = 16
 
 
 class StreamFields(NamedTuple):
-    """What a stream id says."""
+    """The fields of a stream id."""
 
     token: int
     random: int
@@ -63,5 +63,5 @@ CONTROL_STREAM: Final = encode_stream(StreamFields(0, 0, 0))
 
 
 def token_bytes(key: bytes) -> bytes:
-    """The token of a key as a stream id begins with it: 64 bits of its BLAKE2b hash. 0.7 us."""
+    """The token of a key, as a stream id begins: 64 bits of the key's BLAKE2b hash. 0.7 us."""
     return hashlib.blake2b(key, digest_size=TOKEN_BYTES).digest()
