@@ -1,7 +1,8 @@
 """Backups: collections of a store's history, restored as of any instant, and replicas."""
 
 import kvstore.bulk  # noqa: F401  # refuses a stranger before it is imported from
-from backup.collection import Collection, CollectionInfo
+from backup.collection import Collection
+from backup.overview import CollectionInfo
 from backup.replication import replicate
 from backup.source import Stop
 from backup.verify import VerifyReport

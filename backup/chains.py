@@ -4,16 +4,17 @@
                                    "dropping": [shard names]}
 
 Most collections have one chain. Where the source lost the history that the next window needs, a new
-full backup begins another; the old one stays readable up to where it ended. The record changes
-by compare-and-set, so two scripts that begin a collection, or a chain, at once agree on one.
+full backup begins another chain; the old chain stays readable up to where it ended. The record
+changes by compare-and-set, so two scripts that begin a collection, or a chain, at once agree on
+one.
 
     shard name := "chain-" | 12 random hex digits [ "-" | 12 hex digits of the token's BLAKE2b ]
 
-A full backup with a token leaves its mark in the name of the chain it begins: however often it is
-killed, even between the window it had begun and the rest, it goes on with that one.
+A full backup with a token leaves its mark in the name of the chain it begins. However often the
+backup is killed, it goes on with that chain.
 
-A chain that has expired is written down as `dropping`, then destroyed, then forgotten: a crash in
-between leaves a name by which the next expiry finds what is left.
+A chain that has expired is recorded as `dropping`, then destroyed, then forgotten. After a crash in
+between, the next expiry finds the rest of the chain by its name in the record.
 """
 
 from __future__ import annotations
@@ -22,13 +23,13 @@ import hashlib
 import json
 import re
 import secrets
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Final
+from typing import Final, NamedTuple
 
-from backup.shard import Cas, Shard, Storage, Versioned
+from backup.shard import EMPTY, Batch, Cas, Shard, ShardSnapshot, Storage, Versioned
 from backup.shard.state import witness
 from backup.shard.state.log import MissingShardError, StateLog
 from kvstore.clock import WallClock
@@ -36,14 +37,17 @@ from kvstore.codec.json import read_object
 from kvstore.errors import (
     CorruptionError,
     FormatVersionError,
+    HistoryGoneError,
     LockedError,
+    NotYetWrittenError,
     StatesLostError,
     UsageError,
 )
+from kvstore.timestamp import Timestamp
 
 COLLECTION_FORMAT: Final = 1
 RETENTION: Final = "retention"
-"""The critical hold that keeps a chain's since where `expire` put it."""
+"""The critical hold that keeps a chain's `since` at the time that `expire` set."""
 
 _KEY = "collection"
 _ATTEMPTS = 8
@@ -63,11 +67,20 @@ class CollectionRecord:
     dropping: tuple[str, ...] = ()
 
     def is_begun_by(self, token: str | None) -> bool:
-        """Whether the backup `token` has begun the newest chain."""
+        """Whether the backup named `token` has begun the newest chain."""
         return token is not None and self.chains[-1].endswith(f"-{_mark(token)}")
 
 
 _NONE = CollectionRecord(0, "", "", ())
+
+
+class Chain(NamedTuple):
+    """Windows that join, oldest first: all that was written in `[since, upper)`."""
+
+    name: str
+    since: Timestamp
+    upper: Timestamp
+    batches: Sequence[Batch]
 
 
 class Chains:
@@ -75,7 +88,7 @@ class Chains:
 
     def __init__(self, place: Storage, where: str, clock: WallClock) -> None:
         self._place = place
-        self._where = where
+        self.where = where
         self._clock = clock
         self._over = place.blob.patience.over
         self._logs: dict[str, StateLog] = {}
@@ -83,32 +96,34 @@ class Chains:
     def read(self) -> CollectionRecord | None:
         """The newest record; None where no backup was ever made.
 
-        Raises `CorruptionError` if it is damaged, or gone, which parts tell.
+        Raises `CorruptionError` if the record is damaged, or if parts are there without a record.
         """
         head = self._head()
         if head is None and self._has_parts(_CHAIN):
-            head = self._head()  # the first backup may have begun in between
+            head = self._head()  # the first backup may have begun meanwhile
             if head is None:
                 raise self._lost("the record of the collection")
         if head is None:
             return None
-        fields = read_object(head.data, where=f"{self._where}: record of the collection")
+        fields = read_object(head.data, where=f"{self.where}: record of the collection")
         version = fields.integer("format")
         if version != COLLECTION_FORMAT:
-            raise FormatVersionError(self._where, found=version, supported=COLLECTION_FORMAT)
+            raise FormatVersionError(self.where, found=version, supported=COLLECTION_FORMAT)
         chains = fields.items_of("chains", str)
         dropping = fields.items_of("dropping", str) if "dropping" in fields else []
         names = [*chains, *dropping]
         if not chains or len(set(names)) < len(names) or not all(map(_NAME.fullmatch, names)):
-            raise fields.damaged("its chains are none, come twice, or have names that none has")
+            raise fields.damaged(
+                "its list of chains is empty, repeats a chain, or has an unknown name"
+            )
         collection_id, source = fields.text("id"), fields.text("source")
         return CollectionRecord(head.seqno, collection_id, source, tuple(chains), tuple(dropping))
 
     def begin(
         self, source: str, token: str | None = None, *, first: Callable[[], None] = lambda: None
     ) -> CollectionRecord:
-        """The record, made with one chain if there is none yet: the backup `token` begins it.
-        `first` is called before it is made.
+        """The record. Where there is none, it is made with one chain, begun by the backup `token`.
+        `first` is called before that.
 
         Raises `UsageError` if the collection belongs to another store.
         """
@@ -117,7 +132,7 @@ class Chains:
             if record is not None:
                 if record.source != source:
                     raise UsageError(
-                        f"{self._where} holds the backups of store {record.source}",
+                        f"{self.where} holds the backups of store {record.source}",
                         "back this store up into a collection of its own",
                     )
                 return record
@@ -126,12 +141,14 @@ class Chains:
                 CollectionRecord(0, secrets.token_hex(6), source, (_new_name(token),)),
                 expected=None,
             )
-        raise LockedError(self._where, "scripts that keep changing it")
+        raise LockedError(self.where, "scripts that keep changing it")
 
     def extend(self, record: CollectionRecord, token: str | None = None) -> CollectionRecord:
-        """Begin another chain after those of `record`. Raises `LockedError` if one just was.
+        """Begin another chain behind the chains of `record`.
 
-        From here on nobody asks whether the states before were the newest there have been."""
+        The witnesses of the older chains are removed: no backup will be appended to those chains.
+        Raises `LockedError` if another script has just changed the record.
+        """
         longer = replace(record, chains=(*record.chains, _new_name(token)))
         extended = self._replace(record, longer)
         blob = self._place.blob
@@ -140,46 +157,96 @@ class Chains:
         return extended
 
     def require_named(self, record: CollectionRecord | None) -> None:
-        """Raise `StatesLostError` if there was a chain that the record does not know: then it is
-        older than it has been. Lists all parts."""
+        """Raise `StatesLostError` if there was a chain that the record does not know.
+
+        Such a record is an older copy. Lists all parts.
+        """
         known = set() if record is None else {*record.chains, *record.dropping}
         chains = set(witness.shards(self._place.blob, _CHAIN))
         if unknown := chains - known - set((self.read() or _NONE).chains):
             raise StatesLostError(
-                f"{self._where}: record of the collection, which lacks {min(unknown)}",
+                f"{self.where}: record of the collection, which lacks {min(unknown)}",
                 found=len(known),
                 known=len(known | chains),
             )
 
     def drop(self, record: CollectionRecord, names: set[str]) -> CollectionRecord:
-        """Take chains whose whole window has expired out of use; they are to be destroyed."""
+        """Record the chains `names`, whose whole window has expired, as `dropping`."""
         kept = tuple(name for name in record.chains if name not in names)
         dropping = (*record.dropping, *sorted(names))
         return self._replace(record, replace(record, chains=kept, dropping=dropping))
 
     def forget(self, record: CollectionRecord, names: set[str]) -> CollectionRecord:
-        """Of the chains that were `dropping`, these are destroyed."""
+        """Remove chains that are destroyed from the list `dropping`."""
         left = tuple(name for name in record.dropping if name not in names)
         return self._replace(record, replace(record, dropping=left))
 
     def shard(self, name: str) -> Shard:
-        """A handle on a chain, made if its first backup has not been yet. Raises as `find`."""
+        """A handle on a chain, which is made if it is not there yet. Raises as `find` does."""
         return self.find(name) or self._opened(name, create=True)
 
     def find(self, name: str) -> Shard | None:
-        """A handle on a chain; None if it is yet to be made.
+        """A handle on a chain; None if the chain is not made yet.
 
-        Reads what others have written since the last handle looked: all of it is decoded once.
-        Raises `CorruptionError` if its log is gone, which its parts tell.
+        Each handle begins with the state that the last handle on this chain has read, and reads
+        only newer versions. Raises `CorruptionError` if parts of the chain are there without a log.
         """
         with suppress(MissingShardError):
             return self._opened(name, create=False)
         if not self._has_parts(f"{name}/part/"):
             return None
         try:
-            return self._opened(name, create=False)  # its first backup may have begun in between
+            return self._opened(name, create=False)  # its first backup may have begun meanwhile
         except MissingShardError as error:
             raise self._lost(f"the log of {name}") from error
+
+    # -- reading -----------------------------------------------------------------------------
+
+    def shards(self, record: CollectionRecord | None = None) -> Sequence[Shard]:
+        """All chains, oldest first. Of the newest, the first backup may not have ended yet."""
+        record = record or self.read()
+        found = map(self.find, () if record is None else record.chains)
+        # Another script may have just begun to destroy one.
+        return [shard for shard in found if shard is not None and shard.since != EMPTY]
+
+    def filled(self, record: CollectionRecord | None = None) -> Sequence[Shard]:
+        """The chains that have a backup, oldest first."""
+        return [shard for shard in self.shards(record) if shard.upper]
+
+    def newest(self) -> Shard | None:
+        """The newest chain that has a backup."""
+        filled = self.filled()
+        return filled[-1] if filled else None
+
+    def chain(self, name: str | None, covering: Sequence[int]) -> Chain | None:
+        """See `Collection.chain`."""
+        record = self.read()
+        if record is None or (name is not None and name not in record.chains):
+            return None
+        names = record.chains if name is None else (name,)
+        found = [_chain(shard) for shard in map(self.find, names) if shard and shard.upper]
+        whole = [c for c in found if all(c.since <= time < c.upper for time in covering)]
+        return next(reversed(whole or found), None)
+
+    @contextmanager
+    def snapshot(self, as_of: int | None) -> Iterator[tuple[Shard, ShardSnapshot]]:
+        """The newest chain that covers `as_of` (None: its newest instant), held still at it."""
+        shards = self.filled()
+        if not shards:
+            raise no_backup(self.where)
+        newest = shards[-1]
+        if as_of is None:
+            newest.require_newest()
+        at = newest.upper - 1 if as_of is None else as_of
+        if at >= newest.upper:
+            raise NotYetWrittenError(as_of=Timestamp(at), upper=Timestamp(newest.upper))
+        covering = [shard for shard in shards if shard.since <= at < shard.upper]
+        if not covering:
+            raise HistoryGoneError(as_of=Timestamp(at), since=Timestamp(newest.since))
+        with covering[-1].snapshot(at) as snapshot:
+            yield covering[-1], snapshot
+
+    # -- inside ------------------------------------------------------------------------------
 
     def _opened(self, name: str, *, create: bool) -> Shard:
         blob, consensus = self._place.blob, self._place.consensus
@@ -196,13 +263,13 @@ class Chains:
         return self._over(lambda: next(iter(self._place.blob.list(prefix)), None)) is not None
 
     def _lost(self, what: str) -> CorruptionError:
-        where = f"{self._where}: {what}"
-        return CorruptionError(where, "it is gone, and the parts are there", _PUT_BACK)
+        where = f"{self.where}: {what}"
+        return CorruptionError(where, "it is gone, although parts are there", _PUT_BACK)
 
     def _replace(self, old: CollectionRecord, new: CollectionRecord) -> CollectionRecord:
         changed = replace(new, seqno=old.seqno + 1)
         if not self._write(changed, expected=old.seqno):
-            raise LockedError(self._where, "another script, which has just changed it")
+            raise LockedError(self.where, "another script, which has just changed it")
         return changed
 
     def _write(self, record: CollectionRecord, *, expected: int | None) -> bool:
@@ -215,7 +282,8 @@ class Chains:
         }
         data = json.dumps(fields, sort_keys=True).encode()
         new = Versioned(record.seqno, data)
-        # Unknown is asked again: if it was done, the version is there, with our names in it.
+        # After an unknown outcome the call is repeated: a version that was committed is then found
+        # in the log, with our names in it.
         return self._over(lambda: self._set(new, expected))
 
     def _set(self, new: Versioned, expected: int | None) -> bool:
@@ -226,8 +294,13 @@ class Chains:
 
 
 def no_backup(where: str) -> UsageError:
-    """The error of a read where nothing was backed up yet."""
+    """The error of reading a collection without a backup."""
     return UsageError(f"{where} holds no backup", "check the path, or run a backup first")
+
+
+def _chain(shard: Shard) -> Chain:
+    state = shard.refresh()
+    return Chain(shard.name, Timestamp(state.since), Timestamp(state.upper), state.batches)
 
 
 def _new_name(token: str | None = None) -> str:

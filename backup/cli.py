@@ -68,11 +68,11 @@ def main(
         str,
         typer.Option(
             metavar="AGE",
-            help="How long a storage that fails is tried again, where that may pass: 30s, 10m.",
+            help="How long passing failures of the storage are retried: 30s, 10m.",
         ),
     ] = f"{RETRY_S:g}s",
 ) -> None:
-    """Take the options that stand before a command."""
+    """Take the options before a command."""
     _patience.set(to_duration(patience).total_seconds())
 
 
@@ -98,17 +98,20 @@ def run(
     token: Annotated[
         str | None,
         typer.Option(
-            help="Name of this backup: run again with it, it is done once, until compacted."
+            help="Name of this backup: a repeated run with it does nothing, until compaction."
         ),
     ] = None,
     max_age: Annotated[
         str | None,
-        typer.Option(metavar="AGE", help="The store may drop the history after: 12h, 30d."),
+        typer.Option(
+            metavar="AGE",
+            help="The store keeps its history for the next backup this long at most: 12h, 30d.",
+        ),
     ] = None,
     key_file: KeyFileOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Back up what was committed since the last time; the first backup is full.
+    """Back up all commits since the last backup; the first backup is full.
 
     A store that a service has open is backed up in that service: Collection.backup(store).
 
@@ -154,7 +157,7 @@ def show(
     key_file: KeyFileOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show what a collection covers, its size, and what a disaster now would lose.
+    """Show the times and keys of a collection, its size, and how old its newest backup is.
 
     \b
     Examples:
@@ -182,8 +185,8 @@ def verify(
     depth: Annotated[
         str,
         typer.Option(
-            help="files: all are there, in their size. checksums: and as they were written. "
-            "contents: and hold what the store does."
+            help="files: all parts exist, in their size. checksums: their bytes are as written. "
+            "contents: they also equal the store."
         ),
     ] = "checksums",
     store: Annotated[
@@ -193,7 +196,7 @@ def verify(
     key_file: KeyFileOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Prove that what was backed up is there. Exits with 1 if it is not.
+    """Prove that the backups are there and whole. Exits with 1 if they are not.
 
     \b
     Examples:
@@ -241,12 +244,12 @@ def expire(
     ] = None,
     before: Annotated[
         str | None,
-        typer.Option(metavar="TIME", help="Give up instants before.", show_default=False),
+        typer.Option(metavar="TIME", help="Give up instants before this time.", show_default=False),
     ] = None,
     key_file: KeyFileOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Give up old instants and free their space; prints the oldest that can be restored.
+    """Give up old instants and free their space; prints the oldest instant that stays.
 
     \b
     Examples:
@@ -266,14 +269,14 @@ def scrub(
         str | None,
         typer.Option(
             metavar="AGE",
-            help="Delete orphans older than: 7d. Longer than any backup takes.",
+            help="Delete orphans older than this: 7d. Choose more than the longest backup takes.",
             show_default=False,
         ),
     ] = None,
     key_file: KeyFileOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """List what is missing or has another size, and what interrupted backups left (orphans).
+    """List blobs that are missing or altered, and the orphans that interrupted backups left.
 
     Exits with 1 if anything is missing or altered. Orphans cost space and nothing else.
 
@@ -296,14 +299,17 @@ def restore(
     collection: CollectionArgument,
     path: Annotated[
         Path,
-        typer.Argument(metavar="PATH", help="Where the store is to be; new.", show_default=False),
+        typer.Argument(
+            metavar="PATH", help="The place of the new store; must not exist.", show_default=False
+        ),
     ],
     as_of: AsOfOption = None,
     prefix: PrefixOption = None,
     start: StartOption = None,
     end: EndOption = None,
     state_only: Annotated[
-        bool, typer.Option("--state-only", help="Without history: what was alive then.")
+        bool,
+        typer.Option("--state-only", help="Without history: only the rows that were alive then."),
     ] = False,
     into: Annotated[
         bool, typer.Option("--into", help="PATH is a live store: import into it, at one time.")
@@ -312,7 +318,7 @@ def restore(
     key_file: KeyFileOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Restore a store as of any instant that the collection covers, whole or a part.
+    """Restore a store, whole or in part, as of any instant that the collection covers.
 
     \b
     Examples:
@@ -346,7 +352,9 @@ def replicate(
     ],
     target: Annotated[
         Path,
-        typer.Argument(metavar="STANDBY", help="The replica; made if missing.", show_default=False),
+        typer.Argument(
+            metavar="STANDBY", help="The replica; it is made if it is missing.", show_default=False
+        ),
     ],
     follow: Annotated[
         bool, typer.Option("--follow", "-f", help="Go on until interrupted (SIGINT, SIGTERM).")
@@ -355,7 +363,7 @@ def replicate(
         str | None,
         typer.Option(
             metavar="AGE",
-            help="The source store may drop the history after: 12h, 30d.",
+            help="The source store keeps history for the replica this long at most: 12h, 30d.",
             show_default=False,
         ),
     ] = None,
@@ -364,9 +372,9 @@ def replicate(
 ) -> None:
     """Bring a standby store up to a store or its collection, version for version.
 
-    It resumes where it stood, whichever side crashed. With --follow it prints
-    where it stands whenever it has moved on. `promote` makes it an ordinary
-    store.
+    The standby resumes where it stood, whichever side crashed. With --follow
+    its position is printed whenever it has moved on. `promote` makes it an
+    ordinary store.
 
     \b
     Examples:
@@ -385,7 +393,7 @@ def replicate(
 
         def tell(upper: Timestamp) -> None:
             print_figures({"upper": iso(upper)}, as_json=as_json)
-            sys.stdout.flush()  # whoever waits for it reads a pipe
+            sys.stdout.flush()  # a reader of a pipe waits for this line
 
         upper = backup.replicate(
             origin, target, follow, stop=stop, max_age=age, progress=tell if follow else None
@@ -401,7 +409,7 @@ def promote(
     ],
     as_json: JsonOption = False,
 ) -> None:
-    """Make a standby an ordinary store, which takes writes and follows nothing any more.
+    """Make a standby an ordinary store, which takes writes and follows no source any more.
 
     Prints the time from which its own writes begin.
 
@@ -414,11 +422,11 @@ def promote(
 
 
 def _stop_on_signals() -> Stop:
-    """Asked to end, a follower ends in order, with what it has."""
+    """A `Stop` that SIGINT and SIGTERM set: the follower then ends in order."""
     stop = Stop()
 
     def on_signal(*_: object) -> None:
-        # From a thread: the handler may have interrupted whoever holds the locks that this needs.
+        # In a thread: the handler may have interrupted a holder of the locks that `set` needs.
         threading.Thread(target=stop.set).start()
 
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -438,7 +446,7 @@ def _open(collection: str, key_file: Path | None) -> Collection:
 
 
 def _existing(collection: str, key_file: Path | None) -> Collection:
-    """Raises `UsageError` where nothing was backed up: a path mistyped in a script is told."""
+    """Open a collection. Raises `UsageError` for an empty one, such as a mistyped path."""
     found = _open(collection, key_file)
     if found.source is None:
         raise no_backup(collection)

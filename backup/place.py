@@ -18,10 +18,10 @@ from backup.shard.storage.patience import PATIENCE, Patience
 from kvstore.errors import NotAStoreError
 
 _LOCAL_FOLDERS = {"blob", "consensus"}
-"""Where one of them is, other files beside it are no matter: what was backed up stays readable."""
+"""A directory with one of these is a collection: other files beside them are ignored."""
 
 _NOBODYS = {"lost+found"}
-"""What a disk of its own has from the beginning."""
+"""Entries of an empty file system."""
 
 
 def find_place(
@@ -43,7 +43,10 @@ def find_place(
 
 
 def sealed(plain: Storage, secret: Secret | None, where: str) -> Storage:
-    """`plain`, encrypted by the key that `secret` opens; as it is where there is no key."""
+    """`plain`, wrapped so that everything is encrypted by the key that `secret` opens.
+
+    Without a key `plain` itself.
+    """
     key = unlock(plain.blob, secret, where)
     if key is None:
         return plain

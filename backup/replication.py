@@ -4,8 +4,9 @@
         backup.replicate(live, "standby", follow=True, stop=stop)
 
 The first copy is built from sorted files, beside its place, and appears there whole. From then on
-the standby takes window after window: its own durable `upper` is the position, so whichever side
-crashes, the next run goes on there. A hold on the live store keeps what the standby lacks.
+the standby takes window after window. Its own durable `upper` is the position: whichever side
+crashes, the next run goes on there. A hold on the live store keeps the history that the standby
+lacks.
 
 The standby serves reads meanwhile; `store.promote()` makes it an ordinary store.
 """
@@ -48,17 +49,19 @@ def replicate(
     max_age: timedelta | None = None,
     progress: Callable[[Timestamp], None] | None = None,
 ) -> Timestamp:
-    """Bring the replica `target` up to `source`, making it if there is none; returns its `upper`.
+    """Bring the replica `target` up to `source`; returns the replica's `upper`.
 
-    `source` is a live store, or a collection (or its URL) of one. `target` is a path, or a replica
-    that is open (to be read meanwhile). With `follow` it goes on until `stop` is set: a commit
-    in a live store is copied as it comes, a collection is looked at every few seconds. `progress`
-    is called with the replica's `upper` once it is first up to the source, and as it moves on.
+    `source` is a live store, or a collection of backups (or its URL). `target` is a path, where a
+    replica is made if there is none, or an open replica, which can be read meanwhile. With `follow`
+    the call goes on until `stop` is set: commits of a live store are copied as they come, and a
+    collection is polled every few seconds. `progress` is called with the replica's `upper` once it
+    has caught up with the source, and whenever it moves on.
 
-    A live store keeps history for its replica (hold `replica-...`), unless that falls further
-    behind than `max_age`. Raises `UsageError` if `target` is an ordinary store, follows another
-    or is the source, or if the source was put back from an older copy; `HistoryGoneError` if the
-    source no longer has what it lacks: make a new one.
+    A live store keeps history for its replica (hold `replica-...`), unless the replica falls
+    further behind than `max_age`. Raises `UsageError` if `target` is an ordinary store, follows
+    another store or is the source, or if the source was put back from an older copy;
+    `HistoryGoneError` if the source no longer has the history that the replica lacks: make a new
+    replica.
     """
     stop = stop or Stop()
     path = _path_of(target)
@@ -75,7 +78,7 @@ def replicate(
 
 
 def first_copy(source: Source, path: Path) -> None:
-    """Build a replica at `path` with all that `source` has. Memory is bounded."""
+    """Build a replica at `path` with the whole history of `source`. Memory is bounded."""
     source_id = source.source_id()
     with source.rows(None, source.upper()) as rows:
         upto = rows.upper - 1
@@ -110,7 +113,7 @@ def _follow(
 
 
 def _take_window(source: Source, target: Store, replica: Replica, upper: int) -> None:
-    """Copy `[replica.upper, upper)`: in commits where it is small, as sorted files else."""
+    """Copy `[replica.upper, upper)`: a small window in commits, a large one as sorted files."""
     last = replica.last_applied
     if last and source.lacks(last):
         raise UsageError(
@@ -132,7 +135,7 @@ def _take_window(source: Source, target: Store, replica: Replica, upper: int) ->
 def _head(
     batches: Iterator[pa.RecordBatch],
 ) -> tuple[list[pa.RecordBatch], Iterator[pa.RecordBatch] | None]:
-    """What is held in memory of a window, and the rest where that is not all."""
+    """The first rows of a window, held in memory, and the rest; None where there is no rest."""
     held: list[pa.RecordBatch] = []
     rows = size = 0
     for batch in batches:
@@ -146,7 +149,8 @@ def _head(
 def _commits(
     batches: list[pa.RecordBatch], upper: int
 ) -> Iterator[tuple[list[tuple[int, WriteSet]], int]]:
-    """A window as commits in time order, several to a write, each with the `upper` it completes."""
+    """A window as commits in time order, grouped into writes; each comes with the `upper` that it
+    completes."""
     pending: list[tuple[int, WriteSet]] = []
     count = 0
     for timestamp, rows in groupby(_by_time(batches), key=itemgetter(0)):
@@ -176,7 +180,7 @@ def _by_time(batches: list[pa.RecordBatch]) -> Iterable[tuple[int, int, bytes, b
 def _ingest(target: Store, replica: Replica, rows: SourceWindow) -> None:
     assert target.path is not None
     place = target.path.parent
-    # `TemporaryDirectory` would remove it when a forked child exits.
+    # Not `TemporaryDirectory`: the exit of a forked child would remove that.
     building = Path(tempfile.mkdtemp(prefix=f".{target.path.name}.taking-", dir=place))
     try:
         tombstones: list[RangeTombstone] = []
@@ -196,7 +200,7 @@ def _path_of(target: str | os.PathLike[str] | Store) -> Path:
 
 def _source(source: Store | Collection | str, path: Path, max_age: timedelta | None) -> Source:
     if isinstance(source, Store):
-        # By the target's place, so that a first copy that is made again finds its own hold.
+        # Named after the target's place, so that a repeated first copy finds its own hold.
         digest = hashlib.blake2b(os.fsencode(path.resolve()), digest_size=6).hexdigest()
         return StoreSource(
             source, f"replica-{digest}", max_age=max_age, address=str(path.absolute())

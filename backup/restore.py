@@ -1,10 +1,10 @@
 """Restoring: from sorted versions to a store, in bounded memory.
 
-Versions carry their timestamps in their keys, and the rows come sorted as the keys of `data` are:
-so they are written to SSTs as they come, and RocksDB takes the files as they are.
+Versions carry their timestamps in their keys, and rows are sorted as the keys of `data` are. So
+rows are written to SSTs in the order in which they come, and RocksDB takes the files as they are.
 
-A new store is built beside its place and appears there by a rename, whole. What goes into a live
-store is staged as an import, and gets its timestamp when it is added.
+A new store is built beside its place and appears there by a rename, whole. Rows for a live store
+are staged as an import, which gets its timestamp when it is added.
 """
 
 from __future__ import annotations
@@ -40,19 +40,19 @@ _LOCK = "LOCK"
 
 
 class Built(NamedTuple):
-    """SSTs of point versions, which overlap no others of a restore, and range tombstones."""
+    """Range tombstones, and SSTs of point versions that overlap no other SST of the restore."""
 
     files: Sequence[Path]
     tombstones: Sequence[RangeTombstone]
 
 
 class Build(Protocol):
-    """Writes the rows of a view of a snapshot as files in `directory`, which are moved from it."""
+    """Writes the rows of a view of a snapshot as files in `directory`; the caller moves them."""
 
     def __call__(
         self, snapshot: ShardSnapshot, view: View, span: Span, directory: Path, tally: Tally
     ) -> Iterable[Built]:
-        """Build; `tally` counts rows written. Raises `CorruptionError` if a part is damaged."""
+        """Build; `tally` counts the written rows. Raises `CorruptionError` if a part is damaged."""
         ...
 
 
@@ -82,10 +82,11 @@ def restore_store(
 ) -> None:
     """Build a store at `path` of versions at or below `as_of`, whole from `since` on.
 
-    `build` writes their files into the directory it is given. With `replica_of` the store follows
-    that one.
+    `build` writes the files into the directory that it is given. With `replica_of` the new store is
+    a replica of the store with that id.
 
-    Raises `UsageError` if something is at `path`, `LockedError` while another restores to it.
+    Raises `UsageError` if something is at `path`, `LockedError` while another process restores
+    to it.
     """
     _require_nothing(path)
     with _scratch(path) as directory:
@@ -116,7 +117,7 @@ def restore_into_store(store: Store, batches: Iterable[pa.RecordBatch]) -> Times
 def version_files(
     directory: Path, batches: Iterable[pa.RecordBatch], tombstones: list[RangeTombstone]
 ) -> Iterator[Path]:
-    """Write the point versions as SSTs, one after the other; range tombstones are collected."""
+    """Write the point versions as SSTs, one by one; range tombstones are added to `tombstones`."""
     file: SstFile | None = None
     path = directory
     count = 0
@@ -138,16 +139,16 @@ def version_files(
 
 def _require_nothing(path: Path) -> None:
     if os.path.lexists(path):
-        raise UsageError(f"{path} exists", "restore to a path that does not")
+        raise UsageError(f"{path} exists", "restore to a path that does not exist")
 
 
 @contextmanager
 def _scratch(path: Path) -> Iterator[Path]:
-    """A directory beside `path`, for as long as a store is built there; one for each path."""
+    """A directory beside `path` in which the store is built; each path has one at most."""
     building = path.with_name(f".{path.name}{_BUILDING}{secrets.token_hex(4)}")
     try:
         for left in path.parent.glob(f".{glob.escape(path.name)}{_BUILDING}*"):
-            # Of a restore that was killed, unless somebody holds it: then that is under way.
+            # Left by a killed restore, unless a process has its lock: then it is in use.
             with closing(OS_FILES.lock(str(left / _LOCK))):
                 shutil.rmtree(left, ignore_errors=True)
         building.mkdir(parents=True)

@@ -7,12 +7,12 @@
                       nonce = prefix | number u32;  also authenticated: name, number, whether last
     sealed version := | nonce 12 | data, encrypted | tag 16 |    also authenticated: key, seqno
 
-A random data key encrypts everything; the user's passphrase (through scrypt, RFC 7914) or key file
-only wraps that key, so a wrong one is known at once. Chunks make ranged reads cost what they read
-(the STREAM construction of Hoang, Reyhanitabar, Rogaway and Vizar, 2015: numbered, the last
-one marked, so chunks cannot be swapped, dropped or cut off unseen).
+A random data key encrypts everything. The user's passphrase (through scrypt, RFC 7914) or key file
+only wraps that key, so a wrong passphrase is known at once. A ranged read decrypts only the chunks
+that it touches. Chunks are numbered and the last one is marked, so they cannot be swapped, dropped
+or cut off unseen (the STREAM construction of Hoang, Reyhanitabar, Rogaway and Vizar, 2015).
 
-Names, sizes and times of blobs stay readable.
+Names, sizes and times of blobs are not encrypted.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ _CHUNK = SEALED_CHUNK_BYTES + _TAG_BYTES
 
 
 class Secret:
-    """What the user knows: a passphrase, or the bytes of a key file."""
+    """The user's secret: a passphrase, or the bytes of a key file."""
 
     def __init__(
         self, *, passphrase: str | None = None, key_file: str | Path | None = None
@@ -74,8 +74,10 @@ class Secret:
         self._key = None if key_file is None else _read_key_file(Path(key_file))
 
     def make_record(self, data_key: bytes) -> bytes:
-        """The key record that lets this secret find `data_key` again. Raises `UsageError` for an
-        empty passphrase."""
+        """The key record from which this secret gets `data_key` again.
+
+        Raises `UsageError` for an empty passphrase.
+        """
         if self._passphrase == "":
             raise UsageError("the passphrase is empty", "set it: anyone can open what it encrypts")
         fields: dict[str, Any] = {"format": KEY_FORMAT, "kdf": "none"}
@@ -87,8 +89,10 @@ class Secret:
         return json.dumps({**fields, "wrapped": wrapped.hex()}).encode()
 
     def open_record(self, record: bytes, where: str) -> bytes:
-        """The data key. Raises `UsageError` if the record was made by another secret,
-        `CorruptionError` if it is none."""
+        """The data key of `record`.
+
+        Raises `UsageError` if another secret made the record, `CorruptionError` if it is damaged.
+        """
         fields = _read_record(record, f"{where}/{KEY_RECORD}")
         if (fields["kdf"] == "scrypt") != (self._passphrase is not None):
             wanted = "a passphrase" if fields["kdf"] == "scrypt" else "a key file"
@@ -111,7 +115,7 @@ class Secret:
 
 
 def _read_record(record: bytes, place: str) -> JsonObject:
-    """A key record whose fields are all there, and cost no more than ours could."""
+    """The fields of a key record, all present, with a cost that a record of ours could have."""
     try:
         fields = read_object(record, where=place, bytes_max=KEY_RECORD_BYTES_MAX)
         version = fields.integer("format")
@@ -129,7 +133,7 @@ def _read_record(record: bytes, place: str) -> JsonObject:
 
 
 def _require_cost(fields: JsonObject) -> None:
-    """Refuse work factors of scrypt that nobody chose, before a byte of memory is taken by them."""
+    """Refuse absurd work factors of scrypt before they take any memory."""
     n, r, p = (fields.integer(name, least=1) for name in ("n", "r", "p"))
     if n < 2 or n & n - 1:
         raise fields.damaged(f"its work factor {n} is no power of two")
@@ -141,14 +145,15 @@ def _require_cost(fields: JsonObject) -> None:
 
 @lru_cache(maxsize=4)
 def _derived(passphrase: str, salt: bytes, n: int, r: int, p: int) -> bytes:
-    """Slow by design (0.1 s): kept, for processes that open a collection for every task."""
-    # As the environment has it, also where that is not UTF-8.
+    """Derive a key. Slow by design (0.1 s), so keys are cached: some processes open a collection
+    for every task."""
+    # The bytes of the environment variable, also where they are not UTF-8.
     phrase = passphrase.encode("utf-8", "surrogateescape")
     return Scrypt(salt=salt, length=KEY_BYTES, n=n, r=r, p=p).derive(phrase)
 
 
 class DataKey:
-    """The key of a collection's data. A collection that is new gets it with its first write."""
+    """The key of a collection's data. A new collection gets its key with its first write."""
 
     def __init__(self, blob: Blob, secret: Secret, where: str) -> None:
         self._blob = blob
@@ -157,7 +162,7 @@ class DataKey:
         self._cipher: AESGCM | None = None
 
     def opened(self) -> AESGCM:
-        """What decrypts the data. Raises `UsageError` if the secret is wrong or there is no key."""
+        """The cipher of the data. Raises `UsageError` if the secret is wrong or there is no key."""
         if self._cipher is None:
             record = self._record()
             if record is None:
@@ -166,13 +171,13 @@ class DataKey:
         return self._cipher
 
     def made(self) -> AESGCM:
-        """What encrypts the data, made if there is none yet."""
+        """The cipher of the data, with a new key if there is none yet."""
         if self._cipher is None and self._record() is None:
             made = self._secret.make_record(secrets.token_bytes(KEY_BYTES))
             try:
                 put_retrying(self._blob, KEY_RECORD, made)
             except UsageError:
-                # Write-once: of two scripts that make the collection at once, both read one key.
+                # Blobs are written once: two scripts that make the collection at once read one key.
                 if self._record() is None:
                     raise
         return self.opened()
@@ -181,7 +186,7 @@ class DataKey:
         return self._blob.patience.over(lambda: self._blob.get(KEY_RECORD))
 
     def _without_record(self) -> KVStoreError:
-        """What it means that data is there, and no key record."""
+        """The error for a collection without a key record."""
         over = self._blob.patience.over
         some = over(lambda: next(iter(self._blob.list()), None))
         if some is not None:
@@ -193,9 +198,10 @@ class DataKey:
 
 
 def unlock(blob: Blob, secret: Secret | None, where: str) -> DataKey | None:
-    """The data key of the collection in `blob`; None where it is not, and shall not be, encrypted.
+    """The data key of the collection in `blob`; None for one that is not encrypted.
 
-    Raises `UsageError` if the secret is missing, wrong, or nothing is encrypted.
+    Raises `UsageError` if the secret is missing or wrong, or if a secret is given for a collection
+    that is not encrypted.
     """
     record = blob.patience.over(lambda: blob.get(KEY_RECORD))
     if secret is None:
@@ -217,7 +223,7 @@ class SealedBlob:
         self._key = key
 
     def put(self, name: str, data: bytes, *, durable: bool = True) -> None:
-        """See `Blob.put`. Encryption is random, so a retry is told by the plain bytes."""
+        """See `Blob.put`. Encryption is random, so a retry is recognised by the plain bytes."""
         try:
             self._blob.put(name, self._seal(name, data), durable=durable)
         except UsageError:
@@ -225,7 +231,7 @@ class SealedBlob:
                 raise
 
     def get(self, name: str) -> bytes | None:
-        """See `Blob.get`. Raises `CorruptionError` if it is not what was put under this name."""
+        """See `Blob.get`. Raises `CorruptionError` if the bytes were not put under this name."""
         sealed = self._blob.get(name)
         if sealed is None:
             return None
@@ -342,7 +348,7 @@ class SealedConsensus:
         cipher = self._key.opened()
         try:
             plain = cipher.decrypt(nonce, sealed, f"{key}\0{version.seqno}".encode())
-        except (InvalidTag, ValueError) as error:  # the latter by a nonce that is cut short
+        except (InvalidTag, ValueError) as error:  # ValueError: a nonce that is cut short
             where = f"version {version.seqno} of {key}"
             raise CorruptionError(where, "it does not decrypt") from error
         return Versioned(version.seqno, plain)

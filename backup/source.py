@@ -20,18 +20,18 @@ from kvstore.holds import Hold
 from kvstore.store import Store
 
 POLL_SECONDS = 5.0
-"""How often a collection is looked at: storage gives no sign, and backups come by the minute."""
+"""How often a collection is polled: storage sends no news, and backups come by the minute."""
 
 
 class Stop:
-    """Ends a `replicate(follow=True)` from another thread, at once."""
+    """Ends a call of `replicate(follow=True)` from another thread, at once."""
 
     def __init__(self) -> None:
         self._event = threading.Event()
         self._wakes: list[Callable[[], None]] = []
 
     def set(self) -> None:
-        """Stop. Repeatable; it stays set."""
+        """Stop the call. Setting it twice does nothing more."""
         self._event.set()
         for wake in list(self._wakes):
             wake()
@@ -41,7 +41,7 @@ class Stop:
         return self._event.is_set()
 
     def wait(self, seconds: float) -> bool:
-        """Wait until it is set, `seconds` at most; returns whether it is."""
+        """Wait until it is set, `seconds` at most; returns whether it is set."""
         return self._event.wait(seconds)
 
     def wakes(self, wake: Callable[[], None]) -> None:
@@ -59,38 +59,41 @@ class SourceWindow(NamedTuple):
 
 
 class Source(Protocol):
-    """What a replica follows."""
+    """The store, or the collection of its backups, that a replica follows."""
 
     def source_id(self) -> str:
-        """The id of the store whose history it is."""
+        """The id of the store whose history this source has."""
         ...
 
     def upper(self) -> int:
-        """All below it can be read, and no crash of the source takes it back."""
+        """All history below can be read, and no crash of the source takes it back."""
         ...
 
     def lacks(self, commit: int) -> bool:
-        """Whether there surely was no commit at that time: the source is not what it was."""
+        """Whether the source surely had no commit at that time.
+
+        A source that lacks a commit of its replica was put back from an older copy.
+        """
         ...
 
     def rows(self, since: int | None, upper: int) -> AbstractContextManager[SourceWindow]:
-        """The versions in `(since, upper)`; `since=None`: all that are kept."""
+        """The versions in `(since, upper)`; with `since=None` every version that is kept."""
         ...
 
     def done(self, upto: int) -> None:
-        """The replica has all up to `upto`, durably."""
+        """Hear that the replica has the whole history up to `upto`, durably."""
         ...
 
     def wait(self, upper: int, stop: Stop) -> None:
-        """Return when there may be more than `upper`, or once `stop` is set."""
+        """Return when there may be history above `upper`, or once `stop` is set."""
         ...
 
 
 class StoreSource:
-    """A live store of this process. A hold of its own keeps what the replica still lacks."""
+    """A live store of this process. A hold keeps the history that the replica still lacks."""
 
     def __init__(self, store: Store, hold: str, *, max_age: timedelta | None, address: str) -> None:
-        """`hold` names the hold, `address` tells those who list it where the replica is."""
+        """`hold` names the hold, and `address` is shown beside it in lists of holds."""
         self._store = store
         self._name = hold
         self._address = address
@@ -111,8 +114,10 @@ class StoreSource:
 
     @contextmanager
     def rows(self, since: int | None, upper: int) -> Iterator[SourceWindow]:
-        """See `Source.rows`. Raises `HistoryGoneError` if the window's history is gone. Where
-        it fails before a replica took anything, a hold that is new is released."""
+        """See `Source.rows`. Raises `HistoryGoneError` if the window's history is gone.
+
+        Where the first copy fails, a new hold is released.
+        """
         undo = self._hold is None
         if self._hold is None:
             self._hold = self._store.hold(
@@ -120,13 +125,13 @@ class StoreSource:
             )
         try:
             if since is None:
-                upper = self.upper()  # above the hold, which is as old as the first attempt
+                upper = self.upper()  # above the hold, which an earlier attempt may have taken
             found = exported(self._store, since=since, upto=upper - 1)
-            undo = undo and since is None  # a first copy appears whole, others grow
+            undo = undo and since is None  # a first copy appears whole; later windows are added
             yield SourceWindow(found.whole_since, upper, found.rows)
         except BaseException:
             if undo and self._hold.is_new:
-                with suppress(KVStoreError):  # the first error is the one to tell
+                with suppress(KVStoreError):  # the first error is the one to raise
                     self._hold.release()
                 self._hold = None
             raise
@@ -137,13 +142,13 @@ class StoreSource:
         self._hold.move(upto, durable=False)
 
     def wait(self, upper: int, stop: Stop) -> None:
-        """See `Source.wait`. A commit wakes it: nothing is polled."""
+        """See `Source.wait`. A commit wakes the call: nothing is polled."""
         stop.wakes(self._store.wake)
         self._store.wait_beyond(upper, stop=stop.is_set)
 
 
 class CollectionSource:
-    """A collection, wherever it is: the replica is as fresh as the newest backup."""
+    """A collection of backups: the replica is as fresh as the newest backup."""
 
     def __init__(self, collection: Collection, *, poll_seconds: float = POLL_SECONDS) -> None:
         self._collection = collection
@@ -161,8 +166,11 @@ class CollectionSource:
         return int(self._collection.upper)
 
     def lacks(self, commit: int) -> bool:
-        """See `Source.lacks`. A chain never loses what it has, but the newest may be one that began
-        anew, of a source that was put back. Reads the parts of that time, where none ends at it."""
+        """See `Source.lacks`.
+
+        A chain never loses a commit. But the newest chain may have begun after its store was put
+        back from an older copy. Reads the parts of that time, unless one ends at it.
+        """
         with self._collection.snapshot(None) as (shard, snapshot):
             if commit <= shard.since:
                 return False
@@ -183,7 +191,7 @@ class CollectionSource:
             yield SourceWindow(shard.since, upper, snapshot.view(Window(low, upper - 1)))
 
     def done(self, upto: int) -> None:
-        """See `Source.done`. Each window is read in one piece: nothing is kept for the replica."""
+        """See `Source.done`. Each window has its own snapshot: nothing is kept for the replica."""
 
     def wait(self, upper: int, stop: Stop) -> None:
         """See `Source.wait`."""

@@ -1,12 +1,12 @@
 """Backups and the upkeep of collections as tasks: each is done once, however often it is begun.
 
-    queue                arguments                 once, because
-    backup               url, full, max_age_s      the task's token goes into what is appended
-    compact-collection   url                       merging what is merged does nothing
+    queue                arguments                 it is done once, because
+    backup               url, full, max_age_s      the appended batch carries the task's token
+    compact-collection   url                       merging a single batch does nothing
     expire-collection    url, before or keep_s     `since` only moves forward
 
-Keys and passphrases are in no task, which is on disk in the clear: whoever starts the worker
-says how a collection is opened.
+Tasks are on disk in the clear, so they hold no keys and no passphrases. The worker's program says
+how a collection is opened:
 
     def open_collection(url: str) -> Collection:
         return Collection(url, passphrase=secrets_of(url))
@@ -44,10 +44,10 @@ def handlers(
     open_collection: Callable[[str], Collection] = Collection,
     every_s: float | None = None,
 ) -> Mapping[str, Handler]:
-    """What a worker does with the tasks submitted here.
+    """The handlers of the queues above, for a worker.
 
-    `open_collection` makes a collection of its URL, with keys and options where it needs any.
-    Rows that a backup has written are told every `every_s` seconds.
+    `open_collection` opens a collection by its URL, with keys and options where it needs any.
+    A backup reports the rows that it has written every `every_s` seconds.
     """
     calls = {
         BACKUP_QUEUE: partial(_backup, store, open_collection),
@@ -68,8 +68,8 @@ def submit_backup(
 ) -> str:
     """Ask for `Collection.backup` of `store` to `url`; returns the task's id.
 
-    Everything committed before the task is *done* is in it. The report has the fields of
-    `BackupInfo`.
+    The backup has everything that was committed before the task is carried out. The task's report
+    has the fields of `BackupInfo`.
     """
     arguments: dict[str, Any] = {"url": _place(url), "full": full}
     if (age := require_age(max_age, name="max_age")) is not None:
@@ -100,7 +100,7 @@ def submit_expire(
 ) -> str:
     """Ask for `Collection.expire` at `url`; returns the task's id. The report has `since`.
 
-    `keep` counts from when the task is done.
+    `keep` counts back from the time at which the task is carried out.
     """
     if (before is None) == (keep is None):
         raise UsageError("expire takes before= or keep=", "pass one of the two")
@@ -113,7 +113,10 @@ def submit_expire(
 
 
 def _place(url: str | os.PathLike[str]) -> str:
-    """The URL as any process understands it. Raises `UsageError` if it has a password."""
+    """The URL in a form that means the same in every process.
+
+    Raises `UsageError` if it has a password.
+    """
     text = require_address(url)
     if "://" not in text:
         return str(Path(text).absolute())

@@ -227,7 +227,7 @@ def _read(blob: Blob, where: str) -> UploadedPart | None:
         if data is None:
             return None
         fields = read_object(data, where=where)
-        crc32 = fields.pop("crc32", None)  # which former releases did not write
+        crc32 = fields.pop("crc32", None)  # a record without the field is accepted
         if crc32 not in (None, zlib.crc32(_json(fields))):
             return None
         version = fields.integer("format")

@@ -1,7 +1,7 @@
 """Verifying a collection, at three depths: files exist, bytes are as written, contents are right.
 
-Contents are compared by fingerprint: the sum, modulo 2^64, of a hash of every version, so that the
-order in which two sides list them does not matter, and neither has to be held in memory.
+Contents are compared by fingerprint: the sum, modulo 2^64, of a hash of every version. The order in
+which the two sides list their versions does not matter, and neither side is held in memory.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _MODULUS = 1 << 64
 
 
 class VerifyReport(NamedTuple):
-    """What a verification covered; `rows` were compared with the store."""
+    """The extent of a verification; `rows` were compared with the store."""
 
     chains: int
     backups: int
@@ -63,7 +63,7 @@ def verify_chains(
     damaged: list[str] = []
     for shard in shards:
         with ExitStack() as stack:
-            if depth != "files":  # what is read stays until it is
+            if depth != "files":  # the snapshot keeps parts until they are read
                 try:
                     held[:] = [stack.enter_context(shard.snapshot(shard.upper - 1))]
                 except HistoryGoneError:
@@ -90,9 +90,10 @@ def verify_chains(
 
 
 def comparable(shards: Sequence[Shard], store: Store) -> list[Shard]:
-    """The chains, of all, oldest first, that can be compared with what `store` keeps.
+    """The chains, oldest first, that share some history with `store`.
 
-    Of an older chain it may have lost all; of the newest that is an error.
+    The store may have lost all the history of an older chain. The newest chain is always among the
+    result: that the store lost all of its history is an error.
     """
     since = store.since
     return [shard for shard in shards if shard is shards[-1] or shard.upper > since]
@@ -122,7 +123,7 @@ class Compared(NamedTuple):
 
 
 def require_equal(where: str, changes: Compared, state: Compared, *, since: int, upto: int) -> int:
-    """How many rows were compared. Raises `CorruptionError` if two differ."""
+    """Returns how many rows were compared. Raises `CorruptionError` if fingerprints differ."""
     for what, rows, (ours, theirs) in (
         (f"changes in ({since}, {upto}]", "versions", changes),
         (f"state at {since}", "rows", state),
@@ -137,7 +138,7 @@ def require_equal(where: str, changes: Compared, state: Compared, *, since: int,
 
 
 def together(fingerprints: Iterable[Fingerprint]) -> Fingerprint:
-    """The fingerprint of all rows of parts that share none."""
+    """The fingerprint of a whole, from the fingerprints of parts that share no rows."""
     total = count = 0
     for number, rows in fingerprints:
         total, count = total + number, count + rows
@@ -145,10 +146,11 @@ def together(fingerprints: Iterable[Fingerprint]) -> Fingerprint:
 
 
 def fingerprint(batches: Iterable[pa.RecordBatch], *, at: int | None = None) -> Fingerprint:
-    """An order-independent hash of rows, and how many they are. O(bytes).
+    """An order-independent hash of rows, and their number. O(bytes).
 
-    Of a state, all is as of `at`: once an import, its revert and what it covered lie below `since`,
-    a backup has of the key that it was set again by the revert, a store that it was set before.
+    The rows of a state are hashed as if written at `at`, since the two sides may know them by
+    different times. Where an import and its revert lie below `since`, the backup has the time of
+    the revert for a key that the import had covered, and the store the time of the earlier put.
     """
     total = count = 0
     for batch in batches:
@@ -156,7 +158,7 @@ def fingerprint(batches: Iterable[pa.RecordBatch], *, at: int | None = None) -> 
         times = batch.column("timestamp").to_pylist() if at is None else repeat(at)
         for key, op, value, end, timestamp in zip(*columns, times, strict=at is None):
             third = value if value is not None else end
-            # Lengths go in, so that no two rows share their bytes.
+            # The lengths are hashed too: otherwise two different rows could have the same bytes.
             length = -1 if third is None else len(third)
             head = _NUMBERS.pack(timestamp, op, len(key), length)
             digest = hashlib.blake2b(head + key + (third or b""), digest_size=8).digest()

@@ -1,8 +1,8 @@
-"""Between changes, the rows of a shard of versions, and entries of the `data` family.
+"""Rows of versions: made from changes, and turned into entries of the `data` family.
 
-The rows are those of `backup.shard.VERSIONS_SCHEMA`, sorted by key, then newest first; at one
-key and time the range tombstone first. Imports and reverts do not occur among them: they come
-expanded to the versions they made.
+The columns are those of `backup.shard.VERSIONS_SCHEMA`. Rows are sorted by key, then newest first;
+at one key and time the range tombstone comes first. Imports and reverts are expanded to the
+versions that they made.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _OP_CODE = {"delete": OP_DELETE, "put": OP_PUT, "delete_range": OP_DELETE_RANGE}
 
 
 def row_batches(changes: Iterable[Change]) -> Iterator[pa.RecordBatch]:
-    """Record batches of changes that come by key, bounded in rows and bytes."""
+    """Turn changes, which come by key, into record batches bounded in rows and bytes."""
     rows: list[Change] = []
     size = 0
     for change in _newest_first(changes):
@@ -36,8 +36,10 @@ def row_batches(changes: Iterable[Change]) -> Iterator[pa.RecordBatch]:
 
 
 def data_entries(batch: pa.RecordBatch) -> Iterator[tuple[list[bytes], list[bytes]]]:
-    """Keys and values for the `data` family of the puts and deletes in a batch, in chunks that stay
-    in cache until they are written."""
+    """Yield keys and values of the `data` family for the puts and deletes in a batch.
+
+    The chunks are small enough to stay in the processor's cache until they are written.
+    """
     points = batch.filter(pc.not_equal(batch.column("op"), OP_DELETE_RANGE))
     suffixes = _suffixes(points.column("timestamp"))
     kinds = pc.if_else(
@@ -61,7 +63,7 @@ def range_rows(batch: pa.RecordBatch) -> list[tuple[bytes, bytes, int]]:
 
 
 def _newest_first(changes: Iterable[Change]) -> Iterator[Change]:
-    """Turn each key's changes, which come oldest first, around."""
+    """Reverse the changes of each key, which come oldest first."""
     group: list[Change] = []
     for change in changes:
         if group and group[0].key != change.key:

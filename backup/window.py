@@ -1,10 +1,11 @@
-"""Windows: what one backup appends to a chain, in an order that survives a kill at any step.
+"""Windows: one backup, step by step, in an order that survives a kill at any step.
 
-1. A hold at the chain's upper, and all that the store has, are made durable by one fsync.
-2. What a killed backup had uploaded of its window is finished first.
+1. One fsync makes durable: a hold at the chain's upper, and everything that the store has.
+2. A window that a killed backup had begun to upload is finished first.
 3. The rows of the window are uploaded; nothing refers to them yet.
-4. One compare-and-append puts them in place: until then nothing has happened, from then on all has.
-5. The hold moves on; the records of the upload, and old versions of the chain's state, are removed.
+4. One compare-and-append puts them in place. Until then nothing has happened; from then on the
+   whole backup has.
+5. The hold moves on. The records of the upload, and old versions of the chain's state, are removed.
 """
 
 from __future__ import annotations
@@ -16,8 +17,9 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import NamedTuple
 
-from backup.chains import RETENTION
+from backup.chains import RETENTION, Chains, CollectionRecord
 from backup.shard import Batch, OnProgress, Part, Shard, delete_batch
+from backup.shard.state import witness
 from backup.shard.storage.contract import FAILURES
 from backup.uploads import Attempt, Upload, find, forget, upload_here
 from kvstore.claims import BACKUP
@@ -25,11 +27,13 @@ from kvstore.errors import (
     FencedError,
     HistoryGoneError,
     KVStoreError,
+    LockedError,
     StatesLostError,
     UpperMismatchError,
     UsageError,
 )
 from kvstore.holds import Hold
+from kvstore.limits import BACKUP_ATTEMPTS
 from kvstore.store import Store
 from kvstore.timestamp import Timestamp
 
@@ -57,26 +61,66 @@ def info(batch: Batch) -> BackupInfo:
     )
 
 
-def appended_before(shard: Shard, token: str | None) -> Batch | None:
-    """The batch that an earlier call with this token appended."""
-    if token is None:
-        return None
-    return next((b for b in shard.refresh().batches if ("token", token) in b.meta), None)
+class Request(NamedTuple):
+    """One call of `Collection.backup`. `is_lasting`: `address` outlives this process."""
+
+    store: Store
+    address: str
+    is_lasting: bool = True
+    full: bool = False
+    token: str | None = None
+    max_age: timedelta | None = None
+    upload: Upload = upload_here
+    progress: OnProgress | None = None
 
 
-def reached(store: Store, name: str) -> int:
-    """The upper that the collection whose hold this is has had, as its source knows: a crash may
-    take the newest ones from it."""
-    found = (hold.reached for hold in store.holds() if hold.name == name)
-    return int(next(found, None) or 0)
+def back_up(chains: Chains, request: Request) -> BackupInfo:
+    """Back up as `Collection.backup` says."""
+    store, token, full = request.store, request.token, request.full
+    begun_by = token if full else None
+    record = chains.begin(store.store_id, begun_by, first=lambda: _begin_anew(request))
+    shard = chains.shard(record.chains[-1])
+    hold_name = f"backup-{record.collection_id}"
+    done = None
+    if token is not None:  # looks into each chain
+        appended = (_appended_before(chain, token) for chain in chains.shards(record))
+        done = next(filter(None, appended), None)
+    if not full:
+        _require_reached(chains, record, shard, store, hold_name)
+        shard.require_newest()
+    elif done is None and not record.is_begun_by(token) and not _is_unused(shard):
+        record = chains.extend(record, token)
+        shard = chains.shard(record.chains[-1])
+    for _ in range(BACKUP_ATTEMPTS):
+        done = done or _appended_before(shard, token)
+        if done is not None:
+            return info(done)
+        hold = _take_hold(request, hold_name, shard)
+        try:
+            return _append_windows(shard, request, hold)
+        except (UpperMismatchError, _HoldTaken):  # another script took the window, or our hold
+            shard.refresh()
+    raise LockedError(chains.where, "other scripts that back up at the same time")
 
 
-def require_no_other(store: Store, address: str) -> None:
-    """Raise `StatesLostError` if the source knows of backups at `address`, where nothing is."""
-    for hold in store.holds():
-        if hold.kind == BACKUP and hold.address == address and hold.reached is not None:
+# -- before ----------------------------------------------------------------------------------
+
+
+def _begin_anew(request: Request) -> None:
+    """Check, before the first backup at an address, that the source knows of no backups there.
+
+    Raises `StatesLostError` if it does; a full backup drops the holds of those backups instead.
+    """
+    if not request.is_lasting:
+        return
+    for hold in request.store.holds():
+        if hold.kind != BACKUP or hold.address != request.address:
+            continue
+        if request.full:
+            request.store.drop_hold(hold.name)
+        elif hold.reached is not None:
             raise StatesLostError(
-                address,
+                request.address,
                 found=0,
                 known=hold.reached,
                 remedy="look whether the disk is mounted, and put the collection back; "
@@ -84,79 +128,61 @@ def require_no_other(store: Store, address: str) -> None:
             )
 
 
-def drop_others(store: Store, address: str) -> None:
-    """Drop the holds of collections that were at `address` before."""
-    for hold in store.holds():
-        if hold.kind == BACKUP and hold.address == address:
-            store.drop_hold(hold.name)
+def _require_reached(
+    chains: Chains, record: CollectionRecord, newest: Shard, store: Store, hold_name: str
+) -> None:
+    """Raise `StatesLostError` if the source knows of later appends than the collection has.
 
-
-def take_hold(
-    store: Store, name: str, shard: Shard, max_age: timedelta | None, *, address: str
-) -> Hold:
-    """The hold on its source of the collection at `address`, at the chain's upper; the next sync
-    makes it durable.
-
-    Raises `HistoryGoneError` if the source no longer has what follows, `UsageError` if it lacks
-    what the chain has.
+    A crash may take the newest moves of the hold from the source: then less is checked.
     """
-    # Before the hold is there: it lets history go by which an older copy is known.
+    reached = (hold.reached for hold in store.holds() if hold.name == hold_name)
+    known = int(next(reached, None) or 0)
+    if newest.upper >= known:
+        return
+    found = max(shard.refresh().upper for shard in (newest, *chains.shards(record)))
+    if found < known:
+        remedy = "put the newest copy of all of it back; backup(store, full=True) begins anew"
+        raise StatesLostError(chains.where, found=found, known=known, remedy=remedy)
+
+
+def _appended_before(shard: Shard, token: str | None) -> Batch | None:
+    """The batch that an earlier call with this token appended."""
+    if token is None:
+        return None
+    return next((b for b in shard.refresh().batches if ("token", token) in b.meta), None)
+
+
+def _is_unused(shard: Shard) -> bool:
+    """Whether nothing was ever appended to a chain."""
+    return not shard.upper and not witness.seqnos(shard.blob, shard.name)
+
+
+def _take_hold(request: Request, name: str, shard: Shard) -> Hold:
+    """Take the collection's hold on its source, at the chain's upper. The next sync makes it
+    durable.
+
+    Raises `HistoryGoneError` if the source no longer has what follows the chain, `UsageError` if it
+    lacks commits of the chain.
+    """
+    # Check before taking the hold: moving it lets GC drop the commits that this check looks for.
     newest = next((batch.parts for batch in reversed(shard.state.batches) if batch.parts), ())
-    _require_commits(store, newest)
+    _require_commits(request.store, newest)
     lower = shard.upper
     try:
-        at = lower - 1 if lower else None
-        return store.hold(name, at=at, max_age=max_age, durable=False, kind=BACKUP, address=address)
+        return request.store.hold(
+            name,
+            at=lower - 1 if lower else None,
+            max_age=request.max_age,
+            durable=False,
+            kind=BACKUP,
+            address=request.address,
+        )
     except HistoryGoneError as error:
         raise _chain_broken(lower - 1, error.since) from error
 
 
-class Backup(NamedTuple):
-    """The means by which one call of `Collection.backup` appends."""
-
-    store: Store
-    hold: Hold
-    upload: Upload = upload_here
-    progress: OnProgress | None = None
-
-
-class HoldTaken(Exception):  # noqa: N818  # a signal to the caller, who takes it back
-    """Another script has taken the hold of this backup."""
-
-
-def append_windows(shard: Shard, backup: Backup, token: str | None) -> BackupInfo:
-    """Finish the window that a killed backup began, if there is one, and take the next.
-
-    Raises `UpperMismatchError` or `HoldTaken` if another script was faster: try again.
-    """
-    store, chain = backup.store, shard.log.shard
-    done = None
-    with _undoing(backup.hold):
-        upper = int(store.sync())
-        has_records, begun = find(shard.blob, chain, shard.upper)
-        _require_commits(store, begun.parts if begun is not None else ())
-    if begun is not None and _held_at(backup.hold) < begun.upper:
-        done = _append_window(shard, backup, begun, None)
-    if upper > shard.upper:
-        fresh = Attempt.begin(shard.blob, chain, shard.upper, upper)
-        newest = _append_window(shard, backup, fresh, token)
-        done = newest if done is None else _together(done, newest)
-        has_records = has_records or bool(fresh.recorded)
-    if done is None:
-        return BackupInfo(Timestamp(shard.upper), Timestamp(upper), 0, 0, 0, 0.0)
-    if has_records:
-        forget(shard.blob, chain, below=done.upper)
-    # The backup is made; versions that stay are collected by the next.
-    with suppress(*FAILURES):
-        shard.collect_if_due()
-    # Another script that has taken the hold meanwhile holds what it needs itself.
-    with suppress(FencedError):
-        backup.hold.move(done.upper - 1, durable=False, reached=done.upper)
-    return done
-
-
 def _require_commits(store: Store, parts: Sequence[Part]) -> None:
-    """Raises `UsageError` if the source lacks the newest commit in `parts`, which it once had."""
+    """Raise `UsageError` if the source lacks the newest commit in `parts`, which it once had."""
     last = max((part.time_max for part in parts), default=0)
     if last and store.has_commit(last) is False:
         raise UsageError(
@@ -167,32 +193,52 @@ def _require_commits(store: Store, parts: Sequence[Part]) -> None:
         )
 
 
-def _held_at(hold: Hold) -> int:
-    try:
-        return int(hold.timestamp)
-    except FencedError as error:
-        raise HoldTaken from error
+# -- appending -------------------------------------------------------------------------------
 
 
-@contextmanager
-def _undoing(hold: Hold, attempt: Attempt | None = None) -> Iterator[None]:
-    """Release a hold that is new where the block fails and has recorded no part that the next
-    backup could take: the source then keeps no history for a backup that never was."""
-    try:
-        yield
-    except BaseException:
-        if hold.is_new and not (attempt is not None and attempt.recorded):
-            with suppress(KVStoreError):  # the first error is the one to tell
-                hold.release()
-        raise
+class _HoldTaken(Exception):  # noqa: N818  # a signal to `back_up`, which takes the hold again
+    """Another script has taken the hold of this backup."""
 
 
-def _append_window(shard: Shard, backup: Backup, attempt: Attempt, token: str | None) -> BackupInfo:
+def _append_windows(shard: Shard, request: Request, hold: Hold) -> BackupInfo:
+    """Finish the window that a killed backup began, if there is one, and append the next.
+
+    Raises `UpperMismatchError` or `_HoldTaken` if another script was faster: try again.
+    """
+    store, chain = request.store, shard.name
+    done = None
+    with _undoing(hold):
+        upper = int(store.sync())
+        has_records, begun = find(shard.blob, chain, shard.upper)
+        _require_commits(store, begun.parts if begun is not None else ())
+    if begun is not None and _held_at(hold) < begun.upper:
+        done = _append_window(shard, request, hold, begun, token=None)
+    if upper > shard.upper:
+        fresh = Attempt.begin(shard.blob, chain, shard.upper, upper)
+        newest = _append_window(shard, request, hold, fresh, token=request.token)
+        done = newest if done is None else _together(done, newest)
+        has_records = has_records or bool(fresh.recorded)
+    if done is None:
+        return BackupInfo(Timestamp(shard.upper), Timestamp(upper), 0, 0, 0, 0.0)
+    if has_records:
+        forget(shard.blob, chain, below=done.upper)
+    # The backup is made. The next one collects the versions that stay after a failure.
+    with suppress(*FAILURES):
+        shard.collect_if_due()
+    # Another script that has taken the hold meanwhile keeps for itself the history it needs.
+    with suppress(FencedError):
+        hold.move(done.upper - 1, durable=False, reached=done.upper)
+    return done
+
+
+def _append_window(
+    shard: Shard, request: Request, hold: Hold, attempt: Attempt, *, token: str | None
+) -> BackupInfo:
     started = time.perf_counter()
     lower, upper = attempt.lower, attempt.upper
-    with _undoing(backup.hold, attempt):
+    with _undoing(hold, attempt):
         try:
-            whole_since, uploaded = backup.upload(backup.store, shard, attempt, backup.progress)
+            whole_since, uploaded = request.upload(request.store, shard, attempt, request.progress)
         except HistoryGoneError as error:
             raise _chain_broken(lower - 1, error.since) from error
         if not lower:
@@ -207,6 +253,28 @@ def _append_window(shard: Shard, backup: Backup, attempt: Attempt, token: str | 
         raise
     shard.leave_witness()
     return info(batch)
+
+
+def _held_at(hold: Hold) -> int:
+    try:
+        return int(hold.timestamp)
+    except FencedError as error:
+        raise _HoldTaken from error
+
+
+@contextmanager
+def _undoing(hold: Hold, attempt: Attempt | None = None) -> Iterator[None]:
+    """Release a new hold where the block fails and has recorded no part for the next backup.
+
+    Otherwise the source would keep history for a backup that was never made.
+    """
+    try:
+        yield
+    except BaseException:
+        if hold.is_new and not (attempt is not None and attempt.recorded):
+            with suppress(KVStoreError):  # the first error is the one to raise
+                hold.release()
+        raise
 
 
 def _together(first: BackupInfo, second: BackupInfo) -> BackupInfo:

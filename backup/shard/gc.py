@@ -21,7 +21,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 
-from backup.shard.state import codec, machine, witness
+from backup.shard.state import codec, witness
 from backup.shard.state.commands import ExpireIdleWriters, ExpireLapsed, RemoveRollups, RequestGc
 from backup.shard.state.log import StateLog
 from kvstore.limits import ROLLUP_EVERY, WRITER_IDLE_NS
@@ -39,8 +39,8 @@ class Collected:
 def collect_if_due(log: StateLog) -> Collected:
     """Collect if enough has piled up and no one else was told to."""
     expire_lapsed(log)
-    if machine.apply(log.state, RequestGc())[1].seqno is None:
-        return Collected()  # so far as this handle knows, which costs nothing to ask
+    if log.state.gc_target is None:
+        return Collected()  # as far as this handle knows, which costs nothing to ask
     expire_idle_writers(log)
     target = log.apply(RequestGc()).outcome.seqno
     return Collected() if target is None else collect(log, to=target)
@@ -48,16 +48,16 @@ def collect_if_due(log: StateLog) -> Collected:
 
 def expire_lapsed(log: StateLog) -> None:
     """Forget the readers whose lease has run out: a crashed one would keep all it held."""
-    command = ExpireLapsed(log.clock.wall_ns())
-    if machine.apply(log.state, command)[1].count:
-        log.apply(command)
+    now_ns = log.clock.wall_ns()
+    if log.state.lapsed_readers(now_ns):
+        log.apply(ExpireLapsed(now_ns))
 
 
 def expire_idle_writers(log: StateLog) -> None:
     """Forget writers that nobody comes back to: every backup is by another."""
-    command = ExpireIdleWriters(log.clock.wall_ns() - WRITER_IDLE_NS)
-    if machine.apply(log.state, command)[1].count:
-        log.apply(command)
+    before_ns = log.clock.wall_ns() - WRITER_IDLE_NS
+    if log.state.idle_writers(before_ns):
+        log.apply(ExpireIdleWriters(before_ns))
 
 
 def prepare(log: StateLog) -> None:

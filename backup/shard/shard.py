@@ -80,6 +80,11 @@ class Shard:
     # -- looking -----------------------------------------------------------------------------
 
     @property
+    def name(self) -> str:
+        """The shard's name."""
+        return self.log.shard
+
+    @property
     def blob(self) -> Blob:
         """Where its parts are."""
         return self.log.blob
@@ -192,7 +197,9 @@ class Shard:
 
     def collect_if_due(self) -> None:
         """`gc`, once so many versions have piled up that it pays; asking costs nothing."""
-        gc.collect_if_due(self.log)
+        state = self.state
+        if state.gc_target is not None or state.lapsed_readers(self.log.clock.wall_ns()):
+            gc.collect_if_due(self.log)
 
     def maintain(self) -> None:
         """Upkeep that every user should call now and then: expire, compact, collect if due."""

@@ -82,7 +82,7 @@ class SparkUpload:
             work = [
                 BackupTask(
                     self.access,
-                    shard.log.shard,
+                    shard.name,
                     str(copy),
                     span,
                     attempt.since,

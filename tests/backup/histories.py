@@ -82,7 +82,7 @@ def upload_and_be_killed(store: kvstore.Store, collection: backup.Collection) ->
     """Put `b"b"`, and leave a backup of it uploaded and written down, but not appended."""
     with collection.snapshot(None) as (shard, _):
         store.put(b"b", b"1")
-        attempt = Attempt.begin(shard.blob, shard.log.shard, shard.upper, int(store.sync()))
+        attempt = Attempt.begin(shard.blob, shard.name, shard.upper, int(store.sync()))
         uploaded = upload_here(store, shard, attempt, None).batch
         rows = collection.open_part(uploaded.parts[0]).read().to_batches()[0]
         attempt.record(uploaded.parts[0], rows.slice(rows.num_rows - 1))

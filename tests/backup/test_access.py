@@ -239,18 +239,18 @@ def test_a_damaged_record_of_an_upload_costs_only_that_upload(
     for number in range(100):
         store.put(b"%03d" % number, b"v")
     with collection.snapshot(None) as (shard, _):
-        attempt = Attempt.begin(shard.blob, shard.log.shard, shard.upper, int(store.upper))
+        attempt = Attempt.begin(shard.blob, shard.name, shard.upper, int(store.upper))
         uploaded = upload_here(store, shard, attempt, None).batch
         rows = collection.open_part(uploaded.parts[0]).read().to_batches()[0]
         attempt.record(uploaded.parts[0], rows.slice(49, 1))
         record = next(place.glob("blob/progress/*/*/*.json"))
         whole = record.read_bytes()
-        assert find(shard.blob, shard.log.shard, shard.upper).farthest is not None
+        assert find(shard.blob, shard.name, shard.upper).farthest is not None
         for place_of_byte in range(0, len(whole), 3):
             damaged = bytearray(whole)
             damaged[place_of_byte] ^= 4
             record.write_bytes(damaged)
-            found = find(shard.blob, shard.log.shard, shard.upper)
+            found = find(shard.blob, shard.name, shard.upper)
             assert found.farthest is None or found.farthest.after.key == rows["key"][49].as_py()
         record.write_bytes(whole[:-9])
         (record.parent / "notes.txt").write_text("not ours")

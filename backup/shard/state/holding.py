@@ -63,7 +63,7 @@ def expire_leased(state: ShardState, command: c.ExpireLeasedReader) -> tuple[Sha
 
 
 def expire_lapsed(state: ShardState, command: c.ExpireLapsed) -> tuple[ShardState, Any]:
-    lapsed = {name for name, reader in state.leased.items() if reader.lapsed(command.now_ns)}
+    lapsed = state.lapsed_readers(command.now_ns)
     if not lapsed or state.is_tombstone:
         return state, c.Expired(0)
     leased = {name: reader for name, reader in state.leased.items() if name not in lapsed}

@@ -154,7 +154,7 @@ class StateLog:
         while True:
             before = self.state
             after, outcome = machine.apply(before, command)
-            failure: DeterminateError | IndeterminateError = self._lost_race("a command on")
+            failure: DeterminateError | IndeterminateError | None = None
             try:
                 if after is before:
                     if self.refresh().seqno == before.seqno:
@@ -168,7 +168,7 @@ class StateLog:
             except IndeterminateError as error:
                 unsure, failure = True, error
             # Look after the pause, not before it: what others do meanwhile would beat us again.
-            tries.wait(failure)
+            tries.wait(failure or self._lost_race("a command on"))
             if self.refresh().seqno == before.seqno:
                 self._require_reached(behind)
 

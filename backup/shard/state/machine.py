@@ -27,12 +27,11 @@ from backup.shard.state.state import (
     Batch,
     LastAppend,
     ShardState,
-    is_anonymous,
     with_entry,
     without_entry,
 )
 from kvstore.errors import HistoryGoneError, NotYetWrittenError
-from kvstore.limits import INLINE_BYTES_MAX, ROLLUP_EVERY
+from kvstore.limits import INLINE_BYTES_MAX
 
 
 def apply(state: ShardState, command: c.Command) -> tuple[ShardState, Any]:
@@ -139,11 +138,7 @@ def _expire_writer(state: ShardState, command: c.ExpireWriter) -> tuple[ShardSta
 
 
 def _expire_idle_writers(state: ShardState, command: c.ExpireIdleWriters) -> tuple[ShardState, Any]:
-    idle = {
-        name
-        for name, writer in state.writers.items()
-        if is_anonymous(name) and writer.heartbeat_ns < command.before_ns
-    }
+    idle = state.idle_writers(command.before_ns)
     if not idle or state.is_tombstone:
         return state, c.Expired(0)
     writers = {name: writer for name, writer in state.writers.items() if name not in idle}
@@ -172,10 +167,8 @@ def _remove_rollups(state: ShardState, command: c.RemoveRollups) -> tuple[ShardS
 def _request_gc(state: ShardState, command: c.RequestGc) -> tuple[ShardState, Any]:
     """Enough has piled up once a rollup's worth of versions can go; claiming it is durable."""
     del command
-    target = state.seqno_since
-    if state.is_tombstone or target - state.last_gc < ROLLUP_EVERY:
-        return state, c.GcRequested(None)
-    return state.next(last_gc=target), c.GcRequested(target)
+    target = state.gc_target
+    return (state if target is None else state.next(last_gc=target)), c.GcRequested(target)
 
 
 def _finalise(state: ShardState, command: c.Finalise) -> tuple[ShardState, Any]:

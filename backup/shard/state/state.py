@@ -18,6 +18,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final, TypeVar
 
 from kvstore.errors import UsageError
+from kvstore.limits import ROLLUP_EVERY
 from kvstore.timestamp import TIMESTAMP_MAX
 
 EMPTY: Final = TIMESTAMP_MAX + 1
@@ -173,6 +174,24 @@ class ShardState:
         It only grows: a new reader holds the version it was registered in.
         """
         return min((reader.seqno for reader in self.leased.values()), default=self.seqno)
+
+    @property
+    def gc_target(self) -> int | None:
+        """Collection pays up to this version, once as many versions can go as a rollup covers."""
+        target = self.seqno_since
+        return target if target - self.last_gc >= ROLLUP_EVERY and not self.is_tombstone else None
+
+    def lapsed_readers(self, now_ns: int) -> set[str]:
+        """The readers whose lease has run out."""
+        return {name for name, reader in self.leased.items() if reader.lapsed(now_ns)}
+
+    def idle_writers(self, before_ns: int) -> set[str]:
+        """The writers without a name of their own whose last append was before `before_ns`."""
+        return {
+            name
+            for name, writer in self.writers.items()
+            if is_anonymous(name) and writer.heartbeat_ns < before_ns
+        }
 
     @property
     def rollup(self) -> tuple[int, str]:

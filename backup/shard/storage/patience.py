@@ -16,8 +16,7 @@ import logging
 import math
 import random
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Final, NamedTuple, NoReturn, TypeVar
 
 from kvstore.errors import DeterminateError, IndeterminateError, UsageError
@@ -76,22 +75,26 @@ class Patience:
 
     def tries(self) -> Tries:
         """Begin a call that may be made several times."""
-        return Tries(self)
+        return Tries(self, self.monotonic())
 
     def over(self, call: Callable[[], _T]) -> _T:
         """Make an idempotent call until it works. Raises its last failure when patience ends."""
-        tries = self.tries()
+        tries: Tries | None = None
+        began = self.monotonic()
         while True:
-            with tries.waiting():
+            try:
                 return call()
+            except (DeterminateError, IndeterminateError) as error:  # noqa: PERF203  # entered on failure only
+                tries = tries or Tries(self, began)
+                tries.wait(error)
 
 
 class Tries:
     """The attempts of one call."""
 
-    def __init__(self, patience: Patience) -> None:
+    def __init__(self, patience: Patience, began: float) -> None:
         self._patience = patience
-        self._began = patience.monotonic()
+        self._began = began
         self._paused = 0.0
         self._count = 0
         self._tell_at = RETRY_TOLD_S
@@ -112,14 +115,6 @@ class Tries:
         seconds = self._next_pause(waited)
         self._paused += seconds
         patience.pause(seconds)
-
-    @contextmanager
-    def waiting(self) -> Iterator[None]:
-        """One attempt; a failure that may pass is met with a pause."""
-        try:
-            yield
-        except (DeterminateError, IndeterminateError) as error:
-            self.wait(error)
 
     def _next_pause(self, waited: float) -> float:
         most = min(max(_PAUSE_S_QUICK, waited / _PAUSE_SHARE), _PAUSE_S_MAX)

@@ -1,0 +1,72 @@
+"""How much code one incremental backup of one row passes: source files, and moves between them.
+
+A reader who follows one backup opens these files. The bounds only go down: a new layer on this path
+has to replace another.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from pathlib import Path
+from types import FrameType
+
+import backup
+import kvstore
+
+ROOT = Path(kvstore.__file__).parent.parent
+PACKAGES = ("kvstore", "bulk", "backup")
+INNER_LOOPS = "kvstore/loops/"
+"""Compiled where they are measured: they open no frame there."""
+
+FILES_MAX = 52
+BACKUP_FILES_MAX = 20
+
+
+class Trace:
+    """The source files of ours that calls enter, and the moves from one file to another."""
+
+    def __init__(self) -> None:
+        self.files: Counter[str] = Counter()
+        self.moves: Counter[tuple[str, str]] = Counter()
+
+    def __call__(self, frame: FrameType, event: str, _: object) -> None:
+        entered = _file_of(frame)
+        if event != "call" or entered is None:
+            return
+        self.files[entered] += 1
+        caller = frame.f_back
+        while caller is not None and _file_of(caller) is None:
+            caller = caller.f_back
+        left = None if caller is None else _file_of(caller)
+        if left is not None and left != entered:
+            self.moves[left, entered] += 1
+
+
+def _file_of(frame: FrameType) -> str | None:
+    name = frame.f_code.co_filename
+    if not name.startswith(f"{ROOT}/"):
+        return None
+    name = name[len(f"{ROOT}/") :]
+    is_ours = name.split("/")[0] in PACKAGES and not name.startswith(INNER_LOOPS)
+    return name if is_ours else None
+
+
+def test_an_incremental_backup_of_one_row_passes_few_files(tmp_path: Path) -> None:
+    collection = backup.Collection(tmp_path / "collection")
+    with kvstore.open(tmp_path / "store") as store:
+        for key in (b"first", b"second"):  # the second is an increment too: it fills the caches
+            store.put(key, b"value")
+            collection.backup(store)
+        store.put(b"third", b"value")
+        trace, before = Trace(), sys.getprofile()
+        sys.setprofile(trace)
+        try:
+            info = collection.backup(store)
+        finally:
+            sys.setprofile(before)
+    assert info.rows == 1
+    of_backup = sorted(name for name in trace.files if name.startswith("backup/"))
+    assert len(of_backup) <= BACKUP_FILES_MAX, of_backup
+    assert len(trace.files) <= FILES_MAX, sorted(trace.files)
+    print(f"{len(trace.files)} files, {sum(trace.moves.values())} moves")
