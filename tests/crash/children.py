@@ -1,7 +1,7 @@
-"""What the killed processes do: work without end, and say through a pipe what was acknowledged.
+"""The children that tests kill: each works without end and reports its calls through a pipe.
 
-Each function runs in a process of its own until it is killed. It sends an acknowledgement only
-after the call it speaks of has returned.
+Each function runs in a process of its own. It sends `("begun", ...)` before each call that writes,
+and one acknowledgement after the call has returned.
 """
 
 from __future__ import annotations
@@ -49,6 +49,7 @@ def commits(place: Path, acknowledged: Connection, seed: int) -> None:
         name = b"%d-%d" % (seed, thread)
         for number in range(1 << 30):
             durability: Any = rng.choice(["sync", "group", "async"])
+            tell(("begun",))
             if rng.random() < 0.5:
                 store.put(b"put/%s/%06d" % (name, number), b"v", durability=durability)
                 tell(("put", name, number, durability))
@@ -76,10 +77,12 @@ def imports(place: Path, acknowledged: Connection, seed: int) -> None:
     rng = random.Random(seed)
     for number in range(1 << 30):
         name = b"%d-%d" % (seed, number)
+        acknowledged.send(("begun",))
         made = stage(place / f"staged-{name.decode()}", name, rng.randint(1, 3))
         stamp = bulk.ingest(store, made.staging, move=rng.random() < 0.5)
         acknowledged.send(("import", name, int(stamp)))
         if rng.random() < 0.3:
+            acknowledged.send(("begun",))
             store.revert_import(made.import_id)
             acknowledged.send(("revert", name, 0))
 
@@ -100,6 +103,7 @@ def backups(place: Path, acknowledged: Connection, seed: int) -> None:
     store = open_store(place / "store", durability="async")
     collection = Collection(place / "backups")
     for number in range(1 << 30):
+        acknowledged.send(("begun",))
         with store.batch() as batch:
             for index in range(50):
                 batch.put(b"%d/%d" % (index, seed), b"%d" % number)
@@ -125,3 +129,4 @@ def births(place: Path, acknowledged: Connection, seed: int) -> None:
         acknowledged.send(("begun", str(path)))
         with kvstore.open(path) as store:
             store.put(b"k", b"v")
+        acknowledged.send(("born", str(path)))
