@@ -1,4 +1,4 @@
-"""A self-synchronising record log: the only log of what has no other.
+"""A self-synchronising record log, for state that no other log protects.
 
 Floors, from the top:
 
@@ -8,7 +8,7 @@ Floors, from the top:
     inspection recovery
     scan snapshot
     names raw tail
-    records
+    options records
     files stuffing sync
 """
 

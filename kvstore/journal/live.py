@@ -1,4 +1,4 @@
-"""The live file: begun, continued after a crash, sealed under its final name.
+"""The live file: begun, continued after a crash, written, sealed under its final name.
 
 Invariants
 1. A live file gets its name when its opening is durable, and the name is durable before a record
@@ -10,31 +10,71 @@ Invariants
 from __future__ import annotations
 
 import os
-from typing import NamedTuple
 
 from kvstore.journal.files import Files, Output, write_all
 from kvstore.journal.names import JOURNAL, FileName, list_directory
-from kvstore.journal.records import KIND_JOURNAL, Opening, encode_opening, encode_seal
+from kvstore.journal.records import KIND_JOURNAL, Opening, encode_mark, encode_opening, encode_seal
 from kvstore.journal.recovery import Recovery
 
 
-class LiveFile(NamedTuple):
-    """An open live file, how many bytes it has, all of them synced, and how many of them the file
-    itself says were synced, by its name or by a mark."""
+class LiveFile:
+    """The open live file: its `size`, how many bytes of it are `synced`, and how many of them are
+    `marked`, which means that the file says so itself, by its name or by a mark."""
 
-    name: FileName
-    output: Output
-    size: int
-    marked: int
+    __slots__ = ("marked", "name", "output", "put", "size", "synced")
+
+    def __init__(self, name: FileName, output: Output, size: int, *, marked: int) -> None:
+        self.name = name
+        self.size = self.synced = size
+        self.marked = marked
+        self.attach(output)
+
+    def attach(self, output: Output) -> None:
+        """Write to `output`, the file opened to append."""
+        self.output = output
+        self.put = output.write
+
+    def mark(self, incarnation: int, ordinal: int) -> bytes:
+        """The mark in front of the record `ordinal`: how much of the file was synced before it."""
+        self.marked = self.synced
+        return encode_mark(incarnation, ordinal, synced=self.marked)
+
+    def sync(self) -> None:
+        """Sync the bytes written so far. Another thread may write meanwhile."""
+        size = self.size
+        self.output.sync()
+        self.synced = size
+
+    def seal(self, files: Files, directory: str, *, following: int, incarnation: int) -> None:
+        """End the file, whose next record would be `following`, and give it its final name. All of
+        it is durable on return."""
+        records = following - self.name.number
+        write_all(self.output, encode_seal(incarnation, following, records=records))
+        self.output.sync()
+        self.output.close()
+        _finish(files, directory, self.name)
+
+    def is_as_left(self, files: Files, directory: str) -> bool:
+        """Whether the closed file is still the live one and has the size that it was closed with.
+        Call this under the lock.
+
+        Journals only grow: each append, rotation and seal changes a size or a name, and no synced
+        byte is ever cut.
+        """
+        if list_directory(files, directory).live != self.name:
+            return False
+        with files.read(self.name.path(directory)) as file:
+            return file.seek(0, os.SEEK_END) == self.size
 
 
 def continue_live(
     files: Files, directory: str, recovery: Recovery, *, incarnation: int, content: str
 ) -> LiveFile:
-    """Make the live file that was found end with its last whole record, or begin a new one.
+    """Cut the live file that `recovery` found behind its last whole record, or begin a new one.
 
-    What replay found counts from now on, though it may never have been synced, or an fsync of it
-    may have failed: all that nothing says was synced is written again, and fsynced.
+    From now on the records that replay found count, though they may never have been synced, or an
+    fsync of them may have failed. So all bytes that no mark or note calls synced are written again
+    and fsynced.
     """
     live, following = recovery.live, recovery.last + 1
     if live is None:
@@ -49,7 +89,8 @@ def continue_live(
     if live.sealed:
         _finish(files, directory, live.name)
         return create_live(files, directory, following, incarnation=incarnation, content=content)
-    return LiveFile(live.name, files.append(path), live.bytes, 0 if live.records else live.bytes)
+    marked = 0 if live.records else live.bytes
+    return LiveFile(live.name, files.append(path), live.bytes, marked=marked)
 
 
 def create_live(
@@ -67,35 +108,7 @@ def create_live(
     except BaseException:
         output.close()
         raise
-    return LiveFile(name, output, len(opening), len(opening))
-
-
-def seal_live(
-    files: Files,
-    directory: str,
-    name: FileName,
-    output: Output,
-    *,
-    following: int,
-    incarnation: int,
-) -> None:
-    """Seal a live file whose next record would be `following`; it is durable on return."""
-    write_all(output, encode_seal(incarnation, following, records=following - name.number))
-    output.sync()
-    output.close()
-    _finish(files, directory, name)
-
-
-def is_live_as_left(files: Files, directory: str, live: FileName, *, size: int) -> bool:
-    """Under the lock: whether the live file is still `live`, at the `size` it was closed with.
-
-    Journals only grow: each append, rotation and seal changes a size or a name, and nothing that
-    was synced is ever cut.
-    """
-    if list_directory(files, directory).live != live:
-        return False
-    with files.read(live.path(directory)) as file:
-        return file.seek(0, os.SEEK_END) == size
+    return LiveFile(name, output, len(opening), marked=len(opening))
 
 
 def _finish(files: Files, directory: str, name: FileName) -> None:
