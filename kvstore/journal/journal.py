@@ -67,8 +67,8 @@ class Journal:
         files: Files,
         directory: str,
         lock: Lock,
-        *,
         recovery: Recovery,
+        *,
         identity: int,
         options: Options,
     ) -> None:
@@ -142,14 +142,8 @@ class Journal:
         try:
             with storage_errors(directory):
                 recovery = replay(files, directory, restore=restore, apply=apply, content=content)
-            journal = cls(
-                files,
-                directory,
-                lock,
-                recovery=recovery,
-                identity=secrets.randbits(32) if identity is None else identity,
-                options=options,
-            )
+            number = secrets.randbits(32) if identity is None else identity
+            journal = cls(files, directory, lock, recovery, identity=number, options=options)
         except BaseException:
             lock.close()
             raise
