@@ -32,7 +32,11 @@ WHOLE_ROWS_MIN = 512
 batch has a price (40 us) that its rows must earn."""
 
 REBUILD_FRAGMENTS_FROM = 65
-"""Range tombstones of one commit from which on building the map anew beats as many copies."""
+"""Range tombstones of one commit from which on building a small map anew beats adding each."""
+
+STRETCHES_MAX = 64
+"""Boundaries in a leaf of the map of range tombstones, and nodes in a branch of it: a write copies
+one node of each depth. Two at least."""
 
 ARROW_ROWS_MAX = 16_384
 """Rows of one record batch: large enough to amortise Arrow, small enough to stay in cache."""

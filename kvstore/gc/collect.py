@@ -32,7 +32,7 @@ from pathlib import Path
 
 from kvstore.changes.entry import OP_DELETE_RANGE, OP_IMPORT, OP_REVERT
 from kvstore.claims import HoldRecord
-from kvstore.codec.keys import SUFFIX_BYTES, decode_suffix
+from kvstore.codec.keys import SUFFIX_BYTES, decode_suffix, span_bounds
 from kvstore.engine.api import CHANGES, DATA, RANGES, WriteBatch, pairs
 from kvstore.errors import ClosedError, UsageError
 from kvstore.gc.leftovers import Leftovers
@@ -280,15 +280,17 @@ class Collector:
     # -- range tombstones -------------------------------------------------------------------
 
     def _remove_ranges(self, since: int, tally: _Tally) -> None:
-        """Remove the range tombstones at or below `since`. One pass over all that are stored."""
+        """Remove the range tombstones at or below `since`. One pass over the spans they cover."""
         committer, versions = self._committer, self._versions
         with committer.lock:
             self._require_running()
-            if not versions.view.fragments.tombstones(Span(), since=0, upto=since):
+            covered = versions.view.fragments.tombstones(Span(), since=0, upto=since)
+            if not covered:
                 return
             doomed = [
                 key
-                for key, _ in pairs(self._engine.cursor(RANGES))
+                for span in merge_spans([Span(start, end) for start, end, _ in covered])
+                for key, _ in pairs(self._engine.cursor(RANGES, *span_bounds(span.start, span.end)))
                 if decode_suffix(key[-SUFFIX_BYTES:]) <= since
             ]
 

@@ -6,7 +6,7 @@ Format constants are not here: both halves take them from `kvstore.codec`.
 from __future__ import annotations
 
 from enum import Enum
-from typing import Final, Literal, Protocol, TypeAlias
+from typing import Any, Final, Literal, Protocol, TypeAlias
 
 from typing_extensions import Buffer
 
@@ -26,6 +26,11 @@ Buffers: TypeAlias = "tuple[int, Buffer, Buffer, Buffer, Buffer]"
 ARRAY_BYTES_MAX: Final = (1 << 31) - 1
 """The bytes that one Arrow binary array can hold: its offsets are signed integers of 32 bits."""
 
+Nearby: TypeAlias = "tuple[bytes, bytes | None, list[bytes], list[int]]"
+"""The range tombstones near a stored key: over the stored keys from the first bytes on and below
+the second, if any, the newest between `bounds[i - 1]` and `bounds[i]` has the time `newest[i]`, 0
+where there is none. All bounds are escaped user keys."""
+
 RULE_ANY: Final = 1
 RULE_NO_VALUE: Final = 2
 RULE_ID: Final = 3
@@ -42,6 +47,14 @@ class Seeker(Protocol):
     def next(self) -> None: ...
     def key(self) -> bytes | None: ...
     def value(self) -> bytes: ...
+
+
+class LimitNode(Protocol):
+    """A node of the map of range tombstones (`kvstore.mvcc.stretches`): a pair or a longer tuple
+    that begins with `keys` and `below`. The limit of a key is found by going on with
+    `below[bisect_right(keys, key)]` as many times as the map is deep, and once more."""
+
+    def __getitem__(self, index: int, /) -> Any: ...
 
 
 class Frontiers(Protocol):

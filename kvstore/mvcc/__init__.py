@@ -6,6 +6,7 @@ Floors, from the top:
     export
     diff lookup scan write
     columns fragments version
+    stretches
 """
 
 from kvstore.mvcc.diff import Difference

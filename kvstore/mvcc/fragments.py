@@ -2,42 +2,49 @@
 
 With keys on X and time on Y a range tombstone is a horizontal line. The ends of all lines cut
 them into fragments: between two neighbouring boundaries the same timestamps cover every key. So a
-look-up is one binary search, whatever order the tombstones were written in.
+look-up is one search, whatever order the tombstones were written in.
 
     keys     a       c       f       k
     t=9              |-------|                    boundaries  a    c      f    k
     t=5      |---------------|-------|            stacks     (5) (9,5)   (5)   ()
 
+The boundaries lie in the leaves of a B-tree (`kvstore.mvcc.stretches`) whose nodes never change.
+
 Invariants
 1. Boundaries ascend strictly; below the first one nothing is deleted.
 2. Each stack is strictly descending. The last stack is empty, the first is not.
 3. Neighbouring stacks differ: state is a function of content, not of the order of writes.
-4. `limits` hold the newest tombstone of each stack in the form of a stored key, so that a look-up
-   compares bytes and decodes nothing. There is one limit for each stack and one before the first.
-5. An instance never changes: writers make a new one, readers keep theirs. A write copies the
-   boundaries (24 bytes each with stack and limit, 0.1 ms per 100,000), and readers need no lock.
+4. The leaves hold the newest tombstone of each stack in the form of a stored key, so that a look-up
+   compares bytes and decodes nothing.
+5. An instance never changes: a writer makes a new one that shares all nodes it does not touch, and
+   a reader keeps its own without a lock. A write costs O(log n) beside the stretches it covers.
 
-Source: Pebble's fragmented range keys and CockroachDB's MVCC range tombstones.
+Source: Pebble's fragmented range keys and CockroachDB's MVCC range tombstones; the tree copies the
+path from its root to what changes, as LMDB and other B-trees without locks do.
 """
 
 from __future__ import annotations
 
-import bisect
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator
-from itertools import pairwise
-from typing import NamedTuple, TypeAlias
+from itertools import zip_longest
+from typing import NamedTuple
 
-from kvstore.codec.keys import UNLIMITED, encode_suffix
-from kvstore.codec.ordered import TERMINATOR
+from kvstore.codec.keys import KEY_BYTES_LEAST
+from kvstore.codec.ordered import escape, unescape
+from kvstore.loops.contract import Nearby
+from kvstore.mvcc.stretches import (
+    EMPTY,
+    Stack,
+    Tree,
+    build,
+    leaves,
+    splice,
+    stack_at,
+    stack_below,
+)
 from kvstore.span import Span
-
-Stack: TypeAlias = "tuple[int, ...]"
-
-
-def limit_of(stack: Stack) -> bytes:
-    """A bound to append to an escaped key: exactly the versions at or above the newest tombstone
-    of `stack` sort below it. An empty stack gives a bound above all versions."""
-    return TERMINATOR + encode_suffix(stack[0]) + b"\xff" if stack else UNLIMITED
+from kvstore.timestamp import TIMESTAMP_MAX
 
 
 class RangeTombstone(NamedTuple):
@@ -54,60 +61,51 @@ class Cover(NamedTuple):
     starts: list[bytes]
     newest: list[int]
 
+    def nearby(self, stored: bytes) -> Nearby:
+        """All of it, whichever stored key was asked for: see `kvstore.loops.contract.Nearby`."""
+        return b"", None, list(map(escape, self.starts)), [0, *self.newest]
+
 
 class Fragments:
     """An immutable map from keys to the stack of range tombstones over them.
 
-    `stacks[i]` covers the keys from `boundaries[i]` on, and `limits[i + 1]` is its limit (see
-    `limit_of`); `limits[0]` is the limit of the keys below all boundaries. Callers only read them.
+    `tree` is for reading.
     """
 
-    __slots__ = ("boundaries", "limits", "stacks")
+    __slots__ = ("tree",)
 
-    def __init__(
-        self,
-        boundaries: list[bytes] | None = None,
-        stacks: list[Stack] | None = None,
-        limits: list[bytes] | None = None,
-    ) -> None:
-        self.boundaries = boundaries if boundaries is not None else []
-        self.stacks = stacks if stacks is not None else []
-        self.limits = [UNLIMITED, *map(limit_of, self.stacks)] if limits is None else limits
+    def __init__(self, tree: Tree = EMPTY) -> None:
+        self.tree = tree
 
     @classmethod
     def of(cls, tombstones: Iterable[RangeTombstone]) -> Fragments:
-        """Build from tombstones in any order. O(n log n + n * depth)."""
-        opens: dict[bytes, list[int]] = {}
-        closes: dict[bytes, list[int]] = {}
-        for start, end, timestamp in tombstones:
-            assert start < end
-            opens.setdefault(start, []).append(timestamp)
-            closes.setdefault(end, []).append(timestamp)
+        """Build from tombstones in any order. O(n log n + n * depth); 1 us each where they are
+        ordered by start and few overlap."""
         boundaries: list[bytes] = []
         stacks: list[Stack] = []
-        live: dict[int, int] = {}
-        for key in sorted(opens.keys() | closes.keys()):
-            for timestamp in closes.get(key, ()):
-                live[timestamp] -= 1
-                if not live[timestamp]:
-                    del live[timestamp]
-            for timestamp in opens.get(key, ()):
-                live[timestamp] = live.get(timestamp, 0) + 1
-            boundaries.append(key)
-            stacks.append(tuple(sorted(live, reverse=True)))
-        return cls(*_merged(boundaries, stacks))
+        cluster: list[RangeTombstone] = []  # each overlaps one before it
+        reach = b""
+        for tombstone in sorted(tombstones):
+            if cluster and tombstone[0] >= reach:
+                _add_cluster(cluster, boundaries, stacks)
+                cluster = []
+            cluster.append(tombstone)
+            reach = max(reach, tombstone[1])
+        if cluster:
+            _add_cluster(cluster, boundaries, stacks)
+        return cls(build(boundaries, stacks))
 
     def __bool__(self) -> bool:
-        return bool(self.boundaries)
+        return bool(self.tree.root.keys)
 
     def __len__(self) -> int:
-        """How many boundaries the map holds."""
-        return len(self.boundaries)
+        """The number of boundaries. O(n / 64)."""
+        return sum(len(leaf.keys) for leaf, _ in leaves(self.tree, b"", None))
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Fragments):
             return NotImplemented
-        return self.boundaries == other.boundaries and self.stacks == other.stacks
+        return all(mine == theirs for mine, theirs in zip_longest(self._items(), other._items()))
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -115,37 +113,56 @@ class Fragments:
 
     def stack(self, key: bytes) -> Stack:
         """Timestamps of all range tombstones over `key`, newest first. O(log n)."""
-        index = bisect.bisect_right(self.boundaries, key) - 1
-        return self.stacks[index] if index >= 0 else ()
+        return stack_at(self.tree, key)
 
     def newest(self, key: bytes, as_of: int) -> int:
         """Timestamp of the newest range tombstone over `key` at or below `as_of`, else 0."""
-        index = bisect.bisect_right(self.boundaries, key)
-        if index:
-            for timestamp in self.stacks[index - 1]:
-                if timestamp <= as_of:
-                    return timestamp
+        for timestamp in self.stack(key):
+            if timestamp <= as_of:
+                return timestamp
         return 0
 
-    def pieces(self, span: Span) -> Iterator[tuple[bytes, bytes, Stack]]:
-        """Non-empty fragments `(start, end, stack)` that meet `span`, cut to it, ascending."""
-        boundaries, stacks = self.boundaries, self.stacks
-        first = max(bisect.bisect_right(boundaries, span.start) - 1, 0)
-        for index in range(first, len(boundaries) - 1):
-            start = max(boundaries[index], span.start)
-            if span.end is not None and start >= span.end:
-                return
-            end = boundaries[index + 1]
-            if span.end is not None and span.end < end:
-                end = span.end
-            if stacks[index] and start < end:
-                yield start, end, stacks[index]
+    def pieces(
+        self, span: Span, *, since: int = 0, upto: int = TIMESTAMP_MAX
+    ) -> Iterator[tuple[bytes, bytes, Stack]]:
+        """Non-empty fragments `(start, end, stack)` that meet `span`, cut to it, ascending.
+
+        Fragments without a timestamp in `since < t <= upto` may be left out: most of them are,
+        and cost nothing.
+        """
+        for leaf, beyond in leaves(self.tree, span.start, span.end, since=since, upto=upto):
+            keys = leaf.keys
+            first = max(bisect_right(keys, span.start) - 1, 0)
+            ends = keys[first + 1 :] if beyond is None else [*keys[first + 1 :], beyond]
+            for start, end, stack in zip(keys[first:], ends, leaf.stacks[first:], strict=False):
+                if span.end is not None and start >= span.end:
+                    return
+                if stack and end > span.start:
+                    yield (
+                        max(start, span.start),
+                        end if span.end is None else min(end, span.end),
+                        stack,
+                    )
+
+    def nearby(self, as_of: int) -> Callable[[bytes], Nearby] | None:
+        """How a pass over `data` that reads at `as_of` learns of the tombstones near a stored key;
+        None where there are none. A call costs one leaf, however many tombstones there are."""
+
+        def near(stored: bytes) -> Nearby:
+            key = unescape(stored[:-KEY_BYTES_LEAST])
+            leaf, beyond = next(leaves(self.tree, key, None))
+            bounds = list(map(escape, leaf.keys))
+            newest = [next((t for t in stack if t <= as_of), 0) for stack in leaf.stacks]
+            low = bounds[0] if key >= leaf.keys[0] else b""
+            return low, None if beyond is None else escape(beyond), bounds, [0, *newest]
+
+        return near if self else None
 
     def cover(self, span: Span, as_of: int) -> Cover:
         """The tombstones that a scan of `span` at `as_of` sees. O(fragments in the span)."""
         starts: list[bytes] = []
         newest: list[int] = []
-        for start, end, stack in self.pieces(span):
+        for start, end, stack in self.pieces(span, upto=as_of):
             timestamp = next((t for t in stack if t <= as_of), 0)
             if not timestamp:
                 continue
@@ -167,7 +184,7 @@ class Fragments:
         """
         longest: list[RangeTombstone] = []
         growing: dict[int, int] = {}
-        for start, end, stack in self.pieces(span):
+        for start, end, stack in self.pieces(span, since=since, upto=upto):
             window = [t for t in stack if since < t <= upto]
             for timestamp in window[:1] if latest else window:
                 index = growing.get(timestamp)
@@ -197,57 +214,84 @@ class Fragments:
         return self._changing(start, end, lambda stack: ())
 
     def forgetting(self, upto: int) -> Fragments:
-        """This map without the timestamps at or below `upto`. O(fragments * depth)."""
-        stacks = [tuple(t for t in stack if t > upto) for stack in self.stacks]
-        return Fragments(*_merged(self.boundaries, stacks))
+        """This map without the timestamps at or below `upto`. Costs what lies near those."""
+        runs: list[tuple[bytes, bytes]] = []
+        for leaf, beyond in leaves(self.tree, b"", None, upto=upto):
+            start, end = leaf.keys[0], leaf.keys[-1] if beyond is None else beyond
+            if runs and runs[-1][1] == start:
+                start, _ = runs.pop()
+            runs.append((start, end))
+        kept = self
+        for start, end in runs:
+            if start < end:
+                kept = kept._changing(start, end, lambda stack: tuple(t for t in stack if t > upto))
+        return kept
+
+    # -- inside -----------------------------------------------------------------------------
 
     def _changing(self, start: bytes, end: bytes, change: Callable[[Stack], Stack]) -> Fragments:
         assert start < end
-        boundaries, stacks = self.boundaries, self.stacks
-        left = bisect.bisect_left(boundaries, start)
-        right = bisect.bisect_left(boundaries, end)
-        before = stacks[left - 1] if left else ()
-        last = stacks[right - 1] if right else ()
-        middle = list(zip(boundaries[left:right], stacks[left:right], strict=True))
-        if not middle or middle[0][0] != start:
-            middle.insert(0, (start, before))
-        changed = [(key, change(stack)) for key, stack in middle]
-        if right == len(boundaries) or boundaries[right] != end:
-            changed.append((end, last))
-        # One neighbour on each side takes part, so that equal stacks merge across the seam.
-        low, high = max(left - 1, 0), right + 1
-        keys = boundaries[low:left] + [key for key, _ in changed] + boundaries[right:high]
-        values = stacks[low:left] + [stack for _, stack in changed] + stacks[right:high]
-        keys, values = _merged(keys, values, leading=stacks[low - 1] if low else ())
-        limits = self.limits
-        return Fragments(
-            boundaries[:low] + keys + boundaries[high:],
-            stacks[:low] + values + stacks[high:],
-            limits[: low + 1] + [limit_of(stack) for stack in values] + limits[high + 1 :],
-        )
+        before = stack_below(self.tree, start)
+        changed = [(key, change(stack)) for key, stack in self._items(start, end)]
+        if not changed or changed[0][0] != start:
+            changed.insert(0, (start, change(before)))
+        changed.append((end, stack_at(self.tree, end)))
+        kept = list(_distinct(changed, leading=before))
+        keys, stacks = [key for key, _ in kept], [stack for _, stack in kept]
+        return Fragments(splice(self.tree, start, end, keys, stacks))
 
-    def _check(self) -> None:
-        """Assert the invariants at the top of this file."""
-        boundaries, stacks = self.boundaries, self.stacks
-        assert len(boundaries) == len(stacks)
-        assert all(a < b for a, b in pairwise(boundaries))
-        assert all(a != b for a, b in pairwise(stacks))
-        assert not stacks or (stacks[0] and not stacks[-1])
-        assert self.limits == [UNLIMITED, *map(limit_of, stacks)]
-        for stack in stacks:
-            assert all(a > b for a, b in pairwise(stack))
+    def _items(self, start: bytes = b"", end: bytes | None = None) -> Iterator[tuple[bytes, Stack]]:
+        """The boundaries in `start <= key < end`, each with the stack from there on."""
+        for leaf, _ in leaves(self.tree, start, end):
+            first = bisect_left(leaf.keys, start)
+            last = len(leaf.keys) if end is None else bisect_left(leaf.keys, end)
+            yield from zip(leaf.keys[first:last], leaf.stacks[first:last], strict=True)
 
 
-def _merged(
-    boundaries: list[bytes], stacks: list[Stack], *, leading: Stack = ()
-) -> tuple[list[bytes], list[Stack]]:
-    """Drop each boundary at which the stack does not change. `leading` lies before the first."""
-    kept_keys: list[bytes] = []
-    kept_stacks: list[Stack] = []
-    previous = leading
-    for key, stack in zip(boundaries, stacks, strict=True):
-        if stack != previous:
-            kept_keys.append(key)
-            kept_stacks.append(stack)
-            previous = stack
-    return kept_keys, kept_stacks
+def _add_cluster(
+    cluster: list[RangeTombstone], boundaries: list[bytes], stacks: list[Stack]
+) -> None:
+    """Append the fragments of tombstones that hang together, behind all before them."""
+    if len(cluster) == 1:
+        start, end, timestamp = cluster[0]
+        found: list[tuple[bytes, Stack]] = [(start, (timestamp,)), (end, ())]
+    else:
+        found = _fragmented(cluster)
+    if boundaries and boundaries[-1] == found[0][0]:
+        boundaries.pop()
+        stacks.pop()
+        if stacks[-1] == found[0][1]:
+            del found[0]
+    for key, stack in found:
+        boundaries.append(key)
+        stacks.append(stack)
+
+
+def _fragmented(tombstones: list[RangeTombstone]) -> list[tuple[bytes, Stack]]:
+    """The fragments of tombstones in any order: a sweep over their ends."""
+    opens: dict[bytes, list[int]] = {}
+    closes: dict[bytes, list[int]] = {}
+    for start, end, timestamp in tombstones:
+        opens.setdefault(start, []).append(timestamp)
+        closes.setdefault(end, []).append(timestamp)
+    found: list[tuple[bytes, Stack]] = []
+    live: dict[int, int] = {}
+    for key in sorted(opens.keys() | closes.keys()):
+        for timestamp in closes.get(key, ()):
+            live[timestamp] -= 1
+            if not live[timestamp]:
+                del live[timestamp]
+        for timestamp in opens.get(key, ()):
+            live[timestamp] = live.get(timestamp, 0) + 1
+        found.append((key, tuple(sorted(live, reverse=True))))
+    return list(_distinct(found, leading=()))
+
+
+def _distinct(
+    fragments: Iterable[tuple[bytes, Stack]], *, leading: Stack
+) -> Iterator[tuple[bytes, Stack]]:
+    """Without each boundary at which the stack does not change. `leading` lies before the first."""
+    for key, stack in fragments:
+        if stack != leading:
+            yield key, stack
+            leading = stack

@@ -26,7 +26,8 @@ from kvstore.codec.keys import UNLIMITED, encode_suffix
 from kvstore.codec.ordered import TERMINATOR
 from kvstore.engine.api import Engine
 from kvstore.loops import ABSENT, find_among, find_many
-from kvstore.mvcc.fragments import Fragments, limit_of
+from kvstore.mvcc.fragments import Fragments
+from kvstore.mvcc.stretches import limit_of
 from kvstore.mvcc.version import Stamps
 
 
@@ -51,9 +52,9 @@ def values_at(
 ) -> list[bytes | None]:
     """The values of `keys` at `as_of` in a store without imports. One seek a key."""
     ticket, reader = engine.borrow()
-    rest, (boundaries, limits) = rest_of(as_of), (fragments.boundaries, fragments.limits)
+    rest, (limits, depth) = rest_of(as_of), fragments.tree
     absent = ABSENT if fragments else None
-    found = find_many(reader, engine.check, keys, rest, boundaries, limits, absent)
+    found = find_many(reader, engine.check, keys, rest, limits, depth, absent)
     engine.give_back(ticket, reader)
     if fragments:
         for at, value in enumerate(found):

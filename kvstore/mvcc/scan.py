@@ -13,11 +13,10 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from kvstore.arrow import array_of
-from kvstore.codec.ordered import escape
 from kvstore.engine.api import Cursor
 from kvstore.limits import ARROW_BYTES_MAX, SCAN_CHUNK
 from kvstore.loops import Live, LiveColumns, LiveRows
-from kvstore.mvcc.fragments import Cover
+from kvstore.loops.contract import Nearby
 from kvstore.mvcc.version import Stamps
 
 if TYPE_CHECKING:
@@ -31,21 +30,12 @@ _FIRST_CHUNK = 64
 
 
 class Read(NamedTuple):
-    """The view of one read: its time, the stamps of imports, the range tombstones of its span.
-
-    `starts` are the escaped bounds of `cover`. They compare with stored keys: escaping keeps the
-    order, and a stored key sorts after its escaped part alone.
-    """
+    """The view of one read: its time, the stamps of imports, and how it learns of range tombstones.
+    `nearby` is None where there are none."""
 
     as_of: int
     stamps: Stamps
-    starts: list[bytes]
-    newest: list[int]
-
-    @classmethod
-    def of(cls, as_of: int, stamps: Stamps, cover: Cover) -> Read:
-        """A read at `as_of` of a span with this cover. O(fragments)."""
-        return cls(as_of, stamps, [escape(start) for start in cover.starts], [0, *cover.newest])
+    nearby: Callable[[bytes], Nearby] | None
 
 
 class RowArrays(NamedTuple):

@@ -37,6 +37,9 @@ from kvstore.timestamp import TIMESTAMP_MAX, Timestamp
 
 Tombstones: TypeAlias = "list[RangeTombstone]"
 
+_REBUILD_FACTOR = 8
+"""Adding one range tombstone to the map costs as much as rebuilding it from so many."""
+
 
 class ReadView(NamedTuple):
     """The state in memory that a reader combines with the stored entries."""
@@ -130,11 +133,13 @@ class Versions:
     # -- publishing -------------------------------------------------------------------------
 
     def publish_ranges(self, tombstones: list[RangeTombstone]) -> None:
-        """Show range tombstones to readers. The engine must hold them already. O(fragments)."""
+        """Show range tombstones to readers. The engine must hold them already. Each costs the
+        stretches that it covers."""
         if not tombstones:
             return
         fragments = self.view.fragments
-        if len(tombstones) >= REBUILD_FRAGMENTS_FROM:
+        count = len(tombstones)
+        if count >= REBUILD_FRAGMENTS_FROM and count * _REBUILD_FACTOR >= len(fragments):
             known = fragments.tombstones(Span(), since=0, upto=TIMESTAMP_MAX)
             self.publish_fragments(Fragments.of([*known, *tombstones]))
             return
@@ -159,7 +164,7 @@ class Versions:
 
     def _show(self, view: ReadView) -> None:
         self.view = view
-        self.lookup.show(view.fragments.boundaries, view.fragments.limits, view.stamps)
+        self.lookup.show(*view.fragments.tree, view.stamps)
 
     def _get_slowly(self, key: bytes, as_of: int) -> bytes | None:
         fragments, stamps = self.view
@@ -169,7 +174,7 @@ class Versions:
 
     def _read(self, span: Span, as_of: int) -> Read:
         fragments, stamps = self.view
-        return Read.of(as_of, stamps, fragments.cover(span, as_of))
+        return Read(as_of, stamps, fragments.nearby(as_of))
 
     def _cursor(self, span: Span, *, reverse: bool = False) -> Cursor:
         return self.engine.cursor(DATA, *span_bounds(span.start, span.end), reverse=reverse)

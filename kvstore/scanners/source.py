@@ -72,7 +72,7 @@ class ScanSource:
     def batches(self, piece: ScanPiece) -> Iterator[pa.RecordBatch]:
         """The rows of a piece."""
         job = self._job
-        read = Read.of(job.as_of, job.stamps, piece.cover)
+        read = Read(job.as_of, job.stamps, piece.cover.nearby if piece.cover.starts else None)
         cursor = self._engine.cursor(DATA, *span_bounds(piece.span.start, piece.span.end))
         return iter(row_batches(live_columns(cursor, read, chunk=job.batch_rows)))
 

@@ -46,6 +46,7 @@ TINY: Final[Mapping[str, int]] = {
     "INDEX_ENTRIES_PER_TAKE": 1,
     "WHOLE_ROWS_MIN": 1,
     "REBUILD_FRAGMENTS_FROM": 1,
+    "STRETCHES_MAX": 2,
     "EPOCHS_PENDING_MAX": 2,
     "EPOCH_EVENTS_PENDING_MAX": 3,
     # reads

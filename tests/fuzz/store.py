@@ -62,7 +62,7 @@ def data_key(data: bytes) -> None:
     answers = []
     for loops in LOOPS:
         for kind in (loops.LiveRows, loops.LiveColumns):
-            live = kind(1 << 62, {}, [], [0])
+            live = kind(1 << 62, {})
             try:
                 live.pass_over(iter([(data, b"v")]), 9)
                 live.end()

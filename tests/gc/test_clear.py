@@ -20,6 +20,7 @@ from kvstore.errors import HistoryGoneError, HistoryHeldError, UsageError
 from kvstore.limits import INLINE_VALUE_BYTES
 from kvstore.mvcc import Fragments
 from kvstore.mvcc.versions import stored_tombstones
+from tests.mvcc.invariants import check_fragments
 
 pytestmark = [pytest.mark.usefixtures("each_engine"), pytest.mark.tiny_limits]
 
@@ -236,7 +237,7 @@ def test_cut_on_disk_equals_cut_in_memory(
                     batch.delete_range(bytes([low + 7]), bytes([low + 8]))
         store.clear_range(bytes([start]), bytes([start + length]), compact=False)
         fragments = store._versions.view.fragments
-        fragments._check()
+        check_fragments(fragments)
         assert store.verify().problems == ()
         assert Fragments.of(stored_tombstones(store._engine)) == fragments
         assert not list(fragments.pieces(Span(bytes([start]), bytes([start + length]))))

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -21,9 +22,9 @@ from kvstore.codec.keys import VALUE, encode_reference
 from kvstore.codec.ordered import frame
 from kvstore.errors import CorruptionError
 from kvstore.limits import VALUE_BYTES_MAX
+from kvstore.loops.contract import Nearby
 from kvstore.mvcc.fragments import Fragments, RangeTombstone
 from kvstore.mvcc.scan import Read
-from kvstore.span import Span
 from tests.loops import both, plain, raw, stored_key
 from tests.mvcc.test_scan import STAMPS, entries_of, keys, ranges, reads, stored
 
@@ -107,7 +108,7 @@ def test_live_is_the_same_however_a_pass_is_cut(
     loops: Any, drawn: Any, deleted: Any, as_of: int, reverse: bool, cuts: list[Any]
 ) -> None:
     fragments = Fragments.of(RangeTombstone(*parts) for parts in deleted)
-    read = Read.of(as_of, STAMPS, fragments.cover(Span(), as_of))
+    read = Read(as_of, STAMPS, fragments.nearby(as_of))
     entries = entries_of(drawn)[:: -1 if reverse else 1]
     whole = plain.LiveRows(*read)
     assert not whole.pass_over(iter(entries), len(entries) + 1)
@@ -141,7 +142,7 @@ def test_live_is_the_same_however_a_pass_is_cut(
 
 @both
 def test_columns_grow_and_what_was_handed_out_stays(loops: Any) -> None:
-    live = loops.LiveColumns(5, {}, [], [0])
+    live = loops.LiveColumns(5, {})
     expected, found = [], []
     for size in [0, 1, 5000, 300, 0, 1, 70_000, 2, *range(2000)]:
         rows = [(b"%06d" % (len(expected) + row), bytes(size + row)) for row in range(3)]
@@ -155,7 +156,7 @@ def test_columns_grow_and_what_was_handed_out_stays(loops: Any) -> None:
 
 @both
 def test_more_than_an_array_holds_becomes_several(loops: Any) -> None:
-    live, value = loops.LiveColumns(5, {}, [], [0]), bytes(VALUE_BYTES_MAX)
+    live, value = loops.LiveColumns(5, {}), bytes(VALUE_BYTES_MAX)
     assert live.pass_over(iter([(stored_key(b"%d" % row), value) for row in range(2)]), 2)
     live.end()
     pieces = live.found()
@@ -167,7 +168,7 @@ def test_more_than_an_array_holds_becomes_several(loops: Any) -> None:
 @pytest.mark.parametrize("kind", ["LiveRows", "LiveColumns"])
 @pytest.mark.parametrize("key", [b"", b"\x00\x01", bytes(10)])
 def test_live_refuses_what_is_no_stored_key(loops: Any, kind: str, key: bytes) -> None:
-    live = getattr(loops, kind)(5, {}, [], [0])
+    live = getattr(loops, kind)(5, {})
     with pytest.raises(CorruptionError, match="too short"):
         live.pass_over(iter([(stored_key(b"a"), b""), (key, b"")]), 2)
 
@@ -180,7 +181,7 @@ def test_live_hands_on_what_its_source_raises(loops: Any) -> None:
 
     for kind in (loops.LiveRows, loops.LiveColumns):
         with pytest.raises(OSError, match="gone"):
-            kind(5, {}, [], [0]).pass_over(failing(), 9, 1 << 20)
+            kind(5, {}).pass_over(failing(), 9, 1 << 20)
 
 
 @both
@@ -189,7 +190,7 @@ def test_live_lets_go_of_what_it_was_given(loops: Any) -> None:
     entry = stored_key(b"a"), bytes(100)
     before = [sys.getrefcount(each) for each in (entry, *entry)]
     for kind in (loops.LiveRows, loops.LiveColumns):
-        live = kind(5, {encode_reference(1): (2, 4)}, [], [0])
+        live = kind(5, {encode_reference(1): (2, 4)})
         for _ in range(3):
             assert live.pass_over(iter([entry]), 1)
             live.end()
@@ -204,6 +205,10 @@ def test_live_lets_go_of_what_it_was_given(loops: Any) -> None:
         del live
     gc.collect()
     assert [sys.getrefcount(each) for each in (entry, *entry)] == before
+
+
+def _near(bounds: list[bytes], newest: list[int], key: bytes) -> Nearby:
+    return b"", None, bounds, newest
 
 
 @both
@@ -223,11 +228,11 @@ def test_live_looks_at_nothing_beyond_what_its_lists_and_stamps_hold(loops: Any)
 
     for kind in (loops.LiveRows, loops.LiveColumns):
         with pytest.raises((ValueError, IndexError)):
-            kind(5, {reference: ()}, [], [0]).pass_over(iter(of_import), 100)
+            kind(5, {reference: ()}).pass_over(iter(of_import), 100)
         for timed in ([], [(stored_key(b"0"), b"")]):
             entries = [*timed, *of_import]
             starts, newest = [b"%02d" % row for row in range(50)], [0] * 51
-            live = kind(5, Emptying(), starts, newest)
+            live = kind(5, Emptying(), partial(_near, starts, newest))
             with suppress(ValueError, IndexError):
                 live.pass_over(iter(entries), 200)
                 live.end()
@@ -256,7 +261,7 @@ def test_nothing_but_bytes_is_looked_into(loops: Any, key: bytes) -> None:
     for entry in (("text", b""), (stored_key(key), "text"), b"no pair"):
         for kind in (loops.LiveRows, loops.LiveColumns):
             with pytest.raises(TypeError):
-                kind(5, {}, [], [0]).pass_over(iter([entry]), 1)
+                kind(5, {}).pass_over(iter([entry]), 1)
     with pytest.raises(TypeError):
         loops.collect(iter([(b"", "text")]), [], [], 1, 1)
     with pytest.raises(TypeError):

@@ -22,8 +22,9 @@ from kvstore.codec.ordered import escape, frame
 from kvstore.errors import CorruptionError
 from kvstore.limits import KEY_BYTES_MAX
 from kvstore.loops import ABSENT
-from kvstore.mvcc.fragments import Fragments, limit_of
+from kvstore.mvcc.fragments import Fragments
 from kvstore.mvcc.lookup import rest_of
+from kvstore.mvcc.stretches import limit_of
 from kvstore.opening import ENGINES
 from kvstore.timestamp import TIMESTAMP_MAX, Timestamp
 from tests.loops import both, plain, raw, stored_key
@@ -94,7 +95,7 @@ def test_finding_many_is_finding_each(
     readers = loops.Readers(lambda: ListReader(entries), lambda reader: None, 2)
     one_by_one = [readers.find(key, rest, limits[bisect_right(boundaries, key)]) for key in asked]
     found = loops.find_many(
-        ListReader(entries), lambda reader: None, asked, rest, boundaries, limits, ABSENT
+        ListReader(entries), lambda reader: None, asked, rest, (boundaries, limits), 0, ABSENT
     )
     assert found == one_by_one
     for key, value in zip(asked, found, strict=True):
@@ -123,7 +124,7 @@ def test_finding_many_looks_at_nothing_beyond_its_lists(loops: Any, emptied: str
     keys, boundaries, limits = lists.values()
     with suppress(IndexError):
         found = loops.find_many(
-            reader, lambda reader: None, keys, rest_of(9), boundaries, limits, None
+            reader, lambda reader: None, keys, rest_of(9), (boundaries, limits), 0, None
         )
         assert emptied != "keys" or loops is plain or len(found) == 99
 
@@ -219,12 +220,12 @@ def test_a_lookup_beside_range_tombstones_and_imports_is_left_to_who_knows(loops
         return b"slowly"
 
     lookup = loops.Lookup(engine, slowly)
-    lookup.show([b"m"], [UNLIMITED, limit_of((5,))], {})
+    lookup.show(([b"m"], [UNLIMITED, limit_of((5,))]), 0, {})
     assert [lookup.get(b"k", 8), lookup.get(b"j", 8)] == [b"7", None]
     assert lookup.get(b"n", 8) == b"slowly"
-    lookup.show([], [UNLIMITED], STAMPS)
+    lookup.show(([], [UNLIMITED]), 0, STAMPS)
     assert [lookup.get(b"k", 8), lookup.get(b"k", 6)] == [b"7", None]
-    lookup.show([b"m"], [UNLIMITED, limit_of((5,))], STAMPS)
+    lookup.show(([b"m"], [UNLIMITED, limit_of((5,))]), 0, STAMPS)
     assert lookup.get(b"k", 8) == b"slowly"
     assert left == [b"n", b"k"]
 
@@ -251,14 +252,14 @@ def test_a_lookup_keeps_to_one_view_while_another_is_shown(loops: Any) -> None:
     limits = [b"\x00\x01%d" % row for row in range(1001)]
 
     def show_another(phase: str, info: object) -> None:
-        lookup.show([], [UNLIMITED], {})
+        lookup.show(([], [UNLIMITED]), 0, {})
 
     threshold = gc.get_threshold()
     gc.callbacks.append(show_another)
     try:
         for time in range(1000):
             gc.set_threshold(100, 1000, 1000)
-            lookup.show(boundaries, limits, {})
+            lookup.show((boundaries, limits), 0, {})
             gc.set_threshold(1 + time % 8, 1000, 1000)
             assert lookup.get(b"0900", time) in (limits[901], UNLIMITED)
     finally:
@@ -379,7 +380,7 @@ def test_a_loop_over_many_keys_lets_other_threads_run(loops: Any) -> None:
     thread.start()
     try:
         for loop in (
-            lambda: loops.find_many(reader, id, keys, rest_of(9), [], [UNLIMITED], None),
+            lambda: loops.find_many(reader, id, keys, rest_of(9), ([], [UNLIMITED]), 0, None),
             lambda: loops.find_among(reader, id, keys, 9, rest_of(9), {}),
             lambda: loops.put_all(slice, points, encode_suffix(9), None),
         ):

@@ -9,15 +9,32 @@ from random import Random
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvstore.codec.keys import VALUE, encode_suffix
+from kvstore.codec.ordered import frame
 from kvstore.mvcc import Cover, Fragments, RangeTombstone
+from kvstore.mvcc.stretches import leaves
 from kvstore.span import Span
+from kvstore.testing.bounds import bounds as limits
 from kvstore.testing.strategies import KEYS, bounds, spans
+from tests.mvcc.invariants import check_fragments
 
 tombstones = st.builds(
     lambda span, timestamp: RangeTombstone(span[0], span[1], timestamp), spans, st.integers(1, 6)
 )
+
 tombstone_lists = st.lists(tombstones, max_size=8)
 times = st.integers(0, 7)
+
+
+small = st.integers(2, 5)
+"""Stretches of a node: so few that a handful of tombstones makes a deep tree."""
+
+cells = st.integers(0, 30)
+edits = st.one_of(
+    st.tuples(st.just("add"), cells, st.integers(1, 9)),
+    st.tuples(st.just("clear"), cells, st.integers(1, 9)),
+    st.tuples(st.just("forget"), st.integers(0, 60), st.just(0)),
+)
 
 
 def over(found: list[RangeTombstone], key: bytes) -> tuple[int, ...]:
@@ -31,7 +48,7 @@ def probes() -> list[bytes]:
 @given(tombstone_lists)
 def test_stacks_are_what_covers_each_key(found: list[RangeTombstone]) -> None:
     fragments = Fragments.of(found)
-    fragments._check()
+    check_fragments(fragments)
     for key in probes():
         assert fragments.stack(key) == over(found, key)
 
@@ -46,7 +63,7 @@ def test_any_order_and_any_way_of_building_gives_the_same_map(
     grown = Fragments()
     for tombstone in found:
         grown = grown.adding(tombstone)
-        grown._check()
+        check_fragments(grown)
     assert grown == whole
 
 
@@ -106,3 +123,72 @@ def test_tombstones_of_a_window_are_cut_to_the_span_and_as_long_as_they_can_be(
     for timestamp in {t.timestamp for t in given_out}:
         same = sorted(t for t in given_out if t.timestamp == timestamp)
         assert all(a.end < b.start for a, b in pairwise(same))
+
+
+@given(small, st.lists(edits, max_size=60))
+def test_a_deep_tree_is_what_its_edits_say_and_older_ones_stay(
+    most: int, drawn: list[tuple[str, int, int]]
+) -> None:
+    def key(cell: int) -> bytes:
+        return b"%03d" % cell
+
+    stacks: list[tuple[int, ...]] = [()] * 40
+    with limits(STRETCHES_MAX=most):
+        fragments, before = Fragments(), Fragments()
+        for timestamp, (edit, first, count) in enumerate(drawn, 1):
+            kept, before = before, fragments
+            kept_pieces = list(kept.pieces(Span()))
+            for cell in range(len(stacks)):
+                if edit == "forget":
+                    stacks[cell] = tuple(t for t in stacks[cell] if t > first)
+                elif first <= cell < first + count:
+                    stacks[cell] = (timestamp, *stacks[cell]) if edit == "add" else ()
+            if edit == "add":
+                tombstone = RangeTombstone(key(first), key(first + count), timestamp)
+                fragments = fragments.adding(tombstone)
+            elif edit == "clear":
+                fragments = fragments.clearing(key(first), key(first + count))
+            else:
+                fragments = fragments.forgetting(first)
+            check_fragments(fragments, most=most)
+            assert [fragments.stack(key(cell)) for cell in range(len(stacks))] == stacks
+            assert list(kept.pieces(Span())) == kept_pieces
+        assert Fragments.of(fragments.tombstones(Span(), since=0, upto=99)) == fragments
+
+
+@given(small, tombstone_lists, times, st.booleans())
+def test_a_pass_learns_of_the_tombstones_near_each_key(
+    most: int, found: list[RangeTombstone], as_of: int, reverse: bool
+) -> None:
+    with limits(STRETCHES_MAX=most):
+        fragments = Fragments.of(found)
+    nearby = fragments.nearby(as_of)
+    assert (nearby is None) == (not fragments)
+    for key in sorted(probes(), reverse=reverse) if nearby else ():
+        stored = frame(key) + encode_suffix(3) + VALUE
+        low, high, bounds, newest = nearby(stored)
+        assert low <= stored
+        assert high is None or stored < high
+        assert newest[bisect.bisect_right(bounds, stored)] == fragments.newest(key, as_of)
+
+
+def test_a_write_shares_the_nodes_that_it_does_not_touch() -> None:
+    many = [
+        RangeTombstone(b"%06d" % row, b"%06d" % (row + 1), row + 1) for row in range(0, 9999, 2)
+    ]
+    fragments = Fragments.of(many)
+    known = {id(leaf) for leaf, _ in leaves(fragments.tree, b"", None)}
+    more = fragments.adding(RangeTombstone(b"004001", b"004001x", 99_999))
+    new = [leaf for leaf, _ in leaves(more.tree, b"", None) if id(leaf) not in known]
+    assert 1 <= len(new) <= 2
+    assert list(fragments.pieces(Span())) == [(*piece[:2], (piece[2],)) for piece in many]
+
+
+def test_a_window_of_tombstones_looks_at_no_leaf_without_any() -> None:
+    many = [
+        RangeTombstone(b"%06d" % row, b"%06d" % (row + 1), row + 1) for row in range(0, 9999, 2)
+    ]
+    tree = Fragments.of(many).tree
+    assert len(list(leaves(tree, b"", None))) > 100
+    assert len(list(leaves(tree, b"", None, since=9000, upto=9001))) == 1
+    assert not list(leaves(tree, b"", None, since=9999))

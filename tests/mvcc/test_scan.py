@@ -22,7 +22,6 @@ from kvstore.mvcc.columns import KeyColumns
 from kvstore.mvcc.fragments import Fragments, RangeTombstone
 from kvstore.mvcc.scan import Read, live_columns, live_rows
 from kvstore.mvcc.version import Lifetime, newest_at, timeline
-from kvstore.span import Span
 from tests.loops import BOTH, names
 
 Entries = list[tuple[bytes, bytes]]
@@ -107,7 +106,7 @@ def test_scan_is_what_the_history_of_each_key_says(
     loops: Any, drawn: Any, deleted: Any, as_of: int, reverse: bool, chunk: int
 ) -> None:
     fragments = Fragments.of(RangeTombstone(*parts) for parts in deleted)
-    read = Read.of(as_of, STAMPS, fragments.cover(Span(), as_of))
+    read = Read(as_of, STAMPS, fragments.nearby(as_of))
     entries = entries_of(drawn)
     expected = by_history(drawn, fragments, as_of)
     with patched(
@@ -132,7 +131,7 @@ def test_scan_is_what_the_history_of_each_key_says(
 def test_chunks_of_large_values_hold_few_of_them() -> None:
     megabyte = bytes(1 << 20)
     entries = [(frame(b"%04d" % row) + encode_suffix(1) + VALUE, megabyte) for row in range(200)]
-    read = Read.of(1, {}, Fragments().cover(Span(), 1))
+    read = Read(1, {}, None)
     sizes = [len(values) for _, values in live_rows(ListCursor(entries), read)]
     assert sum(sizes) == 200
     assert max(sizes) <= 17
@@ -144,7 +143,7 @@ def test_chunks_of_large_values_hold_few_of_them() -> None:
 
 def test_batches_of_a_long_scan_are_whole() -> None:
     entries = [(frame(b"%05d" % row) + encode_suffix(1) + VALUE, b"") for row in range(20_000)]
-    read = Read.of(1, {}, Fragments().cover(Span(), 1))
+    read = Read(1, {}, None)
     columns = live_columns(ListCursor(entries), read, chunk=4096)
     sizes = [batch.num_rows for batch in row_batches(columns)]
     assert sum(sizes) == 20_000
@@ -154,7 +153,7 @@ def test_batches_of_a_long_scan_are_whole() -> None:
 def test_a_row_behind_many_that_are_dead_is_not_looked_for_one_by_one() -> None:
     dead = [(frame(b"%05d" % row) + encode_suffix(1) + TOMBSTONE, b"") for row in range(10_000)]
     alive = (frame(b"x") + encode_suffix(1) + VALUE, b"v")
-    read = Read.of(1, {}, Fragments().cover(Span(), 1))
+    read = Read(1, {}, None)
     feeds = 0
 
     class Counting(ListCursor):

@@ -20,6 +20,7 @@ from kvstore.testing.model import Model
 from kvstore.testing.strategies import KEYS, bounds, keys, ops, spans
 from kvstore.timestamp import TIMESTAMP_MAX
 from tests.harness.timed import TimedVersions
+from tests.mvcc.invariants import check_fragments
 
 lenient = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 
@@ -60,7 +61,7 @@ def test_reads_and_differences_are_the_models(
     for index, writes in enumerate(history):
         versions.apply(write_set(writes), at=2 * index + 2)
         model.batch(2 * index + 2, writes)
-    versions.view.fragments._check()
+    check_fragments(versions.view.fragments)
     assert Versions(engine).view == versions.view  # what is loaded is what was published
     newest = 2 * len(history) + 1
     as_of = data.draw(st.integers(0, newest))

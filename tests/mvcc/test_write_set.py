@@ -12,6 +12,7 @@ from kvstore import ManualClock, Store
 from kvstore.errors import ClosedError, UsageError
 from kvstore.limits import KEY_BYTES_MAX
 from kvstore.mvcc import WriteSet
+from tests.mvcc.invariants import check_fragments
 
 WRITES = [("put", b"k", b"v"), ("delete", b"k"), ("delete_range", b"k", b"l")]
 
@@ -66,5 +67,5 @@ def test_batch_of_many_range_deletes_and_deletes_is_not_quadratic(tmp_path: Path
     with kvstore.open(tmp_path / "db", clock=ManualClock()) as store:
         store._committer.commit(writes)
         assert len(store._versions.view.fragments) == 6000
-        store._versions.view.fragments._check()
+        check_fragments(store._versions.view.fragments)
         assert store.verify().problems == ()

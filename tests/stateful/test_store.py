@@ -36,6 +36,7 @@ from kvstore.testing.model import Model, Row, order, state_after
 from kvstore.testing.strategies import KEYS, keys, ops, rows, spans, tiny_limits, values
 from kvstore.testing.strategies import bounds as span_bounds
 from kvstore.timestamp import TIMESTAMP_MAX
+from tests.mvcc.invariants import check_fragments
 
 START_NS = 1_000_000
 
@@ -399,7 +400,7 @@ def check_history(store: Store, model: Model, key: bytes) -> None:
 
 def check_whole(store: Store, model: Model) -> None:
     """Every key's history, and the property that rules them all over every window of marks."""
-    store._versions.view.fragments._check()
+    check_fragments(store._versions.view.fragments)
     assert store.verify().problems == ()
     for key in KEYS:
         check_history(store, model, key)

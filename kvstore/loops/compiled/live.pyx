@@ -55,7 +55,9 @@ cdef class Live:
     cdef readonly bytes last
     cdef int64_t _as_of
     cdef _Imports _imports
-    cdef list _starts, _newest
+    cdef object _nearby         # None: there is no range tombstone
+    cdef bytes _low, _high      # the stored keys that the last answer is about; high may be None
+    cdef list _bounds, _newest  # that answer, copied
     cdef bytes _seen            # a stored key with the stem that the pass has reached
     cdef bytes _held            # the newest visible entry of that stem, or None
     cdef bytes _held_value
@@ -63,15 +65,14 @@ cdef class Live:
     cdef Py_ssize_t _at         # the last key lay between the bounds `_at - 1` and `_at`
     cdef int64_t _covered       # the newest range tombstone there
 
-    def __cinit__(self, int64_t as_of, stamps, list starts not None, list newest not None):
-        if len(newest) != len(starts) + 1:
-            raise ValueError("newest has one more than starts")
+    def __cinit__(self, int64_t as_of, stamps, nearby=None):
         self._as_of = as_of
         self._imports = _Imports(stamps)
-        self._starts = starts
-        self._newest = newest
+        self._nearby = nearby
+        self._low = self._high = b""
+        self._bounds = []
+        self._newest = [0]
         self._time = INVISIBLE
-        self._covered = newest[0]
 
     def pass_over(self, source, Py_ssize_t count, Py_ssize_t bytes_max=PY_SSIZE_T_MAX):
         cdef tuple entry
@@ -144,7 +145,7 @@ cdef class Live:
         self._held = self._held_value = None
         self._time = INVISIBLE
         if PyBytes_AS_STRING(key)[PyBytes_GET_SIZE(key) - 1]:
-            if PyList_GET_SIZE(self._starts):
+            if self._nearby is not None:
                 self._move(key)
             if self._covered <= time:
                 self._show(key, value)
@@ -153,15 +154,26 @@ cdef class Live:
     @cython.final
     cdef int _move(self, bytes key) except -1:
         # Keys come in order, so the next bound is mostly the same; `plain` searches each time.
-        cdef Py_ssize_t at = self._at
-        cdef list starts = self._starts
-        while at < PyList_GET_SIZE(starts) and compare(key, <bytes?>starts[at]) >= 0:
+        cdef Py_ssize_t at
+        if compare(key, self._low) < 0 or self._high is not None and compare(key, self._high) >= 0:
+            self._ask(key)
+        at = self._at
+        cdef list bounds = self._bounds
+        while at < PyList_GET_SIZE(bounds) and compare(key, <bytes?>bounds[at]) >= 0:
             at += 1
-        while at > 0 and compare(key, <bytes?>starts[at - 1]) < 0:
+        while at > 0 and compare(key, <bytes?>bounds[at - 1]) < 0:
             at -= 1
-        if at != self._at:
-            self._at = at
-            self._covered = self._newest[at]
+        self._at = at
+        self._covered = self._newest[at]
+        return 0
+
+    @cython.final
+    cdef int _ask(self, bytes key) except -1:
+        low, high, bounds, newest = self._nearby(key)
+        cdef bytes low_, high_ = high
+        low_ = <bytes?>low
+        self._bounds, self._newest = list(bounds), list(newest)
+        self._low, self._high, self._at = low_, high_, 0
         return 0
 
     cdef int _show(self, bytes key, bytes value) except -1:

@@ -97,7 +97,8 @@ cdef class Lookup:
     cdef object _engine, _slowly
     cdef Readers _readers       # whose `find` is the engine's, or None: saves a call of 50 ns
     cdef _Imports _imports
-    cdef list _boundaries, _limits
+    cdef object _limits
+    cdef Py_ssize_t _depth
     cdef int64_t _as_of         # the time of the last look-up
     cdef bytes _rest            # the terminator and the suffix of that time
 
@@ -108,14 +109,13 @@ cdef class Lookup:
         self._readers = owner if isinstance(owner, Readers) else None
         self._as_of = 0
         self._rest = TERMINATOR + _keys.encode_suffix(0)
-        self.show([], [UNLIMITED], {})
+        self.show(([], [UNLIMITED]), 0, {})
 
-    def show(self, list boundaries not None, list limits not None, stamps):
-        if len(limits) != len(boundaries) + 1:
-            raise ValueError("limits has one more than boundaries")
+    def show(self, limits, Py_ssize_t depth, stamps):
+        _limit(limits, depth, b"")  # refuses here what is no tree
         cdef _Imports imports = _Imports(stamps) if stamps else None
-        self._boundaries = boundaries
         self._limits = limits
+        self._depth = depth
         self._imports = imports
 
     def get(self, bytes key not None, int64_t as_of):
@@ -123,7 +123,8 @@ cdef class Lookup:
 
     cdef object _value(self, bytes key, int64_t as_of):
         # Take all three at once: making `rest` may run the collector, and so another thread.
-        cdef list boundaries = self._boundaries, limits = self._limits
+        cdef object limits = self._limits
+        cdef Py_ssize_t depth = self._depth
         cdef _Imports imports = self._imports
         cdef bytes rest, limit
         if as_of != self._as_of:
@@ -131,10 +132,10 @@ cdef class Lookup:
             self._as_of = as_of
         rest = self._rest
         if imports is not None:
-            if self._readers is None or PyList_GET_SIZE(boundaries):
+            if self._readers is None or depth or limits[0]:
                 return self._slowly(key, as_of)
             return self._readers._found_among(key, as_of, rest, imports)
-        limit = <bytes?>limits[_stretch(boundaries, key)]
+        limit = _limit(limits, depth, key)
         if self._readers is not None:
             value = self._readers._found(key, rest, limit)
         else:
@@ -174,6 +175,19 @@ cdef class PointRead:
         return self._otherwise(key, as_of, default)
 
 
+cdef bytes _limit(node, Py_ssize_t depth, bytes key):
+    cdef list keys, below
+    while True:
+        if not isinstance(node, tuple) or PyTuple_GET_SIZE(node) < 2:
+            raise TypeError("a node of limits is a tuple of keys and of what lies below")
+        keys = <list?>(<object>PyTuple_GET_ITEM(node, 0))
+        below = <list?>(<object>PyTuple_GET_ITEM(node, 1))
+        node = below[_stretch(keys, key)]
+        if depth == 0:
+            return <bytes?>node
+        depth -= 1
+
+
 cdef Py_ssize_t _stretch(list boundaries, bytes key) except -1:
     """How many of `boundaries` are at or below `key`."""
     cdef Py_ssize_t low = 0, middle, high = PyList_GET_SIZE(boundaries)
@@ -191,16 +205,14 @@ def find_many(
     check,
     list keys not None,
     bytes rest not None,
-    list boundaries not None,
-    list limits not None,
+    limits,
+    Py_ssize_t depth,
     absent,
 ):
     cdef list asked = list(keys), found = [None] * PyList_GET_SIZE(asked)
-    cdef Py_ssize_t at, place, stretch = 0, stretches = PyList_GET_SIZE(boundaries)
+    cdef Py_ssize_t at, place
     cdef _BoundReader bound = _BoundReader(reader)
     cdef bytes key
-    if PyList_GET_SIZE(limits) != stretches + 1:
-        raise ValueError("limits has one more than boundaries")
     cdef Place *order = order_of(asked)
     try:
         for at in range(PyList_GET_SIZE(asked)):
@@ -208,10 +220,8 @@ def find_many(
                 let_others_run()
             place = order[at].at
             key = <bytes>PyList_GET_ITEM(asked, place)
-            while stretch < stretches and compare(key, <bytes?>boundaries[stretch]) >= 0:
-                stretch += 1
             found[place] = _find(
-                bound, check, escape(key), rest, <bytes?>limits[stretch], absent
+                bound, check, escape(key), rest, _limit(limits, depth, key), absent
             )
     finally:
         free(order)

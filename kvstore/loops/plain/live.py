@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import sys
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Final
 
@@ -28,7 +28,7 @@ from kvstore.codec.keys import (
     encode_suffix,
 )
 from kvstore.codec.ordered import TERMINATOR, is_escaped, unescape
-from kvstore.loops.contract import Buffers
+from kvstore.loops.contract import Buffers, Nearby
 from kvstore.loops.plain.columns import join
 
 _INVISIBLE: Final = b"\xff" * (SUFFIX_BYTES + 1)
@@ -59,9 +59,9 @@ class Live:
     """Picks the live entries out of a pass over `data`, in pieces, forwards or backwards.
 
     `stamps` maps the reference of each import that the read knows to the times at which the import
-    was added and reverted; entries of other imports are invisible. The newest range tombstone
-    between the escaped bounds `starts[i - 1]` and `starts[i]` has the time `newest[i]`, 0 where
-    there is none. The subclasses hand out the entries that were found alive.
+    was added and reverted; entries of other imports are invisible. `nearby` tells of the range
+    tombstones near a stored key, and is asked again only where the pass leaves the stored keys
+    that an answer is about. The subclasses hand out the entries that were found alive.
     """
 
     last: bytes | None = None
@@ -71,13 +71,12 @@ class Live:
         self,
         as_of: int,
         stamps: Mapping[bytes, tuple[int, int]],
-        starts: Sequence[bytes],
-        newest: Sequence[int],
+        nearby: Callable[[bytes], Nearby] | None = None,
     ) -> None:
         self._as_of = as_of
         self._stamps = stamps
-        self._starts = starts
-        self._newest = [encode_suffix(time) for time in newest]
+        self._nearby = nearby
+        self._near: Nearby = b"", b"", [], []
         self._imports: dict[bytes, bytes] = {}
         self._stem: bytes | None = None
         self._suffix = _INVISIBLE
@@ -130,14 +129,22 @@ class Live:
     def _release(self, suffix: bytes, key: bytes, value: bytes) -> None:
         if not key[-1]:
             return
-        # A bound is escaped and not framed: the entries of the key that it escapes sort behind it.
-        if self._starts and self._newest[bisect_right(self._starts, key)] < suffix:
+        if self._nearby is not None and encode_suffix(self._covered(key)) < suffix:
             return
         if not is_escaped(key[:-KEY_BYTES_LEAST]):
             check_data_key(key)
         keys, values = self._shown
         keys.append(key)
         values.append(value)
+
+    def _covered(self, key: bytes) -> int:
+        """The time of the newest range tombstone over a stored key."""
+        low, high, bounds, newest = self._near
+        if key < low or (high is not None and key >= high):
+            assert self._nearby is not None
+            low, high, bounds, newest = self._near = self._nearby(key)
+        # A bound is escaped and not framed: the entries of the key that it escapes sort behind it.
+        return newest[bisect_right(bounds, key)]
 
 
 class LiveRows(Live):

@@ -2,15 +2,15 @@
 
 `kvstore/mvcc/lookup.py` draws the stretch of entries in which a look-up searches: from the escaped
 key with `rest` behind it, to below the escaped key with a limit behind it. Where range tombstones
-lie, each piece of the key space between two boundaries has a limit of its own: `limits[i + 1]`
-from `boundaries[i]` on.
+lie, each piece of the key space between two boundaries has a limit of its own. `limits` is the
+tree of these (see `LimitNode`), which is `depth` steps deep.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from kvstore.codec.keys import (
     FIRST_TIMED_SUFFIX,
@@ -23,7 +23,7 @@ from kvstore.codec.keys import (
 )
 from kvstore.codec.ordered import TERMINATOR, escape
 from kvstore.limits import KEY_BYTES_MAX
-from kvstore.loops.contract import ABSENT, Absent, Found, Frontiers, Seeker
+from kvstore.loops.contract import ABSENT, Absent, Found, Frontiers, LimitNode, Seeker
 from kvstore.timestamp import Timestamp
 
 
@@ -63,7 +63,7 @@ class Readers:
         """The value of the first entry of `key` from `rest` on and below `limit`: None where the
         entry is a tombstone, `ABSENT` where there is no entry."""
         ticket, reader = self.borrow()
-        (value,) = find_many(reader, self._check, [key], rest, [], [limit], ABSENT)
+        (value,) = find_many(reader, self._check, [key], rest, ([], [limit]), 0, ABSENT)
         self.give_back(ticket, reader)
         return value
 
@@ -79,29 +79,24 @@ class Lookup:
     def __init__(self, engine: Any, slowly: Callable[[bytes, int], bytes | None]) -> None:
         self._engine = engine
         self._slowly = slowly
-        self.show([], [UNLIMITED], {})
+        self.show(([], [UNLIMITED]), 0, {})
 
-    def show(
-        self,
-        boundaries: Sequence[bytes],
-        limits: Sequence[bytes],
-        stamps: Mapping[bytes, tuple[int, int]],
-    ) -> None:
-        """Use these boundaries, limits and imports from the next look-up on."""
-        self._view = boundaries, limits, stamps
+    def show(self, limits: LimitNode, depth: int, stamps: Mapping[bytes, tuple[int, int]]) -> None:
+        """Use these limits and imports from the next look-up on."""
+        self._view = limits, depth, stamps
 
     def get(self, key: bytes, as_of: int) -> bytes | None:
         """The value of `key` at `as_of`, None where it is absent or deleted."""
-        boundaries, limits, stamps = self._view
+        limits, depth, stamps = self._view
         engine, rest = self._engine, TERMINATOR + encode_suffix(as_of)
-        if stamps and boundaries:
+        if stamps and (depth or limits[0]):
             return self._slowly(key, as_of)
         if stamps:
             ticket, reader = engine.borrow()
             ((_, value),) = find_among(reader, engine.check, [key], as_of, rest, stamps)
             engine.give_back(ticket, reader)
             return value
-        limit = limits[bisect_right(boundaries, key)]
+        limit = _limit(limits, depth, key)
         found: Found = engine.find(key, rest, limit)
         if found is ABSENT:
             return None if limit == UNLIMITED else self._slowly(key, as_of)
@@ -144,8 +139,8 @@ def find_many(
     check: Callable[[Any], None],
     keys: Sequence[bytes],
     rest: bytes,
-    boundaries: Sequence[bytes],
-    limits: Sequence[bytes],
+    limits: LimitNode,
+    depth: int,
     absent: Literal[Absent.ABSENT] | None,
 ) -> list[Found]:
     """The answers of `Readers.find` for `keys`, in the order given; `absent` for a key that has no
@@ -161,7 +156,7 @@ def find_many(
         if stored is None:
             check(reader)
             found[key] = absent
-        elif stored < escaped + limits[bisect_right(boundaries, key)]:
+        elif stored < escaped + _limit(limits, depth, key):
             require_entry(stored, escaped)
             found[key] = None if stored[-1:] == TOMBSTONE else reader.value()
         else:
@@ -185,6 +180,13 @@ def find_among(
     """
     found = {key: _newest(reader, check, key, as_of, rest, stamps) for key in sorted(keys)}
     return [found[key] for key in keys]
+
+
+def _limit(limits: LimitNode, depth: int, key: bytes) -> bytes:
+    node: Any = limits
+    for _ in range(depth + 1):
+        node = node[1][bisect_right(node[0], key)]
+    return cast("bytes", node)
 
 
 def _newest(
