@@ -1,22 +1,23 @@
 """Feeds: every durable change once, in order, to a consumer that may stop and come back.
 
-A feed reads windows of the change index that end at the durable frontier, so it never hands out a
-change that a crash can take back. Catching up and following are the same loop: where the frontier
-has not moved, it waits for the next commit. Its position is a hold, which keeps the history it
-still needs and fences an older consumer of the same name.
+A feed reads windows of the change index that end at the durable frontier, so it never delivers a
+change that a crash can take back. Catching up and following are one loop: if the frontier has not
+moved, the feed waits for the next commit. The position of a feed is a hold. It keeps the history
+that the feed still needs, and fences an older consumer of the same name.
 
     hold feed/<name>                       a feed with one consumer
     hold feed/<name>/<worker>of<workers>   a feed whose streams several workers share
 
 Invariants
-1. A batch's position says what was delivered with it: all changes at or below `timestamp`, and the
-   first `taken` events of the commit after. Reading again from there gives what follows, the
-   same on every run: a consumer that stores it with its output takes each change exactly once.
-2. `ack` moves the hold; a consumer that only acks gets some changes again after a crash, and
-   misses none. The hold is never above what was delivered.
-3. A batch is handed out only while the hold is owned and was not lost: what a fenced or overdue
+1. The position of a batch covers all deliveries up to it: all changes at or below `timestamp`, and
+   the first `taken` events of the next commit. Reading from a position gives the same events on
+   every run, so a consumer that stores the position with its output processes each change exactly
+   once.
+2. `ack` moves the hold. A consumer that only acks receives some changes again after a crash and
+   misses none. The hold is never above the last delivery.
+3. A feed delivers a batch only while it owns its hold, because history that a fenced or overdue
    consumer would read may be gone.
-4. Memory is one batch and a chunk of the index per stream.
+4. A feed holds one batch and a chunk of the index per stream in memory.
 """
 
 from __future__ import annotations
@@ -44,12 +45,13 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 _BYTES = Event._fields.index("key"), Event._fields.index("changeset")
-"""From where on, and up to where, an event holds bytes that count."""
+"""The fields of an event between which its bytes are counted."""
 _ENDS = itemgetter(Event._fields.index("end_of_batch"))
 
 
 class Position(NamedTuple):
-    """What was delivered: all at or below `timestamp`, and `taken` events of the next commit."""
+    """A place in a feed: behind all changes at or below `timestamp` and `taken` events of the next
+    commit."""
 
     timestamp: Timestamp
     taken: int = 0
@@ -58,8 +60,7 @@ class Position(NamedTuple):
 class Share(NamedTuple):
     """A worker's part of a feed: the streams whose number modulo `workers` is `worker`.
 
-    Worker 0 has the control stream. The shares of a generation are disjoint and complete,
-    however many streams it has.
+    Worker 0 has the control stream. Together the shares cover each stream of a generation once.
     """
 
     worker: int = 0
@@ -67,7 +68,8 @@ class Share(NamedTuple):
 
     @classmethod
     def of(cls, streams: object) -> Share:
-        """What the `streams` argument of a feed says: None is all. Raises `UsageError`."""
+        """The share that the `streams` argument of a feed names; None means all. Raises
+        `UsageError`."""
         if streams is None:
             return cls()
         if not isinstance(streams, tuple) or [type(part) for part in streams] != [int, int]:
@@ -89,14 +91,14 @@ class Share(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class FeedBatch:
-    """Events, and the position after them. No event: only time has passed."""
+    """Events, and the position after them. A batch without events says that time has passed."""
 
     events: list[Event]
     position: Position
 
     @property
     def resolved(self) -> Timestamp:
-        """All changes at or below this time have been delivered, and are durable."""
+        """All changes at or below this time are delivered and durable."""
         return self.position.timestamp
 
     def to_arrow(self) -> pa.RecordBatch:
@@ -119,15 +121,15 @@ class Tail:
         rows_max: int | None = None,
         bytes_max: int | None = None,
     ) -> None:
-        """`guard` is called before a batch is handed out, and raises to stop it. So does
-        `require_indexed` where the change index begins above a time."""
+        """`guard` is called before each delivery and raises to stop it. `require_indexed` raises if
+        the change index begins above a time."""
         self._events = events
         self._committer = committer
         self._wanted = wanted
         self.position = position
         self._guard = guard
         self._require_indexed = require_indexed
-        # No more than what is compiled can count to.
+        # The compiled loops count no further.
         self._rows_max = min(FEED_BATCH_ROWS if rows_max is None else rows_max, sys.maxsize)
         self._bytes_max = min(FEED_BATCH_BYTES if bytes_max is None else bytes_max, sys.maxsize)
 
@@ -148,7 +150,7 @@ class Tail:
             self._guard()
             if committer.upper > target + 1 or committer.close_upto_now() > target + 1:
                 continue
-            if heartbeat is not None:  # of a replica time does not pass
+            if heartbeat is not None:  # time does not pass on a replica
                 yield self._deliver([], self.position)
 
     def _is_stopped(self) -> bool:
@@ -177,7 +179,7 @@ class Tail:
                     resolved = rows[-1 - taken].timestamp
                 yield self._deliver(rows, Position(resolved, taken))
         except (CorruptionError, HistoryGoneError):
-            self._guard()  # a lost hold explains what is missing
+            self._guard()  # if the hold is lost, its error explains the gap
             raise
         yield self._deliver(rows, Position(target))
 
@@ -190,8 +192,8 @@ class Tail:
 class Feed:
     """A consumer's handle on a feed; `store.feed` makes it.
 
-    Iterate over it, or over `batches(follow=True)`, and `ack` what has been dealt with. Closing
-    it keeps the position; `store.drop_feed` gives it up.
+    Iterate over the feed, or over `batches(follow=True)`, and `ack` each batch after processing it.
+    Closing the handle keeps the position; `store.drop_feed` gives it up.
     """
 
     def __init__(
@@ -212,23 +214,23 @@ class Feed:
 
     @property
     def position(self) -> Position:
-        """What was delivered so far by this handle."""
+        """The position after the last delivery of this handle."""
         return self._tail.position
 
     @property
     def acked(self) -> Timestamp:
-        """The time a new consumer of this name starts from. Raises as `ack`."""
+        """The time from which a new consumer of this name starts. Raises as `ack`."""
         return self._hold.timestamp
 
     def batches(
         self, *, follow: bool = False, heartbeat: float | None = None
     ) -> Iterator[FeedBatch]:
-        """Batches of events from the position on, until now; with `follow`, then as they come.
+        """Batches of events from the position on, until now; with `follow` also all later ones.
 
-        The last batch of a window has `resolved` at its end. Following waits without polling; it
-        hands out an empty batch every `heartbeat` seconds in which nothing was committed, so
-        that `resolved` moves on. Raises `FencedError` once a newer consumer has the name,
-        `HoldLostError` once the budget was exceeded, `ClosedError` when the store closes.
+        The last batch of a window has `resolved` at the window's end. Following waits without
+        polling. After every `heartbeat` seconds without a commit it yields an empty batch, so that
+        `resolved` moves on. Raises `FencedError` once a newer consumer has the name,
+        `HoldLostError` once the budget was exceeded, and `ClosedError` when the store closes.
         """
         if heartbeat is not None and not require_seconds(heartbeat, name="heartbeat"):
             raise UsageError(f"heartbeat={heartbeat}", "pass seconds above 0, or None")
@@ -238,10 +240,11 @@ class Feed:
         return self.batches()
 
     def ack(self, upto: FeedBatch | Position) -> None:
-        """All up to this batch has been dealt with: let its history go, durably. One fsync.
+        """Release the history up to this batch, durably: the consumer has processed it. One fsync.
 
-        Part of a commit is acked with the commit's last batch. Raises `UsageError` above what
-        was delivered, `FencedError` and `HoldLostError` as `batches`.
+        A batch that ends inside a commit releases the commits before; the commit's last batch
+        releases the commit. Raises `UsageError` above the last delivery, and `FencedError` and
+        `HoldLostError` as `batches`.
         """
         position = upto.position if isinstance(upto, FeedBatch) else upto
         if not isinstance(position, Position):
@@ -253,7 +256,7 @@ class Feed:
             self._hold.move(position.timestamp)
 
     def close(self) -> None:
-        """Stop; the position stays. Repeatable."""
+        """Close the handle. The position stays. Repeatable."""
         self._closed = True
 
     def __enter__(self) -> Feed:
@@ -268,4 +271,4 @@ class Feed:
         if self._closed:
             raise ClosedError(f"feed {self.name!r}")
         self._is_live()
-        _ = self._hold.timestamp  # raises where it is not ours any more
+        _ = self._hold.timestamp  # raises if the hold is not ours any more

@@ -1,9 +1,10 @@
-"""Opening, sharing and dropping feeds: which holds a name stands for.
+"""Opening, sharing and dropping feeds, and the holds behind the name of a feed.
 
-A feed is known by its holds. Workers that share one have a hold each; all of them are taken when
-the first worker comes, so that history waits for the others. A feed that is opened with another
-number of workers is taken over: each new worker starts at the least position of the old ones,
-which are fenced. What lies between the positions is then delivered again, never left out.
+The holds of a feed are its only record. Workers that share a feed have a hold each. The first
+worker takes the holds of all, so that history waits for the others. Opening a feed with another
+number of workers takes it over: the old workers are fenced, and each new worker starts at the least
+of their positions. Changes between the old positions are then delivered again, and none is left
+out.
 """
 
 from __future__ import annotations
@@ -86,7 +87,7 @@ class Feeds:
         return Feed(name, share, hold, tail, is_live=self._is_live)
 
     def follow(self, since: int, wanted: Wanted, *, heartbeat: float | None) -> Iterator[FeedBatch]:
-        """As a feed that nobody remembers: history is kept by a pin, which ends with the pass."""
+        """Batches of a feed without a name: a pin keeps history until the iteration ends."""
         pin = self._holds.new_pin()
         position = Position(Timestamp(since))
         tail = Tail(
@@ -118,7 +119,7 @@ class Feeds:
     # -- inside -----------------------------------------------------------------------------
 
     def _known(self, name: str) -> dict[str, HoldRecord]:
-        """The holds of a feed, by name, whatever the number of its workers."""
+        """All holds of a feed, by name."""
         whole = _PREFIX + name
         return {
             record.name: record
@@ -155,8 +156,8 @@ class Feeds:
         max_age: timedelta | None,
         reset: bool,
     ) -> Hold:
-        """The hold of this worker, those of its fellows where there are none, no others. One write:
-        a feed that fails here has begun nowhere."""
+        """Take the hold of this worker, and the missing holds of the other workers; drop all other
+        holds of the feed. One write: if it fails, no hold of the feed has changed."""
         known = self._known(name)
         layout = [hold_name(name, Share(n, share.workers)) for n in range(share.workers)]
         mine = layout[share.worker]
@@ -184,7 +185,7 @@ class Feeds:
             )
 
     def require_indexed(self, since: int) -> None:
-        """Raise `HistoryGoneError` unless the change index is whole above `since`."""
+        """Raise `HistoryGoneError` unless the change index is complete above `since`."""
         if since < self.index_floor:
             raise HistoryGoneError(
                 as_of=since,
@@ -202,7 +203,7 @@ def hold_name(name: str, share: Share) -> str:
 
 
 def require_name(name: object) -> str:
-    """Raise `UsageError` unless a feed can have that name."""
+    """Raise `UsageError` unless `name` can name a feed."""
     if not isinstance(name, str) or not name or not name.isprintable() or "/" in name:
         raise UsageError(f"feed name {name!r}", "pass a printable name without a slash")
     return name

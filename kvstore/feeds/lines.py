@@ -1,10 +1,10 @@
-"""Changes as JSON lines, for pipes: what `kvstore changes` prints.
+"""Changes as JSON lines, for pipes: the output of `kvstore changes`.
 
     {"timestamp": "2013-01-01T05:00:00.000000001Z", "seq": 0, "op": "update", "key": "AA1",
      "value": "on time", "changeset": "<domain>.<serial>", "stream": "...", "end_of_batch": true}
 
-Bytes that are UTF-8 are text; others an object `{"base64": "..."}`. Fields that have nothing to say
-are left out. One event, one line.
+Bytes that are valid UTF-8 become text, and other bytes an object `{"base64": "..."}`. Fields
+without a value are left out. Each event is one line.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from kvstore.timestamp import TimeLike
 
 
 class EventSource(Protocol):
-    """What lines are made of: a store."""
+    """The source of the lines: a store."""
 
     def events(
         self, since: TimeLike, *, span: Span | None, images: Images, expand: Expand
@@ -47,9 +47,9 @@ def changes_json_lines(
     images: Images = "delta",
     expand: Expand = "imports",
 ) -> Iterator[str]:
-    """A line per event after `since`: until now, or for ever with `follow`, as they come.
+    """A line per event after `since`, until now; with `follow` also for all later events.
 
-    Raises as `Store.events`. History is kept for as long as the lines are being read.
+    Raises as `Store.events`. History is kept while the lines are being read.
     """
     if not follow:
         for event in store.events(since, span=span, images=images, expand=expand):
@@ -61,7 +61,7 @@ def changes_json_lines(
 
 
 def restored_json_lines(changes: Iterable[Change], images: Images) -> Iterator[str]:
-    """Lines of changes in time order that have no place in the index: no changeset, no stream."""
+    """Lines of changes in time order that have no changeset and no stream, as in a backup."""
     for _, commit in groupby(changes, lambda change: change.timestamp):
         for sequence, change in enumerate(commit):
             yield _line(
@@ -77,7 +77,7 @@ def restored_json_lines(changes: Iterable[Change], images: Images) -> Iterator[s
 
 
 def json_line(event: Event) -> str:
-    """One event as one line, without its end."""
+    """One event as one line, without the line end."""
     fields = {
         "timestamp": str(event.timestamp),
         "seq": event.sequence,

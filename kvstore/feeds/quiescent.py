@@ -1,16 +1,16 @@
-"""Reading by changesets: states in which none is half done, and proof that nothing is missing.
+"""Quiescent points: states in which no changeset is half done, with proof that no event is missing.
 
-A changeset's commits are not atomic, so a state taken anywhere may show half of one. The reader
-goes from quiescent point to quiescent point. Between them it holds the change index against the
-epochs: they must follow each other without a gap, and count as many events as there are. What it
-hands out is read from the versions, so nothing is buffered and changes that cancel each other
-never appear.
+The commits of a changeset are not atomic, so the state at any time may show half of a changeset.
+The reader goes from quiescent point to quiescent point. Between two points it compares the change
+index with the epochs: epochs must follow each other without a gap, and count as many events as the
+index holds. The reader takes its changes from the versions, so it buffers nothing, and changes that
+cancel each other never appear.
 
 Invariants
-1. A point is handed out only if all events up to it are in epochs, each with its whole count.
-2. The state at a point is one the store was in while no changeset was open.
-3. A domain's first epoch begins at 0. Changes without a domain (restored, replicated) are not
-   counted; they are atomic commits.
+1. The reader yields a point only if all events up to it are in epochs, each with its full count.
+2. At a quiescent point no changeset was open.
+3. The first epoch of a domain begins at 0. Restored and replicated changes have no domain, and no
+   epoch counts them: each of their commits is atomic.
 """
 
 from __future__ import annotations
@@ -31,21 +31,21 @@ from kvstore.timestamp import Timestamp
 
 @dataclass(frozen=True, slots=True)
 class QuiescentPoint:
-    """A time at which no changeset was half done, and the way there from the point before."""
+    """A time at which no changeset was half done, and the changes since the point before."""
 
     since: Timestamp
     timestamp: Timestamp
     _changes: Callable[[int, int], Iterator[Change]]
 
     def changes(self) -> Iterator[Change]:
-        """What to do to the state at `since` to have the state at `timestamp`, by key."""
+        """The changes that turn the state at `since` into the state at `timestamp`, by key."""
         return self._changes(self.since, self.timestamp)
 
 
 class QuiescentReader:
-    """Iterates over the quiescent points above `since`; iterate again for those that came later.
+    """Iterates over the quiescent points above `since`. Iterate again for points that came later.
 
-    Raises `EventsMissingError` at the first epoch that does not fit what the index holds.
+    Raises `EventsMissingError` at the first epoch whose count differs from the index.
     """
 
     def __init__(
@@ -68,8 +68,10 @@ class QuiescentReader:
         self.position = since
 
     def __iter__(self) -> Iterator[QuiescentPoint]:
-        """Costs two passes over the epochs that are kept, and the headers of what is new. History
-        stays meanwhile: events that GC takes would be missed."""
+        """Yield the points. Costs two passes over the stored epochs and the headers of new entries.
+
+        A pin keeps history meanwhile, because the reader would miss events that GC removes.
+        """
         pin = self._holds.new_pin()
         try:
             with self._committer.lock:
@@ -100,6 +102,6 @@ class QuiescentReader:
     def _after(self, first: Epoch | None, durable: int) -> Iterator[Epoch]:
         """The epochs that follow `first`. Raises `HistoryGoneError` if it was trimmed since."""
         epochs = self._complete(durable)
-        if first is not None and first not in epochs:  # which takes all up to it
+        if first is not None and first not in epochs:  # `in` takes the epochs up to `first`
             raise HistoryGoneError(as_of=self.position, since=self._committer.since)
         return epochs

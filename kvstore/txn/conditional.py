@@ -1,11 +1,11 @@
-"""Writes that happen only if the store is as the caller thinks it is.
+"""Conditional writes: they happen only if a key or span has the state that the caller expects.
 
-The condition is looked at under the commit lock, right before the write: between the two nothing
-can come. A value hidden by a tombstone of either kind counts as absent.
+The condition is checked under the commit lock, right before the write, so no other commit comes
+between check and write. A value under a tombstone of either kind counts as absent.
 
 Invariants
 1. A write whose condition does not hold takes no timestamp and writes nothing.
-2. The value is compared before the time: a caller who expected another value hears of that.
+2. The check compares the value before the time. If both differ, the error names the value.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ UNCHECKED: Final = Unchecked.UNCHECKED
 
 
 class _CalledOffError(Exception):
-    """The condition says that there is nothing to do."""
+    """Stops a commit whose condition finds nothing to write."""
 
 
 class Conditional:
@@ -57,9 +57,12 @@ class Conditional:
         unchanged_since: int | None,
         durability: Durability | None,
     ) -> Timestamp:
-        """Commit `writes` if `key` has the value `expected` (None: is absent), and no version
-        newer than `unchanged_since`. Raises `PreconditionError`, and `HistoryGoneError` where it
-        cannot be known. One look-up each."""
+        """Commit `writes` if `key` has the value `expected` (None: absent) and no version newer
+        than `unchanged_since`. One look-up each.
+
+        Raises `PreconditionError` if the condition does not hold, `HistoryGoneError` if history
+        that would decide it is gone.
+        """
         _require_expected(expected)
         if expected is UNCHECKED and unchanged_since is None:
             raise UsageError(
@@ -79,7 +82,7 @@ class Conditional:
         return self._committer.commit(writes, durability=durability, check=check)
 
     def pop(self, key: bytes, *, durability: Durability | None) -> bytes | None:
-        """Delete `key` if it is there; returns what was, None (and nothing written) if nothing."""
+        """Delete `key` and return its value; None, with nothing written, if the key is absent."""
         writes = WriteSet()
         writes.delete(key)
         found: bytes | None = None
@@ -96,10 +99,10 @@ class Conditional:
     def delete_live_range(
         self, writes: WriteSet, span: Span, *, durability: Durability | None
     ) -> Timestamp | None:
-        """Commit a range delete of `span` if anything in it is alive; None if nothing was.
+        """Commit a range delete of `span` if a key in it is alive; else return None.
 
-        Finding the first live key passes over the dead ones before it, and is done
-        outside the lock; under it, a look at that key is enough.
+        The search for the first live key passes over dead keys, so it runs outside the lock. Under
+        the lock one look-up of that key is enough.
         """
         alive = self._first_live(span)
         if alive is None:
@@ -128,8 +131,8 @@ class Conditional:
         at = self._committer.upper - 1
         keys, _ = next(self._versions.scan(span, at), ((), ()))
         if at < self._committer.floor:
-            # GC or a clear may have taken what was to be found: look again, behind it. Once: the
-            # floor stays where a clear that failed has raised it.
+            # GC or a clear may have removed the key meanwhile: look again, under the lock. A loop
+            # might not end, because a clear that fails leaves the floor raised.
             with self._committer.lock:
                 keys, _ = next(self._versions.scan(span, self._committer.upper - 1), ((), ()))
         return keys[0] if keys else None
@@ -145,7 +148,7 @@ class Conditional:
 
 
 def _require_expected(expected: object) -> None:
-    """A text would never equal what is stored, and the caller would try for ever."""
+    """Raise `UsageError` unless `expected` is bytes or None: a text would never equal a value."""
     if expected is not None and not isinstance(expected, (bytes, Unchecked)):
         raise UsageError(
             f"expected must be bytes or None, not {type(expected).__name__}", "encode it first"

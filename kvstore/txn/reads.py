@@ -1,9 +1,9 @@
-"""What a transaction has read: the keys and spans that must not be written before it commits.
+"""The read set of a transaction: keys and spans that no other commit may write before it commits.
 
 Invariants
-1. Everything read is covered. Where there is too much to remember, neighbours are joined into
-   spans that cover more: a needless conflict is possible then, a missed one never.
-2. It holds at most `TXN_KEYS_MAX` keys and `TXN_SPANS_MAX` spans.
+1. The set covers everything that was read. If there is too much to remember, neighbours are joined
+   into spans that cover more. A needless conflict is possible then, a missed one never.
+2. The set holds at most `TXN_KEYS_MAX` keys and `TXN_SPANS_MAX` spans.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class ReadSet:
         self._spans_max = TXN_SPANS_MAX if spans_max is None else spans_max
 
     def add_key(self, key: bytes) -> None:
-        """`key` was read, whether or not it was there."""
+        """Note a read of `key`, which may be absent."""
         self._keys.add(key)
         if len(self._keys) > self._keys_max:
             ordered = sorted(self._keys)
@@ -39,7 +39,7 @@ class ReadSet:
                 self.add_span(Span(group[0], group[-1] + b"\x00"))
 
     def add_span(self, span: Span) -> None:
-        """All keys of `span` were read, those that were not there included."""
+        """Note a read of all keys in `span`, including absent ones."""
         self._spans.append(span)
         if len(self._spans) > self._spans_max:
             self._spans = merge_spans(self._spans)
@@ -51,9 +51,9 @@ class ReadSet:
     def touched(
         self, keys: Collection[bytes], spans: Sequence[tuple[bytes, bytes | None]]
     ) -> str | None:
-        """Where one of `keys` or `spans` meets what was read; None if nowhere.
+        """The first of `keys` and `spans` that was read, as text; None if none was.
 
-        O(n log r) in what is asked, and O(r log r) once for the spans read.
+        O(n log r) for n keys and spans against r reads, and O(r log r) once.
         """
         if not self._keys.isdisjoint(keys):
             return f"key {printable(min(self._keys.intersection(keys)))}"
@@ -70,7 +70,7 @@ class ReadSet:
         return None
 
     def spans(self) -> Iterable[Span]:
-        """The spans read, as they are kept."""
+        """The spans that cover the scans."""
         return tuple(self._spans)
 
     def _span_with(self, key: bytes, starts: list[bytes]) -> Span | None:

@@ -1,7 +1,7 @@
-"""Running a transaction again until it gets through, with a bound.
+"""Running a transaction again until it commits, a bounded number of times.
 
-Waits grow by doubling and are drawn at random below their bound ("full jitter"), so that
-those who collided once do not collide again in step.
+The bound of the waits doubles, and each wait is drawn at random below its bound ("full jitter"), so
+that transactions that collided once do not collide again in step.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ def transact(
 ) -> T:
     """Run `body` in a transaction and commit it, again after each conflict; returns its result.
 
-    `body` may run several times, so it should touch nothing but the transaction. `wait` is
-    given seconds; `draw` numbers in 0..1. Raises the last `ConflictError` after `attempts`.
+    `body` may run several times, so it should change nothing but the transaction. `wait` takes
+    seconds, and `draw` returns a number in 0..1. Raises the last `ConflictError` after `attempts`.
     """
     attempts = TRANSACT_ATTEMPTS if attempts is None else attempts
     require_count(attempts, name="attempts")

@@ -1,8 +1,8 @@
 """The versioned undo of a span: new versions that restore the state at an earlier time.
 
-Nothing is taken back: history keeps what was undone, and readers of history see one commit more.
-What changed since then is found through the change index, so the cost follows the changes, not the
-span. It is one commit, hence bounded: at most `REVERT_ROWS_MAX` keys and `BATCH_BYTES_MAX` bytes.
+A revert removes no history: readers of history see one more commit. It finds the changes since then
+through the change index, so its cost follows the changes rather than the span. It is one commit and
+therefore bounded: at most `REVERT_ROWS_MAX` keys and `BATCH_BYTES_MAX` bytes.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ def revert_range(
     span: Span,
     to: int,
 ) -> Timestamp | None:
-    """Restore `span` as it was at `to`, at one new timestamp; None if it is as it was.
+    """Restore the state of `span` at `to`, at one new timestamp; None if the state is the same.
 
-    `changed(upto)` gives the latest changes of the span in `(to, upto]`. Done again if others
-    write into the span meanwhile; raises `ConflictError` if they do not stop.
+    `changed(upto)` gives the latest changes of the span in `(to, upto]`. The revert starts again if
+    another commit writes into the span meanwhile, and raises `ConflictError` if that goes on.
     """
 
     def once() -> Timestamp | None:
@@ -66,7 +66,7 @@ def _restore(
 
 
 def _candidates(changes: Iterator[Change], versions: Versions, to: int) -> Iterator[bytes]:
-    """Keys that may differ from what they were: those written, and those under range deletes."""
+    """Keys that may differ from their state at `to`: written keys, and keys under range deletes."""
     for change in changes:
         if change.op != "delete_range":
             yield change.key

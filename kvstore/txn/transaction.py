@@ -1,17 +1,18 @@
 """Transactions: optimistic and serialisable.
 
-A transaction reads at one time and keeps its writes to itself. At commit, under the commit lock,
-everything it read is compared with everything written since: keys with keys, keys with spans.
-If something was, none of it is written (`ConflictError`). If nothing was, all its reads are as true
-at the commit's time as they were at its own: it might as well have run in that instant.
+A transaction reads at one time and buffers its writes. At commit, under the commit lock, its reads
+are compared with everything written since that time: keys with keys, keys with spans. If a read was
+overwritten, nothing is written (`ConflictError`). Otherwise every read has the same result at the
+commit's time, so the transaction might as well have run in that instant.
 
 Invariants
-1. Transactions that wrote are equivalent to running one after the other in the order of
-   their timestamps; one that only read, to running right after the commit it read at.
-2. A span that was scanned counts as read up to where the scan came, with the keys that were not
-   there: phantoms conflict.
-3. One that only read never fails. Its time stays readable while it is open.
-4. Writes that did not read (blind writes) never conflict.
+1. Transactions that wrote are equivalent to running one after the other in the order of their
+   timestamps. A transaction that only read is equivalent to running right after the commit that it
+   read at.
+2. A scan counts as a read of its span up to the point that it reached, including absent keys:
+   phantoms conflict.
+3. A transaction that only read never fails. Its time stays readable while it is open.
+4. Blind writes, which did not read, never conflict.
 
 Source: backward validation after Kung and Robinson, "On Optimistic Methods for Concurrency
 Control" (1981).
@@ -55,7 +56,7 @@ class Transactions:
     def begin(self, *, durability: Durability | None = None) -> Transaction:
         """A transaction at the newest complete time."""
         committer = self._committer
-        # First there is who lets go of the pin, then the pin: whatever comes between.
+        # The owner of the pin exists before the pin, so an interrupt between them leaks nothing.
         transaction = Transaction(self, self._holds.new_pin(), durability=durability)
         committer.give_way()
         with committer.lock:
@@ -69,14 +70,14 @@ class Transactions:
         return transaction
 
     def end(self, pin: int) -> None:
-        """Let go of what an open transaction keeps. Repeatable; in a forked child, which keeps
-        nothing, it does nothing."""
+        """Release the pin of a transaction. Repeatable. Does nothing in a forked child, which has
+        no pins."""
         with suppress(ForkedError), self._committer.lock:
             self._let_go(pin)
 
     def abandon(self, pin: int) -> None:
-        """As `end`, from a finalizer: that may run anywhere, so what the lock guards is left to
-        the next that begins."""
+        """As `end`, from a finalizer. A finalizer may run anywhere and must not take the lock: it
+        removes the pin, and the next transaction that begins does the rest."""
         if self._holds.unpin(pin):
             self._abandoned.append(pin)
 
@@ -89,18 +90,19 @@ class Transactions:
         *,
         durability: Durability | None,
     ) -> Timestamp:
-        """Commit `writes` if nothing in `reads` was written since `read_at`, and end it."""
+        """Commit `writes` if nothing in `reads` was written since `read_at`; end the
+        transaction."""
         committer = self._committer
 
         def check() -> None:
-            if committer.upper - 1 != read_at:  # else nothing was committed meanwhile
+            if committer.upper - 1 != read_at:  # else no commit came meanwhile
                 for commit in self._since(read_at):
                     where = reads.touched(commit.keys, commit.spans)
                     if where is not None:
                         raise ConflictError(
                             read_at=read_at, written_at=commit.timestamp, where=where
                         )
-            # What it read was looked at for the last time: its own writes are noted for others.
+            # The check of the reads is over: note the writes for the checks of other transactions.
             self._let_go(pin)
 
         committer.give_way()
@@ -115,7 +117,8 @@ class Transactions:
         return self._indexed(read_at) if remembered is None else remembered
 
     def _indexed(self, read_at: int) -> Iterator[Touched]:
-        """What the change index has above `read_at`, chunk by chunk. Costs what changed."""
+        """The keys and spans in the change index above `read_at`, chunk by chunk. Costs what
+        changed."""
         for commit in self._index.read(since=read_at, upto=self._committer.upper - 1):
             keys: list[bytes] = []
             spans: list[tuple[bytes, bytes | None]] = []
@@ -133,12 +136,12 @@ class Transactions:
 class Transaction:
     """Reads at one time, and writes that only it sees until they are committed together.
 
-    Leaving the `with` block commits; an exception drops the writes. `timestamp` is set once
-    committed; None for one that only read. One thread at a time. One that nobody has any more is
-    rolled back.
+    Leaving the `with` block commits; an exception drops the writes. The commit sets `timestamp`,
+    which stays None for a transaction that only read. One thread at a time may use a transaction. A
+    transaction without references is rolled back.
     """
 
-    _is_ended = True  # for the finalizer of one whose making was interrupted
+    _is_ended = True  # for the finalizer, if an interrupt came inside `__init__`
 
     def __init__(
         self,
@@ -155,11 +158,11 @@ class Transaction:
         self._reads = ReadSet()
         self._passes: list[_Pass] = []
         self.read_at = Timestamp(0)
-        """The time of its reads, set as it begins."""
+        """The time of all reads, set when the transaction begins."""
         self.timestamp: Timestamp | None = None
         self._is_open = True
         self._is_ended = False
-        """Whether its pin was let go: if not, the finalizer does it."""
+        """Whether the pin was released. If not, the finalizer releases it."""
 
     # -- reading ----------------------------------------------------------------------------
 
@@ -168,7 +171,7 @@ class Transaction:
     @overload
     def get(self, key: bytes, default: T) -> bytes | T: ...
     def get(self, key: bytes, default: T | None = None) -> bytes | T | None:
-        """The value of `key`, own writes included; `default` where there is none."""
+        """The value of `key`, own writes included; `default` if the key is absent."""
         self._require_open()
         key = require_key(key)
         points = self._writes.points
@@ -182,7 +185,7 @@ class Transaction:
         return default if value is None else value
 
     def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
-        """The values of `keys`, in their order; None where there is none."""
+        """The values of `keys`, in the order of `keys`; None for an absent key."""
         return [self.get(key) for key in key_list(keys)]
 
     def scan(
@@ -194,9 +197,9 @@ class Transaction:
         reverse: bool = False,
         limit: int | None = None,
     ) -> Iterator[tuple[bytes, bytes]]:
-        """Live keys and values of a span, with the own writes made so far. As `Store.scan`.
+        """Live keys and values of a span, including own writes made before. As `Store.scan`.
 
-        Counts as having read the span as far as the rows were taken.
+        The scan counts as a read of the span up to the last row that the caller took.
         """
         self._require_open()
         require_limit(limit)
@@ -214,21 +217,21 @@ class Transaction:
         self._writes.put(key, value)
 
     def delete(self, key: bytes) -> None:
-        """Delete `key`, whether or not it is there."""
+        """Delete `key`, whether or not it exists."""
         self._writes.delete(key)
 
     def delete_range(self, start: bytes, end: bytes) -> None:
-        """Delete `start <= key < end`, own writes so far included."""
+        """Delete `start <= key < end`, including own writes made before."""
         self._writes.delete_range(start, end)
         self._deleted = self._deleted.adding(RangeTombstone(start, end, 1))
 
     # -- ending -----------------------------------------------------------------------------
 
     def commit(self) -> Timestamp | None:
-        """Write everything at one timestamp, which it returns; None if there is nothing to write.
+        """Write everything at one timestamp and return it; None if there is nothing to write.
 
-        Raises `ConflictError`, with nothing written, if something that was read has been
-        written since: run the transaction again.
+        Raises `ConflictError`, with nothing written, if another commit has written something that
+        the transaction read: run it again.
         """
         writes = self._writes
         writes.require_open()
@@ -245,7 +248,7 @@ class Transaction:
             self.rollback()
 
     def rollback(self) -> None:
-        """Drop the writes and end. Repeatable; after `commit` it does nothing."""
+        """Drop the writes and end the transaction. Repeatable; does nothing after `commit`."""
         self._passes.clear()
         self._writes = _ENDED
         if self._is_open:
@@ -254,7 +257,7 @@ class Transaction:
             self._is_ended = True
 
     def require_unchanged(self, span: Span) -> None:
-        """Have the commit fail if anything in `span` is written by others before it."""
+        """Make the commit fail if another commit writes into `span` before."""
         self._require_open()
         self._reads.add_span(span)
 
@@ -279,7 +282,7 @@ class Transaction:
     def _with_own(
         self, stored: Iterator[tuple[bytes, bytes]], span: Span, *, reverse: bool
     ) -> Iterator[tuple[bytes, bytes]]:
-        """Stored rows with the own writes of this moment laid over them."""
+        """Stored rows, overlaid with the writes that were made before the call."""
         points = {key: value for key, value in self._writes.points.items() if key in span}
         deleted = self._deleted
         if not points and not deleted:
@@ -298,7 +301,7 @@ class Transaction:
 
 
 class _Pass:
-    """How far a scan came: that is what it read."""
+    """The part of a span that a scan has passed, and therefore read."""
 
     __slots__ = ("_ended", "_reached", "_reverse", "span")
 
@@ -329,7 +332,8 @@ def _merged(
     *,
     reverse: bool,
 ) -> Iterator[tuple[bytes, bytes]]:
-    """Two passes of distinct keys as one; own deletions (value None) are left out."""
+    """Two passes over distinct keys as one pass. Rows of value None, own deletions, are left
+    out."""
     waiting = next(own, None)
     for row in stored:
         while waiting is not None and (waiting[0] < row[0]) is not reverse:
