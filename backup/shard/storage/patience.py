@@ -84,7 +84,7 @@ class Patience:
         while True:
             try:
                 return call()
-            except (DeterminateError, IndeterminateError) as error:  # noqa: PERF203  # entered on failure only
+            except (DeterminateError, IndeterminateError) as error:  # noqa: PERF203  # rare
                 tries = tries or Tries(self, began)
                 tries.wait(error)
 
