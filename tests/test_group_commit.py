@@ -18,8 +18,8 @@ WAITERS = 6
 pytestmark = pytest.mark.usefixtures("each_engine")
 
 
-class Disk:
-    """An engine's fsync that waits to be let through, and counts."""
+class HeldSync:
+    """An fsync that waits to be let through, and counts its calls."""
 
     def __init__(self, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
         self._sync = store._engine.sync
@@ -49,8 +49,8 @@ def store(tmp_path: Path) -> Iterator[Store]:
 
 
 @pytest.fixture
-def disk(store: Store, monkeypatch: pytest.MonkeyPatch) -> Iterator[Disk]:
-    disk = Disk(store, monkeypatch)
+def disk(store: Store, monkeypatch: pytest.MonkeyPatch) -> Iterator[HeldSync]:
+    disk = HeldSync(store, monkeypatch)
     yield disk
     disk.open_up()
 
@@ -97,7 +97,7 @@ def waiting(store: Store) -> int:
     return len(store._committer._syncs._synced._waiters)  # type: ignore[attr-defined]
 
 
-def test_commits_that_came_during_an_fsync_share_the_next(store: Store, disk: Disk) -> None:
+def test_commits_that_came_during_an_fsync_share_the_next(store: Store, disk: HeldSync) -> None:
     crew = Crew(store)
     crew.commit(1)
     assert disk.begun.acquire(timeout=60)
@@ -112,7 +112,7 @@ def test_commits_that_came_during_an_fsync_share_the_next(store: Store, disk: Di
     assert waiting(store) == 0
 
 
-def test_a_failed_fsync_is_told_to_all_that_wait(store: Store, disk: Disk) -> None:
+def test_a_failed_fsync_is_told_to_all_that_wait(store: Store, disk: HeldSync) -> None:
     crew = Crew(store)
     crew.commit(1)
     assert disk.begun.acquire(timeout=60)
@@ -127,7 +127,7 @@ def test_a_failed_fsync_is_told_to_all_that_wait(store: Store, disk: Disk) -> No
 
 
 def test_who_waits_too_long_looks_again_and_stands_in_nobodys_way(
-    store: Store, disk: Disk, monkeypatch: pytest.MonkeyPatch
+    store: Store, disk: HeldSync, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(durability, "GROUP_COMMIT_WAIT_S_MAX", 0.0001)
     crew = Crew(store)
@@ -247,7 +247,7 @@ def test_streams_that_were_written_down_are_used_or_nothing_is(
 
 
 def test_a_commit_that_closing_made_durable_is_done_and_not_refused(
-    store: Store, disk: Disk
+    store: Store, disk: HeldSync
 ) -> None:
     crew = Crew(store)
     crew.commit(1)

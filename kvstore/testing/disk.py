@@ -82,7 +82,7 @@ class Inode:
             yield image[: rng.choice([*sorted(lengths), rng.randint(min(lengths), end), end, end])]
 
 
-class Disk:
+class MemoryDisk:
     """`kvstore.journal.files.Files` in memory."""
 
     def __init__(self, image: dict[str, bytes] | None = None, *, sector: int | None = None) -> None:
@@ -191,9 +191,9 @@ class Disk:
     def dead(self) -> bool:
         return self.die_before is not None and len(self.steps) >= self.die_before
 
-    def killed(self) -> Disk:
+    def killed(self) -> MemoryDisk:
         """The disk that a new process finds after a kill: the cache goes on, synced or not."""
-        again = Disk(sector=self.sector)
+        again = MemoryDisk(sector=self.sector)
         copies: dict[int, Inode] = {}
         for names in (self.inodes, self.synced_names):
             for inode in names.values():
@@ -211,7 +211,7 @@ class Disk:
         again.notes = {path: list(notes) for path, notes in self.notes.items()}
         return again
 
-    def power_cuts(self, rng: random.Random | None = None) -> Iterator[Disk]:
+    def power_cuts(self, rng: random.Random | None = None) -> Iterator[MemoryDisk]:
         """The disks that a new process may find after a power cut."""
         rng = rng or random.Random(len(self.steps))
         for kept in itertools.product((False, True), repeat=len(self.unsynced_names)):
@@ -220,7 +220,7 @@ class Disk:
                 change(names)
             yield from self._cuts(names, rng)
 
-    def _cuts(self, names: Names, rng: random.Random) -> Iterator[Disk]:
+    def _cuts(self, names: Names, rng: random.Random) -> Iterator[MemoryDisk]:
         base = {path: inode.durable for path, inode in names.items()}
         yield self._image(base, rng)
         for path, inode in names.items():
@@ -228,8 +228,8 @@ class Disk:
                 if image != inode.durable:
                     yield self._image({**base, path: image}, rng)
 
-    def _image(self, files: dict[str, bytes], rng: random.Random) -> Disk:
-        disk = Disk(files, sector=self.sector)
+    def _image(self, files: dict[str, bytes], rng: random.Random) -> MemoryDisk:
+        disk = MemoryDisk(files, sector=self.sector)
         disk.notes = {path: [rng.choice(notes)] for path, notes in self.notes.items()}
         return disk
 
@@ -237,7 +237,7 @@ class Disk:
 class DiskOutput:
     """A file open for writing."""
 
-    def __init__(self, disk: Disk, path: str) -> None:
+    def __init__(self, disk: MemoryDisk, path: str) -> None:
         self._disk = disk
         self._path = path
         self._inode = disk.inodes[path]
@@ -272,7 +272,7 @@ class DiskOutput:
 class DiskLock:
     """Held until closed."""
 
-    def __init__(self, disk: Disk, path: str) -> None:
+    def __init__(self, disk: MemoryDisk, path: str) -> None:
         self._disk = disk
         self._path = path
         disk.locked.add(path)

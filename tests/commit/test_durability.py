@@ -17,7 +17,7 @@ from kvstore.errors import PoisonedError, StorageError, UsageError
 from kvstore.timestamp import Timestamp
 
 
-class Disk:
+class CountedSync:
     """The one method of an engine that the group needs."""
 
     def __init__(self) -> None:
@@ -32,7 +32,7 @@ class Disk:
 
 class Rig:
     def __init__(self) -> None:
-        self.disk: Any = Disk()
+        self.disk: Any = CountedSync()
         self.frontiers = Frontiers(since=0, upper=5)
         self.health = Health(self.frontiers, "the bench")
         self.syncs = GroupSync(self.disk, self.frontiers, self.health)

@@ -152,7 +152,7 @@ class _Renaming:
     is_synced: bool = False
 
 
-class Disk:
+class RecordedDisk:
     """Takes the calls of a recording, one after the other. `in_order`: see above."""
 
     def __init__(self, *, in_order: bool) -> None:

@@ -47,7 +47,7 @@ class Run:
         self.copies: list[tuple[str, int]]
         self.states, self.copies = pickle.loads(result.read_bytes())
         self.records = list(disk.records(trace))
-        taken = disk.Disk(in_order=True)
+        taken = disk.RecordedDisk(in_order=True)
         for record in self.records:
             taken.take(record)
         real = {
@@ -62,7 +62,7 @@ class Run:
     def cut(self, target: Path, count: int) -> None:
         """Cut the power at so many calls, and look each time at what is left."""
         moments = set(self.rng.sample(range(len(self.records)), count))
-        taken = disk.Disk(in_order=self.engine == "rocksdb")
+        taken = disk.RecordedDisk(in_order=self.engine == "rocksdb")
         states = copies = 0
         for number, record in enumerate(self.records):
             if record.path == recorded.ACKNOWLEDGED:

@@ -26,7 +26,7 @@ from kvstore.errors import (
     StorageError,
 )
 from kvstore.journal import Journal, Sync
-from kvstore.testing.disk import Disk
+from kvstore.testing.disk import MemoryDisk
 from tests.engine.memory_store import PATH, entries, open_memory, put, stage
 
 
@@ -36,12 +36,12 @@ def test_a_store_killed_before_its_first_file_can_be_opened(tmp_path: Path) -> N
     open_memory(tmp_path / "s").close()
 
 
-def on_disk(disk: Disk) -> MemoryEngine:
+def on_disk(disk: MemoryDisk) -> MemoryEngine:
     return MemoryEngine(PATH, files=disk, compact_bytes=200)
 
 
 def test_every_power_cut_leaves_a_prefix_with_all_that_was_synced() -> None:
-    disk = Disk()
+    disk = MemoryDisk()
     engine = on_disk(disk)
     states, synced = [entries(engine)], 0
     for number in range(12):
@@ -65,7 +65,7 @@ def test_every_power_cut_leaves_a_prefix_with_all_that_was_synced() -> None:
 
 
 def test_a_flipped_bit_is_named_not_served() -> None:
-    disk = Disk()
+    disk = MemoryDisk()
     engine = on_disk(disk)
     for number in range(5):
         put(engine, b"%d" % number, b"v")
@@ -76,7 +76,9 @@ def test_a_flipped_bit_is_named_not_served() -> None:
         image = {path: bytearray(inode.live) for path, inode in disk.inodes.items()}
         image[live][at] ^= 4
         try:
-            found = entries(on_disk(Disk({p: bytes(data) for p, data in image.items()})))[DATA]
+            found = entries(on_disk(MemoryDisk({p: bytes(data) for p, data in image.items()})))[
+                DATA
+            ]
         except (CorruptionError, NotAStoreError, FormatVersionError):
             continue
         assert list(found.items()) == list(whole.items())[: len(found)]
@@ -84,7 +86,7 @@ def test_a_flipped_bit_is_named_not_served() -> None:
 
 
 def test_a_failed_write_leaves_the_store_poisoned_and_what_was_there() -> None:
-    disk = Disk()
+    disk = MemoryDisk()
     engine = on_disk(disk)
     put(engine, b"a", b"1")
     engine.sync()
@@ -99,7 +101,7 @@ def test_a_failed_write_leaves_the_store_poisoned_and_what_was_there() -> None:
 
 
 def test_a_failed_fsync_poisons_too() -> None:
-    disk = Disk()
+    disk = MemoryDisk()
     engine = on_disk(disk)
     put(engine, b"a", b"1")
     disk.fail = lambda step: OSError(5, "gone") if step.startswith("sync") else None

@@ -7,7 +7,7 @@ from typing import Any
 
 from kvstore.errors import KVStoreError
 from kvstore.journal import Journal, Record
-from kvstore.testing.disk import Disk
+from kvstore.testing.disk import MemoryDisk
 
 PATH = "/journal"
 IDENTITY = 0x01020304
@@ -28,7 +28,7 @@ class Payloads:
         return ((0, item) for item in self.items)
 
 
-def open_journal(disk: Disk, fold: Payloads | None = None, **options: Any) -> Journal:
+def open_journal(disk: MemoryDisk, fold: Payloads | None = None, **options: Any) -> Journal:
     fold = Payloads() if fold is None else fold
     options.setdefault("snapshot", None)
     return Journal.open(
@@ -42,14 +42,14 @@ def open_journal(disk: Disk, fold: Payloads | None = None, **options: Any) -> Jo
     )
 
 
-def state_of(disk: Disk) -> list[bytes]:
+def state_of(disk: MemoryDisk) -> list[bytes]:
     """Open for writing, as a restarted process would, and say what was there."""
     fold = Payloads()
     open_journal(disk, fold).close()
     return fold.items
 
 
-def outcome_of(disk: Disk) -> list[bytes] | KVStoreError:
+def outcome_of(disk: MemoryDisk) -> list[bytes] | KVStoreError:
     """What a restarted process would find, or be told."""
     try:
         return state_of(disk)
@@ -57,6 +57,6 @@ def outcome_of(disk: Disk) -> list[bytes] | KVStoreError:
         return error
 
 
-def live_file(disk: Disk) -> str:
+def live_file(disk: MemoryDisk) -> str:
     (path,) = (path for path in disk.inodes if path.endswith("-journal"))
     return path

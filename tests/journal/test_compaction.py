@@ -12,16 +12,16 @@ from kvstore.errors import JournalDamagedError, LockedError, NotAStoreError
 from kvstore.journal import Journal, compact, inspect
 from kvstore.journal.compaction import compact_by_content
 from kvstore.journal.names import COMPACTING_NAME
-from kvstore.testing.disk import Disk
+from kvstore.testing.disk import MemoryDisk
 from tests.journal.folds import PATH, Payloads, open_journal, state_of
 
 
-def bases(disk: Disk) -> list[str]:
+def bases(disk: MemoryDisk) -> list[str]:
     return sorted(os.path.basename(path) for path in disk.inodes)
 
 
 def test_opening_compacts_when_the_journal_has_outgrown_its_snapshot() -> None:
-    disk = Disk()
+    disk = MemoryDisk()
     with open_journal(disk) as journal:
         journal.append_many([b"x" * 50] * 10)
     fold = Payloads()
@@ -38,7 +38,7 @@ def test_opening_compacts_when_the_journal_has_outgrown_its_snapshot() -> None:
 
 
 def test_compaction_beside_a_writer_leaves_the_removing_to_it() -> None:
-    disk = Disk()
+    disk = MemoryDisk()
     with open_journal(disk, file_records=2) as journal:
         for number in range(5):
             journal.append(b"%d" % number)
@@ -57,7 +57,7 @@ def test_compaction_beside_a_writer_leaves_the_removing_to_it() -> None:
 
 
 def test_compaction_without_a_writer_removes_the_files_itself() -> None:
-    disk = Disk()
+    disk = MemoryDisk()
     with open_journal(disk, file_records=2) as journal:
         for number in range(5):
             journal.append(b"%d" % number)
@@ -68,7 +68,7 @@ def test_compaction_without_a_writer_removes_the_files_itself() -> None:
 
 
 def test_two_compactions_exclude_each_other() -> None:
-    disk = Disk()
+    disk = MemoryDisk()
     with open_journal(disk, file_records=1) as journal:
         journal.append(b"one")
         journal.append(b"two")
@@ -82,7 +82,7 @@ def test_two_compactions_exclude_each_other() -> None:
 
 
 def test_a_damaged_journal_is_not_compacted() -> None:
-    disk = Disk()
+    disk = MemoryDisk()
     with open_journal(disk, file_records=2) as journal:
         for number in range(5):
             journal.append(b"item %d" % number)

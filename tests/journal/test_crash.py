@@ -13,7 +13,7 @@ from contextlib import suppress
 import pytest
 
 from kvstore.journal import Journal, Sync, compact
-from kvstore.testing.disk import Disk, ProcessDied
+from kvstore.testing.disk import MemoryDisk, ProcessDied
 from tests.journal.folds import PATH, Payloads, open_journal, state_of
 
 
@@ -38,7 +38,7 @@ class History:
         self.durable = journal.durable
 
 
-def rotating(disk: Disk, history: History, sync: Sync) -> None:
+def rotating(disk: MemoryDisk, history: History, sync: Sync) -> None:
     with open_journal(disk, sync=sync, file_records=3) as journal:
         for number in range(8):
             history.append(journal, b"item %d" % number)
@@ -46,7 +46,7 @@ def rotating(disk: Disk, history: History, sync: Sync) -> None:
     history.note(journal)
 
 
-def reopening(disk: Disk, history: History, sync: Sync) -> None:
+def reopening(disk: MemoryDisk, history: History, sync: Sync) -> None:
     for number in range(3):
         fold = Payloads()
         with open_journal(disk, fold, sync=sync, file_bytes=150) as journal:
@@ -58,7 +58,7 @@ def reopening(disk: Disk, history: History, sync: Sync) -> None:
     open_journal(disk).close()
 
 
-def snapshotting(disk: Disk, history: History, sync: Sync) -> None:
+def snapshotting(disk: MemoryDisk, history: History, sync: Sync) -> None:
     with open_journal(disk, sync=sync, file_records=2) as journal:
         for number in range(5):
             history.append(journal, b"item %d" % number)
@@ -71,7 +71,7 @@ def snapshotting(disk: Disk, history: History, sync: Sync) -> None:
         history.append(journal, b"behind the second")
 
 
-def compacting(disk: Disk, history: History, sync: Sync) -> None:
+def compacting(disk: MemoryDisk, history: History, sync: Sync) -> None:
     with open_journal(disk, sync=sync, file_records=2) as journal:
         for number in range(5):
             history.append(journal, b"item %d" % number)
@@ -82,21 +82,23 @@ def compacting(disk: Disk, history: History, sync: Sync) -> None:
     compact(PATH, Payloads(), files=disk)
 
 
-Workload = Callable[[Disk, History, Sync], None]
+Workload = Callable[[MemoryDisk, History, Sync], None]
 WORKLOADS = [rotating, reopening, snapshotting, compacting]
 POLICIES = [Sync.always(), Sync.every(2), Sync.never()]
 
 
 def steps_of(workload: Workload, sync: Sync) -> int:
-    disk = Disk()
+    disk = MemoryDisk()
     workload(disk, History(), sync)
     return len(disk.steps)
 
 
-def crashes(workload: Workload, sync: Sync, written: int | None) -> Iterator[tuple[Disk, History]]:
+def crashes(
+    workload: Workload, sync: Sync, written: int | None
+) -> Iterator[tuple[MemoryDisk, History]]:
     """The workload, killed before each of its steps (or with `written` bytes of a write out)."""
     for step in range(1, steps_of(workload, sync) + 1):
-        disk, history = Disk(), History()
+        disk, history = MemoryDisk(), History()
         disk.die_before = step
         disk.die_after_bytes = written
         with suppress(ProcessDied):
@@ -104,7 +106,7 @@ def crashes(workload: Workload, sync: Sync, written: int | None) -> Iterator[tup
         yield disk, history
 
 
-def check(image: Disk, history: History, *, at_least: int) -> None:
+def check(image: MemoryDisk, history: History, *, at_least: int) -> None:
     found = state_of(image)
     assert found == history.appended[: len(found)]
     assert len(found) >= at_least
@@ -133,14 +135,14 @@ def test_a_power_cut_at_any_step_keeps_what_was_synced(workload: Workload, sync:
 
 
 def test_a_crash_while_recovering_is_recoverable() -> None:
-    disk = Disk()
+    disk = MemoryDisk()
     with open_journal(disk, file_records=3) as journal:
         journal.append_many([b"one", b"two"])
     (path,) = [path for path in disk.inodes if path.endswith("-journal")]
     torn = {path: inode.live for path, inode in disk.inodes.items()}
     torn[path] = torn[path][:-4]
     for step in range(1, 20):
-        again = Disk(dict(torn))
+        again = MemoryDisk(dict(torn))
         again.die_before = step
         try:
             open_journal(again).close()

@@ -12,15 +12,15 @@ from kvstore.errors import CorruptionError, JournalDamagedError
 from kvstore.journal import Journal, Sync, inspect, read
 from kvstore.journal.records import decode, encode
 from kvstore.journal.stuffing import PAIR
-from kvstore.testing.disk import Disk
+from kvstore.testing.disk import MemoryDisk
 from tests.journal.folds import PATH, Payloads, live_file, open_journal, outcome_of, state_of
 
 ITEMS = [b"one", b"\xfe\xfd", b"", b"x\xfe\xfdy", b"zeros\0\0\0", b"\0\0", b"end\xfe\xfd"]
 
 
-def small_journal() -> tuple[Disk, list[bytes]]:
+def small_journal() -> tuple[MemoryDisk, list[bytes]]:
     """A snapshot, a sealed file and a live file, all synced; some records hold awkward bytes."""
-    disk = Disk()
+    disk = MemoryDisk()
     with open_journal(disk, file_records=3) as journal:
         journal.append_many(ITEMS[:2])
         journal.snapshot([(0, item) for item in ITEMS[:2]])
@@ -31,7 +31,7 @@ def small_journal() -> tuple[Disk, list[bytes]]:
     return disk, ITEMS
 
 
-def image_of(disk: Disk) -> dict[str, bytes]:
+def image_of(disk: MemoryDisk) -> dict[str, bytes]:
     return {path: inode.live for path, inode in disk.inodes.items()}
 
 
@@ -43,7 +43,7 @@ def test_cutting_the_live_file_at_every_byte_keeps_every_whole_record() -> None:
     types = [decode(raw)[0].type for raw in data.split(PAIR)[1:]]
     records = sum(kind == 0 for kind in types)
     for size in range(ends[0], len(data)):
-        cut = Disk({**image, path: data[:size]})
+        cut = MemoryDisk({**image, path: data[:size]})
         whole = sum(kind == 0 for end, kind in zip(ends, types, strict=True) if end <= size)
         fold = Payloads()
         with open_journal(cut, fold) as journal:
@@ -63,7 +63,7 @@ def test_a_live_file_cut_inside_its_opening_is_damaged_as_its_name_says_that_it_
     path, image = live_file(disk), image_of(disk)
     for size in range(image[path].index(PAIR, 2)):
         for rest in (b"", bytes(600)):
-            error = outcome_of(Disk({**image, path: image[path][:size] + rest}))
+            error = outcome_of(MemoryDisk({**image, path: image[path][:size] + rest}))
             assert isinstance(error, JournalDamagedError)
             assert (error.path, error.first) == (path, 6)
 
@@ -72,7 +72,7 @@ def test_zeros_behind_the_last_record_are_a_torn_tail() -> None:
     disk, items = small_journal()
     path, image = live_file(disk), image_of(disk)
     for zeros in (1, 2, 3, 500):
-        padded = Disk({**image, path: image[path] + bytes(zeros)})
+        padded = MemoryDisk({**image, path: image[path] + bytes(zeros)})
         assert state_of(padded) == items
         assert padded.inodes[path].live == image[path]
 
@@ -85,7 +85,7 @@ def test_no_flipped_bit_loses_a_record_or_makes_one_up() -> None:
         for bit in range(8 * len(data)):
             flipped = bytearray(data)
             flipped[bit // 8] ^= 1 << bit % 8
-            error = outcome_of(Disk({**image, path: bytes(flipped)}))
+            error = outcome_of(MemoryDisk({**image, path: bytes(flipped)}))
             assert isinstance(error, JournalDamagedError), f"bit {bit} of {path}: {error}"
             assert error.path == path
             assert error.offset <= bit // 8
@@ -104,7 +104,7 @@ def test_any_damage_gives_a_prefix_or_a_definite_error(data: st.DataObject) -> N
     size = data.draw(st.integers(0, 40))
     junk = data.draw(st.binary(max_size=40) | st.sampled_from([PAIR, PAIR * 2, bytes(8)]))
     image[path] = image[path][:at] + junk + image[path][at + size :]
-    found = outcome_of(Disk(image))
+    found = outcome_of(MemoryDisk(image))
     if isinstance(found, list):
         assert found == items[: len(found)]
     else:
@@ -112,7 +112,7 @@ def test_any_damage_gives_a_prefix_or_a_definite_error(data: st.DataObject) -> N
 
 
 def test_damage_names_file_offset_and_ordinals() -> None:
-    disk = Disk()
+    disk = MemoryDisk()
     with open_journal(disk, sync=Sync.never()) as journal:
         journal.append_many([b"one", b"two", b"three"])
     path = live_file(disk)
@@ -129,7 +129,7 @@ def test_damage_names_file_offset_and_ordinals() -> None:
 
 @pytest.mark.parametrize("lost", [0, 1, 2])
 def test_a_missing_file_is_noticed(lost: int) -> None:
-    disk = Disk()
+    disk = MemoryDisk()
     with open_journal(disk, file_records=2) as journal:
         for number in range(7):
             journal.append(b"%d" % number)
@@ -141,7 +141,7 @@ def test_a_missing_file_is_noticed(lost: int) -> None:
 
 
 def test_a_sealed_file_cut_at_a_record_is_noticed_by_its_missing_seal() -> None:
-    disk = Disk()
+    disk = MemoryDisk()
     with open_journal(disk) as journal:
         journal.append_many([b"one", b"two"])
         journal.finalize()
@@ -153,7 +153,7 @@ def test_a_sealed_file_cut_at_a_record_is_noticed_by_its_missing_seal() -> None:
 
 
 def test_a_file_of_another_journal_is_refused() -> None:
-    disk, other = Disk(), Disk()
+    disk, other = MemoryDisk(), MemoryDisk()
     with open_journal(disk, file_records=1) as journal:
         for item in (b"one", b"two"):
             journal.append(item)
@@ -167,7 +167,7 @@ def test_a_file_of_another_journal_is_refused() -> None:
 
 
 def test_a_record_of_a_replaced_writer_behind_a_later_one_is_refused() -> None:
-    disk = Disk()
+    disk = MemoryDisk()
     for item in (b"one", b"two"):
         with open_journal(disk) as journal:
             journal.append(item)
@@ -194,7 +194,7 @@ def test_an_unfinished_snapshot_is_dropped_and_reported_by_inspect() -> None:
 
 
 def test_readers_raise_the_same_damage_forward_and_in_reverse() -> None:
-    disk = Disk()
+    disk = MemoryDisk()
     with open_journal(disk, file_records=3) as journal:
         for number in range(8):
             journal.append(b"item %d" % number)

@@ -12,26 +12,26 @@ from kvstore.journal import Sync, inspect, read
 from kvstore.journal.raw import RawRecords
 from kvstore.journal.records import encode
 from kvstore.limits import JOURNAL_READ_BYTES
-from kvstore.testing.disk import Disk
+from kvstore.testing.disk import MemoryDisk
 from tests.journal.folds import PATH, Payloads, live_file, open_journal, state_of
 from tests.journal.test_reader import Trickle
 
 
-def written(*payloads: bytes) -> Disk:
-    disk = Disk()
+def written(*payloads: bytes) -> MemoryDisk:
+    disk = MemoryDisk()
     with open_journal(disk, sync=Sync.never()) as journal:
         journal.append_many(payloads)
     return disk
 
 
-def damage(disk: Disk, old: bytes, new: bytes) -> None:
+def damage(disk: MemoryDisk, old: bytes, new: bytes) -> None:
     inode = disk.inodes[live_file(disk)]
     assert old in inode.live
     inode.live = inode.live.replace(old, new)
 
 
 def test_1_files_and_directory_are_fsynced_in_the_order_that_a_rename_needs() -> None:
-    disk = Disk()
+    disk = MemoryDisk()
     with open_journal(disk, file_records=1) as journal:
         opened = len(disk.steps)
         journal.append(b"one")
@@ -104,7 +104,7 @@ def test_6_an_unfinished_snapshot_of_the_same_ordinal_is_not_continued() -> None
     path = f"{PATH}/0000000000000002-snapshot"
     fold = Payloads()
     with open_journal(disk, fold) as journal:
-        disk.inodes[path] = Disk({path: b"left over by a crash" * 10}).inodes[path]
+        disk.inodes[path] = MemoryDisk({path: b"left over by a crash" * 10}).inodes[path]
         journal.snapshot(fold.records())
     assert b"left over" not in disk.inodes[path + "-final"].live
     assert state_of(disk) == [b"one", b"two"]
@@ -141,6 +141,6 @@ def test_8_the_checksum_covers_ordinal_type_and_incarnation() -> None:
 
 
 def test_8_a_second_writer_is_locked_out() -> None:
-    disk = Disk()
+    disk = MemoryDisk()
     with open_journal(disk), pytest.raises(LockedError):
         open_journal(disk)

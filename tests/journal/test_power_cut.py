@@ -18,7 +18,7 @@ import pytest
 from kvstore.errors import JournalDamagedError, PoisonedError, StorageError
 from kvstore.journal import Journal, Sync, inspect, read
 from kvstore.journal import tail as tail_module
-from kvstore.testing.disk import Disk, ProcessDied
+from kvstore.testing.disk import MemoryDisk, ProcessDied
 from kvstore.testing.seeds import seeded
 from tests.journal.folds import PATH, Payloads, live_file, open_journal, outcome_of, state_of
 from tests.journal.test_crash import POLICIES, WORKLOADS, History, Workload
@@ -33,7 +33,7 @@ def small_sectors(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tail_module, "JOURNAL_SECTOR_BYTES", SECTOR)
 
 
-def spanning(disk: Disk, history: History, sync: Sync) -> None:
+def spanning(disk: MemoryDisk, history: History, sync: Sync) -> None:
     """Records of many sizes, some of them alone, some together, some synced on demand."""
     with open_journal(disk, sync=sync, file_bytes=900) as journal:
         for size in (0, 1, 3, 20, 33, 64, 65, 100):
@@ -44,7 +44,7 @@ def spanning(disk: Disk, history: History, sync: Sync) -> None:
         history.append(journal, bytes(3 * SECTOR))
 
 
-def grouped(disk: Disk, history: History, sync: Sync) -> None:
+def grouped(disk: MemoryDisk, history: History, sync: Sync) -> None:
     """Appends that wait for one fsync together, and appends beside it."""
     with open_journal(disk, sync=sync) as journal:
         for number in range(4):
@@ -56,7 +56,7 @@ def grouped(disk: Disk, history: History, sync: Sync) -> None:
             history.note(journal)
 
 
-def beside(disk: Disk, history: History, sync: Sync) -> None:
+def beside(disk: MemoryDisk, history: History, sync: Sync) -> None:
     """Appends while an fsync runs, which does not cover them."""
     with open_journal(disk, sync=sync) as journal:
 
@@ -77,25 +77,25 @@ def beside(disk: Disk, history: History, sync: Sync) -> None:
 ALL = [*WORKLOADS, spanning, grouped, beside]
 
 
-def crashes(workload: Workload, sync: Sync) -> Iterator[tuple[Disk, History]]:
-    whole = Disk(sector=SECTOR)
+def crashes(workload: Workload, sync: Sync) -> Iterator[tuple[MemoryDisk, History]]:
+    whole = MemoryDisk(sector=SECTOR)
     workload(whole, History(), sync)
     for step in range(1, len(whole.steps) + 2):
-        disk, history = Disk(sector=SECTOR), History()
+        disk, history = MemoryDisk(sector=SECTOR), History()
         disk.die_before = step
         with suppress(ProcessDied):
             workload(disk, history, sync)
         yield disk, history
 
 
-def require_kept(image: Disk, history: History, *, at_least: int) -> list[bytes]:
+def require_kept(image: MemoryDisk, history: History, *, at_least: int) -> list[bytes]:
     found = state_of(image)
     assert found == history.appended[: len(found)]
     assert len(found) >= at_least
     return found
 
 
-def some(images: Iterator[Disk], rng: random.Random, count: int) -> list[Disk]:
+def some(images: Iterator[MemoryDisk], rng: random.Random, count: int) -> list[MemoryDisk]:
     """The first image, and a few of the others."""
     first, *others = images
     return [first, *(rng.sample(others, count) if len(others) > count else others)]
@@ -133,12 +133,12 @@ def test_what_is_acknowledged_after_a_recovery_stands_too(workload: Workload, sy
                 require_kept(image, after, at_least=max(after.durable, history.durable))
 
 
-def random_workload(rng: random.Random) -> Callable[[Disk, History, Sync], None]:
+def random_workload(rng: random.Random) -> Callable[[MemoryDisk, History, Sync], None]:
     """Payloads with long runs of zeros and of pairs, synced now and then, over some openings."""
     shapes = [b"\0", b"x", b"\xfe\xfd", b"\xfe", bytes(40) + b"y"]
     payloads = [rng.choice(shapes) * rng.choice([0, 1, 7, 50, 300]) for _ in range(12)]
 
-    def work(disk: Disk, history: History, sync: Sync) -> None:
+    def work(disk: MemoryDisk, history: History, sync: Sync) -> None:
         for at in range(0, len(payloads), 4):
             with open_journal(disk, Payloads(), sync=sync, file_bytes=2000) as journal:
                 for payload in payloads[at : at + 4]:
@@ -168,7 +168,7 @@ def test_a_record_whose_first_pages_arrived_is_cut_and_not_refused(
 ) -> None:
     monkeypatch.setattr(tail_module, "JOURNAL_SECTOR_BYTES", 512)
     for policy in (Sync.always(), Sync.never()):
-        disk = Disk()
+        disk = MemoryDisk()
         journal = open_journal(disk, sync=policy)
         journal.append(b"synced")
         journal.sync()
@@ -179,7 +179,7 @@ def test_a_record_whose_first_pages_arrived_is_cut_and_not_refused(
         for kept in range(1, len(image) // 4096):
             pages = image[: 4096 * kept]
             for rest in (bytes(len(image) - len(pages)), bytes(4096) + image[len(pages) + 4096 :]):
-                torn = Disk({path: pages + rest})
+                torn = MemoryDisk({path: pages + rest})
                 assert state_of(torn) == [b"synced"]
                 assert [r.payload for r in read(PATH, reverse=True, files=torn)] == [b"synced"]
 
@@ -192,7 +192,7 @@ def test_after_a_failed_fsync_the_next_process_writes_again_what_it_found(failin
     """The failed fsync let go of the pages: the cache has them, the disk has not, and the next
     fsync succeeds without writing them."""
     for nth in itertools.count():
-        disk = Disk(sector=SECTOR)
+        disk = MemoryDisk(sector=SECTOR)
         disk.drops_on_failed_sync = True
         history, left = History(), nth
 
@@ -224,8 +224,8 @@ def test_after_a_failed_fsync_the_next_process_writes_again_what_it_found(failin
 # -- what can be told -------------------------------------------------------------------------
 
 
-def closed_journal(sync: Sync) -> tuple[Disk, list[bytes]]:
-    disk, history = Disk(sector=SECTOR), History()
+def closed_journal(sync: Sync) -> tuple[MemoryDisk, list[bytes]]:
+    disk, history = MemoryDisk(sector=SECTOR), History()
     with open_journal(disk, sync=sync) as journal:
         for size in (1, 40, 100, 70):
             history.append(journal, bytes((65 + size % 26,)) * size)
@@ -262,14 +262,14 @@ def test_without_the_note_marks_tell_of_what_was_synced_before_the_last_record()
     for start in range(0, mark, SECTOR):
         lost = data[:start] + bytes(min(SECTOR, mark - start)) + data[min(start + SECTOR, mark) :]
         if lost != data:
-            error = outcome_of(Disk({path: lost}))
+            error = outcome_of(MemoryDisk({path: lost}))
             assert isinstance(error, JournalDamagedError), start
-    assert state_of(Disk({path: data[:mark]})) == items[:-1]
+    assert state_of(MemoryDisk({path: data[:mark]})) == items[:-1]
 
 
 def test_a_live_file_that_is_gone_or_of_an_older_copy_is_told_by_the_note() -> None:
     for finals in (0, 1):
-        disk, copies = Disk(), list[dict[str, bytes]]()
+        disk, copies = MemoryDisk(), list[dict[str, bytes]]()
         for number in range(3):
             few = 1 if finals and number == 1 else 100
             with open_journal(disk, file_records=few) as journal:
@@ -277,7 +277,7 @@ def test_a_live_file_that_is_gone_or_of_an_older_copy_is_told_by_the_note() -> N
             copies.append({path: inode.live for path, inode in disk.inodes.items()})
         live = live_file(disk)
         for image in (copies[0], copies[1], {p: d for p, d in copies[2].items() if p != live}, {}):
-            old = Disk(image)
+            old = MemoryDisk(image)
             old.notes = disk.notes
             with pytest.raises(JournalDamagedError, match="were synced"):
                 state_of(old)
@@ -298,7 +298,7 @@ def test_a_note_that_is_cut_or_of_a_crash_says_nothing(tmp_path: object) -> None
 
 def test_creation_cut_off_at_any_step_leaves_no_store_and_never_a_damaged_one() -> None:
     for step in range(1, 6):
-        disk = Disk(sector=SECTOR)
+        disk = MemoryDisk(sector=SECTOR)
         disk.die_before = step
         with suppress(ProcessDied):
             Journal.open(PATH, files=disk, content="test")

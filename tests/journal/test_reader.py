@@ -18,7 +18,7 @@ from kvstore.journal.raw import RawRecords
 from kvstore.journal.reader import raw_records_reversed
 from kvstore.journal.stuffing import PAIR
 from kvstore.testing.bounds import bounds
-from kvstore.testing.disk import Disk
+from kvstore.testing.disk import MemoryDisk
 from tests.journal.folds import PATH, live_file, open_journal
 
 
@@ -29,8 +29,8 @@ class Trickle(io.BytesIO):
         return super().read(1 + self.tell() % 3)
 
 
-def written(count: int = 20, **options: Any) -> Disk:
-    disk = Disk()
+def written(count: int = 20, **options: Any) -> MemoryDisk:
+    disk = MemoryDisk()
     with open_journal(disk, sync=Sync.never(), **options) as journal:
         for number in range(1, count + 1):
             journal.append(b"item %d" % number)
@@ -129,7 +129,7 @@ def test_cutting_at_pairs_does_not_depend_on_the_pieces(parts: list[bytes], size
 
 def test_a_long_record_that_comes_in_short_reads_is_read() -> None:
     """Its head tells how much is to come, and may lie across any number of reads."""
-    disk = Disk()
+    disk = MemoryDisk()
     with open_journal(disk, sync=Sync.never()) as journal:
         for size in (6000, 1, 70_000):
             journal.append(b"x" * size)

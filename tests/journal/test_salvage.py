@@ -11,15 +11,15 @@ from hypothesis import strategies as st
 from kvstore.errors import UsageError
 from kvstore.journal import Journal, Record, inspect, read, salvage
 from kvstore.journal.salvage import Keep
-from kvstore.testing.disk import Disk
+from kvstore.testing.disk import MemoryDisk
 from tests.journal.folds import open_journal
 
 KEEPS: list[Keep] = ["prefix", "all"]
 SOURCE, TARGET = "/journal", "/saved"
 
 
-def damaged(*changes: tuple[bytes, bytes], snapshot: bool = False) -> Disk:
-    disk = Disk()
+def damaged(*changes: tuple[bytes, bytes], snapshot: bool = False) -> MemoryDisk:
+    disk = MemoryDisk()
     with open_journal(disk, file_records=3) as journal:
         for number in range(1, 9):
             journal.append(b"item %d" % number)
@@ -31,7 +31,7 @@ def damaged(*changes: tuple[bytes, bytes], snapshot: bool = False) -> Disk:
     return disk
 
 
-def saved(disk: Disk) -> list[bytes]:
+def saved(disk: MemoryDisk) -> list[bytes]:
     kept: list[bytes] = []
 
     def take(record: Record) -> None:

@@ -22,16 +22,16 @@ from kvstore.errors import (
 )
 from kvstore.journal import Journal, Record, Sync, read
 from kvstore.journal.records import encode, encode_many
-from kvstore.testing.disk import Disk
+from kvstore.testing.disk import MemoryDisk
 from tests.journal.folds import PATH, Payloads, live_file, open_journal, state_of
 
 
-def syncs(disk: Disk) -> int:
+def syncs(disk: MemoryDisk) -> int:
     return sum(step.startswith("sync 0") for step in disk.steps)
 
 
 def test_ordinals_count_from_one_over_appends_files_and_reopening() -> None:
-    disk = Disk()
+    disk = MemoryDisk()
     with open_journal(disk, file_records=2) as journal:
         assert journal.append(b"a") == 1
         assert journal.append_many([b"b", b"c"]) == range(2, 4)
@@ -44,7 +44,7 @@ def test_ordinals_count_from_one_over_appends_files_and_reopening() -> None:
 
 
 def test_each_opening_is_another_incarnation_of_the_same_identity() -> None:
-    disk = Disk()
+    disk = MemoryDisk()
     for number in (1, 2, 3):
         with open_journal(disk) as journal:
             assert journal.incarnation == (0x01020304 << 32) + number
@@ -52,7 +52,7 @@ def test_each_opening_is_another_incarnation_of_the_same_identity() -> None:
 
 
 def test_files_rotate_by_count() -> None:
-    disk = Disk()
+    disk = MemoryDisk()
     with open_journal(disk, file_records=2) as journal:
         for number in range(5):
             journal.append(b"%d" % number)
@@ -64,7 +64,7 @@ def test_files_rotate_by_count() -> None:
 
 
 def test_files_rotate_by_size() -> None:
-    disk = Disk()
+    disk = MemoryDisk()
     with open_journal(disk, file_bytes=1000) as journal:
         for _ in range(30):
             journal.append(bytes(100))
@@ -74,7 +74,7 @@ def test_files_rotate_by_size() -> None:
 
 
 def test_finalize_leaves_no_live_file_and_the_next_open_goes_on() -> None:
-    disk = Disk()
+    disk = MemoryDisk()
     open_journal(disk).finalize()  # nothing to seal
     journal = open_journal(disk)
     journal.append(b"one")
@@ -86,7 +86,7 @@ def test_finalize_leaves_no_live_file_and_the_next_open_goes_on() -> None:
 
 
 def test_sync_always_syncs_every_append() -> None:
-    disk = Disk()
+    disk = MemoryDisk()
     with open_journal(disk) as journal:
         before = syncs(disk)
         for number in range(1, 4):
@@ -98,7 +98,7 @@ def test_sync_always_syncs_every_append() -> None:
 
 
 def test_sync_every_n_bounds_the_unsynced_records() -> None:
-    disk = Disk()
+    disk = MemoryDisk()
     with open_journal(disk, sync=Sync.every(3)) as journal:
         for _ in range(10):
             journal.append(b"x")
@@ -106,7 +106,7 @@ def test_sync_every_n_bounds_the_unsynced_records() -> None:
 
 
 def test_sync_never_syncs_only_on_demand_and_at_close() -> None:
-    disk = Disk()
+    disk = MemoryDisk()
     with open_journal(disk, sync=Sync.never()) as journal:
         before = syncs(disk)
         journal.append(b"x")
@@ -119,7 +119,7 @@ def test_sync_never_syncs_only_on_demand_and_at_close() -> None:
 
 
 def test_sync_interval_makes_an_idle_tail_durable_by_itself() -> None:
-    disk = Disk()
+    disk = MemoryDisk()
     synced = threading.Event()
     journal = open_journal(disk, sync=Sync.interval(0.001))
 
@@ -135,7 +135,7 @@ def test_sync_interval_makes_an_idle_tail_durable_by_itself() -> None:
 
 
 def test_a_failed_background_sync_poisons_the_journal() -> None:
-    disk = Disk()
+    disk = MemoryDisk()
     journal = open_journal(disk, sync=Sync.interval(0.001))
     failed = threading.Event()
 
@@ -155,7 +155,7 @@ def test_a_failed_background_sync_poisons_the_journal() -> None:
 
 @pytest.mark.parametrize("step", ["write", "sync 0"])
 def test_after_a_failed_write_or_fsync_every_call_raises_until_reopened(step: str) -> None:
-    disk = Disk()
+    disk = MemoryDisk()
     journal = open_journal(disk)
     journal.append(b"kept")
     disk.fail = lambda name: OSError(errno.EIO, "bad") if name.startswith(step) else None
@@ -170,7 +170,7 @@ def test_after_a_failed_write_or_fsync_every_call_raises_until_reopened(step: st
 
 
 def test_a_full_disk_is_named() -> None:
-    disk = Disk()
+    disk = MemoryDisk()
     with open_journal(disk) as journal:
         disk.fail = lambda name: OSError(errno.ENOSPC, "full")
         with pytest.raises(OutOfSpaceError):
@@ -179,7 +179,7 @@ def test_a_full_disk_is_named() -> None:
 
 
 def test_short_writes_are_carried_on() -> None:
-    disk = Disk()
+    disk = MemoryDisk()
     disk.short_writes = True
     with open_journal(disk) as journal:
         journal.append(b"a long enough payload to be cut")
@@ -230,7 +230,7 @@ def test_files_of_unknown_kinds_are_refused_and_other_names_reported(tmp_path: P
     ("payload", "kind"), [("text", 0), (b"x", -1), (b"x", 0xF0), (bytearray(b"x"), 0)]
 )
 def test_what_cannot_be_recorded_is_refused_and_nothing_written(payload: bytes, kind: int) -> None:
-    disk = Disk()
+    disk = MemoryDisk()
     with open_journal(disk) as journal:
         before = disk.inodes[live_file(disk)].live
         with pytest.raises(UsageError):
@@ -241,7 +241,7 @@ def test_what_cannot_be_recorded_is_refused_and_nothing_written(payload: bytes, 
 
 
 def test_a_closed_journal_refuses_and_closes_twice() -> None:
-    journal = open_journal(Disk())
+    journal = open_journal(MemoryDisk())
     journal.close()
     journal.close()
     with pytest.raises(ClosedError):
@@ -270,7 +270,7 @@ def test_threads_append_without_losing_or_repeating_an_ordinal(tmp_path: Path) -
 
 def test_replay_gives_back_what_no_append_would_take_today() -> None:
     """Limits are for writers: a journal whose record breaks today's limits still opens."""
-    disk, got = Disk(), list[Record]()
+    disk, got = MemoryDisk(), list[Record]()
     with open_journal(disk) as journal:
         journal.append(b"x" * 1000)
     limits = pytest.MonkeyPatch()
@@ -297,7 +297,7 @@ def test_replay_gives_back_what_no_append_would_take_today() -> None:
 def test_any_history_is_found_again(
     commands: list[tuple[str, list[bytes] | None]], file_records: int
 ) -> None:
-    disk, model = Disk(), Payloads()
+    disk, model = MemoryDisk(), Payloads()
     options = {"file_records": file_records, "sync": Sync.never(), "compact_bytes": 1}
     journal = open_journal(disk, Payloads(), **options)
     for command, payloads in commands:
@@ -322,7 +322,7 @@ def test_any_history_is_found_again(
 
 
 def test_an_interrupt_in_the_middle_of_a_write_poisons_instead_of_repeating_an_ordinal() -> None:
-    disk = Disk()
+    disk = MemoryDisk()
     journal = open_journal(disk)
     journal.append(b"kept")
 
@@ -355,7 +355,7 @@ def test_records_written_together_are_as_those_written_one_by_one(items: list[by
 
 
 def test_a_journal_reopened_as_it_was_left_goes_on_without_replay_or_sync() -> None:
-    disk = Disk()
+    disk = MemoryDisk()
     journal = open_journal(disk)
     journal.append(b"one")
     journal.close()
@@ -370,7 +370,7 @@ def test_a_journal_reopened_as_it_was_left_goes_on_without_replay_or_sync() -> N
 
 @pytest.mark.parametrize("change", ["append", "rotate", "snapshot", "finalize", "torn"])
 def test_a_journal_is_not_reopened_once_another_has_written(change: str) -> None:
-    disk = Disk()
+    disk = MemoryDisk()
     left = open_journal(disk)
     left.append(b"one")
     left.close()
@@ -392,7 +392,7 @@ def test_a_journal_is_not_reopened_once_another_has_written(change: str) -> None
 
 
 def test_a_journal_that_another_holds_is_not_reopened_but_locked() -> None:
-    disk = Disk()
+    disk = MemoryDisk()
     left = open_journal(disk)
     left.append(b"one")
     left.close()

@@ -13,7 +13,7 @@ from kvstore.clock import ManualClock
 from kvstore.errors import ClosedError, DependencyError, LockedError, NotAStoreError, UsageError
 from kvstore.journal import Journal
 from kvstore.tasks import NewTask, Task, TaskRef, Tasks
-from kvstore.testing.disk import Disk
+from kvstore.testing.disk import MemoryDisk
 
 SECOND = 1_000_000_000
 
@@ -273,7 +273,7 @@ def test_one_process_has_the_queue_and_other_journals_are_refused(tmp_path: Path
 def test_a_power_cut_takes_back_a_claim_at_most_and_never_what_was_committed(
     clock: ManualClock,
 ) -> None:
-    disk = Disk()
+    disk = MemoryDisk()
     tasks = Tasks.open("/tasks", clock=clock, files=disk)
     tasks.insert("q", b"work")
     claimed = tasks.claim(["q"])

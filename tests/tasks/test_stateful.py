@@ -14,7 +14,7 @@ from kvstore.errors import DependencyError
 from kvstore.journal import Journal, Sync
 from kvstore.tasks import CONTENT, NewTask, Task, Tasks, TaskState
 from kvstore.testing.bounds import bounds
-from kvstore.testing.disk import Disk
+from kvstore.testing.disk import MemoryDisk
 from kvstore.testing.strategies import tiny_limits
 
 SECOND = 1_000_000_000
@@ -27,7 +27,7 @@ class QueueMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.limits = ExitStack()
-        self.disk = Disk()
+        self.disk = MemoryDisk()
         self.clock = ManualClock(1000 * SECOND)
         self.model: dict[str, Task] = {}
         self.seen: list[Task] = []
