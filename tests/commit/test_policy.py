@@ -28,7 +28,7 @@ RECORDS: dict[str, Write] = {
 }
 
 
-@pytest.mark.parametrize("write", [*COMMITS.values(), *RECORDS.values()], ids=str)
+@pytest.mark.parametrize("write", [*COMMITS.values(), *RECORDS.values()], ids=[*COMMITS, *RECORDS])
 def test_an_open_store_takes_every_write(bench: Bench, write: Write) -> None:
     write(bench.committer(OPEN))
 
