@@ -77,7 +77,7 @@ def session(
     """
     settings = {**_asked(cores, memory), **_checked(conf)}
     if SparkContext._active_spark_context is not None:
-        # getActiveSession() is None in every thread but one.
+        # getActiveSession() is None in threads that did not start the session.
         running = SparkSession.builder.getOrCreate()
         return _adjust(running, {_PUSHDOWN: "true", **settings})
     cores = CORES if cores is None else cores

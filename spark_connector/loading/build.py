@@ -57,7 +57,7 @@ class _Refusal(NamedTuple):
 def build_import(
     rows: ImportRows, directory: Path, import_id: int | None, progress: Progress | None
 ) -> Manifest:
-    """Build an import of `rows` in `directory`; see `stage_import`. Empties it after a failure."""
+    """Build an import of `rows` in `directory`; see `stage_import`. Discards it after a failure."""
     rows.require_order()
     count = rows.file_count()
     chosen, spark = rows.chosen(), rows.df.sparkSession

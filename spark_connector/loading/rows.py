@@ -55,7 +55,7 @@ class ImportRows:
     order_by: Column | str | None = None
 
     def require_order(self) -> None:
-        """Raise `UsageError` unless `order_by` is given exactly if duplicates are allowed."""
+        """Raise `UsageError` unless `order_by` is given if, and only if, the last row counts."""
         is_known = self.duplicates in ("error", "last")
         if not is_known or (self.duplicates == "last") != (self.order_by is not None):
             raise UsageError(

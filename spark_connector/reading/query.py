@@ -56,9 +56,7 @@ class QueryReader(DataSourceReader):
             )
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        if not isinstance(
-            partition, ReadPartition
-        ):  # Spark makes one of its own where there is none
+        if not isinstance(partition, ReadPartition):  # Spark plans one if we plan none
             return iter(())
         return read_partition(partition, self._options, self._schema)
 
