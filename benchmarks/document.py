@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from benchmarks import report
 from benchmarks.report import Line, Scale
+from benchmarks.workloads import table
 
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "BENCHMARKS.md"
@@ -129,8 +130,6 @@ def _machine(facts: dict[str, Any]) -> Iterator[str]:
 
 
 def _described() -> str:
-    """The lines that name the workloads, from the top of `workloads.py`."""
-    from benchmarks import workloads
-
-    text = workloads.__doc__ or ""
+    """The lines that name the workloads, from the top of `workloads/table.py`."""
+    text = table.__doc__ or ""
     return text[text.index("Writing\n") :].rstrip()

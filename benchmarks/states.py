@@ -1,0 +1,137 @@
+"""kvstore as a subject in other states: without a change log, beside range tombstones, imported."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import bulk
+import kvstore
+from benchmarks.data import Data
+from benchmarks.ours import Ours
+from benchmarks.raw import copy_new_files
+from benchmarks.subject import Subject, Work
+
+
+class Unindexed(Ours):
+    """The same store, but commits leave no entry in the change log.
+
+    A process of its own: memory that one kind of commit took fresh from the system is what the
+    next one of the other kind would get for nothing.
+    """
+
+    name = "kvstore, no change log"
+
+    def fill(self) -> Work:
+        filled = super().fill()
+
+        def work() -> int:
+            rows = filled()
+            self.store._changes.index.stage = lambda *_, **__: None
+            return rows
+
+        return work
+
+
+class Copied(Ours):
+    """The same store, of whose checkpoints the files not yet copied are copied."""
+
+    name = "kvstore, checkpoints copied"
+
+    def increment(self, rows: int, is_single: bool) -> Work:
+        target, checkpoint = self.directory / "copies", self.fresh("checkpoint")
+        target.mkdir(exist_ok=True)
+
+        def work() -> int:
+            self.store.checkpoint(checkpoint)
+            copy_new_files(checkpoint, target)
+            return rows
+
+        return work
+
+
+class Tenth(Ours):
+    """A store of a tenth of the rows: what costs what changed costs the same there."""
+
+    name = "kvstore, a tenth of the rows"
+
+    def __init__(self, directory: Path, data: Data) -> None:
+        super().__init__(directory, Data(data.rows // 10))
+
+
+class OneTombstone(Ours):
+    """Beside one range tombstone over everything, older than the rows."""
+
+    tombstones = 1
+
+
+class HundredTombstones(Ours):
+    """Beside 100 range tombstones that tile the key space, older than the rows."""
+
+    tombstones = 100
+
+
+class Sides(Subject):
+    """The same rows in stores with and without range tombstones, all in one process.
+
+    Two processes that run the same code differ by more than is to be told here.
+    """
+
+    name = "kvstore, range tombstones"
+
+    def __init__(self, directory: Path, data: Data) -> None:
+        super().__init__(directory, data)
+        kinds = {"none": Ours, "1": OneTombstone, "100": HundredTombstones}
+        self._stores = {side: kind(self._at(side), data) for side, kind in kinds.items()}
+
+    def fill(self) -> Work:
+        return self._each("fill")
+
+    def settle(self) -> Work:
+        return self._each("settle")
+
+    def get(self, side: str, **arguments: Any) -> Work:
+        return self._stores[side].get(**arguments)
+
+    def get_many(self, side: str, **arguments: Any) -> Work:
+        return self._stores[side].get_many(**arguments)
+
+    def scan(self, side: str = "") -> Work:
+        return self._stores[side].scan() if side else self._each("scan")
+
+    def scan_arrow(self, side: str) -> Work:
+        return self._stores[side].scan_arrow()
+
+    def close(self) -> None:
+        for store in self._stores.values():
+            store.close()
+
+    def _at(self, side: str) -> Path:
+        directory = self.directory / side.replace(" ", "-")
+        directory.mkdir(parents=True, exist_ok=True)
+        return directory
+
+    def _each(self, operation: str) -> Work:
+        works = [getattr(store, operation)() for store in self._stores.values()]
+        return lambda: sum(work() for work in works)
+
+
+class Imported(Ours):
+    """A store whose rows came as one bulk load: each carries a stamp reference."""
+
+    name = "kvstore, imported"
+
+    def fill(self) -> Work:
+        def work() -> int:
+            self.close()
+            self.store = kvstore.open(self.fresh("db"))
+            staging = self.fresh("staging")
+            load = bulk.Import.create(staging)
+            with load.writer() as writer:
+                for key, value in zip(self.data.keys, self.data.values, strict=True):
+                    writer.put(key, value)
+            load.seal()
+            bulk.ingest(self.store, staging, move=True)
+            return self.data.rows
+
+        return work

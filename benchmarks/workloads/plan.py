@@ -1,0 +1,129 @@
+"""The parts of a plan: calls of subjects, workloads that compare two, stages and scenes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+RAW = "benchmarks.raw:Raw"
+OURS = "benchmarks.ours:Ours"
+UNINDEXED = "benchmarks.states:Unindexed"
+SIDES = "benchmarks.states:Sides"
+IMPORTED = "benchmarks.states:Imported"
+TENTH = "benchmarks.states:Tenth"
+COPIED = "benchmarks.states:Copied"
+JOURNAL = "benchmarks.journal:JournalLog"
+PLAIN = "benchmarks.journal:PlainLog"
+SPARK = "benchmarks.spark:Jobs"
+PEERS = {
+    "lmdb": "benchmarks.peers.lmdb:Lmdb",
+    "plyvel": "benchmarks.peers.plyvel:Plyvel",
+    "sqlite3": "benchmarks.peers.sqlite:Sqlite",
+    "duckdb": "benchmarks.peers.duckdb:Duckdb",
+    "deltalake": "benchmarks.peers.deltalake:Deltalake",
+    "pylance": "benchmarks.peers.pylance:Pylance",
+    "pyiceberg": "benchmarks.peers.pyiceberg:Pyiceberg",
+    "arcticdb": "benchmarks.peers.arcticdb:Arcticdb",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """How much of everything one run does."""
+
+    rows: int
+    rounds: int
+    lookups: int
+    commits_100: int
+    commits_10k: int
+    update_rows: int
+    windows: int
+
+    @classmethod
+    def of(cls, rows: int, *, rounds: int) -> Size:
+        """Fit a run to `rows`."""
+        return cls(
+            rows=rows,
+            rounds=rounds,
+            lookups=min(rows // 5, 200_000),
+            commits_100=max(20, min(40, rows // 25_000)),
+            commits_10k=max(1, min(20 // rounds, rows // 150_000)),
+            update_rows=min(10_000, rows // 10),
+            windows=max(4, min(20, rows // 50_000)),
+        )
+
+    @property
+    def is_small(self) -> bool:
+        """Whether this is a quick run: what takes a tenth of a second is taken again then."""
+        return self.rows <= 300_000
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """An operation of a subject, with its arguments; `items`, where it differs from others'."""
+
+    operation: str
+    arguments: dict[str, Any] = field(default_factory=dict)
+    items: int | None = None
+
+
+class Contender(NamedTuple):
+    """A subject and what it is asked; `label` tells two of one subject apart."""
+
+    subject: str
+    call: Call
+    label: str = ""
+
+    @property
+    def name(self) -> str:
+        """As figures have it."""
+        return self.label or self.subject.rpartition(":")[2]
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """One row of the table. `items` is what each subject must report, None where that varies.
+
+    `baseline` and `ours` are subjects beside the peers, which get `peers_call`. `reach` is the
+    ratio that the project has set itself, `grows` whether the growth run has it. Of `repeats`
+    runs in a turn the least time counts. `warm`: one round more comes first that does not count.
+    `has_cpu`: the work is done in the subject's own process.
+    """
+
+    name: str
+    baseline: Contender
+    ours: Contender
+    peers_call: Call | None = None
+    items: int | None = None
+    reach: float | None = None
+    per: str = "item"
+    grows: bool = False
+    repeats: int = 1
+    warm: bool = False
+    has_cpu: bool = True
+    slow_arguments: dict[str, Any] = field(default_factory=dict)
+
+
+class Stage(NamedTuple):
+    """Workloads after the same preparation, which every subject of the scene makes."""
+
+    prepare: Sequence[Call]
+    workloads: Sequence[Workload]
+
+
+class Scene(NamedTuple):
+    """Stages, one after the other, on the same subjects: processes that live as long as it."""
+
+    stages: Sequence[Stage]
+    has_peers: bool = False
+    is_quick: bool = True
+    """Whether a quick run has it too."""
+
+
+def raw(operation: str, **arguments: Any) -> Contender:
+    return Contender(RAW, Call(operation, arguments))
+
+
+def ours(operation: str, **arguments: Any) -> Contender:
+    return Contender(OURS, Call(operation, arguments))

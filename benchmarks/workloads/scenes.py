@@ -1,0 +1,55 @@
+"""The scenes of a run, in the order in which they are measured."""
+
+from __future__ import annotations
+
+from benchmarks.workloads.journal import journal
+from benchmarks.workloads.plan import Call, Scene, Size, Stage, Workload
+from benchmarks.workloads.reading import beside_ranges, changes, reading
+from benchmarks.workloads.spark import spark
+from benchmarks.workloads.table import line_of, lines
+from benchmarks.workloads.upkeep import collections, ending, flat
+from benchmarks.workloads.writing import committing, loading
+
+
+def scenes(size: Size) -> list[Scene]:
+    """All that is measured, in order."""
+    warm_up = Call("commit", {"rows": 100, "count": 1, "step": 9_000})
+    updates = {"rows": size.update_rows, "count": 1}
+    change = Call("commit", {**updates, "step": 10_000})
+    windows = [
+        call
+        for number in range(size.windows)
+        for call in (
+            Call("mark", {"name": f"window-{number}"}),
+            Call("commit", {**updates, "step": 10_001 + number}),
+        )
+    ]
+    fill, settle = Call("fill"), Call("settle")
+    loaded = Call("mark", {"name": "loaded"})
+    # Reads are measured with everything in the caches, as a service at work has it.
+    warm_caches = (Call("scan"), Call("scan_arrow"))
+    return [
+        Scene(
+            [
+                Stage((), loading(size)),
+                # The first commits of a process pay for its imports and its first memtable.
+                Stage((fill, loaded, warm_up), committing(size)),
+                Stage((change, settle, *warm_caches), reading(size)),
+                Stage((*windows, settle, Call("scan")), changes(size)),
+                Stage((), ending(size)),
+            ],
+            has_peers=True,
+        ),
+        Scene([Stage((fill, settle, Call("scan")), beside_ranges(size))]),
+        Scene([Stage((fill, settle, *windows), flat(size))]),
+        Scene([Stage((fill, loaded, warm_up, change), collections(size))], is_quick=False),
+        Scene([Stage((), journal(size))]),
+        Scene([Stage((), spark())], is_quick=False),
+    ]
+
+
+def workloads(size: Size) -> list[Workload]:
+    """All workloads, in the order of the table above."""
+    named = [name.removesuffix("...") for name in lines()]
+    found = [w for scene in scenes(size) for stage in scene.stages for w in stage.workloads]
+    return sorted(found, key=lambda w: named.index(line_of(w.name).removesuffix("...")))

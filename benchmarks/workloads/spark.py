@@ -1,0 +1,35 @@
+"""Workloads of Spark jobs."""
+
+from __future__ import annotations
+
+from benchmarks.workloads.plan import (
+    SPARK,
+    Call,
+    Contender,
+    Workload,
+)
+
+
+def spark() -> list[Workload]:
+    def against(name: str, baseline: str, operation: str, reach: float | None) -> Workload:
+        return Workload(
+            f"spark-{name}",
+            Contender(SPARK, Call(baseline), baseline),
+            Contender(SPARK, Call(operation), operation),
+            reach=reach,
+            warm=True,
+            has_cpu=False,
+        )
+
+    return [
+        against("import", "sort", "bulk_import", 0.71),
+        against("import-delta", "import_by_delta", "bulk_import", None),
+        against("read", "read_parquet", "read_collection", 0.8),
+        against("read-increments", "read_parquet", "read_increments", None),
+        against("read-source", "read_parquet", "read_source", None),
+        against("read-checkpoint", "read_parquet", "read_checkpoint", 0.4),
+        against("read-changes", "read_parquet", "read_changes", None),
+        against("read-delta", "read_by_delta", "read_collection", None),
+        against("backup", "backup_alone", "backup_by_tasks", 1.5),
+        against("backup-delta", "copy_by_delta", "backup_by_tasks", None),
+    ]

@@ -1,0 +1,117 @@
+"""The named workloads. A figure is the rate of a subject over the rate of its baseline.
+
+Unless a line says otherwise the baseline is raw rocksdict, one value a key.
+
+Writing
+bulk-load           load all rows, sorted, into an empty store
+bulk-load-2         the same by two processes, started before, with half of the rows each
+commit-100          durable commits of 100 updates
+commit-100-8        the same from 8 threads, against one thread of raw rocksdict
+commit-10k          durable commits of 10,000 updates, change log included where there is one
+commit-index        the same with the change log, against the store without it: 1 less its share
+delete-range        delete a tenth of all rows, history kept, against a synced put: 20 of each
+delete-range-all    delete all rows, history kept, against a synced put: 20 of each
+import-commit       add an import of all rows, built before, against a move-ingest of as many
+import-1mb          add a prebuilt import, against a move-ingest of a prebuilt file
+import-100mb        the same at 100 MB
+import-1gb          the same at 1 GB (from 1,000,000 rows on)
+transact            transactions that read a key and write it, unsynced, against a get and a put
+transact-8          the same from 8 threads, against 8 threads
+transact-synced     the same, durable, against a get, a put and an fsync
+transact-synced-8   the same from 8 threads, against 8 threads
+
+Reading
+get                 point reads of the newest value, keys in no order
+get-as-of           point reads at a time before all updates
+get-many            one call for many sorted keys at that time
+scan                all rows, newest values, one by one
+scan-as-of          all rows at a time before all updates
+scan-arrow          all rows as Arrow record batches
+scan-arrow-as-of    the same at a time before all updates
+scan-arrow-2        likewise by two processes, started before; below 24 MB by one
+get-imported        point reads of rows that came by bulk load, then updated as all others
+scan-imported       rows that came by bulk load
+arrow-imported      Arrow batches of rows that came by bulk load
+get-1-range         point reads beside 1 range tombstone, against none
+get-100-ranges      point reads beside 100 range tombstones, against none
+get-many-1-range    one call for many sorted keys beside 1 range tombstone, against none
+get-many-100-ranges the same beside 100
+scan-1-range        rows beside 1 range tombstone, against none
+scan-100-ranges     rows beside 100 range tombstones, against none
+arrow-1-range       Arrow batches beside 1 range tombstone, against none
+arrow-100-ranges    Arrow batches beside 100 range tombstones, against none
+
+Changes
+changes             windows of 10,000 changes each, against iterating over as many rows
+changes-arrow       the same as Arrow record batches
+changes-by-key      the same, sorted by key
+changes-events      the same as events
+changes-feed        the same through a feed, its position and one ack included
+changes-flat        changes-arrow in a store of all rows, against one of a tenth
+feed-latency        a durable put and its delivery to a thread that follows, against a queue's
+
+Upkeep
+gc                  remove the versions behind 10,000 updates, against looking up and deleting them
+gc-flat             GC after 1 % of all rows changed, against as many changes in a tenth of the rows
+disk                bytes after the updates, history and log kept, against one value a key
+disk-trimmed        the same once history and log are given up to the present
+
+Backup
+backup              20 increments, each of 10,000 changes just committed: the sum, against that of
+                    copying a raw checkpoint's new files after each
+backup-copied       the same, against copying the new files of the store's own checkpoints
+backup-single       the median one, by a handle just opened, against the median copy
+backup-full         all rows, against copying a checkpoint's files
+backup-flat         a single increment in a store of all rows, against one of a tenth
+backup-scan         rows of a collection as of a time, against delta-rs at that version
+restore             the newest state from a collection, against a bulk load from Parquet
+increments-list     list many increments, against a quarter of them: seconds per byte
+increments-verify   verify them, likewise
+increments-restore  restore from them, likewise
+
+Journal and tasks
+journal-append-...  append records of 100 B to 1 MB, against a plain log with the same checksum
+journal-batch-...   the same, 100 at once
+journal-replay-...  read them back
+journal-synced      append with an fsync each
+tasks-claim         claim tasks while 100,000 wait, against 1,000
+
+Spark
+spark-import        bulk_import, against Spark's own read, range partition and sort
+spark-import-delta  bulk_import, against the same job by delta-rs
+spark-read          a collection into a sink by read_collection, against Parquet of the same rows
+spark-read-increments  a collection with five increments of a thousandth of the rows, likewise
+spark-read-source   a collection by format("kvstore"), likewise
+spark-read-checkpoint  a checkpoint, likewise
+spark-read-changes  all changes of a collection, likewise
+spark-read-delta    read_collection, against Spark's scan of the files that delta-rs names
+spark-backup        a full backup by tasks on two cores, against one process
+spark-backup-delta  the same, against copying a table into another by delta-rs
+"""
+
+from __future__ import annotations
+
+
+def section(workload: str) -> str:
+    """The heading above a workload in the table."""
+    return lines()[line_of(workload)]
+
+
+def line_of(workload: str) -> str:
+    """The name of the line that describes a workload."""
+    for name in lines():
+        if workload == name or (name.endswith("...") and workload.startswith(name[:-3])):
+            return name
+    raise ValueError(f"{workload} has no line at the top of {__file__}")
+
+
+def lines() -> dict[str, str]:
+    """The names at the top of this file, each with its heading."""
+    found, heading = {}, ""
+    for line in (__doc__ or "").splitlines()[4:]:
+        name = line.partition(" ")[0]
+        if name[:1].isupper():
+            heading = line
+        elif name:
+            found[name] = heading
+    return found

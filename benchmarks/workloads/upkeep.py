@@ -1,0 +1,127 @@
+"""Workloads of a store that has worked for a while: disk, backups, deletes, growth."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from benchmarks.workloads.plan import (
+    COPIED,
+    OURS,
+    PEERS,
+    TENTH,
+    UNINDEXED,
+    Call,
+    Contender,
+    Size,
+    Workload,
+    ours,
+    raw,
+)
+from benchmarks.workloads.writing import imports, transactions
+
+
+def ending(size: Size) -> list[Workload]:
+    """What must come last: it deletes, or writes more than the yardstick did."""
+    hundred = {"rows": 100, "count": size.commits_100}
+    many = {"rows": size.update_rows}
+    twenty: dict[str, Any] = {"count": 20}
+    tenth: dict[str, Any] = {"rows": size.rows // 10}
+    ends: dict[str, Any] = {"baseline": raw("put_synced", **twenty), "grows": True}
+    eight = {**hundred, "count": 160, "threads": 8}
+    return [
+        Workload("disk", raw("disk"), ours("disk"), Call("disk"), per="bytes"),
+        Workload("disk-trimmed", raw("disk"), ours("disk_trimmed"), reach=0.87, per="bytes"),
+        *transactions(),
+        Workload(
+            "feed-latency",
+            raw("deliver", count=200),
+            ours("deliver", count=200),
+            items=200,
+        ),
+        Workload(
+            "commit-100-8", raw("commit", **hundred), ours("commit_threads", **eight), reach=4.0
+        ),
+        Workload("gc", raw("look_up_and_delete", **many), ours("gc", **many), repeats=3),
+        *_backups(size),
+        Workload("restore", raw("restore"), ours("restore"), items=size.rows),
+        *imports(size),
+        Workload(
+            "delete-range",
+            ours=ours("delete_range", **tenth, **twenty),
+            peers_call=Call("delete_range", tenth),
+            reach=1.0,
+            **ends,
+        ),
+        Workload(
+            "delete-range-all",
+            ours=ours("delete_range", rows=size.rows, **twenty),
+            reach=0.67,
+            **ends,
+        ),
+    ]
+
+
+def _backups(size: Size) -> list[Workload]:
+    """Increments: all of a turn, as a checkpoint's new files come in bursts, and a single one."""
+    rows, count = size.update_rows, 6 if size.is_small else 20
+    each = {"rows": rows, "count": count}
+    single = {**each, "is_single": True}
+    return [
+        Workload(
+            "backup",
+            raw("backup", **each),
+            ours("backup", **each),
+            items=rows * count,
+            reach=4.5,
+            grows=True,
+        ),
+        Workload("backup-single", raw("backup", **single), ours("backup", **single), items=rows),
+    ]
+
+
+def flat(size: Size) -> list[Workload]:
+    """The same work in a store of all rows, against one of a tenth; and the share of the log."""
+    rows = size.update_rows
+
+    def flat(name: str, operation: str, reach: float, **arguments: Any) -> Workload:
+        repeats = arguments.pop("repeats", 1)
+        sides = (Contender(where, Call(operation, arguments)) for where in (TENTH, OURS))
+        return Workload(name, *sides, reach=reach, repeats=repeats)
+
+    commits = Call("commit", {"rows": rows, "count": 4})
+    increments = {"rows": rows, "count": 6 if size.is_small else 20}
+    return [
+        flat("changes-flat", "changes_arrow", 0.8, windows=size.windows, repeats=3),
+        flat("gc-flat", "gc", 0.33, rows=size.rows // 100, repeats=3),
+        flat("backup-flat", "backup", 0.8, rows=size.rows // 100, count=5, is_single=True),
+        Workload(
+            "backup-copied",
+            Contender(COPIED, Call("backup", increments)),
+            Contender(OURS, Call("backup", increments)),
+            items=rows * increments["count"],
+            reach=4.5,
+        ),
+        Workload(
+            "commit-index",
+            Contender(UNINDEXED, commits),
+            Contender(OURS, commits),
+            reach=0.88,
+            repeats=3,
+        ),
+    ]
+
+
+def collections(size: Size) -> list[Workload]:
+    old, count = {"as_of": "loaded"}, 400
+    delta = Contender(PEERS["deltalake"], Call("scan_arrow", old))
+    found = [
+        Workload("backup-full", raw("backup_full"), ours("backup_full"), items=size.rows),
+        Workload("backup-scan", delta, ours("scan_collection", **old), items=size.rows, reach=1.0),
+    ]
+    for name in ("list", "verify", "restore"):
+        few, many = (
+            ours("increments", action=name, count=n)._replace(label=f"{n} increments")
+            for n in (count // 4, count)
+        )
+        found.append(Workload(f"increments-{name}", few, many, reach=0.8))
+    return found

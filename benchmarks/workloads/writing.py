@@ -1,0 +1,78 @@
+"""Workloads that write: loads, commits, transactions, imports."""
+
+from __future__ import annotations
+
+from benchmarks.workloads.plan import (
+    Call,
+    Size,
+    Workload,
+    ours,
+    raw,
+)
+
+
+def loading(size: Size) -> list[Workload]:
+    load, by_two = Call("bulk_load"), ours("bulk_load_parts", workers=2)
+    return [
+        Workload("bulk-load", raw("bulk_load"), ours("bulk_load"), load, size.rows, 0.95),
+        Workload(
+            "bulk-load-2", raw("bulk_load"), by_two, items=size.rows, reach=1.2, has_cpu=False
+        ),
+    ]
+
+
+def committing(size: Size) -> list[Workload]:
+    hundred = {"rows": 100, "count": size.commits_100}
+    many = {"rows": size.update_rows, "count": size.commits_10k}
+    return [
+        Workload(
+            f"commit-{name}",
+            raw("commit", **each),
+            ours("commit", **each),
+            Call("commit", each),
+            reach=reach,
+            slow_arguments={"count": slow},
+        )
+        for name, each, reach, slow in (("100", hundred, 0.95, 2), ("10k", many, 0.88, 1))
+    ]
+
+
+def transactions() -> list[Workload]:
+    return [
+        Workload(
+            f"transact{'-synced' * synced}{'-8' * (threads == 8)}",
+            raw("read_and_put", count=count, threads=threads, synced=synced),
+            ours("transact", count=count, threads=threads, synced=synced),
+            items=count,
+        )
+        for count, threads, synced in (
+            (2_000, 1, False),
+            (2_000, 8, False),
+            (400, 1, True),
+            (1_600, 8, True),
+        )
+    ]
+
+
+def imports(size: Size) -> list[Workload]:
+    return [
+        Workload(
+            "import-commit",
+            raw("ingest_rows"),
+            ours("ingest_rows"),
+            items=1,
+            reach=0.5,
+            grows=True,
+        ),
+        *(
+            Workload(
+                f"import-{name}",
+                raw("ingest", megabytes=megabytes),
+                ours("ingest", megabytes=megabytes),
+                items=1,
+                reach=0.5,
+            )
+            for name, megabytes in (("1mb", 1), ("100mb", 100), ("1gb", 1024))
+            if megabytes <= 100 or not size.is_small
+        ),
+    ]
