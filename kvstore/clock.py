@@ -5,8 +5,8 @@ one value twice. `Clock` and `ManualClock` give the wall time; `Timeline`, which
 for itself, turns it into such timestamps.
 
 Invariants
-1. `Timeline.next()` is strictly above everything that it gave or was opened at.
-2. Where the wall clock has not moved on, it steps by 1 ns.
+1. `Timeline.next()` is strictly above the time of opening and all timestamps that it gave.
+2. If the wall clock has not moved on, the next timestamp is 1 ns higher.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from kvstore.timestamp import TIMESTAMP_MAX, Timestamp
 
 
 class WallClock(Protocol):
-    """What a store asks of a clock: nanoseconds since the epoch. It may go back."""
+    """A clock as a store needs it: nanoseconds since the epoch. It may go back."""
 
     def wall_ns(self) -> int:
         """The time now, in nanoseconds since the epoch."""
@@ -41,7 +41,7 @@ class ManualClock:
         self._wall_ns = int(wall_ns)
 
     def wall_ns(self) -> int:
-        """The time it was last set to."""
+        """The time to which it was last set."""
         return self._wall_ns
 
     def set(self, wall_ns: int) -> None:
@@ -61,12 +61,12 @@ class Timeline:
         self._last = last
 
     def now(self) -> Timestamp:
-        """The current time: at or above everything given so far. Gives nothing away."""
+        """The current time, at or above all timestamps given so far. It reserves no timestamp."""
         return Timestamp(max(self._clock.wall_ns(), self._last))
 
     def next(self) -> Timestamp:
-        """A timestamp above all before it. Raises `UsageError` where the clock is past the last
-        one there is: as a key it would read as the id of an import."""
+        """A timestamp above all earlier ones. Raises `UsageError` if the clock is past the last
+        possible timestamp: a later one would read as the id of an import in a key."""
         now, last = self._clock.wall_ns(), self._last
         timestamp = Timestamp(now if now > last else last + 1)
         if timestamp >= TIMESTAMP_MAX:
@@ -75,5 +75,5 @@ class Timeline:
         return timestamp
 
     def rise_to(self, timestamp: int) -> None:
-        """Give only timestamps above `timestamp` from now on, however far ahead of the clock."""
+        """Give only timestamps above `timestamp` from now on, however far ahead it is."""
         self._last = max(self._last, timestamp)

@@ -1,13 +1,13 @@
-"""What the latest commits wrote, kept in memory while somebody has to know.
+"""The keys and spans of recent commits, kept in memory while a transaction is open.
 
-A transaction must hear whether what it read was written meanwhile. Asking the change index would
-cost reads; this table answers from memory. It is empty, and a commit adds nothing to it, while
-nobody watches.
+A transaction must learn whether another commit wrote the keys that it has read. The change index
+could tell, at the cost of reads; this table answers from memory. While nobody watches, the table is
+empty and a commit adds nothing to it.
 
 Invariants
-1. While watched it names all that commits above `floor` wrote; a caller whose time lies below
-   `floor` asks the change index.
-2. It holds at most `RECENT_KEYS_MAX` keys and spans, or one commit: the oldest leave first.
+1. While watched it has all keys and spans of the commits above `floor`. A caller whose time lies
+   below `floor` asks the change index.
+2. It holds at most `RECENT_KEYS_MAX` keys and spans, or one commit. The oldest leave first.
 3. The commit lock guards it.
 """
 
@@ -21,7 +21,7 @@ from kvstore.limits import RECENT_KEYS_MAX
 
 
 class Touched(NamedTuple):
-    """What a commit wrote: keys, and spans `(start, end)` of which any key may be meant."""
+    """The keys of a commit, and spans `(start, end)` in which it may have written any key."""
 
     timestamp: int
     keys: Collection[bytes]

@@ -10,10 +10,10 @@ from kvstore.limits import KEY_BYTES_MAX
 
 
 def require_key(key: object, *, name: str = "key", room: int = 0) -> bytes:
-    """Return `key` if it can be stored; raises `UsageError` on another type or one too long.
+    """Return `key` if it can be stored. Raises `UsageError` on another type and on a longer key.
 
-    Of a subclass (numpy has one) it returns the bytes: what lies below takes nothing else. `room`
-    is a number of bytes that the longest key may be exceeded by.
+    A key of a subclass of `bytes` (numpy has one) is returned as plain bytes, because the layers
+    below take nothing else. The key may be `room` bytes longer than the longest key.
     """
     if type(key) is not bytes:
         if not isinstance(key, bytes):
@@ -29,7 +29,7 @@ def require_key(key: object, *, name: str = "key", room: int = 0) -> bytes:
 class Span:
     """The keys `start <= key < end`. The default is every key.
 
-    Raises `UsageError` when `start >= end`: an empty span in a call is a caller's slip.
+    Raises `UsageError` when `start >= end`: an empty span in a call is a mistake of the caller.
     """
 
     start: bytes = b""
@@ -60,7 +60,7 @@ class Span:
     def of(
         cls, start: bytes | None = None, end: bytes | None = None, prefix: bytes | None = None
     ) -> Span:
-        """What the `start`, `end`, `prefix` arguments of a scan name together.
+        """The span that the arguments `start`, `end` and `prefix` of a scan describe.
 
         Raises `UsageError` if a prefix comes with bounds, or the span is empty.
         """
@@ -74,14 +74,14 @@ class Span:
         return self.start <= key and (self.end is None or key < self.end)
 
     def intersect(self, start: bytes, end: bytes | None) -> Span | None:
-        """What this span shares with `[start, end)`; None where they share nothing."""
+        """The common part of this span and `[start, end)`. None if there is none."""
         low = max(self.start, start)
         high = end if self.end is None else self.end if end is None else min(self.end, end)
         return Span(low, high) if high is None or low < high else None
 
     def _require_bound(self, name: str) -> None:
         given = getattr(self, name)
-        # A bound may lie just above the longest key: as the end of a span of this key alone.
+        # A bound may lie just above the longest key: the end of a span of this key alone does.
         bound = require_key(given, name=name, room=1)
         if bound is not given:
             object.__setattr__(self, name, bound)

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-PLACES = ("bulk", "pyspark_kvstore", "benchmarks", "docs", "*.md")
+PLACES = ("bulk", "spark_connector", "pyspark_kvstore", "benchmarks", "docs", "*.md")
 """A package is added as soon as it has no such sentence."""
 
 _NOUNLESS = re.compile(

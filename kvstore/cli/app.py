@@ -1,8 +1,8 @@
 """The `kvstore` command: its commands, those of other packages, and how failures are told.
 
 Packages above this one add commands through the entry point group `kvstore.commands`: the entry's
-name is the command, its object a `typer.Typer`. One is loaded when it is called or listed, so that
-`kvstore get` does not pay for what it does not use.
+name is the command, its object a `typer.Typer`. A command is loaded when it is called or
+listed, so that `kvstore get` stays quick.
 
 A failure is one line on stderr (what happened; what to do) and an exit code: see
 `kvstore.cli.exits`. Only a bug of ours shows a traceback.
@@ -49,7 +49,7 @@ class Commands(TyperGroup):
             sys.stdout.flush()
             return found
         except BrokenPipeError:
-            # Whoever read has seen enough (`| head`). Nothing more can be written, at exit neither.
+            # The reader of the pipe has ended (`| head`). Nothing can be written any more.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise typer.Exit(0) from None
         except OSError as error:
@@ -97,7 +97,7 @@ app.add_typer(journal.app, name="journal")
 
 def main() -> None:
     """The console script."""
-    # The caller closed it (`>&-`): else a file of the store would get the number of stdout.
+    # The caller closed stdout (`>&-`). Otherwise a file of the store would get its number.
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115

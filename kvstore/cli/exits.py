@@ -1,7 +1,7 @@
-"""Exit codes: what a script can do about a failure, as one number.
+"""Exit codes: one number tells a script what to do about a failure.
 
 0   done
-1   the key is not there, or what was to be verified, scrubbed or salvaged is not whole
+1   the key is not there, or verify, scrub or salvage found something that is not whole
 2   fix the call, the option or the path; nothing was written
 3   surely not done: run it again (the store is in use, a conflict)
 4   the time asked for is gone, or not complete yet
@@ -75,7 +75,7 @@ def exit_code(error: KVStoreError) -> int:
 
 
 def from_system(error: OSError) -> KVStoreError:
-    """What the operating system refused (a path, a permission, the disk), as one of our own."""
+    """An error of ours for a refusal of the operating system (a path, a permission, the disk)."""
     where = error.filename or "the operating system"
     text = f"{where}: {error.strerror or error}"
     if error.errno in _OF_THE_PATH:

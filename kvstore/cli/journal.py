@@ -1,6 +1,6 @@
 """Commands for journals: `kvstore journal inspect | compact | salvage`.
 
-A journal is what a memory store or a task queue keeps in its directory.
+A memory store and a task queue each keep a journal in their directory.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _KEEPS: Final[tuple[Keep, ...]] = ("prefix", "all")
 
 @app.command()
 def inspect(directory: JournalArgument, as_json: JsonOption = False) -> None:
-    """List a journal's files and what is wrong with them. Exits with 1 if anything is.
+    """List a journal's files and their problems. Exits with 1 if there is a problem.
 
     \b
     Examples:
@@ -111,7 +111,7 @@ def salvage(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Copy what can be read of a damaged journal, and name what is lost. Exits with 1 if any is.
+    """Copy the readable records of a damaged journal, and name the lost ones. Exits with 1 if any.
 
     \b
     Examples:

@@ -66,14 +66,14 @@ def to_bytes(text: str, encoding: Encoding) -> bytes:
             return bytes.fromhex(text)
         if encoding is Encoding.BASE64:
             return base64.b64decode(text, validate=True)
-        # The shell's arguments as the bytes they came as, also where they are not UTF-8.
+        # The bytes of the shell's arguments, also where they are not UTF-8.
         return text.encode("utf-8", "surrogateescape")
     except (ValueError, binascii.Error) as error:
         raise UsageError(f"{text!r} is not {encoding.value}: {error}") from error
 
 
 def to_text(raw: bytes, encoding: Encoding) -> str:
-    """Write a key or value for a person: text with escapes for bytes that are none."""
+    """Write a key or value for a person: text, with escapes for bytes that are not text."""
     if encoding is Encoding.HEX:
         return raw.hex()
     if encoding is Encoding.BASE64:
@@ -82,7 +82,7 @@ def to_text(raw: bytes, encoding: Encoding) -> str:
 
 
 def to_json(raw: bytes | None, encoding: Encoding) -> str | dict[str, str] | None:
-    """Write a key or value for a program, without loss: bytes that are no text become an object
+    """Write a key or value for a program, without loss. Bytes that are not text become an object
     `{"base64": ...}`, as in the lines of `kvstore changes`."""
     if raw is None:
         return None

@@ -1,4 +1,4 @@
-"""What commands print: results on stdout, for people or as JSON; signs of life on stderr."""
+"""Output of commands: results on stdout, for people or as JSON; progress on stderr."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rich.text import Text
 
 
 def print_json(fields: Mapping[str, Any]) -> None:
-    """One object, one line, always UTF-8: what is none (of a path, say) is escaped."""
+    """One object, one line, always UTF-8. Other bytes (of a path, say) are escaped."""
     text = json.dumps(fields, ensure_ascii=False)
     sys.stdout.buffer.write(text.encode("utf-8", "backslashreplace") + b"\n")
 
@@ -54,7 +54,7 @@ def print_table(columns: list[str], rows: list[list[str]]) -> None:
 
 @contextmanager
 def working(what: str, *, quiet: bool = False) -> Iterator[Callable[[str], None]]:
-    """Say on a terminal what is being done, for as long as it takes; yields what says more."""
+    """Show on a terminal what is being done until it ends. Yields a function that shows more."""
     console = Console(stderr=True)
     if quiet or not console.is_terminal:
         yield lambda progress: None
@@ -64,7 +64,7 @@ def working(what: str, *, quiet: bool = False) -> Iterator[Callable[[str], None]
 
 
 def counting(progress: Callable[[str], None], what: str) -> Callable[[int], None]:
-    """Say on with a count of `what`."""
+    """Show a count of `what`."""
     return lambda count: progress(f"{count:,} {what}")
 
 

@@ -1,7 +1,7 @@
 """Commands that read: get, scan, history, changes, stats.
 
-They look at the store's files and change nothing, so they run beside the service that has it open;
-what they see is the moment they began.
+They open the store to read and change nothing, so they run beside the service that has it open.
+They show the state of the moment at which they began.
 """
 
 from __future__ import annotations
@@ -150,7 +150,7 @@ def history(
     encoding: EncodingOption = Encoding.TEXT,
     as_json: JsonOption = False,
 ) -> None:
-    """Print all versions of a key that are kept, newest first. Exits with 1 if there is none.
+    """Print the versions of a key that are kept, newest first. Exits with 1 if there is none.
 
     \b
     Examples:
@@ -185,12 +185,12 @@ def changes(
 ) -> None:
     """Print what changed, as JSON lines in time order; bounds are written as --encoding says.
 
-    What a restore brought back has no changeset and no stream.
+    Changes that a restore brought back have no changeset and no stream.
 
-    With --follow it goes on with what a service writes meanwhile, until
-    interrupted: it looks at the sizes and times of the store's files every --poll
-    seconds, and opens it again when they have changed. What it has not read yet
-    must be kept so long: garbage collection does not know of it. (In the
+    With --follow it continues with the changes that a service writes, until it is
+    interrupted. It checks the sizes and times of the store's files every --poll
+    seconds, and opens the store again when they have changed. Garbage collection
+    does not know of this reader, so history must be kept for long enough. (In the
     service's own process, Store.follow waits for commits and polls nothing.)
 
     \b
@@ -218,7 +218,7 @@ def changes(
 
 
 def _changes_after(opened: Store, after: TimeLike, span: Span, images: Images) -> Iterator[str]:
-    """What a restore brought back comes from the versions, all else from the change index."""
+    """Restored changes come from the versions, all others from the change index."""
     begun, indexed = to_timestamp(after, name="since"), opened.indexed_since
     if begun < indexed and images in ("none", "delta"):
         upto = min(indexed, opened.upper - 1)

@@ -1,4 +1,4 @@
-"""The workers of a scan: processes, and who of them reads what."""
+"""The workers of a scan: processes, and the piece that each of them reads."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from kvstore.scanners.source import ScanJob, ScanPiece, Word
 
 
 class ScanWorker:
-    """A process that reads for scans, as its scan holds it."""
+    """A process that reads for scans, seen from its scan."""
 
     def __init__(self) -> None:
         self.asks = False
-        """Whether it has asked what to do next, and has not been told: it holds nothing then."""
-        # What we import, it must find: also what a test or a notebook has put on the path.
+        """Whether it has asked for work and waits for the answer. It has no piece then."""
+        # The worker must find our imports, also from a path that a test or a notebook has added.
         path = os.pathsep.join(os.path.abspath(entry) for entry in sys.path)
-        with undivided():  # with a copy of its end in a fork, nobody would hear that it died
+        with undivided():  # a copy of its end in a fork would hide its death
             self.pipe, far = Pipe()
             self._process = subprocess.Popen(
                 [sys.executable, "-c", _MAIN, str(far.fileno())],
                 env={**os.environ, "PYTHONPATH": path, "OPENBLAS_NUM_THREADS": "1"},
                 stdin=subprocess.DEVNULL,
                 pass_fds=(far.fileno(),),
-                start_new_session=True,  # an interrupt from the terminal is ours: we end it
+                start_new_session=True,  # the scan handles an interrupt, and ends it
             )
             far.close()
             own(self, "a worker process of a scan", endings=("kill",))
@@ -42,14 +42,14 @@ class ScanWorker:
         self.pipe.close()
 
     def tell(self, message: ScanJob | ScanPiece | Word) -> None:
-        """Say something to it. Raises `StorageError` if it died."""
+        """Send it a message. Raises `StorageError` if it died."""
         try:
             self.pipe.send(message)
         except OSError as error:
             raise self._died() from error
 
     def hear(self) -> Any:
-        """What it says next. Raises what the worker raised, or `StorageError` if it died."""
+        """Its next message. Raises the worker's error, or `StorageError` if it died."""
         try:
             message = self.pipe.recv()
         except (EOFError, OSError) as error:
@@ -66,13 +66,13 @@ class ScanWorker:
         return self._process.poll() is None
 
     def kill(self) -> None:
-        """End it and wait for its end. Its pipe stays open for who listens to it meanwhile."""
+        """End it and wait for its end. Its pipe stays open for a thread that listens to it."""
         self._process.kill()
         self._process.wait()
 
 
 class Crew:
-    """The workers of one scan, and who reads which piece."""
+    """The workers of one scan, and the pieces that they read."""
 
     def __init__(
         self, job: ScanJob, pieces: Sequence[ScanPiece], workers: Sequence[ScanWorker]
@@ -81,23 +81,23 @@ class Crew:
         self._pieces = pieces
         self._workers = workers
         self._free = 0
-        """The first piece that nobody has."""
+        """The first piece that no process has."""
         self._own: deque[int] = deque()
-        """Pieces before it that the scan keeps for itself, and has not come to."""
+        """Pieces before it that the scan keeps for itself and has not reached."""
         self._keep = 1
-        """How many it keeps: one more when it has waited for a worker, one fewer when a worker
-        has waited for it."""
+        """How many pieces the scan keeps: one more after it waited for a worker, one fewer after a
+        worker waited for it."""
         self._reading: dict[ScanWorker, int] = {}
         """The piece that each worker is reading."""
         self._given: dict[int, tuple[ScanWorker, deque[str | None]]] = {}
-        """Pieces of workers that the scan has not done with: by whom, and the parts that are
-        written and not taken; None behind the last."""
+        """Pieces of workers that the scan has not finished: the worker, and the parts that it wrote
+        and the scan has not taken. None follows the last part."""
         self._ahead = dict.fromkeys(workers, 0)
-        """How many parts each has written that the scan has not done with."""
+        """How many parts of each worker the scan has not finished."""
         self._told: set[ScanWorker] = set()
-        """Who knows of the scan. A worker that is being started may never learn of it."""
+        """The workers that know of the scan. A worker that is starting may never learn of it."""
         self._open: set[ScanWorker] = set()
-        """Who of them has the database open."""
+        """The workers that have the database open."""
         self._by_descriptor = {worker.pipe.fileno(): worker for worker in workers}
         self._poll = select.poll()  # 0.6 us a look; `multiprocessing.connection.wait` 4
         for descriptor, worker in self._by_descriptor.items():
@@ -106,7 +106,7 @@ class Crew:
                 self._answer(worker)
 
     def keeps(self, number: int) -> bool:
-        """Whether the scan, which has come to this piece, is to read it itself."""
+        """Whether the scan, which has reached this piece, must read it itself."""
         if self._own and number == self._own[0]:
             self._own.popleft()
             return True
@@ -116,7 +116,7 @@ class Crew:
         return False
 
     def parts(self, number: int) -> Iterator[str]:
-        """The parts of a worker's piece, each to be used before the next is asked for."""
+        """The parts of a worker's piece. Use each part before you ask for the next."""
         worker, parts = self._given[number]
         if not parts:
             self._keep += 1
@@ -135,13 +135,15 @@ class Crew:
         del self._given[number]
 
     def listen(self, *, wait: bool = False) -> None:
-        """Take what workers have said, and answer those that ask."""
+        """Take the messages of the workers, and give work to idle ones."""
         while heard := self._poll.poll(None if wait else 0):
             for descriptor, _ in heard:
                 worker = self._by_descriptor[descriptor]
                 try:
                     message = worker.hear()
-                except StaleReaderError:  # it came too late to open files that this process has
+                except (
+                    StaleReaderError
+                ):  # it came too late to open the files, which this process has open
                     self._open.discard(worker)
                     continue
                 if message is Word.ASK:
@@ -153,21 +155,21 @@ class Crew:
             wait = False
 
     def finish(self) -> None:
-        """Wait until nobody has the database open: RocksDB leaves files where it is closed."""
+        """Wait until no worker has the database open, because closing RocksDB leaves files."""
         while self.at_work():
             self.listen(wait=True)
 
     def at_work(self) -> list[ScanWorker]:
-        """Those that have, or are about to have, the database open."""
+        """The workers that have the database open, or are opening it."""
         return [worker for worker in self._workers if worker in self._told and not worker.asks]
 
     def resting(self) -> list[ScanWorker]:
-        """The others, for another scan."""
+        """The other workers, for another scan."""
         at_work = self.at_work()
         return [worker for worker in self._workers if worker not in at_work]
 
     def _answer(self, worker: ScanWorker) -> None:
-        """Tell a worker what to do: open the database, read a piece of it, close it."""
+        """Tell a worker to open the database, to read a piece of it, or to close it."""
         if worker in self._reading:
             self._given[self._reading.pop(worker)][1].append(None)
         message: ScanJob | ScanPiece | Word
@@ -190,7 +192,7 @@ class Crew:
         worker.tell(message)
 
     def _next(self) -> ScanPiece | None:
-        """The piece to give to a worker, behind those that the scan keeps."""
+        """The next piece for a worker, behind the pieces that the scan keeps."""
         while len(self._own) < self._keep and self._free < len(self._pieces):
             self._own.append(self._free)
             self._free += 1

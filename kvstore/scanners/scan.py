@@ -1,4 +1,4 @@
-"""A parallel scan from where it is asked for to its last row."""
+"""A parallel scan, from the call to its last row."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ SCANS_DIRECTORY: Final = "scans"
 
 
 class Scanners:
-    """The worker processes of one store, started when they are first asked for."""
+    """The worker processes of one store. The first scan that wants them starts them."""
 
     def __init__(self) -> None:
         self._idle: list[ScanWorker] = []
@@ -54,7 +54,7 @@ class Scanners:
         workers: int,
         rows: int,
     ) -> ParallelScan:
-        """The rows of `span` at `as_of`, read by so many processes, of which this is one. Costs a
+        """The rows of `span` at `as_of`, read by several processes, this one included. Costs a
         checkpoint, and opening it."""
         directory = _new_directory(engine)
         taken: list[ScanWorker] = []
@@ -69,7 +69,7 @@ class Scanners:
             job = ScanJob(source, home, directory, as_of, dict(view.stamps), rows)
             pieces = list(_pieces(engine, view, span, as_of, workers))
             taken += (self._take() for _ in range(workers - 1))
-            crew = Crew(job, pieces, taken)  # they open the checkpoint meanwhile
+            crew = Crew(job, pieces, taken)  # the workers open the checkpoint meanwhile
             scan = ParallelScan(engine, job, pieces, crew, self._give_back)
         except BaseException:
             for worker in taken:
@@ -111,7 +111,7 @@ class Scanners:
 
 
 class ParallelScan:
-    """An iterator over record batches. Let go of it, or close it, to end it early."""
+    """An iterator over record batches. To end it early, close it or drop the last reference."""
 
     def __init__(
         self,
@@ -129,7 +129,7 @@ class ParallelScan:
         own(self, "the scan")
 
     def fork_let_go(self) -> None:
-        """The scan's files and processes are the parent's: nothing is cleaned up in a child."""
+        """In a forked child: the files and processes are the parent's, so nothing is cleaned up."""
         self._end.detach()
 
     def __iter__(self) -> ParallelScan:
@@ -145,7 +145,7 @@ class ParallelScan:
             raise
         except BaseException as error:
             self._end()
-            if self._is_closed:  # meanwhile, by another thread
+            if self._is_closed:  # another thread closed it meanwhile
                 raise ClosedError("the scan") from error
             raise
 
@@ -156,7 +156,7 @@ class ParallelScan:
 
 
 def _new_directory(engine: RocksEngine) -> Path:
-    """Where links to the store's files can be made; of a read-only store nothing is linked."""
+    """The scan's directory: beside the store's files, which it links, unless they are read-only."""
     token = secrets.token_hex(8)
     if engine.is_read_only:
         return Path(tempfile.gettempdir()) / f"kvstore-scan-{token}"
@@ -164,13 +164,13 @@ def _new_directory(engine: RocksEngine) -> Path:
 
 
 def is_worth_workers(engine: RocksEngine, span: Span) -> bool:
-    """Whether `span` may hold so much, on file and not yet there, that processes are faster."""
+    """Whether `span` may hold so many bytes, in files and memtables, that processes are faster."""
     size = sum(file.size_bytes for file in _files(engine, span))
     return size + engine.stats()["data_memtable_bytes"] >= SCAN_WORKERS_BYTES_MIN
 
 
 def _files(engine: Engine, span: Span) -> list[FileSpan]:
-    """The files that share keys with `span`, by user keys."""
+    """The files whose spans of user keys cross `span`."""
     return [
         file
         for file in user_spans(engine.files())
@@ -181,7 +181,7 @@ def _files(engine: Engine, span: Span) -> list[FileSpan]:
 def _pieces(
     engine: Engine, view: ReadView, span: Span, as_of: int, workers: int
 ) -> Iterator[ScanPiece]:
-    """Cut `span` into some for each process, and into more where it is large."""
+    """Cut `span` into a few pieces for each process, and into more if it is large."""
     files = _files(engine, span)
     wanted = max(4 * workers, sum(file.size_bytes for file in files) // SCAN_PIECE_BYTES)
     for number, piece in enumerate(split_span(span, files, min(wanted, SCAN_PIECES_MAX))):
@@ -224,7 +224,7 @@ def _written(file: Path) -> Iterator[pa.RecordBatch]:
         file.unlink()
         for at in range(batches.num_record_batches):
             batch = batches.get_batch(at)
-            batch.validate(full=True)  # offsets that lead out of it would end the process
+            batch.validate(full=True)  # offsets out of it would end the process
             yield batch
 
 

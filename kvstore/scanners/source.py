@@ -1,4 +1,4 @@
-"""What the processes of a scan read, and the loop of those that are not the scan's own."""
+"""The database that the processes of a scan read, and the loop of its workers."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _HUNG_UP: Final = (EOFError, BrokenPipeError, ConnectionResetError)
 
 
 class Word(Enum):
-    """What a scan and a worker say beside jobs, pieces, names of parts and errors."""
+    """The messages between scan and worker, beside jobs, pieces, names of parts and errors."""
 
     ASK = "what next?"
     GO_ON = "that part is done with"
@@ -37,8 +37,8 @@ class Word(Enum):
 
 
 class ScanJob(NamedTuple):
-    """A scan, as each of its processes needs to know it: of the database at `source`, at the moment
-    that is laid out in `home`."""
+    """A scan, in the form that each of its processes needs: the database at `source`, at the moment
+    whose files are in `home`."""
 
     source: Path
     home: Path
@@ -49,7 +49,7 @@ class ScanJob(NamedTuple):
 
 
 class ScanPiece(NamedTuple):
-    """What one process reads at a time, and the range tombstones that it sees there."""
+    """A stretch of keys that one process reads, with the range tombstones over it."""
 
     number: int
     span: Span
@@ -57,8 +57,8 @@ class ScanPiece(NamedTuple):
 
 
 class ScanSource:
-    """The database of a scan, as one of its processes holds it. The process that scans opens its
-    checkpoint beside its store; a store that was opened to be read is read itself."""
+    """The database of a scan in one of its processes. The scan's own process opens the checkpoint
+    beside its store. Of a read-only store it reads the store itself."""
 
     def __init__(self, job: ScanJob, *, beside: RocksEngine | None = None) -> None:
         self._job = job
@@ -77,13 +77,13 @@ class ScanSource:
         return iter(row_batches(live_columns(cursor, read, chunk=job.batch_rows)))
 
     def close(self) -> None:
-        """Let go of the database. Repeatable."""
+        """Close the database. Repeatable."""
         if self._owns_engine:
             self._engine.close()
 
 
 def serve(descriptor: int) -> None:
-    """Do jobs until the other end of the pipe is closed, and remove then what it has left."""
+    """Do jobs until the other end of the pipe is closed, then remove the files that it has left."""
     job: ScanJob | None = None
     with Connection(descriptor) as pipe, suppress(*_HUNG_UP):
         try:
@@ -96,7 +96,7 @@ def serve(descriptor: int) -> None:
                     _do(message, pipe)
                 except _HUNG_UP:
                     raise
-                except Exception as error:  # noqa: BLE001  # it is raised at the other end
+                except Exception as error:  # noqa: BLE001  # raised again at the other end
                     pipe.send(error)
         finally:
             if job is not None:
@@ -127,8 +127,8 @@ def _do(job: ScanJob, pipe: Connection) -> None:
 
 
 def _write(file: Path, batches: Iterator[pa.RecordBatch]) -> None:
-    """Write batches to `file` until it is large enough. Each as it is made: it lies in the cache
-    then, and the next one takes its memory (45 ns a row of 370)."""
+    """Write batches to `file` until it is large enough. Each is written as soon as it is made:
+    it is in the cache then, and the next one reuses its memory (45 ns a row of 370)."""
     import pyarrow as pa
 
     size = 0

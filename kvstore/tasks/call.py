@@ -1,16 +1,16 @@
-"""Calls: tasks that name what is to be done and its arguments, so that any process can do them.
+"""Calls: tasks that name an action and its arguments, so that any process can do them.
 
-    value    := {"v": 1, argument: ...}      JSON; the queue names what is to be done
-    progress := {fact: ...}                  JSON; what the handler told last
-    report   := {"v": 1, "task": id, "queue": name, "result": {...}}   where one was asked for
+    value    := {"v": 1, argument: ...}      JSON; the queue names the action
+    progress := {fact: ...}                  JSON; the last report of the handler
+    report   := {"v": 1, "task": id, "queue": name, "result": {...}}   if `report_to` was given
 
-JSON, because they are few and people read them when a task is among the dead letters.
+The form is JSON, because calls are few and people read the dead letters.
 
 Invariants
-1. Nothing secret is in a call: it is on disk in the clear. What a handler needs to open an
-   encrypted place it is given by whoever starts the worker.
-2. Submitting a call under an id that is there already changes nothing.
-3. The report is inserted in the change that deletes the task: once, by whoever committed.
+1. A call has no secrets, because it is on disk in the clear. The program that starts the worker
+   gives its handlers the keys of encrypted places.
+2. Submitting a call under an id that exists changes nothing.
+3. The change that deletes the task inserts the report, so there is one report.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ Arguments: TypeAlias = Mapping[str, Any]
 
 
 class TaskProgress:
-    """What a handler tells about its work, and what an earlier attempt told.
+    """The progress of a handler, and that of an earlier attempt.
 
-    Telling keeps the task: it raises `FencedError` once the task is known to be reassigned, so
-    a handler that tells before each step stops before the next.
+    `tell` renews the task. It raises `FencedError` once another worker is known to have the task,
+    so a handler that calls it before each step stops before the next step.
     """
 
     def __init__(self, job: Job, *, every_s: float) -> None:
@@ -46,26 +46,26 @@ class TaskProgress:
         self._every_s = every_s
         self._told_at = -every_s
         self.before = progress_of(job.task)
-        """What was told last; empty at the first attempt."""
+        """The progress that was told last. Empty at the first attempt."""
 
     @property
     def token(self) -> str:
-        """Names this task among all that ever were, ids used again included."""
+        """A name that no other task ever has, even one with the same id."""
         return f"{self._job.task.id}@{self._job.task.created_at:x}"
 
     def tell(self, **facts: Any) -> None:
-        """Note how far the work has come."""
+        """Save the progress of the work."""
         self._job.save(json.dumps(facts).encode())
         self._told_at = time.monotonic()
 
     def tick(self, **facts: Any) -> None:
-        """`tell`, unless something was told just now. For loops."""
+        """`tell`, unless the last call was a moment ago. For loops."""
         if self._job.lost or time.monotonic() - self._told_at >= self._every_s:
             self.tell(**facts)
 
 
 Call: TypeAlias = Callable[[JsonObject, TaskProgress], Arguments]
-"""Does what arguments say and returns the result, both of them JSON."""
+"""An action: takes arguments and returns a result, both JSON."""
 
 
 def submit(
@@ -76,10 +76,10 @@ def submit(
     task_id: str | None = None,
     report_to: str | None = None,
 ) -> str:
-    """Ask for `queue` to be done with `arguments`; durable on return. Returns the task's id.
+    """Submit the action `queue` with `arguments`. Durable on return. Returns the task's id.
 
-    With a `task_id` that is waiting or being done, nothing happens. With `report_to`, the result
-    is sent to that queue as a task of its own.
+    Nothing happens if a task `task_id` waits or is being done. With `report_to`, the result goes to
+    that queue as a task of its own.
     """
     fields = {"v": VERSION, **arguments}
     if report_to is not None:
@@ -110,8 +110,8 @@ def handler(call: Call, *, every_s: float | None = None) -> Handler:
 
 
 def arguments_of(task: Task) -> JsonObject:
-    """What a call, or a report, says. Raises `FormatVersionError` if a later release made it,
-    `CorruptionError` if it is none."""
+    """Decode a call or a report. Raises `FormatVersionError` if a later release made it,
+    `CorruptionError` if the bytes are no call."""
     where = f"task {task.id} in queue {task.queue}"
     fields = read_object(task.value, where=where)
     version = fields.field("v", int)
@@ -121,7 +121,7 @@ def arguments_of(task: Task) -> JsonObject:
 
 
 def age_of(arguments: JsonObject, name: str) -> timedelta | None:
-    """The age in seconds that `name` holds, None if it is not there. Raises `CorruptionError`."""
+    """The age in seconds in the argument `name`. None if it is absent. Raises `CorruptionError`."""
     seconds = arguments.optional(name, float)
     try:
         return None if seconds is None else timedelta(seconds=seconds)
@@ -130,7 +130,7 @@ def age_of(arguments: JsonObject, name: str) -> timedelta | None:
 
 
 def progress_of(task: Task) -> JsonObject:
-    """What the handler of a call told last; empty if it has told nothing."""
+    """The progress that the handler of a call told last. Empty if it told none."""
     return read_object(task.progress or b"{}", where=f"progress of task {task.id}")
 
 

@@ -1,4 +1,4 @@
-"""A queue of tasks in memory, made durable by a journal: each task is done, once, by someone.
+"""A queue of tasks in memory, made durable by a journal. Each task is done once.
 
     with Tasks.open(path) as tasks:
         tasks.insert("imports", b"s3://...")
@@ -8,11 +8,11 @@
 
 Invariants
 1. `modify` does all of a change or none of it, and is one journal record.
-2. A claim raises the version. So of two who hold one task, only the later can commit: the
-   other's `modify` fails with a `DependencyError` that names the task.
+2. A claim raises the version. So of two claimants of one task only the later one can commit. The
+   other one's `modify` raises a `DependencyError` that names the task.
 3. A change is durable, as the journal's policy says, before `modify` returns. Claims and
-   renewals do not wait for the disk: losing one in a crash makes its task available sooner,
-   and whatever was built on it comes later in the same log.
+   renewals do not wait for the disk. A crash that loses one makes its task available sooner, and
+   loses all later records of the same log as well.
 4. Time comes from the clock that was passed in; recorded times are only replayed.
 """
 
@@ -43,22 +43,23 @@ from kvstore.tasks.task import NewTask, Task, TaskLike, require_task
 from kvstore.timestamp import NS_PER_SECOND
 
 CONTENT = "kvstore.tasks"
-"""What a task journal says it holds."""
+"""The content that a task journal's header names."""
 
 HOLD_S = 30.0
-"""How long a claim hides its task unless told: long enough to renew, short enough to lose."""
+"""The default time for which a claim hides its task: long enough to renew in it, short enough
+to wait for after a crash."""
 
 
 @dataclass(frozen=True, slots=True)
 class Modified:
-    """What a change made: the tasks as they are now, in the order given."""
+    """The result of a change: the tasks in their new state, in the order given."""
 
     inserted: tuple[Task, ...]
     changed: tuple[Task, ...]
 
 
 class QueueSize(NamedTuple):
-    """How many tasks of a queue can be claimed now, and how many there are."""
+    """The number of tasks of a queue that can be claimed now, and of all its tasks."""
 
     available: int
     total: int
@@ -77,12 +78,12 @@ class Tasks:
         failures: Failures | None = None,
     ) -> None:
         self.failures = failures or Failures("kvstore.tasks", clock)
-        """The failures of the threads that work on these tasks."""
+        """The failures of the threads that do these tasks."""
         self._state = state
         self._journal = journal
         self._clock = clock
         self._timeline = Timeline(clock, last=state.recorded_at)
-        # Taken by itself: a signal that comes while a condition is entered leaves it locked.
+        # The lock is taken by itself: a signal while a condition is entered would leave it locked.
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
         self._closed = False
@@ -151,8 +152,8 @@ class Tasks:
         was read: it must still be at that version, and gets the next. `deletes` and `depends`
         must be at their version too; new ids must be new.
 
-        Raises `DependencyError` naming every task that is not so (nothing was done: read them
-        again), `UsageError`, and what `Journal.append` raises.
+        Raises a `DependencyError` that names every task at another version (nothing was done: read
+        them again), `UsageError`, and the errors of `Journal.append`.
         """
         with self._lock:
             self._require_open()
@@ -186,9 +187,9 @@ class Tasks:
     ) -> Task | None:
         """Take the task that has been available for longest, and hide it for `hold` seconds.
 
-        Waits up to `wait` seconds for one, then returns None. Costs the same however many tasks
-        are waiting. Whoever has the task renews it or commits before the hold ends; after that
-        another may claim it, and the first can no longer commit.
+        Waits up to `wait` seconds for one, then returns None. The cost does not depend on the
+        number of waiting tasks. The claimant renews the task or commits before the hold ends. Later
+        another one may claim it, and then the first one can no longer commit.
         """
         if isinstance(queues, str) or not queues:
             raise UsageError("queues must be a sequence of names", "pass [name]")
@@ -208,7 +209,7 @@ class Tasks:
                 self._changed.wait(min((until - now) / NS_PER_SECOND, TASK_WAIT_S_MAX))
 
     def renew(self, task: Task, *, hold: float = HOLD_S, progress: bytes | None = None) -> Task:
-        """Keep a claimed task for `hold` seconds from now, and note how far it has come.
+        """Keep a claimed task for `hold` seconds from now, and save its progress.
 
         Returns it at its new version: use that from now on. Raises `DependencyError` if it was
         reassigned meanwhile: stop working on it.

@@ -1,4 +1,4 @@
-"""Task changes as journal records: what became of each task, not the command that did it.
+"""Task changes as journal records: the new state of each task, not the command that changed it.
 
     record  := | format u8 | recorded at u64 | entry ... |                    little-endian
     entry   := | tag u8 | body bytes u32 | body |     tag 1: task as it is now, 2: id of one deleted
@@ -11,8 +11,8 @@ change what an old journal says.
 
 Invariants
 1. One record is one atomic change.
-2. A body may end early: what is missing has its default. It may go on: a later release put
-   something there that this one does not know, and passes over.
+2. A body may end early: missing fields have their defaults. A body may be longer: a later release
+   added fields, which this one passes over.
 3. Numbers are below 2**63, an attempt below 2**31, so that a later change can count on from them.
    Texts are UTF-8.
 4. A reader passes over an entry that it does not know if its tag is 128 or above. A record with
@@ -54,7 +54,7 @@ def encode(recorded_at: int, tasks: Iterable[Task], deleted: Iterable[str] = ())
 
 
 def decode(payload: bytes) -> tuple[int, list[Task | str]]:
-    """When it was recorded, and what became of each task: itself, or the id of one deleted.
+    """The time of the record, and for each task its new state, or its id if it was deleted.
 
     Raises `FormatVersionError` on a later release's record, `CorruptionError` on a broken one.
     """

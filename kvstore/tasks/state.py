@@ -28,7 +28,7 @@ class TaskState:
     def __init__(self) -> None:
         self.tasks: dict[str, Task] = {}
         self.recorded_at = 0
-        """The newest time in any record: what the timeline goes on from."""
+        """The newest time in any record. The timeline continues from it."""
         self._orders: dict[str, SortedList] = {}  # queue -> (available_at, id)
 
     # -- acting -------------------------------------------------------------------------------
@@ -92,7 +92,7 @@ class TaskState:
     def check(
         self, *, inserted: Iterable[str], changed: Iterable[TaskLike], depends: Iterable[TaskLike]
     ) -> None:
-        """Raise `DependencyError` naming every task that is not as it was seen.
+        """Raise a `DependencyError` that names every task that has changed since it was read.
 
         `inserted` must not be there, `changed` (and deleted) and `depends` must be there at
         their version. Raises `UsageError` if one change names a task twice.

@@ -1,8 +1,8 @@
-"""Tasks: what is to be done, by whom it is being done, and since when.
+"""Tasks: an action, its claimant, and the times of both.
 
-A task is available when `available_at` has come. Claiming it moves that into the future and
-raises the version, so it needs no owner to be forgotten: if the claimant dies, the time comes,
-and if it returns late, its version is gone.
+A task is available when its `available_at` has come. A claim moves `available_at` into the future
+and raises the version. So nobody has to notice that a claimant died: the time comes, and another
+one claims the task. A claimant that returns late has an old version and cannot commit.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from kvstore.timestamp import TIMESTAMP_MAX
 
 
 class TaskLike(Protocol):
-    """A task as it was seen: a `Task`, or a `TaskRef` to one."""
+    """A task at a version: a `Task`, or a `TaskRef` to one."""
 
     @property
     def id(self) -> str:
-        """Which task."""
+        """The id of the task."""
         ...
 
     @property
     def version(self) -> int:
-        """The version that was seen."""
+        """The version that was read."""
         ...
 
 
@@ -51,8 +51,8 @@ class NewTask:
 class Task:
     """One task. Times are in nanoseconds since the epoch.
 
-    `attempt` counts its claims, `claimant` has it now, `progress` is what the claimant noted to go
-    on from, `error` why the last attempt failed.
+    `attempt` counts its claims, `claimant` has it now. A next attempt continues from `progress`.
+    `error` tells why the last attempt failed.
     """
 
     id: str
@@ -69,7 +69,7 @@ class Task:
 
 
 def require_task(task: Task) -> Task:
-    """Check what a caller wants a task to become. Raises `UsageError`."""
+    """Check the new state that a caller wants. Raises `UsageError`."""
     for name, text in (("id", task.id), ("queue", task.queue)):
         if not isinstance(text, str) or not 0 < len(text.encode()) <= TASK_NAME_BYTES_MAX:
             raise UsageError(f"a task's {name} must be 1 to {TASK_NAME_BYTES_MAX} bytes of text")

@@ -11,12 +11,12 @@
         return [NewTask("verify", job.value)]       # inserted as the task is deleted
 
 Invariants
-1. A task is deleted only by whoever holds its newest version, together with the insertion of
-   what follows from it. So what follows is inserted once, however often the task was begun.
-2. While a handler runs its task is renewed. Once a renewal fails it has been reassigned, and
-   nothing the handler still does to it is recorded.
-3. A task that fails is tried again, later each time, and after `attempts_max` claims it is set
-   aside in its queue's dead letters, where it stays until it is revived.
+1. Only the holder of the newest version deletes a task, in one change with the insertion of its
+   follow-up tasks. So these are inserted once, however often the task was begun.
+2. While a handler runs, its task is renewed. A renewal that fails means that another worker has the
+   task, and nothing that the handler still does to the task is recorded.
+3. A task that fails is tried again, later each time. After `attempts_max` claims it becomes a dead
+   letter of its queue, and stays there until it is revived.
 """
 
 from __future__ import annotations
@@ -45,15 +45,15 @@ from kvstore.timestamp import NS_PER_SECOND
 
 DEAD_SUFFIX = "/dead"
 IDLE_WAIT_S = 0.5
-"""How long an idle worker's claim waits before it looks whether it shall stop."""
+"""The time that an idle worker's claim waits before the worker checks for a stop."""
 
 RENEWALS_PER_HOLD = 3
-"""One renewal may come late or fail to be scheduled without losing the task."""
+"""Renewals in the time of one hold: one of them may fail without losing the task."""
 
 
 @dataclass(frozen=True, slots=True)
 class Retry:
-    """How often a task is tried, and how long after a failure."""
+    """The number of attempts of a task, and the wait after a failed one."""
 
     attempts_max: int = 5
     first_s: float = 1.0
@@ -61,14 +61,14 @@ class Retry:
     longest_s: float = 300.0
 
     def delay_ns(self, attempt: int) -> int:
-        """How long to wait after attempt number `attempt` (from 1) failed."""
+        """The wait after the failure of attempt number `attempt`, which counts from 1."""
         exponent = min(max(attempt - 1, 0), 64)  # 2**64 seconds: beyond any longest_s
         seconds = min(self.first_s * self.factor**exponent, self.longest_s)
         return int(seconds * NS_PER_SECOND)
 
 
 class Outcome(Enum):
-    """What became of a task that a worker had claimed."""
+    """The end of a task that a worker had claimed."""
 
     DONE = "done"
     RETRY = "retry"
@@ -94,24 +94,24 @@ class Job:
 
     @property
     def value(self) -> bytes:
-        """What is to be done."""
+        """The value of the task, which the handler interprets."""
         return self._task.value
 
     @property
     def progress(self) -> bytes:
-        """What this or an earlier attempt saved; empty at first."""
+        """The progress that this or an earlier attempt saved. Empty at first."""
         return self._task.progress
 
     @property
     def lost(self) -> bool:
-        """Whether the task is known to have been reassigned: then stop."""
+        """Whether another worker is known to have the task. Stop then."""
         return self._lost
 
     def save(self, progress: bytes) -> None:
-        """Note how far the work has come, and keep the task. Raises `FencedError` if it was lost.
+        """Save the progress, and keep the task. Raises `FencedError` if it was lost.
 
         Cheap, but written to the journal: once a second is plenty. A crash of the machine may
-        take back what was saved last, so redoing a step must be harmless.
+        lose the last save, so redoing a step must be harmless.
         """
         self._renew(progress)
 
@@ -130,7 +130,7 @@ class Job:
                 raise FencedError(f"task {self._task.id}")
 
     def finish(self, *, inserts: Sequence[NewTask] = (), become: Task | None = None) -> bool:
-        """Delete the task, or change it, with what follows from it. False if it was lost."""
+        """Delete or change the task, and insert its follow-up tasks. False if it was lost."""
         with self._lock:
             if self._lost:
                 return False
@@ -176,7 +176,7 @@ class Worker:
         if task is None:
             return None
         job = Job(self._tasks, task, hold=self._hold)
-        if task.attempt > self._retry.attempts_max:  # it takes its worker down each time
+        if task.attempt > self._retry.attempts_max:  # the task ends its worker each time
             return self._set_aside(job, "its worker died at every attempt", retry=False)
         try:
             with _renewing(job, self._hold / RENEWALS_PER_HOLD, self._tasks.failures):
@@ -186,7 +186,7 @@ class Worker:
             return Outcome.LOST
         except Exception as error:  # noqa: BLE001 - a handler may raise anything
             self._tasks.failures.note(f"task {task.id} of queue {task.queue}", error, delays=False)
-            # A closed store is opened again; other wrong calls and damage stay what they are.
+            # A closed store is opened again. Other wrong calls and damage stay what they are.
             hopeless = isinstance(error, UsageError | CorruptionError)
             hopeless = hopeless and not isinstance(error, ClosedError)
             problem = f"{type(error).__name__}: {error}"
@@ -204,7 +204,7 @@ class Worker:
                 stop.wait(delay_s)
 
     def _try_one(self) -> float:
-        """Do one task, if there is one; how long to wait after a failure of the queue."""
+        """Do one task, if there is one. Returns the wait after a failure of the queue."""
         failures = self._tasks.failures
         try:
             self.run_one(wait=IDLE_WAIT_S)
@@ -259,7 +259,8 @@ def dead_letters(tasks: Tasks, queue: str) -> list[Task]:
 def revive(tasks: Tasks, task: Task) -> Task:
     """Put a dead letter back into its queue, available now and as if never tried.
 
-    Keeps its progress. Raises `UsageError` if it is none, `DependencyError` if it has changed.
+    Keeps its progress. Raises `UsageError` if it is no dead letter, `DependencyError` if it has
+    changed.
     """
     if not task.queue.endswith(DEAD_SUFFIX):
         raise UsageError(f"task {task.id} in queue {task.queue} is not a dead letter")
@@ -270,8 +271,8 @@ def revive(tasks: Tasks, task: Task) -> Task:
 
 @contextmanager
 def _renewing(job: Job, seconds: float, failures: Failures) -> Iterator[None]:
-    """Renew a job's task every so many seconds while the handler runs. A renewal that fails is
-    noted, and the next one may be in time."""
+    """Renew a job's task at intervals while the handler runs. A failure is noted, and the next
+    renewal may still be in time."""
     stopped = threading.Event()
     owner = os.getpid()
 
@@ -284,7 +285,7 @@ def _renewing(job: Job, seconds: float, failures: Failures) -> Iterator[None]:
     try:
         yield
     finally:
-        if os.getpid() == owner:  # in a fork the thread is gone, perhaps with the event's lock
+        if os.getpid() == owner:  # a fork has no such thread, and perhaps a locked event
             stopped.set()
             thread.join()
 

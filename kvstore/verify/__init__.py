@@ -1,4 +1,4 @@
-"""Verification: does what is stored keep the invariants that everything else relies on?
+"""Verification: do the stored bytes keep the invariants on which everything else relies?
 
 Floors, from the top:
 

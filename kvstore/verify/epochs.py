@@ -1,6 +1,6 @@
-"""Whether the epochs fit: each other, the time, and the change events that they count.
+"""Checks that epochs fit each other, the time, and the change events that they count.
 
-Memory: the changesets whose epoch has not closed yet, as the pass goes.
+Memory: the changesets whose epoch is still open where the pass is.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from kvstore.verify.report import Findings
 
 
 class EpochsAt(NamedTuple):
-    """The epochs of one moment: those written, by runs below `run`, and those that wait."""
+    """The epochs of one moment: written ones, in the runs below `run`, and pending ones."""
 
     run: int
     waiting: list[Epoch]
@@ -55,7 +55,7 @@ def check_epochs(
         for epoch in audit.over(behind, headers):
             for where, problem in audit.judge(epoch):
                 findings.add(where, problem)
-        # A store that nobody writes has epochs that were not written yet, or never will be.
+        # A store without writers has epochs that are not written yet, or never will be.
         if epochs.domain < DOMAIN_MAX and (left := audit.left_over(epochs.domain)):
             findings.add("change index", f"{left} changesets are in no epoch")
 

@@ -1,4 +1,4 @@
-"""Whether the records beside the data agree: frontiers, holds, imports."""
+"""Checks that the records beside the data agree: frontiers, holds, imports."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ Events = set[tuple[int, int, int]]
 
 
 def check_frontiers(findings: Findings, meta: Meta, committer: Committer) -> None:
-    """`collected <= since < upper`, `durable <= upper`, and what is stored is what is in use."""
+    """`collected <= since < upper`, `durable <= upper`, and the stored values are those in use."""
     with findings.reading():
         for _ in meta.records(""):
             pass
     add = findings.add
-    with committer.lock:  # under which what is stored moves with what is in use
+    with committer.lock:  # under it the stored values move together with those in use
         since, upper, durable = committer.since, committer.upper, committer.durable
         stored = {SINCE: since, UPPER: upper, COLLECTED: 0}
         for name in stored:
@@ -42,7 +42,7 @@ def check_frontiers(findings: Findings, meta: Meta, committer: Committer) -> Non
 
 
 def check_hold(findings: Findings, hold: HoldRecord, since: int) -> None:
-    """What holds lies at or above `since`."""
+    """Each valid hold lies at or above `since`."""
     if not hold.lost and hold.timestamp < since:
         findings.add(f"hold {hold.name!r}", f"at {hold.timestamp}, below since {since}")
 
@@ -50,7 +50,7 @@ def check_hold(findings: Findings, hold: HoldRecord, since: int) -> None:
 def check_import(
     findings: Findings, record: ImportRecord, events: Events | None, *, floor: int, upto: int
 ) -> None:
-    """Its times are in order, and in the change index where that is complete (`events`)."""
+    """Times of an import are in order, and in the change index where it is complete (`events`)."""
     where, add = f"import {record.import_id:016x}", findings.add
     added, reverted = record.added, record.reverted
     if reverted is not None and (added is None or added >= reverted):
@@ -65,7 +65,7 @@ def check_import(
 
 
 def check_rows(findings: Findings, record: ImportRecord, rows: int, *, is_whole: bool) -> None:
-    """As many rows are there as were added; fewer only where GC or a clear may have been."""
+    """The number of rows is that which was added. GC and clears may have removed some."""
     if rows > record.rows or (is_whole and rows != record.rows):
         findings.add(f"import {record.import_id:016x}", f"{rows} rows, {record.rows} were added")
 
@@ -73,7 +73,7 @@ def check_rows(findings: Findings, record: ImportRecord, rows: int, *, is_whole:
 def check_stamps(
     findings: Findings, records: Mapping[bytes, ImportRecord], stamps: Stamps, events: Events
 ) -> None:
-    """The lifetimes readers use are those of the records, and each event has a record."""
+    """The lifetimes in use are those of the records, and each event has a record."""
     expected = {
         reference: record.lifetime
         for reference, record in records.items()

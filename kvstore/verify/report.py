@@ -1,4 +1,4 @@
-"""What a verification found: all that is wrong, up to a bound, and how much was looked at."""
+"""The result of a verification: the problems, up to a bound, and counts of checked things."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kvstore.limits import VERIFY_PROBLEMS_MAX
 
 
 class Problem(NamedTuple):
-    """One thing that is wrong, and where."""
+    """One problem and its place."""
 
     where: str
     problem: str
@@ -23,7 +23,7 @@ class Problem(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StoreReport:
-    """The outcome. Counts are of what was looked at."""
+    """The outcome. Counts are of the things that were checked."""
 
     problems: tuple[Problem, ...]
     complete: bool
@@ -36,7 +36,7 @@ class StoreReport:
 
     @property
     def ok(self) -> bool:
-        """Whether nothing is wrong."""
+        """Whether no problem was found."""
         return not self.problems
 
     def require_ok(self) -> None:
@@ -63,7 +63,7 @@ class Findings:
 
     @contextmanager
     def reading(self) -> Iterator[None]:
-        """A pass: bytes that cannot be read end it, and are a problem."""
+        """A pass. Bytes that cannot be read end it and are noted as a problem."""
         try:
             yield
         except CorruptionError as error:

@@ -1,4 +1,4 @@
-"""Walking a whole store, in bounded memory, and listing all that breaks an invariant.
+"""Walks a whole store in bounded memory, and lists all that breaks an invariant.
 
     data      keys are well formed and ascend; times lie below upper, or in the window a replica is
               taking; tombstones are empty; rows of imports have a record and lie in its spans
@@ -8,11 +8,12 @@
     epochs    they join, runs and times are in order, and each counts the events that are there
     records   frontiers, holds, clears and imports agree with each other and with the rows
 
-Both directions between index and versions take no memory: rows are looked up in `data`, and the
-other way the two sides are counted and summed as hashes of (key, time). Only if these differ, a
-second pass looks up each version in the index, to name those that are not there.
+The comparison of index and versions takes no memory. Each row of the index is looked up in `data`.
+In the other direction both sides are counted and summed as hashes of (key, time). Only if these
+differ, a second pass looks up each version in the index, to name the missing ones.
 
-Commits go on meanwhile: what they write is newer than what is looked at. GC and clears wait.
+Commits continue meanwhile, because their versions are newer than the verified ones. GC and clears
+wait.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ _COMMITS_CACHED = 16
 def verify(parts: Parts, *, progress: Callable[[int], None] | None = None) -> StoreReport:
     """Verify a store. The caller keeps GC away. O(everything stored), one look-up per change.
 
-    `progress` is called with the versions and changes looked at so far.
+    `progress` is called with the number of versions and changes checked so far.
     """
     started = time.perf_counter()
     holds, committer = parts.holds, parts.committer
@@ -115,7 +116,7 @@ class _Side:
 
 
 class _Walk:
-    """One verification. Made under the commit lock, so that all it starts from is of one moment."""
+    """One verification. It is made under the commit lock, so that it starts from one moment."""
 
     def __init__(self, parts: Parts) -> None:
         versions, index, committer = parts.versions, parts.index, parts.committer
@@ -251,7 +252,7 @@ class _Walk:
     # -- both -------------------------------------------------------------------------------
 
     def compare(self) -> None:
-        """Name the versions above the floor that the index does not have."""
+        """Name the versions above the floor that the index lacks."""
         if not self._index_whole or self._stored == self._indexed:
             return
         before = len(self.findings.problems)
@@ -279,7 +280,7 @@ class _Walk:
     # -- ranges -----------------------------------------------------------------------------
 
     def ranges(self) -> None:
-        """Range tombstones: in memory as on disk, on disk as in the index."""
+        """Range tombstones are the same in memory, on disk and in the index."""
         fragments = self._view.fragments
         if Fragments.of(self.stored_ranges) != fragments:
             self.findings.add("range tombstones", "in memory are not those that are stored")
@@ -304,7 +305,7 @@ class _Walk:
     # -- epochs and records -----------------------------------------------------------------
 
     def epochs(self) -> None:
-        """Epochs, held against the change index above the floor."""
+        """Epochs agree with the change index above the floor."""
         check_epochs(
             self.findings,
             self._epochs,
