@@ -1,9 +1,9 @@
-"""The command line: `kvstore get | put | scan | ...`, and what other packages add to it.
+"""The command line: `kvstore get | put | scan | ...`, and the commands of other packages.
 
 Floors, from the top:
 
     __main__
-    app                             all commands, and how failures are told
+    app                             all commands, and the report of failures
     journal read tasks upkeep write
     exits options output
 """

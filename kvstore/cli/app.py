@@ -1,10 +1,10 @@
-"""The `kvstore` command: its commands, those of other packages, and how failures are told.
+"""The `kvstore` command: its own commands, those of other packages, and the report of failures.
 
 Packages above this one add commands through the entry point group `kvstore.commands`: the entry's
 name is the command, its object a `typer.Typer`. A command is loaded when it is called or
 listed, so that `kvstore get` stays quick.
 
-A failure is one line on stderr (what happened; what to do) and an exit code: see
+A failure prints one line on stderr (what happened; what to do) and sets an exit code: see
 `kvstore.cli.exits`. Only a bug of ours shows a traceback.
 """
 
@@ -29,7 +29,7 @@ COMMANDS_GROUP: Final = "kvstore.commands"
 
 
 class Commands(TyperGroup):
-    """The command group: loads what other packages add, and translates errors to exit codes."""
+    """The command group: loads the commands of other packages, and maps errors to exit codes."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         return [*super().list_commands(ctx), *sorted(_added())]
@@ -87,7 +87,7 @@ def _options(
         ),
     ] = False,
 ) -> None:
-    """Options of the command itself."""
+    """The options of `kvstore` itself."""
 
 
 for _module in (read, write, upkeep, tasks):

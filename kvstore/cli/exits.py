@@ -3,8 +3,8 @@
 0   done
 1   the key is not there, or verify, scrub or salvage found something that is not whole
 2   fix the call, the option or the path; nothing was written
-3   surely not done: run it again (the store is in use, a conflict)
-4   the time asked for is gone, or not complete yet
+3   surely not done (the store is in use, a conflict): run it again
+4   history at the time is gone, or the time is not complete yet
 5   storage failed, or bytes are damaged
 6   a newer owner has taken over: stop
 130 interrupted
@@ -47,10 +47,10 @@ EXIT_CODES: Final[tuple[tuple[type[KVStoreError], int], ...]] = (
 
 HELP: Final = """Exit codes:
     0  done
-    1  the key is not there; verify (scrub, salvage) found damage
+    1  the key is absent; verify, scrub or salvage found damage
     2  wrong call: nothing was written
     3  not done: run it again
-    4  history is gone, or the time not complete yet
+    4  history is gone, or the time is not complete yet
     5  storage failed, or bytes are damaged
     6  a newer owner has taken over: stop
   130  interrupted"""

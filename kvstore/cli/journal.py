@@ -25,7 +25,7 @@ app = typer.Typer(help="Look at, compact or rescue a journal.", no_args_is_help=
 
 JournalArgument = Annotated[
     Path,
-    typer.Argument(metavar="DIRECTORY", help="Where the journal's files are.", show_default=False),
+    typer.Argument(metavar="DIRECTORY", help="The directory of the journal.", show_default=False),
 ]
 
 _FOLDS: Final[Mapping[str, Callable[[], StateMachine]]] = {
@@ -73,7 +73,7 @@ def inspect(directory: JournalArgument, as_json: JsonOption = False) -> None:
 
 @app.command()
 def compact(directory: JournalArgument, as_json: JsonOption = False) -> None:
-    """Turn a journal's closed files into one snapshot, also while its writer runs.
+    """Turn the closed files of a journal into one snapshot. Its writer may run meanwhile.
 
     \b
     Examples:
@@ -101,13 +101,11 @@ def salvage(
     ],
     keep: Annotated[
         str,
-        typer.Option(
-            help="prefix: up to the first loss, a state that once was. all: every record."
-        ),
+        typer.Option(help="prefix: all records before the first loss. all: every readable record."),
     ] = "prefix",
     content: Annotated[
         str | None,
-        typer.Option(help=f"What it holds, where no file says so any more: {_CONTENTS}."),
+        typer.Option(help=f"The content, if no file names it any more: {_CONTENTS}."),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:

@@ -1,4 +1,4 @@
-"""Arguments and options that several commands share, and what they mean."""
+"""Arguments and options that several commands share, and their parsers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ T = TypeVar("T", bound=str)
 
 
 class Encoding(str, Enum):
-    """How keys and values are written on the command line."""
+    """The notation of keys and values on the command line."""
 
     TEXT = "text"
     HEX = "hex"
@@ -35,7 +35,7 @@ StoreArgument = Annotated[
     Path, typer.Argument(metavar="STORE", help="The store's directory.", show_default=False)
 ]
 EncodingOption = Annotated[
-    Encoding, typer.Option("--encoding", "-e", help="How keys and values are written.")
+    Encoding, typer.Option("--encoding", "-e", help="The notation of keys and values.")
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, one object a line.")]
 AsOfOption = Annotated[
@@ -48,19 +48,20 @@ AsOfOption = Annotated[
     ),
 ]
 PrefixOption = Annotated[
-    str | None, typer.Option("--prefix", "-p", help="Only keys that begin so.", show_default=False)
+    str | None,
+    typer.Option("--prefix", "-p", help="Only keys with this prefix.", show_default=False),
 ]
 StartOption = Annotated[
-    str | None, typer.Option("--start", help="First key that is wanted.", show_default=False)
+    str | None, typer.Option("--start", help="The first key to include.", show_default=False)
 ]
 EndOption = Annotated[
     str | None,
-    typer.Option("--end", help="First key that is not wanted any more.", show_default=False),
+    typer.Option("--end", help="The first key to exclude.", show_default=False),
 ]
 
 
 def to_bytes(text: str, encoding: Encoding) -> bytes:
-    """Read a key or value. Raises `UsageError`."""
+    """Parse a key or value. Raises `UsageError`."""
     try:
         if encoding is Encoding.HEX:
             return bytes.fromhex(text)
@@ -95,20 +96,20 @@ def to_json(raw: bytes | None, encoding: Encoding) -> str | dict[str, str] | Non
 
 
 def to_time(text: str | None) -> TimeLike | None:
-    """Read a time: nanoseconds, or ISO-8601, which the store reads."""
+    """Parse a time: nanoseconds. ISO-8601 text is left to the store."""
     return int(text) if text is not None and text.isdecimal() else text
 
 
 def to_span(
     encoding: Encoding, *, start: str | None = None, end: str | None = None, prefix: str | None
 ) -> Span:
-    """The keys that the options ask for. Raises `UsageError`."""
+    """The span that the options name. Raises `UsageError`."""
     bounds = (None if text is None else to_bytes(text, encoding) for text in (start, end, prefix))
     return Span.of(*bounds)
 
 
 def one_of(option: str, text: str, known: Sequence[T]) -> T:
-    """`text` as one of the words that an option knows. Raises `UsageError`."""
+    """`text` as one of the `known` words of an option. Raises `UsageError`."""
     for word in known:
         if word == text:
             return word
@@ -119,7 +120,7 @@ _UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 
 
 def to_duration(text: str) -> timedelta:
-    """Read an age such as `90s`, `12h` or `30d`. Raises `UsageError`."""
+    """Parse an age such as `90s`, `12h` or `30d`. Raises `UsageError`."""
     match = re.fullmatch(r"(\d+)([smhdw])", text.strip())
     if match is None:
         raise UsageError(f"{text!r} is not an age", "write a number and s, m, h, d or w: 30d")
@@ -130,17 +131,17 @@ def to_duration(text: str) -> timedelta:
 
 
 def iso(timestamp: int) -> str:
-    """A timestamp as it is printed everywhere: ISO-8601, nine digits."""
+    """A timestamp as all commands print it: ISO-8601 with nine digits."""
     return str(Timestamp(timestamp))
 
 
 def open_to_read(path: Path) -> Store:
-    """The store as it is now, also while a service has it open. Changes nothing in it."""
+    """Open the present state of a store, which a service may have open. Changes nothing in it."""
     return open_read_only(path)
 
 
 def open_to_write(path: Path, *, create: str | None = None) -> Store:
-    """The store by the engine that made it; a new one of the engine `create`, if that is given."""
+    """Open a store by the engine that made it. Make a missing store of the engine `create`."""
     made_by = engine_at(path)
     if made_by is None and create is None:
         return open_store(path, create=False)

@@ -21,17 +21,17 @@ def print_json(fields: Mapping[str, Any]) -> None:
 
 
 def print_line(text: str) -> None:
-    """One line of a result."""
+    """Print one line of a result."""
     sys.stdout.buffer.write(text.encode("utf-8", "surrogateescape") + b"\n")
 
 
 def print_raw(raw: bytes, *, newline: bool) -> None:
-    """Bytes as they are."""
+    """Print bytes unchanged."""
     sys.stdout.buffer.write(raw + b"\n" if newline else raw)
 
 
 def print_figures(fields: Mapping[str, Any], *, as_json: bool) -> None:
-    """A few named figures: JSON, or a line each."""
+    """Print named figures: as JSON, or one line each."""
     if as_json:
         print_json(fields)
         return
@@ -44,10 +44,10 @@ def print_figures(fields: Mapping[str, Any], *, as_json: bool) -> None:
 
 
 def print_table(columns: list[str], rows: list[list[str]]) -> None:
-    """A table, as wide as the terminal; where there is none, as wide as its contents."""
+    """Print a table as wide as the terminal; without a terminal, as wide as its contents."""
     table = Table(*columns, box=None, pad_edge=False)
     for row in rows:
-        table.add_row(*map(Text, row))  # as it is: an error in brackets is no markup
+        table.add_row(*map(Text, row))  # plain text: an error in brackets is no markup
     width = None if sys.stdout.isatty() else 10_000
     Console(file=sys.stdout, width=width, highlight=False).print(table)
 
@@ -69,5 +69,5 @@ def counting(progress: Callable[[str], None], what: str) -> Callable[[int], None
 
 
 def note(text: str) -> None:
-    """A line on stderr that is no result."""
+    """Print a line that is no result, on stderr."""
     typer.echo(f"kvstore: {text}", err=True)

@@ -47,13 +47,13 @@ IMAGES: Final[tuple[Images, ...]] = ("none", "delta", "pre", "post", "pre+post")
 
 KeyArgument = Annotated[str, typer.Argument(metavar="KEY", help="The key.", show_default=False)]
 LimitOption = Annotated[
-    int | None, typer.Option("--limit", min=0, help="At most so many.", show_default=False)
+    int | None, typer.Option("--limit", min=0, help="Print at most this many.", show_default=False)
 ]
 SinceOption = Annotated[
     str | None,
     typer.Option(
         metavar="TIME",
-        help="Changes after this time. Default: all that is kept whole.",
+        help="Changes after this time. Default: all complete history.",
         show_default=False,
     ),
 ]
@@ -61,12 +61,12 @@ ImagesOption = Annotated[
     str, typer.Option(help="Values to print: none, delta, pre, post or pre+post.")
 ]
 FollowOption = Annotated[
-    bool, typer.Option("--follow", "-f", help="Go on as changes come, polling for them.")
+    bool, typer.Option("--follow", "-f", help="Go on with later changes, and poll for them.")
 ]
 PollOption = Annotated[
     float,
     typer.Option(
-        metavar="SECONDS", min=0.01, help="With --follow, time between looks at the files."
+        metavar="SECONDS", min=0.01, help="With --follow: seconds between two looks at the files."
     ),
 ]
 
@@ -87,7 +87,7 @@ def get(
         bool, typer.Option("--no-newline", "-n", help="Print the value's bytes and nothing else.")
     ] = False,
 ) -> None:
-    """Print the value of a key. Exits with 1 if there is none.
+    """Print the value of a key. Exits with 1 if the key is absent.
 
     \b
     Examples:
@@ -116,9 +116,9 @@ def scan(
     start: StartOption = None,
     end: EndOption = None,
     as_of: AsOfOption = None,
-    reverse: Annotated[bool, typer.Option("--reverse", help="From the last key on.")] = False,
+    reverse: Annotated[bool, typer.Option("--reverse", help="In descending order.")] = False,
     limit: LimitOption = None,
-    keys_only: Annotated[bool, typer.Option("--keys-only", help="Leave the values out.")] = False,
+    keys_only: Annotated[bool, typer.Option("--keys-only", help="Print no values.")] = False,
     encoding: EncodingOption = Encoding.TEXT,
     as_json: JsonOption = False,
 ) -> None:
@@ -181,9 +181,9 @@ def changes(
     follow: FollowOption = False,
     poll: PollOption = 1.0,
     encoding: EncodingOption = Encoding.TEXT,
-    _as_json: Annotated[bool, typer.Option("--json", help="As it does in any case.")] = True,
+    _as_json: Annotated[bool, typer.Option("--json", help="No effect: lines are JSON.")] = True,
 ) -> None:
-    """Print what changed, as JSON lines in time order; bounds are written as --encoding says.
+    """Print changes as JSON lines in time order. --encoding applies to the bounds.
 
     Changes that a restore brought back have no changeset and no stream.
 
@@ -229,22 +229,22 @@ def _changes_after(opened: Store, after: TimeLike, span: Span, images: Images) -
 
 
 def files_at(store: Path) -> set[tuple[str, int, int]]:
-    """Names, sizes and times of a store's files: they change with every commit. Some 20 us.
+    """Names, sizes and times of a store's files, which change with every commit. 20 us.
 
-    Chosen: a look now and then. Notifications (inotify) would need a package for each system, and
-    a commit of another process is read from its files in any case.
+    Polling was chosen over notifications (inotify), which need a package for each system, while a
+    commit of another process is read from its files in any case.
     """
     found = set()
     with suppress(FileNotFoundError), os.scandir(store) as entries:
         for entry in entries:
-            if not entry.name.startswith(("LOG", "rocksdict")):  # which opening to read rewrites
+            if not entry.name.startswith(("LOG", "rocksdict")):  # a reader rewrites these
                 stat = entry.stat(follow_symlinks=False)
                 found.add((entry.name, stat.st_size, stat.st_mtime_ns))
     return found
 
 
 def stats(store: StoreArgument, as_json: JsonOption = False) -> None:
-    """Print frontiers, counts and sizes, and who keeps history.
+    """Print frontiers, counts, sizes, and the claims that keep history.
 
     \b
     Examples:

@@ -1,4 +1,4 @@
-"""Command for the tasks of a store: what waits, what is being done, what was given up."""
+"""The command that lists the tasks of a store: waiting, claimed and given up."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def register(app: typer.Typer) -> None:
 
 
 def tasks(store: StoreArgument, as_json: JsonOption = False) -> None:
-    """List the tasks of a store with their progress, also while it is in use.
+    """List the tasks of a store with their progress. The store may be in use.
 
     \b
     Examples:
@@ -54,7 +54,7 @@ def _fields(task: Task, now: int) -> dict[str, object]:
 
 
 def _state(task: Task, now: int) -> str:
-    """`dead`, `waiting`, `held` by who does it, or `later`: again, or for the first time."""
+    """`dead`, `waiting`, `held` by a claimant, or `later`: for another attempt, or the first."""
     if task.queue.endswith(DEAD_SUFFIX):
         return "dead"
     if task.available_at <= now:

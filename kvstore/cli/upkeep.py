@@ -30,7 +30,7 @@ from kvstore.cli.output import (
 from kvstore.timestamp import NS_PER_SECOND
 
 holds_app = typer.Typer(
-    help="List the holds of a store, which keep history, and drop one that was abandoned.",
+    help="List the holds that keep history in a store, or drop an abandoned one.",
     no_args_is_help=True,
     add_completion=False,
 )
@@ -44,9 +44,9 @@ def register(app: typer.Typer) -> None:
 
 
 def verify(store: StoreArgument, as_json: JsonOption = False) -> None:
-    """Read the whole store and list all that is damaged. Exits with 1 if anything is.
+    """Read the whole store and list all damage. Exits with 1 if there is any.
 
-    A store so damaged that it cannot be opened exits with 5.
+    Exits with 5 if damage keeps the store from opening.
 
     \b
     Examples:
@@ -71,7 +71,7 @@ def verify(store: StoreArgument, as_json: JsonOption = False) -> None:
         for problem in report.problems:
             print_line(str(problem))
         if not report.complete:
-            print_line("there is more: what is listed is not all")
+            print_line("the list is not complete: there is more damage")
         print_figures({"ok": report.ok, **looked_at}, as_json=False)
     if not report.ok:
         raise typer.Exit(NOT_FOUND)
@@ -87,13 +87,13 @@ def gc(
         str | None, typer.Option(metavar="TIME", help="Give up history before this time.")
     ] = None,
     compact: Annotated[
-        bool, typer.Option("--compact", help="Give the space back now, by rewriting files.")
+        bool, typer.Option("--compact", help="Rewrite files to give the space back now.")
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Give up old history and remove what it held. Holds (backups, feeds) keep what they need.
+    """Give up old history and free its space. Holds of backups and feeds keep history.
 
-    Names each hold that keeps more than was asked for, and what lets it go.
+    Names each hold that keeps more history than asked for, and how to release it.
 
     \b
     Examples:
@@ -130,7 +130,7 @@ def _dropping(store: Path, claim: HoldRecord) -> str:
 
 @holds_app.command(name="list")
 def list_holds(store: StoreArgument, as_json: JsonOption = False) -> None:
-    """List the holds of a store: what each was taken for, where, and when it was last moved.
+    """List the holds of a store: the purpose and place of each, and the time of its last move.
 
     \b
     Examples:
@@ -155,10 +155,10 @@ def drop_hold(
     ],
     as_json: JsonOption = False,
 ) -> None:
-    """Drop a hold whose owner is gone for good: the next gc then takes the history it kept.
+    """Drop a hold whose owner is gone for good. The next gc removes the history that it kept.
 
-    If there is an owner after all, it meets what the command says. A store that a service has open
-    is asked in that service: Store.drop_hold(name).
+    The command prints the consequences for an owner that comes back after all. If a service has the
+    store open, call Store.drop_hold(name) in that service instead.
 
     \b
     Examples:

@@ -1,4 +1,4 @@
-"""Commands that write one key: put, delete. They need the store for themselves."""
+"""Commands that write one key: put, delete. No other process may have the store open."""
 
 from __future__ import annotations
 
@@ -33,18 +33,18 @@ def put(
     key: KeyArgument,
     value: Annotated[
         str | None,
-        typer.Argument(metavar="[VALUE]", help="Without one: the bytes of stdin, as they are."),
+        typer.Argument(metavar="[VALUE]", help="The value. Default: the bytes of stdin."),
     ] = None,
     create: Annotated[
-        bool, typer.Option("--create", help="Make the store if there is none.")
+        bool, typer.Option("--create", help="Create the store if it does not exist.")
     ] = False,
     engine: Annotated[
-        str, typer.Option(help="With --create: rocksdb, or memory with a journal.")
+        str, typer.Option(help="The engine for --create: rocksdb, or memory with a journal.")
     ] = "rocksdb",
     encoding: EncodingOption = Encoding.TEXT,
     as_json: JsonOption = False,
 ) -> None:
-    """Set a key, and print the time at which it was set. Durable when it returns.
+    """Set a key and print the timestamp. Durable when the command returns.
 
     \b
     Examples:
@@ -65,7 +65,7 @@ def delete(
     encoding: EncodingOption = Encoding.TEXT,
     as_json: JsonOption = False,
 ) -> None:
-    """Delete a key, whether or not it is there, and print the time. Its history stays.
+    """Delete a key, which may be absent, and print the timestamp. The history of the key stays.
 
     \b
     Examples:

@@ -57,7 +57,8 @@ class GcWorker:
         self.runs = 0
         self._run = run
         self._after_run = after_run
-        self._lock = threading.RLock()  # reentrant, as the locks of the committer
+        # Take the lock, never the condition: a signal in the entry of a condition leaves it locked.
+        self._lock = threading.RLock()
         self._woken = threading.Condition(self._lock)
         self._stopping = False
         self._due = False

@@ -1,4 +1,4 @@
-"""A queue of tasks that survive the process, and workers that do them.
+"""A durable queue of tasks, and workers that do them.
 
 Floors, from the top:
 

@@ -93,7 +93,7 @@ def submit(
 
 
 def handler(call: Call, *, every_s: float | None = None) -> Handler:
-    """A worker's handler that makes a call of each task."""
+    """A worker's handler that runs `call` with the arguments of each task."""
 
     def handle(job: Job) -> Sequence[NewTask]:
         arguments = arguments_of(job.task)

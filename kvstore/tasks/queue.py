@@ -105,9 +105,9 @@ class Tasks:
     ) -> Tasks:
         """Open or create the queue whose journal is in `path`; None keeps it in memory only.
 
-        Replays the journal. It is compacted here and later whenever it has grown by
-        `compact_bytes` and by a multiple of the tasks there are. Threads that work on the tasks
-        note what fails in `failures`. Raises what `Journal.open` raises.
+        Replays the journal. Compacts it now and later, whenever it has grown by `compact_bytes` and
+        by a multiple of the size of the tasks. Threads that work on the tasks note failures in
+        `failures`. Raises as `Journal.open`.
         """
         state = TaskState()
         journal = None
@@ -135,7 +135,7 @@ class Tasks:
         available_at: int | None = None,
         id: str | None = None,  # noqa: A002 - the field's word
     ) -> Task:
-        """Add one task, available now unless told. Raises `DependencyError` if `id` is taken."""
+        """Add one task, by default available now. Raises `DependencyError` if `id` is taken."""
         return self.modify(inserts=[NewTask(queue, value, available_at, id)]).inserted[0]
 
     def modify(
@@ -148,9 +148,10 @@ class Tasks:
     ) -> Modified:
         """Make one atomic change.
 
-        `changes` are tasks as they should become, made with `dataclasses.replace` from one that
-        was read: it must still be at that version, and gets the next. `deletes` and `depends`
-        must be at their version too; new ids must be new.
+        Each item of `changes` is the new state of a task, made by `dataclasses.replace` from a task
+        that was read. The stored task must still have the version that was read, and gets the next
+        version. Tasks in `deletes` and `depends` must still have their versions, and new ids must
+        be free.
 
         Raises a `DependencyError` that names every task at another version (nothing was done: read
         them again), `UsageError`, and the errors of `Journal.append`.
@@ -211,8 +212,8 @@ class Tasks:
     def renew(self, task: Task, *, hold: float = HOLD_S, progress: bytes | None = None) -> Task:
         """Keep a claimed task for `hold` seconds from now, and save its progress.
 
-        Returns it at its new version: use that from now on. Raises `DependencyError` if it was
-        reassigned meanwhile: stop working on it.
+        Returns the task at its new version: use that from now on. Raises `DependencyError` if the
+        task was reassigned meanwhile: stop working on it.
         """
         hold_ns = _nanoseconds(hold, name="hold", least=1)
         with self._lock:
@@ -230,14 +231,15 @@ class Tasks:
         return renewed
 
     def wake(self) -> None:
-        """Make waiting claims look at the clock again, after a clock of tests was moved."""
+        """Make waiting claims look at the clock again. Tests call it after they move their
+        clock."""
         with self._lock:
             self._changed.notify_all()
 
     def compact(self) -> None:
-        """Write a snapshot of the tasks in place of the journal so far. Others wait meanwhile.
+        """Write a snapshot of the tasks in place of the journal so far. Other calls wait meanwhile.
 
-        The queue does this by itself as it grows, and `kvstore journal compact` beside it.
+        The queue compacts by itself as it grows; `kvstore journal compact` compacts beside it.
         """
         with self._lock:
             self._require_open()
@@ -247,7 +249,7 @@ class Tasks:
     # -- looking ------------------------------------------------------------------------------
 
     def get(self, task_id: str) -> Task | None:
-        """The task as it is now."""
+        """The task with that id, at its present version; None if there is none."""
         with self._lock:
             return self._state.tasks.get(task_id)
 
@@ -257,7 +259,7 @@ class Tasks:
             return self._state.in_queue(queue)
 
     def sizes(self) -> Mapping[str, QueueSize]:
-        """How many tasks each queue has. Queues without any are not named."""
+        """How many tasks each queue has. Leaves out empty queues."""
         with self._lock:
             sizes = self._state.sizes(self._clock.wall_ns())
         return {queue: QueueSize(*size) for queue, size in sizes.items()}
@@ -331,7 +333,7 @@ class Tasks:
             payload = encode(recorded_at, tasks, deleted)
             self._grown_bytes += len(payload)
             if self._grown_bytes > self._bytes_before_compaction():
-                with suppress(LockedError):  # another process is at it
+                with suppress(LockedError):  # another process compacts it
                     self._compact(self._journal)
             ordinal = self._journal.append(payload, settle=False)
         self._state.take(recorded_at, (*tasks, *deleted))
@@ -342,21 +344,22 @@ class Tasks:
         return max(self._compact_bytes, TASK_COMPACT_FACTOR * self._snapshot_bytes)
 
     def _compact(self, journal: Journal) -> None:
-        """Before a record goes in, never after: what fails then has not been done."""
-        self._grown_bytes = 0  # also where it fails: not again at each record
+        """Compact before a record is logged, never after: a failure then means that nothing was
+        done."""
+        self._grown_bytes = 0  # also if it fails, so that not every record tries again
         self._snapshot_bytes = journal.snapshot(self._state.records()).bytes
 
 
 def read_tasks(path: str | os.PathLike[str], *, files: Files = OS_FILES) -> list[Task]:
-    """All tasks of the queue whose journal is in `path`, by queue, as they become available.
+    """All tasks of the journal in `path`, by queue, in the order in which they become available.
 
-    Also beside its owner; nothing is written. Empty where there is no queue. Costs a replay. Raises
-    `RetryableError` if the owner compacted meanwhile, and `JournalDamagedError`.
+    Writes nothing, and works beside the owner of the queue. Empty if there is no queue. Costs a
+    replay. Raises `RetryableError` if the owner compacted meanwhile, and `JournalDamagedError`.
     """
     state, directory = TaskState(), os.path.abspath(os.fspath(path))
     with storage_errors(directory):
         try:
-            os.stat(directory)  # not `isdir`, for which a failing disk has no directory
+            os.stat(directory)  # `isdir` would take a failing disk for a missing directory
         except FileNotFoundError:
             return []
         replay(files, directory, restore=state.restore, apply=state.apply, content=CONTENT)

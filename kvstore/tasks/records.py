@@ -6,8 +6,8 @@
                | text ... |              id, queue, claimant, error, progress, value, in this order
     text    := | bytes u32 | data |
 
-Replay sets and deletes; it checks no version, limit or clock, so a rule that changes cannot
-change what an old journal says.
+Replay sets and deletes tasks. It checks no version, limit or clock, so that a changed rule cannot
+change the meaning of an old journal.
 
 Invariants
 1. One record is one atomic change.
@@ -15,8 +15,8 @@ Invariants
    added fields, which this one passes over.
 3. Numbers are below 2**63, an attempt below 2**31, so that a later change can count on from them.
    Texts are UTF-8.
-4. A reader passes over an entry that it does not know if its tag is 128 or above. A record with
-   another unknown entry, like one of another format, is refused.
+4. A reader passes over an unknown entry with a tag of 128 or above. It refuses a record with any
+   other unknown entry, and a record of another format.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def encode(recorded_at: int, tasks: Iterable[Task], deleted: Iterable[str] = ())
 def decode(payload: bytes) -> tuple[int, list[Task | str]]:
     """The time of the record, and for each task its new state, or its id if it was deleted.
 
-    Raises `FormatVersionError` on a later release's record, `CorruptionError` on a broken one.
+    Raises `FormatVersionError` on a record of a later release, `CorruptionError` on a broken one.
     """
     if len(payload) < _RECORD.size:
         raise CorruptionError(WHERE, f"a record of {len(payload)} bytes")

@@ -2,11 +2,10 @@
 
 Invariants
 1. Each task stands once in the order of its queue, at its `available_at`.
-2. The first of a queue is found without a search and replaced in logarithmic time, however many
-   wait behind it.
+2. Finding the first task of a queue takes no search, and replacing it takes logarithmic time.
 3. Deciding (`check`) changes nothing; acting (`put`, `delete`) cannot fail.
 
-Replay goes through `put` and `delete` alone. Locking is left to `queue`.
+Replay calls `put` and `delete` only. `kvstore.tasks.queue` does the locking.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ class TaskState:
     # -- acting -------------------------------------------------------------------------------
 
     def put(self, task: Task) -> None:
-        """Set a task, whether it was there or not. O(log n)."""
+        """Insert or replace a task. O(log n)."""
         self.delete(task.id)
         self.tasks[task.id] = task
         order = self._orders.get(task.queue)
@@ -43,7 +42,7 @@ class TaskState:
         order.add((task.available_at, task.id))
 
     def delete(self, task_id: str) -> None:
-        """Forget a task; fine if there is none. O(log n)."""
+        """Remove a task if there is one. O(log n)."""
         task = self.tasks.pop(task_id, None)
         if task is None:
             return
@@ -64,11 +63,11 @@ class TaskState:
     # -- replaying ----------------------------------------------------------------------------
 
     def apply(self, record: Record) -> None:
-        """Take in the journal's next record."""
+        """Apply the next record of the journal."""
         self.take(*decode(record.payload))
 
     def restore(self, record: Record) -> None:
-        """Take in a snapshot's record: a change like any other."""
+        """Apply a record of a snapshot, which is a change like any other."""
         self.apply(record)
 
     def records(self) -> Iterator[tuple[int, bytes]]:
@@ -85,7 +84,7 @@ class TaskState:
         return self.tasks[first[1]] if first is not None and first[0] <= now else None
 
     def next_available_at(self, queues: Iterable[str]) -> int | None:
-        """When the next task of the queues becomes available, or did; None if there is none."""
+        """The time at which the first task of the queues is available; None if they have none."""
         first = self._first(queues)
         return None if first is None else first[0]
 
@@ -94,7 +93,7 @@ class TaskState:
     ) -> None:
         """Raise a `DependencyError` that names every task that has changed since it was read.
 
-        `inserted` must not be there, `changed` (and deleted) and `depends` must be there at
+        Ids in `inserted` must be free; tasks in `changed` (and deleted) and `depends` must exist at
         their version. Raises `UsageError` if one change names a task twice.
         """
         named: set[str] = set()
@@ -130,7 +129,7 @@ class TaskState:
         }
 
     def assert_invariants(self) -> None:
-        """Walk everything (for tests)."""
+        """Assert the invariants at the top of this file, for tests."""
         listed = [
             (queue, available_at, task_id)
             for queue, order in self._orders.items()

@@ -39,7 +39,7 @@ class TaskRef:
 
 @dataclass(frozen=True, slots=True)
 class NewTask:
-    """A task to be inserted; None leaves the choice to the queue: a fresh id, available now."""
+    """A task to insert. For None the queue chooses: a fresh id, available now."""
 
     queue: str
     value: bytes = b""

@@ -1,4 +1,4 @@
-"""Workers: handlers that do tasks until they are done, also when a process dies in between.
+"""Workers: they run handlers on tasks until each task is done, even if a process dies meanwhile.
 
     worker = Worker(tasks, {"imports": do_import})
     with worker.running(threads=2):
@@ -77,7 +77,7 @@ class Outcome(Enum):
 
 
 class Job:
-    """A claimed task in a handler's hands."""
+    """A claimed task, as its handler sees it."""
 
     def __init__(self, tasks: Tasks, task: Task, *, hold: float) -> None:
         self._tasks = tasks
@@ -193,7 +193,7 @@ class Worker:
             return self._set_aside(job, problem, retry=not hopeless)
 
     def run(self, stop: threading.Event) -> None:
-        """Do tasks until `stop` is set or the queue is closed. The one in hand is finished.
+        """Do tasks until `stop` is set or the queue is closed. Finishes the current task first.
 
         A failure of the queue itself is logged (`kvstore.tasks`) and noted in `Tasks.failures`; the
         worker goes on after a while. Raises `PoisonedError` once the queue has to be reopened.
@@ -252,12 +252,12 @@ class Worker:
 
 
 def dead_letters(tasks: Tasks, queue: str) -> list[Task]:
-    """The tasks of `queue` that were given up, with the error of their last attempt."""
+    """The tasks of `queue` that ran out of attempts, with the error of the last attempt."""
     return tasks.list(queue + DEAD_SUFFIX)
 
 
 def revive(tasks: Tasks, task: Task) -> Task:
-    """Put a dead letter back into its queue, available now and as if never tried.
+    """Put a dead letter back into its queue, available now and with all its attempts.
 
     Keeps its progress. Raises `UsageError` if it is no dead letter, `DependencyError` if it has
     changed.
@@ -291,10 +291,10 @@ def _renewing(job: Job, seconds: float, failures: Failures) -> Iterator[None]:
 
 
 def _renewed(job: Job, failures: Failures) -> bool:
-    """Renew a job's task; False if another try makes no sense."""
+    """Renew a job's task; False if no other try can succeed."""
     try:
         job.renew()
-    except (FencedError, ClosedError):  # finishing will tell
+    except (FencedError, ClosedError):  # `finish` will tell
         return False
     except Exception as error:  # noqa: BLE001  # a thread that dies would lose the task
         failures.note(f"renewing task {job.task.id}", error, delays=False)
