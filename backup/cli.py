@@ -418,7 +418,7 @@ def promote(
       kvstore backup promote standby.db
     """
     with open_to_write(standby) as opened:
-        print_figures({"upper": iso(opened.promote())}, as_json=as_json)
+        print_figures({"upper": iso(opened.replication.promote())}, as_json=as_json)
 
 
 def _stop_on_signals() -> Stop:

@@ -71,7 +71,7 @@ def exported(
     wanted = span or Span()
     if after is not None:
         wanted = Span(max(wanted.start, after.key), wanted.end)
-    found = store.export(since=since, upto=upto, span=wanted)
+    found = store.replication.export(since=since, upto=upto, span=wanted)
     is_small = found.changes is not None
     if found.changes is not None:
         rows = _few(found.changes)

@@ -8,7 +8,7 @@ the standby takes window after window. Its own durable `upper` is the position: 
 crashes, the next run goes on there. A hold on the live store keeps the history that the standby
 lacks.
 
-The standby serves reads meanwhile; `store.promote()` makes it an ordinary store.
+The standby serves reads meanwhile; `store.replication.promote()` makes it an ordinary store.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def first_copy(source: Source, path: Path) -> None:
 def _follow(
     source: Source, target: Store, stop: Stop | None, tell: Callable[[Timestamp], None]
 ) -> Timestamp:
-    replica = target.replica()
+    replica = target.replication.replica()
     if replica.source != source.source_id():
         raise UsageError(
             f"{target.path} follows store {replica.source}, not {source.source_id()}",

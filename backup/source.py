@@ -110,7 +110,7 @@ class StoreSource:
 
     def lacks(self, commit: int) -> bool:
         """See `Source.lacks`."""
-        return self._store.has_commit(commit) is False
+        return self._store.replication.has_commit(commit) is False
 
     @contextmanager
     def rows(self, since: int | None, upper: int) -> Iterator[SourceWindow]:
@@ -143,7 +143,7 @@ class StoreSource:
 
     def wait(self, upper: int, stop: Stop) -> None:
         """See `Source.wait`. A commit wakes the call: nothing is polled."""
-        stop.wakes(self._store.wake)
+        stop.wakes(self._store.replication.wake)
         self._store.wait_beyond(upper, stop=stop.is_set)
 
 

@@ -113,7 +113,7 @@ def _begin_anew(request: Request) -> None:
     """
     if not request.is_lasting:
         return
-    for hold in request.store.holds():
+    for hold in request.store.holds.all():
         if hold.kind != BACKUP or hold.address != request.address:
             continue
         if request.full:
@@ -135,7 +135,7 @@ def _require_reached(
 
     A crash may take the newest moves of the hold from the source: then less is checked.
     """
-    reached = (hold.reached for hold in store.holds() if hold.name == hold_name)
+    reached = (hold.reached for hold in store.holds.all() if hold.name == hold_name)
     known = int(next(reached, None) or 0)
     if newest.upper >= known:
         return
@@ -184,7 +184,7 @@ def _take_hold(request: Request, name: str, shard: Shard) -> Hold:
 def _require_commits(store: Store, parts: Sequence[Part]) -> None:
     """Raise `UsageError` if the source lacks the newest commit in `parts`, which it once had."""
     last = max((part.time_max for part in parts), default=0)
-    if last and store.has_commit(last) is False:
+    if last and store.replication.has_commit(last) is False:
         raise UsageError(
             f"{store.path} lacks the commit of {Timestamp(last)} that was backed up: it was put "
             "back from an older copy",

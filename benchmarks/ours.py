@@ -240,7 +240,7 @@ class Ours(BackedUp):
                 self.store.put(key, value, durability="sync")
                 answered.acquire()
             consumer.join()
-            self.store.drop_feed("latency")
+            self.store.feeds.drop("latency")
             return count
 
         return work
@@ -414,8 +414,8 @@ class Ours(BackedUp):
 
     def _give_up_history(self) -> None:
         """Let go of all versions and changes but the newest."""
-        if any(hold.name == "feed/benchmark" for hold in self.store.holds()):
-            self.store.drop_feed("benchmark")
+        if any(hold.name == "feed/benchmark" for hold in self.store.holds.all()):
+            self.store.feeds.drop("benchmark")
         self.store.gc(before=self.now())
 
     def disk(self) -> Work:

@@ -27,7 +27,7 @@ class Unindexed(Ours):
 
         def work() -> int:
             rows = filled()
-            self.store._changes.index.stage = lambda *_, **__: None
+            self.store._parts.index.stage = lambda *_, **__: None
             return rows
 
         return work

@@ -29,6 +29,7 @@ from datetime import timedelta
 from operator import attrgetter
 from typing import TypeAlias
 
+from kvstore.arguments import require_age
 from kvstore.claims import USER, HoldRecord, from_fields, one_line, this_process, to_fields
 from kvstore.commit import Committer
 from kvstore.engine.api import WriteBatch
@@ -100,9 +101,9 @@ class Holds:
     def take(
         self,
         name: str,
+        at: TimeLike | None = None,
+        max_age: timedelta | None = None,
         *,
-        at: int | None,
-        max_age: timedelta | None,
         durable: bool = True,
         kind: str = USER,
         address: str = "",
@@ -112,10 +113,13 @@ class Holds:
         A new hold stands at `at`, or the newest complete time. An existing one stays where it is
         unless `at` is given. Raises `HistoryGoneError` if `at` is below `since`.
         """
-        wanted = {name: at}
-        return self.take_all(wanted, max_age=max_age, durable=durable, kind=kind, address=address)[
-            name
-        ]
+        when = None if at is None else to_timestamp(at, name="at")
+        require_age(max_age, name="max_age")
+        self._committer.require_healthy()
+        taken = self.take_all(
+            {name: when}, max_age=max_age, durable=durable, kind=kind, address=address
+        )
+        return taken[name]
 
     def take_all(
         self,
@@ -192,14 +196,16 @@ class Holds:
             self._write((), [name])
         self._committer.persist()
 
-    def drop(self, name: str) -> HoldRecord | None:
+    def drop(self, name: str) -> HoldRecord:
         """Remove a hold whoever owns it: an operator's remedy for one that was abandoned.
 
-        Returns the record that was removed, None where there was none."""
+        Returns the record that was removed. Raises `UsageError` if there is no such hold.
+        """
+        self._committer.require_writable()
         with self._committer.lock:
-            record = self._records.get(name)
+            record = self._records.get(name) if isinstance(name, str) else None
             if record is None:
-                return None
+                raise UsageError(f"no hold {name!r}", "see store.holds.all() for those there are")
             self._write((), [name])
         self._committer.persist()
         return record

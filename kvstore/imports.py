@@ -40,7 +40,6 @@ from kvstore.commit import Committer, Staged
 from kvstore.engine.api import DATA, WriteBatch, chunks
 from kvstore.engine.loose import LooseFile, told_once
 from kvstore.errors import CorruptionError, HistoryGoneError, ImportRefusedError, UsageError
-from kvstore.forks import own
 from kvstore.meta import Meta, optional_timestamp_of, span_of
 from kvstore.mvcc.version import Lifetime
 from kvstore.mvcc.versions import Versions
@@ -118,7 +117,6 @@ class Imports:
         self._busy_lock = threading.RLock()  # taken by itself, as those of the committer
         self._freed = threading.Condition(self._busy_lock)
         self._publish()
-        own(self, "the imports of a store")
 
     def get(self, import_id: int) -> ImportRecord | None:
         """The record of an import, None if this store has never heard of it."""

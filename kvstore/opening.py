@@ -48,7 +48,7 @@ def open(  # noqa: A001  # kvstore.open is the public name
     `engine="memory"` keeps everything in memory, and in a journal at `path`; with `path=None`
     nothing is kept when the store is closed.
     `clock` tells the time; the machine's by default. `gc` collects garbage in the background
-    (`Store.start_gc`); without it history is kept until `store.gc` is called.
+    (`Upkeep.start_gc`); without it history is kept until `store.gc` is called.
 
     The store belongs to the process that opens it: in a forked child each call raises
     `ForkedError`, and `close` does nothing. Servers that fork their workers open in each worker.
@@ -68,7 +68,7 @@ def open(  # noqa: A001  # kvstore.open is the public name
     try:
         store = assemble(directory, opened, durability=durability, clock=clock or Clock())
         if gc is not None:
-            store.start_gc(gc)
+            store.upkeep.start_gc(gc)
         return store
     except BaseException:
         opened.close()

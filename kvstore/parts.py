@@ -1,20 +1,25 @@
-"""The parts of an open store that garbage collection, clears, transactions and checks work on."""
+"""The parts of an open store that its larger parts (feeds, GC, transactions, checks) work on."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from typing_extensions import Self
+
 from kvstore.changes.index import ChangeIndex
 from kvstore.clears import Clears
 from kvstore.commit import Committer
+from kvstore.engine.loose import told_once
 from kvstore.holds import Holds
-from kvstore.imports import Imports
+from kvstore.imports import Imports, Tell
+from kvstore.meta import INDEX_FLOOR, Meta
 from kvstore.mvcc import Versions
+from kvstore.reads import Reads
 
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """One of each; `kvstore.store.opened` puts them together."""
+    """One of each."""
 
     versions: Versions
     index: ChangeIndex
@@ -22,3 +27,19 @@ class Parts:
     holds: Holds
     imports: Imports
     clears: Clears
+    reads: Reads
+
+    @classmethod
+    def of(
+        cls,
+        versions: Versions,
+        index: ChangeIndex,
+        committer: Committer,
+        tell: Tell = told_once,
+    ) -> Self:
+        """The parts over an engine, with the records that it has. `tell` is that of `Imports`."""
+        meta = Meta(versions.engine)
+        holds, clears = Holds(meta, committer), Clears(meta)
+        imports = Imports(versions, index, committer, tell)
+        reads = Reads(committer, holds, clears, index_floor=meta.timestamp(INDEX_FLOOR))
+        return cls(versions, index, committer, holds, imports, clears, reads)

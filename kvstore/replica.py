@@ -49,17 +49,13 @@ def stored_policy(meta: Meta, where: str) -> Policy:
 
 
 class Replica:
-    """The writing end of a replica: `backup.replicate` drives it. `store.replica()` gives it.
+    """The writing end of a replica, which `backup.replicate` drives. See `Replication.replica`."""
 
-    `on_index_floor` is told where the change index begins anew, before a reader can see that
-    anything is there which the index has not.
-    """
-
-    def __init__(self, parts: Parts, *, on_index_floor: Callable[[int], None]) -> None:
+    def __init__(self, parts: Parts) -> None:
         self._versions, self._index, self._committer = parts.versions, parts.index, parts.committer
+        self._reads = parts.reads
         self._engine = parts.versions.engine
         self._meta = Meta(self._engine)
-        self._on_index_floor = on_index_floor
 
     @property
     def source(self) -> str | None:
@@ -147,7 +143,7 @@ class Replica:
             stage_replica(self._meta, batch, source)
 
             def publish() -> None:
-                self._on_index_floor(upto)
+                self._reads.raise_index_floor(upto)
                 self._versions.publish_ranges(list(tombstones))
                 committer.recent.add(upto, (), [(b"", None)])  # any key may be in the files
 

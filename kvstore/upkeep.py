@@ -72,7 +72,7 @@ def submit_compact(
     task_id: str | None = None,
     report_to: str | None = None,
 ) -> str:
-    """Ask for `store.compact` of a span, piece by piece; returns the task's id."""
+    """Ask for `store.upkeep.compact` of a span, piece by piece; returns the task's id."""
     span = Span.of(start, end, prefix)
     arguments = {"start": span.start.hex(), "end": None if span.end is None else span.end.hex()}
     return submit(store.tasks, COMPACT_QUEUE, arguments, task_id=task_id, report_to=report_to)
@@ -103,10 +103,10 @@ def _compact(store: Store, arguments: JsonObject, progress: TaskProgress) -> Arg
         rest = Span(start, end)
     except UsageError as error:
         raise arguments.damaged(error.what) from error
-    pieces = store.splits(COMPACT_PIECES, rest)
+    pieces = store.layout.splits(COMPACT_PIECES, rest)
     for number, piece in enumerate(pieces, 1):
         progress.tell(upto=piece.start.hex(), piece=number, pieces=len(pieces))
-        store.compact(piece)
+        store.upkeep.compact(piece)
     if not arguments.hexed("start") and end is None:
-        store.compact_index()
+        store.upkeep.compact_index()
     return {"pieces": len(pieces)}

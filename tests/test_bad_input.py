@@ -147,11 +147,11 @@ WRONG_TYPES: dict[str, Callable[[Store], Any]] = {
     "get_many of some text": lambda s: s.get_many(key for key in [b"k", "k"]),
     "events span": lambda s: s.events(0, span=(b"a", b"z")),
     "changes_batches span": lambda s: s.changes_batches(0, span=b"a"),
-    "follow span": lambda s: s.follow(0, span=(b"a", b"z")),
-    "compact span": lambda s: s.compact((b"a", b"z")),
-    "splits text": lambda s: s.splits("2"),
-    "splits bool": lambda s: s.splits(True),
-    "splits too many": lambda s: s.splits(1 << 70),
+    "feeds.follow span": lambda s: s.feeds.follow(0, span=(b"a", b"z")),
+    "upkeep.compact span": lambda s: s.upkeep.compact((b"a", b"z")),
+    "layout.splits text": lambda s: s.layout.splits("2"),
+    "layout.splits bool": lambda s: s.layout.splits(True),
+    "layout.splits too many": lambda s: s.layout.splits(1 << 70),
     "force_quiescence after": lambda s: s.force_quiescence(after=5),
     "force_quiescence timeout": lambda s: s.force_quiescence(timeout="long"),
     "feed span": lambda s: s.feed("f", start=0, span=(b"a", b"z")),
@@ -161,12 +161,12 @@ WRONG_TYPES: dict[str, Callable[[Store], Any]] = {
     "feed position": lambda s: s.feed("f", start=kvstore.Position(kvstore.Timestamp(0), -1)),
     "feed ack": lambda s: s.feed("f", start=0).ack(0),
     "feed heartbeat": lambda s: s.feed("f", start=0).batches(heartbeat="often"),
-    "drop_feed": lambda s: s.drop_feed(7),
+    "feeds.drop": lambda s: s.feeds.drop(7),
     "transaction limit": lambda s: s.transaction().scan(limit="1"),
     "transaction limit bool": lambda s: s.transaction().scan(limit=True),
     "transaction get_many": lambda s: s.transaction().get_many(None),
     "transact attempts": lambda s: s.transact(lambda txn: None, attempts="many"),
-    "start_gc": lambda s: s.start_gc(timedelta(1)),
+    "upkeep.start_gc": lambda s: s.upkeep.start_gc(timedelta(1)),
     "gc policy": lambda s: kvstore.GcPolicy(keep=5),
     "gc policy every": lambda s: kvstore.GcPolicy(keep=timedelta(1), every=timedelta(0)),
     "checkpoint nowhere": lambda s: s.checkpoint(None),
@@ -334,7 +334,7 @@ def test_a_store_stays_where_it_is_when_its_process_goes_elsewhere(
             writer.put(b"a", b"1")
         staged.seal()
         store.put(b"b", b"2")
-        store.compact()  # makes new files
+        store.upkeep.compact()  # makes new files
         bulk.ingest(store, staged.staging)
     assert list((tmp_path / "away").iterdir()) == []
     with kvstore.open(tmp_path / "home" / "db") as store:

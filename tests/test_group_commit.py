@@ -222,7 +222,7 @@ def test_an_interrupt_between_a_commit_and_its_count_loses_neither(
     with kvstore.open(tmp_path / "s") as store:
         store.put(b"k", b"3")
         store.verify().require_ok()
-        assert [point.timestamp for point in store.quiescent_points()]
+        assert [point.timestamp for point in store.feeds.quiescent_points()]
 
 
 def test_streams_that_were_written_down_are_used_or_nothing_is(

@@ -188,7 +188,7 @@ def test_splits_of_evenly_spread_keys_are_even(tmp_path: Path) -> None:
                 batch.put(pick.randbytes(16), b"v" * 20)
         store.checkpoint(tmp_path / "copy")
     with kvstore.open_read_only(tmp_path / "copy") as store:
-        sizes = [sum(1 for _ in store.scan(p.start, p.end)) for p in store.splits(4)]
+        sizes = [sum(1 for _ in store.scan(p.start, p.end)) for p in store.layout.splits(4)]
     assert sum(sizes) == 20_000
     assert len(sizes) == 4
     assert max(sizes) < 1.5 * min(sizes)

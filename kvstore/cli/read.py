@@ -191,7 +191,7 @@ def changes(
     interrupted. It checks the sizes and times of the store's files every --poll
     seconds, and opens the store again when they have changed. Garbage collection
     does not know of this reader, so history must be kept for long enough. (In the
-    service's own process, Store.follow waits for commits and polls nothing.)
+    service's own process, Feeds.follow waits for commits and polls nothing.)
 
     \b
     Examples:

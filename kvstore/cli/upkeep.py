@@ -138,7 +138,7 @@ def list_holds(store: StoreArgument, as_json: JsonOption = False) -> None:
       kvstore holds list flights.db --json | jq 'select(.kind == "backup")'
     """
     with open_to_read(store) as opened:
-        found = [_hold_fields(record) for record in opened.holds()]
+        found = [_hold_fields(record) for record in opened.holds.all()]
     if as_json:
         for fields in found:
             print_json(fields)

@@ -193,7 +193,7 @@ class Feed:
     """A consumer's handle on a feed; `store.feed` makes it.
 
     Iterate over the feed, or over `batches(follow=True)`, and `ack` each batch after processing it.
-    Closing the handle keeps the position; `store.drop_feed` gives it up.
+    Closing the handle keeps the position; `store.feeds.drop` gives it up.
     """
 
     def __init__(

@@ -13,14 +13,18 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import timedelta
 
-from kvstore.arguments import require_count
-from kvstore.changes.expand import EventReader, Wanted
-from kvstore.changes.index import ChangeIndex
+from kvstore.arguments import require_age, require_count, require_span
+from kvstore.changes.event import Expand, Images, require_expand, require_images
+from kvstore.changes.expand import Wanted
+from kvstore.changesets import Changesets
 from kvstore.claims import FEED, HoldRecord
-from kvstore.commit import Committer
-from kvstore.errors import HistoryGoneError, HoldLostError, UsageError
+from kvstore.errors import HoldLostError, UsageError
 from kvstore.feeds.feed import Feed, FeedBatch, Position, Share, Tail
-from kvstore.holds import Hold, Holds
+from kvstore.feeds.quiescent import QuiescentReader
+from kvstore.history import History
+from kvstore.holds import Hold
+from kvstore.limits import FEED_BATCH_BYTES, FEED_BATCH_ROWS
+from kvstore.parts import Parts
 from kvstore.span import Span
 from kvstore.timestamp import NS_PER_SECOND, TimeLike, Timestamp, to_timestamp
 
@@ -31,43 +35,41 @@ NOW = "now"
 class Feeds:
     """The feeds of one open store."""
 
-    def __init__(
-        self,
-        events: EventReader,
-        index: ChangeIndex,
-        committer: Committer,
-        holds: Holds,
-        *,
-        index_floor: int,
-        is_live: Callable[[], None],
-        require_kept: Callable[[Span, int], None],
-    ) -> None:
-        self._events = events
-        self._index = index
-        self._committer = committer
-        self._holds = holds
-        self.index_floor = index_floor
-        self._is_live = is_live
-        self._require_kept = require_kept
+    def __init__(self, parts: Parts, history: History, changesets: Changesets) -> None:
+        self._index, self._committer = parts.index, parts.committer
+        self._holds, self._reads = parts.holds, parts.reads
+        self._history = history
+        self._events = history.event_reader
+        self._changesets = changesets
 
     def open(
         self,
         name: str,
-        start: TimeLike | Position | None,
-        share: Share,
-        wanted: Wanted,
+        start: TimeLike | Position | None = None,
+        streams: tuple[int, int] | None = None,
+        images: Images = "delta",
+        expand: Expand = "imports",
         *,
-        max_age: timedelta | None,
-        rows_max: int,
-        bytes_max: int,
+        span: Span | None = None,
+        max_age: timedelta | None = None,
+        batch_rows: int | None = None,
+        batch_bytes: int | None = None,
     ) -> Feed:
         """See `Store.feed`."""
+        share = Share.of(streams)
+        wanted = Wanted(require_span(span), require_images(images), require_expand(expand))
+        rows_max = FEED_BATCH_ROWS if batch_rows is None else batch_rows
+        bytes_max = FEED_BATCH_BYTES if batch_bytes is None else batch_bytes
+        require_count(rows_max, name="batch_rows")
+        require_count(bytes_max, name="batch_bytes")
+        require_age(max_age, name="max_age")
+        self._committer.require_healthy()
         require_name(name)
         self._require_share(share)
         with self._committer.lock:
             position = self._start(name, start, share)
-            self.require_indexed(position.timestamp)
-            self._require_kept(wanted.span, position.timestamp)
+            self._reads.require_indexed(position.timestamp)
+            self._reads.require_kept(wanted.span, position.timestamp)
             hold = self._take(name, share, position, max_age=max_age, reset=start is not None)
         if share.workers > 1:
             wanted = replace(wanted, select=share.select)
@@ -79,15 +81,64 @@ class Feeds:
                 wanted,
                 position,
                 guard=guard,
-                require_indexed=self.require_indexed,
+                require_indexed=self._reads.require_indexed,
                 rows_max=rows_max,
                 bytes_max=bytes_max,
             )
 
-        return Feed(name, share, hold, tail, is_live=self._is_live)
+        return Feed(name, share, hold, tail, is_live=self._committer.require_healthy)
 
-    def follow(self, since: int, wanted: Wanted, *, heartbeat: float | None) -> Iterator[FeedBatch]:
-        """Batches of a feed without a name: a pin keeps history until the iteration ends."""
+    def follow(
+        self,
+        since: TimeLike,
+        *,
+        span: Span | None = None,
+        images: Images = "delta",
+        expand: Expand = "imports",
+        heartbeat: float | None = None,
+    ) -> Iterator[FeedBatch]:
+        """Batches of durable changes after `since`, and then as they come: a feed without a name.
+
+        History is kept for it while it is being read. Raises as `Store.events`.
+        """
+        wanted, low, _ = self._history.wanted(since, None, span, images, expand)
+        return self._followed(low, wanted, heartbeat)
+
+    def drop(self, name: str) -> None:
+        """Give up a feed: its position and its claim on history. Its consumers are fenced.
+
+        Raises `UsageError` for an unknown feed.
+        """
+        self._committer.require_healthy()
+        require_name(name)
+        with self._committer.lock:
+            known = self._known(name)
+            if not known:
+                raise UsageError(f"no feed {name!r}", "see store.holds.all() for those there are")
+            self._holds.take_all({}, max_age=None, dropping=list(known))
+
+    def quiescent_points(self, since: TimeLike = 0) -> QuiescentReader:
+        """The times after `since` at which no changeset was half done, with the changes between.
+
+        The changes between are checked: `EventsMissingError` where the epochs show a gap, or count
+        other events than there are.
+        """
+        start = to_timestamp(since, name="since")
+        self._reads.require_kept(Span(), start)
+        return QuiescentReader(
+            self._index,
+            self._committer,
+            self._changesets.epochs,
+            self._history.latest,
+            since=start,
+            reads=self._reads,
+            holds=self._holds,
+        )
+
+    # -- inside -----------------------------------------------------------------------------
+
+    def _followed(self, since: int, wanted: Wanted, heartbeat: float | None) -> Iterator[FeedBatch]:
+        """A pin keeps the history. It ends with the pass."""
         pin = self._holds.new_pin()
         position = Position(Timestamp(since))
         tail = Tail(
@@ -95,28 +146,17 @@ class Feeds:
             self._committer,
             wanted,
             position,
-            guard=self._is_live,
-            require_indexed=self.require_indexed,
+            guard=self._committer.require_healthy,
+            require_indexed=self._reads.require_indexed,
         )
         try:
             self._holds.pin(since, pin, kind="follower")
-            self._require_kept(wanted.span, since)  # a clear may have come before the pin
+            self._reads.require_kept(wanted.span, since)  # a clear may have come before the pin
             for batch in tail.batches(follow=True, heartbeat=heartbeat):
                 yield batch
                 self._holds.pin(batch.resolved, pin, kind="follower")
         finally:
             self._holds.let_go(pin, None)
-
-    def drop(self, name: str) -> None:
-        """Give up a feed: its position and its claim on history. Its consumers are fenced."""
-        require_name(name)
-        with self._committer.lock:
-            known = self._known(name)
-            if not known:
-                raise UsageError(f"no feed {name!r}", "see store.holds() for those there are")
-            self._holds.take_all({}, max_age=None, dropping=list(known))
-
-    # -- inside -----------------------------------------------------------------------------
 
     def _known(self, name: str) -> dict[str, HoldRecord]:
         """All holds of a feed, by name."""
@@ -182,16 +222,6 @@ class Feeds:
             raise UsageError(
                 f"{share.workers} workers for {streams} stream{'s' if streams > 1 else ''}",
                 f"use at most {streams}, or store.reshard(streams={share.workers}) first",
-            )
-
-    def require_indexed(self, since: int) -> None:
-        """Raise `HistoryGoneError` unless the change index is complete above `since`."""
-        if since < self.index_floor:
-            raise HistoryGoneError(
-                as_of=since,
-                since=Timestamp(self.index_floor),
-                remedy="the store was restored then, or took a large window of its source as "
-                "files, and feeds begin there: take a scan at that time first",
             )
 
 

@@ -22,19 +22,28 @@ from kvstore.span import Span
 from kvstore.timestamp import TimeLike
 
 
+class Follows(Protocol):
+    """The feeds of a store."""
+
+    def follow(
+        self, since: TimeLike, *, span: Span | None, images: Images, expand: Expand
+    ) -> Iterator[FeedBatch]:
+        """See `Feeds.follow`."""
+        ...
+
+
 class EventSource(Protocol):
     """The source of the lines: a store."""
+
+    @property
+    def feeds(self) -> Follows:
+        """See `Store.feeds`."""
+        ...
 
     def events(
         self, since: TimeLike, *, span: Span | None, images: Images, expand: Expand
     ) -> Iterator[Event]:
         """As `Store.events`."""
-        ...
-
-    def follow(
-        self, since: TimeLike, *, span: Span | None, images: Images, expand: Expand
-    ) -> Iterator[FeedBatch]:
-        """As `Store.follow`."""
         ...
 
 
@@ -55,7 +64,7 @@ def changes_json_lines(
         for event in store.events(since, span=span, images=images, expand=expand):
             yield json_line(event)
         return
-    for batch in store.follow(since, span=span, images=images, expand=expand):
+    for batch in store.feeds.follow(since, span=span, images=images, expand=expand):
         for event in batch.events:
             yield json_line(event)
 

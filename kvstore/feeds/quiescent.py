@@ -26,6 +26,7 @@ from kvstore.changes.index import ChangeIndex
 from kvstore.commit import Committer
 from kvstore.errors import HistoryGoneError
 from kvstore.holds import Holds
+from kvstore.reads import Reads
 from kvstore.timestamp import Timestamp
 
 
@@ -56,11 +57,11 @@ class QuiescentReader:
         changes: Callable[[int, int], Iterator[Change]],
         *,
         since: Timestamp,
-        index_floor: int,
+        reads: Reads,
         holds: Holds,
     ) -> None:
         self._index = index
-        self._index_floor = index_floor
+        self._reads = reads
         self._committer = committer
         self._epochs = epochs
         self._changes = changes
@@ -75,9 +76,9 @@ class QuiescentReader:
         pin = self._holds.new_pin()
         try:
             with self._committer.lock:
-                since = self._committer.since
-                self._holds.pin(since, pin, kind="pass")
-            yield from self._points(max(since, self._index_floor))
+                self._holds.pin(self._committer.since, pin, kind="pass")
+                floor = self._reads.indexed_since
+            yield from self._points(floor)
         finally:
             self._holds.let_go(pin, None)
 

@@ -28,6 +28,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 
 from kvstore.changes.entry import OP_DELETE_RANGE, OP_IMPORT, OP_REVERT
@@ -99,6 +100,19 @@ class Collector:
         self.keys_per_step = GC_KEYS_PER_STEP
         self.at_step: Callable[[str], None] = lambda name: None
 
+    def collect(
+        self,
+        before: int | None = None,
+        keep: timedelta | None = None,
+        *,
+        compact: bool = False,
+        progress: Callable[[int], None] | None = None,
+    ) -> GcReport:
+        """Give up history below `before`, or older than `keep`; see `run`."""
+        age = None if keep is None else keep.total_seconds()
+        target = self.target(before=before, keep_s=age)
+        return self.run(target, compact=compact, progress=progress)
+
     def run(
         self,
         target: int,
@@ -130,7 +144,7 @@ class Collector:
                 self._trim(since)
                 tally.imports += self._leftovers.forget_history(since)
                 self.at_step("imports")
-            self._require_running()
+            self.require_running()
             age_s = STALE_IMPORT_S if stale_s is None else stale_s
             tally.imports += self._leftovers.abort_stale(age_s)
             self._leftovers.remove_files(age_s)
@@ -164,7 +178,7 @@ class Collector:
     def paused(self) -> Iterator[None]:
         """Wait for a run that is under way, and keep others from starting inside the block."""
         with self._alone():
-            self._require_running()
+            self.require_running()
             yield
 
     def stop(self) -> None:
@@ -172,6 +186,11 @@ class Collector:
         self._stopped = True
         with self._running:
             pass
+
+    def require_running(self) -> None:
+        """Raise `ClosedError` after `stop`."""
+        if self._stopped:
+            raise ClosedError(f"the store at {self._path}")
 
     def require_outside(self) -> None:
         """Raise `UsageError` if called from `progress`, where waiting for the run would never
@@ -198,7 +217,7 @@ class Collector:
         """Move `since`; returns the holds that were lost, and the claims that held `since` back."""
         committer = self._committer
         with committer.lock:
-            self._require_running()
+            self.require_running()
             newest = committer.close_upto_now() - 1
             lost = tuple(self._holds.invalidate_overdue(newest))
             held_by = self._holds.needing(target)
@@ -268,7 +287,7 @@ class Collector:
             for entry in entries:
                 batch.delete(entry, data)
 
-        self._require_running()
+        self.require_running()
         self._committer.write_meta(stage, durable=False)
         tally.versions += len(entries)
         low, high = min(entries), max(entries)
@@ -283,7 +302,7 @@ class Collector:
         """Remove the range tombstones at or below `since`. One pass over the spans they cover."""
         committer, versions = self._committer, self._versions
         with committer.lock:
-            self._require_running()
+            self.require_running()
             covered = versions.view.fragments.tombstones(Span(), since=0, upto=since)
             if not covered:
                 return
@@ -312,7 +331,7 @@ class Collector:
             self._meta.stage_timestamp(batch, COLLECTED, since)
 
         with self._committer.lock:
-            self._require_running()
+            self.require_running()
             self._committer.write_meta(stage, durable=False)
             self._clears.forget(since)
         self.at_step("index")
@@ -327,7 +346,3 @@ class Collector:
             self._engine.compact(RANGES)
         if tally.entries:
             self._engine.compact(CHANGES)
-
-    def _require_running(self) -> None:
-        if self._stopped:
-            raise ClosedError(f"the store at {self._path}")

@@ -1,18 +1,15 @@
-"""The store, in floors: see `store.py`.
+"""The store: see `store.py`.
 
 Floors, from the top:
 
     store
-    keeping
-    following
-    capturing
-    writing
-    reading
-    opened
+    layout replication tasks upkeep
 """
 
-from kvstore.store.keeping import TASKS_DIRECTORY
-from kvstore.store.reading import Export
+from kvstore.store.layout import Layout
+from kvstore.store.replication import Export, Replication
 from kvstore.store.store import Store
+from kvstore.store.tasks import TASKS_DIRECTORY
+from kvstore.store.upkeep import Upkeep
 
-__all__ = ["TASKS_DIRECTORY", "Export", "Store"]
+__all__ = ["TASKS_DIRECTORY", "Export", "Layout", "Replication", "Store", "Upkeep"]

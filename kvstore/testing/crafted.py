@@ -84,16 +84,19 @@ def reads(store: Store, keys: list[bytes]) -> Iterator[tuple[str, Callable[[], o
         events = partial(store.events, since, expand=expand, images="pre+post")
         yield f"events, {expand}", partial(_listed, events)
     yield "events without images", lambda: list(store.events(since))
-    yield "versions", lambda: list(store.versions(since=since, upto=upper - 1))
+    yield "versions", lambda: list(store.replication.versions(since=since, upto=upper - 1))
     yield "export", lambda: _exported(store, since=since, upto=upper - 1)
     yield "export of all", lambda: _exported(store, since=None, upto=upper - 1)
     yield "epochs", lambda: len(list(store.epochs()))
-    yield "quiescent points", lambda: [list(p.changes()) for p in store.quiescent_points(since)]
+    yield (
+        "quiescent points",
+        lambda: [list(p.changes()) for p in store.feeds.quiescent_points(since)],
+    )
     yield "generations", store.generations
     yield "imports", store.imports.all
-    yield "holds", lambda: [(hold.name, hold.timestamp) for hold in store.holds()]
-    yield "range_deletes", lambda: store.range_deletes(since, upper - 1, Span())
-    yield "splits", lambda: store.splits(4)
+    yield "holds", lambda: [(hold.name, hold.timestamp) for hold in store.holds.all()]
+    yield "range_deletes", lambda: store.replication.range_deletes(since, upper - 1, Span())
+    yield "splits", lambda: store.layout.splits(4)
     yield "stats", lambda: sorted(store.stats())
 
 
@@ -128,7 +131,7 @@ def upkeep(store: Store) -> Iterator[tuple[str, Callable[[], object]]]:
     yield "clear_range", lambda: store.clear_range(b"q", b"r")
     for record in store.imports.all():
         yield "revert_import", partial(store.revert_import, record.import_id)
-    for hold in store.holds():
+    for hold in store.holds.all():
         yield "release", store.hold(hold.name).release
     yield "gc half", lambda: store.gc(before=middle)
     yield "gc", lambda: store.gc(before=store.upper - 1)
@@ -147,7 +150,7 @@ def _rows(reader: Any) -> list[Any]:
 
 
 def _exported(store: Store, **window: Any) -> object:
-    found = store.export(**window)
+    found = store.replication.export(**window)
     columns = [
         (part.keys.to_pylist(), part.timestamps.tolist(), part.is_value.tolist(), part.values)
         for part in found.columns

@@ -175,7 +175,7 @@ class Rounds:
         with open_store(path, engine_at(path) or "rocksdb") as store:
             store.verify().require_ok()
             found = dict(store.scan())
-            holds = {r.name for r in store.holds()} - {f"feed/{FEED}"}
+            holds = {r.name for r in store.holds.all()} - {f"feed/{FEED}"}
             matching = [
                 state
                 for state in told.states[told.durable + 1 :]
@@ -200,7 +200,7 @@ class Rounds:
             if op == "gc":
                 assert store.since >= time_ns
             elif op == "ack":
-                (position,) = (r for r in store.holds() if r.name == f"feed/{FEED}")
+                (position,) = (r for r in store.holds.all() if r.name == f"feed/{FEED}")
                 assert position.timestamp >= time_ns
             elif op == "checkpoint":
                 with open_read_only(self._place / told.steps[number].arguments[0]) as copy:

@@ -55,7 +55,7 @@ class Session:
     def feed(self) -> Feed:
         """A consumer, which begins or goes on when it is first asked for."""
         if self._feed is None:
-            known = [record.name for record in self.store.holds()]
+            known = [record.name for record in self.store.holds.all()]
             self._feed = self.store.feed(FEED, None if f"feed/{FEED}" in known else "now")
         return self._feed
 
@@ -237,7 +237,7 @@ class Workload:
     def do_release(self, s: Session, name: str) -> None:
         if name in s.holds:
             s.holds.pop(name).release()
-        elif any(record.name == name for record in s.store.holds()):
+        elif any(record.name == name for record in s.store.holds.all()):
             s.store.drop_hold(name)
 
     def after_release(self, state: State, _: Any, name: str) -> State:
@@ -252,7 +252,7 @@ class Workload:
     make_compact = make_sync
 
     def do_compact(self, s: Session) -> None:
-        s.store.compact()
+        s.store.upkeep.compact()
 
 
 _WITH_DURABILITY: Final = {"put", "put_if", "delete", "delete_range", "batch", "transact"}

@@ -14,9 +14,10 @@ from collections.abc import Callable
 from enum import Enum
 from typing import Final
 
-from kvstore.commit import Committer, Durability
+from kvstore.commit import Durability
 from kvstore.errors import PreconditionError, UsageError
-from kvstore.mvcc import Versions, WriteSet
+from kvstore.mvcc import WriteSet
+from kvstore.parts import Parts
 from kvstore.span import Span, require_key
 from kvstore.timestamp import Timestamp
 
@@ -37,16 +38,9 @@ class _CalledOffError(Exception):
 class Conditional:
     """Conditional commits of one store."""
 
-    def __init__(
-        self,
-        versions: Versions,
-        committer: Committer,
-        *,
-        require_kept: Callable[[Span, int], None],
-    ) -> None:
-        self._versions = versions
-        self._committer = committer
-        self._require_kept = require_kept
+    def __init__(self, parts: Parts) -> None:
+        self._versions, self._committer = parts.versions, parts.committer
+        self._reads = parts.reads
 
     def write_if(
         self,
@@ -71,7 +65,7 @@ class Conditional:
 
         def check() -> None:
             if unchanged_since is not None:
-                self._require_kept(Span.of_key(key), unchanged_since)
+                self._reads.require_kept(Span.of_key(key), unchanged_since)
             if expected is not UNCHECKED:
                 found = self._newest(key)
                 if found != expected:

@@ -170,7 +170,7 @@ def _restore_and_compare(
 def _require_equal(store: kvstore.Store, restored: kvstore.Store, at: Timestamp) -> int:
     """Compare all versions of both stores up to `at`, and return their number."""
     count = 0
-    live, back = (kept.versions(since=None, upto=at) for kept in (store, restored))
+    live, back = (kept.replication.versions(since=None, upto=at) for kept in (store, restored))
     for ours, theirs in zip_longest(live, back):
         if ours != theirs:
             raise AssertionError(f"restored store differs as of {at}: {ours} against {theirs}")

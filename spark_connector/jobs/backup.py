@@ -74,8 +74,8 @@ class SparkUpload:
                 # The copy may have less whole history than the store had a moment ago.
                 newest = min(upto, int(opened.upper) - 1)
                 whole_since = exported(opened, since=attempt.since, upto=newest).whole_since
-                size = sum(file.size_bytes for file in opened.files())
-                spans = opened.splits(
+                size = sum(file.size_bytes for file in opened.layout.files())
+                spans = opened.layout.splits(
                     task_count(self.spark, size, self.tasks),
                     None if attempt.after is None else Span(attempt.after.key),
                 )

@@ -132,7 +132,9 @@ def compare_rows(task: VerifyTask) -> _Outcome:
         # The copy ends with its last commit; the collection may end later, without a commit.
         newest = int(copy.upper) - 1
         low, high = min(since, newest), min(upto, newest)
-        ranges = [each for each in copy.range_deletes(low, high, Span()) if each.key in span]
+        ranges = [
+            each for each in copy.replication.range_deletes(low, high, Span()) if each.key in span
+        ]
         points = (
             change
             for change in copy.changes(low, high, span.start, span.end)

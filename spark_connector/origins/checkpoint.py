@@ -27,7 +27,7 @@ class CheckpointOrigin:
         return Frontiers(self._store.since, self._store.upper, self._store.store_id)
 
     def files(self, upto: int) -> Sequence[FileSpan]:
-        return self._store.files()
+        return self._store.layout.files()
 
     def state(
         self, span: Span, as_of: int, columns: Sequence[str], rows: int
@@ -46,7 +46,9 @@ class CheckpointOrigin:
             yield batch.select(list(columns))
 
     def ranges(self, span: Span, *, since: int, upto: int, latest: bool) -> list[Change]:
-        return self._store.range_deletes(since, upto, span, "latest" if latest else "all")
+        return self._store.replication.range_deletes(
+            since, upto, span, "latest" if latest else "all"
+        )
 
     def cut(self, span: Span, *, since: int, upto: int, rows: int | None, size: int | None) -> int:
         passed = current = 0

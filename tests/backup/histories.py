@@ -75,7 +75,7 @@ def live_through(
 
 def versions(store: kvstore.Store, upto: int) -> list[kvstore.Change]:
     """Every version that is kept, at or below `upto`."""
-    return list(store.versions(since=None, upto=upto))
+    return list(store.replication.versions(since=None, upto=upto))
 
 
 def upload_and_be_killed(store: kvstore.Store, collection: backup.Collection) -> Batch:

@@ -224,7 +224,7 @@ def test_looking_at_a_chain_that_was_never_begun_does_not_make_it(
     assert backup.Collection(place).list() == []
     assert backup.Collection(place).show().chains == 0
     assert not log.exists()
-    store.drop_hold(store.holds()[0].name)  # as if no backup had ever been whole
+    store.drop_hold(store.holds.all()[0].name)  # as if no backup had ever been whole
     assert backup.Collection(place).backup(store).lower == 0
 
 

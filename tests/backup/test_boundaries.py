@@ -43,7 +43,7 @@ def edges(tmp_path: Path) -> Iterator[Edges]:
         since = store.upper - 10
         store.gc(before=since)
         collection.backup(store)
-        for record in store.holds():
+        for record in store.holds.all():
             store.drop_hold(record.name)
         assert store.since == collection.since == since
         assert collection.upper == store.upper
@@ -69,9 +69,9 @@ STORE_CALLS: dict[str, Callable[[Edges, Any], object]] = {
     "changes upto": lambda e, t: list(e.store.changes(0, t, revisions="latest")),
     "events since": lambda e, t: list(e.store.events(t)),
     "changes_batches since": lambda e, t: e.store.changes_batches(t).read_all(),
-    "export since": lambda e, t: e.store.export(since=t, upto=e.store.upper - 1),
-    "follow": lambda e, t: next(e.store.follow(t, heartbeat=0.001)),
-    "quiescent_points": lambda e, t: list(e.store.quiescent_points(t)),
+    "export since": lambda e, t: e.store.replication.export(since=t, upto=e.store.upper - 1),
+    "follow": lambda e, t: next(e.store.feeds.follow(t, heartbeat=0.001)),
+    "quiescent_points": lambda e, t: list(e.store.feeds.quiescent_points(t)),
     "snapshot": lambda e, t: e.store.snapshot(t).close(),
     "snapshot get": lambda e, t: e.store.snapshot(t).get(b"k0"),
     "hold": lambda e, t: e.store.hold(f"hold {next(NUMBERS)}", at=t),
@@ -160,7 +160,7 @@ def test_a_hold_is_lost_once_it_is_further_behind_than_its_budget(
         assert [record.name for record in report.lost_holds] == ["h"]
         with pytest.raises(HoldLostError) as lost:
             hold.move(newest)
-        assert lost.value.held == store.holds()[0].timestamp
+        assert lost.value.held == store.holds.all()[0].timestamp
         assert store.since == newest
     else:
         assert report.lost_holds == ()

@@ -31,8 +31,8 @@ def test_a_broken_chain_says_so_and_a_new_full_keeps_the_old_window(
     store: kvstore.Store, collection: backup.Collection, tmp_path: Path
 ) -> None:
     instants = live_through(store, collection, tmp_path / "staging", seed=12)
-    for hold in store.holds():
-        store._holds.drop(hold.name)
+    for hold in store.holds.all():
+        store.holds.drop(hold.name)
     store.put(b"k00", b"after")
     store.gc(before=store.sync() - 1)
     with pytest.raises(HistoryGoneError, match="full=True"):
@@ -57,8 +57,8 @@ def test_a_clear_of_what_was_not_backed_up_breaks_the_chain(
     store.put(b"a", b"1")
     collection.backup(store)
     store.put(b"b", bytes(INLINE_VALUE_BYTES + 1))
-    for hold in store.holds():
-        store._holds.drop(hold.name)
+    for hold in store.holds.all():
+        store.holds.drop(hold.name)
     store.clear_range(b"b", b"c")
     with pytest.raises(HistoryGoneError, match="full=True"):
         collection.backup(store)
@@ -120,16 +120,16 @@ def test_a_store_knows_all_its_commits_until_gc_has_passed_them(
         own.append(store.delete(b"nothing"))
     store.clear_range(b"a", b"c")
     store.sync()
-    assert [at for at in own if not store.has_commit(at)] == []
-    assert store.has_commit(own[-1] + 1) is False
-    assert store.has_commit(0) is None
+    assert [at for at in own if not store.replication.has_commit(at)] == []
+    assert store.replication.has_commit(own[-1] + 1) is False
+    assert store.replication.has_commit(0) is None
     collection.backup(store)
     at = collection.restore(tmp_path / "restored")
     with kvstore.open(tmp_path / "restored") as restored:
-        assert restored.has_commit(at) is None
-        assert restored.has_commit(restored.put(b"a", b"2"))
+        assert restored.replication.has_commit(at) is None
+        assert restored.replication.has_commit(restored.put(b"a", b"2"))
     store.gc(before=at)
-    assert {store.has_commit(each) for each in own} == {None}
+    assert {store.replication.has_commit(each) for each in own} == {None}
 
 
 def test_an_upload_of_commits_that_its_source_has_lost_is_not_finished(
@@ -188,7 +188,7 @@ def test_a_backup_whose_hold_is_taken_over_takes_it_back_and_goes_on_with_the_up
     store.put(b"a", b"1")
     collection.backup(store)
     uploaded = upload_and_be_killed(store, collection)
-    (name,) = (hold.name for hold in store.holds())
+    (name,) = (hold.name for hold in store.holds.all())
     sync = type(store).sync
     others: list[object] = []
 
@@ -213,7 +213,7 @@ def test_a_backup_whose_task_was_given_to_another_stops_at_once(
 
     def lost(rows: int) -> None:
         told.append(rows)
-        store.hold(store.holds()[0].name)
+        store.hold(store.holds.all()[0].name)
         raise FencedError("task t")
 
     with pytest.raises(FencedError, match="task t"):

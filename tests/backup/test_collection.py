@@ -69,7 +69,7 @@ def test_the_source_holds_its_history_for_the_next_window(
 ) -> None:
     store.put(b"a", b"1")
     info = collection.backup(store)
-    assert [hold.timestamp for hold in store.holds()] == [info.upper - 1]
+    assert [hold.timestamp for hold in store.holds.all()] == [info.upper - 1]
 
 
 def test_a_collection_takes_one_store(

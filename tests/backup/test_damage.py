@@ -142,7 +142,7 @@ def test_contents_of_an_older_chain_are_compared_too(
     collection._chains.shard(record.chains[0]).writer().progress(collection.upper)
     with pytest.raises(CorruptionError, match="differ"):
         collection.verify("contents", store)
-    store._holds.drop(store.holds()[0].name)
+    store.holds.drop(store.holds.all()[0].name)
     store.gc(before=store.sync() - 1)
     store.put(b"c", b"3")
     collection.backup(store, full=True)

@@ -89,7 +89,7 @@ def test_rows_of_any_window_are_whole_and_in_order_however_they_are_cut(
             monkeypatch.setattr(name, tiny)
     write(store, tmp_path, pick)
     upto = store.sync() - 1
-    expected = sorted(map(placed, store.versions(since=None, upto=upto)))
+    expected = sorted(map(placed, store.replication.versions(since=None, upto=upto)))
     times = sorted({0, *(-timestamp for _, timestamp, *_ in expected)})
     for _ in range(6):
         since = pick.choice([None, *times[:-1]])

@@ -58,10 +58,10 @@ def test_a_first_backup_that_fails_early_holds_nothing(
         patch.setattr(owner, name, raising(error))
         with pytest.raises(type(error)):
             collection.backup(store)
-    assert store.holds() == []
+    assert store.holds.all() == []
     assert not store.gc(before=store.upper - 1).held_back
     collection.backup(store)
-    assert [record.kind for record in store.holds()] == ["backup"]
+    assert [record.kind for record in store.holds.all()] == ["backup"]
 
 
 @pytest.mark.parametrize("step", BACKUP_STEPS)
@@ -80,7 +80,7 @@ def test_an_increment_that_fails_keeps_the_hold_of_its_window(
             pass
         else:
             assert step == "retention"  # which increments do not touch
-    assert [record.kind for record in store.holds()] == ["backup"]
+    assert [record.kind for record in store.holds.all()] == ["backup"]
     store.gc(before=store.upper - 1)
     collection.backup(store)
     assert len(collection.list()) >= 2
@@ -105,7 +105,7 @@ def test_what_was_recorded_of_a_first_backup_keeps_its_hold(
 
     with pytest.raises(KeyboardInterrupt):
         collection.backup(store, progress=stop)
-    assert len(store.holds()) == 1
+    assert len(store.holds.all()) == 1
     before = store.upper
     collection.backup(store)
     first = collection.list()[0]
@@ -118,7 +118,7 @@ def test_a_collection_that_cannot_be_reached_leaves_no_hold(
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(KVStoreError):
         backup.Collection(tmp_path / "file" / "collection").backup(store)
-    assert store.holds() == []
+    assert store.holds.all() == []
 
 
 def test_the_hold_of_a_collection_that_was_removed_is_named_and_can_be_dropped(
@@ -144,7 +144,7 @@ def test_dropping_the_hold_of_a_live_collection_costs_what_is_said(
 ) -> None:
     store.put(b"k", b"1")
     collection.backup(store)
-    (record,) = store.holds()
+    (record,) = store.holds.all()
     dropped = store.drop_hold(record.name)
     assert "full=True" in dropped.cost_of_dropping
     store.put(b"k", b"2")
@@ -199,9 +199,9 @@ def test_a_first_copy_that_fails_holds_nothing(
         patch.setattr(owner, name, raising(error))
         with pytest.raises(type(error)):
             backup.replicate(store, tmp_path / "standby")
-    assert store.holds() == []
+    assert store.holds.all() == []
     backup.replicate(store, tmp_path / "standby")
-    (record,) = store.holds()
+    (record,) = store.holds.all()
     assert (record.kind, record.address) == ("replica", str(tmp_path / "standby"))
 
 
@@ -214,7 +214,7 @@ def test_a_replica_into_a_place_that_is_none_leaves_no_hold(
     for target in ("file", "file/standby"):
         with pytest.raises(KVStoreError):
             backup.replicate(store, tmp_path / target)
-        assert store.holds() == []
+        assert store.holds.all() == []
 
 
 def test_a_replica_that_lags_keeps_its_hold_where_a_window_fails(
@@ -227,6 +227,6 @@ def test_a_replica_that_lags_keeps_its_hold_where_a_window_fails(
         patch.setattr(replication, "_head", raising(ERRORS[0]))
         with pytest.raises(StorageError):
             backup.replicate(store, tmp_path / "standby")
-    assert len(store.holds()) == 1
+    assert len(store.holds.all()) == 1
     store.gc(before=store.upper - 1)
     backup.replicate(store, tmp_path / "standby")

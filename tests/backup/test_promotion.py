@@ -26,7 +26,7 @@ def test_a_replica_refuses_writes_and_does_not_follow_the_clock_until_promoted(
     staged_import(tmp_path / "staging")
     with kvstore.open(standby) as replica:
         upper = replica.upper
-        assert replica.is_replica
+        assert replica.replication.is_replica
         for write in (
             lambda: replica.put(b"a", b"2"),
             lambda: replica.delete_range(b"a", b"b"),
@@ -41,9 +41,9 @@ def test_a_replica_refuses_writes_and_does_not_follow_the_clock_until_promoted(
             txn.put(b"a", b"2")
         assert replica.sync() == replica.upper == upper
         assert replica.imports.all() == []
-        promoted = replica.promote()
+        promoted = replica.replication.promote()
         assert promoted == upper
-        assert not replica.is_replica
+        assert not replica.replication.is_replica
         assert replica.put(b"a", b"2") >= upper
         assert replica.get(b"a", as_of=upper - 1) == b"1"
         with pytest.raises(UsageError, match="no replica"):
@@ -62,7 +62,7 @@ def test_a_promoted_replica_commits_above_a_source_whose_clock_was_ahead(
         at = store.put(b"a", b"1")
         backup.replicate(store, standby)
     with kvstore.open(standby, clock=kvstore.ManualClock(1_000)) as replica:
-        replica.promote()
+        replica.replication.promote()
         assert replica.put(b"a", b"2") > at
         assert replica.get(b"a") == b"2"
 
@@ -86,7 +86,7 @@ def test_a_window_that_was_half_taken_is_removed_by_promotion_and_finished_by_a_
         replica.verify().require_ok()  # what has come of a window that is not whole is no damage
         replica.checkpoint(standby.with_name("copy"))
     with kvstore.open(standby.with_name("copy")) as other:
-        upto = other.promote() - 1
+        upto = other.replication.promote() - 1
         other.put(b"later", b"v")
         assert versions(other, upto) == versions(store, upto)
         assert len(versions(other, other.upper - 1)) == len(versions(other, upto)) + 1
@@ -182,7 +182,7 @@ def test_a_transaction_over_a_promotion_hears_what_the_replica_took(
         assert txn.get(b"a") == b"1"
         store.put(b"a", b"2")
         backup.replicate(store, replica)
-        replica.promote()
+        replica.replication.promote()
         txn.put(b"b", b"of 1")
         with pytest.raises(ConflictError):
             txn.commit()

@@ -123,7 +123,7 @@ def test_states_that_were_appended_to_an_older_copy_are_told(
     put_back(place, copy)
     (chain,) = place.glob("blob/chain-*")
     shutil.move(chain / witness.FOLDER, tmp_path / "kept")
-    store.drop_hold(store.holds()[0].name)
+    store.drop_hold(store.holds.all()[0].name)
     some_backups(store, place, None, 4)
     shutil.copytree(tmp_path / "kept", chain / witness.FOLDER, dirs_exist_ok=True)
     shutil.rmtree(tmp_path / "kept")
@@ -203,16 +203,16 @@ def test_a_collection_that_is_gone_is_not_begun_again_in_silence(
 ) -> None:
     place = tmp_path / "collection"
     some_backups(store, place, None, 2)
-    (hold,) = store.holds()
+    (hold,) = store.holds.all()
     shutil.rmtree(place)  # or its disk is not mounted
     with pytest.raises(StatesLostError, match="mounted"):
         backup.Collection(place).backup(store)
     assert backup.Collection(place).list() == []
     backup.Collection(place).backup(store, full=True)
-    (fresh,) = store.holds()
+    (fresh,) = store.holds.all()
     assert fresh.name != hold.name
     backup.Collection(tmp_path / "other").backup(store)
-    assert len(store.holds()) == 2
+    assert len(store.holds.all()) == 2
 
 
 def test_a_first_backup_that_was_killed_is_no_loss(store: kvstore.Store, tmp_path: Path) -> None:

@@ -141,7 +141,7 @@ def test_a_replica_collects_its_own_garbage(
 def test_applied_windows_must_follow_each_other(store: kvstore.Store, standby: Path) -> None:
     backup.replicate(store, standby)
     with kvstore.open(standby) as opened:
-        replica = opened.replica()
+        replica = opened.replication.replica()
         upper = int(replica.upper)
         writes = WriteSet()
         writes.put(b"a", b"1")
@@ -221,7 +221,7 @@ def test_a_feed_of_a_replica_that_took_files_is_refused_and_skips_nothing(
     backup.replicate(store, standby)
     with kvstore.open(standby) as replica:
         feed = replica.feed("f", start="now")
-        following = replica.follow(replica.upper - 1, heartbeat=0.001)
+        following = replica.feeds.follow(replica.upper - 1, heartbeat=0.001)
         store.put(b"b", b"2")
         backup.replicate(store, replica)
         for batches in (feed.batches(), following):
@@ -266,7 +266,7 @@ def test_a_follower_of_a_replica_hears_heartbeats(store: kvstore.Store, standby:
     store.put(b"a", b"1")
     backup.replicate(store, standby)
     with kvstore.open(standby) as replica:
-        following = replica.follow(replica.upper - 1, heartbeat=0.001)
+        following = replica.feeds.follow(replica.upper - 1, heartbeat=0.001)
         assert [(next(following).events, next(following).resolved) for _ in range(2)] == [
             ([], replica.upper - 1)
         ] * 2

@@ -112,7 +112,7 @@ def test_a_collection_lives_its_life(opened: Opener, store: kvstore.Store, tmp_p
     backup.replicate(opened(), tmp_path / "standby")
     with kvstore.open(tmp_path / "standby") as standby:
         assert list(standby.scan()) == list(store.scan(as_of=kvstore.Timestamp(upto)))
-        standby.promote()
+        standby.replication.promote()
 
 
 def test_histories_are_kept_whole(opened: Opener, store: kvstore.Store, tmp_path: Path) -> None:

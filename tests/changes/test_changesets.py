@@ -23,7 +23,7 @@ U64 = (1 << 64) - 1
 
 def tags(store: Store) -> list[tuple[int, int]]:
     """Changeset of each row of the change index, in time order."""
-    rows = store._changes.index.rows(since=0, upto=store.upper - 1)
+    rows = store._parts.index.rows(since=0, upto=store.upper - 1)
     return [row.changeset for row in rows]
 
 

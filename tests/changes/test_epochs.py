@@ -23,6 +23,7 @@ from kvstore.changes import capture
 from kvstore.changes.epoch import Epoch, pack_run, unpack_run
 from kvstore.codec.json import JsonObject
 from kvstore.errors import BusyError, CorruptionError, UsageError
+from kvstore.meta import Meta
 
 pytestmark = [pytest.mark.usefixtures("each_engine"), pytest.mark.tiny_limits]
 
@@ -32,7 +33,7 @@ U63 = (1 << 63) - 1
 def check(store: Store) -> list[Epoch]:
     """Assert that the epochs are contiguous and that each counts what the index holds."""
     epochs = list(store.epochs())
-    headers = list(store._changes.index.headers(since=0, upto=store.upper - 1))
+    headers = list(store._parts.index.headers(since=0, upto=store.upper - 1))
     counted = 0
     for domain, of_domain in groupby(epochs, key=lambda epoch: epoch.domain):
         found = list(of_domain)
@@ -150,7 +151,7 @@ def test_waiting_epochs_are_taken_along_by_a_commit(
     with kvstore.open(tmp_path / "s", durability="async") as store:
         for number in range(10):
             store.put(b"k%d" % number, b"1")
-        runs = list(store._meta.records("epochs/"))
+        runs = list(Meta(store._engine).records("epochs/"))
         assert len(runs) >= 3
         assert len(check(store)) == 20
     with kvstore.open(tmp_path / "s", durability="async") as store:
@@ -215,7 +216,7 @@ def test_trimming_drops_the_runs_below_since(
     with kvstore.open(tmp_path / "s", durability="async") as store:
         stamps = [store.put(b"k%d" % number, b"1") for number in range(10)]
         store.sync()
-        index = store._changes.index
+        index = store._parts.index
         store._committer.write_meta(lambda batch: index.stage_trim(stamps[5], batch))
         left = list(store.epochs())
         assert len(left) > 0

@@ -34,7 +34,7 @@ pytestmark = [pytest.mark.usefixtures("each_engine"), pytest.mark.tiny_limits]
 
 
 def placed(store: Store, since: int = 0) -> list[PlacedRow]:
-    return list(store._changes.index.rows(since=since, upto=store.upper - 1))
+    return list(store._parts.index.rows(since=since, upto=store.upper - 1))
 
 
 # -- ids ------------------------------------------------------------------------------------
@@ -159,7 +159,7 @@ def test_opening_takes_the_newest_commit_of_all_streams(tmp_path: Path) -> None:
     store = kvstore.open(tmp_path / "s", durability="sync", clock=clock)
     store.reshard(streams=8)
     newest = max(store.put(b"k%d" % number, b"1") for number in range(20))
-    assert store._changes.index.last() == newest
+    assert store._parts.index.last() == newest
     store._engine.close()  # as a crash would: no closing records
     clock.set(5)
     with kvstore.open(tmp_path / "s", clock=clock) as store:
@@ -175,7 +175,7 @@ def test_trimming_drops_generations_that_ended_and_keeps_the_open_one(tmp_path: 
         middle = store.put(b"b", b"1")
         store.reshard(streams=3)
         last = store.put(b"c", b"1")
-        index = store._changes.index
+        index = store._parts.index
         store._committer.write_meta(lambda batch: index.stage_trim(middle, batch))
         assert [len(g.streams) for g in store.generations()] == [2, 3]
         assert [row.timestamp for row in placed(store, middle)] == [last]
@@ -190,7 +190,7 @@ def test_trimming_drops_generations_that_ended_and_keeps_the_open_one(tmp_path: 
 def consume(
     store: Store, found: Generation, stream: bytes, upto: int
 ) -> list[tuple[int, int, bytes]]:
-    rows = store._changes.index.rows(
+    rows = store._parts.index.rows(
         since=found.opened_at - 1 if found.opened_at else 0,
         upto=min(upto, found.last),
         select=lambda _: [stream],

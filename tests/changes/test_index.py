@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import bulk
 import kvstore
-from kvstore.changes import Change, ChangeIndex
+from kvstore.changes import Change, ChangeIndex, ChangeReader
 from kvstore.changes.index import FIRST_STREAM
 from kvstore.codec.keys import encode_change_key
 from kvstore.engine import CHANGES
@@ -42,8 +42,8 @@ def commit(store: Store, writes: list[Any]) -> int:
 
 def read(store: Store, floor: int, since: int, upto: int, bound: Any, **how: Any) -> list[Change]:
     """The changes of a window, from the index if it is complete from `floor` on, else by a pass."""
-    found = store._changes.changes(Span(*bound), since=since, upto=upto, index_floor=floor, **how)
-    return list(found)
+    reader = ChangeReader(store._versions, store._parts.index, store.imports.spans_of)
+    return list(reader.changes(Span(*bound), since=since, upto=upto, index_floor=floor, **how))
 
 
 def canonical(change: Change) -> tuple[int, bool, bytes]:

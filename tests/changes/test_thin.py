@@ -40,7 +40,7 @@ def crash(store: Store, tmp_path: Path) -> Path:
 
 def stored(store: Store) -> set[int]:
     """The operations in the index."""
-    found = store._changes.index.read(since=0, upto=store.upper)
+    found = store._parts.index.read(since=0, upto=store.upper)
     return {op for commit in found for op in bytes(commit.entry.ops)}
 
 

@@ -98,7 +98,7 @@ def memory_work(path: Path, told: Acknowledged) -> None:
         made.seal()
         bulk.ingest(store, made.staging, move=True)
         told.append(b"imported")
-        store.compact()
+        store.upkeep.compact()
         store.checkpoint(path.with_name(f"{path.name}-checkpoint"))
         store.put(b"c", b"c")
         told.append(b"c")

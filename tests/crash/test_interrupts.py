@@ -20,7 +20,6 @@ from kvstore import Store
 from kvstore.engine.memory import MemoryEngine
 from kvstore.errors import PoisonedError
 from kvstore.recent import RecentCommits
-from kvstore.store import reading
 from kvstore.testing.interrupts import Outcome, interrupted, measured
 from kvstore.testing.seeds import seeded
 
@@ -157,7 +156,7 @@ def one_interrupt(
     gc.collect()
     try:
         found = elsewhere(lambda: state(store))
-        assert not store._holds._pins
+        assert not store.holds._pins
         elsewhere(lambda: store.put(b"later", b"v"))
         elsewhere(lambda: store.gc(before=0))
         if found == before:  # else a clear was done, perhaps
@@ -204,7 +203,7 @@ def test_interrupts_come_in_the_middle_of_calls(tmp_path: Path) -> None:
         duration_s = measured(call)
         outcomes = [interrupted(call, after_s=pick.random() * duration_s)[0] for _ in range(12)]
         assert Outcome.RAISED in outcomes
-        assert not store._holds._pins
+        assert not store.holds._pins
 
 
 # -- each case that was found, without chance -------------------------------------------------
@@ -259,10 +258,10 @@ def test_no_lock_is_taken_by_entering_a_condition(
 def test_a_snapshot_that_was_interrupted_in_the_making_keeps_nothing(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reading, "Snapshot", interrupt)
+    monkeypatch.setattr("kvstore.store.store.Snapshot", interrupt)
     with pytest.raises(KeyboardInterrupt):
         store.snapshot()
-    assert not store._holds._pins
+    assert not store.holds._pins
 
 
 def test_a_transaction_that_was_interrupted_in_the_making_keeps_nothing(
@@ -272,7 +271,7 @@ def test_a_transaction_that_was_interrupted_in_the_making_keeps_nothing(
         patch.setattr(RecentCommits, "watch", interrupt)
         with pytest.raises(KeyboardInterrupt):
             store.transaction()
-    assert not store._holds._pins
+    assert not store.holds._pins
     with store.transaction() as txn:
         txn.put(b"k", b"v")
     assert store._committer.recent._watchers == 0
@@ -288,7 +287,7 @@ def test_a_rollback_that_was_interrupted_is_finished_by_the_finalizer(
             txn.rollback()
     del txn
     gc.collect()
-    assert not store._holds._pins
+    assert not store.holds._pins
     store.transaction().rollback()
     assert store._committer.recent._watchers == 0
 

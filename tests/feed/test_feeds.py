@@ -149,7 +149,7 @@ def test_a_consumer_over_its_budget_gets_a_definite_error(store: Store, clock: M
 def test_a_budget_outlives_a_restart_of_the_consumer(store: Store) -> None:
     store.feed("f", start=0, max_age=timedelta(seconds=10))
     store.feed("f")
-    (record,) = store.holds()
+    (record,) = store.holds.all()
     assert record.max_age_ns == 10 * 10**9
 
 
@@ -172,7 +172,7 @@ def test_workers_share_a_feed_and_each_has_its_position(store: Store) -> None:
     assert sorted(mine + keys(second)) == sorted(b"%d" % number for number in range(40))
     assert keys(store.feed("g", streams=(0, 2))) == []
     assert len(keys(store.feed("g", streams=(1, 2)))) == 40 - len(mine)
-    assert len(store.holds()) == 2
+    assert len(store.holds.all()) == 2
 
 
 def test_history_waits_for_workers_that_have_not_come_yet(store: Store) -> None:
@@ -203,14 +203,14 @@ def test_another_number_of_workers_takes_over_from_the_least_position(store: Sto
     for feed in former:
         with pytest.raises(FencedError):
             feed.ack(feed.position)
-    assert len(store.holds()) == 3
+    assert len(store.holds.all()) == 3
 
 
 def test_bad_calls_are_refused(store: Store) -> None:
     with pytest.raises(UsageError, match="no feed 'unknown'"):
         store.feed("unknown")
     with pytest.raises(UsageError, match="no feed 'unknown'"):
-        store.drop_feed("unknown")
+        store.feeds.drop("unknown")
     for name in ("", "a/b", "a\n", 5):
         with pytest.raises(UsageError):
             store.feed(name, start=0)  # type: ignore[arg-type]
@@ -227,7 +227,7 @@ def test_bad_calls_are_refused(store: Store) -> None:
     feed = store.feed("f", start=0)
     with pytest.raises(UsageError):
         feed.batches(heartbeat=0)
-    assert [record.name for record in store.holds()] == ["feed/f"], "nothing was left behind"
+    assert [record.name for record in store.holds.all()] == ["feed/f"], "nothing was left behind"
 
 
 def test_a_position_below_since_is_refused(store: Store) -> None:
@@ -237,13 +237,13 @@ def test_a_position_below_since_is_refused(store: Store) -> None:
     for start in (first, Position(first, 3)):
         with pytest.raises(HistoryGoneError):
             store.feed("f", start=start)
-    assert store.holds() == []
+    assert store.holds.all() == []
 
 
 def test_a_dropped_feed_lets_history_go_and_fences(store: Store) -> None:
     feed = store.feed("f", start=0)
-    store.drop_feed("f")
-    assert store.holds() == []
+    store.feeds.drop("f")
+    assert store.holds.all() == []
     with pytest.raises(FencedError):
         list(feed)
     with pytest.raises(UsageError):

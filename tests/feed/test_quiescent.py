@@ -31,7 +31,7 @@ def apply(store: Store, since: int = 0) -> tuple[dict[bytes, bytes], list[Timest
     """The state that the points add up to, checked at each."""
     state = dict(store.scan(as_of=since)) if since else {}
     times = []
-    for point in store.quiescent_points(since):
+    for point in store.feeds.quiescent_points(since):
         for change in point.changes():
             if change.op == "put":
                 assert change.value is not None
@@ -123,7 +123,7 @@ def test_points_of_concurrent_changesets_hold_whole_ones(tmp_path: Path) -> None
         store.reshard(3)
         for thread in workers:
             thread.join()
-        for point in store.quiescent_points():
+        for point in store.feeds.quiescent_points():
             for worker in range(3):
                 prefix = b"%d/" % worker
                 rows = dict(store.scan(prefix=prefix, as_of=point.timestamp))
@@ -136,7 +136,7 @@ def test_points_of_concurrent_changesets_hold_whole_ones(tmp_path: Path) -> None
 def test_a_reader_goes_on_where_it_was(tmp_path: Path) -> None:
     with kvstore.open(tmp_path / "s", durability="async") as store:
         store.put(b"a", b"1")
-        reader = store.quiescent_points()
+        reader = store.feeds.quiescent_points()
         first = [point.timestamp for point in reader]
         assert list(reader) == []
         second = store.put(b"b", b"1")
@@ -152,12 +152,12 @@ def test_a_missing_entry_is_noticed(tmp_path: Path) -> None:
         stream = store.generations()[0].streams[0]
         batch.delete(encode_change_key(stream, stamps[2]), store._engine.families[CHANGES])
         store._engine.write(batch)
-        reached = iter(store.quiescent_points())
+        reached = iter(store.feeds.quiescent_points())
         assert [next(reached).timestamp, next(reached).timestamp] == stamps[:2]
         with pytest.raises(EventsMissingError) as raised:
             next(reached)
         assert isinstance(raised.value, CorruptionError)
-        beyond = [point.timestamp for point in store.quiescent_points(stamps[2])]
+        beyond = [point.timestamp for point in store.feeds.quiescent_points(stamps[2])]
         assert beyond == stamps[3:], "what lies after it is whole"
 
 
@@ -186,7 +186,7 @@ def test_an_epoch_over_the_trimmed_part_is_not_counted_while_no_quiescent_one_fo
         second.__enter__()
         store.gc(before=middle)
         first.__exit__(None, None, None)  # closes an epoch of three events; two are trimmed
-        assert list(store.quiescent_points(middle)) == []
+        assert list(store.feeds.quiescent_points(middle)) == []
         second.__exit__(None, None, None)
         last = store.put(b"a", b"4")
         assert apply(store, middle) == ({b"a": b"4"}, [last])
@@ -248,7 +248,7 @@ def test_gc_beside_a_reader_is_no_damage(tmp_path: Path, monkeypatch: pytest.Mon
             return found
 
         monkeypatch.setattr(quiescent, "find_anchor", late)
-        points = list(store.quiescent_points())
+        points = list(store.feeds.quiescent_points())
         assert [len(list(point.changes())) for point in points] == [1] * 5
         assert store.gc(before=store.now()).since > points[-1].timestamp  # it let go
 

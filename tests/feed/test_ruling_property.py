@@ -311,7 +311,7 @@ def test_killed_store_and_consumer_resume_without_loss_or_repetition(tmp_path: P
             position = kvstore.Position(kvstore.Timestamp(timestamp), taken)
             replay(store.feed("probe", start=position), store, replica)
             assert replica.rows == dict(store.scan())
-            store.drop_feed("probe")
+            store.feeds.drop("probe")
 
 
 def test_batches_of_a_large_commit_resume_inside_it(tmp_path: Path) -> None:

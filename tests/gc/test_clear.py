@@ -62,20 +62,20 @@ def test_reads_and_windows_that_start_before_a_clear_are_refused_with_span_and_r
         lambda: store.revert_range(b"a", b"c", to=before),
         lambda: store.events(before),
         lambda: store.changes_batches(before),
-        lambda: store.follow(before),
+        lambda: store.feeds.follow(before),
         lambda: store.feed("f", start=before),
         lambda: store.feed("f", start=Position(Timestamp(before))),
         lambda: store.feed("f", start=0, span=Span(b"d", b"z")),
-        lambda: store.quiescent_points(before),
+        lambda: store.feeds.quiescent_points(before),
         lambda: store.put_if(b"c", b"w", unchanged_since=before),
-        lambda: store.export(since=before, upto=store.upper - 1),
+        lambda: store.replication.export(since=before, upto=store.upper - 1),
     ):
         with pytest.raises(HistoryGoneError, match=r"\[b'b', b'e'\).*read at") as caught:
             read()
         assert caught.value.span == (b"b", b"e")
         assert caught.value.since == cleared
     assert list(store.changes(before, start=b"e")) == []
-    assert store.holds() == []  # of no feed that was refused
+    assert store.holds.all() == []  # of no feed that was refused
     beside = store.feed("f", start=0, span=Span(b"e", b"z"))
     assert [event.key for batch in beside for event in batch.events] == [b"e", b"f"]
 
@@ -85,7 +85,7 @@ def test_an_export_does_not_take_large_values_that_a_clear_took_for_damage(store
     store.put(b"c", bytes(INLINE_VALUE_BYTES + 1))
     store.clear_range(b"b", b"e")
     with pytest.raises(HistoryGoneError, match="read at"):
-        store.export(since=before, upto=store.upper - 1)
+        store.replication.export(since=before, upto=store.upper - 1)
 
 
 def test_a_clear_between_the_call_and_the_first_row_refuses_the_pass(store: Store) -> None:
@@ -93,7 +93,7 @@ def test_a_clear_between_the_call_and_the_first_row_refuses_the_pass(store: Stor
     passes = [
         store.changes(before),
         store.events(before),
-        store.follow(before),
+        store.feeds.follow(before),
         store.changes_batches(before),
     ]
     store.clear_range(b"b", b"e")
@@ -160,9 +160,9 @@ def test_record_of_a_clear_goes_when_since_has_passed_it(store: Store) -> None:
     before = fill(store)
     cleared = store.clear_range(b"b", b"e")
     store.gc(before=before)
-    assert store._clears.all()
+    assert store._parts.clears.all()
     store.gc(before=cleared)
-    assert store._clears.all() == ()
+    assert store._parts.clears.all() == ()
     with pytest.raises(HistoryGoneError) as caught:
         store.get(b"c", before)
     assert caught.value.since == cleared
@@ -280,7 +280,7 @@ def test_crash_in_a_clear_leaves_all_of_it_or_nothing(tmp_path: Path, when: str)
     )
     assert child.returncode == -9
     with kvstore.open(path, clock=ManualClock(1)) as store:
-        if store._clears.all():
+        if store._parts.clears.all():
             with pytest.raises(HistoryGoneError):
                 store.get(b"b", before)
             assert list(store.scan()) == [(b"a", b"v"), (b"f", b"v")]

@@ -46,14 +46,14 @@ def test_a_hold_says_whose_it_is_also_after_a_restart(tmp_path: Path) -> None:
         moved = store.put(b"k", b"w")
         hold.move(moved)
     with kvstore.open(tmp_path / "db", clock=clock) as store:
-        (record,) = store.holds()
+        (record,) = store.holds.all()
         assert (record.kind, record.address) == ("audit", "s3://bucket/path")
         assert "process" in record.owner
         assert record.created_at is not None
         assert record.moved_at is not None
         assert record.created_at < 1_500 <= record.moved_at
         store.hold("mine")
-        (taken,) = store.holds()
+        (taken,) = store.holds.all()
         assert taken.created_at == record.created_at
         assert (taken.kind, taken.timestamp) == ("user", moved)
 
@@ -66,11 +66,11 @@ def test_a_hold_that_an_older_release_wrote_is_read(tmp_path: Path) -> None:
         batch.put(b"hold/old", json.dumps(fields).encode(), store._engine.families[META])
         store._engine.write(batch)
     with kvstore.open(tmp_path / "db") as store:
-        assert store.holds() == [HoldRecord("old", at, "ab", None)]
-        assert store.holds()[0].kind == UNKNOWN
+        assert store.holds.all() == [HoldRecord("old", at, "ab", None)]
+        assert store.holds.all()[0].kind == UNKNOWN
         assert "hold 'old'" in store.stats()["held_by"][0]
         store.hold("old", at=at, max_age=HOUR)
-        (record,) = store.holds()
+        (record,) = store.holds.all()
         assert (record.kind, record.timestamp) == ("user", at)
 
 
@@ -86,7 +86,7 @@ def test_fields_of_a_record_come_back_as_they_were() -> None:
 
 def test_texts_of_a_hold_are_one_bounded_line(store: Store) -> None:
     store.hold("h", address="a\nb" + "x" * 10_000)
-    (record,) = store.holds()
+    (record,) = store.holds.all()
     assert record.address.isprintable()
     assert len(record.address) == HOLD_TEXT_CHARS_MAX
     with pytest.raises(UsageError):
@@ -102,7 +102,7 @@ def test_gc_names_all_that_hold_it_back_oldest_first(store: Store) -> None:
     store.hold("audit", at=store.put(b"k", b"2"))
     newer = store.hold("newer", at=store.put(b"k", b"3"))
     snapshot, transaction = store.snapshot(), store.transaction()
-    follower = store.follow(store.upper - 1, heartbeat=0.001)
+    follower = store.feeds.follow(store.upper - 1, heartbeat=0.001)
     next(follower)
     target = store.put(b"k", b"4")
     report = store.gc(before=target)
@@ -123,7 +123,7 @@ def test_gc_names_all_that_hold_it_back_oldest_first(store: Store) -> None:
     assert "acks" in feed.remedy
     assert "kept for ever" in report.held_by[1].describe(store.now())
     assert store.stats()["held_by"][0].startswith("feed hold")
-    store.drop_feed("billing")
+    store.feeds.drop("billing")
     store.drop_hold("audit")
     assert store.gc(before=newer.timestamp).held_by == ()
     newer.release()
@@ -146,7 +146,7 @@ def test_a_hold_that_was_abandoned_can_be_dropped(store: Store) -> None:
     dropped = store.drop_hold("backup-1")
     assert (dropped.name, dropped.address) == ("backup-1", "/gone")
     assert "full=True" in dropped.cost_of_dropping
-    assert store.holds() == []
+    assert store.holds.all() == []
     with pytest.raises(FencedError):
         hold.move(store.upper - 1)
     with pytest.raises(UsageError, match=r"store\.holds"):
@@ -187,20 +187,20 @@ def test_a_feed_that_cannot_be_opened_holds_nothing(tmp_path: Path, at: int) -> 
             except OutOfSpaceError:
                 opened = False
     with kvstore.open(tmp_path / "db") as store:
-        assert len(store.holds()) == (3 if opened else 0)
+        assert len(store.holds.all()) == (3 if opened else 0)
 
 
 def test_a_feed_that_is_taken_over_is_whole_or_as_it_was(tmp_path: Path) -> None:
     with kvstore.open(tmp_path / "db") as store:
         store.reshard(streams=2)
         store.feed("f", start=store.put(b"k", b"v"), streams=(0, 2))
-        before = store.holds()
+        before = store.holds.all()
         with failing(store, "write", 0), pytest.raises(OutOfSpaceError):
             store.feed("f")
     with kvstore.open(tmp_path / "db") as store:
-        assert store.holds() == before
+        assert store.holds.all() == before
         store.feed("f")
-        assert [record.name for record in store.holds()] == ["feed/f"]
+        assert [record.name for record in store.holds.all()] == ["feed/f"]
 
 
 def test_wrong_calls_of_a_feed_hold_nothing(store: Store) -> None:
@@ -216,7 +216,7 @@ def test_wrong_calls_of_a_feed_hold_nothing(store: Store) -> None:
     for call in wrong:
         with pytest.raises(kvstore.errors.KVStoreError):
             call()
-        assert store.holds() == []
+        assert store.holds.all() == []
 
 
 # -- background work that fails ---------------------------------------------------------------
@@ -246,7 +246,7 @@ def test_a_callback_that_raises_is_told_and_collecting_goes_on(
     """Before, the thread died in silence until the store was closed."""
     rounds = Rounds(error)
     with kvstore.open(tmp_path / "db", durability="async") as store:
-        worker = store.start_gc(GcPolicy(keep=timedelta(0), every=HOUR), after_run=rounds)
+        worker = store.upkeep.start_gc(GcPolicy(keep=timedelta(0), every=HOUR), after_run=rounds)
         for _ in range(2):
             worker.wake()
             rounds.wait()
@@ -267,7 +267,7 @@ def test_a_run_that_fails_is_told_and_the_next_one_collects(
     with kvstore.open(tmp_path / "db", clock=ManualClock()) as store:
         steps = Rounds(RuntimeError("of a step"))
         store._collector.at_step = steps
-        worker = store.start_gc(GcPolicy(keep=timedelta(0), every=HOUR), after_run=rounds)
+        worker = store.upkeep.start_gc(GcPolicy(keep=timedelta(0), every=HOUR), after_run=rounds)
         store.put(b"k", b"1")
         store.put(b"k", b"2")
         worker.wake()
@@ -287,7 +287,7 @@ def test_a_poisoned_store_ends_its_collecting(
     store = kvstore.open(tmp_path / "db")
     with failing(store, "write", 0), pytest.raises(OutOfSpaceError):
         store.put(b"k", b"v")
-    worker = store.start_gc(GcPolicy(keep=timedelta(0), every=HOUR))
+    worker = store.upkeep.start_gc(GcPolicy(keep=timedelta(0), every=HOUR))
     worker.wake()
     worker._thread.join(WAIT_S_MAX)
     assert not worker._thread.is_alive()

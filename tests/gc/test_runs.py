@@ -32,7 +32,7 @@ def test_who_hears_of_a_run_may_close_the_store(tmp_path: Path) -> None:
 
     store = kvstore.open(tmp_path / "db", durability="async")
     forever = timedelta.max
-    store.start_gc(GcPolicy(keep=timedelta(0), every=forever), after_run=close).wake()
+    store.upkeep.start_gc(GcPolicy(keep=timedelta(0), every=forever), after_run=close).wake()
     assert closed.wait(30)
     kvstore.open(tmp_path / "db").close()
 
@@ -80,7 +80,7 @@ def test_background_policy_collects_and_is_stopped_by_close(tmp_path: Path) -> N
     policy = GcPolicy(keep=timedelta(0), every=timedelta(hours=1))
     done = threading.Event()
     store = kvstore.open(tmp_path / "db", clock=ManualClock())
-    worker = store.start_gc(policy, after_run=lambda report: done.set())
+    worker = store.upkeep.start_gc(policy, after_run=lambda report: done.set())
     store.put(b"k", b"1")
     store.put(b"k", b"2")
     worker.wake()

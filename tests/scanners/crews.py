@@ -6,7 +6,6 @@ import pyarrow as pa
 
 import kvstore
 from kvstore.scanners import SCANS_DIRECTORY, crew
-from kvstore.store.reading import Reading
 
 ROWS = 20_000
 
@@ -23,7 +22,7 @@ def nothing_is_left(store: kvstore.Store) -> bool:
     return True
 
 
-def have_started(store: Reading, *, workers: int, prefix: bytes = b"") -> None:
+def have_started(store: kvstore.Store, *, workers: int, prefix: bytes = b"") -> None:
     """Have so many processes ready for the next scan, of which the store's own is one."""
     store.scan_batches(prefix=prefix, workers=workers).read_all()
     for worker in store._scanners._idle:
@@ -35,7 +34,7 @@ def crew_of(store: kvstore.Store) -> list[int]:
     return [worker._process.pid for worker in store._scanners._idle]
 
 
-def crew_at_work(store: Reading) -> crew.Crew:
+def crew_at_work(store: kvstore.Store) -> crew.Crew:
     """That of the one scan under way."""
     (running,) = store._scanners._scans
     return running._crew
@@ -50,7 +49,7 @@ def listened(beside: crew.Crew) -> bool:
     return True
 
 
-def read_beside(store: Reading, *, workers: int) -> pa.Table:
+def read_beside(store: kvstore.Store, *, workers: int) -> pa.Table:
     """A scan that takes its time."""
     scan = store.scan_batches(batch_rows=100, workers=workers)
     beside = crew_at_work(store)

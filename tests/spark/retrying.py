@@ -129,8 +129,8 @@ def _jobs_are_right(spark: SparkSession, store: Store, directory: Path) -> dict[
     compared = collection.verify("contents", store).rows
     at = restore.restore(spark, url, directory / "restored", tasks=3)
     with kvstore.open(directory / "restored") as restored:
-        same = list(restored.versions(since=None, upto=at)) == list(
-            store.versions(since=None, upto=at)
+        same = list(restored.replication.versions(since=None, upto=at)) == list(
+            store.replication.versions(since=None, upto=at)
         )
     left = [entry.name for entry in directory.iterdir() if entry.name.startswith(".")]
     batches = len(collection.list())

@@ -92,7 +92,7 @@ def test_verify_compares_older_chains_as_one_process_does(tmp_path: Path) -> Non
             with pytest.raises(CorruptionError, match="differ"):
                 each()
         # What the store has forgotten cannot be compared any more.
-        store.drop_hold(store.holds()[0].name)
+        store.drop_hold(store.holds.all()[0].name)
         change(store, random.Random(3), 5)
         store.gc(before=store.sync() - 1)
         change(store, random.Random(4), 5)
@@ -270,7 +270,7 @@ def test_a_window_the_copy_does_not_have_is_refused(tmp_path: Path) -> None:
         collection = Collection(url)
         upload = SparkUpload(NO_SESSION, Access(url), 2)
         collection.backup(store, upload=upload)
-        for hold in store.holds():
+        for hold in store.holds.all():
             store.drop_hold(hold.name)
         store.put(b"a", b"2")
         store.gc(before=store.upper - 1)

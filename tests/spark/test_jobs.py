@@ -96,8 +96,8 @@ def test_backup_compact_and_restore_over_splits_equal_one_process(
     collection.verify("contents", store)
     at = restore.restore(spark, url, tmp_path / "restored", tasks=3)
     with kvstore.open(tmp_path / "restored") as restored:
-        assert list(restored.versions(since=None, upto=at)) == list(
-            store.versions(since=None, upto=at)
+        assert list(restored.replication.versions(since=None, upto=at)) == list(
+            store.replication.versions(since=None, upto=at)
         )
     assert not list(tmp_path.glob(".*"))  # no copy of the store, no half of a restore
 

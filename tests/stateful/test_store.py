@@ -242,7 +242,7 @@ class StoreMachine(RuleBasedStateMachine):
     def collect(self, data: st.DataObject) -> None:
         before = self.time(data)
         report = self.store.gc(before=before)
-        held = min((hold.timestamp for hold in self.store.holds()), default=before)
+        held = min((hold.timestamp for hold in self.store.holds.all()), default=before)
         assert self.store.since == max(report.previous, min(before, held))
         for too_old in {self.store.since - 1} - {-1}:
             with pytest.raises(HistoryGoneError):
@@ -257,7 +257,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(span=spans)
     def clear(self, span: list[bytes]) -> None:
-        if self.store.holds():
+        if self.store.holds.all():
             with pytest.raises(HistoryHeldError):
                 self.store.clear_range(*span)
         else:

@@ -178,7 +178,7 @@ def test_what_is_listed_may_change_meanwhile(tmp_path: Path) -> None:
     sys.setswitchinterval(1e-6)
     try:
         with kvstore.open(None, engine="memory", durability="async") as store:
-            lists = (store.holds, store.imports.all, store.stats)
+            lists = (store.holds.all, store.imports.all, store.stats)
             with ThreadPoolExecutor(5) as pool:
                 looking = [pool.submit(look, each) for each in lists]
                 changing = [pool.submit(change, worker) for worker in range(2)]

@@ -79,10 +79,10 @@ def test_gc_that_was_given_to_another_worker_is_committed_by_that_one_alone(
 def test_compaction_goes_on_behind_the_pieces_that_are_done(store: Store) -> None:
     for number in range(2000):
         store.put(b"%04d" % number, b"x" * 100, durability="async")
-    store.compact()
+    store.upkeep.compact()
     submit_compact(store, report_to="reports")
     seen: list[tuple[bytes, bytes | None]] = []
-    compact = store.compact
+    compact = store.upkeep.compact
 
     def break_down(span: kvstore.Span) -> None:
         if len(seen) == 5:
@@ -90,7 +90,7 @@ def test_compaction_goes_on_behind_the_pieces_that_are_done(store: Store) -> Non
         seen.append((span.start, span.end))
         compact(span)
 
-    store.compact = break_down  # type: ignore[method-assign, assignment]
+    store.upkeep.compact = break_down  # type: ignore[method-assign, assignment]
     retry = Retry(first_s=0)
     worker = Worker(store.tasks, handlers(store), retry=retry)
     assert worker.run_one() is Outcome.RETRY
@@ -99,7 +99,7 @@ def test_compaction_goes_on_behind_the_pieces_that_are_done(store: Store) -> Non
     facts = progress_of(task)
     assert facts["upto"] == (seen[-1][1] or b"").hex()
     assert (facts["piece"], facts["pieces"]) == (6, 16)
-    store.compact = compact  # type: ignore[method-assign]
+    store.upkeep.compact = compact  # type: ignore[method-assign]
     assert worker.run_one() is Outcome.DONE
     assert store.tasks.list("compact") == []
     assert len(list(store.scan())) == 2000
@@ -150,7 +150,7 @@ def test_what_keeps_failing_goes_to_the_dead_letters(
     def break_down(span: object) -> None:
         raise OSError("the disk went away")
 
-    monkeypatch.setattr(store, "compact", break_down)
+    monkeypatch.setattr(store.upkeep, "compact", break_down)
     submit_compact(store)
     worker = Worker(store.tasks, handlers(store), retry=Retry(attempts_max=3, first_s=1))
     assert worker.run_one() is Outcome.RETRY

@@ -204,7 +204,7 @@ def test_an_idempotent_range_delete_after_a_clear_that_failed_is_refused_at_once
 ) -> None:
     """The clear has raised the floor of reads above all that there will ever be."""
     store.put(b"a", b"1")
-    announce = store._clears.announce
+    announce = store._parts.clears.announce
 
     def fail(*_: object) -> None:
         raise StorageError("storage failed", "look at the disk")
@@ -213,7 +213,7 @@ def test_an_idempotent_range_delete_after_a_clear_that_failed_is_refused_at_once
         announce(clear)
         monkeypatch.setattr(store._engine, "write", fail)
 
-    monkeypatch.setattr(store._clears, "announce", last)
+    monkeypatch.setattr(store._parts.clears, "announce", last)
     with pytest.raises(StorageError):
         store.clear_range(b"x", b"y")
     with pytest.raises(PoisonedError):

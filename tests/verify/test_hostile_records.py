@@ -86,7 +86,7 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> Stored:
         staged.seal()
         bulk.ingest(store, path / "in")
         store.revert_import(store.imports.all()[0].import_id)
-        store._holds.drop("backup")
+        store.holds.drop("backup")
         store.clear_range(b"q", b"r")
         store.hold("lost")
         store.reshard(3)

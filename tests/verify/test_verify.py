@@ -36,9 +36,14 @@ pytestmark = [pytest.mark.usefixtures("each_engine"), pytest.mark.damages_store]
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
+def clock() -> ManualClock:
+    return ManualClock(1)
+
+
+@pytest.fixture
+def store(tmp_path: Path, clock: ManualClock) -> Iterator[Store]:
     """A store with something of everything."""
-    with kvstore.open(tmp_path / "db", durability="async", clock=ManualClock(1)) as opened:
+    with kvstore.open(tmp_path / "db", durability="async", clock=clock) as opened:
         for key in (b"a", b"b", b"\x00", b"b\x00c"):
             opened.put(key, b"v" + key)
         opened.put(b"large", b"v" * 5000)
@@ -81,7 +86,7 @@ def test_sound_store_has_no_problems_and_is_counted(store: Store) -> None:
 
 
 def test_sound_after_gc_clear_revert_and_reopen(store: Store, tmp_path: Path) -> None:
-    store._holds.drop("backup")
+    store.holds.drop("backup")
     (imported,) = store.imports.all()
     store.clear_range(b"b", b"k")
     store.put(b"b", b"again")
@@ -236,8 +241,8 @@ def test_change_in_a_stream_that_is_not_its_own_is_found(store: Store) -> None:
 def test_records_that_contradict_each_other_are_found(store: Store) -> None:
     (record,) = store.imports.all()
     store.imports._records[record.import_id] = replace(record, reverted=Timestamp(2))
-    hold = store._holds._records["backup"]
-    store._holds._records["backup"] = replace(hold, timestamp=Timestamp(-1))
+    hold = store.holds._records["backup"]
+    store.holds._records["backup"] = replace(hold, timestamp=Timestamp(-1))
     found = " / ".join(problems(store))
     for problem in ("reverted at", "stamps in use", "hold 'backup'"):
         assert problem in found
@@ -300,20 +305,20 @@ def test_commits_go_on_while_a_store_is_verified(store: Store) -> None:
 
 
 def test_time_that_is_closed_while_frontiers_are_compared_is_no_damage(
-    store: Store, monkeypatch: pytest.MonkeyPatch
+    store: Store, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read, closing = Meta.timestamp, threading.Thread(target=store.sync)
 
     def late(meta: Meta, name: str) -> int:
         if closing.ident is None:
-            store._clock.advance(1_000_000)  # type: ignore[attr-defined]
+            clock.advance(1_000_000)
             closing.start()
             closing.join(0.2)
         return read(meta, name)
 
     findings = report.Findings()
     monkeypatch.setattr(Meta, "timestamp", late)
-    check_frontiers(findings, store._meta, store._committer)
+    check_frontiers(findings, Meta(store._engine), store._committer)
     closing.join()
     assert findings.problems == []
 

@@ -1,0 +1,118 @@
+"""The history of one store, window by window: changes by key or time, events, record batches.
+
+Each pass pins the start of its window while it is being read, so that GC and clears leave the
+window alone. The readers below (`kvstore.changes`) know nothing of frontiers and pins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from kvstore.arguments import require_span
+from kvstore.changes.change import Change
+from kvstore.changes.columns import ColumnReader, record_batch_reader
+from kvstore.changes.event import Event, Expand, Images, require_expand, require_images
+from kvstore.changes.expand import EventReader, Wanted
+from kvstore.changes.read import ChangeReader, Order, Revisions, require_choices
+from kvstore.parts import Parts
+from kvstore.span import Span
+from kvstore.timestamp import TimeLike
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+class History:
+    """Reads windows of the history of one store. See the verbs of `Store` for the arguments."""
+
+    def __init__(self, parts: Parts) -> None:
+        versions, index = parts.versions, parts.index
+        self._reads = parts.reads
+        self._changes = ChangeReader(versions, index, parts.imports.spans_of)
+        self.event_reader = EventReader(versions, index, self._changes)
+        self.column_reader = ColumnReader(versions, index, self.event_reader)
+
+    def changes(
+        self,
+        since: TimeLike,
+        upto: TimeLike | None = None,
+        *,
+        span: Span,
+        revisions: Revisions = "all",
+        order: Order = "key",
+    ) -> Iterator[Change]:
+        """See `Store.changes`."""
+        require_choices(revisions, order)
+        reads = self._reads
+        low, high = reads.window(since, upto)
+        needed = high if low == 0 and revisions == "latest" else low
+        reads.require_kept(span, needed)
+        return reads.pinned(
+            span,
+            needed,
+            lambda: self._changes.changes(
+                span,
+                since=low,
+                upto=high,
+                revisions=revisions,
+                order=order,
+                index_floor=reads.indexed_since,
+            ),
+        )
+
+    def kept(self, upto: TimeLike) -> Iterator[Change]:
+        """Everything up to `upto` that is kept, by key: one pass over the store."""
+        high = self._reads.at(upto)
+        return self._changes.changes(Span(), since=0, upto=high, index_floor=high)
+
+    def latest(self, since: int, upto: int) -> Iterator[Change]:
+        """The newest change of each key in `(since, upto]`, by key."""
+        return self.changes(since, upto, span=Span(), revisions="latest")
+
+    def events(
+        self,
+        since: TimeLike,
+        upto: TimeLike | None,
+        span: Span | None,
+        images: Images,
+        expand: Expand,
+    ) -> Iterator[Event]:
+        """See `Store.events`."""
+        wanted, low, high = self.wanted(since, upto, span, images, expand)
+        return self._reads.pinned(
+            wanted.span, low, lambda: self.event_reader.events(wanted, since=low, upto=high)
+        )
+
+    def batches(
+        self,
+        since: TimeLike,
+        upto: TimeLike | None,
+        span: Span | None,
+        images: Images,
+        expand: Expand,
+    ) -> pa.RecordBatchReader:
+        """See `Store.changes_batches`."""
+        wanted, low, high = self.wanted(since, upto, span, images, expand)
+        found = self._reads.pinned(
+            wanted.span, low, lambda: self.column_reader.batches(wanted, since=low, upto=high)
+        )
+        return record_batch_reader(found)
+
+    def wanted(
+        self,
+        since: TimeLike,
+        upto: TimeLike | None,
+        span: Span | None,
+        images: Images,
+        expand: Expand,
+    ) -> tuple[Wanted, int, int]:
+        """The choice of events that the arguments make, and the bounds of its window.
+
+        Raises unless history and the change index are whole above `since`.
+        """
+        wanted = Wanted(require_span(span), require_images(images), require_expand(expand))
+        low, high = self._reads.window(since, upto)
+        self._reads.require_kept(wanted.span, low)
+        self._reads.require_indexed(low)
+        return wanted, low, high

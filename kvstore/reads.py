@@ -1,0 +1,117 @@
+"""Reads of one store: which time a read is of, and that it finds the whole truth of that time.
+
+GC and clears take history away while reads go on, and no read takes a lock. Two means keep a read
+whole. A short read looks again afterwards at what has been taken. A long one pins its time first,
+and GC and clears leave pinned history alone.
+
+Invariants
+1. A read gives what its time had, or raises `HistoryGoneError`. It never gives what is left.
+2. A read that names no time is of the newest complete one, and never raises `HistoryGoneError`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TypeVar
+
+from kvstore.clears import Clears
+from kvstore.commit import Committer
+from kvstore.errors import HistoryGoneError, UsageError
+from kvstore.holds import Holds
+from kvstore.span import Span
+from kvstore.timestamp import TimeLike, Timestamp, to_timestamp
+
+T = TypeVar("T")
+
+
+class Reads:
+    """Picks the times of reads, and keeps the reads whole."""
+
+    def __init__(
+        self, committer: Committer, holds: Holds, clears: Clears, *, index_floor: int
+    ) -> None:
+        """`index_floor` is the time above which the change index is whole."""
+        self._committer = committer
+        self._frontiers = committer.frontiers
+        self._holds = holds
+        self._clears = clears
+        self._index_floor = index_floor
+        committer.raise_floor(clears.newest)
+
+    @property
+    def whole_since(self) -> Timestamp:
+        """The oldest time at which all of the store is readable: `since`, or the newest clear."""
+        return Timestamp(max(self._frontiers.since, self._clears.newest))
+
+    @property
+    def indexed_since(self) -> Timestamp:
+        """The oldest time that windows of the change index can begin at."""
+        return Timestamp(max(self._frontiers.since, self._index_floor))
+
+    def raise_index_floor(self, timestamp: int) -> None:
+        """Note that the change index has nothing of `timestamp` and before."""
+        self._index_floor = timestamp
+
+    def at(self, as_of: TimeLike | None) -> int:
+        """The time of a read as of `as_of`. Raises `HistoryGoneError` and `NotYetWrittenError`."""
+        frontiers = self._frontiers
+        if not frontiers.is_healthy:
+            self._committer.require_healthy()
+        if as_of is None:
+            return frontiers.upper - 1
+        if type(as_of) is Timestamp and frontiers.since <= as_of < frontiers.upper:
+            return as_of
+        return self._committer.readable(to_timestamp(as_of, name="as_of"))
+
+    def window(self, since: TimeLike, upto: TimeLike | None) -> tuple[int, int]:
+        """The bounds of `(since, upto]`. Without `upto` an empty window has equal bounds."""
+        low, high = to_timestamp(since, name="since"), self.at(upto)
+        if low > high and upto is not None:
+            raise UsageError(f"since {low} is above upto {high}", "swap them")
+        return low, max(low, high)
+
+    def read(self, as_of: TimeLike | None, span: Span, read: Callable[[int], T]) -> T:
+        """The result of `read` in `span` at `as_of`.
+
+        History may go between the choice of the time and the read. GC and clears announce what
+        they take before they take it, so a look after the read tells whether the read was whole.
+        A read of the newest time is then made again.
+        """
+        while True:
+            at = self.at(as_of)
+            result = read(at)
+            if at >= self._frontiers.floor:
+                return result
+            if as_of is not None:
+                self.require_kept(span, at)
+                return result
+            if at >= self._frontiers.since and self._clears.hit(span, at) is None:
+                return result
+            with self._committer.lock:
+                pass  # The clear under way publishes its time before it lets go.
+
+    def pinned(self, span: Span, as_of: int, open_pass: Callable[[], Iterator[T]]) -> Iterator[T]:
+        """A lazy pass that GC and clears leave alone, from its first row until it ends."""
+        holds = self._holds  # in a forked child, which ends the pass, handles have no fields
+        pin = holds.new_pin()
+        try:
+            holds.pin(as_of, pin, kind="pass over changes")
+            self._clears.require(span, as_of)
+            yield from open_pass()
+        finally:
+            holds.let_go(pin, None)
+
+    def require_kept(self, span: Span, as_of: int) -> None:
+        """Raise unless the whole of `span` can be read as of `as_of`."""
+        self._committer.readable(as_of)
+        self._clears.require(span, as_of)
+
+    def require_indexed(self, since: int) -> None:
+        """Raise `HistoryGoneError` unless the change index is whole above `since`."""
+        if since < self._index_floor:
+            raise HistoryGoneError(
+                as_of=since,
+                since=Timestamp(self._index_floor),
+                remedy="the store was restored then, or took a large window of its source as "
+                "files, and feeds begin there: take a scan at that time first",
+            )

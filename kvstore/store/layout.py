@@ -1,0 +1,28 @@
+"""Where the keys of a store lie: its files, and spans of about equal size for work in parallel."""
+
+from __future__ import annotations
+
+from kvstore.arguments import require_count, require_span
+from kvstore.engine import Engine, FileSpan
+from kvstore.limits import SCAN_PIECES_MAX
+from kvstore.span import Span
+from kvstore.splits import split_span, user_spans
+
+
+class Layout:
+    """The layout of the keys of one store. Reads the bounds of the files, never a row."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    def files(self) -> list[FileSpan]:
+        """The files that hold versions, by the user keys they lie between."""
+        return list(user_spans(self._engine.files()))
+
+    def splits(self, count: int, span: Span | None = None) -> list[Span]:
+        """Cut `span` (default: all keys) into at most `count` pieces of about equal size.
+
+        Rows that are not on file yet do not count.
+        """
+        require_count(count, name="count", most=SCAN_PIECES_MAX)
+        return split_span(require_span(span), self.files(), count)

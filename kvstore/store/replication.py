@@ -1,0 +1,137 @@
+"""Copies of a store's history: the reads that a copy is made of, and the writing end of a replica.
+
+A backup and a replica read their source by `Replication`. A store that was made as a replica takes
+its source's history by `Replication.replica`, until it is promoted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import pyarrow as pa
+
+from kvstore.changes import Change, Revisions
+from kvstore.errors import UsageError
+from kvstore.history import History
+from kvstore.mvcc import RangeTombstone
+from kvstore.mvcc.export import VersionColumns
+from kvstore.parts import Parts
+from kvstore.replica import Replica
+from kvstore.span import Span
+from kvstore.timestamp import TimeLike, Timestamp, to_timestamp
+
+
+class Export(NamedTuple):
+    """A window of history: as `changes` where they are few, else as `columns` and `tombstones`.
+
+    `changes` are record batches of `kvstore.changes.columns.VERSION_CHANGES_SCHEMA` in time order.
+    """
+
+    whole_since: int
+    changes: list[pa.RecordBatch] | None
+    columns: Iterator[VersionColumns]
+    tombstones: list[RangeTombstone]
+
+
+class Replication:
+    """What copies of one store's history read of it, and its own life as a copy."""
+
+    def __init__(self, parts: Parts, history: History) -> None:
+        self._parts = parts
+        self._versions, self._holds, self._reads = parts.versions, parts.holds, parts.reads
+        self._history = history
+
+    # -- of a source ------------------------------------------------------------------------
+
+    def versions(self, *, since: TimeLike | None, upto: TimeLike) -> Iterator[Change]:
+        """All revisions in `(since, upto]` by key.
+
+        `since=None` is everything that is kept, in one pass over the store. What lies below the
+        store's `since` is not complete then: reads at `since` or later can see all of it.
+        """
+        if since is None:
+            return self._history.kept(upto)
+        return self._history.changes(since, upto, span=Span())
+
+    def export(self, *, since: TimeLike | None, upto: TimeLike, span: Span | None = None) -> Export:
+        """All revisions in `(since, upto]` in the form that is fastest to copy.
+
+        `since=None` is everything that is kept: whole from `Export.whole_since` on. A window that
+        the change index shows to be small comes as changes, others as columns, by key, in one
+        pass. A `span` cuts such a pass into pieces: a piece has the columns of the keys in its
+        span, and the range tombstones that start there, whole.
+        Raises `HistoryGoneError` if `since` lies below what is kept.
+        """
+        reads, whole = self._reads, span or Span()
+        high = reads.at(upto)
+        if since is None:
+            columns, tombstones = self._versions.export(whole, since=0, upto=high)
+            # The pass shows the entries of this moment: what GC and clears take later stays in it.
+            return Export(reads.whole_since, None, columns, tombstones)
+        low = to_timestamp(since, name="since")
+        pin = self._holds.new_pin()
+        try:
+            # Without a pin, a large value that a clear takes meanwhile would look damaged.
+            self._holds.pin(low, pin, kind="export")
+            reads.require_kept(Span(), low)
+            by_index = low >= reads.indexed_since and whole == Span()
+            few = self._history.column_reader.few(since=low, upto=high) if by_index else None
+            if few is not None:
+                return Export(low, few, iter(()), [])
+            return Export(low, None, *self._versions.export(whole, since=low, upto=high))
+        finally:
+            self._holds.let_go(pin, None)
+
+    def has_commit(self, at: TimeLike) -> bool | None:
+        """Whether there was a commit at `at`; None where the change index does not reach back.
+
+        Serves owners of a copy of the history: a store that was put back from an older copy of
+        itself lacks commits that they have. One seek per stream.
+        """
+        time = to_timestamp(at, name="at")
+        if time and any(self._parts.index.headers(since=time - 1, upto=time)):
+            return True
+        # Looked at last: GC moves `since` before it trims the index.
+        return None if time <= self._reads.indexed_since else False
+
+    def range_deletes(
+        self, since: TimeLike, upto: TimeLike, span: Span, revisions: Revisions = "all"
+    ) -> list[Change]:
+        """The range deletes that `Store.changes` gives for `span`, each whole. Reads no row.
+
+        Serves readers of the window in pieces: `changes` cuts range deletes to each piece.
+        """
+        low, high = to_timestamp(since, name="since"), self._reads.at(upto)
+        found = self._versions.view.fragments.tombstones(
+            span, since=low, upto=high, latest=revisions == "latest"
+        )
+        if low == 0 and revisions == "latest":
+            return []
+        return [Change(Timestamp(t), "delete_range", start, end, None) for start, end, t in found]
+
+    def wake(self) -> None:
+        """Have every thread in `Store.wait_beyond` look at its `stop` again."""
+        self._parts.committer.wake()
+
+    # -- of a replica -----------------------------------------------------------------------
+
+    @property
+    def is_replica(self) -> bool:
+        """Whether the store follows another, and refuses writes of its own until `promote`."""
+        return self._parts.committer.policy.source is not None
+
+    def replica(self) -> Replica:
+        """The writing end of a replica. Raises `UsageError` if this is an ordinary store."""
+        committer = self._parts.committer
+        committer.require_healthy()
+        if committer.policy.source is None:
+            raise UsageError(f"{committer.where} is no replica", "make one with backup.replicate")
+        return Replica(self._parts)
+
+    def promote(self) -> Timestamp:
+        """Make a replica an ordinary store; returns the `upper` its commits begin at.
+
+        Later changes of its source are not in it, and never will be. Raises as `replica`.
+        """
+        return self.replica().promote()
