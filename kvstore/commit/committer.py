@@ -25,7 +25,7 @@ from kvstore.changes.capture import Begun, Capture
 from kvstore.changes.index import ChangeIndex, FullEntry
 from kvstore.clock import Timeline
 from kvstore.commit.durability import Durability, GroupSync, require_durability
-from kvstore.commit.frontiers import Frontiers, Stop, require_readable
+from kvstore.commit.frontiers import Frontiers, IsStopping, require_readable
 from kvstore.commit.health import Health
 from kvstore.commit.policy import OPEN, Policy
 from kvstore.commit.writes import Writes
@@ -338,7 +338,7 @@ class Committer:
         """Have readers below `timestamp` look twice. The caller holds the lock."""
         self.frontiers.raise_floor(timestamp)
 
-    def wait_published(self, above: int, *, timeout: float | None, stop: Stop) -> None:
+    def wait_published(self, above: int, *, timeout: float | None, stop: IsStopping) -> None:
         """See `Frontiers.wait`. Commits wake the threads that wait, as do records and closing."""
         self.frontiers.wait(above, timeout=timeout, stop=stop)
 

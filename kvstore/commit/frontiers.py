@@ -21,7 +21,7 @@ from typing import TypeAlias
 from kvstore.errors import HistoryGoneError, NotYetWrittenError
 from kvstore.timestamp import Timestamp
 
-Stop: TypeAlias = "Callable[[], bool]"
+IsStopping: TypeAlias = "Callable[[], bool]"
 
 
 class Frontiers:
@@ -55,7 +55,7 @@ class Frontiers:
         self.since = Timestamp(since)
         self.raise_floor(since)
 
-    def wait(self, above: int, *, timeout: float | None, stop: Stop) -> None:
+    def wait(self, above: int, *, timeout: float | None, stop: IsStopping) -> None:
         """Return once `upper` is above `above`, once `stop()` is true, or after `timeout` seconds.
 
         `stop` is asked again after each `wake`.

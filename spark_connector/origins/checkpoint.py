@@ -12,7 +12,7 @@ from kvstore.changes import Change
 from kvstore.engine import FileSpan
 from kvstore.opening import open_read_only
 from kvstore.span import Span
-from spark_connector.origins.origin import Frontiers
+from spark_connector.origins.origin import OriginFrontiers
 from spark_connector.origins.place import Place
 
 
@@ -23,8 +23,8 @@ class CheckpointOrigin:
         self.place = place
         self._store = open_read_only(place.path)
 
-    def frontiers(self) -> Frontiers:
-        return Frontiers(self._store.since, self._store.upper, self._store.store_id)
+    def frontiers(self) -> OriginFrontiers:
+        return OriginFrontiers(self._store.since, self._store.upper, self._store.store_id)
 
     def files(self, upto: int) -> Sequence[FileSpan]:
         return self._store.layout.files()

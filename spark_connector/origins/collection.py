@@ -31,7 +31,7 @@ from kvstore.mvcc import Cover, Fragments, RangeTombstone
 from kvstore.span import Span
 from kvstore.splits import split_span
 from kvstore.timestamp import Timestamp
-from spark_connector.origins.origin import Frontiers
+from spark_connector.origins.origin import OriginFrontiers
 from spark_connector.origins.place import Place
 from spark_connector.origins.row_groups import (
     Group,
@@ -63,10 +63,10 @@ class CollectionOrigin:
         self._chain = chain
         self._opened: dict[str, list[Group]] = {}
 
-    def frontiers(self) -> Frontiers:
+    def frontiers(self) -> OriginFrontiers:
         source = self._collection.source
         assert source is not None, "a collection with a chain has a source"
-        return Frontiers(self._chain.since, self._chain.upper, source)
+        return OriginFrontiers(self._chain.since, self._chain.upper, source)
 
     def files(self, upto: int) -> Sequence[FileSpan]:
         return _file_spans(self._groups(since=-1, upto=upto))

@@ -21,7 +21,7 @@ from kvstore.span import Span
 from spark_connector.origins.place import Place
 
 
-class Frontiers(NamedTuple):
+class OriginFrontiers(NamedTuple):
     """The readable times, `since <= t < upper`, of the store with this id."""
 
     since: int
@@ -35,7 +35,7 @@ class Origin(Protocol):
     place: Place
     """Where the origin was found. A collection's place names the chosen chain."""
 
-    def frontiers(self) -> Frontiers:
+    def frontiers(self) -> OriginFrontiers:
         """The readable times. They never change for a store; a collection tells those of now."""
         ...
 

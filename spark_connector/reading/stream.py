@@ -39,7 +39,7 @@ from kvstore.span import Span
 from kvstore.timestamp import Timestamp
 from spark_connector.options import ReadOptions
 from spark_connector.origins.opening import open_origin
-from spark_connector.origins.origin import Frontiers, Origin
+from spark_connector.origins.origin import Origin, OriginFrontiers
 from spark_connector.origins.place import find
 from spark_connector.reading.partitions import (
     ReadPartition,
@@ -123,7 +123,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return iter(())
         return read_partition(partition, self._options, self._schema)
 
-    def _frontiers(self) -> Frontiers:
+    def _frontiers(self) -> OriginFrontiers:
         with open_origin(find(self._options.access)) as origin:
             return origin.frontiers()
 
@@ -139,13 +139,13 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         high = bytes.fromhex(end["key"]) if end is not None and "key" in end else None
         return self._options.span.intersect(low, high)
 
-    def _readable(self, start: dict[str, Any], frontiers: Frontiers) -> int:
+    def _readable(self, start: dict[str, Any], frontiers: OriginFrontiers) -> int:
         """The start of the next window: the offset's time, or one that `_kept` allows."""
         _require_same_store(start, frontiers, self._options.access.url)
         since = int(start["timestamp"])
         return since if _is_fresh(start) else self._kept(since, frontiers)
 
-    def _kept(self, time: int, frontiers: Frontiers) -> int:
+    def _kept(self, time: int, frontiers: OriginFrontiers) -> int:
         """The time of an offset. If history before it is lost: its beginning, or an error."""
         if time >= frontiers.since:
             return time
@@ -197,7 +197,7 @@ def _is_fresh(offset: dict[str, Any]) -> bool:
     return bool(offset["state"]) and "key" not in offset
 
 
-def _require_same_store(offset: dict[str, Any], frontiers: Frontiers, path: str) -> None:
+def _require_same_store(offset: dict[str, Any], frontiers: OriginFrontiers, path: str) -> None:
     if offset["store"] != frontiers.store_id:
         raise UsageError(
             f"the stream has read store {offset['store']}; {path} holds {frontiers.store_id}",

@@ -15,11 +15,11 @@ from backup.shard.state.state import (
     EMPTY,
     STATE_VERSION,
     Batch,
-    Column,
     CriticalHold,
     LastAppend,
     LeasedReader,
     Part,
+    SchemaColumn,
     ShardState,
 )
 from kvstore.errors import CorruptionError, FormatVersionError
@@ -62,7 +62,7 @@ FULL = ShardState(
     leased={"r-1": LeasedReader(70, 4, 1_700_000_000, 900)},
     critical={"backup": CriticalHold(4, b"\x00owner-1")},
     writers={"w-1": LastAppend("token", 9, 1_700_000_001)},
-    schemas={0: (Column("key", "binary", nullable=False),)},
+    schemas={0: (SchemaColumn("key", "binary", nullable=False),)},
 )
 
 

@@ -11,7 +11,7 @@ from itertools import chain
 import pyarrow as pa
 
 from backup.shard.rows.beside import ahead
-from backup.shard.rows.merge import ONE_ROW, Share, merge_sorted
+from backup.shard.rows.merge import ONE_ROW, Quota, merge_sorted
 from backup.shard.rows.part_reader import read_part, touches
 from backup.shard.rows.rules import (
     AsOf,
@@ -81,13 +81,13 @@ def read_batches(
             yield folded
 
 
-def _shares(runs: Sequence[Sequence[Part]]) -> list[Share]:
+def _shares(runs: Sequence[Sequence[Part]]) -> list[Quota]:
     """How much each run buffers: of the keys, all reach about as far, so that a merge takes
     windows as large as they can be, and looks at every run for few of them."""
     sums = [(sum(p.rows for p in run), sum(p.size for p in run)) for run in runs]
     rows, size = (max(sum(column), 1) for column in zip(*sums, strict=True)) if sums else (1, 1)
     return [  # a source may hold twice its share
-        Share(
+        Quota(
             _within(
                 count * MERGE_ROWS_MAX // (2 * rows), MERGE_SOURCE_ROWS_MIN, ROW_GROUP_ROWS_MAX
             ),

@@ -28,18 +28,18 @@ from kvstore.arrow import key_words
 _Indexes: TypeAlias = npt.NDArray[np.int64]
 
 
-class Share(NamedTuple):
+class Quota(NamedTuple):
     """How much a source buffers: so many rows, or fewer that have so many bytes."""
 
     rows: int
     nbytes: int
 
 
-ONE_ROW: Final = Share(1, 1)
+ONE_ROW: Final = Quota(1, 1)
 
 
 def merge_sorted(
-    sources: Sequence[tuple[Iterator[pa.RecordBatch], Share]], rule: Rule
+    sources: Sequence[tuple[Iterator[pa.RecordBatch], Quota]], rule: Rule
 ) -> Iterator[Sorted]:
     """Yield the rows of all sources, in order, in windows that hold whole keys.
 
@@ -66,7 +66,7 @@ def merge_sorted(
 class _Source:
     """The buffer of one source: chunks in order, none empty."""
 
-    def __init__(self, batches: Iterator[pa.RecordBatch], share: Share) -> None:
+    def __init__(self, batches: Iterator[pa.RecordBatch], share: Quota) -> None:
         self._batches = batches
         self._share = share
         self.chunks: list[pa.RecordBatch] = []

@@ -57,7 +57,7 @@ class Chunk(NamedTuple):
     is_compressed: bool
 
 
-class Column(NamedTuple):
+class ParquetColumn(NamedTuple):
     """A column as the format has it."""
 
     name: str
@@ -105,25 +105,25 @@ def chunks_of(footer: Fields, schema: pa.Schema, *, rows: int, size: int) -> lis
     return found
 
 
-def _column(field: pa.Field) -> Column:
+def _column(field: pa.Field) -> ParquetColumn:
     kind = _BYTE_ARRAY
     if not pa.types.is_binary(field.type):
         kind = _INT64 if field.type.bit_width == 64 else _INT32
-    return Column(field.name, kind, _OPTIONAL if field.nullable else _REQUIRED)
+    return ParquetColumn(field.name, kind, _OPTIONAL if field.nullable else _REQUIRED)
 
 
-def _require_schema(footer: Fields, columns: Sequence[Column]) -> None:
+def _require_schema(footer: Fields, columns: Sequence[ParquetColumn]) -> None:
     root, *leaves = listed(footer, 2, dict) or [{}]
     _require(number(root, 5) == len(leaves), "its columns are nested")
     found = [
-        Column(text(leaf, 4).decode(errors="replace"), number(leaf, 1), number(leaf, 3))
+        ParquetColumn(text(leaf, 4).decode(errors="replace"), number(leaf, 1), number(leaf, 3))
         for leaf in leaves
         if not leaf.get(5)
     ]
     _require(found == list(columns), f"its columns are {', '.join(c.name for c in found)[:200]}")
 
 
-def _group_chunks(group: Fields, columns: Sequence[Column]) -> Iterator[Chunk]:
+def _group_chunks(group: Fields, columns: Sequence[ParquetColumn]) -> Iterator[Chunk]:
     rows, chunks = number(group, 3), listed(group, 1, dict)
     _require(0 < rows <= GROUP_ROWS_READ_MAX, f"it declares a row group of {rows} rows")
     _require(len(chunks) == len(columns), "a row group has other columns than the part")
@@ -138,7 +138,7 @@ def _group_chunks(group: Fields, columns: Sequence[Column]) -> Iterator[Chunk]:
     _require(number(group, 2) == decoded, "the bytes of its columns are not its row group's")
 
 
-def _chunk(fields: Fields, column: Column, rows: int) -> Chunk:
+def _chunk(fields: Fields, column: ParquetColumn, rows: int) -> Chunk:
     name = column.name
     _require(number(fields, 1) == column.kind, f"column {name} is of another type than it says")
     _require(listed(fields, 3, bytes) == [name.encode()], f"column {name} is under another name")
@@ -157,7 +157,7 @@ def _chunk(fields: Fields, column: Column, rows: int) -> Chunk:
     return Chunk(name, column.kind, start, size, decoded, rows, codec != _UNCOMPRESSED)
 
 
-def _require_statistics(fields: Fields, column: Column, rows: int) -> None:
+def _require_statistics(fields: Fields, column: ParquetColumn, rows: int) -> None:
     """Bounds of numbers have their width, histograms a place for each level: else Parquet's reader
     ends the process."""
     sizes = struct(fields, 16) if 16 in fields else {}

@@ -41,11 +41,11 @@ from backup.shard.state.state import (
     EMPTY,
     STATE_VERSION,
     Batch,
-    Column,
     CriticalHold,
     LastAppend,
     LeasedReader,
     Part,
+    SchemaColumn,
     ShardState,
 )
 from backup.shard.storage.contract import require_name
@@ -396,11 +396,11 @@ def _decode_writer(value: Any) -> LastAppend:
     return LastAppend(_named(token), _count(upper), _count(heartbeat_ns))
 
 
-def _decode_column(value: Any) -> Column:
+def _decode_column(value: Any) -> SchemaColumn:
     name, kind, nullable = value
     if type(nullable) is not bool:
         raise ValueError(f"{nullable!r:.40} is neither true nor false")
-    return Column(_named(name), _named(kind), nullable)
+    return SchemaColumn(_named(name), _named(kind), nullable)
 
 
 def _same_value(value: Any) -> Any:

@@ -130,7 +130,7 @@ class LastAppend:
 
 
 @dataclass(frozen=True, slots=True)
-class Column:
+class SchemaColumn:
     """One column of a registered schema: its name, Arrow type as text, and nullability."""
 
     name: str
@@ -158,7 +158,7 @@ class ShardState:
     leased: Mapping[str, LeasedReader] = field(default_factory=dict)
     critical: Mapping[str, CriticalHold] = field(default_factory=dict)
     writers: Mapping[str, LastAppend] = field(default_factory=dict)
-    schemas: Mapping[int, tuple[Column, ...]] = field(default_factory=dict)
+    schemas: Mapping[int, tuple[SchemaColumn, ...]] = field(default_factory=dict)
     chain: str = field(default="", compare=False)
     """Digest of the step that led here, which names the one before: so of all steps. Empty in
     shards that were made before steps named it."""
