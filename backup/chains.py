@@ -29,7 +29,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final, NamedTuple
 
-from backup.shard import EMPTY, Batch, Cas, Shard, ShardSnapshot, Storage, Versioned
+from backup.shard import EMPTY, Cas, Shard, ShardBatch, ShardSnapshot, Storage, Versioned
 from backup.shard.state import witness
 from backup.shard.state.log import MissingShardError, StateLog
 from kvstore.clock import WallClock
@@ -80,7 +80,7 @@ class Chain(NamedTuple):
     name: str
     since: Timestamp
     upper: Timestamp
-    batches: Sequence[Batch]
+    batches: Sequence[ShardBatch]
 
 
 class Chains:

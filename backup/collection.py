@@ -31,11 +31,11 @@ from backup.sealed import Secret
 from backup.shard import (
     VERSIONS,
     AsOf,
-    Batch,
     Merge,
     OnProgress,
-    Part,
     Shard,
+    ShardBatch,
+    ShardPart,
     ShardSnapshot,
     Storage,
     Tally,
@@ -121,7 +121,7 @@ class Collection:
         record = self._chains.read()
         return None if record is None else record.source
 
-    def batches(self) -> Sequence[Batch]:
+    def batches(self) -> Sequence[ShardBatch]:
         """The batches of the newest chain, oldest first, for readers of parts."""
         newest = self._chains.newest()
         return () if newest is None else newest.refresh().batches
@@ -134,11 +134,11 @@ class Collection:
         """
         return self._chains.chain(name, covering)
 
-    def chains(self) -> Sequence[Sequence[Batch]]:
+    def chains(self) -> Sequence[Sequence[ShardBatch]]:
         """The batches of all chains, oldest first."""
         return [shard.refresh().batches for shard in self._chains.shards()]
 
-    def check_part(self, part: Part) -> str | None:
+    def check_part(self, part: ShardPart) -> str | None:
         """Read a part of one of the chains; returns its fault, None if its bytes are as written."""
         try:
             require_part(self._place.blob, part, VERSIONS)
@@ -146,7 +146,7 @@ class Collection:
             return f"{error.where}: {error.problem}"
         return None
 
-    def open_part(self, part: Part) -> pq.ParquetFile:
+    def open_part(self, part: ShardPart) -> pq.ParquetFile:
         """Open a part of one of the `batches`, to be read piece by piece, each page checked.
 
         Raises `MissingPartError` if compaction has replaced the part: look at the batches again.

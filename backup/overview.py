@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from backup.chains import CollectionRecord
-from backup.shard import Batch, Shard
+from backup.shard import Shard, ShardBatch
 from kvstore.span import Span
 from kvstore.timestamp import NS_PER_SECOND, Timestamp
 
@@ -51,7 +51,7 @@ def overview(
     )
 
 
-def _span(batches: Sequence[Batch]) -> Sequence[Span]:
+def _span(batches: Sequence[ShardBatch]) -> Sequence[Span]:
     """One span that holds all keys of `batches`; none where they have no keys."""
     parts = [part for batch in batches for part in batch.parts]
     if not parts:

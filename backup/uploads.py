@@ -36,7 +36,7 @@ from typing import Any, Final, NamedTuple, Protocol
 import pyarrow as pa
 
 from backup.export import Exported, RowPosition, exported
-from backup.shard import Batch, BatchDesc, Blob, OnProgress, Part, Shard, Tally
+from backup.shard import BatchDesc, Blob, OnProgress, Shard, ShardBatch, ShardPart, Tally
 from backup.shard.state.codec import decode_part, encode_part
 from backup.shard.storage.contract import FAILURES
 from kvstore.codec.json import read_object
@@ -58,7 +58,7 @@ _NAME = re.compile(rf"{_ROOT}/[^/]+/(?P<attempt>\d+-\d+-[0-9a-f]+)/(?P<number>\d
 class UploadedPart(NamedTuple):
     """An uploaded part, and the last row in it."""
 
-    part: Part
+    part: ShardPart
     last: RowPosition
 
 
@@ -86,7 +86,7 @@ class Attempt:
         """Begin a new attempt. Nothing is written until a part is full."""
         return cls(blob, chain, f"{lower}-{upper}-{secrets.token_hex(6)}", [])
 
-    def record(self, part: Part, last: pa.RecordBatch) -> bool:
+    def record(self, part: ShardPart, last: pa.RecordBatch) -> bool:
         """Record that `part`, which ends with the row `last`, is uploaded.
 
         Returns False, and records nothing, once another script records this attempt.
@@ -120,7 +120,7 @@ class Uploaded(NamedTuple):
     """A batch to append. Its history is whole from `whole_since` on."""
 
     whole_since: int
-    batch: Batch
+    batch: ShardBatch
 
 
 class Upload(Protocol):

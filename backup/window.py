@@ -18,7 +18,7 @@ from datetime import timedelta
 from typing import NamedTuple
 
 from backup.chains import RETENTION, Chains, CollectionRecord
-from backup.shard import Batch, OnProgress, Part, Shard, delete_batch
+from backup.shard import OnProgress, Shard, ShardBatch, ShardPart, delete_batch
 from backup.shard.state import witness
 from backup.shard.storage.contract import FAILURES
 from backup.uploads import Attempt, Upload, find, forget, upload_here
@@ -49,7 +49,7 @@ class BackupInfo(NamedTuple):
     seconds: float
 
 
-def info(batch: Batch) -> BackupInfo:
+def info(batch: ShardBatch) -> BackupInfo:
     """The facts that a batch of a chain states of itself."""
     return BackupInfo(
         Timestamp(batch.lower),
@@ -145,7 +145,7 @@ def _require_reached(
         raise StatesLostError(chains.where, found=found, known=known, remedy=remedy)
 
 
-def _appended_before(shard: Shard, token: str | None) -> Batch | None:
+def _appended_before(shard: Shard, token: str | None) -> ShardBatch | None:
     """The batch that an earlier call with this token appended."""
     if token is None:
         return None
@@ -181,7 +181,7 @@ def _take_hold(request: Request, name: str, shard: Shard) -> Hold:
         raise _chain_broken(lower - 1, error.since) from error
 
 
-def _require_commits(store: Store, parts: Sequence[Part]) -> None:
+def _require_commits(store: Store, parts: Sequence[ShardPart]) -> None:
     """Raise `UsageError` if the source lacks the newest commit in `parts`, which it once had."""
     last = max((part.time_max for part in parts), default=0)
     if last and store.replication.has_commit(last) is False:

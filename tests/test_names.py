@@ -30,13 +30,6 @@ OURS = {"NamedTuple", "Protocol", "Enum", "Exception"}
 """Foreign bases that call no method of a class by its name."""
 
 
-SHARED = {
-    *("Batch", "Column", "Part", "Position", "Progress", "Record", "Rows", "Share", "Snapshot"),
-    "Stop",
-}
-"""Names that `backup` or `spark_connector` still share with a package below. None may be added."""
-
-
 def is_alias(node: ast.stmt) -> bool:
     return isinstance(node, ast.AnnAssign) and "TypeAlias" in ast.unparse(node.annotation)
 
@@ -54,7 +47,7 @@ def test_no_two_public_types_share_a_name() -> None:
     shared = {
         name: paths for name, paths in places.items() if len(paths) > 1 and not name.startswith("_")
     }
-    assert set(shared) <= SHARED
+    assert shared == {}
 
 
 def classes() -> dict[str, list[str]]:

@@ -40,7 +40,7 @@ from backup.shard.rows.rules import (
 from backup.shard.rows.tally import OnProgress, Tally
 from backup.shard.shard import Shard
 from backup.shard.snapshot import ListenBatch, ShardSnapshot, Split, split_batches
-from backup.shard.state.state import EMPTY, Batch, Part, ShardState
+from backup.shard.state.state import EMPTY, ShardBatch, ShardPart, ShardState
 from backup.shard.storage.address import open_storage
 from backup.shard.storage.contract import Blob, BlobInfo, Cas, Consensus, Storage, Versioned
 from backup.shard.storage.file_blob import FileBlob
@@ -64,8 +64,8 @@ __all__ = [
     "concat_batches",
     "delete_batch",
     "part_names",
-    "Batch",
-    "Part",
+    "ShardBatch",
+    "ShardPart",
     "ShardState",
     "EMPTY",
     "UNTIL",

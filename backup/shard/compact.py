@@ -22,7 +22,7 @@ from backup.shard.rows.tally import OnProgress, Tally
 from backup.shard.state.commands import ApplyMerge, MergeOutcome, RequestMerge
 from backup.shard.state.log import StateLog
 from backup.shard.state.merging import Slot, input_names
-from backup.shard.state.state import Batch
+from backup.shard.state.state import ShardBatch
 from kvstore.timestamp import TIMESTAMP_MAX
 
 
@@ -34,7 +34,9 @@ def request_all(log: StateLog) -> None:
 class Merge(Protocol):
     """Writes the rows of batches that follow each other as the parts of one."""
 
-    def __call__(self, log: StateLog, inputs: tuple[Batch, ...], since: int, tally: Tally) -> Batch:
+    def __call__(
+        self, log: StateLog, inputs: tuple[ShardBatch, ...], since: int, tally: Tally
+    ) -> ShardBatch:
         """Merge, without what no reader at or after `since` sees; `tally` counts rows written.
 
         Raises `MissingPartError` if an input is gone.
@@ -42,7 +44,9 @@ class Merge(Protocol):
         ...
 
 
-def merge_here(log: StateLog, inputs: tuple[Batch, ...], since: int, tally: Tally) -> Batch:
+def merge_here(
+    log: StateLog, inputs: tuple[ShardBatch, ...], since: int, tally: Tally
+) -> ShardBatch:
     """Merge in this process. Streams: memory is bounded."""
     rule = RULES[log.state.rule]
     lower, upper = inputs[0].lower, inputs[-1].upper
@@ -84,6 +88,6 @@ def merge_pending(
     return [merge_slot(log, slot, merge=merge, tally=tally) for slot in log.refresh().slots]
 
 
-def inputs_in_place(batches: tuple[Batch, ...], inputs: tuple[Batch, ...]) -> bool:
+def inputs_in_place(batches: tuple[ShardBatch, ...], inputs: tuple[ShardBatch, ...]) -> bool:
     """True if all `inputs` are still batches of the shard."""
     return set(inputs) <= set(batches)

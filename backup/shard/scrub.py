@@ -19,7 +19,7 @@ from backup.shard.rows.rules import RULES
 from backup.shard.rows.tally import Tally
 from backup.shard.state import codec
 from backup.shard.state.log import StateLog
-from backup.shard.state.state import Part
+from backup.shard.state.state import ShardPart
 from backup.shard.state.witness import is_witness
 from kvstore.errors import CorruptionError
 
@@ -76,7 +76,7 @@ def scrub(
     return ScrubReport(missing, altered, orphans, tuple(deleted))
 
 
-def _altered(log: StateLog, parts: Sequence[Part], gone: set[str], tally: Tally) -> set[str]:
+def _altered(log: StateLog, parts: Sequence[ShardPart], gone: set[str], tally: Tally) -> set[str]:
     """Names of parts that are not as written; those that are not there are added to `gone`."""
     bad = set()
     for part in parts:

@@ -29,7 +29,7 @@ from backup.shard.snapshot import ShardSnapshot
 from backup.shard.state import commands as c
 from backup.shard.state import witness
 from backup.shard.state.log import StateLog
-from backup.shard.state.state import Batch, ShardState, frontier_text
+from backup.shard.state.state import ShardBatch, ShardState, frontier_text
 from backup.shard.storage.contract import Blob, Consensus
 from backup.shard.storage.patience import Patience
 from backup.shard.writer import Writer
@@ -116,7 +116,7 @@ class Shard:
         batches: Iterable[pa.RecordBatch],
         *,
         on_full: OnFull | None = None,
-    ) -> Batch:
+    ) -> ShardBatch:
         """Upload sorted record batches, to be appended; see `batch.write_batch`."""
         return write_batch(
             self.blob,

@@ -20,7 +20,7 @@ from backup.shard.rows.part_bytes import MissingPartError
 from backup.shard.rows.part_reader import open_part
 from backup.shard.rows.rules import RULES, AsOf, View, Window
 from backup.shard.state import codec
-from backup.shard.state.state import Batch
+from backup.shard.state.state import ShardBatch
 from backup.shard.storage.contract import Blob
 from kvstore.codec.json import read_object
 from kvstore.forks import own
@@ -41,7 +41,7 @@ class Split:
     rule: str
     as_of: int
     span: Span
-    batches: tuple[Batch, ...]
+    batches: tuple[ShardBatch, ...]
 
     def read(
         self, blob: Blob, view: View | None = None, *, whole: Span | None = None
@@ -91,7 +91,7 @@ class ShardSnapshot:
         *,
         rule: str,
         as_of: int,
-        batches: tuple[Batch, ...],
+        batches: tuple[ShardBatch, ...],
         explain: Callable[[MissingPartError], Exception],
         release: Callable[[], None],
         renew: Callable[[], None] = lambda: None,
@@ -148,7 +148,7 @@ class ShardSnapshot:
 
 
 def split_batches(
-    blob: Blob, batches: Sequence[Batch], count: int, *, rule: str, span: Span | None = None
+    blob: Blob, batches: Sequence[ShardBatch], count: int, *, rule: str, span: Span | None = None
 ) -> list[Span]:
     """Cut `span` into at most `count` pieces in which batches have about equal rows, in order."""
     span = span or Span()
@@ -158,7 +158,7 @@ def split_batches(
 
 
 def _fences(
-    blob: Blob, batches: Sequence[Batch], count: int, rule: str, span: Span
+    blob: Blob, batches: Sequence[ShardBatch], count: int, rule: str, span: Span
 ) -> list[tuple[bytes, int]]:
     """Keys where parts or their row groups begin, each with the rows that follow it."""
     parts = [part for batch in batches for part in batch.parts]
@@ -207,6 +207,6 @@ class ListenBatch(NamedTuple):
     rows: Iterator[pa.RecordBatch]
 
 
-def listen_window(batch: Batch, frontier: int) -> Window:
+def listen_window(batch: ShardBatch, frontier: int) -> Window:
     """The part of `batch`, which may be merged, that a listener at `frontier` has not seen."""
     return Window(frontier - 1, min(batch.upper - 1, TIMESTAMP_MAX))

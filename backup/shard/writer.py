@@ -13,7 +13,7 @@ from dataclasses import replace
 from backup.shard.rows.batch_writer import part_names
 from backup.shard.state import commands as c
 from backup.shard.state.log import StateLog
-from backup.shard.state.state import Batch, frontier_text, require_frontier
+from backup.shard.state.state import ShardBatch, frontier_text, require_frontier
 from backup.shard.storage.contract import put_retrying
 from kvstore.errors import IndeterminateError, UpperMismatchError, UsageError
 
@@ -27,7 +27,7 @@ class Writer:
 
     def compare_and_append(
         self,
-        batch: Batch,
+        batch: ShardBatch,
         *,
         token: str | None = None,
         expected_upper: int | None = None,
@@ -51,7 +51,7 @@ class Writer:
             outcome, _, unsure = self._log.apply(command)
         return self._done(outcome, batch, retried=unsure or retrying)
 
-    def _done(self, outcome: object, batch: Batch, *, retried: bool) -> c.Appended:
+    def _done(self, outcome: object, batch: ShardBatch, *, retried: bool) -> c.Appended:
         match outcome:
             case c.Appended():
                 return outcome
@@ -70,7 +70,7 @@ class Writer:
                 )
         raise _bounds_error(outcome)
 
-    def append(self, batch: Batch) -> c.Appended:
+    def append(self, batch: ShardBatch) -> c.Appended:
         """Append what of `batch` the shard lacks, where replicas write identical data.
 
         What lies below the shard's upper is dropped; the rest must join it, else
@@ -89,18 +89,18 @@ class Writer:
     def progress(self, upper: int) -> c.Appended:
         """Say that nothing was written in `[shard.upper, upper)`."""
         require_frontier(upper, name="upper")
-        return self.compare_and_append(Batch(self._log.state.upper, upper))
+        return self.compare_and_append(ShardBatch(self._log.state.upper, upper))
 
     def heartbeat(self) -> c.Appended:
         """Say that this writer lives, at the shard's present upper."""
         at = self._log.refresh().upper
-        return self.compare_and_append(Batch(at, at))
+        return self.compare_and_append(ShardBatch(at, at))
 
     def expire(self) -> None:
         """Forget this writer; a later retry of its last append is answered as a mismatch."""
         self._log.apply(c.ExpireWriter(self.name))
 
-    def _as_blobs(self, batch: Batch) -> Batch:
+    def _as_blobs(self, batch: ShardBatch) -> ShardBatch:
         """The batch with its inline parts uploaded after all."""
         names = part_names(self._log.shard, self._log.clock)
         parts = []

@@ -26,7 +26,7 @@ from pyspark.sql import SparkSession
 
 import kvstore
 from backup.export import RowPosition, exported
-from backup.shard import VERSIONS, Batch, BatchDesc, OnProgress, Shard, part_names, write_batch
+from backup.shard import VERSIONS, BatchDesc, OnProgress, Shard, ShardBatch, part_names, write_batch
 from backup.uploads import Attempt, Uploaded, upload_window
 from backup.window import BackupInfo
 from kvstore import Store
@@ -96,10 +96,10 @@ class SparkUpload:
         parts = tuple(part for batch in written for part in batch.parts)
         if progress is not None:
             progress(sum(part.rows for part in parts))
-        return Uploaded(whole_since, Batch(attempt.lower, attempt.upper, parts=parts))
+        return Uploaded(whole_since, ShardBatch(attempt.lower, attempt.upper, parts=parts))
 
 
-def write_parts(task: BackupTask) -> Batch:
+def write_parts(task: BackupTask) -> ShardBatch:
     """Write the parts of one task."""
     blob = task.access.storage().blob
     with open_read_only(task.copy) as copy:

@@ -21,9 +21,9 @@ from pyspark.sql import SparkSession
 from backup.chains import no_backup
 from backup.shard import (
     VERSIONS,
-    Batch,
     BatchDesc,
     Compact,
+    ShardBatch,
     Tally,
     part_names,
     read_batches,
@@ -44,7 +44,7 @@ class CompactTask:
     access: Access
     chain: str
     span: Span
-    inputs: tuple[Batch, ...]
+    inputs: tuple[ShardBatch, ...]
     since: int
 
 
@@ -56,17 +56,19 @@ class SparkMerge:
     access: Access
     tasks: int | None = None
 
-    def __call__(self, log: StateLog, inputs: tuple[Batch, ...], since: int, tally: Tally) -> Batch:
+    def __call__(
+        self, log: StateLog, inputs: tuple[ShardBatch, ...], since: int, tally: Tally
+    ) -> ShardBatch:
         count = task_count(self.spark, sum(batch.size for batch in inputs), self.tasks)
         spans = split_batches(log.blob, inputs, count, rule=log.state.rule)
         work = [CompactTask(self.access, log.shard, span, inputs, since) for span in spans]
         merged = run_tasks(self.spark, work, merge_parts)
         parts = tuple(part for batch in merged for part in batch.parts)
         tally.add(sum(part.rows for part in parts))
-        return Batch(inputs[0].lower, inputs[-1].upper, since, parts)
+        return ShardBatch(inputs[0].lower, inputs[-1].upper, since, parts)
 
 
-def merge_parts(task: CompactTask) -> Batch:
+def merge_parts(task: CompactTask) -> ShardBatch:
     """Merge the rows of one task."""
     blob = task.access.storage().blob
     lower, upper = task.inputs[0].lower, task.inputs[-1].upper

@@ -26,7 +26,7 @@ from pyspark.sql import SparkSession
 import kvstore
 from backup import VerifyReport
 from backup.chains import no_backup
-from backup.shard import AsOf, Batch, Part, Split, Window
+from backup.shard import AsOf, ShardBatch, ShardPart, Split, Window
 from backup.verify import Compared, comparable, fingerprint, require_equal, together
 from backup.version_rows import row_batches
 from kvstore import Store
@@ -94,7 +94,7 @@ def verify(
     return VerifyReport(len(chains), sum(map(len, chains)), len(parts), size, rows)
 
 
-def _parts(chains: Sequence[Sequence[Batch]]) -> list[Part]:
+def _parts(chains: Sequence[Sequence[ShardBatch]]) -> list[ShardPart]:
     return [part for batches in chains for batch in batches for part in batch.parts]
 
 
@@ -153,7 +153,7 @@ def compare_rows(task: VerifyTask) -> _Outcome:
     return changes, states
 
 
-def _check(access: Access, part: Part) -> str | None:
+def _check(access: Access, part: ShardPart) -> str | None:
     return access.open().check_part(part)
 
 

@@ -22,7 +22,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from typing_extensions import Self
 
-from backup.shard import OP_DELETE_RANGE, OP_PUT, Batch, Part
+from backup.shard import OP_DELETE_RANGE, OP_PUT, ShardBatch, ShardPart
 from backup.version_rows import range_rows
 from kvstore.changes import Change
 from kvstore.engine import FileSpan
@@ -91,7 +91,7 @@ class CollectionOrigin:
             yield from table.select(list(columns)).to_batches(max_chunksize=rows)
 
     @property
-    def batches(self) -> Sequence[Batch]:
+    def batches(self) -> Sequence[ShardBatch]:
         """The batches of the chain, oldest first."""
         return self._chain.batches
 
@@ -99,7 +99,7 @@ class CollectionOrigin:
         """The range deletes that hide rows of the state."""
         return self._fragments(span, since=-1, upto=as_of).cover(span, as_of)
 
-    def groups(self, part: Part) -> list[Group]:
+    def groups(self, part: ShardPart) -> list[Group]:
         """The row groups of a part."""
         groups = self._opened.get(part.name)
         if groups is None:

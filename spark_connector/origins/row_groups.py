@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from backup.shard import OP_DELETE_RANGE, UNTIL, Part
+from backup.shard import OP_DELETE_RANGE, UNTIL, ShardPart
 from backup.shard.rows.part_reader import translated
 from kvstore.mvcc import Cover
 from kvstore.span import Span
@@ -25,7 +25,7 @@ from kvstore.timestamp import TIMESTAMP_MAX
 class Group(NamedTuple):
     """One row group: its place and its statistics, where None is unknown."""
 
-    part: Part
+    part: ShardPart
     file: pq.ParquetFile
     number: int
     first: bytes | None
@@ -66,7 +66,7 @@ class Group(NamedTuple):
         return found.combine_chunks()
 
 
-def row_group(part: Part, file: pq.ParquetFile, index: int) -> Group:
+def row_group(part: ShardPart, file: pq.ParquetFile, index: int) -> Group:
     """One row group of a part, by its footer."""
     found = file.metadata.row_group(index)
     columns = {

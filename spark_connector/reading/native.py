@@ -33,7 +33,7 @@ import pyarrow as pa
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
-from backup.shard import OP_PUT, UNTIL, FileBlob, Part
+from backup.shard import OP_PUT, UNTIL, FileBlob, ShardPart
 from backup.shard.rows.part_reader import touches
 from kvstore.commit import require_readable
 from kvstore.errors import UsageError
@@ -164,7 +164,7 @@ def plan(origin: CollectionOrigin, access: Access, span: Span, as_of: int) -> Sc
     return Scan(paths, groups, span, as_of, cover, newest)
 
 
-def _unfit_base(parts: Sequence[Part], origin: CollectionOrigin) -> str | None:
+def _unfit_base(parts: Sequence[ShardPart], origin: CollectionOrigin) -> str | None:
     """The reason why the filter would not give the state of these parts, if there is one."""
     bounds: list[tuple[bytes, bytes]] = []
     for part in parts:
@@ -192,7 +192,7 @@ def _bounds(groups: Sequence[Group]) -> tuple[bytes, bytes] | None:
 
 
 def _unfit_newer(
-    parts: Sequence[Part], base: Sequence[Part], origin: CollectionOrigin
+    parts: Sequence[ShardPart], base: Sequence[ShardPart], origin: CollectionOrigin
 ) -> str | None:
     """The reason why these are too many changes to lay over the base, if they are."""
     rows, below = (sum(part.rows for part in each) for each in (parts, base))
@@ -203,7 +203,7 @@ def _unfit_newer(
 
 
 def _newest_of(
-    parts: Sequence[Part], origin: CollectionOrigin, span: Span, since: int, as_of: int
+    parts: Sequence[ShardPart], origin: CollectionOrigin, span: Span, since: int, as_of: int
 ) -> pa.Table:
     """The newest change of each key behind the base."""
     batches: Iterable[pa.RecordBatch] = ()

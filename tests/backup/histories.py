@@ -8,7 +8,7 @@ from pathlib import Path
 import backup
 import bulk
 import kvstore
-from backup.shard import Batch
+from backup.shard import ShardBatch
 from backup.uploads import Attempt, upload_here
 
 KEYS = 60
@@ -78,7 +78,7 @@ def versions(store: kvstore.Store, upto: int) -> list[kvstore.Change]:
     return list(store.replication.versions(since=None, upto=upto))
 
 
-def upload_and_be_killed(store: kvstore.Store, collection: backup.Collection) -> Batch:
+def upload_and_be_killed(store: kvstore.Store, collection: backup.Collection) -> ShardBatch:
     """Put `b"b"`, and leave a backup of it uploaded and written down, but not appended."""
     with collection.snapshot(None) as (shard, _):
         store.put(b"b", b"1")

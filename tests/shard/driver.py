@@ -8,22 +8,22 @@ from typing import Any
 from backup.shard.state import commands as c
 from backup.shard.state import machine
 from backup.shard.state.holding import OPAQUE_INITIAL
-from backup.shard.state.state import EMPTY, Batch, Part, ShardState
+from backup.shard.state.state import EMPTY, ShardBatch, ShardPart, ShardState
 
 SECOND = 1_000_000_000
 
 
-def part(name: str, **changes: Any) -> Part:
+def part(name: str, **changes: Any) -> ShardPart:
     fields: dict[str, Any] = {
         "name": name, "rows": 10, "size": 1000, "checksum": "00",
         "key_min": b"a", "key_max": b"z", "time_min": 0, "time_max": 0,
     }  # fmt: skip
-    return Part(**{**fields, **changes})
+    return ShardPart(**{**fields, **changes})
 
 
-def batch(lower: int, upper: int, *names: str, **changes: Any) -> Batch:
+def batch(lower: int, upper: int, *names: str, **changes: Any) -> ShardBatch:
     parts = tuple(part(name, time_min=lower, time_max=upper - 1) for name in names)
-    return replace(Batch(lower, upper, parts=parts), **changes)
+    return replace(ShardBatch(lower, upper, parts=parts), **changes)
 
 
 def new_shard(**changes: Any) -> ShardState:

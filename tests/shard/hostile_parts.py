@@ -20,7 +20,7 @@ from backup.shard.rows.batch_reader import read_batches
 from backup.shard.rows.batch_writer import BatchDesc, part_names, write_batch
 from backup.shard.rows.part_reader import open_part, require_part, translated
 from backup.shard.rows.rules import OP_DELETE_RANGE, OP_PUT, VERSIONS, VERSIONS_SCHEMA, Window
-from backup.shard.state.state import Batch, Part
+from backup.shard.state.state import ShardBatch, ShardPart
 from backup.shard.storage.memory import MemoryBlob
 from kvstore.digest import digest
 from kvstore.errors import CorruptionError, FormatVersionError
@@ -49,7 +49,7 @@ def rows(count: int, *, width: int = 20) -> Iterator[pa.RecordBatch]:
     yield pa.RecordBatch.from_arrays(columns, schema=VERSIONS_SCHEMA)
 
 
-def written(count: int, *, width: int = 20) -> tuple[bytes, Part]:
+def written(count: int, *, width: int = 20) -> tuple[bytes, ShardPart]:
     """A part as it should be, of more than one row group where it has more than 65,536 rows."""
     blob = MemoryBlob()
     names = part_names("s")
@@ -62,7 +62,7 @@ def written(count: int, *, width: int = 20) -> tuple[bytes, Part]:
     return data, part
 
 
-def read(data: bytes, part: Part) -> pa.Table:
+def read(data: bytes, part: ShardPart) -> pa.Table:
     """All rows of a part whose bytes these are, by each of the ways in which parts are read."""
     blob = MemoryBlob()
     part = replace(part, size=len(data), checksum=digest(data))
@@ -73,7 +73,7 @@ def read(data: bytes, part: Part) -> pa.Table:
         with translated(part):
             file.read_row_group(number)
     window = Window(-1, TIMESTAMP_MAX)
-    batch = Batch(0, 100, parts=(part,))
+    batch = ShardBatch(0, 100, parts=(part,))
     batches = list(read_batches(blob, [batch], rule=VERSIONS, view=window))
     return pa.Table.from_batches(batches, VERSIONS_SCHEMA)
 
@@ -127,7 +127,7 @@ def with_lie(data: bytes, rng: random.Random) -> bytes:
     return with_footer(fields, before)
 
 
-def bombs() -> Iterator[tuple[str, bytes, Part]]:
+def bombs() -> Iterator[tuple[str, bytes, ShardPart]]:
     """Small parts that ask for much."""
     data, part = written(50)
     count = 65_536
@@ -179,7 +179,7 @@ def bombs() -> Iterator[tuple[str, bytes, Part]]:
         )
 
 
-def wrong_end(data: bytes, part: Part, wanted: pa.Table | None) -> str | None:
+def wrong_end(data: bytes, part: ShardPart, wanted: pa.Table | None) -> str | None:
     """How reading a part ends where it is neither the documented error nor the `wanted` rows."""
     try:
         found = read(data, part)

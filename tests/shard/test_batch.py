@@ -20,7 +20,7 @@ from backup.shard.rows.batch_writer import BatchDesc, delete_batch, part_names, 
 from backup.shard.rows.part_bytes import MissingPartError
 from backup.shard.rows.part_reader import open_part, read_part
 from backup.shard.rows.rules import DIFFS, VERSIONS, AsOf, Window
-from backup.shard.state.state import Batch, Part
+from backup.shard.state.state import ShardBatch, ShardPart
 from backup.shard.storage.file_blob import FileBlob
 from backup.shard.storage.memory import MemoryBlob
 from backup.testing.faults import FaultRates, FaultyBlob, Weather
@@ -76,7 +76,7 @@ def write(
     lower: int = 0,
     upper: int = 100,
     size: int = 1000,
-) -> Batch:
+) -> ShardBatch:
     desc = BatchDesc(lower, upper)
     return write_batch(blob, desc, versions(rows, size=size), rule=VERSIONS, names=part_names("s"))
 
@@ -324,7 +324,7 @@ def test_deleting_a_batch_takes_its_parts_back() -> None:
 # -- damage ----------------------------------------------------------------------------------
 
 
-def damaged(change: bytes | None, part: Part, blob: MemoryBlob) -> MemoryBlob:
+def damaged(change: bytes | None, part: ShardPart, blob: MemoryBlob) -> MemoryBlob:
     other = MemoryBlob()
     if change is not None:
         other.put(part.name, change)
@@ -360,7 +360,7 @@ def test_a_flipped_bit_in_a_page_of_a_large_part_is_noticed() -> None:
         read_all(damaged(None, part, blob), batch)
 
 
-def read_all(blob: MemoryBlob, batch: Batch) -> None:
+def read_all(blob: MemoryBlob, batch: ShardBatch) -> None:
     for _ in read_batches(blob, [batch], rule=VERSIONS, view=AsOf(5)):
         pass
 
@@ -374,7 +374,7 @@ def test_a_foreign_parquet_file_and_a_newer_format_are_refused() -> None:
         table = pa.Table.from_batches(versions([put(b"a", 1)])).replace_schema_metadata(metadata)
         pq.write_table(table, sink)
         data = sink.getvalue()
-        part = Part("x", 1, len(data), digest(data), b"a", b"a", 1, 1, inline=data)
+        part = ShardPart("x", 1, len(data), digest(data), b"a", b"a", 1, 1, inline=data)
         rows = read_part(MemoryBlob(), part, VERSIONS, span=Span(), batch_rows=10, batch_bytes=100)
         with pytest.raises(error):
             list(rows)
@@ -386,8 +386,8 @@ def test_a_foreign_parquet_file_and_a_newer_format_are_refused() -> None:
 @pytest.mark.parametrize("name", ["part-v1.parquet", "part-v2.parquet"])
 def test_the_golden_part_of_each_format_still_reads(name: str) -> None:
     data = (GOLDEN / name).read_bytes()
-    part = Part("g", 5, len(data), digest(data), b"", None, 0, 9, ranges=1, inline=data)
-    batch = Batch(0, 10, parts=(part,))
+    part = ShardPart("g", 5, len(data), digest(data), b"", None, 0, 9, ranges=1, inline=data)
+    batch = ShardBatch(0, 10, parts=(part,))
     found = rows_of(read_batches(MemoryBlob(), [batch], rule=VERSIONS, view=Window(-1, 99)))
     assert found == GOLDEN_ROWS
 

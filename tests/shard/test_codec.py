@@ -14,12 +14,12 @@ from backup.shard.state import commands as c
 from backup.shard.state.state import (
     EMPTY,
     STATE_VERSION,
-    Batch,
     CriticalHold,
     LastAppend,
     LeasedReader,
-    Part,
     SchemaColumn,
+    ShardBatch,
+    ShardPart,
     ShardState,
 )
 from kvstore.errors import CorruptionError, FormatVersionError
@@ -27,7 +27,7 @@ from kvstore.timestamp import Timestamp
 
 GOLDEN = Path(__file__).parent / "golden"
 
-PART = Part(
+PART = ShardPart(
     name="orders/part/00000001700000000000-0123456789abcdef.parquet",
     rows=3,
     size=1234,
@@ -40,7 +40,7 @@ PART = Part(
     ranges=2,
     drop_below=6,
 )
-INLINE = Part("orders/inline", 1, 4, "ff", b"", b"z", 9, 9, diff_sum=-7, inline=b"PAR1")
+INLINE = ShardPart("orders/inline", 1, 4, "ff", b"", b"z", 9, 9, diff_sum=-7, inline=b"PAR1")
 
 FIRST = ShardState("orders", "versions", seqno=1, rollups={1: "orders/rollup/v1-a"})
 FULL = ShardState(
@@ -53,9 +53,9 @@ FULL = ShardState(
     since=4,
     upper=EMPTY,
     batches=(
-        Batch(0, 5, 4),
-        Batch(5, 9, 0, (PART,), (("kind", "full"), ("note", "é"))),
-        Batch(9, EMPTY, 0, (INLINE,)),
+        ShardBatch(0, 5, 4),
+        ShardBatch(5, 9, 0, (PART,), (("kind", "full"), ("note", "é"))),
+        ShardBatch(9, EMPTY, 0, (INLINE,)),
     ),
     slots=((0, 9),),
     rollups={1: "orders/rollup/v1-a", 64: "orders/rollup/v64-b"},
@@ -115,7 +115,7 @@ def test_the_steps_of_any_history_lead_to_its_states(history: list[object]) -> N
         if isinstance(wanted, tuple):
             _, length, writer = wanted
             part = replace(PART, name=f"orders/p{number}")
-            batch = Batch(before.upper, before.upper + length, parts=(part,) if length else ())
+            batch = ShardBatch(before.upper, before.upper + length, parts=(part,) if length else ())
             wanted = c.CompareAndAppend(batch, writer, f"t{number}", 5)
         after, _ = machine.apply(before, wanted)  # type: ignore[arg-type]
         if after is before:

@@ -13,7 +13,7 @@ import pytest
 
 from backup.shard.snapshot import Split
 from backup.shard.state import codec
-from backup.shard.state.state import Batch
+from backup.shard.state.state import ShardBatch
 from kvstore.errors import CorruptionError, FormatVersionError
 from kvstore.span import Span
 from kvstore.testing.seeds import seed_of
@@ -74,7 +74,7 @@ def steps(data: bytes) -> None:
     codec.apply_diffs(FIRST, [diff], where="x").check()
 
 
-SPLIT = Split("versions", 7, Span(b"a", b"b"), (Batch(0, 9, parts=(PART,)),))
+SPLIT = Split("versions", 7, Span(b"a", b"b"), (ShardBatch(0, 9, parts=(PART,)),))
 FORMATS: dict[str, tuple[Any, Callable[[bytes], object]]] = {
     "rollup": (
         body_of(codec.encode_state(FULL)),

@@ -6,7 +6,7 @@ import pytest
 
 from backup.shard.state import commands as c
 from backup.shard.state.holding import OPAQUE_INITIAL
-from backup.shard.state.state import EMPTY, Batch
+from backup.shard.state.state import EMPTY, ShardBatch
 from kvstore.limits import ROLLUP_EVERY
 from tests.shard.driver import SECOND, Driver, batch, caa, register
 
@@ -100,7 +100,7 @@ def test_finishing_clears_handles_then_one_batch_a_step() -> None:
         (c.CompareAndDowngrade("h", OPAQUE_INITIAL, OPAQUE_INITIAL, 5), c.Downgraded(EMPTY)),
         (c.ExpireCritical("h"), c.Expired(0)),
         (c.RequestMerge(0, EMPTY), c.MergeRequested(None)),
-        (c.ApplyMerge(Batch(0, 5), frozenset()), c.MergeOutcome.NO_MATCH),
+        (c.ApplyMerge(ShardBatch(0, 5), frozenset()), c.MergeOutcome.NO_MATCH),
         (c.AddRollup(99, "x"), c.RollupAdded(False)),
         (c.RemoveRollups(((1, "r1"),)), c.RollupsRemoved(())),
         (c.RequestGc(), c.GcRequested(None)),

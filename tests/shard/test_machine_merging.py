@@ -7,7 +7,7 @@ from typing import Any
 
 from backup.shard.state import commands as c
 from backup.shard.state.merging import input_names
-from backup.shard.state.state import Batch
+from backup.shard.state.state import ShardBatch
 from kvstore.limits import MERGE_FAN_IN
 from tests.shard.driver import Driver, part, register
 
@@ -15,7 +15,7 @@ from tests.shard.driver import Driver, part, register
 def merged(shard: Driver, lower: int, upper: int, **changes: Any) -> c.ApplyMerge:
     found = [b for b in shard.state.batches if lower <= b.lower and b.upper <= upper]
     rows = sum(b.rows for b in found)
-    output = Batch(lower, upper, parts=(part(f"m{lower}-{upper}", rows=rows),))
+    output = ShardBatch(lower, upper, parts=(part(f"m{lower}-{upper}", rows=rows),))
     return c.ApplyMerge(replace(output, **changes), input_names(tuple(found)))
 
 
@@ -68,7 +68,7 @@ def test_a_merge_whose_bounds_are_no_edges_or_in_no_slot_is_no_match(shard: Driv
     shard.write(5, 9, "q")
     assert shard(merged(shard, 0, 9), commits=False) is c.MergeOutcome.NO_MATCH
     shard(c.RequestMerge(0, 9))
-    cut = c.ApplyMerge(Batch(0, 7), input_names(shard.state.batches))
+    cut = c.ApplyMerge(ShardBatch(0, 7), input_names(shard.state.batches))
     assert shard(cut, commits=False) is c.MergeOutcome.NO_MATCH
 
 
@@ -91,7 +91,7 @@ def test_a_merge_never_has_more_rows_than_it_replaces(shard: Driver) -> None:
 def test_a_merge_of_diffs_keeps_their_sum(shard: Driver) -> None:
     for i in range(4):
         p = part(f"p{i}", diff_sum=2)
-        shard(c.CompareAndAppend(Batch(i, i + 1, parts=(p,)), "w", f"t{i}", 0))
+        shard(c.CompareAndAppend(ShardBatch(i, i + 1, parts=(p,)), "w", f"t{i}", 0))
     wrong = shard(merged(shard, 0, 4, parts=(part("m", diff_sum=7),)), commits=False)
     assert wrong is c.MergeOutcome.DIFF_SUM_CHANGED
     lost = shard(merged(shard, 0, 4, parts=()), commits=False)

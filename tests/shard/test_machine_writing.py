@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from backup.shard.state import commands as c
 from backup.shard.state import machine
-from backup.shard.state.state import EMPTY, Batch
+from backup.shard.state.state import EMPTY, ShardBatch
 from kvstore.limits import INLINE_BYTES_MAX
 from tests.shard.driver import SECOND, Driver, batch, caa, part
 
@@ -30,7 +30,7 @@ def test_append_with_upper_below_lower_is_invalid_bounds(shard: Driver) -> None:
 
 
 def test_append_of_rows_without_time_is_invalid(shard: Driver) -> None:
-    rows = Batch(0, 0, parts=(part("p"),))
+    rows = ShardBatch(0, 0, parts=(part("p"),))
     command = c.CompareAndAppend(rows, "w", "t", 0)
     assert shard(command, commits=False) == c.InvalidEmptyInterval(0)
 
@@ -57,24 +57,24 @@ def test_tokens_belong_to_their_writer(shard: Driver) -> None:
 
 def test_an_empty_batch_is_progress_and_an_empty_interval_a_heartbeat(shard: Driver) -> None:
     assert shard(caa(0, 5)) == c.Appended(5)
-    assert shard(c.CompareAndAppend(Batch(5, 5), "w", "beat", 7 * SECOND)) == c.Appended(5)
+    assert shard(c.CompareAndAppend(ShardBatch(5, 5), "w", "beat", 7 * SECOND)) == c.Appended(5)
     assert shard.state.writers["w"].heartbeat_ns == 7 * SECOND
-    assert shard.state.batches == (Batch(0, 5),)
+    assert shard.state.batches == (ShardBatch(0, 5),)
 
 
 def test_progress_after_progress_lengthens_one_empty_batch(shard: Driver) -> None:
     shard.write(0, 5)
     shard.write(5, 9)
-    assert shard.state.batches == (Batch(0, 9),)
-    shard(c.CompareAndAppend(Batch(9, 12, meta=(("kind", "x"),)), "w", "m", 0))
+    assert shard.state.batches == (ShardBatch(0, 9),)
+    shard(c.CompareAndAppend(ShardBatch(9, 12, meta=(("kind", "x"),)), "w", "m", 0))
     assert len(shard.state.batches) == 2  # what the caller has named stays apart
 
 
 def test_inline_bytes_over_the_budget_push_back(shard: Driver) -> None:
     inline = replace(part("i"), inline=bytes(INLINE_BYTES_MAX), size=INLINE_BYTES_MAX)
-    shard(c.CompareAndAppend(Batch(0, 5, parts=(inline,)), "w", "1", 0))
+    shard(c.CompareAndAppend(ShardBatch(0, 5, parts=(inline,)), "w", "1", 0))
     more = replace(part("j"), inline=b"x", size=1)
-    outcome = shard(c.CompareAndAppend(Batch(5, 9, parts=(more,)), "w", "2", 0), commits=False)
+    outcome = shard(c.CompareAndAppend(ShardBatch(5, 9, parts=(more,)), "w", "2", 0), commits=False)
     assert outcome == c.InlineBackpressure(INLINE_BYTES_MAX)
     assert shard.write(5, 9, "as-a-blob") == c.Appended(9)
 
@@ -116,7 +116,7 @@ def test_replica_append_across_the_upper_drops_what_lies_below(shard: Driver) ->
     early = part("early", time_min=0, time_max=4)
     across = part("across", time_min=3, time_max=8)
     late = part("late", time_min=5, time_max=9)
-    assert shard(c.Append(Batch(0, 10, parts=(early, across, late)))) == c.Appended(10)
+    assert shard(c.Append(ShardBatch(0, 10, parts=(early, across, late)))) == c.Appended(10)
     last = shard.state.batches[-1]
     assert (last.lower, last.upper) == (5, 10)
     assert [(p.name, p.drop_below) for p in last.parts] == [("across", 5), ("late", 0)]
@@ -128,6 +128,6 @@ def test_replica_append_above_the_upper_would_leave_a_gap(shard: Driver) -> None
 
 
 def test_replica_append_checks_its_bounds(shard: Driver) -> None:
-    assert isinstance(shard(c.Append(Batch(3, 2)), commits=False), c.InvalidBounds)
-    rows = Batch(0, 0, parts=(part("p"),))
+    assert isinstance(shard(c.Append(ShardBatch(3, 2)), commits=False), c.InvalidBounds)
+    rows = ShardBatch(0, 0, parts=(part("p"),))
     assert isinstance(shard(c.Append(rows), commits=False), c.InvalidEmptyInterval)

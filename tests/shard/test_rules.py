@@ -16,7 +16,7 @@ from backup.shard.rows.batch_reader import read_batches
 from backup.shard.rows.batch_writer import BatchDesc, concat_batches, part_names, write_batch
 from backup.shard.rows.merge import ONE_ROW, merge_sorted
 from backup.shard.rows.rules import DIFFS, VERSIONS, AsOf, Compact, Rule, View, Window
-from backup.shard.state.state import Batch
+from backup.shard.state.state import ShardBatch
 from backup.shard.storage.memory import MemoryBlob
 from kvstore.arrow import key_words
 from kvstore.span import Span
@@ -74,11 +74,13 @@ class Store:
         self.rule = rule
         self.names = part_names("s")
 
-    def batch(self, lower: int, upper: int, batches: list[pa.RecordBatch], since: int = 0) -> Batch:
+    def batch(
+        self, lower: int, upper: int, batches: list[pa.RecordBatch], since: int = 0
+    ) -> ShardBatch:
         desc = BatchDesc(lower, upper, since)
         return write_batch(self.blob, desc, batches, rule=self.rule, names=self.names)
 
-    def cut(self, rows: list[Row], edges: list[int], *, size: int = 3) -> list[Batch]:
+    def cut(self, rows: list[Row], edges: list[int], *, size: int = 3) -> list[ShardBatch]:
         bounds = [0, *sorted(set(edges) - {0, UPPER}), UPPER]
         return [
             self.batch(
@@ -88,11 +90,11 @@ class Store:
         ]
 
     def read(
-        self, batches: list[Batch], view: View, span: Span | None = None
+        self, batches: list[ShardBatch], view: View, span: Span | None = None
     ) -> list[pa.RecordBatch]:
         return list(read_batches(self.blob, batches, rule=self.rule, view=view, span=span))
 
-    def compacted(self, batches: list[Batch], since: int) -> Batch:
+    def compacted(self, batches: list[ShardBatch], since: int) -> ShardBatch:
         lower, upper = batches[0].lower, batches[-1].upper
         return self.batch(lower, upper, self.read(batches, Compact(lower, since)), since)
 

@@ -11,7 +11,7 @@ from obstore.store import ObjectStore
 from backup.shard import gc
 from backup.shard.rows.batch_writer import BatchDesc, part_names, write_batch
 from backup.shard.rows.rules import DIFFS, VERSIONS
-from backup.shard.state.state import EMPTY, Batch
+from backup.shard.state.state import EMPTY, ShardBatch
 from backup.shard.storage.contract import Blob, Consensus, Versioned
 from backup.shard.storage.file_blob import FileBlob
 from backup.shard.storage.file_consensus import FileConsensus
@@ -234,7 +234,7 @@ def test_a_finalised_shard_is_empty_and_says_so_for_ever(world: World) -> None:
     assert list(world.blob.list("s/part/")) == []
     seqno = shard.refresh().seqno
     with pytest.raises(UpperMismatchError):
-        shard.writer().compare_and_append(Batch(0, 5))
+        shard.writer().compare_and_append(ShardBatch(0, 5))
     with pytest.raises(HistoryGoneError):
         shard.snapshot(3)
     shard.finalise()

@@ -8,7 +8,7 @@ import pytest
 
 from backup.shard.rows.batch_writer import BatchDesc
 from backup.shard.state import commands as c
-from backup.shard.state.state import Batch
+from backup.shard.state.state import ShardBatch
 from kvstore.errors import (
     IndeterminateError,
     UpperMismatchError,
@@ -116,9 +116,9 @@ def test_bounds_that_make_no_sense_are_a_callers_mistake(world: World, lower: in
     shard = world.open()
     rows = batch_of(shard, 3)
     with pytest.raises(UsageError):
-        shard.writer().compare_and_append(Batch(lower, 3, parts=rows.parts))
+        shard.writer().compare_and_append(ShardBatch(lower, 3, parts=rows.parts))
     with pytest.raises(UsageError):
-        shard.writer().append(Batch(lower, 3, parts=rows.parts))
+        shard.writer().append(ShardBatch(lower, 3, parts=rows.parts))
 
 
 def test_inline_parts_over_the_budget_are_uploaded_after_all(world: World) -> None:

@@ -10,18 +10,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from backup.shard.state.merging import _EMPTY_BATCH_BYTES, Slot, covering, plan_merge
-from backup.shard.state.state import Batch, Part
+from backup.shard.state.state import ShardBatch, ShardPart
 from kvstore.limits import MERGE_FAN_IN
 
 SIZES = st.sampled_from([0, 10, 1_000, 100_000, 1_000_000])
 
 
-def of_size(lower: int, upper: int, size: int) -> Batch:
-    part = Part("s/part/1-a", 1, size, "", b"a", b"b", lower, lower)
-    return Batch(lower, upper, parts=(part,))
+def of_size(lower: int, upper: int, size: int) -> ShardBatch:
+    part = ShardPart("s/part/1-a", 1, size, "", b"a", b"b", lower, lower)
+    return ShardBatch(lower, upper, parts=(part,))
 
 
-def planned_of_all(batches: Sequence[Batch], slots: Sequence[Slot]) -> Slot | None:
+def planned_of_all(batches: Sequence[ShardBatch], slots: Sequence[Slot]) -> Slot | None:
     """Every slot, and every batch outside one, is a unit; the run takes units while none is larger
     than those after it together."""
     units: dict[Slot, int] = {}
@@ -40,7 +40,7 @@ def planned_of_all(batches: Sequence[Batch], slots: Sequence[Slot]) -> Slot | No
 
 
 @st.composite
-def chains(draw: st.DrawFn) -> tuple[list[Batch], list[Slot]]:
+def chains(draw: st.DrawFn) -> tuple[list[ShardBatch], list[Slot]]:
     edges = [0, *range(3, 3 + draw(st.integers(0, 20)))]
     batches = [of_size(*span, draw(SIZES)) for span in pairwise(edges)]
     cuts: list[Any] = sorted(draw(st.sets(st.sampled_from(edges), max_size=6)))
@@ -48,5 +48,7 @@ def chains(draw: st.DrawFn) -> tuple[list[Batch], list[Slot]]:
 
 
 @given(chains())
-def test_the_plan_is_that_of_looking_at_every_batch(chain: tuple[list[Batch], list[Slot]]) -> None:
+def test_the_plan_is_that_of_looking_at_every_batch(
+    chain: tuple[list[ShardBatch], list[Slot]],
+) -> None:
     assert plan_merge(*chain) == planned_of_all(*chain)

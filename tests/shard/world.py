@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from backup.shard.rows.batch_writer import BatchDesc
 from backup.shard.shard import Shard
-from backup.shard.state.state import Batch
+from backup.shard.state.state import ShardBatch
 from backup.shard.storage.contract import Blob, Cas, Consensus, Versioned
 from backup.shard.storage.memory import MemoryBlob, MemoryConsensus
 from backup.shard.storage.patience import Patience
@@ -71,7 +71,7 @@ def open_shard(blob: Blob, consensus: Consensus, **options: object) -> Shard:
     return Shard.open(blob, consensus, "s", **{"patience": QUICK, **options})  # type: ignore[arg-type]
 
 
-def batch_of(shard: Shard, upper: int, key: bytes = b"k", value: bytes = b"v") -> Batch:
+def batch_of(shard: Shard, upper: int, key: bytes = b"k", value: bytes = b"v") -> ShardBatch:
     rows = versions([put(key, upper - 1, value)])
     return shard.write_batch(BatchDesc(shard.refresh().upper, upper), rows)
 

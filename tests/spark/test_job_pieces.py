@@ -19,7 +19,7 @@ import pytest
 import bulk
 import kvstore
 from backup import Collection
-from backup.shard import Batch, Cas, MemoryBlob, MemoryConsensus, Shard, Versioned
+from backup.shard import Cas, MemoryBlob, MemoryConsensus, Shard, ShardBatch, Versioned
 from kvstore import ManualClock, Store
 from kvstore.errors import CorruptionError, HistoryGoneError, UsageError
 from kvstore.limits import KEY_BYTES_MAX, LEASE_NS
@@ -327,7 +327,7 @@ def test_a_failed_append_takes_back_the_parts_of_tasks(
     with kvstore.open(tmp_path / "store") as store:
         store.put(b"a", b"1")
         upload = SparkUpload(NO_SESSION, Access(url), 1)
-        raced: list[Batch] = []
+        raced: list[ShardBatch] = []
 
         def overtaken(*args: Any) -> Any:
             uploaded = upload(*args)

@@ -20,7 +20,7 @@ from backup.shard.rows.rules import (
     Window,
     lower_bound,
 )
-from backup.shard.state.state import Batch, Part
+from backup.shard.state.state import ShardBatch, ShardPart
 from backup.shard.storage.contract import Blob
 from kvstore.limits import (
     MERGE_BYTES_MAX,
@@ -35,7 +35,7 @@ from kvstore.span import Span
 
 def read_batches(
     blob: Blob,
-    batches: Iterable[Batch],
+    batches: Iterable[ShardBatch],
     *,
     rule: Rule,
     view: View,
@@ -81,7 +81,7 @@ def read_batches(
             yield folded
 
 
-def _shares(runs: Sequence[Sequence[Part]]) -> list[Quota]:
+def _shares(runs: Sequence[Sequence[ShardPart]]) -> list[Quota]:
     """How much each run buffers: of the keys, all reach about as far, so that a merge takes
     windows as large as they can be, and looks at every run for few of them."""
     sums = [(sum(p.rows for p in run), sum(p.size for p in run)) for run in runs]
@@ -103,16 +103,16 @@ def _within(number: int, least: int, most: int) -> int:
     return max(least, min(most, number))
 
 
-def _runs(batch: Batch, view: View, span: Span) -> Iterator[list[Part]]:
+def _runs(batch: ShardBatch, view: View, span: Span) -> Iterator[list[ShardPart]]:
     """The sorted runs of a batch, without the parts that hold nothing of the view."""
-    runs: dict[int, list[Part]] = {}
+    runs: dict[int, list[ShardPart]] = {}
     for part in batch.parts:
         if touches(part, span) and _in_time(part, view):
             runs.setdefault(part.run, []).append(part)
     yield from runs.values()
 
 
-def _in_time(part: Part, view: View) -> bool:
+def _in_time(part: ShardPart, view: View) -> bool:
     match view:
         case AsOf(as_of):
             return part.time_min <= as_of

@@ -26,7 +26,7 @@ from backup.shard.rows.rules import (
     Rule,
     column_numpy,
 )
-from backup.shard.state.state import Batch, Part, require_frontier
+from backup.shard.state.state import ShardBatch, ShardPart, require_frontier
 from backup.shard.storage.contract import FAILURES, Blob, put_retrying
 from kvstore.clock import Clock, WallClock
 from kvstore.digest import digest
@@ -36,7 +36,7 @@ from kvstore.limits import (
     ROW_GROUP_ROWS_MAX,
 )
 
-OnFull: TypeAlias = "Callable[[Part, pa.RecordBatch], bool]"
+OnFull: TypeAlias = "Callable[[ShardPart, pa.RecordBatch], bool]"
 """Hears of an uploaded part and its last row; True: the part must stay."""
 
 
@@ -66,7 +66,7 @@ def write_batch(
     inline_bytes_max: int = 0,
     on_full: OnFull | None = None,
     beside: bool = True,
-) -> Batch:
+) -> ShardBatch:
     """Upload sorted `batches` as the parts of a new batch, to be appended to a shard.
 
     Nothing refers to the parts until then; `delete_batch` takes them back. Needs no shard, so
@@ -81,7 +81,7 @@ def write_batch(
     """
     require_frontier(desc.lower, name="lower")
     require_frontier(desc.upper, name="upper")
-    parts: list[Part] = []
+    parts: list[ShardPart] = []
     doomed: list[str] = []
 
     def upload(builder: PartBuilder) -> None:
@@ -102,17 +102,17 @@ def write_batch(
         _delete(blob, doomed)
         raise
     meta = tuple(sorted(desc.meta.items()))
-    return Batch(desc.lower, desc.upper, desc.since, tuple(parts), meta)
+    return ShardBatch(desc.lower, desc.upper, desc.since, tuple(parts), meta)
 
 
-def concat_batches(batches: Sequence[Batch]) -> Batch:
+def concat_batches(batches: Sequence[ShardBatch]) -> ShardBatch:
     """One batch of what several writers wrote for the same bounds, in any order of keys.
 
     Raises `UsageError` if the bounds differ.
     """
     if len({(batch.lower, batch.upper, batch.since) for batch in batches}) != 1:
         raise UsageError("batches of different bounds cannot become one")
-    parts: list[Part] = []
+    parts: list[ShardPart] = []
     runs = 0
     for batch in batches:
         parts += [replace(part, run=part.run + runs) for part in batch.parts]
@@ -120,7 +120,7 @@ def concat_batches(batches: Sequence[Batch]) -> Batch:
     return replace(batches[0], parts=tuple(parts))
 
 
-def delete_batch(blob: Blob, batch: Batch) -> None:
+def delete_batch(blob: Blob, batch: ShardBatch) -> None:
     """Take back the parts of a batch that surely no shard names."""
     _delete(blob, batch.names())
 

@@ -14,7 +14,7 @@ from itertools import islice
 import pyarrow as pa
 
 from backup.shard.rows.pages import TAIL_BYTES, Chunk, footer_bytes, require_pages
-from backup.shard.state.state import Part
+from backup.shard.state.state import ShardPart
 from backup.shard.storage.contract import Blob
 from kvstore.digest import is_digest
 from kvstore.errors import CorruptionError
@@ -27,7 +27,7 @@ class MissingPartError(CorruptionError):
     """A part's blob is gone. A reader whose lease has expired expects it; nobody else does."""
 
 
-def part_bytes(blob: Blob, part: Part) -> bytes:
+def part_bytes(blob: Blob, part: ShardPart) -> bytes:
     """All bytes of a part, checked. Raises `MissingPartError` or `CorruptionError`."""
     data = part.inline
     if data is None:
@@ -42,7 +42,7 @@ def part_bytes(blob: Blob, part: Part) -> bytes:
 class WholePart:
     """All bytes of a part."""
 
-    def __init__(self, part: Part, data: bytes) -> None:
+    def __init__(self, part: ShardPart, data: bytes) -> None:
         self.part = part
         self._data = data
 
@@ -76,7 +76,7 @@ def _require_chunks(chunks: Sequence[Chunk], data: memoryview, start: int) -> No
 class FetchedPart(io.RawIOBase):
     """A blob as a seekable file, fetched range by range. A column is checked when it is fetched."""
 
-    def __init__(self, blob: Blob, part: Part) -> None:
+    def __init__(self, blob: Blob, part: ShardPart) -> None:
         self.part = part
         self._blob = blob
         self._at = 0

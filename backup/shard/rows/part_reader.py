@@ -20,7 +20,7 @@ from backup.shard.rows.part_format import (
     layout,
 )
 from backup.shard.rows.rules import OP_DELETE_RANGE, Rule, column_numpy, keep, lower_bound
-from backup.shard.state.state import Part
+from backup.shard.state.state import ShardPart
 from backup.shard.storage.contract import Blob
 from kvstore.errors import CorruptionError, FormatVersionError, KVStoreError
 from kvstore.limits import (
@@ -33,7 +33,7 @@ from kvstore.span import Span
 
 def read_part(
     blob: Blob,
-    part: Part,
+    part: ShardPart,
     rule: Rule,
     *,
     span: Span,
@@ -79,13 +79,13 @@ def read_part(
 _EVERYTHING = Span()
 
 
-def touches(part: Part, span: Span) -> bool:
+def touches(part: ShardPart, span: Span) -> bool:
     """True unless the bounds say that no row of `part` concerns `span`."""
     below_end = span.end is None or part.key_min < span.end
     return below_end and (part.key_max is None or part.key_max >= span.start)
 
 
-def open_part(blob: Blob, part: Part, rule: Rule) -> pq.ParquetFile:
+def open_part(blob: Blob, part: ShardPart, rule: Rule) -> pq.ParquetFile:
     """Open for reading in pieces; raises as `read_part` does.
 
     No size that the part declares of itself is believed: `pages` says what is checked, at once in
@@ -96,7 +96,7 @@ def open_part(blob: Blob, part: Part, rule: Rule) -> pq.ParquetFile:
     return _opened(FetchedPart(blob, part), rule)
 
 
-def require_part(blob: Blob, part: Part, rule: Rule) -> None:
+def require_part(blob: Blob, part: ShardPart, rule: Rule) -> None:
     """Read all bytes of a part. Raises as `read_part` does where they are not what was written,
     or the part's bounds are narrower than its row groups say."""
     file = _opened(WholePart(part, part_bytes(blob, part)), rule)
@@ -122,7 +122,7 @@ def _opened(source: WholePart | FetchedPart, rule: Rule) -> pq.ParquetFile:
     return file
 
 
-def _written_schema(found: Mapping[bytes, bytes], part: Part, rule: Rule) -> pa.Schema:
+def _written_schema(found: Mapping[bytes, bytes], part: ShardPart, rule: Rule) -> pa.Schema:
     """The columns of a part with these properties."""
     version = found.get(FORMAT_KEY)
     if version not in FORMATS_READ:
@@ -133,7 +133,7 @@ def _written_schema(found: Mapping[bytes, bytes], part: Part, rule: Rule) -> pa.
 
 
 @contextmanager
-def translated(part: Part) -> Iterator[None]:
+def translated(part: ShardPart) -> Iterator[None]:
     """Name the part in the errors of its reader. No memory is no damage: `MemoryError` passes, as
     pyarrow raises it too."""
     try:
@@ -146,7 +146,7 @@ def translated(part: Part) -> Iterator[None]:
         raise _damaged(part, error) from error
 
 
-def _damaged(part: Part, error: Exception) -> CorruptionError:
+def _damaged(part: ShardPart, error: Exception) -> CorruptionError:
     return CorruptionError(f"part {part.name}", str(error).partition("\n")[0])
 
 
@@ -171,7 +171,7 @@ def _may_have_ranges(group: pq.RowGroupMetaData) -> bool:
     return "op" in columns and (ops is None or not ops.has_min_max or ops.max >= OP_DELETE_RANGE)
 
 
-def _require_bounds(group: pq.RowGroupMetaData, part: Part, rule: Rule) -> None:
+def _require_bounds(group: pq.RowGroupMetaData, part: ShardPart, rule: Rule) -> None:
     """Raise `CorruptionError` where a reader that goes by the part's bounds would miss rows."""
     columns = {group.column(i).path_in_schema: group.column(i) for i in range(group.num_columns)}
     keys, times = columns["key"].statistics, columns[rule.time_column].statistics

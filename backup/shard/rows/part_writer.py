@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 
 from backup.shard.rows.part_format import UNTIL, layout
 from backup.shard.rows.rules import OP_DELETE_RANGE, Rule, column_numpy, same_as_previous
-from backup.shard.state.state import Part
+from backup.shard.state.state import ShardPart
 from kvstore.limits import BOUND_BYTES_MAX, PART_BYTES_MAX, ROW_GROUPS_MAX
 from kvstore.span import prefix_end
 
@@ -105,11 +105,11 @@ class PartBuilder:
         found = self._sink.getvalue()
         return found if isinstance(found, bytes) else bytes(found)
 
-    def part(self, name: str, *, size: int, checksum: str) -> Part:
+    def part(self, name: str, *, size: int, checksum: str) -> ShardPart:
         """The entry of what `finish` gave, which lies under `name`."""
         assert self._key_min is not None
         key_last = self.last_row.column("key")[0].as_py()
-        return Part(
+        return ShardPart(
             name=name,
             rows=self.rows,
             size=size,

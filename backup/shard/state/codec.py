@@ -40,12 +40,12 @@ from typing import Any
 from backup.shard.state.state import (
     EMPTY,
     STATE_VERSION,
-    Batch,
     CriticalHold,
     LastAppend,
     LeasedReader,
-    Part,
     SchemaColumn,
+    ShardBatch,
+    ShardPart,
     ShardState,
 )
 from backup.shard.storage.contract import require_name
@@ -287,7 +287,7 @@ def _by_number(section: Mapping[str, Any]) -> dict[int, Any]:
 # -- values ----------------------------------------------------------------------------------
 
 
-def encode_part(part: Part) -> dict[str, Any]:
+def encode_part(part: ShardPart) -> dict[str, Any]:
     """A part as JSON; fields at their default are left out."""
     encoded: dict[str, Any] = {
         "name": part.name,
@@ -309,14 +309,14 @@ def encode_part(part: Part) -> dict[str, Any]:
     return encoded
 
 
-def decode_part(encoded: Mapping[str, Any]) -> Part:
+def decode_part(encoded: Mapping[str, Any]) -> ShardPart:
     """The part of `encode_part`. Raises `CorruptionError` where it is none."""
     where = "a part of a shard's state"
     with _strictly(where, "not a part"):
         fields = JsonObject(dict(encoded), where=where)
         if fields.keys() - _PART_FIELDS:
             raise ValueError(f"unknown fields {sorted(fields.keys() - _PART_FIELDS)}")
-        return Part(
+        return ShardPart(
             name=require_name(fields.text("name")),
             rows=fields.integer("rows"),
             size=fields.integer("size"),
@@ -337,7 +337,7 @@ def _unbase64(text: str) -> bytes:
     return base64.b64decode(text, validate=True)
 
 
-def encode_batch(batch: Batch) -> dict[str, Any]:
+def encode_batch(batch: ShardBatch) -> dict[str, Any]:
     """A batch as JSON."""
     return {
         "lower": batch.lower,
@@ -348,13 +348,13 @@ def encode_batch(batch: Batch) -> dict[str, Any]:
     }
 
 
-def decode_batch(encoded: Mapping[str, Any]) -> Batch:
+def decode_batch(encoded: Mapping[str, Any]) -> ShardBatch:
     """The batch of `encode_batch`. Raises `CorruptionError` where it is none."""
     where = "a batch of a shard's state"
     with _strictly(where, "not a batch"):
         fields = JsonObject(dict(encoded), where=where)
     meta = fields.inner("meta")
-    return Batch(
+    return ShardBatch(
         lower=fields.integer("lower", most=EMPTY),
         upper=fields.integer("upper", most=EMPTY),
         since=fields.integer("since", most=EMPTY),
@@ -429,4 +429,4 @@ _DECODERS: dict[str, Callable[[Any], Any]] = {
     "schemas": lambda value: tuple(_decode_column(column) for column in value),
 }
 
-_PART_FIELDS = frozenset(field.name for field in fields_of(Part))
+_PART_FIELDS = frozenset(field.name for field in fields_of(ShardPart))

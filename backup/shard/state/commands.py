@@ -9,7 +9,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
-from backup.shard.state.state import Batch
+from backup.shard.state.state import ShardBatch
 
 # -- writing ---------------------------------------------------------------------------------
 
@@ -18,7 +18,7 @@ from backup.shard.state.state import Batch
 class CompareAndAppend:
     """Append `batch` if the shard's upper is its lower. `token` makes a retry recognisable."""
 
-    batch: Batch
+    batch: ShardBatch
     writer: str
     token: str
     now_ns: int
@@ -28,7 +28,7 @@ class CompareAndAppend:
 class Append:
     """Append what of `batch` lies at or above the shard's upper, for replicas that write alike."""
 
-    batch: Batch
+    batch: ShardBatch
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,7 +214,7 @@ class RequestMerge:
 class ApplyMerge:
     """Put `output` in the place of the batches that hold exactly the parts `inputs`."""
 
-    output: Batch
+    output: ShardBatch
     inputs: frozenset[str]
 
 

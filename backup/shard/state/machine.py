@@ -24,8 +24,8 @@ from backup.shard.state import holding, merging
 from backup.shard.state.merging import add_slot, covering, plan_merge
 from backup.shard.state.state import (
     EMPTY,
-    Batch,
     LastAppend,
+    ShardBatch,
     ShardState,
     with_entry,
     without_entry,
@@ -42,7 +42,7 @@ def apply(state: ShardState, command: c.Command) -> tuple[ShardState, Any]:
     return _HANDLERS[type(command)](state, command)
 
 
-def snapshot(state: ShardState, as_of: int) -> tuple[Batch, ...]:
+def snapshot(state: ShardState, as_of: int) -> tuple[ShardBatch, ...]:
     """The batches that make up the shard at `as_of`; some hold later updates too.
 
     Raises `HistoryGoneError` below `since`, `NotYetWrittenError` at or above `upper` (wait).
@@ -54,7 +54,7 @@ def snapshot(state: ShardState, as_of: int) -> tuple[Batch, ...]:
     return tuple(batch for batch in state.batches if batch.lower <= as_of)
 
 
-def next_listen_batch(state: ShardState, frontier: int) -> Batch | None:
+def next_listen_batch(state: ShardState, frontier: int) -> ShardBatch | None:
     """The batch that contains `frontier`; None: not written yet, wait.
 
     It may begin before `frontier` (compaction merged it): the reader drops what it has seen.
@@ -94,7 +94,7 @@ def _append(state: ShardState, command: c.Append) -> tuple[ShardState, Any]:
     return _push(state, truncated(batch, state.upper), writers=state.writers)
 
 
-def _invalid_bounds(batch: Batch) -> c.InvalidBounds | c.InvalidEmptyInterval | None:
+def _invalid_bounds(batch: ShardBatch) -> c.InvalidBounds | c.InvalidEmptyInterval | None:
     if batch.upper < batch.lower:
         return c.InvalidBounds(batch.lower, batch.upper)
     return (
@@ -102,7 +102,7 @@ def _invalid_bounds(batch: Batch) -> c.InvalidBounds | c.InvalidEmptyInterval | 
     )
 
 
-def truncated(batch: Batch, lower: int) -> Batch:
+def truncated(batch: ShardBatch, lower: int) -> ShardBatch:
     """`batch` without what lies below `lower`: whole parts leave, others drop rows when read."""
     parts = tuple(
         part if part.time_min >= lower else replace(part, drop_below=lower, diff_sum=None)
@@ -113,7 +113,7 @@ def truncated(batch: Batch, lower: int) -> Batch:
 
 
 def _push(
-    state: ShardState, batch: Batch, *, writers: Mapping[str, LastAppend]
+    state: ShardState, batch: ShardBatch, *, writers: Mapping[str, LastAppend]
 ) -> tuple[ShardState, c.Appended]:
     """Add a batch that joins the upper. An empty one lengthens an empty one before it."""
     if batch.lower == batch.upper:
@@ -186,7 +186,7 @@ def _finalise(state: ShardState, command: c.Finalise) -> tuple[ShardState, Any]:
         blank = replace(state.batches[full[0]], parts=(), meta=())
         batches = (*state.batches[: full[0]], blank, *state.batches[full[0] + 1 :])
         return state.next(batches=batches), c.Finalised(False, len(full))
-    after = state.next(batches=(Batch(0, EMPTY, EMPTY),), tombstone_seqno=state.seqno + 1)
+    after = state.next(batches=(ShardBatch(0, EMPTY, EMPTY),), tombstone_seqno=state.seqno + 1)
     return after, c.Finalised(True, 0)
 
 

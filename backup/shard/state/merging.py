@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from backup.shard.state import commands as c
-from backup.shard.state.state import Batch, ShardState
+from backup.shard.state.state import ShardBatch, ShardState
 from kvstore.limits import MERGE_FAN_IN
 
 Slot = tuple[int, int]
@@ -22,7 +22,7 @@ _EMPTY_BATCH_BYTES = 1024
 """The cost of an empty batch: its entry in the state, and a look at it."""
 
 
-def plan_merge(batches: Sequence[Batch], slots: Iterable[Slot]) -> Slot | None:
+def plan_merge(batches: Sequence[ShardBatch], slots: Iterable[Slot]) -> Slot | None:
     """The run ending at the newest batch that should become one; None if it is too short.
 
     O(batches of the run): it looks no further back.
@@ -107,19 +107,19 @@ def apply_merge(state: ShardState, command: c.ApplyMerge) -> tuple[ShardState, A
     return state.next(batches=batches), c.MergeOutcome.APPLIED_SUBSET
 
 
-def input_names(batches: tuple[Batch, ...]) -> frozenset[str]:
+def input_names(batches: tuple[ShardBatch, ...]) -> frozenset[str]:
     """The identity of a merge's inputs: the names of all their parts, inline ones too."""
     return frozenset(part.name for batch in batches for part in batch.parts)
 
 
-def _between(state: ShardState, lower: int, upper: int) -> tuple[Batch, ...]:
+def _between(state: ShardState, lower: int, upper: int) -> tuple[ShardBatch, ...]:
     """The batches that make up `[lower, upper)`; none where a bound is not an edge."""
     found = tuple(b for b in state.batches if lower <= b.lower and b.upper <= upper)
     whole = found and found[0].lower == lower and found[-1].upper == upper
     return found if whole else ()
 
 
-def _one_run(batch: Batch) -> bool:
+def _one_run(batch: ShardBatch) -> bool:
     return len({part.run for part in batch.parts}) <= 1 and not any(
         part.drop_below for part in batch.parts
     )

@@ -34,7 +34,7 @@ _V = TypeVar("_V")
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class ShardPart:
     """One sorted Parquet file of a batch: a blob, or bytes kept in the state (`inline`).
 
     `key_min` and `key_max` bound every key it touches, ends of range tombstones included, both
@@ -60,7 +60,7 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class ShardBatch:
     """The updates of `[lower, upper)`, with times advanced to `since` where compacted.
 
     `meta` is the caller's: a few short strings that travel with the batch until it is merged.
@@ -69,7 +69,7 @@ class Batch:
     lower: int
     upper: int
     since: int = 0
-    parts: tuple[Part, ...] = ()
+    parts: tuple[ShardPart, ...] = ()
     meta: tuple[tuple[str, str], ...] = ()
 
     @property
@@ -152,7 +152,7 @@ class ShardState:
     tombstone_seqno: int = 0
     since: int = 0
     upper: int = 0
-    batches: tuple[Batch, ...] = ()
+    batches: tuple[ShardBatch, ...] = ()
     slots: tuple[tuple[int, int], ...] = ()
     rollups: Mapping[int, str] = field(default_factory=dict)
     leased: Mapping[str, LeasedReader] = field(default_factory=dict)
