@@ -243,7 +243,7 @@ def test_what_cannot_be_scanned_goes_to_the_source_and_says_why(
     refused("in two parts", str(tmp_path / "cut"))
     store.put(b"k" * 5000, b"a key too long for statistics")
     Collection(tmp_path / "long").backup(store)
-    refused("between which keys", str(tmp_path / "long"))
+    refused("its least and greatest key", str(tmp_path / "long"))
     Collection(path).backup(store)
     with monkeypatch.context() as patch:
         patch.setattr(native, "NEWER_ROWS_MAX", 0)
