@@ -1,13 +1,13 @@
-"""Compaction: the batches of a slot become one, without what no reader at or after since sees.
+"""Compaction: the batches of a slot become one, without rows that no reader from `since` on sees.
 
 Order of steps
-1. The slot is in the state (`tiers` planned it, or a caller asked), so a crash loses no work.
+1. The slot enters the state (an append planned it, or a caller asked), so a crash loses no work.
 2. The merged rows are streamed into new parts.
-3. One command puts the output in place, if the very inputs it was made from are still there.
+3. One command puts the output in place, if the inputs of the merge are still there.
 4. The inputs stay in blob until `gc` finds that no version and no reader needs them.
 
-A crash or a lost race after 2 leaves parts that nothing names: they are taken back when that is
-sure, otherwise `scrub` lists them. An output whose fate is unknown is never deleted here.
+A crash or a lost race after 2 leaves parts that nothing names. They are deleted if the merge was
+surely refused; otherwise `scrub` lists them. An output with an unknown fate is never deleted here.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from kvstore.timestamp import TIMESTAMP_MAX
 
 
 def request_all(log: StateLog) -> None:
-    """Make everything one slot, unless there is nothing to gain."""
+    """Ask for one slot over all batches, unless a merge would gain nothing."""
     log.apply(RequestMerge(0, log.refresh().upper))
 
 
 class Merge(Protocol):
-    """Writes the rows of batches that follow each other as the parts of one."""
+    """Writes the rows of adjacent batches as the parts of one batch."""
 
     def __call__(
         self, log: StateLog, inputs: tuple[ShardBatch, ...], since: int, tally: Tally
     ) -> ShardBatch:
-        """Merge, without what no reader at or after `since` sees; `tally` counts rows written.
+        """Merge, without rows that no reader from `since` on sees; `tally` counts written rows.
 
         Raises `MissingPartError` if an input is gone.
         """
@@ -83,7 +83,7 @@ def merge_slot(
 def merge_pending(
     log: StateLog, *, merge: Merge = merge_here, progress: OnProgress | None = None
 ) -> list[MergeOutcome]:
-    """Merge every slot in the state, the ones of crashed processes too."""
+    """Merge every slot in the state, also the slots of crashed processes."""
     tally = Tally(progress)
     return [merge_slot(log, slot, merge=merge, tally=tally) for slot in log.refresh().slots]
 

@@ -1,8 +1,8 @@
 """Critical holds: they keep history for an owner that may be away for long, and never expire.
 
-Each carries an 8-byte token of its present owner. Moving a hold is compare-and-set on it, so an
-owner that was replaced while it slept cannot move it any more. Write the hold's name down durably
-before registering it: a hold that nobody remembers keeps history for ever.
+Each hold carries an 8-byte token of its present owner. Moving a hold is compare-and-set on this
+token, so an owner that was replaced while it slept cannot move the hold any more. Write the hold's
+name down durably before registering it: a hold that nobody remembers keeps history for ever.
 """
 
 from __future__ import annotations
@@ -27,7 +27,9 @@ class Critical:
         self._log = log
 
     def downgrade(self, since: int, *, opaque: bytes | None = None) -> int:
-        """Let history below `since` go and leave `opaque` (default: the same); where it is now.
+        """Let history below `since` go, and put the token `opaque` (default: the same) on the hold.
+
+        Returns the hold's `since`.
 
         Raises `OpaqueMismatchError` if another owner has put its own token: step down.
         """
@@ -35,7 +37,7 @@ class Critical:
         new = self.opaque if opaque is None else opaque
         command = c.CompareAndDowngrade(self.name, self.opaque, new, since)
         outcome, _, unsure = self._log.apply(command)
-        # A mismatch with our own token: done by an attempt whose reply was lost.
+        # A mismatch with our own token: an attempt whose reply was lost has moved the hold.
         refused = isinstance(outcome, c.OpaqueMismatch)
         if refused and not (unsure and outcome.opaque == new and outcome.since >= since):
             raise OpaqueMismatchError(self.name, opaque=outcome.opaque, since=outcome.since)
@@ -44,7 +46,7 @@ class Critical:
         return self.since
 
     def take_over(self) -> None:
-        """Fence the present owner: leave a token of our own. Its next move is refused."""
+        """Fence the present owner by a new token: its next move is refused."""
         if not any(self._try_take_over() for _ in range(_TAKE_OVER_ATTEMPTS)):
             raise FencedError(self.name, "several owners are taking over at once: settle on one")
 

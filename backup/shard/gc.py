@@ -1,16 +1,16 @@
 """Garbage collection: delete the blobs and versions that nobody can reach any more.
 
-A part lives as long as a version that names it is live, and a version is live until a rollup at
-or above it takes over and no leased reader holds it. So collecting means: move the earliest live
-version up to a rollup, and delete what only the versions before it named.
+A part is needed as long as a live version names it. A version is live until a rollup at or above it
+takes over and no leased reader holds it. So a collection moves the earliest live version up to a
+rollup, and deletes the blobs that only earlier versions named.
 
     versions   e ........ r ........ head          e: earliest live; r: the rollup chosen
     delete     named in [e, r), not at r           parts and rollups alike
 
 Order of steps; a crash between any two leaves a state from which the next run goes on
-1. Delete the blobs. Names are never used again, so what is not named at r is not named later.
-2. Truncate consensus below r, and remove the witnesses of what is gone.
-3. Take the rollups below r out of the state. (Their blobs go in a later run, when the versions
+1. Delete the blobs. Names are never used again, so a blob without a name at r never gets one.
+2. Truncate consensus below r, and remove the witnesses of the truncated versions.
+3. Take the rollups below r out of the state. (A later run deletes their blobs, when the versions
    that name them are gone.)
 
 Requests may be stale, repeated or overtaken: then nothing happens.
@@ -37,7 +37,7 @@ class Collected:
 
 
 def collect_if_due(log: StateLog) -> Collected:
-    """Collect if enough has piled up and no one else was told to."""
+    """Collect if enough versions have piled up and no other process was told to."""
     expire_lapsed(log)
     if log.state.gc_target is None:
         return Collected()  # as far as this handle knows, which costs nothing to ask
@@ -54,7 +54,7 @@ def expire_lapsed(log: StateLog) -> None:
 
 
 def expire_idle_writers(log: StateLog) -> None:
-    """Forget writers that nobody comes back to: every backup is by another."""
+    """Forget writers that nobody comes back to: every backup uses a new writer."""
     before_ns = log.clock.wall_ns() - WRITER_IDLE_NS
     if log.state.idle_writers(before_ns):
         log.apply(ExpireIdleWriters(before_ns))
@@ -76,7 +76,7 @@ def prepare(log: StateLog) -> None:
 def collect(log: StateLog, *, to: int | None = None) -> Collected:
     """Collect up to the newest rollup at or below version `to` (default: all that can go)."""
     state = log.refresh()
-    # Only grows, so a state that is a little old merely collects a little less.
+    # `seqno_since` only grows: a state that is a little old merely collects a little less.
     target = state.seqno_since if to is None else min(to, state.seqno_since)
     rollup = max((seqno for seqno in state.rollups if seqno <= target), default=None)
     if rollup is None:

@@ -1,9 +1,9 @@
-"""Leased readers: they hold what they read, and are forgotten when they stop renewing.
+"""Read leases: a reader holds the history that it reads, until it stops renewing its lease.
 
-A reader holds two things: `since`, so that compaction keeps the history it wants, and the version
-its oldest open snapshot uses, so that collection keeps the parts. A lease is renewed by every
-downgrade, every poll, and now and then while the rows of a snapshot are taken; calls after it has
-run out raise `LeaseExpiredError`.
+A lease holds two things: `since`, so that compaction keeps the history that the reader wants, and
+the version of its oldest open snapshot, so that collection keeps the parts. Every downgrade and
+every poll renews the lease, and so does taking the rows of a snapshot, now and then. Calls after
+the lease has run out raise `LeaseExpiredError`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from kvstore.errors import ForkedError, HistoryGoneError, LeaseExpiredError
 
 
 class ReadLease:
-    """A leased reader: holds `since`, and the versions its open snapshots use."""
+    """A lease: it holds `since`, and the versions of its open snapshots."""
 
     def __init__(
         self, log: StateLog, name: str, registered: c.ReaderRegistered, *, lease_ns: int
@@ -79,7 +79,7 @@ class ReadLease:
         return Listen(self._log, self, as_of + 1)
 
     def downgrade_since(self, since: int) -> int:
-        """Let history below `since` go, renew the lease; where this reader's since is now.
+        """Let history below `since` go and renew the lease; returns the `since` of this lease.
 
         Raises `LeaseExpiredError` if the shard has forgotten it.
         """
@@ -98,8 +98,10 @@ class ReadLease:
         self.downgrade_since(self.since)
 
     def renew_if_due(self) -> None:
-        """Renew a lease of which a third has passed. A failure is tried again later: reading need
-        not stop for it before the parts are gone."""
+        """Renew the lease once a third of it has passed.
+
+        A failure is tried again later: reading can go on until the parts are gone.
+        """
         now_ns = self._log.clock.wall_ns()
         if now_ns - self._renewed_ns < self._lease_ns // 3:
             return
@@ -108,17 +110,19 @@ class ReadLease:
             self.heartbeat()
 
     def expire(self) -> None:
-        """Stop holding anything. Doing it twice does nothing more."""
+        """End the lease. Ending it twice does nothing more."""
         self._log.apply(c.ExpireLeasedReader(self.name))
 
     def leave(self) -> None:
-        """`expire`, if the storage takes it: else the lease runs out by itself. In a forked child
-        it does nothing."""
+        """End the lease if the storage takes the write; otherwise it runs out by itself.
+
+        Does nothing in a forked child.
+        """
         with suppress(*FAILURES, ForkedError):
             self.expire()
 
     def explain(self, error: MissingPartError) -> Exception:
-        """The error for a missing part: damage, unless this reader's lease has run out."""
+        """The error for a missing part: damage, unless this lease has run out."""
         if self.name in self._log.refresh().leased:
             return error
         return LeaseExpiredError(self.name)

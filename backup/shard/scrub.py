@@ -1,10 +1,10 @@
 """Scrub: compare what a shard names with what its storage holds.
 
-*Missing* blobs are named by a live version and are not there: damage. *Altered* ones have another
-size, or fail their checksum where that is looked at. *Orphans* are there and named by no live
-version: parts of crashed or running uploads, and of merges that came too late. They are harmless,
-and only the caller knows how long an upload may run, so they are deleted only when asked to and
-made before a given time.
+*Missing* blobs are named by a live version and are not there: damage. *Altered* blobs have another
+size, or fail their checksum where checksums are compared. *Orphans* are there and no live version
+names them: parts of crashed or running uploads, and of merges that came too late. Orphans are
+harmless, and only the caller knows how long an upload may run. So they are deleted only on request,
+if they were made before a given time.
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ def scrub(
 ) -> ScrubReport:
     """Look at every blob of the shard; read them all if `checksums`.
 
-    `pending` names parts of uploads that may still be resumed: no orphans. `tally` counts the rows
-    of the parts that were read.
+    `pending` names parts of uploads that may still be resumed: they are no orphans. `tally` counts
+    the rows of the parts that were read.
 
-    The listing is taken first: what is uploaded and named while the scrub runs is no orphan.
+    The listing is taken first: a part that is uploaded and named while the scrub runs is no orphan.
     """
     listed = dict(log.retrying(lambda: list(log.blob.list(f"{log.shard}/"))))
     named = codec.blobs_named(*log.live_diffs())
@@ -77,7 +77,7 @@ def scrub(
 
 
 def _altered(log: StateLog, parts: Sequence[ShardPart], gone: set[str], tally: Tally) -> set[str]:
-    """Names of parts that are not as written; those that are not there are added to `gone`."""
+    """Names of parts whose bytes are not as written. Names of missing parts are added to `gone`."""
     bad = set()
     for part in parts:
         try:
@@ -92,6 +92,6 @@ def _altered(log: StateLog, parts: Sequence[ShardPart], gone: set[str], tally: T
 
 
 def _made_ns(name: str) -> int:
-    """When a part was made, from its name; rollups and foreign files: never, so they are kept."""
+    """The time in a part's name. Rollups and foreign files get the end of time: they are kept."""
     stem = name.rpartition("/")[2].partition("-")[0]
     return int(stem) if "/part/" in name and stem.isdigit() else 1 << 63

@@ -8,8 +8,8 @@
 
 Any number of processes may use one shard; each makes its own handle. A handle is for one thread.
 
-What this file adds to the machine: it waits and tries again, holds what its readers use, and
-turns outcomes into errors sorted by what the caller should do.
+The handle adds three things to the machine of the state: it waits and tries again, it holds the
+history that its readers use, and it turns outcomes into errors sorted by what the caller should do.
 """
 
 from __future__ import annotations
@@ -60,11 +60,11 @@ class Shard:
         inline_bytes_max: int = 0,
         known: ShardState | None = None,
     ) -> Shard:
-        """Open `shard`, creating it if need be. From a `known` state it reads what is newer.
+        """Open `shard`, creating it if need be. With a `known` state only newer versions are read.
 
-        `patience` is the blob's unless it is given. `inline_bytes_max`: parts up to this size are
-        kept in the state, which saves a blob each but hides them from other programs. Raises
-        `UsageError` if the shard is of another rule, or is missing and `create` is false.
+        `patience` is the blob's unless it is given. Parts of at most `inline_bytes_max` bytes are
+        kept in the state: that saves a blob each, but hides them from other programs. Raises
+        `UsageError` if the shard has another rule, or if it is missing and `create` is false.
         """
         time = clock or Clock()
         log = StateLog(blob, consensus, shard, clock=time, patience=patience, known=known)
@@ -75,7 +75,7 @@ class Shard:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """A handle holds nothing open: its readers are closed on their own."""
+        """Nothing is open in a handle: its read leases end on their own."""
 
     # -- looking -----------------------------------------------------------------------------
 
@@ -86,7 +86,7 @@ class Shard:
 
     @property
     def blob(self) -> Blob:
-        """Where its parts are."""
+        """The blob that holds the parts."""
         return self.log.blob
 
     @property
@@ -95,17 +95,17 @@ class Shard:
         return self.log.state
 
     def refresh(self) -> ShardState:
-        """Look for what others have written."""
+        """Read the versions that others have written since."""
         return self.log.refresh()
 
     @property
     def since(self) -> int:
-        """History below it may be gone (as this handle last saw it)."""
+        """History below may be gone (as of the last refresh)."""
         return self.state.since
 
     @property
     def upper(self) -> int:
-        """Complete below it (as this handle last saw it)."""
+        """History is complete below (as of the last refresh)."""
         return self.state.upper
 
     # -- writing -----------------------------------------------------------------------------
@@ -129,15 +129,19 @@ class Shard:
         )
 
     def writer(self, name: str | None = None) -> Writer:
-        """A writer. One `name` is used by one process at a time; keep it to retry after a crash.
-        Without one it is forgotten some days after its last append."""
+        """A writer. Only one process at a time may use a `name`; keep it to retry after a crash.
+
+        A writer without a name is forgotten some days after its last append.
+        """
         return Writer(self.log, name or f"w-{secrets.token_hex(8)}")
 
     # -- reading and holding -----------------------------------------------------------------
 
     def reader(self, *, lease_ns: int | None = None, from_critical: bool = False) -> ReadLease:
-        """Register a leased reader. Use it with `with`; renew it within `lease_ns`, as reading
-        the rows of its snapshots does."""
+        """Register a leased reader, for a `with` statement.
+
+        The lease must be renewed within `lease_ns`; reading the rows of its snapshots does that.
+        """
         lease_ns = LEASE_NS if lease_ns is None else lease_ns
         name = f"r-{secrets.token_hex(8)}"
         now_ns = self.log.clock.wall_ns()
@@ -145,10 +149,10 @@ class Shard:
         return ReadLease(self.log, name, self.log.apply(command).outcome, lease_ns=lease_ns)
 
     def snapshot(self, as_of: int) -> ShardSnapshot:
-        """The shard at `as_of`, held by a reader of its own until it is closed.
+        """The shard at `as_of`, held by a lease of its own until the snapshot is closed.
 
-        Where the storage takes no writes (read-only, or full) nothing holds it: should another
-        process compact it away meanwhile, reading raises `MissingPartError`. Raises
+        A storage that takes no writes (read-only, or full) takes no lease: if another process
+        compacts the parts away meanwhile, reading raises `MissingPartError`. Raises
         `HistoryGoneError` below `since`, `NotYetWrittenError` at or above `upper`.
         """
         try:
@@ -162,9 +166,9 @@ class Shard:
             raise
 
     def critical(self, name: str) -> Critical:
-        """Register, or take up, the hold `name`, which never expires.
+        """Register the hold `name`, which never expires, or take it up again.
 
-        Write `name` down durably before: a hold nobody remembers keeps history for ever.
+        Write `name` down durably before: a hold that nobody remembers keeps history for ever.
         """
         registered = self.log.apply(c.RegisterCritical(name)).outcome
         return Critical(self.log, name, since=registered.since, opaque=registered.opaque)
@@ -178,31 +182,33 @@ class Shard:
         merge: compact.Merge = compact.merge_here,
         progress: OnProgress | None = None,
     ) -> list[c.MergeOutcome]:
-        """Merge what is pending; `full`: everything into one batch, so that what `since` has
-        passed is truly gone from the newest version (`gc` then frees its bytes).
+        """Do the pending merges; with `full`, merge everything into one batch.
 
-        `progress` is called with the rows written so far; what it raises calls the merge off."""
+        A full merge removes all history that `since` has passed from the newest version; `gc` then
+        frees its bytes. `progress` is called with the rows written so far; an exception from it
+        calls the merge off.
+        """
         if full:
             compact.request_all(self.log)
         return compact.merge_pending(self.log, merge=merge, progress=progress)
 
     def gc(self) -> gc.Collected:
-        """Delete all that no version and no reader needs any more."""
+        """Delete all blobs that no version and no reader needs any more."""
         gc.prepare(self.log)
         return gc.collect(self.log)
 
     def expire_lapsed(self) -> None:
-        """Forget the readers whose lease has run out: they hold `since` back otherwise."""
+        """Forget the readers whose lease has run out: they would hold `since` back."""
         gc.expire_lapsed(self.log)
 
     def collect_if_due(self) -> None:
-        """`gc`, once so many versions have piled up that it pays; asking costs nothing."""
+        """Run `gc` if enough versions have piled up; asking costs nothing."""
         state = self.state
         if state.gc_target is not None or state.lapsed_readers(self.log.clock.wall_ns()):
             gc.collect_if_due(self.log)
 
     def maintain(self) -> None:
-        """Upkeep that every user should call now and then: expire, compact, collect if due."""
+        """Expire, merge and collect as far as due. Every user should call this now and then."""
         gc.expire_lapsed(self.log)
         compact.merge_pending(self.log)
         gc.collect_if_due(self.log)

@@ -1,8 +1,8 @@
 """Reading a shard: snapshots at a time, splits of them for other processes, and listening.
 
-A snapshot is a list of batches and a time. Its parts stay readable while the reader it came from
-holds its version, so it is used inside `with` and released. When the lease was lost, a missing
-part is reported as `LeaseExpiredError`, not as damage.
+A snapshot is a list of batches and a time. Its parts stay readable while a lease holds its version,
+so it is used inside `with` and released. Where the lease was lost, a missing part is reported as
+`LeaseExpiredError`, not as damage.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ _SPLIT_FORMAT = 1
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """A piece of a snapshot: the rows of `span` at `as_of`. Travels as JSON to other processes.
+    """The rows of `span` in a snapshot at `as_of`. Travels as JSON to other processes.
 
-    Readable while the reader that made the snapshot holds it, by whoever has the blob.
+    A process that can read the blob can read it, as long as the snapshot is held.
     """
 
     rule: str
@@ -55,7 +55,7 @@ class Split:
         return read_batches(blob, self.batches, rule=rule, view=view, span=self.span, whole=whole)
 
     def to_json(self) -> str:
-        """Write it down; `from_json` reads it back."""
+        """The split as text; `from_json` reads it back."""
         end = None if self.span.end is None else self.span.end.hex()
         body = {
             "format": _SPLIT_FORMAT,
@@ -68,7 +68,7 @@ class Split:
 
     @classmethod
     def from_json(cls, text: str) -> Split:
-        """The split of `to_json`. Raises `CorruptionError` where it is none."""
+        """The split in a text of `to_json`. Raises `CorruptionError` for any other text."""
         body = read_object(text.encode(), where="a split of a snapshot", bytes_max=STATE_BYTES_MAX)
         if body.integer("format") != _SPLIT_FORMAT or body.text("rule") not in RULES:
             raise body.damaged("its format or rule is of another release")
@@ -112,12 +112,14 @@ class ShardSnapshot:
         self.close()
 
     def close(self) -> None:
-        """Let the reader go on without this snapshot. Closing twice does nothing more."""
+        """Release the snapshot. Closing twice does nothing more."""
         self._release()
 
     def renew(self) -> None:
-        """Renew the lease, if that is due. `read` and `view` do; callers that read the parts
-        themselves call it now and then."""
+        """Renew the lease, if that is due.
+
+        `read` and `view` do so. A caller that reads the parts itself calls this now and then.
+        """
         self._renew()
 
     def read(self, span: Span | None = None) -> Iterator[pa.RecordBatch]:
@@ -130,7 +132,8 @@ class ShardSnapshot:
     def view(self, view: View, span: Span | None = None) -> Iterator[pa.RecordBatch]:
         """Yield another view of the same batches, such as `Window(-1, as_of)`: all versions.
 
-        Keeps the lease while rows are taken, however long that lasts in all."""
+        The lease is renewed while rows are taken, however long that lasts.
+        """
         rule = RULES[self.rule]
         for rows in explained(
             read_batches(self._blob, self.batches, rule=rule, view=view, span=span), self._explain
@@ -139,18 +142,18 @@ class ShardSnapshot:
             self._renew()
 
     def splits(self, count: int, span: Span | None = None) -> list[Split]:
-        """Cut it by key into at most `count` pieces of about equal rows, in order.
+        """Cut the snapshot by key into at most `count` splits of about equal rows, in order.
 
-        Costs a look at the footers of the largest parts where the parts alone are too few.
+        Where there are too few parts to cut between, the footers of the largest parts are read.
         """
-        pieces = split_batches(self._blob, self.batches, count, rule=self.rule, span=span)
-        return [Split(self.rule, self.as_of, piece, self.batches) for piece in pieces]
+        spans = split_batches(self._blob, self.batches, count, rule=self.rule, span=span)
+        return [Split(self.rule, self.as_of, each, self.batches) for each in spans]
 
 
 def split_batches(
     blob: Blob, batches: Sequence[ShardBatch], count: int, *, rule: str, span: Span | None = None
 ) -> list[Span]:
-    """Cut `span` into at most `count` pieces in which batches have about equal rows, in order."""
+    """Cut `span` into at most `count` spans in which batches have about equal rows, in order."""
     span = span or Span()
     cuts = _cuts(_fences(blob, batches, count, rule, span), count)
     bounds = [span.start, *(cut for cut in cuts if cut > span.start and cut in span), span.end]
@@ -177,7 +180,7 @@ def _fences(
 
 
 def _cuts(fences: list[tuple[bytes, int]], count: int) -> list[bytes]:
-    """At most `count - 1` of the fences, ascending, that part the rows about equally."""
+    """At most `count - 1` of the fences, ascending, that divide the rows about equally."""
     total = sum(rows for _, rows in fences)
     cuts: list[bytes] = []
     passed = 0
@@ -192,7 +195,7 @@ def _cuts(fences: list[tuple[bytes, int]], count: int) -> list[bytes]:
 def explained(
     rows: Iterator[pa.RecordBatch], explain: Callable[[MissingPartError], Exception]
 ) -> Iterator[pa.RecordBatch]:
-    """Pass rows on; a missing part becomes what `explain` makes of it."""
+    """Pass rows on. For a missing part, raise the error that `explain` returns."""
     try:
         yield from rows
     except MissingPartError as error:

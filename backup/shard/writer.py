@@ -1,8 +1,8 @@
-"""Appending to a shard: what a writer is told, and what it may do again.
+"""Appending to a shard, and how an append is retried safely.
 
-A batch is uploaded first (`batch.write_batch`); appending it is one command. Whether it was done
-is always known, except where a writer's own newer append has hidden it: then the caller hears
-`IndeterminateError`, and nothing is guessed.
+A batch is uploaded first (`batch_writer.write_batch`); appending it is one command. The outcome of
+an append is always known, except where a newer append of the same writer hides it: then the caller
+gets `IndeterminateError`, and nothing is guessed.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ class Writer:
     ) -> c.Appended:
         """Append `batch` if the shard's upper is its lower (`expected_upper`, if given, says so).
 
-        `token` names this append; after a crash, make it again with the same token and
-        `retrying=True`: it is done once. Where it was done before, the shard's current upper is
-        reported. Raises `UpperMismatchError` (surely not appended: another writer was here),
-        `IndeterminateError` (cannot be told any more), `UsageError` for bounds that make no
-        sense or a token used twice.
+        `token` names this append. After a crash, repeat it with the same token and `retrying=True`:
+        it is done once. If an earlier attempt has succeeded, the result is the shard's current
+        upper. Raises `UpperMismatchError` (surely not appended: another writer was faster),
+        `IndeterminateError` (the outcome cannot be told any more), `UsageError` for bounds that
+        make no sense or a token that was used before.
         """
         if expected_upper is not None and expected_upper != batch.lower:
             raise UsageError(f"the batch begins at {batch.lower}, not at {expected_upper}")
@@ -71,10 +71,10 @@ class Writer:
         raise _bounds_error(outcome)
 
     def append(self, batch: ShardBatch) -> c.Appended:
-        """Append what of `batch` the shard lacks, where replicas write identical data.
+        """Append the part of `batch` that the shard lacks, where replicas write identical data.
 
-        What lies below the shard's upper is dropped; the rest must join it, else
-        `UpperMismatchError`. Idempotent.
+        Rows below the shard's upper are dropped. Raises `UpperMismatchError` unless the rest joins
+        the shard. Idempotent.
         """
         outcome = self._log.apply(c.Append(batch)).outcome
         match outcome:
@@ -97,7 +97,7 @@ class Writer:
         return self.compare_and_append(ShardBatch(at, at))
 
     def expire(self) -> None:
-        """Forget this writer; a later retry of its last append is answered as a mismatch."""
+        """Forget this writer. A later retry of its last append then raises `UpperMismatchError`."""
         self._log.apply(c.ExpireWriter(self.name))
 
     def _as_blobs(self, batch: ShardBatch) -> ShardBatch:

@@ -44,10 +44,11 @@ def read_batches(
 ) -> Iterator[pa.RecordBatch]:
     """Yield the rows of `view` over all `batches`, merged, in order, only those in `span`.
 
-    Range tombstones are cut to `span`. Where it is a piece of a `whole`, they are cut to that, and
-    come with the piece that they then begin in: pieces together give what the whole gives.
+    Range tombstones are cut to `span`. Where `span` is one cut of a `whole`, they are cut to
+    `whole` instead, and come with the cut in which they begin: all cuts together give the rows of
+    the whole.
 
-    Record batches are of any size above zero; a key is never cut in two. Memory is bounded by
+    Record batches have any size above zero; a key is never cut in two. Memory is bounded by
     `MERGE_ROWS_MAX` and `MERGE_BYTES_MAX`, however much is read. Raises `MissingPartError`,
     `CorruptionError`.
     """
@@ -75,18 +76,23 @@ def read_batches(
     windows = merge_sorted(sources, rule)
     for window in ahead(windows):
         folded = fold(window)
-        if whole is not None:  # what begins before the piece has covered its rows
+        if (
+            whole is not None
+        ):  # range rows from before the span have covered its rows; they come with another cut
             folded = folded.slice(lower_bound(folded.column(0), span.start))
         if folded.num_rows:
             yield folded
 
 
 def _shares(runs: Sequence[Sequence[ShardPart]]) -> list[Quota]:
-    """How much each run buffers: of the keys, all reach about as far, so that a merge takes
-    windows as large as they can be, and looks at every run for few of them."""
+    """The share of each run, in proportion to its size.
+
+    All buffers then reach about as far in key order. So windows are as large as they can be, and
+    few: each window costs a look at every run.
+    """
     sums = [(sum(p.rows for p in run), sum(p.size for p in run)) for run in runs]
     rows, size = (max(sum(column), 1) for column in zip(*sums, strict=True)) if sums else (1, 1)
-    return [  # a source may hold twice its share
+    return [  # halved: a source may hold twice its share
         Quota(
             _within(
                 count * MERGE_ROWS_MAX // (2 * rows), MERGE_SOURCE_ROWS_MIN, ROW_GROUP_ROWS_MAX
@@ -104,7 +110,7 @@ def _within(number: int, least: int, most: int) -> int:
 
 
 def _runs(batch: ShardBatch, view: View, span: Span) -> Iterator[list[ShardPart]]:
-    """The sorted runs of a batch, without the parts that hold nothing of the view."""
+    """The sorted runs of a batch, without the parts that have no row of the view."""
     runs: dict[int, list[ShardPart]] = {}
     for part in batch.parts:
         if touches(part, span) and _in_time(part, view):

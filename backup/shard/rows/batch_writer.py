@@ -37,12 +37,12 @@ from kvstore.limits import (
 )
 
 OnFull: TypeAlias = "Callable[[ShardPart, pa.RecordBatch], bool]"
-"""Hears of an uploaded part and its last row; True: the part must stay."""
+"""Called with an uploaded part and its last row. It returns True if the part must stay."""
 
 
 @dataclass(frozen=True, slots=True)
 class BatchDesc:
-    """The description of a batch: all updates of `[lower, upper)`, and the caller's notes on it."""
+    """The description of a batch: its bounds, and the caller's notes on it."""
 
     lower: int
     upper: int
@@ -51,7 +51,7 @@ class BatchDesc:
 
 
 def part_names(shard: str, clock: WallClock | None = None) -> Callable[[], str]:
-    """Names never used before, with their time of making: `<shard>/part/<ns>-<random>.parquet`."""
+    """A maker of new names, which carry the time: `<shard>/part/<ns>-<random>.parquet`."""
     time = clock or Clock()
     return lambda: f"{shard}/part/{time.wall_ns():020}-{secrets.token_hex(8)}.parquet"
 
@@ -69,15 +69,15 @@ def write_batch(
 ) -> ShardBatch:
     """Upload sorted `batches` as the parts of a new batch, to be appended to a shard.
 
-    Nothing refers to the parts until then; `delete_batch` takes them back. Needs no shard, so
-    any process may do it. A part of at most `inline_bytes_max` bytes travels in the batch itself.
-    `beside`: a row group is encoded in a thread while the next is made. Without it where several
-    processes fill the cores.
-    `on_full` hears of each part but the last once it is uploaded, with its last row; a part for
-    which it returns True is never taken back here, whatever fails.
+    Nothing refers to the parts until then; `delete_batch` takes them back. The call needs no shard,
+    so any process may make it. A part of at most `inline_bytes_max` bytes travels in the batch.
 
-    Raises `KeyOrderError` if rows are out of order or twice, `UsageError` on a wrong schema or a
-    time outside the bounds: nothing is left behind then.
+    `beside`: a row group is encoded in a thread while the next is made. Turn it off where several
+    processes fill the cores. `on_full` is called with each uploaded part but the last, and with its
+    last row. A part for which it returns True is not deleted if the rest of this call fails.
+
+    Raises `KeyOrderError` if rows are out of order or come twice, `UsageError` on a wrong schema or
+    a time outside the bounds: no part is left behind then.
     """
     require_frontier(desc.lower, name="lower")
     require_frontier(desc.upper, name="upper")
@@ -106,7 +106,7 @@ def write_batch(
 
 
 def concat_batches(batches: Sequence[ShardBatch]) -> ShardBatch:
-    """One batch of what several writers wrote for the same bounds, in any order of keys.
+    """Join batches of the same bounds, which several writers wrote in any order of keys.
 
     Raises `UsageError` if the bounds differ.
     """
@@ -121,13 +121,13 @@ def concat_batches(batches: Sequence[ShardBatch]) -> ShardBatch:
 
 
 def delete_batch(blob: Blob, batch: ShardBatch) -> None:
-    """Take back the parts of a batch that surely no shard names."""
+    """Delete the parts of a batch. The caller is sure that no shard names them."""
     _delete(blob, batch.names())
 
 
 def _delete(blob: Blob, names: Iterable[str]) -> None:
     for name in names:
-        # An orphan costs space until a scrub; the caller's own error matters more.
+        # An orphan costs space until a scrub; the caller's error matters more.
         with suppress(*FAILURES):
             blob.delete(name)
 
@@ -139,8 +139,10 @@ def _build_parts(
     *,
     beside: bool,
 ) -> None:
-    """Check, encode and upload row groups, `beside` while the next are made: 1.0 M rows/s become
-    1.4."""
+    """Check, encode and upload row groups.
+
+    With `beside`, in a thread while the next groups are made: 1.4 M rows/s instead of 1.0.
+    """
     groups = _row_groups(map(checks.require_schema, batches))
     head = list(islice(groups, 2))
     is_small = len(head) == 1
@@ -168,7 +170,7 @@ def _at_once(call: Callable[[], None]) -> None:
 
 
 def _row_groups(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Regroup into row groups: full ones, except the last, and where values are large."""
+    """Regroup batches into row groups. All but the last are full, by rows or by bytes."""
     held: list[pa.RecordBatch] = []
     rows = size = 0
     for batch in chain.from_iterable(_small_slices(batch) for batch in batches if batch.num_rows):
@@ -190,15 +192,15 @@ def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
 
 
 def _small_slices(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    """Cut a batch that is too large for one row group; most pass as they are."""
-    pieces = max(-(-batch.num_rows // ROW_GROUP_ROWS_MAX), -(-batch.nbytes // ROW_GROUP_BYTES_MAX))
-    step = -(-batch.num_rows // max(pieces, 1))
+    """Cut a batch that is too large for one row group; most batches pass uncut."""
+    count = max(-(-batch.num_rows // ROW_GROUP_ROWS_MAX), -(-batch.nbytes // ROW_GROUP_BYTES_MAX))
+    step = -(-batch.num_rows // max(count, 1))
     for first in range(0, batch.num_rows, max(step, 1)):
         yield batch.slice(first, step)
 
 
 class _Checks:
-    """The rules of this module, for one row group after the other. O(rows) in Arrow."""
+    """Checks the rows of a batch, row group by row group. O(rows) in Arrow."""
 
     def __init__(self, desc: BatchDesc, rule: Rule) -> None:
         self.rule = rule
@@ -206,7 +208,7 @@ class _Checks:
         self._previous: pa.RecordBatch | None = None
 
     def require_schema(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """`batch`, if it has the rule's columns."""
+        """Return `batch` if it has the rule's columns; raise `UsageError` otherwise."""
         if batch.num_rows and not batch.schema.equals(self.rule.schema):
             raise UsageError(
                 f"a batch of {self.rule.name} has the schema {batch.schema.to_string()}",
@@ -215,8 +217,10 @@ class _Checks:
         return batch
 
     def require(self, group: pa.RecordBatch) -> bool:
-        """Raise unless the times lie within the bounds, and rows follow those before in order.
-        Returns whether no key is in it twice."""
+        """Raise unless times lie within the bounds and rows follow the last group in order.
+
+        Returns whether no key is in the group twice.
+        """
         _require_times(group, self._desc, self.rule)
         if self._previous is not None:
             _require_order(pa.concat_batches([self._previous, group.slice(0, 1)]), self.rule)
@@ -227,7 +231,7 @@ class _Checks:
 def _require_times(batch: pa.RecordBatch, desc: BatchDesc, rule: Rule) -> None:
     times = column_numpy(batch, rule.time_column)
     low, high = int(times.min()), int(times.max())
-    # Advanced to since, the times of compacted diffs may lie beyond the bounds.
+    # Compaction advances the times of diffs to `since`, which may lie beyond the bounds.
     upper = max(desc.upper, desc.since + 1) if rule.name == "diffs" else desc.upper
     if low < desc.lower or high >= upper:
         raise UsageError(
@@ -236,18 +240,18 @@ def _require_times(batch: pa.RecordBatch, desc: BatchDesc, rule: Rule) -> None:
 
 
 def _require_order(batch: pa.RecordBatch, rule: Rule) -> bool:
-    """Raise unless rows are in order. Returns whether no key is in them twice."""
+    """Raise unless rows are in order. Returns whether no key comes twice."""
     rows = batch.num_rows - 1
     undecided = np.ones(rows, dtype=np.bool_)
     for name, way in rule.order:
         before, after = batch.column(name).slice(0, rows), batch.column(name).slice(1)
-        if name == "op":  # key and time are equal: only beside a range row may another stand
+        if name == "op":  # key and time are equal: only a range row may share them
             twice = undecided & (column_numpy(batch, "op")[:-1] != OP_DELETE_RANGE)
             if twice.any():
                 raise _order_error(batch, int(np.flatnonzero(twice)[0]), "key")
         right = pc.less(before, after) if way == "ascending" else pc.greater(before, after)
         undecided &= ~right.to_numpy(zero_copy_only=False)
-        if not undecided.any():  # after one look, where no key has two versions
+        if not undecided.any():  # after one comparison, where no key has two versions
             return name == "key"
         same = pc.equal(before, after).to_numpy(zero_copy_only=False)
         bad = np.flatnonzero(undecided & ~same)

@@ -1,9 +1,9 @@
 """Work in a thread beside the caller, one call after the other, at most one unfinished.
 
-`Beside` carries out what the caller hands it; `ahead` has the next item of an iterator made while
-the caller is busy with the last. For calls that spend their time outside the interpreter lock
-(reading, decoding, encoding, writing). An error reaches the caller with its next call, or at the
-end; nothing runs after it.
+`Beside` carries out the caller's calls. `ahead` makes the next item of an iterator while the caller
+is busy with the last one. Both are for work outside the interpreter lock (reading, decoding,
+encoding, writing). An error reaches the caller with its next call, or at the end; no later call
+runs.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Beside:
 def ahead(items: Iterator[_T]) -> Iterator[_T]:
     """Yield `items`, each made in a thread while the caller is busy with the one before.
 
-    One more is held than without. Closing waits for the one that is being made.
+    One item more is held in memory. Closing waits for the item that is being made.
     """
     pool = ThreadPoolExecutor(1, thread_name_prefix="kvstore-ahead")
     with pool:

@@ -1,15 +1,16 @@
 """Merging sorted sources of record batches into windows, in bounded memory and without row loops.
 
-Each source yields record batches sorted by the rule's order. From what is buffered, everything
-below the least last key of any source is complete: it is cut off, put in order and handed on. So
-a key is never cut in two, and memory is O(what is buffered + versions of one key). Each source has
-its share of rows or bytes buffered before a window is cut, or all that it still has: so a window
-takes as many from the source it ends with. Where sources buffer in proportion to their sizes, a
-window takes most of what all have, and looking at every source for each window costs little.
+Each source yields record batches sorted by the rule's order. Take the last buffered key of every
+source: all buffered rows below the least of these keys are complete. They are cut off, put in order
+and handed on as a window. So a key is never cut in two, and memory is O(buffered rows + versions of
+one key). A window is cut once each source has buffered its share of rows or bytes, or all of its
+rest. So a window takes at least the share of the source with the least key. Where shares are in
+proportion to the sizes of the sources, a window takes most of all buffers, and the look at every
+source for each window costs little.
 
-Ordering a window costs little more than reading it: the first eight bytes after the window's
-common prefix become integers, a merge sort over the concatenated runs (timsort, which finds them)
-orders those, and only rows that tie go through Arrow's comparison of all columns.
+Ordering a window costs little more than reading it. The first eight bytes after the window's common
+prefix become integers. A merge sort (timsort, which finds the sorted runs) orders these, and only
+tied rows go through Arrow's comparison of all columns.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ _Indexes: TypeAlias = npt.NDArray[np.int64]
 
 
 class Quota(NamedTuple):
-    """How much a source buffers: so many rows, or fewer that have so many bytes."""
+    """How much a source buffers: a number of rows, or fewer rows with a number of bytes."""
 
     rows: int
     nbytes: int
@@ -43,8 +44,8 @@ def merge_sorted(
 ) -> Iterator[Sorted]:
     """Yield the rows of all sources, in order, in windows that hold whole keys.
 
-    A source buffers the share given beside it and the batch that completes it, or one key if that
-    has more.
+    A source buffers its share, and the rest of the batch that completes it; or all rows of one key
+    if they are more.
     """
     pending = [_Source(source, share) for source, share in sources]
     while True:
@@ -56,11 +57,11 @@ def merge_sorted(
         bounds = [source.last for source in pending if not source.done]
         bound = min(bounds, default=None)
         taken = [source.take_below(bound) for source in pending]
-        pieces = [piece for piece in taken if piece]
-        if len(pieces) == 1:
-            yield from map(Sorted, _whole_keys(pieces[0]))
+        found = [chunks for chunks in taken if chunks]
+        if len(found) == 1:
+            yield from map(Sorted, _whole_keys(found[0]))
         else:
-            yield ordered([chunk for piece in pieces for chunk in piece], rule)
+            yield ordered([chunk for chunks in found for chunk in chunks], rule)
 
 
 class _Source:
@@ -77,8 +78,10 @@ class _Source:
         return _key(self.chunks[-1], -1)
 
     def fill(self) -> None:
-        """Read on until the share and two keys are buffered (so that the first is complete), or
-        to the end."""
+        """Read until the share and two keys are buffered, or to the end.
+
+        The second key shows that the first is complete.
+        """
         while not self.done and (not self._has_share() or _key(self.chunks[0], 0) == self.last):
             batch = next(self._batches, None)
             if batch is None:
@@ -124,7 +127,7 @@ def ordered(chunks: Sequence[pa.RecordBatch], rule: Rule) -> Sorted:
 
 
 def _shared(low: bytes, high: bytes) -> int:
-    """How many bytes `low` and `high` begin with alike: so do all keys between them."""
+    """The length of the common prefix of `low` and `high`, and so of all keys between them."""
     pairs = enumerate(zip(low, high, strict=False))
     return next((i for i, (a, b) in pairs if a != b), min(len(low), len(high)))
 
@@ -144,7 +147,7 @@ def _break_ties(
 
 
 def _whole_keys(chunks: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Chunks of one source as windows: uncopied, but joined where a key goes on in the next."""
+    """Chunks of one source as windows, uncopied; chunks that share a key are joined."""
     held: list[pa.RecordBatch] = []
     for chunk in chunks:
         if held and _key(held[-1], -1) != _key(chunk, 0):

@@ -1,9 +1,9 @@
-"""Pages: what a part declares of itself, checked before Parquet's reader acts on it.
+"""Pages: the sizes that a part declares are checked before Parquet's reader acts on them.
 
 Parquet states sizes four times: in the footer, for each row group, for each column chunk and in the
-header of each page. Its reader allocates by what a page's header says, so 9 kB of a hostile part
-could ask for gigabytes; and a codec or a statistic that it does not know ends the process. So the
-footer is read here first, and each of its numbers is held against the one above it.
+header of each page. Parquet's reader allocates memory by the header of a page, so 9 kB of a hostile
+part could ask for gigabytes. An unknown codec or statistic ends the process. So this module reads
+the footer first, and holds each number against the number above it.
 
     footer  at most `PART_FOOTER_BYTES_MAX`; the columns of the format; rows as the state has them
     group   1..`GROUP_ROWS_READ_MAX` rows; at most `GROUP_BYTES_READ_MAX` bytes, decoded
@@ -11,8 +11,8 @@ footer is read here first, and each of its numbers is held against the one above
     page    inside its chunk; plain bytes, or numbers by a dictionary that is inside its page
 
 Invariants
-1. A decoder allocates for a row group at most a few times what the footer declares for it,
-   which is at most `GROUP_BYTES_READ_MAX`.
+1. The footer declares at most `GROUP_BYTES_READ_MAX` for a row group, and a decoder allocates at
+   most a few times the declared bytes.
 2. A problem is a `ValueError`, which the caller turns into an error that names the part.
 """
 
@@ -66,7 +66,7 @@ class ParquetColumn(NamedTuple):
 
 
 def footer_bytes(tail: bytes, *, size: int) -> int:
-    """How long the footer is, by the last bytes of a file of `size` bytes."""
+    """The length of the footer, from the last bytes of a file of `size` bytes."""
     length = int.from_bytes(tail[-TAIL_BYTES : -len(MAGIC)], "little")
     _require(tail[-len(MAGIC) :] == MAGIC, "it is no Parquet file, or cut short")
     _require(length <= PART_FOOTER_BYTES_MAX, f"it declares a footer of {length} bytes")
@@ -75,7 +75,7 @@ def footer_bytes(tail: bytes, *, size: int) -> int:
 
 
 def read_footer(data: bytes) -> Fields:
-    """The footer that fills `data`."""
+    """The footer in `data`, which holds nothing else."""
     footer, end = read_struct(data)
     _require(end == len(data), "more bytes stand behind its footer")
     _require(not footer.keys() & {8, 9}, "it is encrypted by Parquet's own means")
@@ -88,7 +88,7 @@ def properties(footer: Fields) -> dict[bytes, bytes]:
 
 
 def chunks_of(footer: Fields, schema: pa.Schema, *, rows: int, size: int) -> list[Chunk]:
-    """The chunks of a part of `schema`, `rows` rows and `size` bytes, by their place."""
+    """The chunks of a part with `schema`, `rows` rows and `size` bytes, sorted by their place."""
     columns = [_column(field) for field in schema]
     _require_schema(footer, columns)
     groups = listed(footer, 4, dict)
@@ -151,15 +151,15 @@ def _chunk(fields: Fields, column: ParquetColumn, rows: int) -> Chunk:
     _require(number(fields, 5) == rows, f"column {name} has {fields[5]} values of {rows}")
     _require_statistics(fields, column, rows)
     start = number(fields, 9)
-    # A dictionary's place of 0 stands for none, as older writers have it.
+    # Older writers state the place 0 for a dictionary that is not there.
     start = min(start, number(fields, 11, start) or start)
     decoded, size = number(fields, 6), number(fields, 7)
     return Chunk(name, column.kind, start, size, decoded, rows, codec != _UNCOMPRESSED)
 
 
 def _require_statistics(fields: Fields, column: ParquetColumn, rows: int) -> None:
-    """Bounds of numbers have their width, histograms a place for each level: else Parquet's reader
-    ends the process."""
+    """Raise unless bounds of numbers have the width of the numbers, and histograms a place for each
+    level. Otherwise Parquet's reader would end the process."""
     sizes = struct(fields, 16) if 16 in fields else {}
     for histogram, places in ((2, 1), (3, 1 + column.repetition)):
         counts = listed(sizes, histogram, int)
@@ -182,7 +182,8 @@ def _require_statistics(fields: Fields, column: ParquetColumn, rows: int) -> Non
 def require_pages(chunk: Chunk, data: memoryview) -> None:
     """Raise `ValueError` unless the pages in the bytes of a chunk are as large as it declares.
 
-    Costs some 20 us a page, of which a row group has about one a column and megabyte."""
+    Costs about 20 us a page. A row group has about one page per column and megabyte.
+    """
     at = values = decoded = 0
     while values < chunk.rows:
         fields, head = read_struct(bytes(data[at : at + PAGE_HEADER_BYTES_MAX]))
@@ -203,7 +204,7 @@ def require_pages(chunk: Chunk, data: memoryview) -> None:
 
 
 def _require_dictionary(chunk: Chunk, fields: Fields, size: int) -> None:
-    # A dictionary of texts would let each row of a few bits stand for a long one.
+    # With a dictionary of texts each row of a few bits could stand for a long text.
     _require(chunk.kind in _WIDTHS, "bytes are encoded by a dictionary")
     count, encoding = number(fields, 1), number(fields, 2)
     _require(encoding in (_PLAIN, _PLAIN_DICTIONARY), f"a dictionary has the encoding {encoding}")

@@ -1,7 +1,7 @@
 """The bytes of a part, as Parquet's reader fetches them, each column checked before it is decoded.
 
-A small part is fetched whole and held against its checksum; of a large one only what is asked for
-is fetched, and a column's pages are looked at when they come (`pages`).
+A small part is fetched whole and its checksum is compared. Of a large part only the requested
+ranges are fetched, and the pages of a column are checked when it is fetched (see `pages`).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _TAIL_BYTES = 64 << 10
 
 
 class MissingPartError(CorruptionError):
-    """A part's blob is gone. A reader whose lease has expired expects it; nobody else does."""
+    """A part's blob is gone. Only a reader whose lease has expired may meet this without damage."""
 
 
 def part_bytes(blob: Blob, part: ShardPart) -> bytes:

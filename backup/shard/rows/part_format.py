@@ -5,7 +5,7 @@ File:
     columns    as the rule's schema says, sorted by its order (recorded as sorting columns);
                of versions also `until` (see below), from format 2 on
     row group  up to `ROW_GROUP_ROWS_MAX` rows, with min/max statistics of key, time and op
-    pages      zstd at any level, each with a checksum; in a small part only those of keys and
+    pages      zstd at any level, each with a checksum; in a small part only pages of keys and
                values are compressed
     metadata   kvstore.part = "2" (format version), kvstore.rule = name of the rule
 
@@ -13,17 +13,17 @@ Invariants
 1. A part is written once, under a name that is never used again, so retrying its upload is safe.
 2. Bounds (`key_min`, `key_max`, times) hold for every row; they may be wider, never narrower.
    A reader skips parts and row groups by them, so too narrow a bound would be a wrong answer.
-3. What is read is checked: a small part by its checksum, a large one page by page.
+3. Every read is checked: a small part by its checksum, a large part page by page.
 
 The column `until` says when a version stops being the newest of its key:
 
     until int64    of a put or delete: the timestamp of the next newer put or delete of its key in
                    the same part; null where there is none, and at range tombstones
 
-What a part says is alive at t is then a filter, which any program can apply to rows in any order:
-`op = 1 and timestamp <= t and (until is null or until > t)`, and no newer range tombstone over
-it. Where a key's versions lie in two parts, the older ones do not know the newer: look at the
-parts' bounds before relying on the filter.
+The rows of a part that are alive at t are then a filter, which any program can apply to rows in any
+order: `op = 1 and timestamp <= t and (until is null or until > t)`, and no newer range tombstone
+covers the key. Where a key's versions lie in two parts, the older versions do not know the newer:
+look at the parts' bounds before relying on the filter.
 """
 
 from __future__ import annotations

@@ -41,12 +41,12 @@ def read_part(
     batch_bytes: int,
     whole: Span | None = None,
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of `part` in `span`, in order, and the range tombstones that reach into it.
+    """Yield the rows of `part` in `span`, in order, and range tombstones that reach into it.
 
-    Those are cut to `whole`, or to `span` where none is given.
-    Memory is a batch of `batch_rows` or about `batch_bytes`, whatever is less, and what Parquet
-    decodes for it. Raises `MissingPartError` if its blob is gone, `CorruptionError` if it is not
-    what was written.
+    Range tombstones are cut to `whole`, or to `span` where no `whole` is given. Memory is one batch
+    of `batch_rows` or about `batch_bytes`, whichever is less, and the pages that Parquet decodes
+    for it. Raises `MissingPartError` if the blob is gone, `CorruptionError` if its bytes are not as
+    written.
     """
     if not touches(part, span):
         return
@@ -58,7 +58,7 @@ def read_part(
         return
     metas = [file.metadata.row_group(i) for i in groups]
     batch_rows = min(batch_rows, *(_rows_within(meta, batch_bytes) for meta in metas))
-    # A column of nothing but nulls costs a sixth of the time.
+    # Reading a column of nulls would take a sixth of the time.
     has_ranges = any(map(_may_have_ranges, metas))
     columns = [n for n in rule.schema.names if has_ranges or n != "end_key"]
     batches = file.iter_batches(batch_size=batch_rows, row_groups=groups, columns=columns)
@@ -86,10 +86,10 @@ def touches(part: ShardPart, span: Span) -> bool:
 
 
 def open_part(blob: Blob, part: ShardPart, rule: Rule) -> pq.ParquetFile:
-    """Open for reading in pieces; raises as `read_part` does.
+    """Open a part for reading piece by piece; raises as `read_part` does.
 
-    No size that the part declares of itself is believed: `pages` says what is checked, at once in
-    a small part, and in a large one as its columns are fetched.
+    No size that the part declares is believed; `pages` lists the checks. A small part is checked at
+    once, a large part column by column as it is fetched.
     """
     if part.inline is not None or part.size <= PART_WHOLE_BYTES_MAX:
         return _opened(WholePart(part, part_bytes(blob, part)), rule)
@@ -97,8 +97,11 @@ def open_part(blob: Blob, part: ShardPart, rule: Rule) -> pq.ParquetFile:
 
 
 def require_part(blob: Blob, part: ShardPart, rule: Rule) -> None:
-    """Read all bytes of a part. Raises as `read_part` does where they are not what was written,
-    or the part's bounds are narrower than its row groups say."""
+    """Read all bytes of a part.
+
+    Raises as `read_part` does where the bytes are not as written, or where the part's bounds are
+    narrower than its row groups.
+    """
     file = _opened(WholePart(part, part_bytes(blob, part)), rule)
     for number in range(file.num_row_groups):
         _require_bounds(file.metadata.row_group(number), part, rule)
@@ -134,8 +137,10 @@ def _written_schema(found: Mapping[bytes, bytes], part: ShardPart, rule: Rule) -
 
 @contextmanager
 def translated(part: ShardPart) -> Iterator[None]:
-    """Name the part in the errors of its reader. No memory is no damage: `MemoryError` passes, as
-    pyarrow raises it too."""
+    """Turn the errors of Parquet's reader into `CorruptionError`s that name the part.
+
+    `MemoryError`, which pyarrow raises too, passes: a lack of memory is no damage.
+    """
     try:
         yield
     except (MemoryError, pa.ArrowCancelled):
@@ -160,7 +165,7 @@ def _group_touches(group: pq.RowGroupMetaData, span: Span) -> bool:
         return False
     if keys.max >= span.start:
         return True
-    # A range row stands at its start, and may reach into the span from before it.
+    # A range row has its start as key, and may reach into the span from before it.
     return _may_have_ranges(group)
 
 
@@ -172,7 +177,7 @@ def _may_have_ranges(group: pq.RowGroupMetaData) -> bool:
 
 
 def _require_bounds(group: pq.RowGroupMetaData, part: ShardPart, rule: Rule) -> None:
-    """Raise `CorruptionError` where a reader that goes by the part's bounds would miss rows."""
+    """Raise `CorruptionError` where the part's bounds would make a reader miss rows."""
     columns = {group.column(i).path_in_schema: group.column(i) for i in range(group.num_columns)}
     keys, times = columns["key"].statistics, columns[rule.time_column].statistics
     is_narrow = False
@@ -186,7 +191,7 @@ def _require_bounds(group: pq.RowGroupMetaData, part: ShardPart, rule: Rule) -> 
 
 
 def _require_rows(batch: pa.RecordBatch, rule: Rule) -> None:
-    """Raise `ValueError` for rows of versions that mean nothing."""
+    """Raise `ValueError` for rows of versions without a meaning."""
     if "op" not in rule.schema.names:
         return
     _, puts, ranges, *others = np.bincount(column_numpy(batch, "op"), minlength=3)
@@ -198,7 +203,7 @@ def _require_rows(batch: pa.RecordBatch, rule: Rule) -> None:
 
 
 def _whole_rows(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """`batch` with nulls for each column that was not read."""
+    """`batch`, with nulls in the columns that were not read."""
     if batch.num_columns == len(schema):
         return batch
     read = set(batch.schema.names)
@@ -209,7 +214,7 @@ def _whole_rows(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
 
 
 def _rows_within(group: pq.RowGroupMetaData, size: int) -> int:
-    """Rows of this group that stay below `size` bytes even if they came from several groups."""
+    """The number of rows of this group that stay below `size` bytes."""
     width = max(int(group.total_byte_size) // int(group.num_rows), 1)
     return max(size // width, 1)
 
@@ -221,7 +226,7 @@ def _from(batch: pa.RecordBatch, drop_below: int, rule: Rule) -> pa.RecordBatch:
 
 
 def _within(batch: pa.RecordBatch, span: Span, whole: Span, rule: Rule) -> pa.RecordBatch:
-    """The rows whose key lies in `span`, and range rows over it, cut to `whole`, in order."""
+    """The rows with a key in `span`, and the range rows over `span`, cut to `whole`; in order."""
     keys = batch.column("key")
     low = lower_bound(keys, span.start)
     high = len(keys) if span.end is None else lower_bound(keys, span.end)
@@ -231,8 +236,8 @@ def _within(batch: pa.RecordBatch, span: Span, whole: Span, rule: Rule) -> pa.Re
     before = _reaching_in(batch.slice(0, low), span.start, whole.start)
     if not _has_ranges(inside) and before is None:
         return inside
-    pieces = [piece for piece in (before, inside) if piece is not None]
-    return _cut_ends(pa.concat_batches(pieces), whole.end, rule)
+    found = [rows for rows in (before, inside) if rows is not None]
+    return _cut_ends(pa.concat_batches(found), whole.end, rule)
 
 
 def _has_ranges(batch: pa.RecordBatch) -> bool:
@@ -240,7 +245,7 @@ def _has_ranges(batch: pa.RecordBatch) -> bool:
 
 
 def _reaching_in(batch: pa.RecordBatch, start: bytes, least: bytes) -> pa.RecordBatch | None:
-    """Range rows that begin before `start` and end behind it, none beginning below `least`."""
+    """Range rows that begin before `start` and end behind it, cut to begin at `least`."""
     ranges = keep(batch, column_numpy(batch, "op") == OP_DELETE_RANGE)
     ranges = ranges.filter(pc.greater(ranges.column("end_key"), pa.scalar(start, pa.binary())))
     if ranges.num_rows == 0:

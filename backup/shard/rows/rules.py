@@ -1,20 +1,20 @@
-"""Merge rules: what the rows of a shard mean, and which of them a reader no longer needs.
+"""Merge rules: the meaning of a shard's rows, and which rows a reader no longer needs.
 
     versions  (key, timestamp, op, value, end_key)  MVCC versions and range tombstones
     diffs     (key, value, time, diff)              a multiset: rows counted up and down
 
-A rule gets *windows*: record batches sorted as it says, in which no key is cut in two, one after
-the other in key order. A `Fold` turns each window into the rows of one *view*:
+A rule gets *windows*: sorted record batches, in key order, in which no key is cut in two. A `Fold`
+turns each window into the rows of one *view*:
 
-    Compact(lower, since)   what replaces the batches from `lower` on for all readers >= since
+    Compact(lower, since)   the rows that replace the batches from `lower` on for readers >= since
     AsOf(as_of)             the state at `as_of`
-    Window(since, upto)     what changed in (since, upto]; since = -1 is from the beginning
+    Window(since, upto)     the changes in (since, upto]; since = -1 is from the beginning
 
 Invariants
 1. For every as_of >= since, AsOf(as_of) of the compacted rows is AsOf(as_of) of the rows.
 2. For every window with s >= since, likewise (for `diffs`: with times advanced to since).
-3. A fold gives no more rows than it gets. Cost: O(rows) in Arrow and numpy, none by row; each
-   range tombstone costs two binary searches in each window it covers.
+3. A fold gives no more rows than it gets. It costs O(rows) in Arrow and numpy, without Python code
+   per row; each range tombstone costs two binary searches in each window that it covers.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class AsOf:
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """The view of what changed in (since, upto]."""
+    """The view of the changes in (since, upto]."""
 
     since: int
     upto: int
@@ -88,13 +88,14 @@ View: TypeAlias = "Compact | AsOf | Window"
 
 
 class Sorted:
-    """A window: rows and the order they are in, so that those not wanted are never moved.
+    """A window: rows, and their sorted order as row numbers.
 
-    Ordering first and choosing later would copy every value twice: 0.1 s per million rows.
+    Rows are chosen before they are moved into order. The other way round every value would be
+    copied twice: 0.1 s per million rows.
     """
 
     def __init__(self, batch: pa.RecordBatch, order: Longs | None = None) -> None:
-        """`order` None: the batch is in order as it is."""
+        """`order` is None where the batch is in order already."""
         self._batch = batch
         self._order = order
 
@@ -120,7 +121,7 @@ class Sorted:
 
 
 class Fold(Protocol):
-    """Turns sorted windows into the rows of a view. Called once for each, in key order."""
+    """Turns sorted windows into the rows of a view. It is called once per window, in key order."""
 
     def __call__(self, window: Sorted) -> pa.RecordBatch:
         """The rows of the view that lie in this window."""
@@ -128,11 +129,11 @@ class Fold(Protocol):
 
 
 class Rule(Protocol):
-    """The shard's knowledge of its rows."""
+    """The columns of a shard's rows, their order, and their meaning."""
 
     @property
     def name(self) -> str:
-        """As the state names it."""
+        """The rule's name in the state."""
         ...
 
     @property
@@ -196,7 +197,7 @@ class _TimeFilter:
 class _VersionsFold:
     """State at a time, and compaction: both turn on the newest version at or below a time.
 
-    Keeps the range tombstones that reach beyond the window: memory is O(those).
+    Memory is O(range tombstones that reach beyond the window).
     """
 
     def __init__(self, view: Compact | AsOf) -> None:
@@ -219,7 +220,7 @@ class _VersionsFold:
         compact = self._compact
         if compact is None:
             return window.keep(newest & (ops == OP_PUT))
-        # Nothing older lies below the first batch: what is deleted there needs no tombstone.
+        # Nothing older lies below the first batch, so a delete there needs no tombstone.
         if compact.lower == 0:
             return window.keep((newest & (ops == OP_PUT)) | ~reached)
         return window.keep(newest | ~reached | ~points)
@@ -245,7 +246,7 @@ class _VersionsFold:
 
 
 class DiffsRule:
-    """A multiset: what counts is the sum of the diffs of equal rows up to a time."""
+    """A multiset: the count of a row is the sum of the diffs of equal rows up to a time."""
 
     name = "diffs"
     schema = DIFFS_SCHEMA
@@ -277,7 +278,7 @@ class _DiffsFold:
 
 
 def _consolidate(window: pa.RecordBatch, times: Longs) -> pa.RecordBatch:
-    """Sum the diffs of rows with one key, value and time; drop what adds up to zero."""
+    """Sum the diffs of rows with one key, value and time; drop rows with the sum zero."""
     if window.num_rows == 0:
         return window
     same = same_as_previous(window.column("key")) & same_as_previous(window.column("value"))
@@ -316,7 +317,7 @@ def _taken(batch: pa.RecordBatch, rows: Longs) -> pa.RecordBatch:
 def _each_column(
     batch: pa.RecordBatch, count: int, choose: Callable[[pa.Array], pa.Array]
 ) -> pa.RecordBatch:
-    """`count` rows of each column. Of nothing but nulls none is looked for."""
+    """`count` rows of each column. A column of nulls is made anew, which is cheaper."""
     columns = [
         pa.nulls(count, column.type) if column.null_count == len(column) else choose(column)
         for column in batch.columns

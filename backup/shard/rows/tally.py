@@ -1,4 +1,4 @@
-"""Telling how far long work has come, in rows, over as many passes as it takes."""
+"""Progress of long work, in rows, summed over all its passes."""
 
 from __future__ import annotations
 
@@ -8,24 +8,27 @@ from typing import TypeAlias
 import pyarrow as pa
 
 OnProgress: TypeAlias = "Callable[[int], None]"
-"""Is told the rows done so far; what it raises calls the work off."""
+"""Called with the number of rows done so far; an exception from it calls the work off."""
 
 
 class Tally:
-    """Counts rows and tells `progress`, if there is one."""
+    """Counts rows and calls `progress`, if there is one."""
 
     def __init__(self, progress: OnProgress | None = None) -> None:
         self._progress = progress
         self.rows = 0
 
     def add(self, rows: int) -> None:
-        """So many more rows are done."""
+        """Count more rows as done."""
         self.rows += rows
         if self._progress is not None:
             self._progress(self.rows)
 
     def over(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """`batches`; each is done when the next one is asked for. Tells before the first, too."""
+        """Yield `batches`; a batch counts as done when the next one is asked for.
+
+        `progress` is also called before the first.
+        """
         self.add(0)
         for batch in batches:
             yield batch

@@ -5,7 +5,7 @@
 
 Invariants
 1. Memory and time are O(bytes read): a count that the bytes cannot hold is refused at once.
-2. Malformed bytes are a `ValueError`. A field comes once; of known ones the kind is checked.
+2. Malformed bytes raise `ValueError`. A field comes once; the kind of a known field is checked.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from typing import Any, TypeAlias
 from kvstore.codec.varint import read_varint
 
 Fields: TypeAlias = "dict[int, Any]"
-"""The fields by number. A field is an int, bytes, `Fields`, or a list of these; truths and doubles
-are None."""
+"""Fields by number. A field is an int, bytes, `Fields`, or a list of these. Booleans and doubles
+are read as None."""
 
 _TRUE, _FALSE, _BYTE, _I16, _I32, _I64, _DOUBLE, _TEXT, _LIST, _SET, _MAP, _STRUCT = range(1, 13)
 _DEPTH_MAX = 8

@@ -13,15 +13,17 @@ Both are an envelope around JSON, which stays readable in an editor when somethi
 
 A *section* is a flat mapping: `head` for the scalars, and one for each mapping of the state;
 batches are keyed by their lower bound. A diff names the newest rollup of the state it leads to,
-so a reader that knows only the head knows where to start.
+so a reader that knows only the head can find that rollup.
 
-`link` and `chain` make the diffs a chain: one that was changed, left out, or taken from another
-history of the same shard does not link to its neighbours. Shards that were made without them go on
-without them.
+`link` and `chain` make the diffs a chain: a diff that was changed, left out, or taken from another
+history of the same shard does not link to its neighbours. A shard whose states have no `chain` goes
+on without one.
+
+The section `schemas` and the number `version` are kept as they are read: no command changes them.
 
 Invariants
 1. decode(encode(x)) == x, and applying diff(a, b) to a gives b.
-2. A newer format, a wrong checksum and a foreign file are told apart and refused.
+2. A newer format, a wrong checksum and a foreign file are refused, each by an error of its own.
 3. A state with a `chain` is followed only by a diff that links to it.
 """
 
@@ -78,7 +80,7 @@ class Diff:
     dropped: Mapping[str, list[str]]
     link: str | None
     digest: str
-    """Of its own bytes."""
+    """The digest of the diff's own bytes."""
 
 
 def encode_state(state: ShardState) -> bytes:
@@ -105,7 +107,7 @@ def decode_state(data: bytes, *, where: str) -> ShardState:
 
 
 def encode_diff(before: ShardState | None, after: ShardState) -> bytes:
-    """The step from `before` (None: nothing) to `after`. What they share costs next to nothing."""
+    """The step from `before` (None: nothing) to `after`. Shared sections cost next to nothing."""
     changed: dict[str, dict[str, Any]] = {}
     dropped: dict[str, list[str]] = {}
     seqno, previous, rollup = after.seqno, 0, list(after.rollup)
@@ -113,7 +115,9 @@ def encode_diff(before: ShardState | None, after: ShardState) -> bytes:
     if before is not None:
         previous, link = before.seqno, before.chain or None
         count = len(before.batches)
-        if after.batches[:count] == before.batches:  # appended to: they are the same objects
+        if (
+            after.batches[:count] == before.batches
+        ):  # an append: the older batches are the same objects
             after = replace(after, batches=after.batches[count:])
             before = replace(before, batches=())
     for name, encode in _ENCODERS.items():
@@ -159,9 +163,9 @@ def decode_diff(data: bytes, *, where: str) -> Diff:
 
 
 def apply_diffs(state: ShardState, diffs: Sequence[Diff], *, where: str) -> ShardState:
-    """The state that `diffs`, one after the other, lead to. O(batches) once, not for each.
+    """The state that `diffs`, applied in order, lead to. O(batches) in all, not for each diff.
 
-    Raises `CorruptionError` if one does not start where the one before ends.
+    Raises `CorruptionError` if a diff does not start where the diff before it ends.
     """
     sections, at, chain = _sections(state), state.seqno, state.chain
     for diff in diffs:
@@ -218,7 +222,7 @@ def _open(magic: bytes, data: bytes, *, where: str) -> JsonObject:
 
 @contextmanager
 def _strictly(where: str, problem: str) -> Iterator[None]:
-    """Turn what the code that takes JSON apart may raise into `CorruptionError`."""
+    """Turn the exceptions of code that takes JSON apart into `CorruptionError`."""
     try:
         yield
     except (CorruptionError, FormatVersionError):
@@ -252,7 +256,7 @@ def _assemble(sections: Sections, *, where: str) -> ShardState:
     head = sections["head"]
     scalars = {name: head[name] for name in _SCALARS}
     for name, value in scalars.items():
-        # A state that this process has made holds times of a class of their own.
+        # Not `type(value) is int`: a state of this process holds `Timestamp`s.
         if not (isinstance(value, str) if name in _TEXTS else 0 <= value <= EMPTY):
             raise ValueError(f"its {name} is {value!r:.40}")
     state = ShardState(
@@ -271,7 +275,7 @@ def _assemble(sections: Sections, *, where: str) -> ShardState:
         raise ValueError("a batch is under another number than its own")
     if (problem := state.problem()) is not None:
         raise ValueError(problem)
-    # Collection deletes by these names: those of others are no business of this shard.
+    # Collection deletes by these names, so a name of another shard must not pass.
     if not all(name.startswith(f"{state.shard}/") for name in state.blobs()):
         raise ValueError("it names blobs that are not its own")
     return state
@@ -288,7 +292,7 @@ def _by_number(section: Mapping[str, Any]) -> dict[int, Any]:
 
 
 def encode_part(part: ShardPart) -> dict[str, Any]:
-    """A part as JSON; fields at their default are left out."""
+    """A part as JSON, without the fields that have their default."""
     encoded: dict[str, Any] = {
         "name": part.name,
         "rows": part.rows,
@@ -310,7 +314,7 @@ def encode_part(part: ShardPart) -> dict[str, Any]:
 
 
 def decode_part(encoded: Mapping[str, Any]) -> ShardPart:
-    """The part of `encode_part`. Raises `CorruptionError` where it is none."""
+    """The part that `encode_part` encoded. Raises `CorruptionError` for anything else."""
     where = "a part of a shard's state"
     with _strictly(where, "not a part"):
         fields = JsonObject(dict(encoded), where=where)
@@ -349,7 +353,7 @@ def encode_batch(batch: ShardBatch) -> dict[str, Any]:
 
 
 def decode_batch(encoded: Mapping[str, Any]) -> ShardBatch:
-    """The batch of `encode_batch`. Raises `CorruptionError` where it is none."""
+    """The batch that `encode_batch` encoded. Raises `CorruptionError` for anything else."""
     where = "a batch of a shard's state"
     with _strictly(where, "not a batch"):
         fields = JsonObject(dict(encoded), where=where)

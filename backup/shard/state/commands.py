@@ -1,7 +1,7 @@
-"""Commands and their outcomes: all that can happen to a shard, as plain values.
+"""Commands and their outcomes: every change of a shard, as plain values.
 
-`machine.apply(state, command)` decides; `log.StateLog` makes the decision last. A command says
-what time it is where that matters, so the machine needs no clock.
+`machine.apply(state, command)` decides; `log.StateLog` makes the decision last. A command carries
+the present time where that matters, so the machine needs no clock.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class CompareAndAppend:
 
 @dataclass(frozen=True, slots=True)
 class Append:
-    """Append what of `batch` lies at or above the shard's upper, for replicas that write alike."""
+    """Append the part of `batch` above the upper, for replicas that write identical data."""
 
     batch: ShardBatch
 
@@ -40,14 +40,14 @@ class ExpireWriter:
 
 @dataclass(frozen=True, slots=True)
 class ExpireIdleWriters:
-    """Forget the writers without a name of their own whose last append was before `before_ns`."""
+    """Forget the anonymous writers whose last append was before `before_ns`."""
 
     before_ns: int
 
 
 @dataclass(frozen=True, slots=True)
 class Appended:
-    """Committed; `merges` are slots that now want compaction."""
+    """The batch is committed; `merges` are new slots."""
 
     upper: int
     merges: tuple[tuple[int, int], ...] = ()
@@ -102,7 +102,7 @@ class InlineBackpressure:
 
 @dataclass(frozen=True, slots=True)
 class RegisterLeasedReader:
-    """Begin to hold this version and `since`; `from_critical`: start at the least critical hold."""
+    """Hold this version and `since`; with `from_critical` the least critical hold's `since`."""
 
     reader: str
     now_ns: int
@@ -163,7 +163,7 @@ class ExpireCritical:
 
 @dataclass(frozen=True, slots=True)
 class ReaderRegistered:
-    """Where the reader starts, and the version it holds."""
+    """The `since` at which the reader starts, and the version that it holds."""
 
     since: int
     seqno: int
@@ -194,7 +194,7 @@ class OpaqueMismatch:
 
 @dataclass(frozen=True, slots=True)
 class Expired:
-    """How many were known and are now forgotten."""
+    """How many readers, holds or writers were known and are now forgotten."""
 
     count: int
 
@@ -212,7 +212,7 @@ class RequestMerge:
 
 @dataclass(frozen=True, slots=True)
 class ApplyMerge:
-    """Put `output` in the place of the batches that hold exactly the parts `inputs`."""
+    """Put `output` in the place of the batches whose parts are exactly `inputs`."""
 
     output: ShardBatch
     inputs: frozenset[str]

@@ -26,6 +26,7 @@ OPAQUE_INITIAL = bytes(8)
 
 
 def register_leased(state: ShardState, command: c.RegisterLeasedReader) -> tuple[ShardState, Any]:
+    """Register a leased reader, at the version that this makes."""
     if state.is_tombstone:
         return state, c.ReaderRegistered(EMPTY, state.seqno)
     since = state.since
@@ -38,6 +39,7 @@ def register_leased(state: ShardState, command: c.RegisterLeasedReader) -> tuple
 
 
 def downgrade(state: ShardState, command: c.DowngradeSince) -> tuple[ShardState, Any]:
+    """Move a leased reader forward and renew its lease."""
     reader = state.leased.get(command.reader)
     if reader is None or state.is_tombstone:
         return state, c.Downgraded(EMPTY)
@@ -56,6 +58,7 @@ def downgrade(state: ShardState, command: c.DowngradeSince) -> tuple[ShardState,
 
 
 def expire_leased(state: ShardState, command: c.ExpireLeasedReader) -> tuple[ShardState, Any]:
+    """Forget a leased reader."""
     if state.is_tombstone:
         return state, c.Expired(0)
     known = command.reader in state.leased
@@ -63,6 +66,7 @@ def expire_leased(state: ShardState, command: c.ExpireLeasedReader) -> tuple[Sha
 
 
 def expire_lapsed(state: ShardState, command: c.ExpireLapsed) -> tuple[ShardState, Any]:
+    """Forget all leased readers whose lease has run out."""
     lapsed = state.lapsed_readers(command.now_ns)
     if not lapsed or state.is_tombstone:
         return state, c.Expired(0)
@@ -71,6 +75,7 @@ def expire_lapsed(state: ShardState, command: c.ExpireLapsed) -> tuple[ShardStat
 
 
 def register_critical(state: ShardState, command: c.RegisterCritical) -> tuple[ShardState, Any]:
+    """Register a critical hold; an existing one stays as it is."""
     if state.is_tombstone:
         return state, c.CriticalRegistered(EMPTY, OPAQUE_INITIAL)
     hold = state.critical.get(command.reader) or CriticalHold(state.since, OPAQUE_INITIAL)
@@ -81,6 +86,7 @@ def register_critical(state: ShardState, command: c.RegisterCritical) -> tuple[S
 def compare_and_downgrade(
     state: ShardState, command: c.CompareAndDowngrade
 ) -> tuple[ShardState, Any]:
+    """Move a critical hold if its token is the expected one."""
     if len(command.opaque) != len(OPAQUE_INITIAL):
         raise UsageError(f"an opaque token has {len(OPAQUE_INITIAL)} bytes")
     if state.is_tombstone:
@@ -98,6 +104,7 @@ def compare_and_downgrade(
 
 
 def expire_critical(state: ShardState, command: c.ExpireCritical) -> tuple[ShardState, Any]:
+    """Forget a critical hold."""
     if state.is_tombstone:
         return state, c.Expired(0)
     known = command.reader in state.critical

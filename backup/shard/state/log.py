@@ -1,7 +1,7 @@
-"""The state log: a shard's state made to last, and the loop that carries out commands.
+"""The state log: it makes a shard's state last, and carries out commands.
 
-Every version is a diff in consensus; now and then one is written whole to blob (a *rollup*). A
-state is the newest rollup and the diffs after it.
+Every version of the state is a diff in consensus. Now and then a version is written whole to blob
+(a *rollup*). A state is read from the newest rollup and the diffs after it.
 
     <shard>/rollup/v<seqno, 20 digits>-<random>   in blob
     key <shard>, version <seqno>                  in consensus
@@ -9,12 +9,12 @@ state is the newest rollup and the diffs after it.
 Invariants
 1. The earliest live version always has a rollup; the head's diff names the newest one.
 2. A rollup is in blob before a state names it.
-3. The state held here never goes back, whatever a stale head says.
+3. The state of a handle never goes back, even if a stale head is read.
 
-Retry rules (`apply`): contention and *determinate* failures are tried again; *indeterminate* ones
-too, where doing the command twice does no more than once, which is so for all but a
-compare-and-append. That one is recognised by its token, and where even the token cannot tell, the
-caller hears `IndeterminateError`.
+Retry rules (`apply`): contention and *determinate* failures are tried again. So are *indeterminate*
+failures, since all commands but a compare-and-append may be carried out twice without harm. A
+compare-and-append is recognised by its token; where the token cannot tell either, the caller gets
+`IndeterminateError`.
 """
 
 from __future__ import annotations
@@ -50,12 +50,12 @@ from kvstore.forks import own
 from kvstore.limits import LOOKS_MAX, ROLLUP_EVERY, STATE_SCAN_VERSIONS
 
 _LOST_AFTER = 20
-"""Looks, over some two seconds, after which what is missing is lost, not collected meanwhile."""
+"""After so many looks, in about two seconds, a missing rollup counts as lost."""
 _PUT_BACK = "put that blob back from a copy of the storage"
 
 
 class _Missed:
-    """Tells damage from haste: how often in a row the very same rollup was looked for in vain."""
+    """Tells a lost blob from a collected one: counts how often in a row it is missing."""
 
     def __init__(self) -> None:
         self._what = ""
@@ -143,10 +143,10 @@ class StateLog:
         return self.state
 
     def apply(self, command: commands.Command) -> Applied:
-        """Carry out `command`; see the module for what is retried.
+        """Carry out `command`; the module says which failures are retried.
 
-        Raises `IndeterminateError` for a compare-and-append whose fate cannot be told, or
-        `DeterminateError` once patience has ended, and at once what another attempt meets again.
+        Raises `IndeterminateError` for a compare-and-append with an unknown fate, and
+        `DeterminateError` once patience has ended. Raises failures that cannot pass at once.
         """
         unsure = False
         tries = self.patience.tries()
@@ -159,7 +159,7 @@ class StateLog:
                 if after is before:
                     if self.refresh().seqno == before.seqno:
                         return Applied(outcome, before, unsure)
-                    # Decided on an old state: decide again.
+                    # The decision was made on an old state: decide again.
                 elif self._commit(before, after):
                     self._rollup_if_due()
                     return Applied(outcome, self.state, unsure)
@@ -167,7 +167,7 @@ class StateLog:
                 failure = error
             except IndeterminateError as error:
                 unsure, failure = True, error
-            # Look after the pause, not before it: what others do meanwhile would beat us again.
+            # Refresh after the pause: otherwise a commit during the pause would beat us again.
             tries.wait(failure or self._lost_race("a command on"))
             if self.refresh().seqno == before.seqno:
                 self._require_reached(behind)
@@ -195,7 +195,7 @@ class StateLog:
         return self.patience.over(call)
 
     def live_states(self) -> list[ShardState]:
-        """Every version from the earliest live one on, ascending. O(versions x batches)."""
+        """Every live version, ascending. O(versions x batches)."""
         earliest, diffs = self.live_diffs()
         states = [earliest]
         for diff in diffs:
@@ -204,7 +204,7 @@ class StateLog:
         return states
 
     def live_diffs(self) -> tuple[ShardState, list[codec.Diff]]:
-        """The earliest live version, and the steps behind it. O(versions): a scan of all."""
+        """The earliest live version, and the later diffs. O(versions): a scan of all."""
         missed = _Missed()
         for attempt in range(LOOKS_MAX):
             if attempt:
@@ -219,7 +219,7 @@ class StateLog:
             if rollup is not None:
                 return rollup, [self._decoded(version) for version in versions[1:]]
             if missed.is_lost(f"{earliest} {name}"):
-                break  # else collected since the scan, or the scan was stale
+                break  # not collected since the scan, and the scan was not stale
         where = f"shard {self.shard}"
         raise CorruptionError(where, "its earliest version has no rollup", _PUT_BACK)
 
@@ -250,7 +250,7 @@ class StateLog:
         return replace(state, walltime_ns=walltime_ns, hostname=self._hostname)
 
     def _rollup_if_due(self) -> None:
-        """Failing to write one costs nothing but a longer scan; the next commit tries again."""
+        """Write a rollup if due. After a failure the next commit tries again."""
         state = self.state
         if state.seqno - state.rollup[0] < ROLLUP_EVERY or state.is_tombstone:
             return
@@ -291,7 +291,7 @@ class StateLog:
             if state is None:
                 if missed.is_lost(name):
                     break
-                continue  # a stale head named a rollup that was collected: look again
+                continue  # a stale head named a collected rollup: look again
             if state.seqno < head.seqno:
                 versions = self._scan(state.seqno + 1)
                 if not versions or versions[0].seqno != state.seqno + 1:
@@ -305,14 +305,14 @@ class StateLog:
         )
 
     def _pause(self, attempt: int) -> None:
-        """Before another look for what others may have collected: 1 ms doubling to a quarter."""
+        """Pause before another look: 1 ms, doubling up to a quarter of a second."""
         self.patience.pause(min(0.001 * 2 ** min(attempt, 10), 0.25))
 
     def _lost_race(self, what: str) -> DeterminateError:
         return DeterminateError(f"{what} shard {self.shard}", "other scripts were faster")
 
     def _scan(self, start: int) -> list[Versioned]:
-        """The live versions from `start` on, one after the other without a gap."""
+        """The live versions from `start` on, without a gap."""
         found: list[Versioned] = []
         while True:
             page = self.consensus.scan(self.shard, start=start, limit=STATE_SCAN_VERSIONS)
@@ -324,7 +324,7 @@ class StateLog:
             start = page[-1].seqno + 1
 
     def _after(self, state: ShardState, versions: list[Versioned]) -> ShardState:
-        """The state that `versions`, one after the other, lead to."""
+        """The state that `versions`, applied in order, lead to."""
         diffs = [self._decoded(version) for version in versions]
         return codec.apply_diffs(state, diffs, where=self._where(versions[-1].seqno))
 

@@ -1,14 +1,14 @@
-"""The machine: what each command does to a shard's state, decided without touching anything.
+"""The machine: a pure function decides what each command does to a shard's state.
 
-`apply(state, command)` gives the next state and an outcome. It has two ways to answer, as
-Materialize's persist names them: *continue* commits a new version, even where nothing but the
-sequence number changed (so that the answer is linearised); *break* returns the state it was
-given, and nothing is committed.
+`apply(state, command)` gives the next state and an outcome. It answers in one of two ways, named as
+in Materialize's persist. *Continue* returns a new version to be committed, even where only the
+sequence number has changed (so that the answer is linearised). *Break* returns the given state, and
+nothing is committed.
 
 Rules that hold throughout
 1. `since` and `upper` never move back.
-2. Whoever is told that a write is refused can rely on it: nothing of it is in the state.
-3. A tombstone breaks every command; only the bookkeeping of its own removal still commits.
+2. A refused write has left nothing in the state.
+3. A tombstone breaks every command but those that remove its own rollups.
 
 Source of the rules: Materialize's persist (design documents and releases up to 2026).
 """
@@ -43,7 +43,7 @@ def apply(state: ShardState, command: c.Command) -> tuple[ShardState, Any]:
 
 
 def snapshot(state: ShardState, as_of: int) -> tuple[ShardBatch, ...]:
-    """The batches that make up the shard at `as_of`; some hold later updates too.
+    """The batches that make up the shard at `as_of`; some have later updates too.
 
     Raises `HistoryGoneError` below `since`, `NotYetWrittenError` at or above `upper` (wait).
     """
@@ -57,7 +57,7 @@ def snapshot(state: ShardState, as_of: int) -> tuple[ShardBatch, ...]:
 def next_listen_batch(state: ShardState, frontier: int) -> ShardBatch | None:
     """The batch that contains `frontier`; None: not written yet, wait.
 
-    It may begin before `frontier` (compaction merged it): the reader drops what it has seen.
+    A batch that compaction has merged may begin before `frontier`: the reader drops older rows.
     """
     for batch in reversed(state.batches):
         if batch.lower <= frontier < batch.upper:
@@ -103,7 +103,7 @@ def _invalid_bounds(batch: ShardBatch) -> c.InvalidBounds | c.InvalidEmptyInterv
 
 
 def truncated(batch: ShardBatch, lower: int) -> ShardBatch:
-    """`batch` without what lies below `lower`: whole parts leave, others drop rows when read."""
+    """`batch` without rows below `lower`: whole parts leave, others drop such rows when read."""
     parts = tuple(
         part if part.time_min >= lower else replace(part, drop_below=lower, diff_sum=None)
         for part in batch.parts
@@ -115,7 +115,7 @@ def truncated(batch: ShardBatch, lower: int) -> ShardBatch:
 def _push(
     state: ShardState, batch: ShardBatch, *, writers: Mapping[str, LastAppend]
 ) -> tuple[ShardState, c.Appended]:
-    """Add a batch that joins the upper. An empty one lengthens an empty one before it."""
+    """Add a batch that joins the upper. An empty batch lengthens an empty batch before it."""
     if batch.lower == batch.upper:
         return state.next(writers=writers), c.Appended(state.upper)
     batches = (*state.batches, batch)
@@ -165,7 +165,7 @@ def _remove_rollups(state: ShardState, command: c.RemoveRollups) -> tuple[ShardS
 
 
 def _request_gc(state: ShardState, command: c.RequestGc) -> tuple[ShardState, Any]:
-    """Enough has piled up once a rollup's worth of versions can go; claiming it is durable."""
+    """Claim the collection that is due, so that only one process is told to collect."""
     del command
     target = state.gc_target
     return (state if target is None else state.next(last_gc=target)), c.GcRequested(target)

@@ -19,13 +19,13 @@ from kvstore.limits import MERGE_FAN_IN
 
 Slot = tuple[int, int]
 _EMPTY_BATCH_BYTES = 1024
-"""The cost of an empty batch: its entry in the state, and a look at it."""
+"""The cost of an empty batch, for planning: its entry in the state, and a look at it."""
 
 
 def plan_merge(batches: Sequence[ShardBatch], slots: Iterable[Slot]) -> Slot | None:
     """The run ending at the newest batch that should become one; None if it is too short.
 
-    O(batches of the run): it looks no further back.
+    O(batches of the run): no older batch is looked at.
     """
     pending = tuple(slots)
     total = count = 0
@@ -45,7 +45,7 @@ def plan_merge(batches: Sequence[ShardBatch], slots: Iterable[Slot]) -> Slot | N
 
 
 def add_slot(slots: Iterable[Slot], new: Slot) -> tuple[Slot, ...]:
-    """`slots` and `new`, which swallows those inside it. A slot that already covers it stays."""
+    """`slots` with `new`, which replaces the slots inside it. A slot that covers `new` stays."""
     kept = [slot for slot in slots if not _covers(new, slot)]
     if any(_covers(slot, new) for slot in kept):
         return tuple(kept)
@@ -71,6 +71,7 @@ def _covers(outer: Slot, inner: Slot) -> bool:
 
 
 def request_merge(state: ShardState, command: c.RequestMerge) -> tuple[ShardState, Any]:
+    """Add a slot, unless one covers it or a merge would change nothing."""
     if state.is_tombstone:
         return state, c.MergeRequested(None)
     slot = overlapping(state.slots, (command.lower, command.upper))
@@ -83,6 +84,7 @@ def request_merge(state: ShardState, command: c.RequestMerge) -> tuple[ShardStat
 
 
 def apply_merge(state: ShardState, command: c.ApplyMerge) -> tuple[ShardState, Any]:
+    """Put the output of a merge in the place of its inputs, if they are still there."""
     output = command.output
     bounds = (output.lower, output.upper)
     found = _between(state, *bounds)

@@ -1,12 +1,19 @@
-"""The state: everything a shard knows about itself, as one immutable value.
+"""The state of a shard: all its facts and frontiers, as one immutable value.
 
-The machine (`machine.py`) makes the next state from this one and a command; `codec.py` writes it
-down. It holds no data but names the parts that do.
+The machine (`machine.py`) makes the next state from a state and a command; `codec.py` turns a
+state into bytes. A state has no rows: it names the parts that have them.
+
+A *frontier* is one integer: how far a shard is complete (`upper`), or has forgotten (`since`).
+Timestamps reach from 0 to 2**63 - 1. The *empty* frontier, 2**63, is above every timestamp: an
+empty `upper` says that no more will be written, an empty `since` that all is forgotten. So
+frontiers are compared as integers, and the meet of frontiers is the least. Bounds are half-open:
+`[lower, upper)`.
 
 Invariants (`ShardState.check` walks them)
 1. `batches` are adjacent: they cover `[0, upper)` without gap or overlap, ascending.
 2. No batch was compacted further than `since`; no merge slot has an edge inside a batch.
-3. `since` is never above what a reader or critical hold asked to keep, unless that one came later.
+3. `since` is never above the time that a reader or a critical hold keeps, unless the reader or the
+   hold came later.
 4. Every rollup named is at or below `seqno`.
 """
 
@@ -26,7 +33,7 @@ EMPTY: Final = TIMESTAMP_MAX + 1
 _ANONYMOUS = re.compile(r"w-[0-9a-f]{16}")
 
 STATE_VERSION = 1
-"""The machine that wrote a state; a state never goes back to an older one."""
+"""The version of the machine that wrote a state. A newer one in a state is refused."""
 
 
 _K = TypeVar("_K")
@@ -37,11 +44,11 @@ _V = TypeVar("_V")
 class ShardPart:
     """One sorted Parquet file of a batch: a blob, or bytes kept in the state (`inline`).
 
-    `key_min` and `key_max` bound every key it touches, ends of range tombstones included, both
-    inclusive and rounded outwards (`key_max` None: unbounded). Parts of one `run` follow each
-    other in order; parts of different runs may interleave. Rows before `drop_below` do not count.
-    `checksum` is the bytes' digest as `kvstore.digest` has them.
-    `diff_sum` is the sum of the diff column, None where the rule has none or rows do not count.
+    `key_min` and `key_max` bound every key that the part touches, ends of range tombstones
+    included. Both are inclusive and rounded outwards (`key_max` None: unbounded). Parts of one
+    `run` follow each other in order; parts of different runs may interleave. Rows before
+    `drop_below` do not count. `checksum` is a digest of `kvstore.digest`. `diff_sum` is the sum of
+    the diff column; None where the rule has no such column, or where some rows do not count.
     """
 
     name: str
@@ -61,7 +68,7 @@ class ShardPart:
 
 @dataclass(frozen=True, slots=True)
 class ShardBatch:
-    """The updates of `[lower, upper)`, with times advanced to `since` where compacted.
+    """The updates of `[lower, upper)`; compaction advances their times to `since`.
 
     `meta` is the caller's: a few short strings that travel with the batch until it is merged.
     """
@@ -74,7 +81,7 @@ class ShardBatch:
 
     @property
     def rows(self) -> int:
-        """Rows in the parts: exact, or an upper bound where some no longer count."""
+        """The number of rows in the parts; an upper bound where some rows no longer count."""
         return sum(part.rows for part in self.parts)
 
     @property
@@ -89,7 +96,7 @@ class ShardBatch:
         return None if None in sums else sum(s for s in sums if s is not None)
 
     def names(self) -> frozenset[str]:
-        """The blobs it needs."""
+        """The blobs that the batch needs."""
         return frozenset(part.name for part in self.parts if part.inline is None)
 
 
@@ -116,13 +123,13 @@ class CriticalHold:
 
 
 def is_anonymous(writer: str) -> bool:
-    """Whether `Shard.writer` made this name: nobody comes back to it once its call has ended."""
+    """Whether `Shard.writer` made this name. Nobody uses such a name again after its call."""
     return _ANONYMOUS.fullmatch(writer) is not None
 
 
 @dataclass(frozen=True, slots=True)
 class LastAppend:
-    """The memory of a writer: its last append, to recognise a retry."""
+    """The last append of a writer, kept to recognise a retry."""
 
     token: str
     upper: int
@@ -160,8 +167,8 @@ class ShardState:
     writers: Mapping[str, LastAppend] = field(default_factory=dict)
     schemas: Mapping[int, tuple[SchemaColumn, ...]] = field(default_factory=dict)
     chain: str = field(default="", compare=False)
-    """Digest of the step that led here, which names the one before: so of all steps. Empty in
-    shards that were made before steps named it."""
+    """The digest of the step that led here. Each step names the digest of the step before, so this
+    one covers all steps. Empty in shards whose steps name no digests."""
 
     def next(self, **changes: Any) -> ShardState:
         """The following version, with `changes` made."""
@@ -169,7 +176,7 @@ class ShardState:
 
     @property
     def seqno_since(self) -> int:
-        """The oldest version a leased reader may still need; the current one if there is none.
+        """The oldest version that a leased reader may still need; the current one without readers.
 
         It only grows: a new reader holds the version it was registered in.
         """
@@ -201,7 +208,7 @@ class ShardState:
 
     @property
     def is_tombstone(self) -> bool:
-        """True once the shard is finished and everything in it has been let go."""
+        """True once the shard is finished and its data has been let go."""
         return self.tombstone_seqno > 0
 
     def inline_bytes(self) -> int:
@@ -220,7 +227,7 @@ class ShardState:
         assert problem is None, (self.shard, problem)
 
     def problem(self) -> str | None:
-        """The invariant of the module that does not hold, in words. O(batches)."""
+        """The first invariant of the module that does not hold, in words. O(batches)."""
         edge = 0
         edges = {0}
         for batch in self.batches:

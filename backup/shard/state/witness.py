@@ -3,14 +3,14 @@
     blob "<shard>/witness/v<seqno, 20 digits>" := the digest of the step to that state, as text
 
 Consensus alone cannot tell that its newest versions were cut off, or that it was put back from an
-older copy: what is left is a whole, older log. Witnesses lie with the parts, so a log that lost its
-end is found by the newest of them. An appending process writes one behind each append. It is not
-worth an fsync: a witness that a crash takes back, or leaves without its bytes, makes the check
-weaker, never wrong. The name of such a torn witness still tells that its state was there.
+older copy: the rest is a whole, older log. Witnesses lie with the parts, so the newest witness
+betrays a log that lost its end. A process writes a witness behind each append, without an fsync: a
+witness that a crash takes back, or leaves without its bytes, makes the check weaker, never wrong.
+The name of such a torn witness still tells that its state was there.
 
 Invariants
 1. A witness of version v is written after v was committed, and v is never taken back.
-2. Collection removes the witnesses below the oldest live version; an end removes all.
+2. Collection removes the witnesses below the oldest live version; `finalise` removes all.
 """
 
 from __future__ import annotations
@@ -33,10 +33,11 @@ _REMEDY = "put the newest copy of all of it back"
 
 
 def leave(log: StateLog) -> None:
-    """Write down that the newest state of this handle was there.
+    """Write a witness of the newest state of this handle.
 
-    A failure leaves it to the next append. Raises `StatesLostError` where another history had a
-    state of this number: this append went to an older copy of the shard."""
+    After a failure of the storage the next append does so. Raises `StatesLostError` where another
+    history had a state of this number: then this append went to an older copy of the shard.
+    """
     state = log.state
     if not state.chain:
         return
@@ -46,7 +47,7 @@ def leave(log: StateLog) -> None:
         except (UsageError, CorruptionError) as error:
             known = _told(log, state.seqno)
             if known is None:
-                return  # torn, and a torn one stays: blobs are written once
+                return  # the witness there is torn, and stays: blobs are written once
             if known == state.chain:
                 raise
             where = f"shard {log.shard}"
@@ -54,9 +55,10 @@ def leave(log: StateLog) -> None:
 
 
 def require(log: StateLog) -> None:
-    """Raise `StatesLostError` if there were states that are gone, or others of the same number.
+    """Raise `StatesLostError` if a witnessed state is gone, or another has its number.
 
-    Costs a listing and a small read, mostly."""
+    Costs a listing and mostly one small read.
+    """
     noted = sorted(seqnos(log.blob, log.shard), reverse=True)
     newest = noted[0] if noted else 0
     if newest > log.state.seqno and newest > log.refresh().seqno:
@@ -93,7 +95,7 @@ def seqnos(blob: Blob, shard: str) -> set[int]:
 
 
 def shards(blob: Blob, prefix: str) -> Iterator[str]:
-    """The shards below `prefix` that have a witness. Lists all blobs there."""
+    """The shards with a witness whose name begins with `prefix`. Lists all blobs there."""
     listed = blob.patience.over(lambda: list(blob.list(prefix)))
     yield from {match["shard"] for info in listed if (match := _NAME.fullmatch(info.name))}
 
@@ -104,10 +106,10 @@ def is_witness(name: str) -> bool:
 
 
 def _told(log: StateLog, seqno: int) -> str | None:
-    """The digest that a witness holds, None where there is none or a crash has left it torn."""
+    """The digest in a witness; None where there is no witness or a crash has left it torn."""
     try:
         data = log.blob.get(_name(log, seqno))
-    except CorruptionError:  # of a sealed blob
+    except CorruptionError:  # an encrypted blob that is torn
         return None
     text = "" if data is None else data.decode("ascii", "replace")
     return text if _DIGEST.fullmatch(text) else None

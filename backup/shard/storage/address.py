@@ -1,4 +1,4 @@
-"""Storage by address: one URL gives the blob and the consensus of everything kept there.
+"""Storage by address: one URL gives a blob and a consensus.
 
     path, file:///path    local files: FileBlob in <path>/blob, FileConsensus in <path>/consensus
     memory://name         this process's memory; the same name is the same storage
@@ -29,8 +29,9 @@ _SCHEMES = ("file", "memory", "s3", "gs", "az")
 def open_storage(
     url: str | os.PathLike[str], *, patience: Patience = PATIENCE, **options: Any
 ) -> Storage:
-    """Open what `url` names; nothing is created before the first write. `patience` says how long
-    calls are made again after failures that may pass.
+    """Open the storage that `url` names; nothing is created before the first write.
+
+    `patience` says how long calls are repeated after failures that may pass.
 
     Raises `UsageError` for an address that is empty or not understood.
     """
@@ -60,14 +61,14 @@ def require_address(url: str | os.PathLike[str]) -> str:
 
 
 def public_address(url: str | os.PathLike[str]) -> str:
-    """`url` to be shown and stored: without user, password and query; a path is made absolute."""
+    """`url` without user, password and query, to be shown and stored; a path is made absolute."""
     text = os.fspath(url)
     scheme, found, _ = text.partition("://")
     if not found:
         return os.path.abspath(text) if text else ""
     try:
         parts = urlsplit(text)
-    except ValueError:  # a name that nothing was opened by
+    except ValueError:  # no URL: the name of a given storage
         return f"{scheme}://"
     host = parts.netloc.rpartition("@")[2]
     return urlunsplit((parts.scheme, host, parts.path, "", ""))

@@ -51,7 +51,7 @@ SEQNO_MAX = (1 << 63) - 1
 _CONSENSUS_KEY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._=-]{0,126}")
 
 FAILURES: Final = (AccessDeniedError, DeterminateError, StorageError)
-"""How a storage fails: what is passed over where the call may as well be left undone."""
+"""Failures of a storage, passed over where a call may as well be left undone."""
 
 
 class BlobInfo(NamedTuple):
@@ -66,12 +66,14 @@ class Blob(Protocol):
 
     @property
     def patience(self) -> Patience:
-        """How long the calls of its users are made again."""
+        """How long users repeat their calls."""
         ...
 
     def put(self, name: str, data: bytes, *, durable: bool = True) -> None:
-        """Write `data` under a new name, durably; if not `durable`, a crash of the machine may
-        leave any of it, or none."""
+        """Write `data` under a new name, durably.
+
+        If not `durable`, a crash of the machine may leave any part of it, or none.
+        """
         ...
 
     def get(self, name: str) -> bytes | None:
@@ -87,9 +89,9 @@ class Blob(Protocol):
         ...
 
     def delete(self, name: str) -> int | None:
-        """Remove `name`; its size (0 for an empty one), or None if there was none.
+        """Remove `name`; returns its size, or None if there was no such blob.
 
-        A storage that does not report it answers the size it saw just before.
+        A storage that does not report the size returns the size that it saw just before.
         """
         ...
 
@@ -100,7 +102,7 @@ class Blob(Protocol):
     def restore(self, name: str) -> None:
         """Succeed if `name` exists afterwards; raises `DeterminateError` if it cannot be had.
 
-        Storages that keep deleted versions may bring one back; the others only look.
+        Storages that keep deleted versions may bring one back; other storages only look.
         """
         ...
 
@@ -135,7 +137,7 @@ class Consensus(Protocol):
         ...
 
     def truncate(self, key: str, seqno: int) -> int | None:
-        """Remove the versions below `seqno`; how many, or None if the storage cannot tell.
+        """Remove the versions below `seqno`; returns how many, None if the storage cannot tell.
 
         Raises `UsageError` if `seqno` is above the head, or there is no head.
         """
@@ -173,7 +175,7 @@ def name_taken(name: str) -> UsageError:
 
 
 def put_retrying(blob: Blob, name: str, data: bytes) -> None:
-    """Put under a unique name, again after a failure: the same bytes do no harm twice."""
+    """Put under a unique name, again after a failure: putting the same bytes twice does no harm."""
     blob.patience.over(lambda: blob.put(name, data))
 
 
@@ -185,15 +187,15 @@ def restore_existing(blob: Blob, name: str) -> None:
 
 @runtime_checkable
 class Sweeps(Protocol):
-    """A blob on which a crashed put leaves something."""
+    """A blob on which a crashed put may leave a file."""
 
     def sweep(self, *, before_ns: int) -> int:
-        """Remove what crashed puts left that was last written before `before_ns`; how many."""
+        """Remove the files of crashed puts last written before `before_ns`; returns how many."""
         ...
 
 
 def sweep(blob: Blob, *, before_ns: int) -> int:
-    """See `Sweeps`; nothing where a storage leaves nothing."""
+    """See `Sweeps`. Returns 0 for a blob whose crashed puts leave nothing."""
     return blob.sweep(before_ns=before_ns) if isinstance(blob, Sweeps) else 0
 
 

@@ -4,16 +4,16 @@
     record          := | seqno u64, big-endian | data |
     snapshot        the versions that a truncation kept, as such records
 
-A compare-and-set opens the journal for writing, which only one process can, replays what is
-there, appends one record, fsyncs and lets go. Where nobody else has written since its own last
-one, it knows what is there: then it costs that one fsync. Readers replay without a lock, so they
-may miss the newest version but never see half of one.
+A compare-and-set opens the journal for writing, which only one process can, replays it, appends one
+record, fsyncs and closes it. Where no other process has written since its own last write, the
+replay is skipped: then the cost is one fsync. Readers replay without a lock, so they may miss the
+newest version but never see half of a version.
 
 Invariants
 1. A version that was committed is in the journal and fsynced before the lock is released.
-2. What a crashed process had written whole, though not acknowledged, the next one finds, fsyncs
-   and counts: that is the indeterminate outcome its caller would have heard of.
-3. Costs are of the live versions only: truncation, which collection drives, keeps them few.
+2. A crashed process may have written a whole version without acknowledging it. The next writer
+   fsyncs that version and counts it: this is an indeterminate outcome.
+3. Costs grow with the live versions only: truncation, which collection drives, keeps them few.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ from kvstore.journal.names import COMPACTING_NAME, LOCK_NAME
 _CONTENT = "kvstore.consensus/1"
 _SEQNO = struct.Struct(">Q")
 _LOCK_WAIT_S_MAX = 30.0
-"""One wait for the other processes' turns, which take a few milliseconds each; patience has several
-such waits."""
+"""The longest wait for other writers, which take a few milliseconds each. A call's patience may
+have several such waits."""
 _LOCK_PAUSE_S_MAX = 0.005
 _READ_ATTEMPTS = 100
 """How often a truncation may overtake a reader before it gives up."""
@@ -164,8 +164,10 @@ class FileConsensus:
 
     @contextmanager
     def _writing(self, key: str, where: str) -> Iterator[tuple[Journal, list[Versioned]]]:
-        """Hold the journal of `key`, alone among all processes, with what is in it; the caller
-        keeps that list as it changes what is there."""
+        """Open the journal of `key` for one writer, with its versions.
+
+        The caller changes the list of versions as it changes the journal.
+        """
         versions: list[Versioned] = []
         journal = self._opened(key, where, versions)
         try:
@@ -201,7 +203,7 @@ class FileConsensus:
     def _reopened(self, key: str, versions: list[Versioned]) -> Journal | None:
         """The journal as our last write left it, if nobody has written since."""
         closed, cached = self._closed.get(key), self._cache.get(key)
-        # Versions read since may be another's: our journal does not know of them.
+        # Versions read since may come from another process: our journal does not know them.
         if closed is None or cached is None or closed.signature != cached.signature:
             return None
         folder = self._folder(key)
@@ -231,15 +233,17 @@ def _into(versions: list[Versioned]) -> Callable[[Record], None]:
 
 
 def _changed_since(folder: str, signature: _Signature | None) -> bool:
-    """Whether the folder is another now, as far as it can be looked at."""
+    """Whether the files of the folder have changed, as far as that can be told."""
     with suppress(OSError):
         return _signature(folder) != signature
     return False
 
 
 def _signature(folder: str) -> _Signature | None:
-    """Names, inodes, sizes and times of the journal's files, which change with every write. None
-    where there is no folder; a file that a truncation removes while we look is none of them."""
+    """Names, inodes, sizes and times of the journal's files: some change with every write.
+
+    None where there is no folder. Leaves out a file that a truncation removes meanwhile.
+    """
     found = []
     try:
         entries = os.scandir(folder)
@@ -256,7 +260,7 @@ def _signature(folder: str) -> _Signature | None:
 
 
 def _not_done(where: str, error: OSError | StorageError) -> KVStoreError:
-    """A failure that surely had no effect, whoever found it."""
+    """The error for a failure that surely had no effect."""
     cause = error.__cause__ if isinstance(error, StorageError) else error
     if isinstance(cause, OSError):
         return not_done(where, cause)
@@ -265,7 +269,7 @@ def _not_done(where: str, error: OSError | StorageError) -> KVStoreError:
 
 
 def _unknown(where: str, error: OSError | StorageError) -> KVStoreError:
-    """A failure in the middle of a write."""
+    """The error for a failure in the middle of a write."""
     cause = error.__cause__ if isinstance(error, StorageError) else error
     if isinstance(cause, OSError):
         return translate_os_error(where, cause)

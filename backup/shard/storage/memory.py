@@ -19,7 +19,7 @@ from backup.shard.storage.patience import PATIENCE, Patience
 
 
 class MemoryBlob:
-    """Blobs in a dict. Shared by all handles on it; the reference for the others."""
+    """Blobs in a dict, shared by all handles on it."""
 
     def __init__(self, *, patience: Patience = PATIENCE) -> None:
         self.patience = patience
@@ -61,7 +61,7 @@ class MemoryBlob:
 
 
 class MemoryConsensus:
-    """Versions in lists, under a lock, shared by all who hold it; the reference for the others."""
+    """Versions in lists, under a lock, shared by all handles on it."""
 
     def __init__(self) -> None:
         self._logs: dict[str, list[Versioned]] = {}

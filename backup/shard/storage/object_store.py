@@ -13,14 +13,14 @@ Bytes of a version object
 
 Invariants
 1. Setting the version after index i creates index i + 1, which only one can do.
-2. The floor is written before anything below it is deleted. So a writer that slept so long that
-   its index was truncated away, and then created it again, finds a floor above its index. It
-   cannot tell that from a fast reader's truncation after its own commit: it answers
-   `IndeterminateError`, and what it created is ignored, because
-3. the head is never deleted: the highest index is always the true head, and what lies below the
-   floor is never a version.
-4. A client library may repeat a put whose reply was lost, and then hear that the object exists.
-   The nonce tells that this was our own put, so a commit is never taken for a mismatch.
+2. The floor is written before anything below it is deleted. A writer may sleep so long that its
+   index is truncated away, and then create that index again: it finds a floor above the index. This
+   looks the same as a truncation just after its own commit, so it raises `IndeterminateError`. The
+   created object is ignored, because of rule 3.
+3. The head is never deleted: the highest index is always the true head, and objects below the floor
+   are never versions.
+4. A client library may repeat a put whose reply was lost, and then learn that the object exists.
+   The nonce shows that this was our own put, so a commit is never taken for a mismatch.
 """
 
 from __future__ import annotations
@@ -72,9 +72,9 @@ from kvstore.limits import OBJECT_REQUEST_S, OBJECT_RETRIES_MAX
 _HEADER = struct.Struct(">Q16s")
 _INDEX_DIGITS = 20
 _METADATA_SERVICE = "169.254.169.254"
-"""Where the provider's machines ask for credentials, once none are found elsewhere."""
+"""The address at which a provider's machines ask for credentials that are found nowhere else."""
 _CREDENTIALS = (
-    "see to the credentials, in the environment (AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, "
+    "check the credentials, in the environment (AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, "
     "GOOGLE_APPLICATION_CREDENTIALS, AZURE_STORAGE_ACCOUNT_KEY) or options=, and what they allow"
 )
 _PASSING = re.compile(
@@ -82,14 +82,14 @@ _PASSING = re.compile(
     r"|\b(RequestTimeout|SlowDown|OperationAborted|ServerBusy|OperationTimedOut)\b"
     r"|error sending request|error decoding response body|timed out|connection closed"
 )
-"""Failures that another attempt may not meet again, as obstore words them: by a status, by a
-provider's code inside a status 400, and what has no answer at all."""
+"""Messages of obstore for failures that may pass: a status, a provider's code inside a status 400,
+or no answer at all."""
 _CONNECT = timedelta(seconds=5)
 _OS_ERROR = re.compile(r"\(os error (\d+)\)")
 _LOOKS_MAX = 100
-"""How often truncations may overtake a reader before it gives up."""
+"""How often a truncation may overtake a reader before it gives up."""
 _PARALLEL_GETS = 8
-"""Small objects fetched at a time by a scan: latency, not bandwidth, is what a scan waits for."""
+"""Small objects that a scan fetches at a time: a scan waits for latency, not for bandwidth."""
 
 _T = TypeVar("_T")
 
@@ -109,13 +109,13 @@ def open_object_store(
         retries = _retries(patience) | options.pop("retry_config", {})
         store = from_url(url, client_options=client, retry_config=retries, **options)
     except BaseException as error:
-        # obstore panics, which is no Exception, at the client's options among the store's
+        # obstore panics, by a `BaseException`, at client options among the store's options
         panicked = type(error).__name__ == "PanicException"
         if not panicked and not isinstance(error, BaseError | ValueError | TypeError):
             raise
         remedy = "check the URL, the provider's environment variables and options="
         if panicked:
-            remedy = "what is said to the HTTP client goes into options={'client_options': {...}}"
+            remedy = "put the options of the HTTP client into options={'client_options': {...}}"
         raise UsageError(f"{url!r} cannot be opened: {_first_line(error)}", remedy) from error
     return ObjectBlob(store, "blob", patience=patience), ObjectConsensus(store, "consensus")
 
@@ -126,7 +126,7 @@ def _client(patience: Patience) -> dict[str, Any]:
 
 
 def _retries(patience: Patience) -> dict[str, Any]:
-    """Few and soon: only the attempts of `patience` are told."""
+    """Few retries, soon: only the attempts of `patience` are reported."""
     return {
         "max_retries": OBJECT_RETRIES_MAX,
         "retry_timeout": timedelta(seconds=max(min(patience.seconds, OBJECT_REQUEST_S), 1)),
@@ -400,7 +400,7 @@ def _failure(
         return translate_os_error(where, cause) if is_unknown else not_done(where, cause)
     if _PASSING.search(said):
         return failure(where, _first_line(error))
-    remedy = "see to the storage there; what was acknowledged stands"
+    remedy = "repair the storage; acknowledged writes stand"
     return StorageError(f"{where} failed: {_first_line(error)}", remedy)
 
 
@@ -411,7 +411,7 @@ def _refusal(where: str, error: Exception) -> AccessDeniedError | None:
         return AccessDeniedError(where, f"no credentials were found ({text})", _CREDENTIALS)
     if isinstance(error, PermissionDeniedError | UnauthenticatedError | PermissionError):
         return AccessDeniedError(where, text, _CREDENTIALS)
-    # Of an object this is no error: it is not there. Of a list, the bucket is not.
+    # For an object 404 is no error: it is not there. For a list, the bucket is not there.
     if "404 Not Found" in text or "NoSuchBucket" in text:
         return AccessDeniedError(where, text, "check the bucket's name, or make it")
     return None

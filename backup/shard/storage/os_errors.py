@@ -50,19 +50,19 @@ _PASSING = frozenset(
     }
 )
 """Failures of the operating system that another attempt may not meet again."""
-_BROKEN = "see to the storage there; what was acknowledged stands"
+_BROKEN = "repair the storage; acknowledged writes stand"
 
 
 def translate_os_error(where: str, error: OSError) -> KVStoreError:
-    """A failed write of the operating system: refused, a full or broken disk, or an unknown
-    outcome that may pass."""
+    """The error for a failed write: refused, a full or broken disk, or an outcome that is unknown
+    and may be retried."""
     lasting = _lasting(where, error)
     return lasting or IndeterminateError(where, str(error))
 
 
 def not_done(where: str, error: OSError) -> KVStoreError:
-    """A call of the operating system that surely had no effect: refused, a full or broken disk, or
-    a failure that may pass."""
+    """The error for a call that surely had no effect: refused, a full or broken disk, or a failure
+    that may pass."""
     lasting = _lasting(where, error)
     return lasting or DeterminateError(where, str(error))
 

@@ -1,13 +1,13 @@
-"""Patience: how long a call is made again after a failure that may pass.
+"""Patience: how long a call is repeated after a failure that may pass.
 
 A failure that may pass is a timeout, an answer of 429 or 5xx, a lost reply, or another script that
-was faster: `DeterminateError` and `IndeterminateError`. Every other failure (a refusal, a full or
-broken disk, a missing bucket) is met again by another attempt, and is raised at once.
+was faster: `DeterminateError` and `IndeterminateError`. Another attempt would meet every other
+failure again (a refusal, a full or broken disk, a missing bucket), so that is raised at once.
 
 Invariants
-1. One call is tried for at most the `seconds` of its patience and the length of its last attempt.
+1. A call takes at most the `seconds` of its patience and the length of its last attempt.
 2. Pauses grow with the time already waited, so the number of attempts is logarithmic in it.
-3. A wait above `RETRY_TOLD_S` is told: to the log `kvstore.backup`, and to `tell` where given.
+3. A wait above `RETRY_TOLD_S` is reported to the log `kvstore.backup`, and to `tell` if given.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _PAUSE_S_MAX = 10.0
 _PAUSE_S_QUICK = 0.25
 """Longest pause of the first seconds, in which contention ends."""
 _PAUSE_SHARE = 8
-"""A later pause is at most this part of the time waited: the end of an outage is noticed soon."""
+"""A later pause is at most an eighth of the time waited: the end of an outage is noticed soon."""
 
 _T = TypeVar("_T")
 
@@ -46,7 +46,7 @@ class Waiting(NamedTuple):
 
 
 class Patience:
-    """How long, and at which pauses, calls are made again. Shared by any number of calls."""
+    """How long, and at which pauses, calls are repeated. Shared by any number of calls."""
 
     def __init__(
         self,
@@ -56,8 +56,10 @@ class Patience:
         pause: Callable[[float], None] = time.sleep,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`tell` hears of long waits; what it raises ends the wait. Raises `UsageError` unless
-        `seconds` is a number of at least 0."""
+        """Long waits are reported to `tell`; an exception from it ends the wait.
+
+        Raises `UsageError` unless `seconds` is a number of at least 0.
+        """
         if seconds is not None:
             if isinstance(seconds, bool) or not isinstance(seconds, int | float):
                 raise UsageError(f"patience={seconds!r} is no number", "pass seconds")
@@ -70,7 +72,7 @@ class Patience:
 
     @property
     def seconds(self) -> float:
-        """How long a call is made again; `RETRY_S` unless something else was asked for."""
+        """How long a call is repeated; `RETRY_S` by default."""
         return RETRY_S if self._seconds is None else self._seconds
 
     def tries(self) -> Tries:
@@ -78,7 +80,7 @@ class Patience:
         return Tries(self, self.monotonic())
 
     def over(self, call: Callable[[], _T]) -> _T:
-        """Make an idempotent call until it works. Raises its last failure when patience ends."""
+        """Repeat an idempotent call until it succeeds. Raises the last failure at the end."""
         tries: Tries | None = None
         began = self.monotonic()
         while True:
@@ -102,7 +104,7 @@ class Tries:
     def wait(self, error: DeterminateError | IndeterminateError) -> None:
         """Pause before the next attempt. Raises `error` when patience has ended."""
         patience = self._patience
-        # Pauses count by themselves too: a test's pause moves no clock.
+        # Pauses are summed too: a pause in a test moves no clock.
         waited = max(patience.monotonic() - self._began, self._paused)
         if waited >= patience.seconds:
             self._give_up(error, waited)
@@ -131,4 +133,4 @@ class Tries:
 
 
 PATIENCE: Final = Patience()
-"""The patience of storage that was opened without one."""
+"""The patience of a storage that was opened without one."""
