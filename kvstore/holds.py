@@ -266,8 +266,8 @@ class Holds:
     def new_pin(self) -> int:
         """A number for `pin`, which keeps nothing yet.
 
-        Whoever pins has the number first, and what unpins it in place: an interrupt behind the pin
-        would else leave one that nobody knows, and history would be kept until the store closes.
+        A caller takes the number and prepares the unpinning before it pins. Otherwise an interrupt
+        right after the pin would leave a pin that nobody knows, until the store closes.
         """
         return next(self._pin_ids)
 

@@ -57,7 +57,7 @@ Tell: TypeAlias = "Callable[[Sequence[Path | str]], list[LooseFile]]"
 
 @dataclass(frozen=True, slots=True)
 class ImportRecord:
-    """What a store knows of one import."""
+    """The record of one import in a store."""
 
     import_id: int
     digest: str
@@ -138,7 +138,7 @@ class Imports:
     # -- adding -----------------------------------------------------------------------------
 
     def find(self, record: ImportRecord) -> ImportRecord | None:
-        """What is known of the import that `record` describes, None if nothing is.
+        """The stored record of the import that `record` describes, None if there is none.
 
         Raises `ImportRefusedError` if its id is known with another manifest.
         """

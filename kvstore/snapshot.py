@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class Readable(Protocol):
-    """What a snapshot asks of the store it is of."""
+    """The reads that a snapshot needs of its store."""
 
     def get(self, key: bytes, as_of: Timestamp, default: bytes | None) -> bytes | None:
         """The value of `key` at `as_of`."""

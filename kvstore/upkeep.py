@@ -36,7 +36,7 @@ COMPACT_QUEUE: Final = "compact"
 
 
 def handlers(store: Store, *, every_s: float | None = None) -> Mapping[str, Handler]:
-    """What a worker does with the tasks submitted here, telling progress every so many seconds."""
+    """The handlers of the tasks that this module submits. They tell progress every `every_s`."""
     return {
         GC_QUEUE: handler(partial(_gc, store), every_s=every_s),
         COMPACT_QUEUE: handler(partial(_compact, store), every_s=every_s),

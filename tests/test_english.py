@@ -16,8 +16,9 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-PLACES = ("bulk", "spark_connector", "pyspark_kvstore", "benchmarks", "docs", "*.md")
-"""A package is added as soon as it has no such sentence."""
+PLACES = (
+    "kvstore", "bulk", "backup", "spark_connector", "pyspark_kvstore", "benchmarks", "docs", "*.md",
+)  # fmt: skip
 
 _NOUNLESS = re.compile(
     r"(?:\A|\n\s*\n|^\s*(?:[-*]|\d+\.)|[.:;!?)`\"]\s)\s*"  # where a sentence begins

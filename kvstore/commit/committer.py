@@ -325,7 +325,7 @@ class Committer:
     def move_since(self, since: int) -> None:
         """Give up history below `since`. The caller has asked the holds.
 
-        What is written later survives a crash only if this does; `persist` waits for it.
+        Later writes survive a crash only if this one does. `persist` waits for the disk.
         """
         with self.lock:
             assert self.frontiers.since <= since < self.frontiers.upper

@@ -6,8 +6,8 @@
 Readers look at the plain attributes and take no lock. The committer moves them under its lock.
 
 Invariants
-1. `upper` only grows. What a reader needs beside the entries (range tombstones, the stamps of
-   imports) is published before the `upper` that shows the entries.
+1. `upper` only grows. Range tombstones and stamps of imports, which a reader needs beside the
+   entries, are published before the `upper` that shows the entries.
 2. `since <= floor`, and both only grow. GC and clears raise `floor` before they remove anything.
 3. A thread in `wait` is woken by every move of `upper` and by every `wake`: nothing polls.
 """

@@ -7,9 +7,9 @@ Invariants
 1. After a failed write or fsync nobody knows what is on disk, so every later call raises until the
    store is opened again. (An fsync that fails once may succeed the next time without having
    written anything: fsyncgate, 2018.)
-2. What is stored and what memory knows of it change together: an exception between the two, that
-   of a signal included, poisons the store.
-3. The first failure is the one that is told, and no thread waits on for a store that has ended.
+2. The stored bytes and the state in memory change together. An exception between the two changes,
+   a signal's included, poisons the store.
+3. Later calls report the first failure, and no thread waits for a store that has ended.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ class Refusal(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """What a store refuses, and what its time follows.
+    """The calls that a store refuses, and the source of its time.
 
     `source` is the id of the store that this one follows. Entries above `upper` may be stored
     already up to the time `coming`; 0 says that there are none.

@@ -145,7 +145,8 @@ class Engine(Protocol):
     def write(self, batch: WriteBatch, *, logged: bool = True) -> None:
         """Make the batch visible, without waiting for the disk.
 
-        What is not logged may be gone after a crash, whatever was synced: for what can be missed.
+        A batch that is not logged may be lost in a crash, even after a sync. Use it for entries
+        that can be made again.
         """
         ...
 

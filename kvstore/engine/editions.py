@@ -1,18 +1,18 @@
 """An ordered map of bytes to bytes whose readers keep the state they began with.
 
 Entries lie in chunks, each two parallel sorted lists of keys and values; an edition is a list of
-chunks. Whoever reads takes the edition of the moment and says so (`holders`); a writer changes
-an edition that nobody holds in place, and otherwise forks it: the list of chunks is copied, and of
-the chunks only those that are written to.
+chunks. A reader takes the current edition and registers with it (`holders`). A writer changes an
+edition that nobody holds in place. Otherwise it forks the edition: it copies the list of chunks,
+and of the chunks only those that it writes to.
 
     firsts   b""        b"f"       b"p"         least key that belongs in the chunk
     chunks   [a c d]    [f g k]    [p q]        at most CHUNK_ENTRIES_MAX each
 
 Chosen: sorted chunks with copy on write. A put costs about what it costs in a `SortedDict` (1 M
 random keys, one run: 7.8 against 6.6 us while filling, 1.4 us once filled); a cursor hands out
-slices, 0.08 against 1.5 us per entry, and goes on unharmed whatever is written. What an open
-cursor costs is paid by the first write to each chunk after it, once: 7 us with 100,000 entries,
-29 us with 1 M. Two references per entry and no container: nothing wakes the cyclic garbage
+slices, 0.08 against 1.5 us per entry, and goes on unharmed whatever is written. An open
+cursor makes the first write to each chunk dearer, once: by 7 us with 100,000 entries, by 29 us with
+1 M. Two references per entry and no container: nothing wakes the cyclic garbage
 collector.
 Rejected: a `SortedDict` whose writers keep what they overwrite for open cursors: each cursor
 filters all it reads by all that was written since it began, and the dictionary costs 100 bytes

@@ -1,8 +1,8 @@
 """Readers and cursors of the memory engine: passes over an edition that they hold.
 
 Invariants
-1. What a pass shows is the edition it was made with, whatever is written meanwhile.
-2. Once the engine is closed every call raises `ClosedError`: no pass just ends.
+1. A pass shows the edition with which it was made. Later writes do not appear.
+2. Once the engine is closed, every call raises `ClosedError`, so a pass never ends early.
 """
 
 from __future__ import annotations

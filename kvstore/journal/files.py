@@ -1,11 +1,11 @@
 """The few file operations a journal needs, so that tests can put a failing disk below it.
 
-What is assumed of a file system: bytes written are durable after an fsync of their file, a name
-(new, renamed or removed) after an fsync of its directory, and a rename is atomic. A sector of
-JOURNAL_SECTOR_BYTES is written whole or not at all, also over itself, and bytes of a file that
-were never written read as zeros. Nothing is assumed of the order in which unsynced writes and
-names reach the disk. After an fsync failed, a second one says nothing of what was written before
-the first: only writing it again does.
+Assumptions about the file system: bytes are durable after an fsync of their file. A name (new,
+renamed or removed) is durable after an fsync of its directory, and a rename is atomic. A sector of
+JOURNAL_SECTOR_BYTES is written whole or not at all, also over itself. Bytes of a file that were
+never written read as zeros. Unsynced writes and names may reach the disk in any order. After a
+failed fsync, a later one proves nothing about the bytes written before the first: they must be
+written again.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ Invariants
 3. Overhead is 3 bytes up to 252, 5 up to 64,260, then 2 more for each 64,008.
 4. Cost: one scan for the pair and one copy; no loop runs over single bytes.
 
-What a record means, and its checksum, is left to `records`.
+`records` has the meaning of a record, and its checksum.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """When a journal calls fsync: the choice between a slow append and a lost one.
 
-What was appended survives the process in any case, since it is handed to the operating system;
-the policy decides what survives the machine.
+An appended record survives the process in any case, because the operating system has it. The
+policy decides whether it survives a crash of the machine.
 """
 
 from __future__ import annotations

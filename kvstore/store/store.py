@@ -582,8 +582,8 @@ class Store:
         """A group of changes that is not atomic: `with store.changeset() as cs: ...`.
 
         Commits made inside the block, in this context, carry `cs.id`; blocks nest. A commit
-        outside any block is a changeset of its own. What was committed stays, however the
-        block is left.
+        outside any block is a changeset of its own. Commits stay, however the block
+        is left.
         """
         self._require_open()
         return self._changesets.new()

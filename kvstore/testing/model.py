@@ -50,7 +50,7 @@ class Commit:
     reverted: int | None = None
 
     def event(self, key: bytes) -> Event | None:
-        """What the commit did to `key`; None if it does not mention the key."""
+        """The event of the commit at `key`. None if the commit does not mention the key."""
         if key in self.points:
             return self.timestamp, self.points[key], False
         if any(start <= key < end for start, end in self.ranges):

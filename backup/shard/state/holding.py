@@ -1,4 +1,4 @@
-"""Who holds history: leased readers and critical holds, in a shard's state.
+"""Holders of history in a shard's state: leased readers and critical holds.
 
 A leased reader holds `since` and a version until it stops renewing. A critical hold keeps `since`
 and never expires; moving it takes its token. The shard's `since` is the least that any of them
