@@ -87,6 +87,15 @@ KeyFileOption = Annotated[
     typer.Option(help="File with the key: 32 bytes, or 64 hex digits.", show_default=False),
 ]
 
+MaxAgeOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="AGE",
+        help="The store keeps history for the next run this long at most: 12h, 30d.",
+        show_default=False,
+    ),
+]
+
 
 @app.command()
 def run(
@@ -101,13 +110,7 @@ def run(
             help="Name of this backup: a repeated run with it does nothing, until compaction."
         ),
     ] = None,
-    max_age: Annotated[
-        str | None,
-        typer.Option(
-            metavar="AGE",
-            help="The store keeps its history for the next backup this long at most: 12h, 30d.",
-        ),
-    ] = None,
+    max_age: MaxAgeOption = None,
     key_file: KeyFileOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -164,18 +167,13 @@ def show(
       kvstore backup show /backups/flights
     """
     found = _existing(collection, key_file).show()
+    render = to_json if as_json else to_text
+    spans = [(render(s.start, encoding), s.end and render(s.end, encoding)) for s in found.spans]
     fields = {**found._asdict(), "since": iso(found.since), "upper": iso(found.upper)}
     if as_json:
-        fields["spans"] = [
-            {"start": to_json(span.start, encoding), "end": to_json(span.end, encoding)}
-            for span in found.spans
-        ]
+        fields["spans"] = [{"start": start, "end": end} for start, end in spans]
     else:
-        fields["spans"] = ", ".join(
-            f"[{to_text(span.start, encoding)}, "
-            f"{'end' if span.end is None else to_text(span.end, encoding)})"
-            for span in found.spans
-        )
+        fields["spans"] = ", ".join(f"[{start}, {end or 'end'})" for start, end in spans)
     print_figures(fields, as_json=as_json)
 
 
@@ -359,14 +357,7 @@ def replicate(
     follow: Annotated[
         bool, typer.Option("--follow", "-f", help="Go on until interrupted (SIGINT, SIGTERM).")
     ] = False,
-    max_age: Annotated[
-        str | None,
-        typer.Option(
-            metavar="AGE",
-            help="The source store keeps history for the replica this long at most: 12h, 30d.",
-            show_default=False,
-        ),
-    ] = None,
+    max_age: MaxAgeOption = None,
     key_file: KeyFileOption = None,
     as_json: JsonOption = False,
 ) -> None:

@@ -161,8 +161,8 @@ def _take_hold(request: Request, name: str, shard: Shard) -> Hold:
     """Take the collection's hold on its source, at the chain's upper. The next sync makes it
     durable.
 
-    Raises `HistoryGoneError` if the source no longer has what follows the chain, `UsageError` if it
-    lacks commits of the chain.
+    Raises `HistoryGoneError` if the source no longer has the history that follows the chain,
+    `UsageError` if it lacks commits of the chain.
     """
     # Check before taking the hold: moving it lets GC drop the commits that this check looks for.
     newest = next((batch.parts for batch in reversed(shard.state.batches) if batch.parts), ())
@@ -188,8 +188,8 @@ def _require_commits(store: Store, parts: Sequence[ShardPart]) -> None:
         raise UsageError(
             f"{store.path} lacks the commit of {Timestamp(last)} that was backed up: it was put "
             "back from an older copy",
-            "restore the collection to have what it lacks; backup(store, full=True) begins another "
-            "chain with what it has",
+            "restore the collection to get the lost commits back; backup(store, full=True) begins "
+            "another chain with the present ones",
         )
 
 
@@ -288,5 +288,5 @@ def _chain_broken(needed: int, since: int) -> HistoryGoneError:
         as_of=needed,
         since=since,
         remedy="the chain is broken: backup(store, full=True) begins another; "
-        "what is there stays restorable",
+        "the present chain stays restorable",
     )

@@ -7,7 +7,7 @@ Floors, from the top:
     compact scrub snapshot writer
     critical gc
     rows                     batches of sorted rows, as Parquet parts
-    state                    what a shard knows about itself, and the log of its commands
+    state                    the facts of a shard, as a value, and the log of its commands
     storage                  blobs and consensus
 """
 

@@ -70,7 +70,7 @@ class ReadLease:
         )
 
     def listen(self, as_of: int) -> Listen:
-        """Follow what is written after `as_of`, each update once; -1: from the beginning.
+        """Follow the updates after `as_of`, each once; -1 is before the first.
 
         Raises `HistoryGoneError` if some of it may be gone.
         """

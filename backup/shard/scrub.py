@@ -1,4 +1,4 @@
-"""Scrub: compare what a shard names with what its storage holds.
+"""Scrub: compare the names in a shard with the blobs of its storage.
 
 *Missing* blobs are named by a live version and are not there: damage. *Altered* blobs have another
 size, or fail their checksum where checksums are compared. *Orphans* are there and no live version

@@ -1,6 +1,6 @@
 """Faults: a blob and a consensus that fail as real ones do, the same way for the same seed.
 
-Wrapped around any implementation, they draw from one random generator what each call suffers:
+They wrap any implementation, and draw the fault of each call from one random generator:
 
     refused     `DeterminateError`, nothing done
     lost reply  done, then `IndeterminateError`
@@ -10,7 +10,7 @@ Wrapped around any implementation, they draw from one random generator what each
                 still can be: the packet that arrives after its sender gave up
     stale       an older head, or a scan that lacks the newest versions
 
-Time is counted in calls, so nothing sleeps. `calm()` ends all trouble and lets what is delayed
+Time is counted in calls, so nothing sleeps. `calm()` ends all faults and lets delayed calls
 arrive.
 """
 
@@ -59,7 +59,7 @@ class Weather:
         self.faults = 0
 
     def calm(self) -> None:
-        """No more faults; what was delayed arrives now."""
+        """End all faults; delayed calls arrive now."""
         self.is_calm = True
         self._arrive(everything=True)
 

@@ -226,8 +226,8 @@ class MergeOutcome(enum.Enum):
     ALREADY_APPLIED = "this very output is in place"
     NO_MATCH = "the batches it replaces are no longer there"
     INVALID_SINCE = "compacted further than the shard allows"
-    TOO_MANY_UPDATES = "more rows than what it replaces"
-    DIFF_SUM_CHANGED = "another sum of diffs than what it replaces"
+    TOO_MANY_UPDATES = "more rows than its inputs"
+    DIFF_SUM_CHANGED = "another sum of diffs than its inputs"
 
     @property
     def applied(self) -> bool:

@@ -62,7 +62,7 @@ class _Missed:
         self._times = 0
 
     def is_lost(self, what: str) -> bool:
-        """Count that `what` is not there."""
+        """Count one more look at which `what` is missing."""
         self._times = self._times + 1 if what == self._what else 1
         self._what = what
         return self._times >= _LOST_AFTER
@@ -98,7 +98,7 @@ class StateLog:
         known: ShardState | None = None,
     ) -> None:
         """`patience` is the blob's unless it is given. From a `known` state of the shard, opening
-        reads only what is newer."""
+        reads only newer versions."""
         self.blob = blob
         self.consensus = consensus
         self.shard = require_consensus_key(shard)
@@ -138,7 +138,7 @@ class StateLog:
         return self._state
 
     def refresh(self) -> ShardState:
-        """Catch up with consensus. Costs a scan of what is new; a full load after a truncation."""
+        """Catch up with consensus: a scan of newer versions, or after a truncation a full load."""
         self.retrying(self._catch_up)
         return self.state
 

@@ -102,7 +102,7 @@ class FileConsensus:
         return [v for v in self._versions(key) if v.seqno >= start][:limit]
 
     def truncate(self, key: str, seqno: int) -> int | None:
-        """See `Consensus.truncate`. Writes what is kept as the journal's new snapshot."""
+        """See `Consensus.truncate`. The versions that stay become the journal's new snapshot."""
         versions = self._versions(key)
         require_truncation(key, seqno, versions[-1] if versions else None)
         with self._writing(key, f"truncation of {key}") as (journal, found):
@@ -252,7 +252,7 @@ def _signature(folder: str) -> _Signature | None:
     with entries:
         for entry in entries:
             if entry.name in (LOCK_NAME, COMPACTING_NAME):
-                continue  # closing notes in LOCK what was synced, after the signature was taken
+                continue  # closing writes to LOCK after the signature was taken
             with suppress(FileNotFoundError):
                 status = entry.stat()
                 found.append((entry.name, status.st_ino, status.st_size, status.st_mtime_ns))

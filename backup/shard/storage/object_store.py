@@ -5,7 +5,7 @@ write-once rule of blobs, and all the compare-and-set that consensus needs.
 
 Objects of consensus, below `<prefix>/<key>/`
     v<index, 20 digits>      the index-th version of the key: indexes are dense, from 1
-    floor<index, 20 digits>  empty: versions below this index are truncated, whatever is listed
+    floor<index, 20 digits>  empty: versions below this index are truncated, even if listed
 Bytes of a version object
     seqno  u64, big-endian
     nonce  16 random bytes of the one call that wrote it
@@ -97,7 +97,7 @@ _T = TypeVar("_T")
 def open_object_store(
     url: str, *, patience: Patience = PATIENCE, **options: Any
 ) -> tuple[ObjectBlob, ObjectConsensus]:
-    """Blob and consensus below `url`: s3://bucket/path, gs://, az://, or whatever obstore reads.
+    """Blob and consensus below `url`: s3://bucket/path, gs://, az://, or another URL of obstore.
 
     Providers' own addresses are https; where an endpoint is given as http, that is meant.
     Requests and retries of obstore itself are bounded, unless `client_options` and `retry_config`
@@ -382,7 +382,7 @@ _CLIENT: Final = _Client()
 
 @contextmanager
 def _translated(where: str, failure: type[DeterminateError | IndeterminateError]) -> Iterator[None]:
-    """Raise what the store raises as an error of ours: `failure` where that may pass."""
+    """Translate the store's exceptions into errors of ours: `failure` where they may pass."""
     _CLIENT.use()
     try:
         yield
