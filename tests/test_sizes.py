@@ -22,7 +22,6 @@ FACE = "kvstore/store/store.py"
 """The verbs of a store with the texts that users read: it may be longer."""
 
 LONG = {
-    "kvstore/store/opened.py: __init__",
     "backup/cli.py",
     "backup/cli.py: replicate",
 }

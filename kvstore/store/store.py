@@ -169,8 +169,11 @@ class Store:
 
     @property
     def indexed_since(self) -> Timestamp:
-        """The oldest time that events and feeds can begin at: `since`, or that of a restore, which
-        brings back the versions and not the change index. `changes` reads those before as well."""
+        """The oldest time at which events and feeds can begin.
+
+        A restore brings back the versions without the change index, so in a restored store this is
+        the time of the restore, and otherwise `since`. `changes` reads older windows as well.
+        """
         return self._reads.indexed_since
 
     @property
@@ -180,12 +183,12 @@ class Store:
 
     @property
     def durable(self) -> Timestamp:
-        """Everything below it survives a crash."""
+        """Every change below this time survives a crash."""
         return self._committer.durable
 
     @cached_property
     def store_id(self) -> str:
-        """Random name of this store, given when it was made; a restored one gets its own."""
+        """The random name that this store got when it was made. A restored store gets a new one."""
         record = Meta(self._engine).read(FORMAT)
         assert record is not None, "opening wrote it"
         return record.hexed("store_id").hex()
@@ -195,11 +198,13 @@ class Store:
         return self._committer.now()
 
     def sync(self) -> Timestamp:
-        """Complete the time until now and make all of it durable; returns `upper`. One fsync."""
+        """Complete the time until now and make all changes in it durable; returns `upper`. One
+        fsync."""
         return self._committer.sync()
 
     def close(self) -> None:
-        """Make everything durable and let go. Repeatable; scans still open raise `ClosedError`."""
+        """Make every change durable, and end all work on the store. Repeatable. An open scan raises
+        `ClosedError` at its next row."""
         if self._closed:
             return
         self._collector.require_outside()
@@ -227,17 +232,18 @@ class Store:
     def get(
         self, key: bytes, as_of: TimeLike | None = None, default: T | None = None
     ) -> bytes | T | None:
-        """The value of `key`, `default` where it is absent or deleted. One seek.
+        """The value of `key` at `as_of`; `default` if the key is absent or deleted. One seek.
 
-        An instance's own `get` is a shortcut to the look-up, which comes here where something is
-        in its way: an unusual argument, a time that is not complete, history that goes meanwhile.
+        Each store has a shortcut of this name, which goes to the look-up directly. The shortcut
+        calls this method for an unusual argument, for a time that is not complete, and where
+        history goes away during the look-up.
         """
         key = require_key(key)
         value = self._reads.read(as_of, Span.of_key(key), partial(self._versions.get, key))
         return default if value is None else value
 
     def get_many(self, keys: Sequence[bytes], as_of: TimeLike | None = None) -> list[bytes | None]:
-        """The values of `keys`, in their order, all at one time; None where there is none."""
+        """The values of `keys` at one time, in the order of `keys`; None for an absent key."""
         if type(keys) is not list:
             keys = key_list(keys)
         if set(map(type, keys)) != {bytes} or max(map(len, keys)) > KEY_BYTES_MAX:
@@ -259,10 +265,10 @@ class Store:
         reverse: bool = False,
         limit: int | None = None,
     ) -> Iterator[tuple[bytes, bytes]]:
-        """Live keys and values of a span, ascending (or descending), at one time.
+        """Live keys and values at one time, in ascending order, or descending with `reverse`.
 
-        `start <= key < end`, or all keys with `prefix`. Memory is bounded; the scan sees the
-        same state to its end, whatever is written meanwhile.
+        The span is `start <= key < end`, or all keys with `prefix`. Memory is bounded. The scan
+        sees the same state to its end: later commits do not show.
         """
         require_limit(limit)
         span = Span.of(start, end, prefix)
@@ -284,15 +290,14 @@ class Store:
     ) -> pa.RecordBatchReader:
         """The rows of `scan` as Arrow record batches: columns `key` and `value`, both binary.
 
-        A batch has at most `batch_rows` rows, by default as many as a scan passes over at once.
+        A batch has at most `batch_rows` rows, by default as many as a scan reads at once.
 
-        With `workers` above 1 so many processes, this one among them, read a checkpoint, made now,
-        side by side: for scans of a million rows and more. Each such scan costs some 10 ms; the
-        others join the first one when they are up, 0.5 s later, and stay until the store is closed.
-        Order and rows are the same. A worker that dies raises `StorageError`. To end such a scan
-        early, let go of the reader: its own `close` does not reach it. Read by this process alone
-        all the same: a store in memory, which has nothing to share, a span of less than
-        24 MB, which several would not finish sooner, and scans with `reverse` or `limit`.
+        With `workers` above 1, this many processes (this one included) read a checkpoint side by
+        side, which pays for a million rows and more. A worker is up after 0.5 s and stays until the
+        store is closed; a later scan begins after 10 ms. Order and rows are the same. A worker that
+        dies raises `StorageError`. To end such a scan early, drop the reader: its `close` does not
+        reach the scan. One process reads alone if the store is in memory, if the span has less than
+        24 MB, and with `reverse` or `limit`.
         """
         require_limit(limit)
         span = Span.of(start, end, prefix)
@@ -321,14 +326,14 @@ class Store:
         return row_batches(chunks if limit is None else first_rows(chunks, limit))
 
     def history(self, key: bytes) -> list[Version]:
-        """All versions of `key` that are kept, newest first; a deletion has value None."""
+        """All kept versions of `key`, newest first. The value of a deletion is None."""
         upto = self._reads.at(None)
         versions = self._versions.history(require_key(key))
-        # A commit on its way may have written already what it has not yet shown.
+        # A commit under way may have written versions that it has not shown yet.
         return [version for version in versions if version.timestamp <= upto]
 
     def snapshot(self, as_of: TimeLike | None = None) -> Snapshot:
-        """Reads at one time that stays readable until the snapshot is closed."""
+        """Reads at one time, which stays readable until the snapshot is closed."""
         holds = self.holds  # in a forked child, which closes the snapshot, the store has no fields
         with self._committer.lock:
             at, pin = Timestamp(self._reads.at(as_of)), holds.new_pin()
@@ -339,13 +344,13 @@ class Store:
     # -- writing ----------------------------------------------------------------------------
 
     def put(self, key: bytes, value: bytes, *, durability: Durability | None = None) -> Timestamp:
-        """Set `key`; returns the commit's timestamp. Never reads. `durability` as in `open`."""
+        """Set `key`; returns the timestamp of the commit. Never reads. `durability`: see `open`."""
         writes = WriteSet()
         writes.put(key, value)
         return self._committer.commit(writes, durability=durability)
 
     def delete(self, key: bytes, *, durability: Durability | None = None) -> Timestamp:
-        """Delete `key`, whether or not it is there; its history stays. Never reads."""
+        """Delete `key`, whether or not it exists. Its history stays. Never reads."""
         writes = WriteSet()
         writes.delete(key)
         return self._committer.commit(writes, durability=durability)
@@ -358,10 +363,10 @@ class Store:
         *,
         durability: Durability | None = None,
     ) -> Timestamp | None:
-        """Delete all keys `start <= key < end`; history stays. One write, whatever it covers.
+        """Delete all keys `start <= key < end`; their history stays. One write for any number.
 
-        With `idempotent`, only if something in the span is alive; None if nothing was. That
-        looks for the first live key of the span.
+        With `idempotent` the write happens only if a key in the span is alive; otherwise the result
+        is None. The check reads up to the first live key of the span.
         """
         writes = WriteSet()
         writes.delete_range(start, end)
@@ -379,10 +384,10 @@ class Store:
         unchanged_since: TimeLike | None = None,
         durability: Durability | None = None,
     ) -> Timestamp:
-        """Set `key` if its value is `expected` (None: if it is absent), and, where
-        `unchanged_since` is given, if nothing was written to it after that time.
+        """Set `key` on a condition; raises `PreconditionError`, with nothing written, if it fails.
 
-        Raises `PreconditionError`, with nothing written, if it is not so.
+        The value of `key` must be `expected`; None says that the key is absent. With
+        `unchanged_since` the key must not have been written after that time.
         """
         writes = WriteSet()
         writes.put(key, value)
@@ -396,19 +401,20 @@ class Store:
         unchanged_since: TimeLike | None = None,
         durability: Durability | None = None,
     ) -> Timestamp:
-        """Delete `key` on a condition, as `put_if`."""
+        """Delete `key` on a condition. The condition is that of `put_if`."""
         writes = WriteSet()
         writes.delete(key)
         return self._write_if(writes, key, expected, unchanged_since, durability)
 
     def pop(self, key: bytes, *, durability: Durability | None = None) -> bytes | None:
-        """Delete `key` and return what it was; None, with nothing written, if it was absent."""
+        """Delete `key` and return its value; None, with nothing written, if the key is absent."""
         return self._conditional.pop(key, durability=durability)
 
     def transaction(self, *, durability: Durability | None = None) -> Transaction:
         """A serialisable transaction: `with store.transaction() as txn: ...` commits at its end.
 
-        Raises `ConflictError` there, with nothing written, if others wrote what it read.
+        The commit raises `ConflictError`, with nothing written, if another commit has written
+        keys or spans that the transaction read.
         """
         if durability is not None:
             require_durability(durability)
@@ -422,10 +428,9 @@ class Store:
         wait: Callable[[float], None] = time.sleep,
         durability: Durability | None = None,
     ) -> T:
-        """Run `body` in a transaction, again after each conflict; returns its result.
+        """Run `body` in a transaction, and again after each conflict; returns its result.
 
-        `body` may run several times. Raises the last `ConflictError` after `attempts`, by default
-        those of `kvstore.limits`.
+        Raises the last `ConflictError` after `attempts` runs, `TRANSACT_ATTEMPTS` by default.
         """
         begin = partial(self.transaction, durability=durability)
         return transact(begin, body, attempts=attempts, wait=wait)
@@ -438,14 +443,13 @@ class Store:
         return Batch(partial(self._committer.commit, durability=durability))
 
     def revert_range(self, start: bytes, end: bytes | None, to: TimeLike) -> Timestamp | None:
-        """Restore `start <= key < end` as it was at `to`, by new versions: history keeps both.
+        """Restore the state of `start <= key < end` at the time `to` by new versions.
 
-        Only keys whose value differs from the one at `to` get a version: equal values stay as they
-        are, whatever was written or deleted between. So does a key that is absent at both times.
-
-        One atomic commit of what differs, bounded by `REVERT_ROWS_MAX` keys; None if nothing
-        does. Costs what changed in the span since `to`. Raises `HistoryGoneError` if `to` is
-        below `since`, `ConflictError` if others keep writing into the span.
+        History keeps the undone versions. A key gets a new version only if its value differs from
+        its value at `to`. All new versions are one commit of at most `REVERT_ROWS_MAX` keys; the
+        result is None if no key differs. Costs what changed in the span since `to`. Raises
+        `HistoryGoneError` if `to` is below `since`, `ConflictError` if others keep writing into the
+        span.
         """
         span, at = Span(start, end), to_timestamp(to, name="to")
         with self.snapshot(at):
@@ -459,10 +463,10 @@ class Store:
             )
 
     def revert_import(self, import_id: int) -> Timestamp:
-        """Undo an import from now on; its history stays. One record, whatever its size.
+        """Undo an import from now on. Its history stays. One record for an import of any size.
 
-        Raises `UsageError` for an import that was not added here, `HistoryGoneError` for one that
-        was added at or below `since`. Reverting twice returns the first time.
+        Raises `UsageError` if no such import was added here, `HistoryGoneError` if it was added at
+        or below `since`. A second revert returns the timestamp of the first.
         """
         return self.imports.revert(import_id)
 
@@ -479,13 +483,13 @@ class Store:
         *,
         prefix: bytes | None = None,
     ) -> Iterator[Change]:
-        """What changed in the window `(since, upto]`: chained windows neither skip nor repeat.
+        """The changes of the window `(since, upto]`. Chained windows neither skip nor repeat one.
 
-        `revisions="latest"` gives each key's last change only. From the beginning of time
-        (`since=0`) that is the state at `upto`, without deletions. `order` is `"key"` (each key
-        oldest first) or `"time"`. Costs what changed, and for an import in the window a pass over
-        the spans of its files. Raises `HistoryGoneError` if `since` is below the store's: take a
-        full read instead.
+        `revisions="latest"` gives the last change of each key only. From the beginning of time
+        (`since=0`) that is the state at `upto`, without deletions. `order` is `"key"` (the changes
+        of a key oldest first) or `"time"`. Costs what changed, and for each import in the window a
+        pass over the spans of its files. Raises `HistoryGoneError` if `since` is below the
+        `since` of the store: take a full read instead.
         """
         span = Span.of(start, end, prefix)
         return self._history.changes(since, upto, span=span, revisions=revisions, order=order)
@@ -501,11 +505,11 @@ class Store:
     ) -> Iterator[Event]:
         """Changes in `(since, upto]` in time order, with their place, changeset and images.
 
-        `images`: `"none"` (keys only), `"delta"` (what was put), `"pre"`, `"post"` or `"pre+post"`
-        (with the key's value before and after: exact, a look-up each). `expand`: imports and
-        reverts as their keys (`"imports"`), range deletes too (`"all"`), or all whole (`"none"`).
-        Raises `HistoryGoneError` where history or the change index begins above `since`,
-        `NotYetWrittenError` where that lies in the future.
+        `images` is `"none"` (keys only), `"delta"` (the new values), `"pre"`, `"post"` or
+        `"pre+post"` (the values of the key before and after, at the cost of a look-up each).
+        `expand` turns imports and reverts (`"imports"`) and range deletes too (`"all"`) into events
+        of their keys; `"none"` gives each as one event. Raises `HistoryGoneError` if history or the
+        change index begins above `since`, `NotYetWrittenError` if `since` lies in the future.
         """
         return self._history.events(since, upto, span, images, expand)
 
@@ -518,10 +522,10 @@ class Store:
         images: Images = "delta",
         expand: Expand = "imports",
     ) -> pa.RecordBatchReader:
-        """The events of `(since, upto]` as Arrow record batches, without a row touched.
+        """The events of `(since, upto]` as Arrow record batches, made without a loop over rows.
 
-        The schema is `kvstore.changes.columns.CHANGES_SCHEMA`. Time order; within a commit that is
-        spread over streams, stream after stream: sort by `seq` for the order made.
+        The schema is `kvstore.changes.columns.CHANGES_SCHEMA`. Batches are in time order. A commit
+        in several streams comes stream after stream: sort by `seq` for the order of its changes.
         """
         return self._history.batches(since, upto, span, images, expand)
 
@@ -538,18 +542,20 @@ class Store:
         batch_rows: int | None = None,
         batch_bytes: int | None = None,
     ) -> Feed:
-        """Every durable change once, in order, to the consumer called `name`.
+        """A feed: every durable change once, in order, to the consumer called `name`.
 
-        `start` begins the feed: changes after that time (0: all; `"now"`: from here on), or after a
-        `Position` that the consumer has stored. None goes on where it last acked. `streams=(i, n)`
-        makes this worker i of n that share the feed; it gets whole streams. `images` and
-        `expand` are those of `events`. The feed holds history until it acks or is dropped; one
-        that falls behind further than `max_age` is lost when GC wants the space.
+        `start` begins the feed after a time (0: all changes; `"now"`: from here on), or after a
+        `Position` that the consumer has stored. Without `start` the feed goes on after the last
+        ack. `streams=(i, n)` makes this consumer worker i of n workers that share the feed; each
+        worker gets whole streams. `images` and `expand` are those of `events`.
 
-        A batch has at most `batch_rows` events and about `batch_bytes` bytes, as `kvstore.limits`
-        says by default. Opening a feed fences its former consumer. Raises `UsageError` for an
-        unknown feed without `start` and for more workers than streams, `HistoryGoneError` below
-        `since`, or before a clear of keys in `span`.
+        The feed holds history above its last ack until it is dropped. A feed that falls behind
+        further than `max_age` is lost when GC wants the space. A batch has at most `batch_rows`
+        events and about `batch_bytes` bytes (defaults in `kvstore.limits`).
+
+        Opening a feed fences its former consumer. Raises `UsageError` for an unknown feed without
+        `start` and for more workers than streams, `HistoryGoneError` below `since`, or before a
+        clear of keys in `span`.
         """
         return self.feeds.open(
             name,
@@ -568,8 +574,8 @@ class Store:
     ) -> None:
         """Return once `self.upper` is above `upper`, `stop()` is true, or after `timeout` seconds.
 
-        A commit wakes it, and so does `replication.wake`: nothing is polled. Raises `ClosedError`
-        on close.
+        Nothing is polled: commits and `replication.wake` wake the call. Raises `ClosedError` when
+        the store is closed.
         """
         committer = self._committer
         committer.require_healthy()
@@ -582,25 +588,26 @@ class Store:
         """A group of changes that is not atomic: `with store.changeset() as cs: ...`.
 
         Commits made inside the block, in this context, carry `cs.id`; blocks nest. A commit
-        outside any block is a changeset of its own. Commits stay, however the block
-        is left.
+        outside any block is a changeset of its own. An exception in the block takes no commit
+        back.
         """
         self._require_open()
         return self._changesets.new()
 
     def epochs(self, since: TimeLike = 0) -> Iterator[Epoch]:
-        """Sealed stretches of changesets with their event counts, closed above `since`."""
+        """The epochs that closed above `since`: runs of changesets, with counts of their events."""
         self._require_open()
         return self._changesets.epochs(to_timestamp(since, name="since"))
 
     def force_quiescence(
         self, after: timedelta | None = None, *, timeout: float | None = None
     ) -> Timestamp:
-        """A time at which no changeset is half done; all changes until then are complete.
+        """A time at which no changeset was half done.
 
-        Where the last such time is no longer ago than `after`, that. Else new changesets wait
-        until the open ones have ended (bare commits go on). Raises `BusyError` if they have not
-        after `timeout` seconds (ten minutes by default), `UsageError` inside a changeset.
+        The result is the last such time if it is no longer ago than `after`. Otherwise new
+        changesets wait until the open ones have ended; commits outside changesets go on. Raises
+        `BusyError` if changesets are still open after `timeout` seconds (ten minutes by default),
+        `UsageError` inside a changeset.
         """
         require_age(after, name="after")
         seconds = QUIESCENCE_WAIT_S if timeout is None else require_seconds(timeout, name="timeout")
@@ -609,7 +616,7 @@ class Store:
     def reshard(self, streams: int) -> Generation:
         """Split the change index over `streams` streams from now on. One synced record.
 
-        Consumers read the old streams to their end, then the new ones: nothing twice.
+        Consumers read the old streams to their end, then the new ones. No change comes twice.
         """
         require_count(streams, name="streams", most=STREAMS_MAX)
         generations = self._parts.index.generations
@@ -623,7 +630,7 @@ class Store:
         return opened[0]
 
     def generations(self) -> list[Generation]:
-        """Which streams took which keys, and from when to when; the last one is open."""
+        """The generations of streams: which streams take which keys, and when. The last is open."""
         self._require_open()
         return list(self._parts.index.generations.all())
 
@@ -639,21 +646,21 @@ class Store:
         kind: str = USER,
         address: str = "",
     ) -> Hold:
-        """Keep history from `at` on until the hold is moved or released, over restarts too.
+        """Keep history from `at` on until the hold is moved or released, also over restarts.
 
-        Taking a hold that exists fences its owner. One that falls behind further than `max_age`
-        is invalidated when GC wants the space; without `max_age` it keeps history for ever, also
-        when what it was taken for is gone. If not `durable`, a crash before the next `sync`
-        undoes it: saves an fsync where the caller syncs anyway. `kind` and `address` tell those
-        who list the holds what it was taken for: neither may contain a secret.
+        Taking an existing hold fences its owner. A hold that falls behind further than `max_age`
+        is invalidated when GC wants the space. A hold without `max_age` keeps history for ever,
+        even after its purpose is gone. If not `durable`, the call saves an fsync, and a crash
+        before the next `sync` undoes the hold. `kind` and `address` say in lists of holds what the
+        hold is for: neither may contain a secret.
         """
         return self.holds.take(name, at, max_age, durable=durable, kind=kind, address=address)
 
     def drop_hold(self, name: str) -> HoldRecord:
-        """Remove the hold `name` whoever owns it: a remedy where its owner is gone for good.
+        """Remove the hold `name`, whoever owns it: a remedy if its owner is gone for good.
 
-        Returns what was removed; its `cost_of_dropping` says what the owner meets if there is one
-        after all. Raises `UsageError` if there is no such hold.
+        Returns the removed record. Its `cost_of_dropping` says what happens to an owner that is
+        still there. Raises `UsageError` if there is no such hold.
         """
         return self.holds.drop(name)
 
@@ -665,32 +672,34 @@ class Store:
         compact: bool = False,
         progress: Callable[[int], None] | None = None,
     ) -> GcReport:
-        """Give up history below `before` (or older than `keep`), and remove what it held.
+        """Give up history below `before`, or older than `keep`, and remove its versions.
 
-        Goes as far as holds and open readers allow; holds over their budget are invalidated.
-        Costs what changed since the last run. The files shrink as RocksDB compacts them, or at
-        once with `compact`, which rewrites what was touched. `progress` is called with the
-        versions removed so far; what it raises ends the run, which the next makes good.
+        The run goes as far as holds and open readers allow, and invalidates holds over their
+        budget. Costs what changed since the last run. The files shrink as RocksDB compacts them, or
+        at once with `compact`, which rewrites the spans that lost versions. `progress` is called
+        with the number of versions removed so far. An error that it raises ends the run; the next
+        run goes on there.
         """
         when = None if before is None else to_timestamp(before, name="before")
         require_age(keep, name="keep")
         return self._collector.collect(when, keep, compact=compact, progress=progress)
 
     def clear_range(self, start: bytes, end: bytes, *, compact: bool = True) -> Timestamp:
-        """Destroy the history of `start <= key < end`, physically. Returns the time from which on
-        the span reads as empty; earlier reads of it raise `HistoryGoneError`.
+        """Destroy the history of `start <= key < end` physically.
 
-        Raises `HistoryHeldError`, with nothing done, while a hold or an open reader needs it.
-        Costs O(bytes of the span), or the same whatever it holds with `compact=False`: then
-        the space comes back as RocksDB compacts.
+        Returns the time from which the span reads as empty; earlier reads of the span raise
+        `HistoryGoneError`. Raises `HistoryHeldError`, with nothing done, while a hold or an open
+        reader needs the history. Costs O(bytes of the span). With `compact=False` the cost does not
+        depend on the span, and the space comes back as RocksDB compacts.
         """
         self._committer.require_commits()
         return self._clearing.clear(Span(start, end), compact=compact)
 
     def checkpoint(self, path: str | Path) -> Timestamp:
-        """Make `path` (which must not exist) an independent, durable copy as of now, sharing files.
+        """Make a durable copy of the store as of now at `path`, which must not exist.
 
-        Milliseconds at any size, on the same file system. Returns the newest complete time in it.
+        The copy is independent, and shares files with the store by hard links: on the same file
+        system it takes milliseconds at any size. Returns the newest complete time of the copy.
         """
         target = require_path(path)
         if target.exists():
@@ -704,21 +713,25 @@ class Store:
         return Timestamp(upper - 1)
 
     def verify(self, *, progress: Callable[[int], None] | None = None) -> StoreReport:
-        """Walk the whole store and list all that breaks an invariant. Bounded memory.
+        """Walk the whole store and list every broken invariant. Memory is bounded.
 
-        Commits go on meanwhile, GC waits. Costs one pass over everything, and a look-up per
-        change in the index. `progress` is called with the versions and changes looked at so far.
+        Commits go on meanwhile, and GC waits. Costs one pass over all entries, and a look-up for
+        each change in the index. `progress` is called with the number of versions and changes
+        checked so far.
         """
         self._committer.require_healthy()
         with self._collector.paused():
             return verify(self._parts, progress=progress)
 
     def stats(self) -> dict[str, Any]:
-        """Counts and sizes, by name: frontiers, what is held in memory, estimates of the engine
-        (`<family>_bytes`, `<family>_memtable_bytes`, `<family>_entries`). `held_by` describes who
-        keeps history, oldest first. Background work that failed is told by `gc_failures` (how
-        often), `gc_last_error` and `gc_failed_at_ns`, and the same of `tasks`. Costs microseconds;
-        in a store in memory, whose sizes are counted, 0.03 us per entry."""
+        """Counts and sizes, by name: frontiers, records, estimates of the engine
+        (`<family>_bytes`, `<family>_memtable_bytes`, `<family>_entries`).
+
+        `held_by` describes the claims that keep history, oldest first. `gc_failures`,
+        `gc_last_error` and `gc_failed_at_ns` tell failures of background collection; the same names
+        with `tasks` tell those of tasks. Costs microseconds; a store in memory counts its sizes,
+        0.03 us per entry.
+        """
         self._require_open()
         committer, parts = self._committer, self._parts
         imports, holds = self.imports.all(), self.holds.all()
@@ -741,11 +754,11 @@ class Store:
 
     @property
     def tasks(self) -> Tasks:
-        """The queue of work on this store, which survives the process; opened when first asked for.
+        """The queue of tasks on this store, which survives the process. It is opened at first use.
 
-        It lies in the store's directory and goes where that goes; a checkpoint has none of it.
-        `kvstore.upkeep`, `bulk.tasks` and `backup.tasks` submit to it, and do what was submitted.
-        Raises what `Tasks.open` raises: the store itself does not depend on it.
+        The queue lies in the directory of the store; a checkpoint does not contain it.
+        `kvstore.upkeep`, `bulk.tasks` and `backup.tasks` submit tasks and have their handlers.
+        Raises as `Tasks.open`: the store works without its queue.
         """
         return self._tasks.open()
 

@@ -1,0 +1,126 @@
+"""The face of a store: a short list of verbs and objects, and parts that know nothing of it."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from datetime import timedelta
+from types import FunctionType, ModuleType
+from typing import Any
+
+import pytest
+
+import kvstore
+from kvstore import Store
+from kvstore.errors import ClosedError
+
+FRONTIERS = {"path", "store_id", "since", "whole_since", "indexed_since", "upper", "durable", "now"}
+LIFE = {"sync", "close"}
+READS = {"get", "get_many", "scan", "scan_batches", "history", "snapshot"}
+WRITES = {"put", "delete", "delete_range", "put_if", "delete_if", "pop", "batch"}
+TRANSACTIONS = {"transaction", "transact"}
+CHANGES = {"changes", "events", "changes_batches", "feed", "wait_beyond"}
+CAPTURE = {"changeset", "epochs", "force_quiescence", "generations", "reshard"}
+UNDOING = {"revert_range", "revert_import"}
+KEEPING = {"hold", "drop_hold", "gc", "clear_range", "checkpoint", "verify", "stats"}
+OBJECTS = {"imports", "holds", "feeds", "replication", "layout", "upkeep", "tasks"}
+
+FACE = FRONTIERS.union(
+    LIFE, READS, WRITES, TRANSACTIONS, CHANGES, CAPTURE, UNDOING, KEEPING, OBJECTS
+)
+"""Reviewed: a verb that is added here is one that users should call on the store itself."""
+
+PRIVATE_MAX = 15
+"""Fields of a store that no user sees. This number only shrinks."""
+
+
+def public(each: object) -> set[str]:
+    return {name for name in dir(each) if not name.startswith("_")}
+
+
+def test_the_face_has_the_reviewed_members_and_no_others() -> None:
+    with kvstore.open(None, engine="memory") as store:
+        assert public(store) == FACE
+        assert len([name for name in vars(store) if name.startswith("_")]) <= PRIVATE_MAX
+
+
+def test_the_store_is_one_class() -> None:
+    assert Store.__mro__ == (Store, object)
+
+
+def reaches(start: object, goal: object) -> bool:
+    """Whether `goal` is among the objects that `start` refers to, and those refer to, and so on.
+
+    Types, modules and the globals of functions are left out: they lead to everything.
+    """
+    waiting, seen = [start], {id(start)}
+    while waiting:
+        each = waiting.pop()
+        if each is goal:
+            return True
+        found: list[Any] = gc.get_referents(each)
+        if isinstance(each, FunctionType):
+            found = [each.__closure__, each.__defaults__, each.__kwdefaults__]
+        for further in found:
+            if id(further) not in seen and not isinstance(further, type | ModuleType):
+                seen.add(id(further))
+                waiting.append(further)
+    return False
+
+
+@pytest.mark.parametrize("name", sorted(OBJECTS))
+def test_no_object_refers_to_the_store(name: str) -> None:
+    with kvstore.open(None, engine="memory") as store:
+        assert not reaches(getattr(store, name), store)
+
+
+def test_a_path_to_the_store_is_found_where_there_is_one() -> None:
+    with kvstore.open(None, engine="memory") as store, store.snapshot() as snapshot:
+        assert reaches(snapshot, store)
+        assert reaches(lambda: store, store)
+
+
+HOUR = timedelta(hours=1)
+
+CALLS: dict[str, Callable[[Store], object]] = {
+    "imports": lambda s: s.imports.alone(1).__enter__(),
+    "holds": lambda s: s.holds.take("h"),
+    "feeds": lambda s: s.feeds.open("f", 0),
+    "follow": lambda s: next(s.feeds.follow(0)),
+    "replication": lambda s: s.replication.export(since=None, upto=0),
+    "replica": lambda s: s.replication.replica(),
+    "layout": lambda s: s.layout.splits(2),
+    "upkeep": lambda s: s.upkeep.compact(),
+    "gc in the background": lambda s: s.upkeep.start_gc(kvstore.GcPolicy(keep=HOUR)),
+    "tasks": lambda s: s.tasks,
+    "stats": lambda s: s.stats(),
+    "epochs": lambda s: s.epochs(),
+    "generations": lambda s: s.generations(),
+    "changeset": lambda s: s.changeset(),
+    "batch": lambda s: s.batch(),
+    "transaction": lambda s: s.transaction(),
+    "put": lambda s: s.put(b"k", b"v"),
+    "get": lambda s: s.get(b"k"),
+}
+
+
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+def test_a_closed_store_refuses_the_calls_of_its_objects_too(
+    call: Callable[[Store], object],
+) -> None:
+    store = kvstore.open(None, engine="memory")
+    store.close()
+    with pytest.raises(ClosedError):
+        call(store)
+
+
+def test_each_part_is_ended_although_another_one_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> None:
+        raise OSError("the committer does not end")
+
+    store = kvstore.open(None, engine="memory")
+    monkeypatch.setattr(store._committer, "finish", fail)
+    with pytest.raises(OSError, match="does not end"):
+        store.close()
+    with pytest.raises(ClosedError):
+        store._engine.stats()

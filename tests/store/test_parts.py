@@ -1,0 +1,269 @@
+"""Each part of a store does its work without a store around it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from datetime import timedelta
+from itertools import pairwise
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from kvstore import GcPolicy, ImportRecord, Span
+from kvstore.changesets import Changesets
+from kvstore.clears import Clear
+from kvstore.codec.keys import VALUE
+from kvstore.codec.ordered import frame
+from kvstore.engine.api import DATA
+from kvstore.engine.loose import LooseFile
+from kvstore.errors import (
+    ClosedError,
+    FencedError,
+    HistoryGoneError,
+    HoldLostError,
+    UsageError,
+)
+from kvstore.feeds import Feeds
+from kvstore.gc import Collector
+from kvstore.history import History
+from kvstore.meta import INDEX_FLOOR, Meta
+from kvstore.parts import Parts
+from kvstore.store import Layout, Replication, Upkeep
+from kvstore.store.tasks import TaskQueue
+from kvstore.timestamp import Timestamp
+from tests.commit.conftest import Bench, writes_of
+
+
+class Alone(NamedTuple):
+    """Parts over an engine in memory, and the bench that they are built on."""
+
+    bench: Bench
+    parts: Parts
+    history: History
+
+    def put(self, **points: bytes) -> Timestamp:
+        return self.parts.committer.commit(writes_of(**points))
+
+
+@pytest.fixture
+def alone() -> Iterator[Alone]:
+    bench = Bench()
+    parts = Parts.of(bench.versions, bench.index, bench.committer())
+    yield Alone(bench, parts, History(parts))
+    bench.engine.close()
+
+
+# -- imports --------------------------------------------------------------------------------
+
+
+def linked(alone: Alone, key: bytes, value: bytes) -> ImportRecord:
+    """An import of one row, which is in the engine and was not added."""
+    record = ImportRecord(7, "digest", 1, 2, (Span(key, key + b"\0"),))
+    alone.parts.imports.prepare(record)
+    batch = alone.bench.engine.batch()
+    batch.put(frame(key) + record.reference + VALUE, value, alone.bench.engine.families[DATA])
+    alone.bench.engine.write(batch)
+    return record
+
+
+def test_imports_add_and_revert(alone: Alone) -> None:
+    imports, reads = alone.parts.imports, alone.parts.reads
+    record = linked(alone, b"k", b"v")
+    assert imports.is_linked(record)
+    assert alone.bench.versions.get(b"k", reads.at(None)) is None
+    stamp = imports.add(7)
+    assert alone.bench.versions.get(b"k", stamp) == b"v"
+    assert imports.add(7) == stamp
+    reverted = imports.revert(7)
+    assert alone.bench.versions.get(b"k", reverted) is None
+    assert [each.state for each in imports.all()] == ["reverted"]
+
+
+def test_imports_abort_removes_the_rows(alone: Alone) -> None:
+    imports = alone.parts.imports
+    record = linked(alone, b"k", b"v")
+    assert imports.abort(7)
+    assert not imports.has_row(record, b"k")
+    assert imports.get(7) is None
+
+
+def test_imports_ask_their_reader_of_loose_files(alone: Alone) -> None:
+    figures = LooseFile(b"a", b"z", 10, 3, 0)
+    parts = Parts.of(
+        alone.bench.versions, alone.bench.index, alone.parts.committer, lambda files: [figures]
+    )
+    assert parts.imports.told_files([Path("a.sst")]) == [figures]
+
+
+# -- holds ----------------------------------------------------------------------------------
+
+
+def test_holds_fence_and_are_dropped(alone: Alone) -> None:
+    holds, stamp = alone.parts.holds, alone.put(k=b"v")
+    former = holds.take("h", stamp)
+    owner = holds.take("h", max_age=timedelta(seconds=1))
+    with pytest.raises(FencedError):
+        former.release()
+    assert owner.timestamp == stamp
+    alone.bench.clock.advance(5 * 10**9)
+    assert [each.name for each in holds.invalidate_overdue(alone.parts.committer.now())] == ["h"]
+    with pytest.raises(HoldLostError):
+        owner.move(stamp)
+    assert holds.drop("h").lost
+    with pytest.raises(UsageError, match="no hold"):
+        holds.drop("h")
+
+
+# -- reads and history ----------------------------------------------------------------------
+
+
+def test_reads_of_the_newest_time_are_made_again_where_history_went(alone: Alone) -> None:
+    parts, times = alone.parts, []
+    alone.put(k=b"1")
+
+    def read(at: int) -> bytes | None:
+        times.append(at)
+        if len(times) == 1:  # a clear comes between the choice of the time and the read
+            stamp = alone.put(k=b"2")
+            parts.clears.announce(Clear(Span(), stamp))
+            parts.committer.raise_floor(stamp)
+        return alone.bench.versions.get(b"k", at)
+
+    assert parts.reads.read(None, Span(), read) == b"2"
+    assert len(times) == 2
+    with pytest.raises(HistoryGoneError):
+        parts.reads.read(times[0], Span(), read)
+    assert parts.reads.whole_since == times[1]
+
+
+def test_reads_know_where_the_change_index_begins(alone: Alone) -> None:
+    stamp = alone.put(k=b"v")
+    meta, batch = Meta(alone.bench.engine), alone.bench.engine.batch()
+    meta.stage_timestamp(batch, INDEX_FLOOR, stamp)
+    alone.bench.engine.write(batch)
+    parts = Parts.of(alone.bench.versions, alone.bench.index, alone.parts.committer)
+    assert parts.reads.indexed_since == stamp
+    with pytest.raises(HistoryGoneError):
+        parts.reads.require_indexed(stamp - 1)
+    parts.reads.raise_index_floor(stamp + 5)
+    assert parts.reads.indexed_since == stamp + 5
+
+
+def test_history_pins_its_window_while_it_is_read(alone: Alone) -> None:
+    first, last = alone.put(a=b"1"), alone.put(b=b"2")
+    changes = alone.history.changes(0, span=Span(), order="time")
+    assert next(changes).timestamp == first
+    assert alone.parts.holds.least() == 0
+    assert [change.timestamp for change in changes] == [last]
+    assert alone.parts.holds.least() is None
+
+
+# -- feeds ----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def feeds(alone: Alone) -> Feeds:
+    return Feeds(
+        alone.parts, alone.history, Changesets(Meta(alone.bench.engine), alone.parts.committer)
+    )
+
+
+def test_feeds_deliver_resume_and_are_dropped(alone: Alone, feeds: Feeds) -> None:
+    alone.put(a=b"1")
+    with feeds.open("f", 0) as feed:
+        (batch,) = feed
+        feed.ack(batch)
+    alone.put(b=b"2")
+    with feeds.open("f") as feed:
+        assert [event.key for batch in feed for event in batch.events] == [b"b"]
+    feeds.drop("f")
+    with pytest.raises(UsageError, match="no feed"):
+        feeds.drop("f")
+
+
+def test_feeds_follow_without_a_name(alone: Alone, feeds: Feeds) -> None:
+    alone.put(a=b"1")
+    following = feeds.follow(0)
+    assert [event.key for event in next(following).events] == [b"a"]
+    alone.put(b=b"2")
+    assert [event.key for event in next(following).events] == [b"b"]
+    following.close()  # type: ignore[attr-defined]
+    assert alone.parts.holds.least() is None
+
+
+def test_feeds_tell_quiescent_points(alone: Alone, feeds: Feeds) -> None:
+    alone.put(a=b"1")
+    alone.parts.committer.sync()
+    (point,) = feeds.quiescent_points()
+    assert [change.key for change in point.changes()] == [b"a"]
+
+
+# -- replication ----------------------------------------------------------------------------
+
+
+def test_replication_gives_what_copies_read(alone: Alone) -> None:
+    replication, stamp = Replication(alone.parts, alone.history), alone.put(a=b"1")
+    batch = writes_of(b=b"2")
+    batch.delete_range(b"x", b"y")
+    upto = alone.parts.committer.commit(batch)
+    assert [each.key for each in replication.versions(since=stamp, upto=upto)] == [b"b", b"x"]
+    assert [each.key for each in replication.versions(since=None, upto=upto)] == [b"a", b"b", b"x"]
+    (deleted,) = replication.range_deletes(0, upto, Span())
+    assert (deleted.key, deleted.end_key) == (b"x", b"y")
+    assert replication.has_commit(stamp)
+    assert replication.has_commit(upto + 1) is False
+    (few,) = replication.export(since=stamp, upto=upto).changes or ()
+    assert few.column("key").to_pylist() == [b"x", b"b"]
+    assert not replication.is_replica
+    with pytest.raises(UsageError, match="the bench is no replica"):
+        replication.promote()
+
+
+# -- layout, upkeep, tasks ------------------------------------------------------------------
+
+
+def test_layout_cuts_all_keys_into_pieces(alone: Alone) -> None:
+    alone.put(**{f"k{number:03d}": b"v" * 100 for number in range(500)})
+    layout = Layout(alone.bench.engine)
+    pieces = layout.splits(4)
+    assert 1 < len(pieces) <= 4
+    assert pieces[0].start == b""
+    assert pieces[-1].end is None
+    assert all(a.end == b.start for a, b in pairwise(pieces))
+    assert min(file.first for file in layout.files()) == b"k000"
+
+
+def test_upkeep_collects_in_the_background(alone: Alone) -> None:
+    parts, first = alone.parts, alone.put(k=b"1")
+    alone.put(k=b"2")
+    collector = Collector(parts, None)
+    upkeep = Upkeep(alone.bench.engine, parts.committer, collector, alone.bench.clock)
+    alone.bench.clock.advance(10**9)
+    policy = GcPolicy(keep=timedelta(0))
+    done = threading.Event()
+    upkeep.start_gc(policy, after_run=lambda report: done.set()).wake()
+    assert done.wait(30)
+    upkeep.stop_gc()
+    assert parts.committer.since > first
+    assert (upkeep.figures()["gc_runs"], upkeep.figures()["gc_failures"]) == (1, 0)
+    collector.stop()
+    with pytest.raises(ClosedError):
+        upkeep.start_gc(policy)
+
+
+def test_the_queue_of_tasks_is_opened_once_and_not_after_its_end(
+    alone: Alone, tmp_path: Path
+) -> None:
+    queue = TaskQueue(tmp_path, alone.parts.committer, alone.bench.clock)
+    assert not list(tmp_path.iterdir())
+    tasks = queue.open()
+    tasks.insert("q", b"work")
+    assert queue.open() is tasks
+    queue.close()
+    with pytest.raises(ClosedError):
+        queue.open()
+    again = TaskQueue(tmp_path, alone.parts.committer, alone.bench.clock)
+    assert [task.value for task in again.open().list("q")] == [b"work"]
+    again.close()
