@@ -1,30 +1,29 @@
 """An ordered map of bytes to bytes whose readers keep the state they began with.
 
-Entries lie in chunks, each two parallel sorted lists of keys and values; an edition is a list of
-chunks. A reader takes the current edition and registers with it (`holders`). A writer changes an
-edition that nobody holds in place. Otherwise it forks the edition: it copies the list of chunks,
-and of the chunks only those that it writes to.
+Entries lie in chunks, each of which has two parallel sorted lists, keys and values. An edition is a
+list of chunks. A reader takes the present edition and counts itself in `holders`. A writer changes
+an edition without holders in place. Otherwise it forks the edition: it copies the list of chunks,
+and each chunk that it writes to.
 
     firsts   b""        b"f"       b"p"         least key that belongs in the chunk
     chunks   [a c d]    [f g k]    [p q]        at most CHUNK_ENTRIES_MAX each
 
 Chosen: sorted chunks with copy on write. A put costs about what it costs in a `SortedDict` (1 M
 random keys, one run: 7.8 against 6.6 us while filling, 1.4 us once filled); a cursor hands out
-slices, 0.08 against 1.5 us per entry, and goes on unharmed whatever is written. An open
-cursor makes the first write to each chunk dearer, once: by 7 us with 100,000 entries, by 29 us with
-1 M. Two references per entry and no container: nothing wakes the cyclic garbage
-collector.
-Rejected: a `SortedDict` whose writers keep what they overwrite for open cursors: each cursor
-filters all it reads by all that was written since it began, and the dictionary costs 100 bytes
-more per entry. A copy per cursor: O(entries). A tree of immutable nodes: every put copies a path,
-cursor or not, and a million small containers are what the garbage collector counts.
+slices, 0.08 against 1.5 us per entry, and later writes do not disturb it. The first write to each
+chunk after a cursor opened pays for the cursor, once: 7 us with 100,000 entries, 29 us with 1 M. An
+entry is two references and no container, so nothing wakes the cyclic garbage collector.
+Rejected: a `SortedDict` whose writers keep overwritten values for open cursors. Each cursor would
+filter its entries by all later writes, and the dictionary takes 100 bytes more per entry. A copy
+for each cursor: O(entries). A tree of immutable nodes: every put copies a path, with or without
+cursors, and the garbage collector counts a million small containers.
 
 Invariants (`check` walks them)
 1. `firsts[0]` is empty, `firsts` and the keys of each chunk ascend strictly.
 2. All keys of chunk i are at or above `firsts[i]` and below `firsts[i + 1]`.
 3. No chunk is empty, unless it is the only one. (Chunks that shrink are not joined.)
-4. An edition that is held, or was forked, never changes; a chunk changes only through the edition
-   whose number it carries.
+4. An edition with holders, or one that was forked, never changes. A chunk changes only through the
+   edition whose number it carries.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ from kvstore.limits import CHUNK_ENTRIES_MAX
 _numbers = itertools.count(1)
 
 _FEW = 16
-"""Rows that are put one by one into a chunk rather than merged with all of it."""
+"""At most this many rows are put one by one into a chunk; more are merged with the whole chunk."""
 
 
 class SortedChunk:
@@ -90,7 +89,8 @@ class Edition:
         return None
 
     def position(self, key: bytes) -> tuple[int, int]:
-        """Chunk and index in it where `key` is, or would be: perhaps one past the chunk's end."""
+        """The chunk and the index in it where `key` is or would be inserted. The index may be one
+        past the end of the chunk."""
         at = bisect_right(self.firsts, key) - 1
         return at, bisect_left(self.chunks[at].keys, key)
 
@@ -114,12 +114,12 @@ class Edition:
         keys.insert(index, key)
         chunk.values.insert(index, value)
         if len(keys) > CHUNK_ENTRIES_MAX:
-            # Ascending writers (the change index) leave full chunks behind, not half full ones.
+            # A writer of ascending keys, as the change index is, leaves full chunks behind.
             is_last = index == len(keys) - 1 and at == len(self.chunks) - 1
             self._split(at, index if is_last else len(keys) // 2)
 
     def delete(self, key: bytes) -> None:
-        """Remove `key`, whether or not it is there. O(log entries)."""
+        """Remove `key`. Does nothing if it is absent. O(log entries)."""
         at, index = self.position(key)
         keys = self.chunks[at].keys
         if index < len(keys) and keys[index] == key:
@@ -156,7 +156,7 @@ class Edition:
             low = high
 
     def check(self) -> None:
-        """Walk all invariants; a broken one is an assertion. O(entries)."""
+        """Assert all invariants. O(entries)."""
         assert self.firsts[0] == b""
         assert len(self.firsts) == len(self.chunks)
         assert all(map(_ascends, [self.firsts, *(chunk.keys for chunk in self.chunks)]))
@@ -191,11 +191,11 @@ class Edition:
 
     def _drop_empty(self, at: int) -> None:
         if not self.chunks[at].keys and len(self.chunks) > 1:
-            # The chunk behind the first takes over its bound, which is no key's but the least.
+            # The chunk behind the first takes over the first one's bound, the empty key.
             del self.chunks[at], self.firsts[at or 1]
 
     def _merge_into(self, at: int, keys: list[bytes], values: list[bytes]) -> None:
-        """Merge rows that belong in one chunk, and cut the result into full ones."""
+        """Merge rows that belong in one chunk, and cut the result into full chunks."""
         chunk = self.chunks[at]
         if chunk.keys and keys[0] <= chunk.keys[-1]:
             rows = dict(zip(chunk.keys, chunk.values, strict=True))

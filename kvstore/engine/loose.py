@@ -1,10 +1,10 @@
 """Sorted files that no store has taken, read where they lie.
 
-rocksdict has no reader of single SST files. So a throw-away database takes links to them: RocksDB
-checks their form as a store would, tells their bounds, and reads them merged. The links are
-symbolic, hence the files may lie on any file system, and nothing is written beside them.
+rocksdict has no reader of single SST files. So a throw-away database takes links to them. RocksDB
+checks their form as a store would, knows their bounds, and reads them merged. The links are
+symbolic: the files may lie on any file system, and nothing is written beside them.
 
-Costs 2 ms, and 0.2 ms per file, whatever their sizes; entries are read when they are asked for.
+Opening costs 2 ms, and 0.2 ms for each file of any size. Entries are read on demand.
 """
 
 from __future__ import annotations
@@ -33,10 +33,11 @@ from kvstore.journal.files import storage_errors
 from kvstore.limits import BESIDE_OPEN_FILES_MAX, TOLD_FILES_MAX
 
 _IN_MEMORY: Final = "/dev/shm"
-"""A throw-away database is made in 1 ms there, and in 5 on disk."""
+"""Making a throw-away database takes 1 ms there, and 5 ms on disk."""
 
 _MANIFEST_BYTES: Final = 64 << 10
-"""Set aside for its MANIFEST, instead of RocksDB's 4 MB: a container has 64 MB of `/dev/shm`."""
+"""Preallocated for its MANIFEST. RocksDB's default of 4 MB is much for the 64 MB of `/dev/shm` that
+a container has."""
 
 _OPEN_FILES: Final = Path("/proc/self/fd")
 _PREFIX: Final = "kvstore-loose-"
@@ -47,7 +48,8 @@ _TRAILER_BYTES: Final = 5
 
 
 class LooseFile(NamedTuple):
-    """The figures of a file, known without reading it: bounds, entries, and entries that delete."""
+    """The figures of a file, known without reading its entries. `deletions` of the `entries` are
+    tombstones."""
 
     first: bytes
     last: bytes
@@ -57,10 +59,10 @@ class LooseFile(NamedTuple):
 
 
 class LooseFiles:
-    """Opened for reading; use it as a context manager.
+    """Sorted files opened for reading. Use it as a context manager.
 
-    Raises `CorruptionError` if a file is not a sorted file that was built outside a database, or
-    is damaged where it is read.
+    Raises `CorruptionError` if a file is no sorted file built outside a database, or if a block
+    that is read is damaged.
     """
 
     def __init__(self, files: Sequence[Path | str]) -> None:
@@ -75,7 +77,7 @@ class LooseFiles:
         in_memory = linked and os.access(_IN_MEMORY, os.W_OK | os.X_OK)
         try:
             self._take(files, _IN_MEMORY if in_memory else None, move=linked)
-        except StorageError:  # that memory may be full
+        except StorageError:  # `/dev/shm` may be full
             if not in_memory:
                 raise
             self._take(files, None, move=linked)
@@ -86,7 +88,7 @@ class LooseFiles:
         return self._figures(frozenset())
 
     def told_further(self, files: Sequence[Path | str]) -> list[LooseFile]:
-        """Take further files, and tell their figures alone, by key."""
+        """Add further files. Returns the figures of these files only, by key."""
         for file in files:
             _require_footer(file)
         with translated(self._where):
@@ -95,7 +97,7 @@ class LooseFiles:
         return self._figures(before)
 
     def _held(self, file: Path | str) -> Path | str:
-        """A name that leads to the same file until the end: RocksDB opens it again now and then."""
+        """A name of the same file that stays valid until `close`: RocksDB may open it again."""
         if not _OPEN_FILES.is_dir():
             return file
         with storage_errors(str(file)):
@@ -117,7 +119,7 @@ class LooseFiles:
         )
 
     def rows(self) -> Generator[tuple[list[bytes], list[bytes]], None, None]:
-        """Keys and values of all files, merged, in chunks. Of equal keys one is given."""
+        """Keys and values of all files, merged, in chunks. A key that comes twice is given once."""
         cursor = RocksCursor(
             self._open(), rocks.ReadOptions(), b"", None, reverse=False, where=self._where
         )
@@ -130,7 +132,7 @@ class LooseFiles:
         return found
 
     def close(self) -> None:
-        """Let go of the files. Repeatable."""
+        """Release the files. Repeatable."""
         if self._database is not None:
             self._database.close()
             self._database = None
@@ -187,10 +189,10 @@ class LooseFiles:
 
 
 class Teller:
-    """Tells the figures of loose files again and again, by one throw-away database.
+    """Reads the figures of loose files, again and again, with one throw-away database.
 
-    Making the database is 1.3 of the 1.7 ms that it takes to tell a file. The files that were told
-    stay open until it is made anew.
+    Reading the figures of a file takes 1.7 ms, of which making the database is 1.3. Files stay open
+    until the database is made anew.
     """
 
     def __init__(self) -> None:
@@ -213,7 +215,7 @@ class Teller:
                 raise
 
     def close(self) -> None:
-        """Let go of the files. Repeatable; the next call begins anew."""
+        """Release the files. Repeatable; the next call of `told` makes a new database."""
         with self._lock:
             self._drop()
 
@@ -230,13 +232,13 @@ def told_once(files: Sequence[Path | str]) -> list[LooseFile]:
 
 
 def _may_be_linked(files: Sequence[Path | str]) -> bool:
-    """RocksDB opens a linked file for writing, to sync it. A file that may only be read is copied,
-    which needs room."""
+    """Whether RocksDB may take links to the files: it opens a linked file for writing, to sync it.
+    It copies a file that may only be read, which needs space."""
     return all(os.access(file, os.W_OK) for file in files)
 
 
 def _remove_left() -> None:
-    """Remove the databases of processes that were killed: nobody has them locked."""
+    """Remove the databases of killed processes: no process holds their locks."""
     with suppress(OSError):
         for left in Path(_IN_MEMORY).glob(f"{_PREFIX}*"):
             if left.name.startswith(f"{_PREFIX}{os.getpid()}-"):
@@ -252,8 +254,8 @@ def _require_footer(file: Path | str) -> None:
         footer := | checksum type u8 | handles, padded to 40 | format u32 | magic u64 |
         handle := | offset varint | size varint |     of the metaindex, then of the index
 
-    The footer has no checksum. RocksDB allocates the sizes that stand there, and a failed
-    allocation ends the process.
+    The footer has no checksum. RocksDB allocates the sizes in it, and a failed allocation ends the
+    process.
     """
     where = str(file)
     with storage_errors(where), open(file, "rb") as opened:

@@ -1,25 +1,25 @@
-"""A RocksDB directory at one moment, looked at beside the process that writes it.
+"""A RocksDB directory at one moment, read beside the process that writes it.
 
-RocksDB opens a database by reading the MANIFEST first and the logs after it. Beside a writer the
-logs are then newer than the list of files: the record of an import is seen, its files are not. So
-a reader takes down how far MANIFEST and logs reach, and opens a copy of exactly these bytes in a
-private directory. Sorted files never change: they are read where they lie. Nothing is written to
-the database's own directory, which may be read-only or another user's.
+RocksDB reads the MANIFEST first and the logs after it. Beside a writer the logs may then be newer
+than the list of files: RocksDB sees the record of an import and not its files. So a reader notes
+the lengths of MANIFEST and logs, and opens a copy of exactly these bytes in a private directory.
+Sorted files never change and are read where they lie. Nothing is written to the database's own
+directory, which may be read-only or another user's.
 
     home/CURRENT, MANIFEST-%06d    copies
-    home/%06d.log                  the newest a copy, older ones links: nobody appends to those
-                                   (or copies, where an open file has no name to link to)
+    home/%06d.log                  a copy of the newest log; links to older logs, which no longer
+                                   grow (copies, where an open file has no name to link to)
     directory/%06d.sst             found by RocksDB's option `db_paths`
 
-Why these bytes are one moment, namely what a kill of the writer would have left there
+These bytes are one moment: the bytes that killing the writer would have left. The reasons are
 1. MANIFEST and logs are only appended to. A file that was opened stays readable when its name is
    removed.
-2. A MANIFEST that is the same, and as long, before and after the look at the logs says that no
-   file came or went meanwhile. If it has grown, the look is repeated.
-3. A log gets its first byte after the log before it got its last. The logs' ends are taken down
-   newest first, so each older one is complete up to the newest one.
-4. The names are listed twice, and a log above the first listing's newest is left out, so no log
-   between two others is overlooked.
+2. The MANIFEST is read before and after the logs. If its name and length are the same, no file came
+   or went meanwhile. If not, everything is read again.
+3. A log gets its first byte after the previous log got its last. The lengths of logs are noted
+   newest first, so each older log is complete.
+4. The names are listed twice. A log that is newer than all of the first listing is left out, so no
+   log between two others is overlooked.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _OPEN_FILES: Final = Path("/proc/self/fd")
 
 
 class _File(NamedTuple):
-    """An open file, of which the first `size` bytes count."""
+    """An open file. Its first `size` bytes belong to the moment."""
 
     name: str
     descriptor: int
@@ -64,10 +64,10 @@ class Moment:
 
     @classmethod
     def of(cls, directory: Path) -> Moment:
-        """The moment of this call. Some 100 us.
+        """The moment of this call. Takes 100 us.
 
         Raises `AccessDeniedError` if a file may not be read, and `StaleReaderError` if the writer
-        changed its list of files during each of many looks.
+        changed its list of files during each of many attempts.
         """
         with storage_errors(str(directory)):
             for _ in range(MOMENT_LOOKS_MAX):
@@ -77,7 +77,7 @@ class Moment:
         raise StaleReaderError(str(directory))
 
     def is_past(self) -> bool:
-        """Whether the list of files has changed since."""
+        """Whether the list of files has changed since this moment."""
         with storage_errors(str(self.directory)):
             try:
                 return _end_of_manifest(self.directory) != self._manifest._replace(descriptor=-1)
@@ -86,8 +86,8 @@ class Moment:
 
     @contextmanager
     def home(self) -> Iterator[Path]:
-        """A private directory to open it in, in the place for temporary files, for as long as the
-        block runs. RocksDB does not need it any more once it is open."""
+        """A private temporary directory in which RocksDB can open this moment. It is removed behind
+        the block: an open database does not need it."""
         where = "the directory for temporary files (TMPDIR)"
         with storage_errors(where):  # `TemporaryDirectory` is removed when a forked child exits
             home = Path(tempfile.mkdtemp(prefix="kvstore-read-"))
@@ -101,7 +101,8 @@ class Moment:
     def lay_out(self, home: Path, *, links: bool = False) -> None:
         """Put CURRENT, MANIFEST and logs into the directory `home`.
 
-        With `links`, older logs are links to what this process holds open, for itself alone.
+        With `links`, older logs are links to the open files of this process, which no other process
+        can follow.
         """
         with storage_errors(str(home)):
             home.mkdir(mode=0o700, exist_ok=True)
@@ -117,7 +118,7 @@ class Moment:
 
 
 def _look(directory: Path) -> tuple[_File, list[_File]] | None:
-    """MANIFEST and logs, None if the list of files changed meanwhile."""
+    """MANIFEST and logs, None if the list of files changed during the call."""
     opened: list[int] = []
     is_steady = False
     try:
@@ -141,7 +142,7 @@ def _look(directory: Path) -> tuple[_File, list[_File]] | None:
 
 
 def _end_of_manifest(directory: Path) -> _File:
-    """The MANIFEST that `CURRENT` names, and its length. Not opened: its descriptor is -1."""
+    """The MANIFEST that `CURRENT` names, and its length. It is not opened: the descriptor is -1."""
     current = (directory / "CURRENT").read_bytes()
     match = _MANIFEST.fullmatch(current)
     if match is None:

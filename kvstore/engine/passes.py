@@ -27,7 +27,7 @@ class Owner(Protocol):
         ...
 
     def release(self, edition: Edition) -> None:
-        """A holder of `edition` has gone."""
+        """Count one holder of `edition` less."""
         ...
 
 
@@ -46,7 +46,7 @@ class MemoryReader:
     def seek(self, key: bytes) -> None:
         if self._engine.is_closed:
             self._engine.require_open()
-        # Hot: one of these per look-up. `Edition.position`, without its call and its pair.
+        # Hot: each look-up does this. As `Edition.position`, without its call and its pair.
         edition = self.edition
         self._at = at = bisect_right(edition.firsts, key) - 1
         self._keys = keys = edition.chunks[at].keys
@@ -70,7 +70,7 @@ class MemoryReader:
         return self.edition.chunks[self._at].values[self._index]
 
     def _settle(self) -> None:
-        """Behind the last entry of a chunk comes the first of the next."""
+        """Move from behind the last entry of a chunk to the first entry of the next chunk."""
         chunks = self.edition.chunks
         self._keys = chunks[self._at].keys
         if self._index >= len(self._keys) and self._at + 1 < len(chunks):
@@ -143,6 +143,6 @@ class MemoryCursor:
         index = max(stop - count, start if at == first else 0)
         is_used_up = at > first and index == 0
         self._high = (at - 1, len(edition.chunks[at - 1].keys)) if is_used_up else (at, index)
-        if not stop:  # the end lies before the first key that is left of this chunk
+        if not stop:  # the pass ends before the first key of this chunk
             return chunk, slice(0)
         return chunk, slice(stop - 1, index - 1 if index else None, -1)

@@ -1,27 +1,26 @@
 """RocksDB behind the `Engine` contract, through rocksdict.
 
-Behaviour of rocksdict 0.3.29, as observed, and the consequences
-* A synced `write` holds the interpreter lock for the whole fsync, `flush_wal(True)` releases it:
-  so a batch is written unsynced and the log flushed after it, which also lets commits share one
-  fsync.
-* `set_iterate_lower_bound` sets the *upper* bound: only the upper one is used, and descending
+Observed behaviour of rocksdict 0.3.29, and its consequences
+* A synced `write` holds the interpreter lock for the whole fsync; `flush_wal(True)` releases it. So
+  a batch is written unsynced and the log is flushed after it. Commits can then share an fsync.
+* `set_iterate_lower_bound` sets the *upper* bound. So only the upper bound is used, and descending
   passes cut their own end.
 * Iterators, family handles and family objects each keep the database, and its lock, open: `close`
   drops them all, cursors included.
 * `Snapshot` iterators do not keep to the snapshot; plain iterators keep to their own view.
-* Tailing iterators outlive writes, but overlook range deletes: they are of no use here.
+* Tailing iterators see later writes, but overlook range deletes, so they cannot be used here.
 * A database that is opened again without a list of its families gets default options for them.
-* Iteration over `items()` ends early, without a word, at a damaged block: the end of every pass is
-  checked with a second iterator, which has a status.
+* Iteration over `items()` ends silently at a damaged block. So the end of every pass is checked
+  with a second iterator, which has a status.
 * An ingest that copies holds the interpreter lock throughout; a move takes 2 ms at any size.
-* RocksDB opens without a log that is lost, and says nothing, unless its MANIFEST tracks logs. It
-  tracks those that a newer one has followed; the newest may be lost in silence.
-* A database that is opened read-only still gets rocksdict's own file rewritten, so a reader opens
-  a private directory: see `kvstore.engine.moment`. `db_paths` tells where the sorted files lie.
-* Every failure is a bare `Exception` whose text tells what it is: `translated` reads it.
-* `point_in_time` recovery cuts the log at the first bad byte without a word, synced records behind
-  it included; `tolerate_corrupted_tail_records` refuses, but also refuses tails that a power cut
-  leaves (zeros in the place of bytes): see `kvstore.engine.wal` for who decides.
+* RocksDB opens silently although a log is lost, unless its MANIFEST tracks logs. The MANIFEST
+  tracks all logs but the newest, whose loss stays silent.
+* Opening a database read-only still rewrites a file of rocksdict's own. So a reader opens a private
+  directory, see `kvstore.engine.moment`; `db_paths` names the place of the sorted files.
+* Every failure is a bare `Exception`. `translated` recognises it by its text.
+* `point_in_time` recovery silently cuts the log at the first bad byte, and loses synced records
+  behind it. `tolerate_corrupted_tail_records` refuses such a log, but also refuses a tail that a
+  power cut leaves (zeros in the place of bytes). `kvstore.engine.wal` decides between the two.
 """
 
 from __future__ import annotations
@@ -62,10 +61,10 @@ from kvstore.loops import Live, Readers, collect
 class RocksEngine:
     """A RocksDB database with the store's column families.
 
-    A database opened `read_only` shows the moment of its opening, whatever another process writes.
-    A caller that has laid out such a moment names its directory as `home`. A checkpoint is its own
-    `home`; it is opened `beside` the database it was made of: the two share a cache, in which a
-    file that both have is one, and it holds few files open at once.
+    A `read_only` database shows the moment of its opening. A caller that has laid out such a moment
+    passes its directory as `home`. A checkpoint is its own `home`. It is opened `beside` its source
+    database: the two share a cache, which holds each common file once, and the checkpoint keeps few
+    files open.
     """
 
     def __init__(
@@ -119,8 +118,9 @@ class RocksEngine:
         return rocks.WriteBatch(raw_mode=True)
 
     def write(self, batch: WriteBatch, *, logged: bool = True) -> None:
-        """Hot, as `sync` is: `translated` without its object, 0.5 us less of a put's 10. A closed
-        database is found by the failure: the committer has looked already."""
+        """Hot, as `sync` is. Translating errors without the `translated` object saves 0.5 of a
+        put's 10 us. The committer has checked that the store is open; a close since then is found
+        by the failure."""
         how = None if logged else self._unlogged
         try:
             self._db.write(batch, how)  # type: ignore[arg-type,union-attr]  # from self.batch()
@@ -158,7 +158,7 @@ class RocksEngine:
     ) -> RocksCursor:
         self._open()
         options = rocks.ReadOptions()
-        if self.is_read_only:  # 30 ns less an entry; blocks of a pass are not read again
+        if self.is_read_only:  # saves 30 ns an entry; a pass reads no block twice
             options.fill_cache(False)  # type: ignore[call-arg]  # as it is, not as its stub has it
             options.set_readahead_size(PASSING_READAHEAD_BYTES)
         if end is not None and not reverse:
@@ -167,7 +167,7 @@ class RocksEngine:
             self._family[family], options, start, end, reverse=reverse, where=str(self.path)
         )
         self._cursors.add(cursor)
-        if self._db is None:  # closed meanwhile by another thread, which may have overlooked it
+        if self._db is None:  # another thread has closed it, perhaps before the cursor was added
             cursor.close()
             raise ClosedError(str(self.path))
         return cursor
@@ -179,10 +179,8 @@ class RocksEngine:
     # -- upkeep ---------------------------------------------------------------------------
 
     def lay_out(self, home: Path) -> None:
-        """Make `home` a directory in which other processes can open what this reader shows.
-
-        Costs a copy of the logs.
-        """
+        """Make `home` a directory in which other processes can open the moment that this reader
+        shows. Costs a copy of the logs."""
         self._open()
         assert self._moment is not None, "only a reader that found its own moment is asked"
         self._moment.lay_out(home)
@@ -224,10 +222,10 @@ class RocksEngine:
     def close(self) -> None:
         if self._db is None:
             return
-        # First what other threads look at: whoever comes now makes nothing that stays open.
+        # First replace the fields that other threads read: from now on they open nothing.
         handles = [*self._family.values(), self._db]
         self._db = None
-        self._cache = rocks.Cache(0)  # kept for `beside` alone: here it would hold the blocks on
+        self._cache = rocks.Cache(0)  # the old cache would keep its blocks in memory
         self._family = self.families = _Closed(str(self.path))
         self._readers.renew()
         if self._moment is not None:
@@ -235,8 +233,8 @@ class RocksEngine:
         for cursor in self._open_cursors():
             cursor.close()
         for handle in handles:
-            # Closing flushes memtables, which a full disk refuses. Nothing is lost by that: what
-            # they hold is in the log. The handle lets go of the database, and its lock, anyway.
+            # Closing flushes memtables, which fails on a full disk. Nothing is lost: the log has
+            # their entries. The handle releases the database and its lock in any case.
             with suppress(Exception):
                 handle.close()
         THREADS.close(self)
@@ -247,7 +245,7 @@ class RocksEngine:
 
     def _open_cursors(self) -> list[RocksCursor]:
         while True:
-            with suppress(RuntimeError):  # another thread has added one meanwhile
+            with suppress(RuntimeError):  # another thread has added a cursor
                 return list(self._cursors)
 
     def _new_reader(self) -> EntryReader:
@@ -262,7 +260,7 @@ class RocksEngine:
 
 
 class _Closed(dict[str, Any]):
-    """In the place of the families of a database that was closed."""
+    """Stands for the families of a closed database."""
 
     def __init__(self, where: str) -> None:
         super().__init__()
@@ -333,7 +331,7 @@ class RocksCursor:
         self._family = None
 
     def _require_true_end(self) -> None:
-        """Raise if the pass stopped at a damaged block rather than at its end."""
+        """Raise if the pass stopped at a damaged block and not at its end."""
         if self._family is None:
             return
         with translated(self._where):
@@ -350,7 +348,7 @@ class RocksCursor:
         self._family = None
 
     def _trim(self, keys: list[bytes], values: list[bytes]) -> None:
-        """Cut what a descending pass read outside `[start, end)`."""
+        """Cut the entries that a descending pass read outside `[start, end)`."""
         if self._end is not None and keys[0] == self._end:
             del keys[0], values[0]
         if keys and keys[-1] < self._start:

@@ -1,4 +1,4 @@
-"""rocksdict's errors in our tree. Each is a bare `Exception` whose text tells what it is."""
+"""rocksdict's errors as errors of our tree. Each is a bare `Exception`, recognised by its text."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from kvstore.errors import (
 
 
 class translated:  # noqa: N801  # used as a statement: `with translated(where):`
-    """Turn rocksdict's bare exceptions into the error tree. A database that is opened in another
-    directory, its `home`, is named by its own."""
+    """Turn rocksdict's bare exceptions into errors of the tree. A message names the directory
+    `where`, also if the database was opened in another one, its `home`."""
 
     __slots__ = ("_home", "_where")
 
@@ -39,10 +39,11 @@ class translated:  # noqa: N801  # used as a statement: `with translated(where):
 
 
 def from_text(where: str, error: Exception, home: str = "") -> KVStoreError:
-    """The error of our tree for what rocksdict raised at `where`, opened in `home`."""
+    """The error of our tree for an exception of rocksdict, in a database at `where` that was opened
+    in `home`."""
     text = str(error).replace(home, where) if home else str(error)
     if isinstance(error, rocks.DbClosedError) or text.startswith("Already "):
-        return ClosedError(where)  # or another thread is just closing it: "Already borrowed"
+        return ClosedError(where)  # "Already borrowed": another thread is closing the database
     if "lock hold by current process" in text or "While lock file" in text:
         return LockedError(
             where, "this process" if "current process" in text else "another process"

@@ -1,9 +1,9 @@
-"""Opening a RocksDB database: whose directory it is, whether its log is torn or damaged, and which
-moment of it a reader sees.
+"""Opening a RocksDB database: checks its directory and its log, and finds the moment that a reader
+sees.
 
 Invariants
-1. A directory that is not a store, and may not become one, is refused before RocksDB touches it.
-2. A torn log is cut, and a damaged one refused: `kvstore.engine.wal` decides.
+1. A directory that is no store and may not become one is refused before RocksDB touches it.
+2. A torn log is cut, and a damaged log is refused. `kvstore.engine.wal` tells them apart.
 3. Opening to read writes nothing in the database's directory.
 """
 
@@ -53,15 +53,15 @@ def require_store_directory(path: Path, *, create: bool) -> None:
         is_begun = any((path / name).stat().st_size for name in logs)
     if not all(map(_UNBORN.fullmatch, present)):
         raise NotAStoreError(str(path), "a directory of other files", "choose an empty one")
-    if is_begun:  # RocksDB logs nothing before CURRENT is durable, and would begin a new database
+    if is_begun:  # RocksDB logs nothing before CURRENT is durable; it would make a new database
         raise CorruptionError(str(path), "CURRENT is gone, and a log holds entries")
     if not create:
         raise NotAStoreError(str(path), "no store is there", "check the path")
 
 
 def make_store_directory(path: Path) -> None:
-    """Make the directory of a new store, and its name durable, also if somebody has just made it:
-    what is synced in a directory is lost with its name. Does nothing where a store is."""
+    """Make the directory of a new store, and make its name durable, also if the directory exists:
+    files that were synced in it would be lost with the name. Does nothing if a store exists."""
     with storage_errors(str(path)):
         if (path / "CURRENT").exists():
             return
@@ -71,7 +71,7 @@ def make_store_directory(path: Path) -> None:
 
 def _require_families(path: Path, home: Path) -> None:
     """Raise unless the database at `path`, opened in `home`, has a store's families, or is a store
-    that was killed while it was made."""
+    whose creation was interrupted."""
     with translated(str(path), home):
         found = set(rocks.Rdict.list_cf(str(home), rocks.Options(raw_mode=True)))
     if found > {"default", *FAMILIES}:
@@ -84,11 +84,11 @@ _UNBORN = re.compile(
     r"LOCK|LOG(\.old\.\d+)?|IDENTITY|rocksdict-config\.json"
     r"|(MANIFEST-|OPTIONS-)?\d+(\.log|\.dbtmp)?"
 )
-"""The files in a directory where RocksDB was killed before it had written `CURRENT`."""
+"""Names of files that RocksDB leaves if it is killed before it has written `CURRENT`."""
 
 
 def _is_blank(path: Path, home: Path) -> bool:
-    """Whether a database without our families holds nothing: a store killed while it was made."""
+    """Whether a database without our families is empty: a store whose creation was interrupted."""
     with translated(str(path), home):
         options = rocks.Options(raw_mode=True)
         options.set_db_paths([_sorted_files(path)])
@@ -104,7 +104,7 @@ def _sorted_files(path: Path) -> rocks.DBPath:
 
 
 def _require_torn(path: Path, home: Path) -> None:
-    """Raise `CorruptionError` if a log is damaged, and not only torn at its end."""
+    """Raise `CorruptionError` if a log is damaged before its end."""
     damage = find_damage(home)
     if damage is not None:
         raise CorruptionError(
@@ -115,9 +115,9 @@ def _require_torn(path: Path, home: Path) -> None:
 
 
 def opened_at_once(path: Path, cache: rocks.Cache) -> tuple[rocks.Rdict, Moment]:
-    """Open what the database at `path` holds at one moment, to be read.
+    """Open the database at `path` read-only, at one moment.
 
-    Its writer may remove a file before it is opened: then a later moment is opened.
+    If the writer removes a file of that moment before it is opened, a later moment is opened.
     """
     for _ in range(READ_ONLY_OPENINGS_MAX):
         moment = Moment.of(path)
@@ -137,8 +137,8 @@ def lacks_a_file(error: BaseException) -> bool:
 
 
 def opened(path: Path, cache: rocks.Cache, *, home: Path | None, files_max: int) -> rocks.Rdict:
-    """Open the database to be read in `home`, or to be written; cut a torn log, and refuse a
-    damaged one."""
+    """Open the database read-only in `home`, or for writing if `home` is None. Cuts a torn log, and
+    refuses a damaged one."""
     is_read_only, home = home is not None, home or path
     families = {family: family_options(family, cache) for family in FAMILIES}
     options = database_options(cache)
@@ -172,23 +172,25 @@ def opened(path: Path, cache: rocks.Cache, *, home: Path | None, files_max: int)
 
 
 def _opening_threads(path: Path) -> int:
-    """With how many threads to open the files of each family.
+    """The number of threads that open the files of each family.
 
-    RocksDB starts as many as it may, whatever there is to open: by its default of 16 four files
-    take 4.7 ms, and 15 on a busy machine; by one thread 1.9, and 400 files 8.9.
+    RocksDB starts all threads that it may, also for few files. With its default of 16 threads four
+    files take 4.7 ms, and 15 ms on a busy machine; with one thread they take 1.9 ms, and 400 files
+    8.9 ms.
     """
     files = len(list(path.glob("*.sst")))
     return max(1, min(files // _FILES_PER_OPENING_THREAD, 16))
 
 
 _FILES_PER_OPENING_THREAD = 64
-"""Files in the page cache take 20 us each, which no thread is worth; others wait for the disk."""
+"""A file in the page cache takes 20 us, which is not worth a thread; other files wait for the
+disk."""
 
 
 def salvage(path: Path) -> None:
-    """Cut a damaged log where the damage begins: commits from there on are lost for good.
+    """Cut a damaged log where the damage begins. Commits behind that place are lost for good.
 
-    Where a whole log is lost, the commits in it are, and later ones may be kept.
+    If a whole log is lost, its commits are lost; later commits may be kept.
     """
     THREADS.require_own(str(path))
     if looks_recycled(path):

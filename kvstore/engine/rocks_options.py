@@ -13,14 +13,14 @@ def database_options(cache: rocks.Cache, *, requires_logs: bool = True) -> rocks
     """With `requires_logs`, the MANIFEST lists each log that was closed and synced, and the
     database does not open where one of them is lost or shorter."""
     options = rocks.Options(raw_mode=True)
-    if requires_logs:  # rocksdict has no call for it: loaded from a file, in 90 us
+    if requires_logs:  # rocksdict has no call for this option; loading it from a file takes 90 us
         options, _ = rocks.Options.load_latest(str(_OPTIONS_DIRECTORY))
     _set_family(options, cache)
     options.create_if_missing(True)
     options.create_missing_column_families(True)
     options.set_max_background_jobs(2)
     options.set_keep_log_file_num(4)
-    # A torn record at the end of the log is what a crash leaves; one before the end is damage.
+    # A crash leaves a torn record at the end of the log. A bad record before the end is damage.
     options.set_wal_recovery_mode(rocks.DBRecoveryMode.tolerate_corrupted_tail_records())
     return options
 
@@ -29,7 +29,7 @@ _OPTIONS_DIRECTORY = Path(__file__).with_name("options")
 
 
 def family_options(family: str, cache: rocks.Cache) -> rocks.Options:
-    """How one family is stored; benchmarks give them to plain rocksdict as well."""
+    """The options of one family. Benchmarks use them for plain rocksdict as well."""
     options = rocks.Options(raw_mode=True)
     _set_family(options, cache)
     return options
@@ -40,7 +40,7 @@ def _set_family(options: rocks.Options, cache: rocks.Cache) -> None:
     table.set_block_cache(cache)
     table.set_format_version(5)
     table.set_block_size(BLOCK_BYTES)
-    # No bloom filter: one of whole keys cannot serve a seek to the versions of a key, and building
-    # it takes a tenth of the time of writing an SST.
+    # No bloom filter: a filter of whole keys is no help for a seek to the versions of a key, and
+    # building one takes a tenth of the time of writing an SST.
     options.set_block_based_table_factory(table)
     options.set_compression_type(rocks.DBCompressionType.lz4())

@@ -1,24 +1,24 @@
-"""The state of the memory engine, and the journal records that it is the sum of.
+"""The state of the memory engine, and the journal records from which it is built.
 
     record type   payload                                  meaning
     1 batch       entries                                  one engine batch
-    2 rows        ingest id u64 | entries                  rows of an ingest, not yet taken in
-    3 taken       ingest id u64                            its rows are in `data` from here on
-    4 dropped     ingest id u64                            its rows never will be
+    2 rows        ingest id u64 | entries                  rows of an ingest, not yet in `data`
+    3 taken       ingest id u64                            the rows of the ingest are in `data`
+    4 dropped     ingest id u64                            the rows of the ingest are discarded
     5 state       entries                                  a piece of a snapshot
 
     entries := | count u32 | op u8 x count | key bytes u32 x count | value bytes u32 x count
                | keys | values |                           all integers little-endian
     op      := family (2 bits, 0 data, 1 ranges, 2 changes, 3 meta) | kind << 2
-    kind    := 0 put | 1 delete | 2 delete range: the value is its end
+    kind    := 0 put | 1 delete | 2 delete range, whose value is the end of the range
 
-Columns, so that the lengths of a record are read in one step.
+Entries are stored as columns, so that all lengths of a record are read in one step.
 
 Invariants
 1. A batch is one record: the journal keeps it whole or not at all.
-2. An ingest is many records, so that none grows with its size, and `taken` is its commit. Rows
-   without one count only while the process that wrote them lives: another incarnation's first
-   record drops them.
+2. An ingest is many records, so that no record grows with its size. `taken` commits it. Rows
+   without `taken` or `dropped` belong to the process that wrote them: the first record of another
+   incarnation drops them.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ _SORTED_OPS = bytes(family | PUT << KIND_SHIFT for family in range(len(FAMILIES)
 
 
 class Entries:
-    """Operations in the order they take effect: three columns."""
+    """Operations in the order in which they take effect, as three columns."""
 
     __slots__ = ("keys", "ops", "values")
 
@@ -94,7 +94,7 @@ class Entries:
         self.values.append(end)
 
     def apply(self, editions: Sequence[Edition]) -> None:
-        """Carry them out, each on the edition of its family."""
+        """Apply each operation to the edition of its family."""
         for op, key, value in zip(self.ops, self.keys, self.values, strict=True):
             edition, kind = editions[op & FAMILY_MASK], op >> KIND_SHIFT
             if kind == PUT:
@@ -162,7 +162,7 @@ class MemoryState:
         self.ingests.setdefault(ingest_id, []).append((keys, values))
 
     def with_ingest(self, ingest_id: int) -> Edition:
-        """`data` with the rows of an ingest, which is over then."""
+        """A new edition of `data` with the rows of an ingest. Ends the ingest."""
         edition = self.families[_DATA].fork()
         for keys, values in self.ingests.pop(ingest_id, ()):
             edition.merge(keys, values)
@@ -191,7 +191,7 @@ def bounded(rows: Iterable[SortedRows]) -> Iterator[SortedRows]:
 
 
 def encode(ops: bytes | bytearray, keys: Sequence[bytes], values: Sequence[bytes]) -> bytes:
-    """Entries as they stand in a record."""
+    """The bytes of entries in a record."""
     count = len(ops)
     lengths = [len(key) for key in keys]
     lengths += map(len, values)
@@ -227,7 +227,7 @@ def decode(payload: bytes, *, at: int = 0) -> tuple[bytes, list[bytes], list[byt
 def decode_sorted(payload: bytes, *, at: int = 0) -> tuple[int, list[bytes], list[bytes]]:
     """The family, keys and values of entries that put ascending keys into one family.
 
-    Raises `CorruptionError` on any others: merged in, they would spoil the order of the map.
+    Raises `CorruptionError` for other entries: merging them would break the order of the map.
     """
     ops, keys, values = decode(payload, at=at)
     if ops[0] not in _SORTED_OPS or ops.strip(ops[:1]):

@@ -1,16 +1,16 @@
 """RocksDB's background threads at a fork.
 
-RocksDB keeps its threads in pools of the process, and keeps them when a database is closed. A
-forked child gets the pools without the threads: its flushes would wait for ever, and the C++
-destructors that run at exit would join threads that are not there (a crash or a hang).
+RocksDB has pools of threads in each process, and keeps them when a database is closed. A forked
+child gets the pools without the threads. Its flushes would wait for ever, and the C++ destructors
+that run at exit would join threads that do not exist, which crashes or hangs.
 
 Invariants
 1. While no database is open, a fork ends the threads first, and the parent starts them again. The
    child gets empty pools, which work.
-2. While one is open, its flushes and compactions go on over the fork. The child may then open
-   databases to read them, which takes no thread of a pool. Opening one to write is refused.
-3. A child that got pools without threads ends behind Python's own finalization: streams are
-   flushed, and the destructors of C++ do not run.
+2. While a database is open, its flushes and compactions go on during the fork. The child may then
+   open databases read-only, which needs no thread. Opening one for writing is refused.
+3. A child that got pools without threads ends right after Python's own finalization: streams are
+   flushed, and the C++ destructors do not run.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Threads:
         self._open.add(database)
 
     def close(self, database: object) -> None:
-        """Note that it was closed."""
+        """Note that `database` was closed."""
         self._open.discard(database)
 
     def _before(self) -> None:
@@ -93,8 +93,8 @@ class Threads:
         undivided().release()
 
     def _in_child(self) -> None:
-        # Another thread may have opened a database since `_before`. A program that forks by itself
-        # and tells Python afterwards has left `_before` out.
+        # Another thread may have opened a database since `_before`. A program that forks without
+        # Python and tells it afterwards has skipped `_before`.
         stays = self._stay or bool(self._open) if self._is_known else self._was_used
         if stays and not self._owner:
             self._owner = self._process
@@ -105,7 +105,8 @@ class Threads:
 
 
 def _running() -> Counter[str]:
-    """RocksDB's threads by name. Where the system does not tell, there may be some."""
+    """The numbers of RocksDB's threads by name. Where the system does not list threads, one is
+    assumed."""
     try:
         tasks = list(_TASKS.iterdir())
     except OSError:
@@ -114,7 +115,7 @@ def _running() -> Counter[str]:
     for task in tasks:
         try:
             name = (task / "comm").read_text().strip()
-        except OSError:  # it has ended meanwhile
+        except OSError:  # the thread has ended
             continue
         if name.startswith("rocksdb:"):
             found[name] += 1
@@ -122,12 +123,12 @@ def _running() -> Counter[str]:
 
 
 def _end_behind_python() -> None:
-    """Have the C library's `exit`, which Python calls at last, flush its streams and end the
-    process, with the status it was given. Handlers run from the newest to the oldest."""
+    """Make the C library's `exit`, which Python calls last, flush its streams and end the process
+    at once, with its status. Handlers run from the newest to the oldest."""
     library = ctypes.CDLL(None)
     try:
         on_exit, at_exit = library.on_exit, library["__cxa_atexit"]
-    except AttributeError:  # not the C library of GNU: the destructors run
+    except AttributeError:  # another C library than GNU's: the destructors run
         return
     on_exit(ctypes.cast(library._exit, ctypes.c_void_p), None)
     at_exit(ctypes.cast(library.fflush, ctypes.c_void_p), None, None)

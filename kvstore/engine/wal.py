@@ -1,21 +1,21 @@
 """RocksDB's write-ahead log, read just far enough to tell a torn tail from damage.
 
-RocksDB's own recovery either cuts the log at the first bad byte without a word, however much that
-was on disk follows, or refuses tails that a power cut leaves. So it is asked to refuse, and
-where it does, this module looks: if a whole record follows the bad one, bytes that were written
-have changed, and that is an error; if none does, the tail was torn, and is cut.
+RocksDB's own recovery either cuts the log silently at the first bad byte, whatever follows on disk,
+or refuses tails that a power cut leaves. So RocksDB is told to refuse, and this module then reads
+the log. If a whole record follows the bad one, written bytes have changed, which is an error. If
+none follows, the tail was torn and is cut.
 
     log    := | block 32 KiB | ...           files `%06d.log`, ascending
     block  := | record | ... | 0 to 6 zeros |    a record never crosses a block
     record := | masked CRC-32C u32 | length u16 | type u8 | payload |      little-endian
-              the checksum covers type and payload; zeros are where nothing was written
+              the checksum covers type and payload; bytes never written are zeros
 
-Records of a recycled log have types of their own, and no log of ours is recycled. RocksDB's reader
-(rocksdict 0.3.29) does not return from bytes that look like one, as garbage behind the last whole
-record may: such a log is cut, or refused, before RocksDB reads it.
+Records of recycled logs have types of their own, and no log of ours is recycled. RocksDB's reader
+(rocksdict 0.3.29) never returns from bytes that look like such a record, as garbage behind the last
+whole record may. Such a log is cut or refused before RocksDB reads it.
 
-A hole that a power cut leaves before records that did reach the disk looks like damage: nothing
-on disk tells which of them had been promised. A bad last record looks like a torn one.
+A power cut may leave a hole in front of records that did reach the disk. This looks like damage,
+because nothing on disk tells which records were acknowledged. A damaged last record looks torn.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ class LogDamage(NamedTuple):
 
 
 def find_damage(directory: Path) -> LogDamage | None:
-    """Where the logs in `directory`, or its MANIFEST, break although they go on; None if only
-    their end is torn.
+    """The first bad record, in the logs of `directory` or its MANIFEST, that a whole record
+    follows; None if at most their end is torn.
 
-    For a database that would not open: computes checksums in Python, some 10 MB a second.
+    For a database that does not open: computes checksums in Python, 10 MB a second.
     """
     for files in (sorted(directory.glob("*.log")), _manifests(directory)):
         broken: LogDamage | None = None
@@ -58,27 +58,27 @@ def find_damage(directory: Path) -> LogDamage | None:
 
 
 def looks_recycled(directory: Path) -> bool:
-    """Whether a log in `directory`, or the MANIFEST, has what looks like a record of a recycled
-    log: then its end is torn, or it is damaged. Looks at headers only: 0.2 us a record."""
+    """Whether a log in `directory`, or the MANIFEST, has bytes that look like a record of a
+    recycled log, and is therefore torn or damaged. Reads headers only: 0.2 us a record."""
     files = [*directory.glob("*.log"), *_manifests(directory)]
     return any(_RECYCLED & _kinds(file.read_bytes()) for file in files)
 
 
 def cut(directory: Path) -> None:
-    """Cut the logs in `directory`, and its MANIFEST, at their first bad record, durably: nothing is
-    left behind it."""
+    """Cut the logs in `directory`, and its MANIFEST, at their first bad record. The cut is
+    durable."""
     _cut(sorted(directory.glob("*.log")))
     cut_manifest(directory)
 
 
 def cut_manifest(directory: Path) -> None:
-    """Do what `cut` does, to the MANIFEST alone: RocksDB cuts the torn tail of a log by itself, and
-    refuses that of a MANIFEST."""
+    """Cut the MANIFEST as `cut` does. RocksDB cuts the torn tail of a log by itself, but refuses a
+    MANIFEST with a torn tail."""
     _cut(_manifests(directory))
 
 
 def _manifests(directory: Path) -> list[Path]:
-    """The MANIFEST that counts, if there is one. Its bytes are those of a log."""
+    """The MANIFEST that `CURRENT` names, if it exists. It has the format of a log."""
     try:
         name = (directory / "CURRENT").read_text().strip()
     except FileNotFoundError:
@@ -94,7 +94,7 @@ def _cut(files: Sequence[Path]) -> None:
         end = 0 if is_cut else next((at for at, is_whole in found if not is_whole), None)
         if end is not None:
             is_cut = True
-            if file.is_symlink():  # in a reader's directory, which does not own the log
+            if file.is_symlink():  # a reader's directory links to a log that it must not change
                 log_bytes = file.read_bytes()
                 file.unlink()
                 file.write_bytes(log_bytes)
@@ -104,7 +104,7 @@ def _cut(files: Sequence[Path]) -> None:
 
 
 def _kinds(log: bytes) -> set[int]:
-    """The types of all records that RocksDB may come to: behind a bad one it goes on at the next
+    """The types of all records that RocksDB may read: behind a bad record it goes on at the next
     block."""
     kinds = set()
     for block in range(0, len(log), BLOCK_BYTES):
@@ -120,7 +120,8 @@ def _kinds(log: bytes) -> set[int]:
 
 
 def _records(log: bytes) -> Iterator[tuple[int, bool]]:
-    """Offset of each record, and whether it is whole; after a bad one, from the next block."""
+    """The offset of each record, and whether it is whole. Behind a bad record the next block
+    follows."""
     for block in range(0, len(log), BLOCK_BYTES):
         end = min(block + BLOCK_BYTES, len(log))
         at = block
