@@ -1,14 +1,14 @@
-"""One strict reader of JSON objects for every record and manifest: rotten or hostile bytes end in
-`CorruptionError`, never in a raw error of the parser or of the code that takes the fields.
+"""One strict reader of JSON objects for every record and manifest. Damaged or hostile bytes raise
+`CorruptionError`, never an error of the parser or of the code that takes the fields.
 
     object := a JSON object in UTF-8, no name twice, no NaN or infinity
 
 Invariants
-1. Size and depth are checked before anything is parsed: memory is bounded by the size (some
-   twenty times it), and the parser's recursion by the depth.
-2. A field is handed out with the type that the caller asked for, or not at all.
+1. Size and depth are checked before parsing. The size bounds the memory, which is some twenty times
+   as large; the depth bounds the parser's recursion.
+2. A field is returned with the type that the caller asked for, or not at all.
 
-Formats, their versions and checksums are left to the callers.
+The callers check formats, versions and checksums.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ T = TypeVar("T")
 
 
 class JsonObject(dict[str, Any]):
-    """An object that was read. `where` names it in errors.
+    """A JSON object that was read. `where` names it in errors.
 
-    It is a plain `dict` to those who compare or write it; the methods take fields of a given type
-    and raise `CorruptionError` where a field is missing or holds something else.
+    It compares and writes like a plain `dict`. The methods return a field of a given type, and
+    raise `CorruptionError` if the field is missing or has another type.
     """
 
     __slots__ = ("where",)
@@ -43,11 +43,11 @@ class JsonObject(dict[str, Any]):
         self.where = where
 
     def damaged(self, problem: str) -> CorruptionError:
-        """The error to raise where the object breaks a rule of its format."""
+        """The error to raise if the object breaks a rule of its format."""
         return CorruptionError(self.where, problem)
 
     def field(self, name: str, kind: type[T]) -> T:
-        """The field `name`, exactly of type `kind`: a boolean is no integer."""
+        """The field `name`, of exactly the type `kind`: a boolean is no integer."""
         if name not in self:
             raise self.damaged(f"field {name!r} is missing")
         found = self[name]
@@ -71,14 +71,14 @@ class JsonObject(dict[str, Any]):
         return None if self.get(name) is None else self.integer(name, least=least, most=most)
 
     def text(self, name: str) -> str:
-        """The text `name`, which UTF-8 can hold: a lone surrogate is refused."""
+        """The text `name`. A lone surrogate, which UTF-8 cannot hold, is refused."""
         found = self.field(name, str)
         if not _is_unicode(found):
             self._refuse(name, found, "a text of whole characters")
         return found
 
     def hexed(self, name: str) -> bytes:
-        """The bytes whose hexadecimal form is `name`, as `bytes.hex` writes it."""
+        """The bytes of the field `name`, hexadecimal as `bytes.hex` writes it."""
         return self.unhexed(self.field(name, str), name=name)
 
     def inner(self, name: str) -> JsonObject:
@@ -86,7 +86,7 @@ class JsonObject(dict[str, Any]):
         return JsonObject(self.field(name, dict), where=f"{self.where}: {name}")
 
     def objects(self, name: str) -> list[JsonObject]:
-        """The list `name`, of objects."""
+        """The list `name` of objects."""
         found = self.field(name, list)
         if not all(type(item) is dict for item in found):
             self._refuse(name, found, "a list of objects")
@@ -96,7 +96,7 @@ class JsonObject(dict[str, Any]):
         ]
 
     def items_of(self, name: str, kind: type[T]) -> list[T]:
-        """The list `name`, each item exactly of type `kind`."""
+        """The list `name`, each item of exactly the type `kind`."""
         found = self.field(name, list)
         if not all(type(item) is kind for item in found):
             self._refuse(name, found, f"a list, each item {_KIND_NAMES.get(kind, kind.__name__)}")
@@ -108,7 +108,7 @@ class JsonObject(dict[str, Any]):
             found = bytes.fromhex(text)  # type: ignore[arg-type]  # the error is caught
         except (TypeError, ValueError):
             self._refuse(name, text, "hexadecimal")
-        if found.hex() != text:  # spaces and capitals: two texts for the same bytes
+        if found.hex() != text:  # spaces and capitals would be second texts of the same bytes
             self._refuse(name, text, "hexadecimal, as it is written here")
         return found
 
@@ -123,9 +123,11 @@ def read_object(
     bytes_max: int | None = None,
     depth_max: int | None = None,
 ) -> JsonObject:
-    """Read the JSON object at `where`. Raises `CorruptionError` on everything else: more than
-    `bytes_max` bytes, brackets nested deeper than `depth_max`, a name that comes twice in an
-    object, NaN and infinity, other text encodings. O(bytes)."""
+    """Read the JSON object at `where`. O(bytes).
+
+    Raises `CorruptionError` for everything else: more than `bytes_max` bytes, brackets nested
+    deeper than `depth_max`, a name that comes twice in an object, NaN, infinity, another text
+    encoding."""
     bytes_max = JSON_BYTES_MAX if bytes_max is None else bytes_max
     depth_max = JSON_DEPTH_MAX if depth_max is None else depth_max
     if len(data) > bytes_max:
@@ -150,8 +152,8 @@ def read_object(
 def _is_deeper(data: bytes, depth_max: int) -> bool:
     """Whether brackets outside strings are nested deeper than `depth_max`.
 
-    The parser recurses for each bracket, and how deep it may go depends on its caller's stack.
-    Costs about as much as parsing; block by block, so that memory does not grow with `data`.
+    The parser recurses for each bracket, and its caller's stack limits the recursion. Costs about
+    as much as parsing. Works block by block, so that memory does not grow with `data`.
     """
     plain = data.replace(b"\\\\", b"").replace(b'\\"', b"")  # quotes that are left bound strings
     steps = np.zeros(256, np.int8)
@@ -198,7 +200,7 @@ def _is_unicode(text: str) -> bool:
 
 
 def _printed(found: object) -> str:
-    """A value for a message: 60 characters at most, none that a terminal obeys."""
+    """A value for a message: at most 60 characters, and no control characters of terminals."""
     if isinstance(found, dict | list):
         return f"a {type(found).__name__} of {len(found)}"
     text = ascii(found[:60]) if isinstance(found, str) else repr(found)

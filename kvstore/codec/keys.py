@@ -8,14 +8,14 @@
              | import id              first bit 0: a stamp reference, sorts before all times
     kind    := 00 tombstone | 01 value
 
-All integers are big-endian. The kind lives in the key, so that values are stored and handed out
-untouched. A stamp reference stands where the timestamp would: readers put in its place the
-time at which the import was added.
+All integers are big-endian. The kind is part of the key, so that values are stored and returned
+unchanged. A version of an import has a stamp reference instead of a timestamp. Readers replace it
+by the time at which the import was added.
 
 Invariants
 1. The order of `data` is: user keys bytewise; in one key, references first, then newest first.
-2. Every timestamp is below 2^63, every import id is in 1..2^63 - 1: the first bit tells
-   them apart.
+2. Every timestamp is below 2^63, and every import id is in 1..2^63 - 1. The first bit of a suffix
+   tells them apart.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ _SUFFIX = struct.Struct(">Q")
 _TAIL = struct.Struct(">QB")
 _CHANGE = struct.Struct(">16sQI")
 _READ_CHANGE = struct.Struct(">16sqI")
-"""Its time signed, which tells at once whether it is one: beyond 2^63 it is negative."""
+"""As `_CHANGE`, with a signed time: no commit has a time of 2^63 or more, which is negative
+here."""
 
 _SHOWN_BYTES = 128
 
@@ -112,7 +113,7 @@ def check_data_key(key: bytes) -> None:
 def require_entry(stored: bytes, escaped: bytes) -> None:
     """Raise `CorruptionError` unless `stored`, found among the entries of a user key, is one.
 
-    Looks at length and kind alone, which tells all that a look-up of the key relies on.
+    Checks length and kind only: a look-up of the key relies on nothing else.
     """
     if len(stored) != len(escaped) + KEY_BYTES_LEAST or stored[-1] > KIND_MAX:
         check_data_key(stored)
@@ -124,8 +125,8 @@ def encode_range_key(start: bytes, timestamp: int) -> bytes:
 
 
 def decode_range(key: bytes, value: bytes) -> tuple[bytes, bytes, int]:
-    """Start, end and timestamp of a stored range tombstone. Raises `CorruptionError` on an entry
-    that `ranges` does not have."""
+    """Start, end and timestamp of a stored range tombstone. Raises `CorruptionError` for an entry
+    that `ranges` cannot have."""
     framed, suffix = key[:-SUFFIX_BYTES], key[-SUFFIX_BYTES:]
     if not is_framed(framed) or is_reference(suffix):
         raise CorruptionError(_where("ranges", key), "not a start and a time")
@@ -141,7 +142,7 @@ def encode_change_key(stream: bytes, timestamp: int, chunk: int = 0) -> bytes:
 
 
 def decode_change_key(key: bytes) -> tuple[bytes, int, int]:
-    """Stream id, timestamp, chunk number. Raises `CorruptionError` on another length, and on a
+    """Stream id, timestamp, chunk number. Raises `CorruptionError` for another length, and for a
     time that no commit has."""
     if len(key) != _CHANGE.size:
         raise CorruptionError(_where("changes", key), f"{len(key)} bytes, not {_CHANGE.size}")
@@ -152,6 +153,6 @@ def decode_change_key(key: bytes) -> tuple[bytes, int, int]:
 
 
 def _where(family: str, key: bytes) -> str:
-    """A stored key for a message, where it may be of any length."""
+    """A stored key of any length for a message."""
     shown = key[:_SHOWN_BYTES].hex()
     return f"{family} key {shown}{f'... ({len(key)} bytes)' if len(key) > _SHOWN_BYTES else ''}"

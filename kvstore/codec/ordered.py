@@ -1,8 +1,8 @@
-"""Order-preserving framing of byte strings, so that they can be followed by other fields.
+"""Order-preserving framing of byte strings, so that other fields can follow them.
 
     framed := | escaped bytes | 00 01 |        escape: 00 -> 00 FF
 
-The terminator `00 01` sorts below every escaped byte that could stand in its place, so framed
+The terminator `00 01` sorts below every escaped byte that could stand in its place. So framed
 strings sort as the strings do, a prefix before its extensions.
 """
 
@@ -26,27 +26,28 @@ def frame(raw: bytes) -> bytes:
 
 
 def unescape(escaped: bytes) -> bytes:
-    """The bytes that `escape` was given. Trusts its input: `check` is for bytes from outside."""
+    """The bytes whose escaped form is given. Trusts its input: use `check` for bytes from
+    outside."""
     return escaped.replace(ESCAPED_ZERO, ZERO) if ZERO in escaped else escaped
 
 
 def unframe(framed: bytes) -> bytes:
-    """The bytes that `frame` was given. Trusts its input."""
+    """The bytes whose framed form is given. Trusts its input."""
     return unescape(framed[:-2])
 
 
 def is_escaped(escaped: bytes) -> bool:
-    """Whether `escaped` is what `escape` makes of some bytes."""
+    """Whether `escaped` is the escaped form of some bytes."""
     return ZERO not in escaped or escape(unescape(escaped)) == escaped
 
 
 def is_framed(framed: bytes) -> bool:
-    """Whether `framed` is what `frame` makes of some bytes. 0.15 us without zeros in them."""
+    """Whether `framed` is the framed form of some bytes. Takes 0.15 us if they have no zero."""
     end = len(framed) - len(TERMINATOR)
     return framed.endswith(TERMINATOR) and (framed.find(ZERO) == end or is_escaped(framed[:end]))
 
 
 def check(framed: bytes, *, where: str) -> None:
-    """Raise `CorruptionError` unless `framed` is what `frame` makes of some bytes."""
+    """Raise `CorruptionError` unless `framed` is the framed form of some bytes."""
     if not is_framed(framed):
         raise CorruptionError(where, f"{framed.hex()} is not a framed key")

@@ -12,9 +12,9 @@
              | 60 | int64 |            microseconds since the epoch, as an integer
 
 Invariants
-1. Where two tuples have values of the same types, their bytes sort as they do; -0.0 is 0.0, and NaN
-   sorts above all numbers (as Spark has it).
-2. Decoding gives what was encoded.
+1. The bytes of two tuples with values of the same types sort as the tuples do. -0.0 is 0.0, and NaN
+   sorts above all numbers, as in Spark.
+2. Decoding an encoded tuple returns its values.
 """
 
 from __future__ import annotations
@@ -50,13 +50,13 @@ _MICROSECOND: Final = timedelta(microseconds=1)
 
 
 def encode_tuple(values: Sequence[Element]) -> bytes:
-    """The key of `values`. Raises `UsageError` on other types, integers beyond 64 bits and
-    datetimes without a zone."""
+    """The key of `values`. Raises `UsageError` for another type, an integer beyond 64 bits, or a
+    datetime without a time zone."""
     return b"".join(map(_encode, values))
 
 
 def decode_tuple(key: bytes) -> tuple[Element, ...]:
-    """The values of a key. Raises `CorruptionError` on bytes that no tuple has."""
+    """The values of a key. Raises `CorruptionError` for bytes that no tuple has."""
     try:
         return tuple(_decoded(key))
     except (ValueError, OverflowError) as error:  # no UTF-8; a day or an instant out of range

@@ -1,4 +1,4 @@
-"""Numbers of seven bits a byte, the lowest first (LEB128), in files of RocksDB and Parquet.
+"""Numbers of seven bits to a byte, the lowest first (LEB128), in files of RocksDB and Parquet.
 
 number := | 1xxxxxxx | ... | 0xxxxxxx |     at most ten bytes
 """
@@ -11,7 +11,8 @@ _SHIFT_MAX = 63
 def read_varint(data: bytes, at: int) -> tuple[int, int]:
     """The number that begins at `at`, and the place behind it.
 
-    Raises `IndexError` where `data` ends first, and `ValueError` for a number of more bytes.
+    Raises `IndexError` if `data` ends first, and `ValueError` if the number has more than ten
+    bytes.
     """
     found = shift = 0
     while (byte := data[at]) & 128:

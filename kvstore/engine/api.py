@@ -169,8 +169,8 @@ class Engine(Protocol):
         with `rest` behind it and ends below the escaped key with `limit`. None where the entry is a
         tombstone, `ABSENT` where the stretch is empty.
 
-        Raises `CorruptionError` if that entry is not an entry of the key. One call, because `borrow`, a few
-        moves and `give_back` take longer in the hottest look-up.
+        Raises `CorruptionError` if that entry is not an entry of the key. One call, because
+        `borrow`, a few moves and `give_back` take longer in the hottest look-up.
         """
         ...
 

@@ -1,9 +1,9 @@
-"""Compaction beside a running writer: many records become one snapshot, in another process.
+"""Compaction beside a running writer: another process makes one snapshot of many records.
 
-Only sealed files are read, so the writer is not in the way and does not wait. The files that the
-snapshot makes unnecessary are left to whoever holds the writer's lock: the writer removes them
-when it next rotates or opens, and this does if there is no writer. (Compaction without another
-process is the writer's own, at replay: `Journal.open(..., snapshot=...)`.)
+Compaction reads sealed files only, so the writer does not wait. The holder of the writer's lock
+removes the files that the snapshot supersedes: the writer when it next rotates or opens, or this
+module if there is no writer. (Without another process the writer itself compacts at replay:
+`Journal.open(..., snapshot=...)`.)
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from kvstore.journal.snapshot import SnapshotInfo, remove_superseded, write_snap
 
 @dataclass(frozen=True, slots=True)
 class CompactResult:
-    """The outcome of a compaction: `snapshot` is None if there was nothing to compact.
+    """The outcome of a compaction. `snapshot` is None if no record was new.
 
-    `removed` is empty while a writer is running: it removes the files itself.
+    `removed` is empty beside a running writer, which removes the files itself.
     """
 
     snapshot: SnapshotInfo | None
@@ -42,8 +42,8 @@ def compact(
     """Fold the sealed files of the journal in `path` into a new snapshot.
 
     Costs one replay, and the memory of the state. Raises `LockedError` while another compaction
-    runs, `RetryableError` if the writer overtook this one with a snapshot of its own, and
-    `JournalDamagedError`: nothing has changed then.
+    runs, `RetryableError` if the writer has written a newer snapshot meanwhile, and
+    `JournalDamagedError`. After an error nothing has changed.
     """
     directory = os.path.abspath(os.fspath(path))
     with storage_errors(directory):
@@ -71,9 +71,9 @@ def compact(
 def compact_by_content(
     path: str | os.PathLike[str], folds: Mapping[str, Callable[[], StateMachine]]
 ) -> CompactResult:
-    """As `compact`, by the fold for what the journal says it holds.
+    """As `compact`, with the fold for the journal's content.
 
-    Raises `NotAStoreError` if no fold is known for that.
+    Raises `NotAStoreError` if there is no fold for that content.
     """
     content = content_of(path)
     if content is None or content not in folds:

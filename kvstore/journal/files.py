@@ -1,10 +1,10 @@
 """The few file operations a journal needs, so that tests can put a failing disk below it.
 
-Assumptions about the file system: bytes are durable after an fsync of their file. A name (new,
-renamed or removed) is durable after an fsync of its directory, and a rename is atomic. A sector of
-JOURNAL_SECTOR_BYTES is written whole or not at all, also over itself. Bytes of a file that were
-never written read as zeros. Unsynced writes and names may reach the disk in any order. After a
-failed fsync, a later one proves nothing about the bytes written before the first: they must be
+Assumptions about a file system: written bytes are durable after an fsync of their file, and a name
+(new, renamed or removed) after an fsync of its directory. A rename is atomic. A sector of
+JOURNAL_SECTOR_BYTES is written whole or not at all, also when it is overwritten. Bytes of a file
+that were never written read as zeros. Unsynced writes and names may reach the disk in any order. A
+successful fsync after a failed one says nothing of bytes written before the failure: they must be
 written again.
 """
 
@@ -35,7 +35,7 @@ class Sink(Protocol):
     """A place that takes bytes."""
 
     def write(self, data: bytes, /) -> int | None:
-        """Write some of `data` and say how many bytes; what is written survives the process."""
+        """Write some of `data` and return the number of bytes. They survive the process."""
         ...
 
 
@@ -47,23 +47,24 @@ class Output(Sink, Protocol):
         ...
 
     def sync(self) -> None:
-        """Return when everything written so far survives the machine."""
+        """Make everything written so far survive a crash of the machine."""
         ...
 
     def close(self) -> None:
-        """Give the file back. Does not sync."""
+        """Close the file. Does not sync."""
         ...
 
 
 class Lock(Protocol):
-    """A held lock, and the few bytes that its file holds."""
+    """A held lock, and the few bytes in its file."""
 
     def write(self, data: bytes, /) -> None:
-        """Put `data` at the beginning of the file. Not synced, and perhaps lost half-way."""
+        """Write `data` at the beginning of the file, without a sync. A crash may lose part of
+        it."""
         ...
 
     def close(self) -> None:
-        """Let go."""
+        """Release the lock."""
         ...
 
 
@@ -71,7 +72,7 @@ class Files(Protocol):
     """A file system, as far as a journal needs one. Errors are `OSError`s."""
 
     def make_directory(self, path: str) -> None:
-        """Create `path`, and make its name durable. Fine if it exists."""
+        """Create `path` unless it exists, and make its name durable."""
         ...
 
     def names(self, path: str) -> list[str]:
@@ -79,7 +80,7 @@ class Files(Protocol):
         ...
 
     def create(self, path: str) -> Output:
-        """Open an empty file, whatever was there before."""
+        """Open an empty file. Replaces a file of that name."""
         ...
 
     def append(self, path: str) -> Output:
@@ -91,14 +92,14 @@ class Files(Protocol):
         ...
 
     def harden(self, path: str, *, size: int, start: int) -> None:
-        """Cut a file to `size`, write its bytes from `start` on once more, and make it durable.
+        """Cut a file to `size`, write its bytes from `start` on again, and make it durable.
 
-        Bytes that a reader sees may never reach the disk: a failed fsync has dropped them.
+        After a failed fsync, bytes that a reader sees may never reach the disk.
         """
         ...
 
     def rename(self, source: str, target: str) -> None:
-        """Give a file another name in its directory, replacing what has it."""
+        """Give a file another name in its directory. Replaces a file of that name."""
         ...
 
     def remove(self, path: str) -> None:
@@ -106,7 +107,7 @@ class Files(Protocol):
         ...
 
     def sync_directory(self, path: str) -> None:
-        """Return when the names in `path` survive the machine."""
+        """Make the names in `path` survive a crash of the machine."""
         ...
 
     def lock(self, path: str) -> Lock:
@@ -136,7 +137,7 @@ class _OsLock:
         try:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BaseException as error:
-            self.close()  # of what was opened here: another's lock stays
+            self.close()  # closes this descriptor alone: another owner's lock stays
             if isinstance(error, BlockingIOError):
                 raise LockedError(path) from error
             raise
@@ -145,8 +146,8 @@ class _OsLock:
         os.pwrite(self._fd, data, 0)
 
     def fork_let_go(self) -> None:
-        """Close a forked child's copy of the descriptor, which leaves the parent's lock alone: it
-        ends when the parent unlocks, or with the last copy."""
+        """Close a forked child's copy of the descriptor. The parent keeps its lock, which ends when
+        the parent unlocks or when the last copy is closed."""
         if self._fd < 0:
             return
         os.close(self._fd)
@@ -154,9 +155,9 @@ class _OsLock:
     def close(self) -> None:
         fd, self._fd = self._fd, -1
         if fd >= 0:
-            with suppress(OSError):  # whatever it says, the descriptor and its lock are gone
+            with suppress(OSError):  # also after an error the descriptor and its lock are gone
                 try:
-                    # Closing alone would leave the lock to a process that is being forked just now.
+                    # Closing alone would leave the lock to a process that is just being forked.
                     fcntl.flock(fd, fcntl.LOCK_UN)
                 finally:
                     os.close(fd)
@@ -221,7 +222,7 @@ class OsFiles:
             os.close(fd)
 
     def lock(self, path: str) -> Lock:
-        """flock: the kernel lets go when the process ends, however it ends."""
+        """Lock by `flock`: the kernel releases the lock when the process ends in any way."""
         return _OsLock(path)
 
 
@@ -233,7 +234,7 @@ def _open(path: str, mode: str) -> FileIO:
 
 
 def _open_regular(path: str, flags: int, mode: int = 0o666) -> int:
-    """Open a file of a journal: neither a link that leads elsewhere, nor a pipe that waits."""
+    """Open a journal's file. Refuses a link, which leads elsewhere, and a pipe, which waits."""
     try:
         fd = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, mode)
     except OSError as error:
@@ -255,7 +256,7 @@ def _not_regular(path: str) -> NotAStoreError:
 
 @contextmanager
 def storage_errors(where: str) -> Iterator[None]:
-    """Translate what the operating system raises into this project's errors."""
+    """Translate errors of the operating system into errors of this project."""
     try:
         yield
     except OSError as error:
@@ -263,7 +264,7 @@ def storage_errors(where: str) -> Iterator[None]:
 
 
 def storage_error(where: str, error: OSError) -> KVStoreError:
-    """The error of this project for one of the operating system."""
+    """The error of this project for an error of the operating system."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return OutOfSpaceError(where)
     if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
@@ -272,7 +273,7 @@ def storage_error(where: str, error: OSError) -> KVStoreError:
 
 
 def write_all(output: Sink, data: bytes) -> None:
-    """Write every byte: one call may take only some (a signal, a quota, a full disk)."""
+    """Write every byte. One call may write only some: a signal, a quota, a full disk."""
     written = output.write(data) or 0
     while written < len(data):
         data = data[written:]

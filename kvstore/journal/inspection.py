@@ -1,7 +1,7 @@
-"""Looking at a journal's files one by one, damaged or not: what is there and what is not.
+"""Inspection: reports each file of a journal, damaged or not, and the records that are missing.
 
-Costs one pass over every file. Takes no lock; beside a running writer the live file is a
-moment's view.
+Costs one pass over every file. Takes no lock; beside a running writer the report shows one moment
+of the live file.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class FileReport:
 @dataclass(frozen=True, slots=True)
 class Inspection:
     """A directory's files in order of name. `ignored` are names that are not a journal's, `note` is
-    what `LOCK` says of them."""
+    the note in `LOCK`."""
 
     path: str
     files: tuple[FileReport, ...]
@@ -53,19 +53,19 @@ class Inspection:
 
     @property
     def content(self) -> str | None:
-        """The meaning of the records, by the first file that says so."""
+        """The meaning of the records, by the first file that tells it."""
         return next((file.content for file in self.files if file.content is not None), None)
 
     @property
     def sound(self) -> bool:
-        """Whether no file is damaged. A torn tail is not damage, nor is an unfinished snapshot."""
+        """Whether no file is damaged. A torn tail is no damage, nor is an unfinished snapshot."""
         return not self.missing and not any(
             file.damages for file in self.files if file.name.final or file.name.base != SNAPSHOT
         )
 
     @property
     def missing(self) -> tuple[Damage, ...]:
-        """The records that were synced, as `LOCK` says, and that no file has or has damaged."""
+        """Records that the note in `LOCK` calls synced and that no file has, not even damaged."""
         if self.note is None:
             return ()
         last = max([0, *map(_last_known, self.files)])
@@ -86,7 +86,7 @@ def inspect(path: str | os.PathLike[str], *, files: Files = OS_FILES) -> Inspect
 
 
 def content_of(path: str | os.PathLike[str], *, files: Files = OS_FILES) -> str | None:
-    """The meaning of the records, by the first file that says so. Reads one piece of it."""
+    """The meaning of the records, by the first file that tells it. Reads one piece of that file."""
     directory = os.path.abspath(os.fspath(path))
     with storage_errors(directory):
         for name in parse_directory(files, directory)[0]:
@@ -101,7 +101,7 @@ def content_of(path: str | os.PathLike[str], *, files: Files = OS_FILES) -> str 
 def inspect_file(
     files: Files, directory: str, name: FileName, note: Note | None = None
 ) -> FileReport:
-    """Read one file as far as it can be read. `note` is the one in the directory's `LOCK`."""
+    """Read one file as far as it can be read. `note` is the note in the directory's `LOCK`."""
     damages: list[Damage] = []
     first = last = None
     with closing(open_file(files, directory, name)) as stream:
@@ -128,14 +128,14 @@ def inspect_file(
 
 
 def _last_known(file: FileReport) -> int:
-    """The last ordinal that a file has, or that is lost in one of its damages with an end."""
+    """The last ordinal in a file, also one that is lost in a damage with a known end."""
     if file.name.base == SNAPSHOT:
         return file.name.number if file.name.final else 0
     return max([file.last or 0, *(damage.last or 0 for damage in file.damages)])
 
 
 def scan_of(stream: BinaryIO, directory: str, name: FileName, note: Note | None = None) -> FileScan:
-    """The scan that fits a file's name, and the note in `LOCK`."""
+    """The scan of a file, by its name and the note in `LOCK`."""
     snapshot = name.base == SNAPSHOT
     return FileScan(
         stream,

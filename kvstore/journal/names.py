@@ -1,15 +1,16 @@
-"""File names of a journal: what a directory's names alone say about its order and state.
+"""File names of a journal, which alone tell the order and the state of its files.
 
-    %016x-journal-new      about to become live, or left behind by a crash: nothing is in it
+    %016x-journal-new      about to become live, or left by a crash: holds no record
     %016x-journal          live: the one file that is written, with a durable opening
     %016x-journal-final    sealed and durable
-    %016x-snapshot         being written, or left behind by a crash
+    %016x-snapshot         being written, or left by a crash
     %016x-snapshot-final   complete and durable
-    LOCK, COMPACTING       held by the writer, and by whoever writes a snapshot; LOCK holds a note
-                           (`records`) of what was synced
+    LOCK                   locked by the writer; holds a note (`records`) of the synced bytes
+    COMPACTING             locked by the process that writes a snapshot
 
-A journal's number is the ordinal of its first record, a snapshot's that of the last record it
-covers (0: before any). Hex of fixed width, so that the order of names is the order of ordinals.
+A journal's number is the ordinal of its first record. A snapshot's number is the ordinal of the
+last record that it covers, 0 for none. Numbers are hexadecimal and of fixed width, so that names
+sort as ordinals do.
 """
 
 from __future__ import annotations
@@ -29,10 +30,10 @@ LOCK_NAME = "LOCK"
 COMPACTING_NAME = "COMPACTING"
 JOURNAL, SNAPSHOT = "journal", "snapshot"
 ORDINAL_MAX = 1 << 62
-"""No journal comes so far, and counting on from there cannot run over."""
+"""No journal reaches this ordinal, and a sum with it does not overflow 64 bits."""
 
 NOTE_BYTES_MAX = 128
-"""Bytes of `LOCK` that may be a note, which is 48 bytes long and a few more."""
+"""Bytes of `LOCK` that are read for a note, which has 48 bytes and a few more."""
 
 _NAME = re.compile(r"([0-9a-f]{16})-([a-z]+)(-final)?$")
 _UNBORN = re.compile(r"[0-9a-f]{16}-journal-new$")
@@ -50,15 +51,15 @@ class FileName:
         return f"{self.number:016x}-{self.base}{'-final' if self.final else ''}"
 
     def path(self, directory: str) -> str:
-        """Where the file is."""
+        """The path of the file."""
         return os.path.join(directory, str(self))
 
     def unborn_path(self, directory: str) -> str:
-        """Where a live file is until its opening is durable."""
+        """The path of a live file until its opening is durable."""
         return f"{self.path(directory)}-new"
 
     def finished(self) -> FileName:
-        """The name it gets when it is complete."""
+        """The name of the file when it is complete."""
         return FileName(self.number, self.base, True)
 
 
@@ -78,12 +79,12 @@ class Listing:
         return self.snapshots[-1] if self.snapshots else None
 
     def with_following(self) -> Iterator[tuple[FileName, int | None]]:
-        """Each journal file, live one last, and the number of the one behind it."""
+        """Each journal file, the live file last, and the number of the next file."""
         files = self.journals + ((self.live,) if self.live else ())
         return zip_longest(files, (file.number for file in files[1:]))
 
     def needed(self) -> tuple[FileName, ...]:
-        """The journal files, live one last, that hold records behind the newest snapshot."""
+        """The journal files with records behind the newest snapshot, the live file last."""
         covered = self.snapshot.number if self.snapshot else 0
         return tuple(
             file
@@ -94,7 +95,7 @@ class Listing:
     def superseded(self) -> tuple[FileName, ...]:
         """Complete files that the newest snapshot makes unnecessary, oldest first.
 
-        The newest journal file always stays: only its records tell where it ends.
+        The newest journal file always stays: only its records tell the journal's last ordinal.
         """
         needed = set(self.needed())
         return tuple(
@@ -103,18 +104,18 @@ class Listing:
 
 
 def is_journal_file(name: str) -> bool:
-    """Whether `name` is one that only a journal with something in it gives."""
+    """Whether `name` is the name of a file that holds records or a snapshot."""
     match = _NAME.match(name)
     return match is not None and match[2] in (JOURNAL, SNAPSHOT)
 
 
 def is_unborn(name: str) -> bool:
-    """Whether `name` is that of a live file whose creation a crash cut off."""
+    """Whether `name` is the name of a live file whose creation a crash cut off."""
     return _UNBORN.match(name) is not None
 
 
 def read_note(files: Files, directory: str) -> Note | None:
-    """The note in `LOCK`. It stays true: read it before the files that it is to be held against."""
+    """The note in `LOCK`. It stays true, so read it before the files that are compared with it."""
     try:
         with files.read(os.path.join(directory, LOCK_NAME)) as stream:
             return decode_note(stream.read(NOTE_BYTES_MAX))
@@ -123,14 +124,14 @@ def read_note(files: Files, directory: str) -> Note | None:
 
 
 def synced_bytes(note: Note | None, file: FileName) -> int:
-    """How many bytes of a journal file were synced when it was live, as far as the note knows."""
+    """How many bytes of a journal file were synced while it was live, by the note."""
     return note.bytes if note is not None and note.number == file.number else 0
 
 
 def parse_directory(files: Files, directory: str) -> tuple[tuple[FileName, ...], tuple[str, ...]]:
-    """A directory's journal files in order of number, and names that are none.
+    """A directory's journal files in order of number, and all other names.
 
-    Raises `NotAStoreError` on a file of an unknown kind: another release's.
+    Raises `NotAStoreError` for a file of an unknown kind, which another release wrote.
     """
     found: list[FileName] = []
     ignored: list[str] = []
@@ -153,10 +154,10 @@ def parse_directory(files: Files, directory: str) -> tuple[tuple[FileName, ...],
 
 
 def list_directory(files: Files, directory: str) -> Listing:
-    """Read what is in `directory`. Names of another shape are left alone, and reported.
+    """List the journal files in `directory`. Other names are reported as `ignored`.
 
-    Raises `NotAStoreError` on a file of an unknown kind (another release's), and
-    `CorruptionError` where two files claim to be the live one.
+    Raises `NotAStoreError` for a file of an unknown kind, which another release wrote, and
+    `CorruptionError` if two files claim to be the live one.
     """
     found, ignored = parse_directory(files, directory)
     journals = [file for file in found if file.base == JOURNAL and file.final]
@@ -177,9 +178,9 @@ def list_directory(files: Files, directory: str) -> Listing:
 
 
 def open_file(files: Files, directory: str, file: FileName) -> BinaryIO:
-    """Open a listed file, also if it got its final name since.
+    """Open a listed file, also if it has got its final name since.
 
-    Raises `RetryableError` if it is gone: a snapshot covers it now, so list again.
+    Raises `RetryableError` if the file is gone: a snapshot covers it, so list the directory again.
     """
     try:
         return files.read(file.path(directory))
@@ -192,8 +193,8 @@ def open_file(files: Files, directory: str, file: FileName) -> BinaryIO:
 
 
 def _steady_names(files: Files, directory: str) -> list[str]:
-    """The sorted names. Readers hold no lock, and a listing may miss a file renamed under it:
-    so take one that the next one repeats, or the last of a few."""
+    """The sorted names. A reader holds no lock, and a listing may miss a file that is being
+    renamed. So list until two listings agree, a few times at most."""
     before = sorted(files.names(directory))
     for _ in range(10):
         after = sorted(files.names(directory))

@@ -1,7 +1,7 @@
-"""Reading a journal's records where no state is wanted: forward, in reverse, from the middle.
+"""Reading a journal's records without building a state: forward, in reverse, from the middle.
 
-Readers hold no lock and may run beside the writer. They see whole records only: the tail of the
-live file, torn or being written, is where they stop.
+Readers hold no lock and may run beside the writer. They see whole records only: they stop at the
+tail of the live file, which may be torn or unfinished.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ def read(
     reverse: bool = False,
     files: Files = OS_FILES,
 ) -> Iterator[Record]:
-    """Yield the journal's records in order, over all its files, or the newest first.
+    """Yield the records of all files in order, or the newest first if `reverse`.
 
-    `from_ordinal` is the least one wanted; None is the oldest there is. Holds one piece of a
-    file at a time. Raises `JournalDamagedError` where a record cannot be read, `UsageError` if
-    records from `from_ordinal` on are gone (a snapshot has taken their place), and
-    `RetryableError` if a file was superseded while it was read.
+    `from_ordinal` is the least wanted ordinal, None the oldest that exists. Holds one piece of a
+    file at a time. Raises `JournalDamagedError` where a record cannot be read, `UsageError` if a
+    snapshot has replaced records from `from_ordinal` on, and `RetryableError` if a file was
+    superseded while it was read.
     """
     directory = os.fspath(path)
     with storage_errors(directory):
@@ -80,8 +80,7 @@ def _forward(scan: FileScan, least: int, following: int | None) -> Iterator[Reco
 
 
 def _backward(stream: BinaryIO, scan: FileScan, least: int) -> Iterator[Record]:
-    """A file's records, the newest first. A live file is read forward first: only that tells where
-    it ends."""
+    """A file's records, the newest first. A live file is read forward first, to find its end."""
     end = None
     if scan.live:
         for _ in strict(scan):
@@ -104,7 +103,7 @@ def _backward(stream: BinaryIO, scan: FileScan, least: int) -> Iterator[Record]:
 
 
 def _name_damage(stream: BinaryIO, scan: FileScan, offset: int) -> CorruptionError:
-    """A forward reader's account of the damage that a backward one met: it knows the ordinals."""
+    """The damage at `offset` as a forward reader reports it, with the ordinals that are missing."""
     if not scan.live:
         stream.seek(0)
         for item in scan:
@@ -116,11 +115,11 @@ def _name_damage(stream: BinaryIO, scan: FileScan, offset: int) -> CorruptionErr
 def raw_records_reversed(
     stream: BinaryIO, *, end: int | None = None
 ) -> Iterator[tuple[int, bytes]]:
-    """Cut a seekable stream at its pairs from the end: (offset of the pair, the bytes behind it).
+    """Cut a seekable stream at its pairs, from the end: (offset of the pair, the bytes behind it).
 
-    `end` is where to begin, None for the end of the stream."""
+    `end` is the place to begin, None for the end of the stream."""
     position = stream.seek(0, os.SEEK_END) if end is None else end
-    held: list[bytes] = []  # what follows a pair that has not been found yet, in pieces
+    held: list[bytes] = []  # pieces behind a pair that has not been found yet
     while position > 0:
         end, position = position, (position - 1) // JOURNAL_READ_BYTES * JOURNAL_READ_BYTES
         data = _read_at(stream, position, end - position)
@@ -151,9 +150,9 @@ def read_part(
 ) -> Iterator[Record]:
     """Yield the records that start at bytes `start <= offset < stop` of the file `path`.
 
-    Parts that cover a file give every record once, wherever they are cut, so that one file can be
-    read in parallel: whoever starts in the middle skips to the next pair. Raises
-    `CorruptionError`; ordinals across the parts are the caller's to check.
+    Parts that cover a file yield every record once, wherever they are cut: a part that starts
+    inside a record begins at the next pair. So one file can be read in parallel. Raises
+    `CorruptionError`. The caller checks the ordinals across the parts.
     """
     name = os.fspath(path)
     with storage_errors(name), closing(files.read(name)) as stream:

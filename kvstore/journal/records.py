@@ -8,23 +8,24 @@
 
     type FE opens a file:   payload := | version u16 | kind u8 | content, ASCII |
     type FF seals a file:   payload := | records u64 |
-    type FD marks a sync:   payload := | bytes u64 |        so many bytes of the file were synced
-                            before this record was written
+    type FD marks a sync:   payload := | bytes u64 |        bytes of the file that were synced when
+                            this record was written
     type FC is the note in `LOCK`:  payload := | live file's number u64 | its synced bytes u64 |
     kind        := 0 journal, 1 snapshot
 
-The checksum is CRC-32 as zlib has it (reversed polynomial EDB88320): the only one of the
-standard library with hardware speed, measured at 3.3 GB/s, and it detects every burst of up to
-32 bits. The head has a check of its own so that its length can be trusted when the rest of the
-record is missing: that tells a write that was cut off from one that was damaged later.
+The checksum is zlib's CRC-32 (reversed polynomial EDB88320). It is the only checksum of the
+standard library at hardware speed, measured at 3.3 GB/s, and detects every burst of up to 32 bits.
+The head has its own check, so that its length can be trusted when the rest of the record is
+missing. This tells a write that was cut off from a record that was damaged later.
 
 Invariants
-1. Ordinals count from 1 without a gap; an opening, a mark or a seal carries the ordinal of the
-   next record and uses none up. A note carries the last ordinal that was synced.
-2. The identity is drawn when a journal is created and is the same in all its files; openings
-   counts those who wrote, so incarnations never fall.
-3. A record read back is byte for byte a record written, at the ordinal it was written with.
-4. The opening record's layout never changes, so that any release can name a format it refuses.
+1. Ordinals count from 1 without a gap. An opening, a mark or a seal carries the ordinal of the next
+   record and does not use it up. A note carries the last ordinal that was synced.
+2. The identity is drawn when a journal is created and is the same in all its files. `openings`
+   counts the writers, so incarnations never fall.
+3. A record that is read is byte for byte a record that was written, with the same ordinal.
+4. The layout of the opening record never changes, so that any release can name a format that it
+   refuses.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ from kvstore.limits import JOURNAL_READ_BYTES, JOURNAL_RECORD_BYTES_MAX
 FORMAT_VERSION = 1
 KIND_JOURNAL, KIND_SNAPSHOT = 0, 1
 TYPE_RESERVED = 0xF0
-"""Types from here on are the journal's own."""
+"""Record types from here on are reserved for the journal itself."""
 
 TYPE_OPEN, TYPE_SEAL, TYPE_MARK, TYPE_NOTE = 0xFE, 0xFF, 0xFD, 0xFC
 
@@ -69,7 +70,7 @@ _SEAL = struct.Struct("<Q")
 _MARK = struct.Struct("<Q")
 _NOTE = struct.Struct("<QQ")
 MARK_RAW_BYTES_MAX = 64
-"""A framed mark and more: 40 bytes, and a few where its head holds the pair."""
+"""At least the bytes of a framed mark: 40, and a few more where its head contains the pair."""
 PAYLOAD_IN_FIRST = FIRST_MAX - PAYLOAD_AT
 _PAYLOAD_IN_TWO = PAYLOAD_IN_FIRST + LATER_MAX
 _ONE_BLOCK = tuple(PAIR + bytes((size,)) for size in range(FIRST_MAX + 1))
@@ -80,7 +81,7 @@ _pack_head, _pack_checks, _pack_digits = _HEAD.pack, _CHECKS.pack, _DIGITS.pack
 
 @lru_cache(maxsize=4096)
 def _digits(size: int) -> bytes:
-    """The size of a second block as it is written; kept, since lengths come again."""
+    """The encoded size of a second block. Cached, because lengths repeat."""
     high, low = divmod(size, RADIX)
     return _pack_digits(low, high)
 
@@ -110,8 +111,8 @@ class Opening(NamedTuple):
 
 
 class Note(NamedTuple):
-    """A writer's note in `LOCK`: ordinals up to `last` were synced, and so many bytes of the
-    live file of that number."""
+    """A writer's note in `LOCK`: ordinals up to `last` were synced, and `bytes` bytes of the live
+    file with this `number`."""
 
     incarnation: int
     last: int
@@ -120,11 +121,11 @@ class Note(NamedTuple):
 
 
 class RecordError(ValueError):
-    """The bytes of a record do not hold together."""
+    """The bytes of a record contradict each other."""
 
 
 def encode(incarnation: int, ordinal: int, kind: int, payload: bytes) -> bytes:
-    """A record as it stands in a file, with its pair in front. Hot: see `encode_many`."""
+    """The bytes of a record in a file, with its pair in front. Hot: see `encode_many`."""
     length = len(payload)
     head = _pack_head(incarnation, ordinal, kind, length)
     check = crc32(head)
@@ -144,15 +145,15 @@ def encode(incarnation: int, ordinal: int, kind: int, payload: bytes) -> bytes:
 
 
 def encode_many(incarnation: int, ordinal: int, kind: int, payloads: Iterable[bytes]) -> bytes:
-    """Records from `ordinal` on as they stand in a file, each with its pair in front.
+    """The bytes of records from `ordinal` on in a file, each with its pair in front.
 
-    The hot loop of appending: what fits one or two blocks is not put through `stuff`, which
-    takes three times as long. No pair lies across head and payload: no length ends with FE.
+    The hot loop of appending. A record that fits one or two blocks skips `stuff`, which would take
+    three times as long. No pair lies across head and payload, because no length ends with FE.
     """
     frames: list[bytes] = []
     add, search, crc = frames.append, search_pair, crc32
     pack_head, pack_checks, one_block = _pack_head, _pack_checks, _ONE_BLOCK
-    known, digits = -1, b""  # neighbours are often of one length
+    known, digits = -1, b""  # neighbours often have one length
     for payload in payloads:
         length = len(payload)
         head = pack_head(incarnation, ordinal, kind, length)
@@ -201,7 +202,7 @@ def decode(raw: bytes) -> tuple[Record, int]:
 
 
 def length_in(body: bytes) -> int | None:
-    """The payload's length by a head that can be trusted, else None."""
+    """The length of the payload, if the head's check matches, else None."""
     if len(body) < PAYLOAD_AT or crc32(body[HEAD_AT:PAYLOAD_AT]) != unpack_prefix(body)[0]:
         return None
     length: int = unpack_prefix(body)[5]
@@ -209,13 +210,13 @@ def length_in(body: bytes) -> int | None:
 
 
 def checksum_matches(body: bytes) -> bool:
-    """Whether a whole body is what its checksum was made of."""
+    """Whether the checksum of a whole body matches."""
     checksum: int = unpack_prefix(body)[1]
     return crc32(memoryview(body)[HEAD_AT:]) == checksum
 
 
 def require_payload(payload: object, kind: int) -> bytes:
-    """Check what a caller wants to append. Raises `UsageError`."""
+    """Check a payload and a record type that a caller passed. Raises `UsageError`."""
     if not isinstance(payload, bytes):
         found = type(payload).__name__
         raise UsageError(f"a payload must be bytes, not {found}", "encode it first")
@@ -229,7 +230,7 @@ def require_payload(payload: object, kind: int) -> bytes:
 
 
 def require_payloads(payloads: Iterable[object], kind: int) -> list[bytes]:
-    """`require_payload` for many, in two passes of C where all is well."""
+    """`require_payload` for many payloads, in two passes of C if all are sound."""
     checked = list(payloads)
     if set(map(type, checked)) <= {bytes} and 0 <= kind < TYPE_RESERVED:
         plain = cast(list[bytes], checked)
@@ -242,7 +243,7 @@ def require_payloads(payloads: Iterable[object], kind: int) -> list[bytes]:
 
 
 def in_pieces(payloads: list[bytes]) -> Iterator[list[bytes]]:
-    """Cut a list into pieces of some `JOURNAL_READ_BYTES`, to be written one by one."""
+    """Cut a list into pieces of about `JOURNAL_READ_BYTES`, to be written one by one."""
     if not payloads:
         return
     count = max(1, JOURNAL_READ_BYTES * len(payloads) // (sum(map(len, payloads)) + 1))
@@ -251,7 +252,7 @@ def in_pieces(payloads: list[bytes]) -> Iterator[list[bytes]]:
 
 
 def encode_opening(incarnation: int, ordinal: int, opening: Opening) -> bytes:
-    """The first record of a file whose first record of a caller will be `ordinal`."""
+    """The opening record of a file. The first record of a caller in it will be `ordinal`."""
     payload = _OPEN.pack(FORMAT_VERSION, opening.kind) + opening.content.encode("ascii")
     return encode(incarnation, ordinal, TYPE_OPEN, payload)
 
@@ -267,12 +268,12 @@ def decode_opening(payload: bytes, *, path: str) -> Opening:
 
 
 def encode_seal(incarnation: int, ordinal: int, *, records: int) -> bytes:
-    """The last record of a file that is complete with `records`; `ordinal` comes next."""
+    """The last record of a file with `records` records. `ordinal` is the next file's first."""
     return encode(incarnation, ordinal, TYPE_SEAL, _SEAL.pack(records))
 
 
 def decode_seal(payload: bytes) -> int:
-    """How many records the sealed file must have. Raises `RecordError`."""
+    """The number of records that a seal tells. Raises `RecordError`."""
     if len(payload) != _SEAL.size:
         raise RecordError("the seal has the wrong length")
     records: int = _SEAL.unpack(payload)[0]
@@ -283,12 +284,12 @@ def decode_seal(payload: bytes) -> int:
 
 
 def encode_mark(incarnation: int, ordinal: int, *, synced: int) -> bytes:
-    """The record in front of `ordinal` that says how many bytes of its file were synced."""
+    """The mark in front of the record `ordinal`: `synced` bytes of its file were synced."""
     return encode(incarnation, ordinal, TYPE_MARK, _MARK.pack(synced))
 
 
 def decode_mark(payload: bytes, *, at: int) -> int:
-    """How many bytes the mark at byte `at` says were synced. Raises `RecordError`."""
+    """The synced bytes that the mark at byte `at` tells. Raises `RecordError`."""
     if len(payload) != _MARK.size:
         raise RecordError("the mark has the wrong length")
     synced: int = _MARK.unpack(payload)[0]
@@ -304,7 +305,7 @@ def encode_note(note: Note) -> bytes:
 
 
 def decode_note(data: bytes) -> Note | None:
-    """The note in the bytes of `LOCK`; None if there is none, or a crash left half of one."""
+    """The note in the bytes of `LOCK`; None if there is no note, or a crash left half of one."""
     if not data.startswith(PAIR):
         return None
     try:

@@ -1,15 +1,15 @@
-"""From the files of a journal back to a state: newest snapshot, then every record behind it.
+"""Replay: builds a state from a journal's newest snapshot and every record behind it.
 
-Replay is permissive where a writer is strict: it checks that records are whole, in order and of
-this journal, but no limit and no clock: what was once accepted is replayed as it was recorded.
-It takes no lock and changes no file.
+Replay checks that records are whole, in order and of this journal. It checks no limit and no clock,
+as a writer does: every accepted record is replayed as it was recorded. It takes no lock and changes
+no file.
 
 Invariants
 1. `restore` gets every record of the newest complete snapshot, then `apply` every journal record
    above it, in order of ordinal, each once.
-2. Only the tail of the live file may be torn; it is reported and left for the writer to cut.
-   The ordinals that the note in `LOCK` says were synced are there.
-3. Anything else that is missing or damaged raises before a record behind it is applied.
+2. Only the tail of the live file may be torn. It is reported, and the writer cuts it. All ordinals
+   that the note in `LOCK` calls synced exist.
+3. Any other missing or damaged record raises an error before a record behind it is applied.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ Apply = Callable[[Record], object]
 
 
 class StateMachine(Protocol):
-    """A state that is the sum of its records: what replay builds and a snapshot writes down."""
+    """A state that replay builds from records and that a snapshot stores as records."""
 
     def restore(self, record: Record) -> object:
-        """Take in one record of a snapshot. Its ordinal counts within the snapshot."""
+        """Add one record of a snapshot. Its ordinal counts within the snapshot."""
         ...
 
     def apply(self, record: Record) -> object:
-        """Take in the journal's next record."""
+        """Add the journal's next record."""
         ...
 
     def records(self) -> Iterator[tuple[int, bytes]]:
@@ -54,10 +54,11 @@ class StateMachine(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class RecoveredFile:
-    """The live file as it was found: `bytes` of it are good, and hold `records`.
+    """The live file as replay found it: its first `bytes` bytes are sound and hold `records`
+    records.
 
-    A mark or a note says of `synced` of them that they were synced. `sealed` is True where a crash
-    came between the seal and the new name.
+    Marks and the note call `synced` bytes synced. `sealed` is True after a crash between the seal
+    and the new name.
     """
 
     name: FileName
@@ -96,9 +97,9 @@ def replay(
 ) -> Recovery:
     """Replay the journal in `directory`. Costs one pass over its newest files.
 
-    Raises `JournalDamagedError` (a `CorruptionError`), `NotAStoreError` if the journal holds other
-    `content`, `UsageError` if there are records and no function was given for them, and
-    `RetryableError` if a file was superseded while it was read.
+    Raises `JournalDamagedError`, `NotAStoreError` if the journal holds other `content`,
+    `UsageError` if it has records for which no function was passed, and `RetryableError` if a file
+    was superseded while it was read.
     """
     return _Replay(files, directory, content).run(restore, apply, include_live=include_live)
 
@@ -109,7 +110,7 @@ class _Replay:
         self._directory = directory
         self._content = content
         self._incarnation = 0
-        self._least = 0  # what records still to come must carry at least
+        self._least = 0  # the least incarnation of the records to come
         self._last = 0
         self._records = 0
         self._repeated = 0
@@ -160,7 +161,8 @@ class _Replay:
         self._check_content(scan)
         self._last = file.number
         self._incarnation = scan.incarnation
-        # A snapshot may be by a later writer than the records behind it: same identity suffices.
+        # A later writer than that of the records behind it may have written the snapshot. So only
+        # its identity counts.
         self._least = scan.incarnation >> 32 << 32
         self._bytes = scan.size
         return scan.records
@@ -192,7 +194,7 @@ class _Replay:
             self._live = RecoveredFile(file, scan.records, good, scan.synced, scan.sealed)
 
     def _check_note(self, note: Note) -> None:
-        """Refuse a journal that has lost its end, or was put back from an older copy."""
+        """Refuse a journal that has lost its end, or was replaced by an older copy."""
         if self._incarnation and note.incarnation >> 32 != self._incarnation >> 32:
             problem = "its note is of another journal"
         elif note.last > self._last:
@@ -248,7 +250,7 @@ class _Replay:
 
 
 def strict(scan: FileScan) -> Iterator[list[Record]]:
-    """The batches of a scan; raises at the first damage."""
+    """The batches of a scan. Raises at the first damage."""
     for item in scan:
         if isinstance(item, Damage):
             raise item.error()

@@ -1,11 +1,11 @@
-"""Salvage: what can still be read of a damaged journal, copied into a new one.
+"""Salvage: copies the readable records of a damaged journal into a new journal.
 
-The damaged files are only read. The copy is a journal of its own, with a new identity; what did
-not make it is reported by file, offset and ordinal.
+The damaged files are only read. The copy has a new identity. A report names each loss by file,
+offset and ordinal.
 
-keep="prefix"   up to the first lost record: a state the journal once had. The default.
-keep="all"      every readable record, renumbered where some are lost: a state it never had,
-                for records that stand on their own.
+keep="prefix"   records up to the first loss: a state that the journal once had. The default.
+keep="all"      every readable record, renumbered behind a loss: a state that the journal never
+                had, for records that do not depend on each other.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ Keep = Literal["prefix", "all"]
 
 @dataclass(frozen=True, slots=True)
 class SalvageReport:
-    """The findings and deeds of a salvage.
+    """The outcome of a salvage.
 
-    `snapshot` is the ordinal the copied snapshot covers, `records` the journal records copied
-    behind it, `last` the source's last ordinal among all that. `dropped` records were readable
-    but stood behind a loss. `losses` name what could not be read.
+    `snapshot` is the last ordinal that the copied snapshot covers, `records` the number of copied
+    records behind it, `last` the last copied ordinal of the source. `dropped` readable records were
+    not copied because they lie behind a loss. `losses` name the records that could not be read.
     """
 
     source: str
@@ -57,12 +57,12 @@ def salvage(
     content: str | None = None,
     files: Files = OS_FILES,
 ) -> SalvageReport:
-    """Copy what can be read of the journal in `source` into a new one in `destination`.
+    """Copy the readable records of the journal in `source` into a new journal in `destination`.
 
-    `content` names what the records mean where no file of the source says so any more. Takes no
-    lock on the source: close its writer first. Raises `UsageError`, with nothing written, if
-    `destination` holds anything or nobody says what the records mean, `FormatVersionError` if a
-    newer release wrote the source.
+    `content` names the meaning of the records, if no file of the source tells it any more. Takes no
+    lock on the source: close its writer first. Raises `UsageError`, before writing, if
+    `destination` is not empty or the content is unknown, and `FormatVersionError` if a newer
+    release wrote the source.
     """
     if keep not in ("prefix", "all"):
         raise UsageError(f"keep={keep!r} is neither 'prefix' nor 'all'")
@@ -122,7 +122,8 @@ class _Salvage:
         )
 
     def _copy_snapshot(self) -> int | None:
-        """Copy the newest sound snapshot; with keep="all", else what is left of the newest."""
+        """Copy the newest sound snapshot. If none is sound, keep="all" copies the readable records
+        of the newest."""
         snapshots = [
             file
             for file in reversed(self._found.files)
@@ -154,7 +155,7 @@ class _Salvage:
                 if isinstance(item, Damage):
                     lost = self._lose(item) or lost
                 elif item.ordinal <= self._last:
-                    continue  # under the snapshot
+                    continue  # the snapshot covers it
                 else:
                     if item.ordinal > self._last + 1 and not lost:
                         lost = self._lose(self._gap(file, item))
@@ -171,12 +172,12 @@ class _Salvage:
         return Damage(path, 0, 0, self._last + 1, record.ordinal - 1, "ordinals are missing")
 
     def _lose(self, damage: Damage) -> bool:
-        """Note a damage; says whether records the copy needed went with it."""
+        """Note a damage. Returns whether it lost records that the copy needs."""
         self._losses.append(damage)
         return damage.last is None or damage.last >= max(damage.first, self._last + 1)
 
     def _items(self, file: FileReport) -> Iterator[Record | Damage]:
-        """Records and damages of one file; damage at its end is bounded by the next file."""
+        """Records and damages of one file. The next file bounds a damage at the end of this one."""
         following = [
             other.name.number
             for other in self._found.files

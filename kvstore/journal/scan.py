@@ -1,15 +1,15 @@
-"""Reading one journal file forward: records in batches, and what is damaged between them.
+"""Reading one journal file forward: records in batches, and the damages between them.
 
-Each record is decoded on its own, so damage costs the records it touches and no others. A scan
+Each record is decoded on its own, so a damage loses only the records that it touches. A scan
 decides nothing: strict readers raise at the first `Damage`, salvage goes on.
 
 Invariants
-1. Every byte of the file belongs to a record given out, a repeated record, the opening, the
-   seal, a `Damage`, or the torn tail of a live file.
-2. Records come in order of ordinal, each once; a jump is a `Damage` that names the ordinals.
-3. A live file ends at the first record that is not whole if that is a torn tail (`tail`): what
-   stands behind it is not looked at. A file that does not begin with its opening is damaged: it
-   gets its name when its opening is durable.
+1. Every byte of the file belongs to a yielded record, a repeated record, the opening, the seal, a
+   `Damage`, or the torn tail of a live file.
+2. Records come in order of ordinal, each once. A gap is a `Damage` that names the ordinals.
+3. If the first record of a live file that is not whole is a torn tail (`tail`), the file ends there
+   and the bytes behind it are not read. A file without its opening is damaged, because a file gets
+   its name after its opening is durable.
 """
 
 from __future__ import annotations
@@ -41,9 +41,10 @@ from kvstore.journal.tail import synced_behind, torn_at
 
 @dataclass(frozen=True, slots=True)
 class Damage:
-    """Bytes `offset..end` of `path` that are no records; `first..last` are missing there.
+    """The bytes `offset..end` of `path` are no records, and the ordinals `first..last` are missing.
 
-    `last` is None if the file ends with the damage; below `first` if no record was lost.
+    `last` is None if the damage reaches the end of the file, and below `first` if no record was
+    lost.
     """
 
     path: str
@@ -54,7 +55,7 @@ class Damage:
     problem: str
 
     def error(self) -> JournalDamagedError:
-        """As the error that stops a strict reader."""
+        """The error that stops a strict reader."""
         return JournalDamagedError(
             self.path, offset=self.offset, first=self.first, last=self.last, problem=self.problem
         )
@@ -72,8 +73,8 @@ class TornTail:
 class FileScan:
     """One file's records: iterate for batches of `Record`s and the `Damage` between them.
 
-    `first` is the ordinal the file must begin with. `live` says that its tail may be torn, but not
-    its first `synced` bytes. `stream` can seek.
+    The file must begin with the ordinal `first`. The tail of a `live` file may be torn, behind its
+    first `synced` bytes. `stream` can seek.
     """
 
     def __init__(
@@ -93,9 +94,9 @@ class FileScan:
         self._kind = kind
         self.live = live
         self._last: Record | None = None
-        self._bad: tuple[int, str] | None = None  # where damage began that has not ended
+        self._bad: tuple[int, str] | None = None  # the beginning of a damage that has not ended
         self._damaged = False
-        self._is_asked = False  # whether the first damage is a torn tail
+        self._is_asked = False  # `_ask_whether_torn` has looked at the first damage
         self.opening: Opening | None = None
         self.expected = first
         self.incarnation = incarnation
@@ -103,12 +104,12 @@ class FileScan:
         self.repeated = 0
         self.sealed = False
         self.synced = synced
-        """How many bytes were synced, as the caller and the marks say."""
+        """The synced bytes, by the caller and the marks."""
         self.torn: TornTail | None = None
 
     @property
     def size(self) -> int:
-        """How many bytes the file has; while it is scanned, how many have been read."""
+        """The bytes of the file; during the scan, the bytes read so far."""
         return self._raws.end if self.torn is None else self.torn.offset + self.torn.size
 
     def __iter__(self) -> Iterator[list[Record] | Damage]:
@@ -149,7 +150,7 @@ class FileScan:
             self._begin_damage(offset, "no record begins here")
 
     def _ask_whether_torn(self, raw: bytes, *, ends: bool) -> Iterator[list[Record] | Damage]:
-        """Where damage has begun, with `raw`: end the scan there if it is a torn tail."""
+        """End the scan at the damage that begins with `raw`, if it is a torn tail."""
         assert self._bad is not None
         self._is_asked = True
         offset = self._bad[0]
@@ -158,7 +159,7 @@ class FileScan:
             return
         position = self._stream.tell()
         end = self._raws.end if ends else self._stream.seek(0, os.SEEK_END)
-        behind = 0  # Beside a writer, the file may have grown since it ended with `raw`.
+        behind = 0  # beside a writer the file may have grown since it ended with `raw`
         if not ends:
             behind = synced_behind(self._stream, offset + good, identity=self.incarnation >> 32)
             self._stream.seek(position)
@@ -181,7 +182,7 @@ class FileScan:
             self._bad = (offset, problem)
 
     def _judge(self, raw: bytes, offset: int) -> Iterator[list[Record] | Damage]:
-        """Take one record that is not the ordinary next one: good, repeated or damaged."""
+        """Judge a record that `decode_run` did not accept: sound, repeated or damaged."""
         try:
             record, _ = decode(raw)
             self._admit(record)
@@ -204,7 +205,7 @@ class FileScan:
             yield [record]
 
     def _admit(self, record: Record) -> None:
-        """Refuse a record of another journal, of a writer that was replaced, or out of place."""
+        """Refuse a record of another journal, of a replaced writer, or in a wrong place."""
         if self.sealed:
             raise RecordError("a record stands behind the seal")
         if self.incarnation and record.incarnation >> 32 != self.incarnation >> 32:
@@ -216,7 +217,7 @@ class FileScan:
             raise RecordError("an opening in the middle" if opens else "no opening record")
 
     def _enter(self, record: Record, offset: int) -> None:
-        """Take in what the journal's own records say, and the incarnation of any."""
+        """Use an opening, a seal or a mark, and the incarnation of any record."""
         if record.type == TYPE_OPEN:
             opening = decode_opening(record.payload, path=self.path)
             if opening.kind != self._kind:

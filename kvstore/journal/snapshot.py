@@ -1,11 +1,12 @@
-"""Writing a snapshot: a state as a file of records, complete under its final name or not there.
+"""Writing a snapshot: a state as a file of records, which gets its final name when it is complete.
 
     snapshot file := | opening (kind 1) | records from ordinal 1 | seal |
 
 Invariants
 1. The final name appears by rename, after the file's fsync and before the directory's.
-2. An unfinished file of a crash is overwritten from its start, never continued.
-3. One process writes a snapshot at a time (the lock `COMPACTING`); the journal's writer goes on.
+2. An unfinished file after a crash is overwritten from its start, never continued.
+3. One process at a time writes a snapshot, under the lock `COMPACTING`. The journal's writer goes
+   on.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from kvstore.limits import JOURNAL_READ_BYTES
 
 @dataclass(frozen=True, slots=True)
 class SnapshotInfo:
-    """A snapshot that was written: `ordinal` is the last one it covers."""
+    """A written snapshot. `ordinal` is the last ordinal that it covers."""
 
     path: str
     ordinal: int
@@ -47,9 +48,9 @@ def write_snapshot(
     incarnation: int,
     content: str,
 ) -> SnapshotInfo:
-    """Write the state up to `ordinal` as (type, payload) records; it is durable on return.
+    """Write the state up to `ordinal` as (type, payload) records. The file is durable on return.
 
-    Raises `LockedError` while another snapshot is being written.
+    Raises `LockedError` while another process writes a snapshot.
     """
     with storage_errors(directory):
         lock = files.lock(os.path.join(directory, COMPACTING_NAME))
@@ -74,8 +75,8 @@ def write_snapshot(
 def remove_superseded(files: Files, directory: str) -> tuple[str, ...]:
     """Remove the files that the newest snapshot covers, and return their names.
 
-    For the holder of the writer's lock: readers hold none, and are told when a file has gone.
-    A crash in between leaves files that every reader passes over.
+    For the holder of the writer's lock. Readers hold no lock, and raise when a file has gone. A
+    crash in between leaves files that every reader ignores.
     """
     with storage_errors(directory):
         superseded = list_directory(files, directory).superseded()
@@ -89,8 +90,8 @@ def remove_superseded(files: Files, directory: str) -> tuple[str, ...]:
 
 
 def remove_unfinished(files: Files, directory: str) -> bool:
-    """Remove live files and snapshots that a crash cut off. False while a compaction runs: the
-    unfinished snapshot is its own.
+    """Remove unfinished live files and snapshots of a crash. False while a compaction runs, which
+    owns the unfinished snapshot.
 
     For the holder of the writer's lock.
     """

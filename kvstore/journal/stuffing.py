@@ -1,22 +1,22 @@
-"""Word stuffing: byte strings cut into blocks so that one byte pair can mark where each starts.
+"""Word stuffing: cuts byte strings into blocks, so that one byte pair can mark where each starts.
 
     framed   := | FE FD | first block | later block ... |      nothing at all for empty data
     first    := | size u8 0..252 | literals |
     later    := | size 2 digits, little-endian, radix 253: 0..64008 | literals |
 
 Consistent overhead stuffing with a two-byte word, as Backtrace's recordio describes it. A block
-shorter than its limit implies the pair `FE FD` after it, a block at its limit implies nothing;
-the pair implied by the last block is dropped. Data that ends in the pair is closed by an
-explicit empty block `00 00`.
+shorter than its limit implies the pair `FE FD` behind it; a block at its limit implies nothing. The
+pair that the last block implies is dropped. Data that ends in the pair ends with an explicit empty
+block `00 00`.
 
 Invariants
 1. The pair never occurs inside a framed record: not in literals (it is cut out), not in digits
    (they end at 252 = FC), not across a size and its literals (a size byte is neither FE nor FD).
-2. So a reader that starts anywhere is at a record once it has found the pair.
+2. So a reader that starts anywhere finds a record at the next pair.
 3. Overhead is 3 bytes up to 252, 5 up to 64,260, then 2 more for each 64,008.
-4. Cost: one scan for the pair and one copy; no loop runs over single bytes.
+4. Cost: one scan for the pair and one copy. No loop runs over single bytes.
 
-`records` has the meaning of a record, and its checksum.
+`records` defines the meaning of a record and its checksum.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class StuffingError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Blocks:
-    """How long blocks get. Tests make them tiny, to walk every path; files use `BLOCKS`."""
+    """The limits of blocks. Tests make them tiny, to reach every path; files use `BLOCKS`."""
 
     first_max: int = FIRST_MAX
     later_max: int = LATER_MAX
@@ -56,7 +56,7 @@ BLOCKS = Blocks()
 
 
 def stuff(data: bytes, blocks: Blocks = BLOCKS) -> bytes:
-    """Frame `data`, with the pair in front. Empty data is no bytes at all."""
+    """Frame `data`, with the pair in front. Empty data becomes no bytes."""
     if not data:
         return b""
     parts: list[bytes | memoryview] = [PAIR]
@@ -64,10 +64,10 @@ def stuff(data: bytes, blocks: Blocks = BLOCKS) -> bytes:
 
 
 def stuff_behind(front: bytes, data: bytes) -> bytes:
-    """`stuff(front + data)` without a copy of both: a second large buffer, given back to the
-    system each time, cost 750 us per MB in page faults.
+    """`stuff(front + data)` without copying both into one buffer. The system takes such a large
+    buffer back each time, which cost 750 us per MB in page faults.
 
-    Neither `front` nor the seam may hold the pair; `data` is longer than a first block.
+    Neither `front` nor the seam may contain the pair. `data` is longer than a first block.
     """
     at = FIRST_MAX - len(front)
     if data.find(PAIR, 0, at) >= 0:
@@ -85,7 +85,7 @@ def _joined(
     pair = find_pair(data, at)
     while True:
         if 0 <= pair < at:
-            pair = find_pair(data, at)  # cut out, or it lay across the end of a full block
+            pair = find_pair(data, at)  # the last pair was cut out, or ended a full block
         cut = 0 <= pair <= at + limit - 2
         end = pair if cut else min(at + limit, length)
         parts.append(_size(end - at, first=len(parts) == 1))
@@ -98,8 +98,8 @@ def _joined(
 def find_pair(data: bytes, at: int = 0) -> int:
     """Where the pair is next at or after `at`, or -1.
 
-    Looking for `FE` first leaves text at the speed of memory; over random bytes a compiled
-    pattern runs at 2.5 GB/s where `bytes.find` of two bytes runs at 1.1.
+    Searching `FE` first passes over text at the speed of memory. Over random bytes a compiled
+    pattern runs at 2.5 GB/s, `bytes.find` of two bytes at 1.1.
     """
     at = data.find(b"\xfe", at)
     match = search_pair(data, at) if at >= 0 else None
@@ -107,7 +107,7 @@ def find_pair(data: bytes, at: int = 0) -> int:
 
 
 def unstuff(raw: bytes, blocks: Blocks = BLOCKS) -> bytes:
-    """Take the framing off the bytes that follow a pair. Raises `StuffingError`."""
+    """Remove the framing from the bytes behind a pair. Raises `StuffingError`."""
     prefix = unstuff_prefix(raw, blocks)
     if prefix.announced:
         raise StuffingError("the record is cut off", len(raw))
@@ -117,8 +117,8 @@ def unstuff(raw: bytes, blocks: Blocks = BLOCKS) -> bytes:
 class Prefix(NamedTuple):
     """The decoded beginning of a framed record.
 
-    `announced` more bytes must follow at least; 0 if it can end here. `implies_pair` says that
-    the pair comes next if anything does.
+    At least `announced` bytes must follow, 0 if the record can end here. `implies_pair`: if bytes
+    follow, the pair comes first.
     """
 
     decoded: bytes
@@ -127,16 +127,16 @@ class Prefix(NamedTuple):
 
 
 def unstuff_prefix(raw: bytes, blocks: Blocks = BLOCKS) -> Prefix:
-    """Decode as far as `raw` goes. Raises `StuffingError` on a size that cannot be."""
+    """Decode as far as `raw` goes. Raises `StuffingError` for an impossible size."""
     view = memoryview(raw)
-    decoded = bytearray()  # not a list of parts: zeros are empty blocks, 200 bytes for each two
+    decoded = bytearray()  # a list would take 200 bytes for each two zeros, which are empty blocks
     end, short = 1, False
     for at, size, limit in _headers(raw, blocks):
         if short:
             decoded += PAIR
         decoded += view[at : at + size]
         end, short = at + size, size < limit
-    if end < len(raw):  # one digit of the next size is there: the pair before it is certain
+    if end < len(raw):  # one digit of the next size follows, so the pair before it is certain
         if short:
             decoded += PAIR
         return Prefix(bytes(decoded), 1, False)
@@ -144,10 +144,10 @@ def unstuff_prefix(raw: bytes, blocks: Blocks = BLOCKS) -> Prefix:
 
 
 def block_ends(raw: bytes, blocks: Blocks = BLOCKS) -> Iterator[tuple[int, int]]:
-    """Where each whole block ends: (bytes of `raw`, bytes decoded if the record ended here).
+    """The end of each whole block: (bytes of `raw`, bytes decoded if the record ended here).
 
-    Stops without complaint where the framing does, so that a record can be found in front of
-    bytes that do not belong to it.
+    Stops silently where the framing ends, so that a record can be found in front of bytes that do
+    not belong to it.
     """
     decoded = 0
     try:

@@ -15,9 +15,10 @@ from kvstore.errors import KVStoreError, UsageError
 
 @dataclass(frozen=True, slots=True)
 class Sync:
-    """`records_max` unsynced records at most, or `seconds_max` until they are; 0 is no bound.
+    """At most `records_max` records are unsynced, or for at most `seconds_max`; 0 is no bound.
 
-    Use the four constructors. Every policy syncs when a file is rotated or the journal closed.
+    Use the four constructors. Every policy syncs when a file is rotated and when the journal is
+    closed.
     """
 
     records_max: int
@@ -29,27 +30,27 @@ class Sync:
 
     @classmethod
     def always(cls) -> Sync:
-        """Before an append returns. Appends that wait together share one fsync."""
+        """Sync before an append returns. Appends that wait together share one fsync."""
         return cls(1, 0)
 
     @classmethod
     def every(cls, records: int) -> Sync:
-        """By the append that makes it `records` unsynced ones."""
+        """Sync in the append that makes the number of unsynced records `records`."""
         return cls(records, 0)
 
     @classmethod
     def interval(cls, seconds: float) -> Sync:
-        """At most `seconds` after an append, by a thread of the journal's own."""
+        """Sync at most `seconds` after an append, in a thread of the journal's own."""
         return cls(0, seconds)
 
     @classmethod
     def never(cls) -> Sync:
-        """When the operating system likes."""
+        """Leave syncing to the operating system."""
         return cls(0, 0)
 
 
 class IntervalSync:
-    """A thread that syncs `seconds` after it was notified, and rests while nothing is written."""
+    """A thread that syncs `seconds` after it was notified, and sleeps while nothing is written."""
 
     def __init__(self, seconds: float, sync: Callable[[], object], *, name: str) -> None:
         self._seconds = seconds
@@ -60,11 +61,11 @@ class IntervalSync:
         self._thread.start()
 
     def notify(self) -> None:
-        """Something was written."""
+        """Tell the thread that a record was written."""
         self._written.set()
 
     def stop(self) -> None:
-        """End the thread; what is unsynced stays so."""
+        """End the thread without a sync."""
         self._stopped.set()
         self._written.set()
         self._thread.join()
@@ -78,4 +79,4 @@ class IntervalSync:
             try:
                 self._sync()
             except KVStoreError:
-                return  # the journal is poisoned now: its next caller is told
+                return  # the journal is poisoned now: its next call raises

@@ -1,21 +1,21 @@
-"""Torn tails: telling what a crash left of unsynced writes from records that were damaged later.
+"""Torn tails: tells the remains of unsynced writes after a crash from records damaged later.
 
-The difference matters: records that were never synced were never acknowledged and may go. A power
-cut leaves of each unsynced sector of a file an older state or the newest, in any combination, and
-the file at any length that it had since. Older states of a file that only grows are: zeros, or
-zeros from the place where a later write began. So the journal ends where the first record begins
-that is not whole, if
+Unsynced records were never acknowledged and may be cut; damage is an error. A power cut leaves each
+unsynced sector of a file in an older state or in the newest, in any combination, and the file at
+any length that it had since the sync. An older sector of a file that only grows has zeros, or zeros
+from the place where a later write began. So the journal ends at the first record that is not whole,
+if
 
-1. that record lost a sector: all its bytes in one of its sectors are zeros, or the file ends in it;
+1. the record lost a sector: its bytes in one of its sectors are all zeros, or the file ends in it;
 2. its bytes in front of the first such sector are a strict prefix of a valid record;
-3. nothing says that it had been synced: no mark behind it, no mark in front of it, no note in
-   `LOCK`. Whole records behind it say nothing, as their sectors may have arrived first.
+3. nothing says that it was synced: no mark behind it, no mark in front of it, no note in `LOCK`.
+   Whole records behind it prove nothing, because their sectors may have arrived first.
 
 Everything else is damage, because neither a writer nor an honest disk leaves it.
 
-Invariant: no single flipped bit of a whole record makes it look torn, as far as its head reaches
-and its length tells, unless a sector of it is all zeros: the head has its own check, and the
-framing cannot announce more bytes than the head says. (Tests flip every bit.)
+Invariant: no single flipped bit makes a whole record look torn, unless a sector of it is all zeros.
+The head has its own check, and the framing cannot announce more bytes than the head says. (Tests
+flip every bit.)
 """
 
 from __future__ import annotations
@@ -72,9 +72,9 @@ def _lost_at(raw: bytes, begin: int, at: int, *, ends: bool) -> int | None:
 
 
 def synced_behind(stream: BinaryIO, at: int, *, identity: int) -> int:
-    """The most bytes that a mark behind byte `at` says were synced, 0 where there is none.
+    """The most synced bytes that a mark behind byte `at` tells, 0 where there is no mark.
 
-    Costs one pass over what is there, and holds a piece at a time. Leaves the stream anywhere.
+    Costs one pass over the rest of the stream, one piece at a time. Leaves the stream anywhere.
     """
     stream.seek(at)
     synced, data, more = 0, b"", True
