@@ -28,7 +28,7 @@ from datetime import timedelta
 from functools import cached_property, partial
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any, TypeVar, overload
+from typing import Any, Final, TypeVar, overload
 
 import pyarrow as pa
 from typing_extensions import Self
@@ -150,7 +150,7 @@ class Store:
         ):
             self._endings.callback(ending)
         # Hot: a method of Python that calls the look-up would take 0.3 us of a get's 3.
-        if type(self).get is Store.get:  # not where somebody has put another in its place
+        if type(self).get is _GET:  # a subclass or a profiler may have replaced it
             shortcut = PointRead(versions.lookup, committer.frontiers, self.get)
             self.get = shortcut.get  # type: ignore[method-assign]
         own(self, committer.where, closed="_closed")
@@ -791,3 +791,7 @@ def _finish(committer: Committer) -> None:
 
 def _pairs(chunk: tuple[list[bytes], list[bytes]]) -> Iterator[tuple[bytes, bytes]]:
     return zip(*chunk, strict=True)
+
+
+_GET: Final = Store.get
+"""The look-up as it is defined here: `Store.get` may be replaced later."""
