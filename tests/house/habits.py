@@ -1,0 +1,86 @@
+"""The rules that a module of tests keeps: what it reaches into, draws from, and asserts.
+
+1. A test reaches into no private member of ours. What it needs is public, or `kvstore.testing`
+   offers it. `REVIEWED` lists the exceptions, each with its reason.
+2. Random numbers come from a seed: `kvstore.testing.seeds` prints it and takes one, or it is
+   written down.
+3. An assertion can fail: the result of a call that returns a timestamp is true whatever happened.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from tests.house.source import Module
+
+PUBLIC_ELSEWHERE = {
+    *("_replace", "_asdict", "_fields", "_make"),  # of every NamedTuple
+    "_exit",  # os
+    "_jdf",  # pyspark
+    *("_change_type", "_commit_version", "_commit_timestamp"),  # columns of change feeds
+}
+"""Names that begin with an underscore and are public all the same."""
+
+REVIEWED: dict[tuple[str, str], str] = {}
+"""Private members that a module of tests reaches into, each with the reason."""
+
+TIMESTAMPS = {"put", "delete", "put_if", "delete_if", "clear_range", "sync", "ingest", "now"}
+"""Calls that return a timestamp."""
+
+TRIVIAL = (ast.Constant, ast.JoinedStr, ast.Tuple, ast.List, ast.Lambda, ast.GeneratorExp)
+
+
+def findings(modules: list[Module]) -> list[str]:
+    """Everything in modules of tests that breaks a rule, one line each."""
+    return [
+        f"{module.path}:{line}: {text}"
+        for module in modules
+        for rule in (_private_rule, _random_rule, _assert_rule)
+        for line, text in rule(module)
+    ]
+
+
+def _private_rule(module: Module) -> Iterator[tuple[int, str]]:
+    for line, name in private_names(module.tree):
+        if name not in PUBLIC_ELSEWHERE and (module.path, name) not in REVIEWED:
+            yield line, f"{name} is private: use what is public, or a probe of kvstore.testing"
+
+
+def private_names(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """The private names that are read or imported from elsewhere, or patched by name."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute):
+            own = isinstance(node.value, ast.Name) and node.value.id in ("self", "cls")
+            names = [] if own else [node.attr]
+        elif isinstance(node, ast.ImportFrom):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith("setattr"):
+            words = [each.value for each in node.args if isinstance(each, ast.Constant)]
+            names = [word.rpartition(".")[2] for word in words if isinstance(word, str)]
+        else:
+            continue
+        for name in names:
+            if name.startswith("_") and not name.startswith("__"):
+                yield node.lineno, name
+
+
+def _random_rule(module: Module) -> Iterator[tuple[int, str]]:
+    for node in ast.walk(module.tree):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            source, called = ast.unparse(node.func.value), node.func.attr
+            is_seeded = called == "Random" and len(node.args) == 1
+            if source in ("random", "secrets") and not is_seeded:
+                yield node.lineno, f"{source}.{called}() has no seed: see kvstore.testing.seeds"
+
+
+def _assert_rule(module: Module) -> Iterator[tuple[int, str]]:
+    for node in ast.walk(module.tree):
+        if isinstance(node, ast.Assert):
+            tested = node.test.values if isinstance(node.test, ast.BoolOp) else [node.test]
+            for each in tested:
+                called = each.func if isinstance(each, ast.Call) else None
+                if isinstance(called, ast.Attribute) and called.attr in TIMESTAMPS:
+                    yield node.lineno, f"a timestamp is always true: assert what {called.attr} did"
+                elif isinstance(each, TRIVIAL):
+                    yield node.lineno, "this is true, or false, whatever happened"
