@@ -122,7 +122,7 @@ def _take_window(source: Source, target: Store, replica: Replica, upper: int) ->
             "promote the replica, or make a new one",
         )
     with source.rows(int(replica.upper) - 1, upper) as rows:
-        head, rest = _head(rows.batches)
+        head, rest = head_of(rows.batches)
         if rest is None:
             for commits, complete in _commits(head, upper):
                 replica.apply(commits, complete)
@@ -132,7 +132,7 @@ def _take_window(source: Source, target: Store, replica: Replica, upper: int) ->
     source.done(upper - 1)
 
 
-def _head(
+def head_of(
     batches: Iterator[pa.RecordBatch],
 ) -> tuple[list[pa.RecordBatch], Iterator[pa.RecordBatch] | None]:
     """The first rows of a window, held in memory, and the rest; None where there is no rest."""

@@ -97,7 +97,7 @@ def _ingest(
     thorough: bool,
     tell: Callable[[str], None],
 ) -> Timestamp:
-    record = _record(manifest)
+    record = record_of(manifest)
     known = store.imports.find(record)
     if known is not None and known.added is not None:
         if move:
@@ -150,7 +150,7 @@ def staging_beside(store: Store) -> Iterator[Path]:
         shutil.rmtree(path, ignore_errors=True)
 
 
-def _record(manifest: Manifest) -> ImportRecord:
+def record_of(manifest: Manifest) -> ImportRecord:
     # Spans of crossing parts are joined, so that each row is read once.
     spans = merge_spans(Span(part.smallest, part.largest + b"\x00") for part in manifest.parts)
     return ImportRecord(

@@ -56,7 +56,7 @@ class SstFile:
     def __init__(self, path: Path, *, compression: str = "lz4") -> None:
         self._path = path
         self._unfinished = path.with_name(path.name + UNFINISHED_SUFFIX)
-        self._options = _options(compression)
+        self._options = writer_options(compression)
         self._writer: rocks.SstFileWriter | None = None
         # In a forked child the destructor would write its buffer into the parent's file.
         own(self, str(path), endings=("abandon",))
@@ -127,7 +127,7 @@ def require_compression(name: str) -> None:
         raise UsageError(f"compression={name!r}", f"pass one of {', '.join(_CODECS)}")
 
 
-def _options(compression: str) -> rocks.Options:
+def writer_options(compression: str) -> rocks.Options:
     require_compression(compression)
     options = rocks.Options(raw_mode=True)
     options.set_compression_type(_CODECS[compression]())

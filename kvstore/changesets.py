@@ -32,7 +32,7 @@ class Changesets:
         self._capture: Capture = committer.capture
         # A condition of the commit lock, which `with` takes by itself: see the committer.
         self._turn = threading.Condition(committer.lock)
-        self._forcing = 0
+        self.forcing = 0
         own(self, "the changesets of a store")
 
     def new(self) -> Changeset:
@@ -68,7 +68,7 @@ class Changesets:
             return self._drain(QUIESCENCE_WAIT_S if timeout is None else timeout)
 
     def _drain(self, timeout: float) -> Timestamp:
-        self._forcing += 1
+        self.forcing += 1
         before = self._capture.quiet
         try:
             committer = self._committer
@@ -77,7 +77,7 @@ class Changesets:
             ):
                 raise BusyError(f"{len(self._capture.open)} changesets", waited_s=timeout)
         finally:
-            self._forcing -= 1
+            self.forcing -= 1
             self._turn.notify_all()
         self._committer.require_healthy()
         return Timestamp(self._capture.quiet - 1)
@@ -90,7 +90,7 @@ class Changesets:
     def _begin(self, changeset: Changeset) -> None:
         with self._committer.lock:
             if ambient(self._capture) is None:
-                self._turn.wait_for(lambda: not self._forcing)
+                self._turn.wait_for(lambda: not self.forcing)
             self._committer.require_healthy()
             with self._committer.poisoning():
                 self._capture.begin_changeset(changeset, self._committer.now())

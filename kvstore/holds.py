@@ -88,9 +88,9 @@ class Holds:
         self._meta = meta
         self._committer = committer
         self._records = {name: from_fields(name, fields) for name, fields in meta.records(_PREFIX)}
-        self._pins: dict[int, _Pin] = {}
+        self.pins: dict[int, _Pin] = {}
         self._pin_ids = itertools.count()
-        self.let_go = self._pins.pop
+        self.let_go = self.pins.pop
         """`let_go(pin, None)` is `unpin` in one step that no signal divides, for `finally`."""
         own(self, "the holds of a store", endings=("unpin", "let_go", "release"))
 
@@ -227,13 +227,13 @@ class Holds:
     def least(self) -> int | None:
         """The oldest time that something needs, None where nothing does."""
         held = [record.timestamp for record in self._records.values() if not record.lost]
-        return min([*held, *(pin[0] for pin in list(self._pins.values()))], default=None)
+        return min([*held, *(pin[0] for pin in list(self.pins.values()))], default=None)
 
     def needing(self, below: int | None = None) -> tuple[HoldRecord, ...]:
         """The claims on history below a time (default: any), oldest first: the holds that are not
         lost, and the oldest pin of each kind."""
         oldest: dict[str, _Pin] = {}
-        for pin in list(self._pins.values()):
+        for pin in list(self.pins.values()):
             oldest[pin[1]] = min(pin, oldest.get(pin[1], pin))
         pins = [
             HoldRecord("", Timestamp(at), "", None, kind=kind, created_at=Timestamp(since))
@@ -276,16 +276,16 @@ class Holds:
         before. `kind` says in messages what needs it."""
         with self._committer.lock:
             self._committer.readable(as_of)
-            self._pins[pin] = as_of, kind, self._committer.now()
+            self.pins[pin] = as_of, kind, self._committer.now()
 
     def pin_transaction(self, pin: int, newest: int) -> None:
         """Pin the newest complete time for a transaction. The caller holds the commit lock. Hot:
         once per transaction."""
-        self._pins[pin] = newest, "transaction", newest
+        self.pins[pin] = newest, "transaction", newest
 
     def unpin(self, pin: int) -> bool:
         """Let a pin go. Repeatable; returns whether it was there."""
-        return self._pins.pop(pin, None) is not None
+        return self.pins.pop(pin, None) is not None
 
     # -- inside -----------------------------------------------------------------------------
 

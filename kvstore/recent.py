@@ -32,22 +32,22 @@ class RecentCommits:
     """The table of one store."""
 
     def __init__(self) -> None:
-        self._commits: deque[Touched] = deque()
+        self.commits: deque[Touched] = deque()
         self._size = 0
-        self._watchers = 0
+        self.watchers = 0
         self.floor = 0
 
     def watch(self, since: int) -> None:
         """Keep all commits above `since`, the newest complete time, until `unwatch`."""
-        if not self._watchers:
+        if not self.watchers:
             self.floor = since
-        self._watchers += 1
+        self.watchers += 1
 
     def unwatch(self) -> None:
         """End one `watch`."""
-        self._watchers -= 1
-        if not self._watchers:
-            self._commits.clear()
+        self.watchers -= 1
+        if not self.watchers:
+            self.commits.clear()
             self._size = 0
 
     def add(
@@ -57,12 +57,12 @@ class RecentCommits:
         spans: Sequence[tuple[bytes, bytes | None]] = (),
     ) -> None:
         """Note a commit. Free while nobody watches, else O(keys)."""
-        if not self._watchers:
+        if not self.watchers:
             return
-        self._commits.append(Touched(timestamp, frozenset(keys), tuple(spans)))
+        self.commits.append(Touched(timestamp, frozenset(keys), tuple(spans)))
         self._size += len(keys) + len(spans)
-        while self._size > RECENT_KEYS_MAX and len(self._commits) > 1:
-            oldest = self._commits.popleft()
+        while self._size > RECENT_KEYS_MAX and len(self.commits) > 1:
+            oldest = self.commits.popleft()
             self._size -= len(oldest.keys) + len(oldest.spans)
             self.floor = oldest.timestamp
 
@@ -73,7 +73,7 @@ class RecentCommits:
         return self._newest_first(timestamp)
 
     def _newest_first(self, timestamp: int) -> Iterator[Touched]:
-        for commit in reversed(self._commits):
+        for commit in reversed(self.commits):
             if commit.timestamp <= timestamp:
                 return
             yield commit

@@ -84,9 +84,9 @@ def session(
     if cores < 1:
         raise UsageError(f"cores is {cores}", "give at least one")
     scratch = Path(tempfile.mkdtemp(prefix="kvstore-spark-"))
-    atexit.register(_remove, scratch, os.getpid())
+    atexit.register(remove_scratch, scratch, os.getpid())
     started = _start(
-        app_name, {**_defaults(scratch, cores=cores, memory=MEMORY), **settings}, scratch
+        app_name, {**default_settings(scratch, cores=cores, memory=MEMORY), **settings}, scratch
     )
     # Runs before the removal: the handler that is registered last runs first.
     atexit.register(_stop, started, os.getpid())
@@ -127,7 +127,7 @@ def _adjust(running: SparkSession, settings: Mapping[str, str]) -> SparkSession:
     return running
 
 
-def _defaults(scratch: Path, *, cores: int, memory: str) -> dict[str, str]:
+def default_settings(scratch: Path, *, cores: int, memory: str) -> dict[str, str]:
     return {
         "spark.master": f"local[{cores}]",
         "spark.driver.memory": memory,
@@ -214,7 +214,7 @@ def _environment(changes: Mapping[str, str]) -> Iterator[None]:
                 os.environ[name] = value
 
 
-def _remove(scratch: Path, owner: int) -> None:
+def remove_scratch(scratch: Path, owner: int) -> None:
     if os.getpid() == owner:  # a forked child runs these handlers too
         shutil.rmtree(scratch, ignore_errors=True)
 

@@ -36,6 +36,7 @@ from kvstore.limits import KEY_BYTES_MAX
 from kvstore.meta import FORMAT
 from kvstore.opening import engine_at
 from kvstore.store import Store
+from kvstore.testing.parts import parts_of
 from kvstore.timestamp import TIMESTAMP_MAX
 
 pytestmark = pytest.mark.usefixtures("each_engine")
@@ -230,7 +231,7 @@ def test_the_future_is_not_yet_written(store: Store, read: Callable[[Store, int]
 @pytest.mark.parametrize("read", READS.values(), ids=READS.keys())
 def test_below_since_history_is_gone(store: Store, read: Callable[[Store, int], Any]) -> None:
     since = store.put(b"k", b"w")
-    store._committer.move_since(since)
+    parts_of(store).committer.move_since(since)
     with pytest.raises(HistoryGoneError) as refused:
         read(store, since - 1)
     assert (refused.value.as_of, refused.value.since) == (since - 1, since)

@@ -12,6 +12,7 @@ import kvstore
 from kvstore import Store
 from kvstore.commit import durability
 from kvstore.errors import PoisonedError, StorageError
+from kvstore.testing.parts import parts_of
 
 WAITERS = 6
 
@@ -22,12 +23,12 @@ class HeldSync:
     """An fsync that waits to be let through, and counts its calls."""
 
     def __init__(self, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-        self._sync = store._engine.sync
+        self._sync = parts_of(store).engine.sync
         self.begun = threading.Semaphore(0)
         self.allowed = threading.Semaphore(0)
         self.fails = False
         self.count = 0
-        monkeypatch.setattr(store._engine, "sync", self.sync)
+        monkeypatch.setattr(parts_of(store).engine, "sync", self.sync)
 
     def sync(self) -> None:
         self.count += 1
@@ -72,7 +73,7 @@ class Crew:
     def _one(self, number: int) -> None:
         try:
             stamp = self.store.put(b"%d" % number, b"v")
-            assert stamp < self.store._committer.durable
+            assert stamp < parts_of(self.store).committer.durable
             self.outcome.append(stamp)
         except Exception as error:  # noqa: BLE001  # looked at by the test
             self.outcome.append(error)
@@ -94,7 +95,7 @@ def spin(condition: Callable[[], bool]) -> None:
 
 
 def waiting(store: Store) -> int:
-    return len(store._committer._syncs._synced._waiters)  # type: ignore[attr-defined]
+    return len(parts_of(store).committer.syncs._synced._waiters)  # type: ignore[attr-defined]
 
 
 def test_commits_that_came_during_an_fsync_share_the_next(store: Store, disk: HeldSync) -> None:
@@ -155,7 +156,9 @@ def test_a_leader_that_is_interrupted_promises_nothing_and_lets_another_lead(
 ) -> None:
     before = store.durable
     where, name = (
-        (store._committer._syncs, "sync") if line == "before the fsync" else (store._engine, "sync")
+        (parts_of(store).committer.syncs, "sync")
+        if line == "before the fsync"
+        else (parts_of(store).engine, "sync")
     )
     with monkeypatch.context() as patched:
         patched.setattr(where, name, interrupt)
@@ -173,7 +176,7 @@ def test_a_leader_that_never_speaks_again_is_passed_over(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(durability, "GROUP_COMMIT_WAIT_S_MAX", 0.01)
-    store._committer._syncs._is_syncing = True
+    parts_of(store).committer.syncs.is_syncing = True
     crew = Crew(store)
     crew.commit(1)
     crew.join()
@@ -204,7 +207,7 @@ def test_an_interrupt_between_a_commit_and_its_count_loses_neither(
         monkeypatch.setattr("kvstore.changes.capture.EPOCHS_PENDING_MAX", 2)
         store.put(b"k", b"0")
         store.put(b"k", b"0")
-        capture = store._committer.capture
+        capture = parts_of(store).committer.capture
         done = getattr(capture, place)
 
         def late(*arguments: object) -> None:
@@ -232,7 +235,7 @@ def test_streams_that_were_written_down_are_used_or_nothing_is(
     with kvstore.open(tmp_path / "s") as store:
         store.reshard(3)
         with monkeypatch.context() as patched:
-            patched.setattr(store._committer._syncs, "sync", interrupt)
+            patched.setattr(parts_of(store).committer.syncs, "sync", interrupt)
             with pytest.raises(KeyboardInterrupt):
                 store.reshard(2)
         with pytest.raises(PoisonedError, match="interrupted"):

@@ -21,6 +21,7 @@ from kvstore import Span
 from kvstore.engine import FileSpan
 from kvstore.errors import KVStoreError, NotAStoreError, NotYetWrittenError, UsageError
 from kvstore.splits import split_span
+from kvstore.testing.parts import parts_of
 
 NOBODY = 65534
 
@@ -108,7 +109,7 @@ def test_a_store_that_may_not_be_written_is_read_and_stays_as_it_is(
     with tempfile.TemporaryDirectory() as place:
         root = Path(place)
         with kvstore.open(root / "closed", durability="async") as store:
-            store._engine.compact("data")
+            parts_of(store).engine.compact("data")
             store.put(b"a", b"1")
             store.put(b"b", b"2")
             store.checkpoint(root / "copy")

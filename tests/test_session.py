@@ -13,7 +13,7 @@ import pytest
 
 from kvstore.errors import UsageError
 from spark_connector import session
-from spark_connector.session import _defaults
+from spark_connector.session import default_settings
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -64,12 +64,15 @@ def test_workers_are_spoken_to_by_sockets_in_the_sessions_folder(spark: SparkSes
     conf = spark.sparkContext.getConf()
     scratch = Path(conf.get("spark.local.dir") or "").parent
     # Its path is too long for sockets where the system's folder for temporary files is.
-    wanted = _defaults(scratch, cores=1, memory="1g")
+    wanted = default_settings(scratch, cores=1, memory="1g")
     assert (conf.get(enabled), conf.get(folder)) == (wanted.get(enabled), wanted.get(folder))
     if enabled in wanted:
         spark.range(2).mapInArrow(_name_the_span, "span string").collect()
         assert list(scratch.glob(".*.sock"))
-    assert not set(_defaults(Path("/" + "far/" * 20), cores=1, memory="1g")) & {enabled, folder}
+    assert not set(default_settings(Path("/" + "far/" * 20), cores=1, memory="1g")) & {
+        enabled,
+        folder,
+    }
 
 
 def test_running_session_is_returned_in_every_thread(spark: SparkSession) -> None:

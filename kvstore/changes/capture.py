@@ -52,7 +52,7 @@ class Capture:
         self._meta = meta
         self._serials = serials
         self.domain = domain
-        self._state = SequencerState(0)
+        self.state = SequencerState(0)
         self._begin = 0
         self._pending = array("Q")
         self._pending_events = 0
@@ -80,7 +80,7 @@ class Capture:
         if changeset is not None:
             changeset.events += events
         elif events:
-            state = self._state
+            state = self.state
             if state.older is None:
                 # `acquire` and `release` in one step, without their objects: 0.8 us less.
                 fresh = serial + 2
@@ -88,10 +88,10 @@ class Capture:
                     (serial + 1, upper, events, 0, fresh, upper, 0, FLAG_QUIESCENT)
                 )
                 self._pending_events += events
-                self._state = SequencerState(fresh)
+                self.state = SequencerState(fresh)
                 self.quiet = upper
             else:
-                self._state, epoch = acquire(state, serial)
+                self.state, epoch = acquire(state, serial)
                 self._release(epoch, events, upper)
 
     # -- changesets -------------------------------------------------------------------------
@@ -99,7 +99,7 @@ class Capture:
     def begin_changeset(self, changeset: Changeset, now_ns: int) -> None:
         """Give a changeset its id and its epoch; `now_ns` is the time."""
         serial = self._serials.next(now_ns)
-        self._state, changeset.epoch = acquire(self._state, serial)
+        self.state, changeset.epoch = acquire(self.state, serial)
         changeset.id = ChangesetId(self.domain, serial)
         self.open.add(changeset)
 
@@ -109,7 +109,7 @@ class Capture:
         self._release(changeset.epoch, changeset.events, upper)
 
     def _release(self, epoch: int, events: int, upper: int) -> None:
-        self._state, closed = release(self._state, epoch, events, self._serials.step())
+        self.state, closed = release(self.state, epoch, events, self._serials.step())
         for each in closed:
             self._close(each, upper)
 
@@ -123,7 +123,7 @@ class Capture:
     @property
     def is_quiescent(self) -> bool:
         """Whether no changeset is open."""
-        return self._state.older is None
+        return self.state.older is None
 
     # -- records ----------------------------------------------------------------------------
 
@@ -153,12 +153,12 @@ class Capture:
 
     def end(self, batch: WriteBatch, upper: int) -> None:
         """End the domain, in which no commit will follow. Cuts the open changesets."""
-        state = self._state
+        state = self.state
         if state.older is not None and state.newer is not None:
             events = state.older.events + state.newer.events + sum(c.events for c in self.open)
             last = max(self._serials.step(), state.newer.begin + 1)
             self._pending.extend((last, upper, events, _QUIESCENT_ENDED))
-            self._state = SequencerState(last)
+            self.state = SequencerState(last)
             self.open.clear()
         self.quiet = upper
         record = pack_run(self.domain, self._begin, self._pending, quiet=upper)

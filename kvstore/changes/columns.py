@@ -132,7 +132,7 @@ class ColumnReader:
         codes = ops
         if not entry.is_small_puts:
             codes = np.where(ops == OP_PUT_LARGE, np.uint8(OP_PUT), ops)
-        keys = _wrapped(entry.key_offsets, entry.keys, entry.count)
+        keys = wrapped(entry.key_offsets, entry.keys, entry.count)
         values = _values(entry, codes, all_puts=entry.is_small_puts)
         none = pa.nulls(entry.count, pa.binary())
         if wanted.images == "none":
@@ -212,7 +212,7 @@ def pack_changeset(changeset: tuple[int, int]) -> bytes:
     return domain.to_bytes(8, "big") + serial.to_bytes(8, "big")
 
 
-def _wrapped(offsets: memoryview, data: memoryview, count: int, valid: Any = None) -> pa.Array:
+def wrapped(offsets: memoryview, data: memoryview, count: int, valid: Any = None) -> pa.Array:
     """An Arrow array over an entry's own buffers. `unpack` has checked the buffers."""
     buffers = [valid, pa.py_buffer(offsets), pa.py_buffer(data)]
     return pa.Array.from_buffers(pa.binary(), count, buffers)
@@ -222,7 +222,7 @@ def _values(entry: ChangeEntry, codes: np.ndarray[Any, Any], *, all_puts: bool) 
     valid = None
     if not all_puts:
         valid = pa.py_buffer(np.packbits(codes == OP_PUT, bitorder="little").tobytes())
-    return _wrapped(entry.value_offsets, entry.values, entry.count, valid)
+    return wrapped(entry.value_offsets, entry.values, entry.count, valid)
 
 
 def _with_images(batch: pa.RecordBatch, images: list[bytes | None]) -> pa.RecordBatch:

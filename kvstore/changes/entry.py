@@ -79,7 +79,7 @@ OP_IMPORT: Final = 16
 OP_REVERT: Final = 17
 OP_PUT_LARGE: Final = 65
 
-_RULES: Final = bytes(
+RULES: Final = bytes(
     {
         OP_PUT: RULE_ANY,
         OP_DELETE: RULE_NO_VALUE,
@@ -225,7 +225,7 @@ def unpack(packed: bytes, *, where: str) -> ChangeEntry:
     if codec == _CODEC_LZ4:
         body = unpack_block(body, size, where=where)
     is_sequenced = flags & _SEQUENCED != 0
-    keys_end, values_end, puts, points = survey(body, count, is_sequenced, _RULES, where)
+    keys_end, values_end, puts, points = survey(body, count, is_sequenced, RULES, where)
     offsets = 4 * (count + 1)
     keys_at = 2 * offsets + (4 * count if is_sequenced else 0)
     return ChangeEntry(

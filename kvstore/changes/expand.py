@@ -74,7 +74,7 @@ class EventReader:
         entry = first.entry
         is_plain = wanted.span == Span() and not wanted.images.startswith("pre")
         if is_plain and entry.is_last and entry.is_small_puts:
-            return _of_puts(first, wanted.images)
+            return of_puts(first, wanted.images)
 
         def rows() -> Iterator[PlacedRow]:
             taken = 0
@@ -150,7 +150,7 @@ class EventReader:
         return _event(placed, op, key, None, value, pre, post)
 
 
-def _of_puts(commit: Commit, images: Images) -> Iterator[Event]:
+def of_puts(commit: Commit, images: Images) -> Iterator[Event]:
     """The events of an entry that is a whole commit of puts with their values."""
     timestamp, _, entry, stream = commit
     keys, values = entry.columns()

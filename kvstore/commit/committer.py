@@ -77,7 +77,7 @@ class Committer:
         self.recent = RecentCommits()
         self.frontiers = Frontiers(since=since, upper=upper)
         self.health = Health(self.frontiers, where)
-        self._syncs = GroupSync(self._engine, self.frontiers, self.health)
+        self.syncs = GroupSync(self._engine, self.frontiers, self.health)
         self._writes = Writes(versions, index, self.recent, self.health)
         self._is_committing = False
         self.where = where
@@ -129,9 +129,9 @@ class Committer:
             self.write_commits(batch, publish, upper, ((begun, events, upper),))
             self._is_committing = False
             if how == "sync":
-                self._syncs.sync()
+                self.syncs.sync()
         if how == "group":
-            self._syncs.wait(upper)
+            self.syncs.wait(upper)
         return timestamp
 
     def apply(self, commits: Sequence[tuple[int, WriteSet]], upper: int) -> None:
@@ -222,7 +222,7 @@ class Committer:
             self._meta.stage_timestamp(batch, UPPER, begins_at)
             with self.health.poisoning():
                 self.health.guarded(self._engine.write, batch)
-                self._syncs.sync()
+                self.syncs.sync()
                 publish()
                 self.frontiers.advance(begins_at)
         return begins_at
@@ -255,7 +255,7 @@ class Committer:
                     self.write_meta(self.capture.stage, durable=False)
         if upper == before:  # no time has passed: records beside the timeline may still wait
             self.persist()
-        self._syncs.wait(upper)
+        self.syncs.wait(upper)
         return upper
 
     def adopt(self, policy: Policy) -> None:
@@ -278,7 +278,7 @@ class Committer:
         try:
             if not self.health.poison and self.policy.records is None:
                 self.write_meta(stage_end, durable=False)
-                self._syncs.sync()  # commits that wait for the disk have it too
+                self.syncs.sync()  # commits that wait for the disk have it too
         finally:
             self.health.finish()
 
@@ -305,7 +305,7 @@ class Committer:
     @property
     def durable(self) -> Timestamp:
         """Everything below it survives a crash."""
-        return Timestamp(self._syncs.durable)
+        return Timestamp(self.syncs.durable)
 
     def readable(self, as_of: int) -> int:
         """`as_of` if it can be read now; an idle store closes the time until now for it.
@@ -352,12 +352,12 @@ class Committer:
         """Wait until all that is written is on disk, records beside the timeline included. One
         fsync, outside the lock: commits go on."""
         self.health.require()
-        self._syncs.sync()
+        self.syncs.sync()
 
     def make_durable(self) -> Timestamp:
         """Wait until all that is written is durable; returns the `upper` it covers."""
         upper = self.frontiers.upper
-        self._syncs.wait(upper)
+        self.syncs.wait(upper)
         return upper
 
     @property

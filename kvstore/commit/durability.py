@@ -44,7 +44,7 @@ class GroupSync:
         """Everything below it survives a crash."""
         self._lock = threading.RLock()  # taken by itself, as that of the frontiers
         self._synced = threading.Condition(self._lock)
-        self._is_syncing = False
+        self.is_syncing = False
 
     def wait(self, upper: int) -> None:
         """Return once everything below `upper` is on disk, leading an fsync if nobody does."""
@@ -52,13 +52,13 @@ class GroupSync:
             leads = False
             try:
                 with self._lock:
-                    while self.durable < upper and self._is_syncing:
+                    while self.durable < upper and self.is_syncing:
                         if not self._synced.wait(GROUP_COMMIT_WAIT_S_MAX):
                             break
                     if self.durable >= upper:
                         return
                     self._health.require()
-                    leads = self._is_syncing = True
+                    leads = self.is_syncing = True
                 self.sync(leading=True)
                 leads = False
             except KVStoreError:
@@ -67,7 +67,7 @@ class GroupSync:
             finally:
                 if leads:
                     with self._lock:
-                        self._is_syncing = False
+                        self.is_syncing = False
                         self._synced.notify_all()
 
     def sync(self, *, leading: bool = False) -> None:
@@ -81,5 +81,5 @@ class GroupSync:
                 if is_synced and not self._health.poison:
                     self.durable = max(self.durable, upper)
                 if leading:
-                    self._is_syncing = False
+                    self.is_syncing = False
                 self._synced.notify_all()

@@ -32,7 +32,7 @@ from kvstore.forks import own
 from kvstore.journal.files import storage_errors
 from kvstore.limits import BESIDE_OPEN_FILES_MAX, TOLD_FILES_MAX
 
-_IN_MEMORY: Final = "/dev/shm"
+IN_MEMORY: Final = "/dev/shm"
 """Making a throw-away database takes 1 ms there, and 5 ms on disk."""
 
 _MANIFEST_BYTES: Final = 64 << 10
@@ -74,9 +74,9 @@ class LooseFiles:
         self._database: rocks.Rdict | None = None
         self._taken = 0
         self._descriptors: list[int] = []
-        in_memory = linked and os.access(_IN_MEMORY, os.W_OK | os.X_OK)
+        in_memory = linked and os.access(IN_MEMORY, os.W_OK | os.X_OK)
         try:
-            self._take(files, _IN_MEMORY if in_memory else None, move=linked)
+            self._take(files, IN_MEMORY if in_memory else None, move=linked)
         except StorageError:  # `/dev/shm` may be full
             if not in_memory:
                 raise
@@ -240,7 +240,7 @@ def _may_be_linked(files: Sequence[Path | str]) -> bool:
 def _remove_left() -> None:
     """Remove the databases of killed processes: no process holds their locks."""
     with suppress(OSError):
-        for left in Path(_IN_MEMORY).glob(f"{_PREFIX}*"):
+        for left in Path(IN_MEMORY).glob(f"{_PREFIX}*"):
             if left.name.startswith(f"{_PREFIX}{os.getpid()}-"):
                 continue  # closing our own lock file would drop the lock
             with suppress(OSError), (left / "db" / "LOCK").open("r+b") as lock:

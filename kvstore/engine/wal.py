@@ -49,7 +49,7 @@ def find_damage(directory: Path) -> LogDamage | None:
     for files in (sorted(directory.glob("*.log")), _manifests(directory)):
         broken: LogDamage | None = None
         for file in files:
-            for offset, is_whole in _records(file.read_bytes()):
+            for offset, is_whole in records_of(file.read_bytes()):
                 if is_whole and broken is not None:
                     return broken
                 if not is_whole and broken is None:
@@ -90,7 +90,7 @@ def _manifests(directory: Path) -> list[Path]:
 def _cut(files: Sequence[Path]) -> None:
     is_cut = False
     for file in files:
-        found = _records(file.read_bytes())
+        found = records_of(file.read_bytes())
         end = 0 if is_cut else next((at for at, is_whole in found if not is_whole), None)
         if end is not None:
             is_cut = True
@@ -119,7 +119,7 @@ def _kinds(log: bytes) -> set[int]:
     return kinds
 
 
-def _records(log: bytes) -> Iterator[tuple[int, bool]]:
+def records_of(log: bytes) -> Iterator[tuple[int, bool]]:
     """The offset of each record, and whether it is whole. Behind a bad record the next block
     follows."""
     for block in range(0, len(log), BLOCK_BYTES):

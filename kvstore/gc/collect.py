@@ -96,7 +96,7 @@ class Collector:
         self._running = threading.Lock()
         self._runner: int | None = None
         self._stopped = False
-        self._leftovers = Leftovers(parts.imports, parts.committer, path)
+        self.leftovers = Leftovers(parts.imports, parts.committer, path)
         self.keys_per_step = GC_KEYS_PER_STEP
         self.at_step: Callable[[str], None] = lambda name: None
 
@@ -142,12 +142,12 @@ class Collector:
                 self._remove_versions(collected, since, tally)
                 self._remove_ranges(since, tally)
                 self._trim(since)
-                tally.imports += self._leftovers.forget_history(since)
+                tally.imports += self.leftovers.forget_history(since)
                 self.at_step("imports")
             self.require_running()
             age_s = STALE_IMPORT_S if stale_s is None else stale_s
-            tally.imports += self._leftovers.abort_stale(age_s)
-            self._leftovers.remove_files(age_s)
+            tally.imports += self.leftovers.abort_stale(age_s)
+            self.leftovers.remove_files(age_s)
             if compact:
                 self._compact(tally)
         return GcReport(

@@ -27,8 +27,8 @@ class ScanWorker:
         path = os.pathsep.join(os.path.abspath(entry) for entry in sys.path)
         with undivided():  # a copy of its end in a fork would hide its death
             self.pipe, far = Pipe()
-            self._process = subprocess.Popen(
-                [sys.executable, "-c", _MAIN, str(far.fileno())],
+            self.process = subprocess.Popen(
+                [sys.executable, "-c", MAIN, str(far.fileno())],
                 env={**os.environ, "PYTHONPATH": path, "OPENBLAS_NUM_THREADS": "1"},
                 stdin=subprocess.DEVNULL,
                 pass_fds=(far.fileno(),),
@@ -59,16 +59,16 @@ class ScanWorker:
         return message
 
     def _died(self) -> StorageError:
-        code = self._process.wait()
+        code = self.process.wait()
         return StorageError(f"a worker process of a scan ended with {code}", "scan again")
 
     def is_alive(self) -> bool:
-        return self._process.poll() is None
+        return self.process.poll() is None
 
     def kill(self) -> None:
         """End it and wait for its end. Its pipe stays open for a thread that listens to it."""
-        self._process.kill()
-        self._process.wait()
+        self.process.kill()
+        self.process.wait()
 
 
 class Crew:
@@ -79,7 +79,7 @@ class Crew:
     ) -> None:
         self._job = job
         self._pieces = pieces
-        self._workers = workers
+        self.workers = workers
         self._free = 0
         """The first piece that no process has."""
         self._own: deque[int] = deque()
@@ -92,7 +92,7 @@ class Crew:
         self._given: dict[int, tuple[ScanWorker, deque[str | None]]] = {}
         """Pieces of workers that the scan has not finished: the worker, and the parts that it wrote
         and the scan has not taken. None follows the last part."""
-        self._ahead = dict.fromkeys(workers, 0)
+        self.ahead = dict.fromkeys(workers, 0)
         """How many parts of each worker the scan has not finished."""
         self._told: set[ScanWorker] = set()
         """The workers that know of the scan. A worker that is starting may never learn of it."""
@@ -120,7 +120,7 @@ class Crew:
         worker, parts = self._given[number]
         if not parts:
             self._keep += 1
-        elif self._ahead[worker] == SCAN_PARTS_AHEAD_MAX:
+        elif self.ahead[worker] == SCAN_PARTS_AHEAD_MAX:
             self._keep = max(self._keep - 1, 0)
         while True:
             while not parts:
@@ -129,7 +129,7 @@ class Crew:
             if part is None:
                 break
             yield part
-            self._ahead[worker] -= 1
+            self.ahead[worker] -= 1
             worker.tell(Word.GO_ON)
             self.listen()
         del self._given[number]
@@ -150,7 +150,7 @@ class Crew:
                     worker.asks = True
                     self._answer(worker)
                 else:
-                    self._ahead[worker] += 1
+                    self.ahead[worker] += 1
                     self._given[self._reading[worker]][1].append(message)
             wait = False
 
@@ -161,12 +161,12 @@ class Crew:
 
     def at_work(self) -> list[ScanWorker]:
         """The workers that have the database open, or are opening it."""
-        return [worker for worker in self._workers if worker in self._told and not worker.asks]
+        return [worker for worker in self.workers if worker in self._told and not worker.asks]
 
     def resting(self) -> list[ScanWorker]:
         """The other workers, for another scan."""
         at_work = self.at_work()
-        return [worker for worker in self._workers if worker not in at_work]
+        return [worker for worker in self.workers if worker not in at_work]
 
     def _answer(self, worker: ScanWorker) -> None:
         """Tell a worker to open the database, to read a piece of it, or to close it."""
@@ -202,7 +202,7 @@ class Crew:
         return self._pieces[self._free - 1]
 
 
-_MAIN: Final = """\
+MAIN: Final = """\
 import sys
 sys.path = [entry for entry in sys.path if entry]  # nothing of the working directory
 from kvstore.scanners.source import serve

@@ -38,8 +38,8 @@ class Scanners:
     """The worker processes of one store. The first scan that wants them starts them."""
 
     def __init__(self) -> None:
-        self._idle: list[ScanWorker] = []
-        self._scans: weakref.WeakSet[ParallelScan] = weakref.WeakSet()
+        self.idle: list[ScanWorker] = []
+        self.scans: weakref.WeakSet[ParallelScan] = weakref.WeakSet()
         self._lock = threading.Lock()
         self._is_closed = False
         own(self, "the parallel scans of a store")
@@ -77,7 +77,7 @@ class Scanners:
             shutil.rmtree(directory, ignore_errors=True)
             raise
         with self._lock:
-            self._scans.add(scan)
+            self.scans.add(scan)
             is_closed = self._is_closed
         if is_closed:
             scan.close()
@@ -87,8 +87,8 @@ class Scanners:
         """End all scans and processes. Repeatable."""
         with self._lock:
             self._is_closed = True
-            scans, idle = list(self._scans), self._idle
-            self._idle = []
+            scans, idle = list(self.scans), self.idle
+            self.idle = []
         for scan in scans:
             scan.close()
         for worker in idle:
@@ -96,16 +96,16 @@ class Scanners:
 
     def _take(self) -> ScanWorker:
         with self._lock:
-            while self._idle:
-                worker = self._idle.pop()
+            while self.idle:
+                worker = self.idle.pop()
                 if worker.is_alive():
                     return worker
         return ScanWorker()
 
     def _give_back(self, workers: list[ScanWorker]) -> None:
         with self._lock:
-            room = 0 if self._is_closed else SCAN_WORKERS_MAX - len(self._idle)
-            self._idle += workers[:room]
+            room = 0 if self._is_closed else SCAN_WORKERS_MAX - len(self.idle)
+            self.idle += workers[:room]
         for worker in workers[room:]:
             worker.kill()
 
@@ -122,7 +122,7 @@ class ParallelScan:
         give_back: Callable[[list[ScanWorker]], None],
     ) -> None:
         source = ScanSource(job, beside=engine)
-        self._crew = crew
+        self.crew = crew
         self._batches = _taken(job, pieces, source, crew)
         self._end = weakref.finalize(self, _clean_up, crew, source, job.directory, give_back)
         self._is_closed = False
@@ -211,11 +211,11 @@ def _taken(
                 crew.listen()
         else:
             for part in crew.parts(piece.number):
-                yield from _written(job.directory / part)
+                yield from batches_of(job.directory / part)
     crew.finish()
 
 
-def _written(file: Path) -> Iterator[pa.RecordBatch]:
+def batches_of(file: Path) -> Iterator[pa.RecordBatch]:
     """The batches of a part that a worker wrote. Raises `StorageError` if it cannot be read."""
     import pyarrow as pa
 

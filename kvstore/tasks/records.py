@@ -31,8 +31,8 @@ FORMAT = 1
 TAG_TASK, TAG_DELETED = 1, 2
 TAG_OPTIONAL_MIN = 128
 
-_RECORD = struct.Struct("<BQ")
-_ENTRY = struct.Struct("<BI")
+RECORD_HEAD = struct.Struct("<BQ")
+ENTRY_HEAD = struct.Struct("<BI")
 _NUMBERS = struct.Struct("<QQQQI")
 _TEXT = struct.Struct("<I")
 _TEXT_COUNT = 6
@@ -43,13 +43,13 @@ WHERE = "the task journal"
 
 def encode(recorded_at: int, tasks: Iterable[Task], deleted: Iterable[str] = ()) -> bytes:
     """One atomic change as a record."""
-    parts = [_RECORD.pack(FORMAT, recorded_at)]
+    parts = [RECORD_HEAD.pack(FORMAT, recorded_at)]
     for task in tasks:
         body = _encode_task(task)
-        parts += _ENTRY.pack(TAG_TASK, len(body)), body
+        parts += ENTRY_HEAD.pack(TAG_TASK, len(body)), body
     for task_id in deleted:
         body = task_id.encode()
-        parts += _ENTRY.pack(TAG_DELETED, len(body)), body
+        parts += ENTRY_HEAD.pack(TAG_DELETED, len(body)), body
     return b"".join(parts)
 
 
@@ -58,9 +58,9 @@ def decode(payload: bytes) -> tuple[int, list[Task | str]]:
 
     Raises `FormatVersionError` on a record of a later release, `CorruptionError` on a broken one.
     """
-    if len(payload) < _RECORD.size:
+    if len(payload) < RECORD_HEAD.size:
         raise CorruptionError(WHERE, f"a record of {len(payload)} bytes")
-    version, recorded_at = _RECORD.unpack_from(payload)
+    version, recorded_at = RECORD_HEAD.unpack_from(payload)
     if version != FORMAT:
         raise FormatVersionError(WHERE, found=version, supported=FORMAT)
     if recorded_at >= _NUMBER_END:
@@ -77,12 +77,12 @@ def decode(payload: bytes) -> tuple[int, list[Task | str]]:
 
 
 def _entries(payload: bytes) -> Iterator[tuple[int, bytes]]:
-    at, end = _RECORD.size, len(payload)
+    at, end = RECORD_HEAD.size, len(payload)
     while at < end:
-        if at + _ENTRY.size > end:
+        if at + ENTRY_HEAD.size > end:
             raise CorruptionError(WHERE, "a record ends within an entry")
-        tag, size = _ENTRY.unpack_from(payload, at)
-        at += _ENTRY.size
+        tag, size = ENTRY_HEAD.unpack_from(payload, at)
+        at += ENTRY_HEAD.size
         if at + size > end:
             raise CorruptionError(WHERE, "a record ends within an entry")
         yield tag, payload[at : at + size]

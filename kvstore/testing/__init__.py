@@ -16,6 +16,7 @@ Floors, from the top:
     disk        a disk in memory: kills and power cuts of a journal
     crafted     stores over crafted bytes, and every way to read them
     faults      system calls that fail, one or all from one on
+    parts       the parts inside an open store
     seeds       the seed of a random test: printed, and taken from the environment
     workload    the steps of a process that is killed
 """

@@ -36,7 +36,7 @@ def revert_range(
         with begin() as transaction:
             if to < transaction.read_at:
                 transaction.require_unchanged(span)
-                _restore(transaction, changed(transaction.read_at), versions, to)
+                restore_keys(transaction, changed(transaction.read_at), versions, to)
         return transaction.timestamp
 
     for _ in range(REVERT_ATTEMPTS - 1):
@@ -45,7 +45,7 @@ def revert_range(
     return once()
 
 
-def _restore(
+def restore_keys(
     transaction: Transaction, changes: Iterator[Change], versions: Versions, to: int
 ) -> None:
     rows = 0

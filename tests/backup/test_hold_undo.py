@@ -224,7 +224,7 @@ def test_a_replica_that_lags_keeps_its_hold_where_a_window_fails(
     backup.replicate(store, tmp_path / "standby", max_age=timedelta(days=1))
     store.put(b"k", b"w")
     with monkeypatch.context() as patch:
-        patch.setattr(replication, "_head", raising(ERRORS[0]))
+        patch.setattr(replication, "head_of", raising(ERRORS[0]))
         with pytest.raises(StorageError):
             backup.replicate(store, tmp_path / "standby")
     assert len(store.holds.all()) == 1

@@ -19,6 +19,7 @@ import kvstore
 from backup import replication
 from kvstore.errors import HistoryGoneError, HoldLostError, UsageError
 from kvstore.mvcc import WriteSet
+from kvstore.testing.parts import parts_of
 from tests.backup.histories import change, same, staged_import, versions
 
 pytestmark = [pytest.mark.usefixtures("each_engine"), pytest.mark.tiny_limits]
@@ -249,13 +250,13 @@ def test_who_sees_files_that_a_replica_took_does_not_look_for_them_in_its_index(
         monkeypatch.setattr("backup.replication.REPLICA_WINDOW_ROWS", -1)
         store.put(b"b", b"2")
         seen: list[list[bytes]] = []
-        sync = replica._committer._syncs.sync
+        sync = parts_of(replica).committer.syncs.sync
 
         def reading() -> None:
             seen.append([change.key for change in replica.changes(since)])
             sync()
 
-        monkeypatch.setattr(replica._committer._syncs, "sync", reading)
+        monkeypatch.setattr(parts_of(replica).committer.syncs, "sync", reading)
         backup.replicate(store, replica)
         monkeypatch.undo()
         assert seen[0] == [b"b"]

@@ -14,7 +14,7 @@ import pyarrow as pa
 import rocksdict as rocks
 
 import bulk
-from bulk.sst import _options
+from bulk.sst import writer_options
 from bulk.staging import MANIFEST_NAME
 from kvstore.codec.keys import VALUE, encode_reference
 from kvstore.codec.ordered import frame
@@ -85,7 +85,7 @@ def forge(staging: Path, entries: Sequence[tuple[bytes, bytes | None]], **fields
     (part,) = manifest["parts"]
     path = staging / part["name"]
     path.unlink()
-    writer = rocks.SstFileWriter(_options("lz4"))
+    writer = rocks.SstFileWriter(writer_options("lz4"))
     writer.open(str(path))
     for key, value in entries:
         if value is None:

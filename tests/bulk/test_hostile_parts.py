@@ -13,6 +13,7 @@ import kvstore
 from kvstore.codec.keys import TOMBSTONE, VALUE, encode_reference, encode_suffix
 from kvstore.codec.ordered import frame
 from kvstore.limits import KEY_BYTES_MAX
+from kvstore.testing.parts import parts_of
 from tests.bulk.refusal import refused
 from tests.bulk.staged import described, entry, forge, manifest_of, part_of, reseal
 
@@ -131,7 +132,7 @@ def test_a_file_of_a_store_is_refused(
 ) -> None:
     with kvstore.open(tmp_path / "other", engine="rocksdb") as other:
         other.put(b"a", b"1")
-        other._engine.compact("data")
+        parts_of(other).engine.compact("data")
         files = sorted((tmp_path / "other").glob("*.sst"))
     path, fields = part_of(staging), manifest_of(staging)
     shutil.copy(files[0], path)

@@ -15,6 +15,7 @@ import kvstore
 from kvstore import Store
 from kvstore.changes.changeset import ChangesetId, Serials
 from kvstore.errors import ClosedError
+from kvstore.testing.parts import parts_of
 
 pytestmark = [pytest.mark.usefixtures("each_engine"), pytest.mark.tiny_limits]
 
@@ -23,7 +24,7 @@ U64 = (1 << 64) - 1
 
 def tags(store: Store) -> list[tuple[int, int]]:
     """Changeset of each row of the change index, in time order."""
-    rows = store._parts.index.rows(since=0, upto=store.upper - 1)
+    rows = parts_of(store).index.rows(since=0, upto=store.upper - 1)
     return [row.changeset for row in rows]
 
 

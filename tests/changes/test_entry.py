@@ -25,7 +25,7 @@ from kvstore.changes.entry import (
     peek,
     unpack,
 )
-from kvstore.changes.expand import _of_puts
+from kvstore.changes.expand import of_puts
 from kvstore.changes.index import Commit
 from kvstore.errors import CorruptionError, FormatVersionError
 
@@ -173,7 +173,7 @@ def test_many_puts_are_compressed_as_their_columns_are() -> None:
 
 def test_an_entry_of_no_rows_has_no_events() -> None:
     entry = unpack(pack(b"", column([]), column([])), where="here")
-    assert list(_of_puts(Commit(5, 0, entry), "post")) == []
+    assert list(of_puts(Commit(5, 0, entry), "post")) == []
 
 
 def test_large_entries_are_compressed_and_come_back() -> None:

@@ -24,6 +24,7 @@ from kvstore.changes.epoch import Epoch, pack_run, unpack_run
 from kvstore.codec.json import JsonObject
 from kvstore.errors import BusyError, CorruptionError, UsageError
 from kvstore.meta import Meta
+from kvstore.testing.parts import parts_of
 
 pytestmark = [pytest.mark.usefixtures("each_engine"), pytest.mark.tiny_limits]
 
@@ -33,7 +34,7 @@ U63 = (1 << 63) - 1
 def check(store: Store) -> list[Epoch]:
     """Assert that the epochs are contiguous and that each counts what the index holds."""
     epochs = list(store.epochs())
-    headers = list(store._parts.index.headers(since=0, upto=store.upper - 1))
+    headers = list(parts_of(store).index.headers(since=0, upto=store.upper - 1))
     counted = 0
     for domain, of_domain in groupby(epochs, key=lambda epoch: epoch.domain):
         found = list(of_domain)
@@ -45,9 +46,9 @@ def check(store: Store) -> list[Epoch]:
             assert sum(events for _, events, _ in inside) == epoch.events
             assert all(timestamp < epoch.closed_at for timestamp, _, _ in inside)
             counted += epoch.events
-    running = store._committer.capture
+    running = parts_of(store).committer.capture
     open_events = sum(changeset.events for changeset in running.open)
-    state = running._state
+    state = running.state
     if state.older is not None and state.newer is not None:
         open_events += state.older.events + state.newer.events
     assert counted + open_events == sum(events for _, events, _ in headers)
@@ -151,7 +152,7 @@ def test_waiting_epochs_are_taken_along_by_a_commit(
     with kvstore.open(tmp_path / "s", durability="async") as store:
         for number in range(10):
             store.put(b"k%d" % number, b"1")
-        runs = list(Meta(store._engine).records("epochs/"))
+        runs = list(Meta(parts_of(store).engine).records("epochs/"))
         assert len(runs) >= 3
         assert len(check(store)) == 20
     with kvstore.open(tmp_path / "s", durability="async") as store:
@@ -174,6 +175,7 @@ def test_a_close_ends_the_domain_and_cuts_what_is_open(tmp_path: Path) -> None:
 CHILD = """
 import os, sys, kvstore
 from kvstore.changes import capture
+from kvstore.testing.parts import parts_of
 capture.EPOCHS_PENDING_MAX = int(sys.argv[2])
 store = kvstore.open(sys.argv[1], engine=os.environ["EACH_ENGINE"], durability="async")
 for number in range(25):
@@ -182,7 +184,7 @@ with store.changeset():
     store.put(b"torn", b"1")
     with store.changeset():
         store.put(b"inner", b"1")
-        store._committer.make_durable()
+        parts_of(store).committer.make_durable()
         print("ready", flush=True)
         sys.stdin.read()
 """
@@ -216,8 +218,8 @@ def test_trimming_drops_the_runs_below_since(
     with kvstore.open(tmp_path / "s", durability="async") as store:
         stamps = [store.put(b"k%d" % number, b"1") for number in range(10)]
         store.sync()
-        index = store._parts.index
-        store._committer.write_meta(lambda batch: index.stage_trim(stamps[5], batch))
+        index = parts_of(store).index
+        parts_of(store).committer.write_meta(lambda batch: index.stage_trim(stamps[5], batch))
         left = list(store.epochs())
         assert len(left) > 0
         assert all(epoch.closed_at > stamps[4] for epoch in left)
@@ -248,8 +250,8 @@ def test_forcing_quiescence_waits_for_open_changesets_and_holds_new_ones_back(
         entered.wait()
         forcing = threading.Thread(target=lambda: reached.append(store.force_quiescence()))
         forcing.start()
-        changesets = store._changesets
-        while not changesets._forcing:
+        changesets = parts_of(store).changesets
+        while not changesets.forcing:
             pass
         follower = threading.Thread(target=late)
         follower.start()

@@ -29,12 +29,13 @@ from kvstore.changes.stream import (
 )
 from kvstore.errors import CorruptionError, UsageError
 from kvstore.limits import STREAMS_MAX
+from kvstore.testing.parts import parts_of
 
 pytestmark = [pytest.mark.usefixtures("each_engine"), pytest.mark.tiny_limits]
 
 
 def placed(store: Store, since: int = 0) -> list[PlacedRow]:
-    return list(store._parts.index.rows(since=since, upto=store.upper - 1))
+    return list(parts_of(store).index.rows(since=since, upto=store.upper - 1))
 
 
 # -- ids ------------------------------------------------------------------------------------
@@ -159,8 +160,8 @@ def test_opening_takes_the_newest_commit_of_all_streams(tmp_path: Path) -> None:
     store = kvstore.open(tmp_path / "s", durability="sync", clock=clock)
     store.reshard(streams=8)
     newest = max(store.put(b"k%d" % number, b"1") for number in range(20))
-    assert store._parts.index.last() == newest
-    store._engine.close()  # as a crash would: no closing records
+    assert parts_of(store).index.last() == newest
+    parts_of(store).engine.close()  # as a crash would: no closing records
     clock.set(5)
     with kvstore.open(tmp_path / "s", clock=clock) as store:
         assert store.upper == newest + 1
@@ -175,11 +176,11 @@ def test_trimming_drops_generations_that_ended_and_keeps_the_open_one(tmp_path: 
         middle = store.put(b"b", b"1")
         store.reshard(streams=3)
         last = store.put(b"c", b"1")
-        index = store._parts.index
-        store._committer.write_meta(lambda batch: index.stage_trim(middle, batch))
+        index = parts_of(store).index
+        parts_of(store).committer.write_meta(lambda batch: index.stage_trim(middle, batch))
         assert [len(g.streams) for g in store.generations()] == [2, 3]
         assert [row.timestamp for row in placed(store, middle)] == [last]
-        store._committer.write_meta(lambda batch: index.stage_trim(last, batch))
+        parts_of(store).committer.write_meta(lambda batch: index.stage_trim(last, batch))
         assert [len(g.streams) for g in store.generations()] == [3]
     with kvstore.open(tmp_path / "s", durability="async") as store:
         assert [len(g.streams) for g in store.generations()] == [3]
@@ -190,7 +191,7 @@ def test_trimming_drops_generations_that_ended_and_keeps_the_open_one(tmp_path: 
 def consume(
     store: Store, found: Generation, stream: bytes, upto: int
 ) -> list[tuple[int, int, bytes]]:
-    rows = store._parts.index.rows(
+    rows = parts_of(store).index.rows(
         since=found.opened_at - 1 if found.opened_at else 0,
         upto=min(upto, found.last),
         select=lambda _: [stream],

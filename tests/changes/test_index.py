@@ -20,6 +20,7 @@ from kvstore.engine import CHANGES
 from kvstore.limits import CHANGE_CHUNK_BYTES, INLINE_VALUE_BYTES
 from kvstore.span import Span
 from kvstore.store import Store
+from kvstore.testing.parts import parts_of
 from kvstore.testing.strategies import bounds, ops, rows
 from kvstore.timestamp import TIMESTAMP_MAX
 
@@ -42,7 +43,7 @@ def commit(store: Store, writes: list[Any]) -> int:
 
 def read(store: Store, floor: int, since: int, upto: int, bound: Any, **how: Any) -> list[Change]:
     """The changes of a window, from the index if it is complete from `floor` on, else by a pass."""
-    reader = ChangeReader(store._versions, store._parts.index, store.imports.spans_of)
+    reader = ChangeReader(parts_of(store).versions, parts_of(store).index, store.imports.spans_of)
     return list(reader.changes(Span(*bound), since=since, upto=upto, index_floor=floor, **how))
 
 
@@ -100,7 +101,7 @@ def test_large_values_are_read_from_the_versions(store: Store) -> None:
     first = store.put(b"k", large)
     store.put(b"k", b"small")
     store.delete_range(b"a", b"z")
-    stored = store._engine.get(CHANGES, encode_change_key(FIRST_STREAM, first))
+    stored = parts_of(store).engine.get(CHANGES, encode_change_key(FIRST_STREAM, first))
     assert stored is not None
     assert len(stored) < 100
     assert next(store.changes(0, order="time")).value == large
@@ -114,7 +115,7 @@ def test_a_large_commit_is_cut_into_chunks_and_comes_back_whole(store: Store) ->
         batch.delete_range(b"key", b"kez")
         for number in range(count):
             batch.put(b"key%08d" % number, value)
-    chunks = list(ChangeIndex(store._engine).read(since=0, upto=store.upper))
+    chunks = list(ChangeIndex(parts_of(store).engine).read(since=0, upto=store.upper))
     assert [chunk.chunk for chunk in chunks] == list(range(len(chunks)))
     assert len(chunks) == 4
     assert [chunk.entry.is_last for chunk in chunks] == [False, False, False, True]

@@ -16,6 +16,7 @@ from kvstore.changes.entry import OP_PUT, OP_PUT_LARGE
 from kvstore.errors import OutOfSpaceError, PoisonedError
 from kvstore.limits import THIN_FROM_BYTES
 from kvstore.store import Store
+from kvstore.testing.parts import parts_of
 from kvstore.testing.strategies import ops
 from kvstore.timestamp import Timestamp
 
@@ -34,13 +35,13 @@ def put_large(store: Store) -> Timestamp:
 def crash(store: Store, tmp_path: Path) -> Path:
     """What a kill would leave of a store that is open."""
     left = tmp_path / f"left-{len(list(tmp_path.iterdir()))}"
-    shutil.copytree(store._engine.path, left, ignore=shutil.ignore_patterns("lock"))  # type: ignore[attr-defined]
+    shutil.copytree(parts_of(store).engine.path, left, ignore=shutil.ignore_patterns("lock"))  # type: ignore[attr-defined]
     return left
 
 
 def stored(store: Store) -> set[int]:
     """The operations in the index."""
-    found = store._parts.index.read(since=0, upto=store.upper)
+    found = parts_of(store).index.read(since=0, upto=store.upper)
     return {op for commit in found for op in bytes(commit.entry.ops)}
 
 
@@ -87,14 +88,14 @@ def test_a_full_entry_that_cannot_be_written_poisons_and_its_commit_stands(
 ) -> None:
     store = kvstore.open(tmp_path / "store")
     store.put(b"before", b"1")
-    write = store._engine.write
+    write = parts_of(store).engine.write
 
     def refuse_unlogged(batch: Any, *, logged: bool = True) -> None:
         if not logged:
             raise OutOfSpaceError("store")
         write(batch, logged=logged)
 
-    monkeypatch.setattr(store._engine, "write", refuse_unlogged)
+    monkeypatch.setattr(parts_of(store).engine, "write", refuse_unlogged)
     with pytest.raises(OutOfSpaceError):
         put_large(store)
     monkeypatch.undo()

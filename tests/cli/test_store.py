@@ -18,6 +18,7 @@ from kvstore.cli.exits import EXIT_CODES, exit_code
 from kvstore.errors import KVStoreError
 from kvstore.journal import Journal
 from kvstore.loops import COMPILED
+from kvstore.testing.parts import parts_of
 
 pytestmark = pytest.mark.usefixtures("each_engine")
 
@@ -241,9 +242,9 @@ def test_verify_is_0_for_a_sound_store_and_1_for_a_damaged_one(run: Run, path: P
     (report,) = lines(run("verify", path, "--json"))
     assert (report["ok"], report["keys"], report["problems"]) == (True, 4, [])
     with kvstore.open(path) as store:
-        batch = store._engine.batch()
-        batch.put(b"no key of ours", b"", store._engine.families["data"])
-        store._engine.write(batch)
+        batch = parts_of(store).engine.batch()
+        batch.put(b"no key of ours", b"", parts_of(store).engine.families["data"])
+        parts_of(store).engine.write(batch)
     damaged = run("verify", path, code=1)
     assert "data key 6e6f" in damaged.stdout
 
@@ -279,7 +280,7 @@ def journaled(tmp_path: Path) -> Path:
     with kvstore.open(tmp_path / "m", engine="memory") as store:
         for number in range(5):
             store.put(b"%d" % number, b"v" * 50)
-        journal = store._engine._journal  # type: ignore[attr-defined]
+        journal = parts_of(store).engine._journal  # type: ignore[attr-defined]
         journal._rotate()  # what a full file brings about
         store.put(b"last", b"v")
     return tmp_path / "m"

@@ -21,7 +21,9 @@ from kvstore.engine.memory import MemoryEngine
 from kvstore.errors import PoisonedError
 from kvstore.recent import RecentCommits
 from kvstore.testing.interrupts import Outcome, interrupted, measured
+from kvstore.testing.parts import parts_of
 from kvstore.testing.seeds import seeded
+from kvstore.txn import Transactions
 
 pytestmark = pytest.mark.usefixtures("each_engine")
 
@@ -156,7 +158,7 @@ def one_interrupt(
     gc.collect()
     try:
         found = elsewhere(lambda: state(store))
-        assert not store.holds._pins
+        assert not store.holds.pins
         elsewhere(lambda: store.put(b"later", b"v"))
         elsewhere(lambda: store.gc(before=0))
         if found == before:  # else a clear was done, perhaps
@@ -203,7 +205,7 @@ def test_interrupts_come_in_the_middle_of_calls(tmp_path: Path) -> None:
         duration_s = measured(call)
         outcomes = [interrupted(call, after_s=pick.random() * duration_s)[0] for _ in range(12)]
         assert Outcome.RAISED in outcomes
-        assert not store.holds._pins
+        assert not store.holds.pins
 
 
 # -- each case that was found, without chance -------------------------------------------------
@@ -220,7 +222,7 @@ def test_a_clear_that_was_interrupted_before_its_write_is_called_off(
     at = store.put(b"k", b"v")
     store.put(b"z", b"v")
     with monkeypatch.context() as patch:
-        patch.setattr(store._committer, "raise_floor", interrupt)
+        patch.setattr(parts_of(store).committer, "raise_floor", interrupt)
         with pytest.raises(KeyboardInterrupt):
             store.clear_range(b"a", b"m")
     assert store.get(b"k", as_of=at) == b"v"
@@ -261,7 +263,7 @@ def test_a_snapshot_that_was_interrupted_in_the_making_keeps_nothing(
     monkeypatch.setattr("kvstore.store.store.Snapshot", interrupt)
     with pytest.raises(KeyboardInterrupt):
         store.snapshot()
-    assert not store.holds._pins
+    assert not store.holds.pins
 
 
 def test_a_transaction_that_was_interrupted_in_the_making_keeps_nothing(
@@ -271,10 +273,10 @@ def test_a_transaction_that_was_interrupted_in_the_making_keeps_nothing(
         patch.setattr(RecentCommits, "watch", interrupt)
         with pytest.raises(KeyboardInterrupt):
             store.transaction()
-    assert not store.holds._pins
+    assert not store.holds.pins
     with store.transaction() as txn:
         txn.put(b"k", b"v")
-    assert store._committer.recent._watchers == 0
+    assert parts_of(store).committer.recent.watchers == 0
 
 
 def test_a_rollback_that_was_interrupted_is_finished_by_the_finalizer(
@@ -282,14 +284,14 @@ def test_a_rollback_that_was_interrupted_is_finished_by_the_finalizer(
 ) -> None:
     txn = store.transaction()
     with monkeypatch.context() as patch:
-        patch.setattr(type(txn._owner), "end", interrupt)
+        patch.setattr(Transactions, "end", interrupt)
         with pytest.raises(KeyboardInterrupt):
             txn.rollback()
     del txn
     gc.collect()
-    assert not store.holds._pins
+    assert not store.holds.pins
     store.transaction().rollback()
-    assert store._committer.recent._watchers == 0
+    assert parts_of(store).committer.recent.watchers == 0
 
 
 def test_a_hold_that_is_interrupted_inside_a_memory_engine_poisons_the_handle(

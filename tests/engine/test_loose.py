@@ -30,7 +30,7 @@ def sst(path: Path, keys: list[bytes]) -> Path:
 def scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where throw-away databases are made, in the place of the system's memory and of /tmp."""
     (tmp_path / "memory").mkdir()
-    monkeypatch.setattr(kvstore.engine.loose, "_IN_MEMORY", str(tmp_path / "memory"))
+    monkeypatch.setattr(kvstore.engine.loose, "IN_MEMORY", str(tmp_path / "memory"))
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "memory"))
     return tmp_path / "memory"
 
@@ -156,7 +156,7 @@ def test_the_database_of_a_process_that_was_killed_is_removed(
     file = sst(tmp_path / "1.sst", [b"a"])
     program = f"""
 import os, signal, kvstore.engine.loose as loose
-loose._IN_MEMORY = {str(scratch)!r}
+loose.IN_MEMORY = {str(scratch)!r}
 teller = loose.Teller()
 teller.told([{str(file)!r}])
 os.kill(os.getpid(), signal.SIGKILL)

@@ -27,6 +27,7 @@ from kvstore.errors import (
 )
 from kvstore.journal import Journal, Sync
 from kvstore.testing.disk import MemoryDisk
+from kvstore.testing.parts import parts_of
 from tests.engine.memory_store import PATH, entries, open_memory, put, stage
 
 
@@ -194,12 +195,12 @@ def test_an_ingest_cut_off_is_all_there_or_not_at_all(
     monkeypatch.setattr("kvstore.engine.state.MEMORY_RECORD_BYTES", 100)
     staged = stage(tmp_path / "in", {b"%04d" % n: b"v" * 50 for n in range(100)}, import_id=1)
     store = open_memory(tmp_path / "s")
-    crash_before(tmp_path / "s", store._engine, method, nth)  # type: ignore[arg-type]
+    crash_before(tmp_path / "s", parts_of(store).engine, method, nth)  # type: ignore[arg-type]
     bulk.ingest(store, staged.staging)
     store.close()
     with open_memory(tmp_path / "crashed") as crashed:
         assert crashed.get(b"0000") is None
-        assert len(crashed._engine.cursor(DATA).take(1000)[0]) == linked
+        assert len(parts_of(crashed).engine.cursor(DATA).take(1000)[0]) == linked
         bulk.ingest(crashed, staged.staging)
         assert len(list(crashed.scan())) == 100
 

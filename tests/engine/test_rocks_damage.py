@@ -20,6 +20,7 @@ from kvstore.engine.rocks_opening import salvage
 from kvstore.engine.wal import BLOCK_BYTES, find_damage
 from kvstore.errors import CorruptionError
 from kvstore.testing.engines import fill, read
+from kvstore.testing.parts import parts_of
 
 Change = Callable[[bytearray], bytes]
 
@@ -163,7 +164,7 @@ def several_logs(tmp_path: Path) -> Path:
         for number in range(4):
             store.put(b"%d" % number, b"v")
             store.delete_range(b"x", b"y%d" % number)
-            store._engine._family["data"].flush()  # type: ignore[attr-defined]
+            parts_of(store).engine._family["data"].flush()  # type: ignore[attr-defined]
         store.put(b"last", b"v")
         shutil.copytree(tmp_path / "live", tmp_path / "copy")
     return tmp_path / "copy"
@@ -183,7 +184,7 @@ def test_a_closed_log_that_is_lost_or_shorter_is_told(
     if left == "nothing":
         log.unlink()
     else:
-        os.truncate(log, [at for at, _ in wal._records(log.read_bytes())][-1])
+        os.truncate(log, [at for at, _ in wal.records_of(log.read_bytes())][-1])
     opening = kvstore.open_read_only if read_only else kvstore.open
     with pytest.raises(CorruptionError, match=r"lost, or shorter") as caught:
         opening(several_logs)

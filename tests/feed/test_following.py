@@ -10,6 +10,7 @@ import pytest
 import kvstore
 from kvstore import ManualClock, Store
 from kvstore.errors import ClosedError, FencedError, PoisonedError, StorageError
+from kvstore.testing.parts import parts_of
 from tests.feed.follower import WAIT_S, Follower, keys
 
 pytestmark = [pytest.mark.usefixtures("each_engine"), pytest.mark.tiny_limits]
@@ -19,7 +20,7 @@ def test_a_feed_never_hands_out_what_is_not_durable(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """While the disk does not answer, a follower gets nothing; the write alone is not enough."""
-    sync, answer, asked = store._engine.sync, threading.Event(), threading.Event()
+    sync, answer, asked = parts_of(store).engine.sync, threading.Event(), threading.Event()
     feed = store.feed("f", start="now")
 
     def slow() -> None:
@@ -27,7 +28,7 @@ def test_a_feed_never_hands_out_what_is_not_durable(
         assert answer.wait(WAIT_S)
         sync()
 
-    monkeypatch.setattr(store._engine, "sync", slow)
+    monkeypatch.setattr(parts_of(store).engine, "sync", slow)
     stamp = store.put(b"a", b"1", durability="async")
     follower = Follower(feed)
     assert asked.wait(WAIT_S)
@@ -80,7 +81,7 @@ def test_followers_do_not_wake_for_nothing(store: Store) -> None:
     """No polling: without a commit, a record or a heartbeat the wait is entered once."""
     waits: list[int] = []
     waiting = threading.Event()
-    frontiers = store._committer.frontiers
+    frontiers = parts_of(store).committer.frontiers
     wait = frontiers.wait
 
     def counted(above: int, **how: object) -> None:
@@ -115,7 +116,7 @@ def test_a_follower_ends_with_an_error_when_a_write_fails(
     def fail(_: object) -> None:
         raise StorageError("the disk went away")
 
-    monkeypatch.setattr(store._engine, "write", fail)
+    monkeypatch.setattr(parts_of(store).engine, "write", fail)
     with pytest.raises(StorageError):
         store.put(b"b", b"1")
     assert isinstance(follower.wait_error(), PoisonedError)
@@ -131,7 +132,7 @@ def test_a_follower_ends_with_an_error_when_a_commit_is_interrupted(
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(store._committer.capture, "finish_commit", interrupt)
+    monkeypatch.setattr(parts_of(store).committer.capture, "finish_commit", interrupt)
     with pytest.raises(KeyboardInterrupt):
         store.put(b"b", b"1")
     assert isinstance(follower.wait_error(), PoisonedError)
@@ -152,7 +153,7 @@ def test_who_waits_for_upper_is_woken_when_it_has_moved(
         waiting = threading.Thread(target=lambda: store.wait_beyond(upper, stop=look))
         waiting.start()
         assert looks.acquire(timeout=30)
-        wake, woken = store._committer.frontiers.wake, []
+        wake, woken = parts_of(store).committer.frontiers.wake, []
 
         def wake_and_let_look() -> None:
             wake()
@@ -160,7 +161,7 @@ def test_who_waits_for_upper_is_woken_when_it_has_moved(
                 woken.append(True)
                 assert looks.acquire(timeout=30)
 
-        monkeypatch.setattr(store._committer.frontiers, "wake", wake_and_let_look)
+        monkeypatch.setattr(parts_of(store).committer.frontiers, "wake", wake_and_let_look)
         store.sync()
         waiting.join(10)
         is_waiting = waiting.is_alive()

@@ -19,6 +19,7 @@ from kvstore.codec.keys import encode_change_key
 from kvstore.engine import CHANGES
 from kvstore.errors import ClosedError, CorruptionError, EventsMissingError
 from kvstore.feeds import quiescent
+from kvstore.testing.parts import parts_of
 
 pytestmark = [pytest.mark.usefixtures("each_engine"), pytest.mark.tiny_limits]
 
@@ -148,10 +149,10 @@ def test_a_reader_goes_on_where_it_was(tmp_path: Path) -> None:
 def test_a_missing_entry_is_noticed(tmp_path: Path) -> None:
     with kvstore.open(tmp_path / "s", durability="async") as store:
         stamps = [store.put(b"%d" % number, b"1") for number in range(5)]
-        batch = store._engine.batch()
+        batch = parts_of(store).engine.batch()
         stream = store.generations()[0].streams[0]
-        batch.delete(encode_change_key(stream, stamps[2]), store._engine.families[CHANGES])
-        store._engine.write(batch)
+        batch.delete(encode_change_key(stream, stamps[2]), parts_of(store).engine.families[CHANGES])
+        parts_of(store).engine.write(batch)
         reached = iter(store.feeds.quiescent_points())
         assert [next(reached).timestamp, next(reached).timestamp] == stamps[:2]
         with pytest.raises(EventsMissingError) as raised:
@@ -266,7 +267,7 @@ def test_who_waits_for_quiescence_hears_that_the_store_was_closed(tmp_path: Path
 
     waiting = threading.Thread(target=force)
     waiting.start()
-    while not store._changesets._forcing:
+    while not parts_of(store).changesets.forcing:
         pass
     store.close()
     waiting.join(30)

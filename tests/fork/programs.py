@@ -250,11 +250,11 @@ def from_c(place: Path) -> None:
 
 def exit_handlers(place: Path) -> None:
     """What a Spark session removes at exit is left alone by the exit of a child."""
-    from spark_connector.session import _remove
+    from spark_connector.session import remove_scratch
 
     scratch = place / "scratch"
     scratch.mkdir()
-    atexit.register(_remove, scratch, os.getpid())
+    atexit.register(remove_scratch, scratch, os.getpid())
     assert fork(lambda: None) == STATUS
     assert scratch.exists()
 

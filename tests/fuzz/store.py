@@ -47,7 +47,7 @@ def change_entry(data: bytes) -> None:
         (opened.key_offsets, opened.keys),
         (opened.value_offsets, opened.values),
     ):
-        columns._wrapped(offsets, items, count).validate(full=True)
+        columns.wrapped(offsets, items, count).validate(full=True)
     if opened.sequence is not None:
         assert all(before < after for before, after in pairwise(opened.sequence))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 import bulk
@@ -10,13 +11,14 @@ from kvstore.codec.keys import TAIL_BYTES, split_data_key
 from kvstore.codec.ordered import unframe
 from kvstore.engine.api import DATA
 from kvstore.gc.rules import garbage
+from kvstore.testing.parts import parts_of
 
 KEYS = [bytes([letter]) for letter in b"abcdef"]
 
 
 def stored(store: Store, family: str) -> int:
     """Entries that a family holds."""
-    cursor, total = store._engine.cursor(family), 0
+    cursor, total = parts_of(store).engine.cursor(family), 0
     while keys := cursor.take(1000)[0]:
         total += len(keys)
     return total
@@ -31,6 +33,11 @@ def add_import(store: Store, staging: Path, rows: dict[bytes, bytes]) -> tuple[i
     return staged.import_id, bulk.ingest(store, staging)
 
 
+def collecting() -> list[threading.Thread]:
+    """The threads that collect garbage in the background, of all open stores."""
+    return [thread for thread in threading.enumerate() if thread.name == "kvstore-gc"]
+
+
 def readable(store: Store, since: int, upto: int) -> list[object]:
     """All that readers at or above `since` can ask, up to the time `upto`."""
     states: list[object] = [list(store.scan(as_of=t)) for t in range(since, upto + 1)]
@@ -42,12 +49,12 @@ def readable(store: Store, since: int, upto: int) -> list[object]:
 def left_over(store: Store, since: int) -> list[bytes]:
     """Stored entries that are garbage at `since`."""
     tails: dict[bytes, list[bytes]] = {}
-    cursor = store._engine.cursor(DATA)
+    cursor = parts_of(store).engine.cursor(DATA)
     while keys := cursor.take(1000)[0]:
         for key in keys:
             framed, _, _ = split_data_key(key)
             tails.setdefault(unframe(framed), []).append(key[-TAIL_BYTES:])
-    fragments, stamps = store._versions.view
+    fragments, stamps = parts_of(store).versions.view
     return [
         key
         for key, of_key in tails.items()

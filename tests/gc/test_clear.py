@@ -20,6 +20,7 @@ from kvstore.errors import HistoryGoneError, HistoryHeldError, UsageError
 from kvstore.limits import INLINE_VALUE_BYTES
 from kvstore.mvcc import Fragments
 from kvstore.mvcc.versions import stored_tombstones
+from kvstore.testing.parts import parts_of
 from tests.mvcc.invariants import check_fragments
 
 pytestmark = [pytest.mark.usefixtures("each_engine"), pytest.mark.tiny_limits]
@@ -137,32 +138,32 @@ def test_range_tombstones_are_cut_exactly_on_disk_and_in_memory(tmp_path: Path) 
         left = store.delete_range(b"a", b"d")
         right = store.delete_range(b"d", b"z")
         store.clear_range(b"c", b"f")
-        fragments = store._versions.view.fragments
+        fragments = parts_of(store).versions.view.fragments
         assert list(fragments.pieces(Span())) == [
             (b"a", b"c", (left, wide)),
             (b"f", b"z", (right, wide)),
         ]
     with kvstore.open(tmp_path / "db", clock=ManualClock()) as store:
-        assert store._versions.view.fragments == fragments
+        assert parts_of(store).versions.view.fragments == fragments
 
 
 def test_space_of_a_cleared_span_comes_back(store: Store) -> None:
     with store.batch() as batch:
         for number in range(2000):
             batch.put(b"%05d" % number, os.urandom(1000))
-    store._engine.compact(DATA)
-    before = store._engine.stats()["data_bytes"]
+    parts_of(store).engine.compact(DATA)
+    before = parts_of(store).engine.stats()["data_bytes"]
     store.clear_range(b"0", b"1")
-    assert store._engine.stats()["data_bytes"] < before / 10
+    assert parts_of(store).engine.stats()["data_bytes"] < before / 10
 
 
 def test_record_of_a_clear_goes_when_since_has_passed_it(store: Store) -> None:
     before = fill(store)
     cleared = store.clear_range(b"b", b"e")
     store.gc(before=before)
-    assert store._parts.clears.all()
+    assert parts_of(store).clears.all()
     store.gc(before=cleared)
-    assert store._parts.clears.all() == ()
+    assert parts_of(store).clears.all() == ()
     with pytest.raises(HistoryGoneError) as caught:
         store.get(b"c", before)
     assert caught.value.since == cleared
@@ -173,7 +174,7 @@ def test_time_of_a_clear_is_never_taken_again_after_a_reopen(tmp_path: Path) -> 
     store = kvstore.open(tmp_path / "db", clock=clock)
     fill(store)
     cleared = store.clear_range(b"b", b"e")
-    store._engine.close()
+    parts_of(store).engine.close()
     with kvstore.open(tmp_path / "db", clock=ManualClock(1)) as store:
         assert store.upper > cleared
         assert store.put(b"c", b"v") > cleared
@@ -236,10 +237,10 @@ def test_cut_on_disk_equals_cut_in_memory(
                 if twice:
                     batch.delete_range(bytes([low + 7]), bytes([low + 8]))
         store.clear_range(bytes([start]), bytes([start + length]), compact=False)
-        fragments = store._versions.view.fragments
+        fragments = parts_of(store).versions.view.fragments
         check_fragments(fragments)
         assert store.verify().problems == ()
-        assert Fragments.of(stored_tombstones(store._engine)) == fragments
+        assert Fragments.of(stored_tombstones(parts_of(store).engine)) == fragments
         assert not list(fragments.pieces(Span(bytes([start]), bytes([start + length]))))
 
 
@@ -247,13 +248,14 @@ CRASH = textwrap.dedent(
     """
     import os, signal, sys
     import kvstore
+    from kvstore.testing.parts import parts_of
     from kvstore import ManualClock
 
     path, when = sys.argv[1:]
     store = kvstore.open(
         path, engine=os.environ["EACH_ENGINE"], durability="async", clock=ManualClock(1)
     )
-    engine = store._engine
+    engine = parts_of(store).engine
     write, sync = engine.write, engine.sync
 
     def die(*_):
@@ -280,7 +282,7 @@ def test_crash_in_a_clear_leaves_all_of_it_or_nothing(tmp_path: Path, when: str)
     )
     assert child.returncode == -9
     with kvstore.open(path, clock=ManualClock(1)) as store:
-        if store._parts.clears.all():
+        if parts_of(store).clears.all():
             with pytest.raises(HistoryGoneError):
                 store.get(b"b", before)
             assert list(store.scan()) == [(b"a", b"v"), (b"f", b"v")]

@@ -19,6 +19,7 @@ from kvstore.engine.api import CHANGES, DATA, RANGES
 from kvstore.errors import HistoryGoneError, UsageError
 from kvstore.gc.rules import garbage
 from kvstore.gc.search import garbage_of_keys
+from kvstore.testing.parts import parts_of
 from tests.gc.garbage import KEYS, add_import, left_over, readable, stored
 
 pytestmark = [pytest.mark.usefixtures("each_engine"), pytest.mark.tiny_limits]
@@ -70,11 +71,11 @@ def test_files_shrink_after_gc_with_compaction(store: Store) -> None:
         with store.batch() as batch:
             for number in range(500):
                 batch.put(b"%05d" % number, value + os.urandom(1000))
-    store._engine.compact(DATA)
-    store._engine.compact(CHANGES)
-    before = store._engine.stats()
+    parts_of(store).engine.compact(DATA)
+    parts_of(store).engine.compact(CHANGES)
+    before = parts_of(store).engine.stats()
     store.gc(before=store.now(), compact=True)
-    after = store._engine.stats()
+    after = parts_of(store).engine.stats()
     assert after["data_bytes"] < before["data_bytes"] / 3
     assert after["changes_bytes"] < before["changes_bytes"] / 10
     assert sum(1 for _ in store.scan()) == 500
@@ -93,10 +94,10 @@ def test_keys_that_changed_are_looked_up_in_pieces(store: Store, entries_max: in
     since = store.upper - 1
     for key in keys[:4]:
         store.put(key, b"above")
-    found = list(garbage_of_keys(store._versions, keys, since, entries_max=entries_max))
+    found = list(garbage_of_keys(parts_of(store).versions, keys, since, entries_max=entries_max))
     expected = []
     for key in keys:
-        tails = garbage(store._versions.tails(key), {}, (), since=since)
+        tails = garbage(parts_of(store).versions.tails(key), {}, (), since=since)
         expected += [frame(key) + tail for tail in tails]
     assert found == expected
     assert len(found) == 4 * 2 + 4 * 4
@@ -160,7 +161,7 @@ def test_no_reader_notices_gc_and_no_garbage_stays(
     tmp_path = tmp_path_factory.mktemp("gc")
     added: list[int] = []
     with kvstore.open(tmp_path / "db", durability="async", clock=ManualClock(1)) as store:
-        store._collector.keys_per_step = 2
+        parts_of(store).collector.keys_per_step = 2
         for op in [*ops, ("gc", 3), ("gc", 0)]:
             if op[0] != "gc":
                 apply(store, tmp_path, added, op)
@@ -171,7 +172,7 @@ def test_no_reader_notices_gc_and_no_garbage_stays(
             store.gc(before=since)
             assert readable(store, since, upto) == before
             assert left_over(store, since) == []
-            assert not store._versions.view.fragments.tombstones(
+            assert not parts_of(store).versions.view.fragments.tombstones(
                 kvstore.Span(), since=0, upto=since
             )
             assert store.verify().problems == ()
@@ -187,16 +188,18 @@ def test_gc_looks_only_at_keys_that_changed_and_spans_that_were_deleted(
     store.put(b"00007", b"w")
     store.delete_range(b"01000", b"01010")
     store.put(b"00009", b"w")
-    looked, tails = [], store._versions.tails
-    monkeypatch.setattr(store._versions, "tails", lambda key: looked.append(key) or tails(key))
-    passed, cursor = [], store._engine.cursor
+    looked, tails = [], parts_of(store).versions.tails
+    monkeypatch.setattr(
+        parts_of(store).versions, "tails", lambda key: looked.append(key) or tails(key)
+    )
+    passed, cursor = [], parts_of(store).engine.cursor
 
     def counted(family: str, start: bytes = b"", end: bytes | None = None, **how: bool) -> object:
         if family == DATA:
             passed.append((start, end))
         return cursor(family, start, end, **how)
 
-    monkeypatch.setattr(store._engine, "cursor", counted)
+    monkeypatch.setattr(parts_of(store).engine, "cursor", counted)
     assert store.gc(before=store.now()).versions == 12
     assert looked == [b"00007", b"00009"]
     assert passed == [(b"01000", b"01010")]

@@ -27,6 +27,8 @@ from kvstore.errors import (
     UsageError,
 )
 from kvstore.limits import HOLD_TEXT_CHARS_MAX
+from kvstore.testing.parts import parts_of
+from tests.gc.garbage import collecting
 
 pytestmark = pytest.mark.usefixtures("each_engine")
 
@@ -62,9 +64,9 @@ def test_a_hold_that_an_older_release_wrote_is_read(tmp_path: Path) -> None:
     with kvstore.open(tmp_path / "db") as store:
         at = store.put(b"k", b"v")
         fields = {"v": 1, "timestamp": at, "token": "ab", "max_age_ns": None, "lost": False}
-        batch = store._engine.batch()
-        batch.put(b"hold/old", json.dumps(fields).encode(), store._engine.families[META])
-        store._engine.write(batch)
+        batch = parts_of(store).engine.batch()
+        batch.put(b"hold/old", json.dumps(fields).encode(), parts_of(store).engine.families[META])
+        parts_of(store).engine.write(batch)
     with kvstore.open(tmp_path / "db") as store:
         assert store.holds.all() == [HoldRecord("old", at, "ab", None)]
         assert store.holds.all()[0].kind == UNKNOWN
@@ -161,7 +163,7 @@ def test_a_hold_that_was_abandoned_can_be_dropped(store: Store) -> None:
 @contextmanager
 def failing(store: Store, call: str, at: int) -> Iterator[None]:
     """Have the engine's call number `at` find the disk full, before it does anything."""
-    inner, calls = getattr(store._engine, call), [0]
+    inner, calls = getattr(parts_of(store).engine, call), [0]
 
     def counted(*arguments: Any) -> Any:
         calls[0] += 1
@@ -170,7 +172,7 @@ def failing(store: Store, call: str, at: int) -> Iterator[None]:
         return inner(*arguments)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(store._engine, call, counted)
+        patch.setattr(parts_of(store).engine, call, counted)
         yield
 
 
@@ -266,7 +268,7 @@ def test_a_run_that_fails_is_told_and_the_next_one_collects(
     rounds = Rounds()
     with kvstore.open(tmp_path / "db", clock=ManualClock()) as store:
         steps = Rounds(RuntimeError("of a step"))
-        store._collector.at_step = steps
+        parts_of(store).collector.at_step = steps
         worker = store.upkeep.start_gc(GcPolicy(keep=timedelta(0), every=HOUR), after_run=rounds)
         store.put(b"k", b"1")
         store.put(b"k", b"2")
@@ -289,8 +291,9 @@ def test_a_poisoned_store_ends_its_collecting(
         store.put(b"k", b"v")
     worker = store.upkeep.start_gc(GcPolicy(keep=timedelta(0), every=HOUR))
     worker.wake()
-    worker._thread.join(WAIT_S_MAX)
-    assert not worker._thread.is_alive()
+    for thread in collecting():
+        thread.join(WAIT_S_MAX)
+    assert collecting() == []
     assert isinstance(worker.error, PoisonedError)
     assert "PoisonedError" in caplog.text
     store.close()

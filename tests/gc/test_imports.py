@@ -13,6 +13,7 @@ import bulk
 import kvstore
 from kvstore import ManualClock, Store
 from kvstore.errors import HistoryGoneError, StorageError
+from kvstore.testing.parts import parts_of
 from tests.gc.garbage import KEYS, add_import
 
 pytestmark = [pytest.mark.usefixtures("each_engine"), pytest.mark.tiny_limits]
@@ -145,8 +146,8 @@ def test_an_import_being_added_is_not_stale_however_long_ago_it_was_begun(tmp_pa
 def test_a_run_goes_on_where_an_import_was_added_since_it_looked(store: Store) -> None:
     record = kvstore.ImportRecord(7, "digest", 0, 0, ())
     store.imports.prepare(record)
-    leftovers = store._collector._leftovers
-    imports = leftovers._imports
+    leftovers = parts_of(store).collector.leftovers
+    imports = parts_of(store).imports
     stale = imports.all()
     store.imports.add(record.import_id)
     with pytest.MonkeyPatch.context() as patched:

@@ -18,7 +18,8 @@ from kvstore import GcPolicy, ManualClock, Store
 from kvstore.engine.api import DATA
 from kvstore.errors import UsageError
 from kvstore.mvcc.versions import stored_tombstones
-from tests.gc.garbage import KEYS, add_import, left_over, readable, stored
+from kvstore.testing.parts import parts_of
+from tests.gc.garbage import KEYS, add_import, collecting, left_over, readable, stored
 
 pytestmark = [pytest.mark.usefixtures("each_engine"), pytest.mark.tiny_limits]
 
@@ -87,7 +88,7 @@ def test_background_policy_collects_and_is_stopped_by_close(tmp_path: Path) -> N
     assert done.wait(30)
     assert len(store.history(b"k")) == 1
     store.close()
-    assert not worker._thread.is_alive()
+    assert collecting() == []
     with kvstore.open(tmp_path / "db", gc=policy) as again:
         assert again.get(b"k") == b"2"
 
@@ -96,6 +97,7 @@ CRASH = textwrap.dedent(
     """
     import os, signal, sys
     import kvstore
+    from kvstore.testing.parts import parts_of
     from kvstore import ManualClock
 
     path, step, nth = sys.argv[1], sys.argv[2], int(sys.argv[3])
@@ -109,8 +111,8 @@ CRASH = textwrap.dedent(
         if seen.count(step) == nth:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    store._collector.at_step = die
-    store._collector.keys_per_step = 2
+    parts_of(store).collector.at_step = die
+    parts_of(store).collector.keys_per_step = 2
     store.gc(before=store.upper - 4)
     """
 )
@@ -148,5 +150,5 @@ def test_crash_at_each_step_leaves_junk_at_most_and_the_next_run_resumes(
         store.gc(before=since)
         assert readable(store, since, upto) == before
         assert left_over(store, since) == []
-        stored = list(stored_tombstones(store._engine))
-        assert len(stored) == (1 if store._versions.view.fragments else 0)
+        stored = list(stored_tombstones(parts_of(store).engine))
+        assert len(stored) == (1 if parts_of(store).versions.view.fragments else 0)

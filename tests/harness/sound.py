@@ -9,6 +9,7 @@ import bulk
 import kvstore
 from kvstore import ManualClock
 from kvstore.testing.crafted import Stored, stored_in
+from kvstore.testing.parts import parts_of
 
 WHOLE_ROWS = 30
 """Rows of an entry that record batches take whole, where `WHOLE_ROWS_MIN` is set to it."""
@@ -45,7 +46,7 @@ def sound_entries() -> Stored:
             transaction.put(b"l", b"2")
             transaction.delete_range(b"row0005", b"row0006")
         store.sync()
-        return stored_in(store._engine)
+        return stored_in(parts_of(store).engine)
 
 
 def _import(store: kvstore.Store, directory: Path, key: bytes) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import bulk
 import kvstore
 from kvstore.store import Store
+from kvstore.testing.parts import parts_of
 
 KEYS = 60
 State = dict[bytes, bytes]
@@ -110,7 +111,7 @@ class Writer:
             self.store.sync()
         else:
             for family in self.rng.sample(("data", "changes", "ranges", "meta"), 2):
-                self.store._engine.compact(family)
+                parts_of(self.store).engine.compact(family)
 
 
 def check(seen: list[tuple[int, State]], states: list[tuple[int, State]]) -> None:

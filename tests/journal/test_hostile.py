@@ -253,9 +253,12 @@ def test_no_records_break_the_memory_engine(
 HOSTILE_TASKS = {
     "nothing": b"",
     "the end of time": tasks.encode(1 << 63, []),
-    "an id of bytes": tasks._RECORD.pack(1, 1) + tasks._ENTRY.pack(2, 1) + b"\xff",
-    "an entry cut": tasks._RECORD.pack(1, 1) + tasks._ENTRY.pack(2, 9),
-    "a text cut": tasks._RECORD.pack(1, 1) + tasks._ENTRY.pack(1, 40) + bytes(36) + b"\xff" * 4,
+    "an id of bytes": tasks.RECORD_HEAD.pack(1, 1) + tasks.ENTRY_HEAD.pack(2, 1) + b"\xff",
+    "an entry cut": tasks.RECORD_HEAD.pack(1, 1) + tasks.ENTRY_HEAD.pack(2, 9),
+    "a text cut": tasks.RECORD_HEAD.pack(1, 1)
+    + tasks.ENTRY_HEAD.pack(1, 40)
+    + bytes(36)
+    + b"\xff" * 4,
     "a version without a next": tasks.encode(1, [Task("a", 1 << 63, "q", 0)]),
     "an attempt without a next": tasks.encode(1, [Task("a", 1, "q", 0, attempt=(1 << 32) - 1)]),
     "a time beyond": tasks.encode(1, [Task("a", 1, "q", 1 << 63)]),

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvstore.changes.entry import _RULES, OP_DELETE, OP_DELETE_RANGE, OP_IMPORT, OP_PUT
+from kvstore.changes.entry import OP_DELETE, OP_DELETE_RANGE, OP_IMPORT, OP_PUT, RULES
 from kvstore.errors import CorruptionError
 from tests.loops import both, plain
 
@@ -52,10 +52,10 @@ def answer(call: Any, *args: Any) -> Any:
 @both
 @given(bodies())
 def test_a_body_is_judged_alike(loops: Any, found: tuple[bytes, int, bool]) -> None:
-    expected = answer(plain.survey, *found, _RULES, "here")
-    assert answer(loops.survey, *found, _RULES, "here") == expected
+    expected = answer(plain.survey, *found, RULES, "here")
+    assert answer(loops.survey, *found, RULES, "here") == expected
     unaligned = memoryview(b"." + found[0])[1:]
-    assert answer(loops.survey, unaligned, *found[1:], _RULES, "here") == expected
+    assert answer(loops.survey, unaligned, *found[1:], RULES, "here") == expected
 
 
 @both

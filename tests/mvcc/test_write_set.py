@@ -12,6 +12,7 @@ from kvstore import ManualClock, Store
 from kvstore.errors import ClosedError, UsageError
 from kvstore.limits import KEY_BYTES_MAX
 from kvstore.mvcc import WriteSet
+from kvstore.testing.parts import parts_of
 from tests.mvcc.invariants import check_fragments
 
 WRITES = [("put", b"k", b"v"), ("delete", b"k"), ("delete_range", b"k", b"l")]
@@ -65,7 +66,7 @@ def test_batch_of_many_range_deletes_and_deletes_is_not_quadratic(tmp_path: Path
     writes.seal()
     assert (len(writes.ranges), len(writes.points)) == (3000, 3000)
     with kvstore.open(tmp_path / "db", clock=ManualClock()) as store:
-        store._committer.commit(writes)
-        assert len(store._versions.view.fragments) == 6000
-        check_fragments(store._versions.view.fragments)
+        parts_of(store).committer.commit(writes)
+        assert len(parts_of(store).versions.view.fragments) == 6000
+        check_fragments(parts_of(store).versions.view.fragments)
         assert store.verify().problems == ()

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 import bulk
 import kvstore
 from kvstore.scanners import crew, scan
+from kvstore.testing.parts import parts_of
 from tests.scanners.crews import ROWS, key
 
 
@@ -20,7 +22,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[kvstore.Store]:
         with store.batch() as batch:
             for number in range(ROWS):
                 batch.put(key(number), b"first %d " % number * 5)
-        store._engine.compact("data")
+        parts_of(store).engine.compact("data")
         load = bulk.Import.create(path / "staging")
         with load.writer() as writer:
             for number in range(0, ROWS, 7):
@@ -34,6 +36,14 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[kvstore.Store]:
             for number in range(1, ROWS, 3):
                 batch.delete(key(number))
         yield store
+
+
+@pytest.fixture
+def fresh(store: kvstore.Store, tmp_path: Path) -> Iterator[kvstore.Store]:
+    """The same rows in a store that has started no worker yet."""
+    store.checkpoint(tmp_path / "fresh")
+    with kvstore.open_read_only(tmp_path / "fresh") as opened:
+        yield opened
 
 
 @pytest.fixture(autouse=True)

@@ -6,6 +6,7 @@ import pyarrow as pa
 
 import kvstore
 from kvstore.scanners import SCANS_DIRECTORY, crew
+from kvstore.testing.parts import parts_of
 
 ROWS = 20_000
 
@@ -25,25 +26,25 @@ def nothing_is_left(store: kvstore.Store) -> bool:
 def have_started(store: kvstore.Store, *, workers: int, prefix: bytes = b"") -> None:
     """Have so many processes ready for the next scan, of which the store's own is one."""
     store.scan_batches(prefix=prefix, workers=workers).read_all()
-    for worker in store._scanners._idle:
+    for worker in parts_of(store).scanners.idle:
         assert worker.asks or worker.pipe.poll(60)
 
 
 def crew_of(store: kvstore.Store) -> list[int]:
     """The processes that wait for the next scan."""
-    return [worker._process.pid for worker in store._scanners._idle]
+    return [worker.process.pid for worker in parts_of(store).scanners.idle]
 
 
 def crew_at_work(store: kvstore.Store) -> crew.Crew:
     """That of the one scan under way."""
-    (running,) = store._scanners._scans
-    return running._crew
+    (running,) = parts_of(store).scanners.scans
+    return running.crew
 
 
 def listened(beside: crew.Crew) -> bool:
     """Its workers have said what they have to say: they ask, or have written what they may."""
-    for worker in beside._workers:
-        while not (worker.asks or beside._ahead[worker] == crew.SCAN_PARTS_AHEAD_MAX):
+    for worker in beside.workers:
+        while not (worker.asks or beside.ahead[worker] == crew.SCAN_PARTS_AHEAD_MAX):
             assert worker.pipe.poll(60)
             beside.listen()
     return True

@@ -15,8 +15,9 @@ import pytest
 
 import kvstore
 from kvstore.errors import ClosedError, CorruptionError, StorageError
-from kvstore.scanners import SCANS_DIRECTORY, Scanners, crew, scan
+from kvstore.scanners import SCANS_DIRECTORY, crew, scan
 from kvstore.scanners.source import ScanSource
+from kvstore.testing.parts import parts_of
 from tests.scanners.crews import (
     ROWS,
     crew_at_work,
@@ -30,22 +31,18 @@ from tests.scanners.crews import (
 
 
 def test_a_scan_does_not_wait_for_workers_that_are_being_started(
-    store: kvstore.Store, taken: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    fresh: kvstore.Store, taken: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gate = tmp_path / "gate"
     os.mkfifo(gate)
-    monkeypatch.setattr(crew, "_MAIN", f"open({str(gate)!r}).read()\n{crew._MAIN}")
-    monkeypatch.setattr(store, "_scanners", Scanners())
-    alone = store.scan_batches().read_all()
-    try:
-        assert store.scan_batches(workers=2).read_all().equals(alone)
-        assert not taken
-        assert nothing_is_left(store)
-        gate.write_bytes(b"")
-        assert read_beside(store, workers=2).equals(alone)
-        assert taken
-    finally:
-        store._scanners.close()
+    monkeypatch.setattr(crew, "MAIN", f"open({str(gate)!r}).read()\n{crew.MAIN}")
+    alone = fresh.scan_batches().read_all()
+    assert fresh.scan_batches(workers=2).read_all().equals(alone)
+    assert not taken
+    assert nothing_is_left(fresh)
+    gate.write_bytes(b"")
+    assert read_beside(fresh, workers=2).equals(alone)
+    assert taken
 
 
 @pytest.mark.parametrize("taken", [0, 1])
@@ -56,8 +53,8 @@ def test_letting_go_of_it_leaves_nothing(store: kvstore.Store, taken: int) -> No
     held = [scan.read_next_batch() for _ in range(taken)]
     (worker,) = crew_at_work(store).at_work()
     del scan
-    assert worker._process.poll() == -signal.SIGKILL
-    assert worker not in store._scanners._idle
+    assert worker.process.poll() == -signal.SIGKILL
+    assert worker not in parts_of(store).scanners.idle
     assert nothing_is_left(store)
     for batch in held:  # what was handed out stays readable
         assert batch.column("key")[0].as_py() == next(store.scan())[0]
@@ -66,7 +63,7 @@ def test_letting_go_of_it_leaves_nothing(store: kvstore.Store, taken: int) -> No
 def test_a_worker_that_is_killed_is_an_error_and_leaves_nothing(store: kvstore.Store) -> None:
     scan = store.scan_batches(batch_rows=100, workers=2)
     scan.read_next_batch()
-    os.kill(crew_at_work(store)._workers[0]._process.pid, signal.SIGKILL)
+    os.kill(crew_at_work(store).workers[0].process.pid, signal.SIGKILL)
     with pytest.raises(StorageError, match="worker process"):
         scan.read_all()
     assert nothing_is_left(store)
@@ -87,23 +84,19 @@ def test_an_interrupt_where_a_scan_ends_leaves_nothing(
     assert nothing_is_left(store)
 
 
-def test_workers_that_are_being_started_outlive_their_scan(
-    store: kvstore.Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(store, "_scanners", Scanners())
-    store.scan_batches(batch_rows=100, workers=3)  # and let go of
-    started = set(crew_of(store))
+def test_workers_that_are_being_started_outlive_their_scan(fresh: kvstore.Store) -> None:
+    fresh.scan_batches(batch_rows=100, workers=3)  # and let go of
+    started = set(crew_of(fresh))
     assert len(started) == 2
-    have_started(store, workers=3)
-    assert set(crew_of(store)) == started
-    store._scanners.close()
+    have_started(fresh, workers=3)
+    assert set(crew_of(fresh)) == started
 
 
 def test_a_worker_killed_while_it_waits_is_replaced(store: kvstore.Store) -> None:
     store.scan_batches(workers=2).read_all()
-    worker = store._scanners._idle[-1]
-    os.kill(worker._process.pid, signal.SIGKILL)
-    worker._process.wait()
+    worker = parts_of(store).scanners.idle[-1]
+    os.kill(worker.process.pid, signal.SIGKILL)
+    worker.process.wait()
     assert store.scan_batches(workers=2).read_all().equals(store.scan_batches().read_all())
 
 
@@ -113,7 +106,7 @@ def test_damage_is_raised_here_and_leaves_nothing(tmp_path: Path) -> None:
         with store.batch() as batch:
             for number in range(2_000):
                 batch.put(key(number), os.urandom(2_000))  # not in the change index
-        store._engine.compact("data")
+        parts_of(store).engine.compact("data")
     largest = max((tmp_path / "store").glob("*.sst"), key=lambda file: file.stat().st_size)
     content = bytearray(largest.read_bytes())
     content[len(content) // 2] ^= 0xFF
@@ -137,7 +130,7 @@ def test_a_part_that_the_disk_damages_is_an_error_that_says_to_scan_again(
     store: kvstore.Store, monkeypatch: pytest.MonkeyPatch, place: str
 ) -> None:
     damaged: list[Path] = []
-    written = scan._written
+    written = scan.batches_of
 
     def damage(file: Path) -> Iterator[pa.RecordBatch]:
         damaged.append(file)
@@ -159,7 +152,7 @@ def test_a_part_that_the_disk_damages_is_an_error_that_says_to_scan_again(
         while True:  # a scan that is faster than its workers reads no part of theirs
             store.scan_batches(batch_rows=100, workers=3).read_all()
 
-    monkeypatch.setattr(scan, "_written", damage)
+    monkeypatch.setattr(scan, "batches_of", damage)
     have_started(store, workers=3, prefix=b"nothing")
     with pytest.raises(StorageError, match="scan again"):
         scan_until_damaged()
@@ -175,7 +168,7 @@ def test_closing_the_store_ends_its_scans_and_processes(tmp_path: Path) -> None:
         store.scan_batches(workers=2).read_all()
         running = store.scan_batches(batch_rows=100, workers=3)
         running.read_next_batch()
-        processes = [worker._process for worker in crew_at_work(store)._workers]
+        processes = [worker.process for worker in crew_at_work(store).workers]
     assert all(process.poll() is not None for process in processes)
     assert nothing_is_left(store)
     with pytest.raises(ClosedError):
@@ -195,7 +188,7 @@ with kvstore.open(sys.argv[1]) as store:
     rows.read_next_batch()
     if sys.argv[2] == "idle":
         listened(crew_at_work(store))
-    print(*(worker._process.pid for worker in crew_at_work(store)._workers), flush=True)
+    print(*(worker.process.pid for worker in crew_at_work(store).workers), flush=True)
     sys.stdin.read()
 """
 
@@ -206,7 +199,7 @@ def test_killing_the_process_that_scans_leaves_nothing(tmp_path: Path, workers: 
         with store.batch() as batch:
             for number in range(ROWS):
                 batch.put(key(number), b"x" * (2_000 if workers == "busy" else 20))
-        store._engine.compact("data")
+        parts_of(store).engine.compact("data")
     scanning = subprocess.Popen(
         [sys.executable, "-c", _SCANNING, str(tmp_path / "store"), workers],
         stdin=subprocess.PIPE,

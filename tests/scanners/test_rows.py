@@ -12,7 +12,8 @@ import pytest
 
 import bulk
 import kvstore
-from kvstore.scanners import SCANS_DIRECTORY, Scanners, scan
+from kvstore.scanners import SCANS_DIRECTORY, scan
+from kvstore.testing.parts import parts_of
 from tests.scanners.crews import (
     ROWS,
     crew_at_work,
@@ -118,26 +119,22 @@ def test_it_takes_few_descriptors_however_many_files_there_are(tmp_path: Path) -
     load.seal()
     with kvstore.open(tmp_path / "store") as store:
         bulk.ingest(store, tmp_path / "staging")
-        assert len(store._engine.files()) >= 150
+        assert len(parts_of(store).engine.files()) >= 150
     root = Path(__file__).parent.parent.parent
     command = [sys.executable, "-c", _FEW_DESCRIPTORS, str(tmp_path / "store")]
     subprocess.run(command, cwd=root, check=True, timeout=300)
 
 
 def test_workers_import_nothing_from_the_working_directory(
-    store: kvstore.Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    fresh: kvstore.Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where the caller does not either: a script lies elsewhere, or is a command."""
     (tmp_path / "secrets.py").write_text("raise ImportError('of the user')")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry])
-    monkeypatch.setattr(store, "_scanners", Scanners())
-    try:
-        have_started(store, workers=2)
-        assert store._scanners._idle[0].is_alive()
-        assert read_beside(store, workers=2) == store.scan_batches().read_all()
-    finally:
-        store._scanners.close()
+    have_started(fresh, workers=2)
+    assert parts_of(fresh).scanners.idle[0].is_alive()
+    assert read_beside(fresh, workers=2) == fresh.scan_batches().read_all()
 
 
 def test_a_read_only_store_is_read_where_it_is(store: kvstore.Store, tmp_path: Path) -> None:
@@ -157,7 +154,7 @@ def test_a_reader_beside_a_writer_scans_its_own_moment(tmp_path: Path, flushed: 
             for number in range(ROWS):
                 batch.put(key(number), b"first %d " % number * 5)
         if flushed:
-            store._engine.compact("data")
+            parts_of(store).engine.compact("data")
         store.put(key(0), b"second")
         with kvstore.open_read_only(tmp_path / "store") as reader:
             expected = reader.scan_batches().read_all()
@@ -165,7 +162,7 @@ def test_a_reader_beside_a_writer_scans_its_own_moment(tmp_path: Path, flushed: 
             store.delete_range(key(0), key(ROWS))
             store.gc(before=store.upper - 1, compact=True)
             for family in ("data", "changes", "ranges", "meta"):
-                store._engine.compact(family)
+                parts_of(store).engine.compact(family)
             assert store.scan_batches().read_all().num_rows == 0
             for _ in range(2):
                 assert reader.scan_batches(workers=2).read_all().equals(expected)
@@ -192,7 +189,7 @@ def test_a_small_span_is_scanned_by_the_stores_own_process(
             for number in range(100):
                 batch.put(key(number), os.urandom(2_000))
         if on_file:
-            store._engine.compact("data")
+            parts_of(store).engine.compact("data")
         expected = store.scan_batches().read_all()
         for least, crew in ((10_000_000, 0), (100_000, 1)):
             monkeypatch.setattr(scan, "SCAN_WORKERS_BYTES_MIN", least)

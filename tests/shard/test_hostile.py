@@ -27,11 +27,11 @@ VALUES: list[Any] = [
 
 
 def sealed(magic: bytes, body: bytes) -> bytes:
-    return codec._ENVELOPE.pack(magic, codec.FORMAT_VERSION, zlib.crc32(body)) + body
+    return codec.ENVELOPE.pack(magic, codec.FORMAT_VERSION, zlib.crc32(body)) + body
 
 
 def body_of(data: bytes) -> Any:
-    return json.loads(data[codec._ENVELOPE.size :])
+    return json.loads(data[codec.ENVELOPE.size :])
 
 
 def lied(body: Any, rng: random.Random) -> bytes:
@@ -78,15 +78,15 @@ SPLIT = Split("versions", 7, Span(b"a", b"b"), (ShardBatch(0, 9, parts=(PART,)),
 FORMATS: dict[str, tuple[Any, Callable[[bytes], object]]] = {
     "rollup": (
         body_of(codec.encode_state(FULL)),
-        lambda body: states(sealed(codec._ROLLUP, body)),
+        lambda body: states(sealed(codec.ROLLUP, body)),
     ),
     "diff": (
         body_of(codec.encode_diff(FIRST, FULL)),
-        lambda body: steps(sealed(codec._DIFF, body)),
+        lambda body: steps(sealed(codec.DIFF, body)),
     ),
     "first diff": (
         body_of(codec.encode_diff(None, FIRST)),
-        lambda body: codec.decode_diff(sealed(codec._DIFF, body), where="x"),
+        lambda body: codec.decode_diff(sealed(codec.DIFF, body), where="x"),
     ),
     "split": (json.loads(SPLIT.to_json()), lambda body: Split.from_json(body.decode())),
 }
@@ -150,4 +150,4 @@ def test_names_of_others_blobs_are_refused() -> None:
         body = body_of(codec.encode_state(FULL))
         body["rollups"][next(iter(body["rollups"]))] = lie
         with pytest.raises(CorruptionError):
-            states(sealed(codec._ROLLUP, json.dumps(body).encode()))
+            states(sealed(codec.ROLLUP, json.dumps(body).encode()))

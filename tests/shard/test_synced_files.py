@@ -45,7 +45,7 @@ def test_a_file_that_is_there_is_not_touched(tmp_path: Path) -> None:
 def test_a_file_system_that_takes_no_direct_writes_gets_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: str
 ) -> None:
-    monkeypatch.setattr(file_blob, "_DIRECT", os.O_APPEND)  # something to tell by
+    monkeypatch.setattr(file_blob, "DIRECT", os.O_APPEND)  # something to tell by
     call = getattr(os, refused)
     refusals = []
 
@@ -63,7 +63,7 @@ def test_a_file_system_that_takes_no_direct_writes_gets_others(
 
 
 def test_who_finds_the_buffer_in_use_does_without(tmp_path: Path) -> None:
-    with file_blob._buffer.lock:
+    with file_blob.write_buffer.lock:
         file_blob.write_synced(tmp_path / "file", b"x" * 100_000)
     assert (tmp_path / "file").read_bytes() == b"x" * 100_000
 
@@ -71,15 +71,15 @@ def test_who_finds_the_buffer_in_use_does_without(tmp_path: Path) -> None:
 def test_an_error_leaves_the_buffer_free(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         file_blob.write_synced(tmp_path / "missing" / "file", b"x" * 100_000)
-    assert not file_blob._buffer.lock.locked()
+    assert not file_blob.write_buffer.lock.locked()
 
 
 def test_a_forked_process_has_a_buffer_of_its_own(tmp_path: Path) -> None:
     file_blob.write_synced(tmp_path / "before", b"x" * 100_000)  # now there is a buffer
-    ours = file_blob._buffer.filled(b"o" * 100_000)
+    ours = file_blob.write_buffer.filled(b"o" * 100_000)
     child = os.fork()
     if not child:
-        file_blob._buffer.filled(b"c" * 100_000)
+        file_blob.write_buffer.filled(b"c" * 100_000)
         os._exit(0)
     os.waitpid(child, 0)
     assert ours[:100_000] == b"o" * 100_000

@@ -9,7 +9,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backup.shard.state.merging import _EMPTY_BATCH_BYTES, Slot, covering, plan_merge
+from backup.shard.state.merging import EMPTY_BATCH_BYTES, Slot, covering, plan_merge
 from backup.shard.state.state import ShardBatch, ShardPart
 from kvstore.limits import MERGE_FAN_IN
 
@@ -28,7 +28,7 @@ def planned_of_all(batches: Sequence[ShardBatch], slots: Sequence[Slot]) -> Slot
     for batch in batches:
         span = (batch.lower, batch.upper)
         unit = covering(slots, span) or span
-        units[unit] = units.get(unit, 0) + batch.size + _EMPTY_BATCH_BYTES
+        units[unit] = units.get(unit, 0) + batch.size + EMPTY_BATCH_BYTES
     run: list[Slot] = []
     total = 0
     for unit, size in reversed(units.items()):

@@ -141,14 +141,14 @@ def _failing(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         yield batch
 
 
-def _dying(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def dying(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     for batch in batches:
         if b"bad" in batch["key"].to_pylist():
             os._exit(3)
         yield batch
 
 
-@pytest.mark.parametrize("end", [_failing, _dying])
+@pytest.mark.parametrize("end", [_failing, dying])
 def test_failed_job_leaves_neither_rows_nor_files(
     spark: SparkSession, store: Store, end: object
 ) -> None:

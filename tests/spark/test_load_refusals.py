@@ -15,7 +15,7 @@ from spark_connector import bulk_import, stage_import
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 from tests.spark.frames import ROWS, frame
-from tests.spark.test_load import _dying
+from tests.spark.test_load import dying
 
 
 def test_key_too_long_is_refused_and_nothing_is_added(spark: SparkSession, store: Store) -> None:
@@ -79,7 +79,7 @@ def test_key_columns_without_an_order_are_refused(
 def test_what_adding_would_refuse_is_refused_before_any_row_is_read(
     spark: SparkSession, store: Store, tmp_path: Path
 ) -> None:
-    df = frame(spark, {b"a": b"1"}).mapInArrow(_dying, ROWS)
+    df = frame(spark, {b"a": b"1"}).mapInArrow(dying, ROWS)
     with pytest.raises(UsageError, match="on_conflict='replace'"):
         bulk_import(df, store, "key", "value", tmp_path / "s", on_conflict="replace")  # type: ignore[arg-type]
     assert not (tmp_path / "s").exists()

@@ -21,7 +21,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initial
 import bulk
 import kvstore
 from backup import Collection
-from bulk.ingest import _record
+from bulk.ingest import record_of
 from kvstore.errors import (
     ConflictError,
     HistoryGoneError,
@@ -33,6 +33,7 @@ from kvstore.errors import (
 from kvstore.store import Store
 from kvstore.testing.bounds import bounds
 from kvstore.testing.model import Model, Row, order, state_after
+from kvstore.testing.parts import parts_of
 from kvstore.testing.strategies import KEYS, keys, ops, rows, spans, tiny_limits, values
 from kvstore.testing.strategies import bounds as span_bounds
 from kvstore.timestamp import TIMESTAMP_MAX
@@ -218,7 +219,7 @@ class StoreMachine(RuleBasedStateMachine):
     def abort(self, source: Any) -> None:
         """An import that was left linked but not added is gone without a trace."""
         made, _ = source
-        record = _record(bulk.read_manifest(made.staging))
+        record = record_of(bulk.read_manifest(made.staging))
         self.store.imports.prepare(record)
         self.store.imports.link(sorted(made.staging.glob("part-*.sst")))
         assert self.store.imports.is_linked(record)
@@ -400,7 +401,7 @@ def check_history(store: Store, model: Model, key: bytes) -> None:
 
 def check_whole(store: Store, model: Model) -> None:
     """Every key's history, and the property that rules them all over every window of marks."""
-    check_fragments(store._versions.view.fragments)
+    check_fragments(parts_of(store).versions.view.fragments)
     assert store.verify().problems == ()
     for key in KEYS:
         check_history(store, model, key)

@@ -13,6 +13,7 @@ import pytest
 import kvstore
 from kvstore import Store
 from kvstore.errors import ClosedError
+from kvstore.testing.parts import parts_of
 
 FRONTIERS = {"path", "store_id", "since", "whole_since", "indexed_since", "upper", "durable", "now"}
 LIFE = {"sync", "close"}
@@ -119,8 +120,8 @@ def test_each_part_is_ended_although_another_one_fails(monkeypatch: pytest.Monke
         raise OSError("the committer does not end")
 
     store = kvstore.open(None, engine="memory")
-    monkeypatch.setattr(store._committer, "finish", fail)
+    monkeypatch.setattr(parts_of(store).committer, "finish", fail)
     with pytest.raises(OSError, match="does not end"):
         store.close()
     with pytest.raises(ClosedError):
-        store._engine.stats()
+        parts_of(store).engine.stats()

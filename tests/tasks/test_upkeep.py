@@ -14,6 +14,7 @@ from kvstore.errors import UsageError
 from kvstore.store import Store
 from kvstore.tasks import Outcome, Retry, Worker, arguments_of, dead_letters, progress_of
 from kvstore.tasks import submit as submit_call
+from kvstore.testing.parts import parts_of
 from kvstore.upkeep import handlers, submit_compact, submit_gc
 from tests.tasks.rivals import Stop, outcomes_of_rivals
 
@@ -68,7 +69,7 @@ def test_gc_that_was_given_to_another_worker_is_committed_by_that_one_alone(
     write(store, clock, 10)
     submit_gc(store, before=store.upper - 1, report_to="reports")
     stop = Stop()
-    store._collector.at_step = stop.before(lambda step: None)
+    parts_of(store).collector.at_step = stop.before(lambda step: None)
     outcomes = outcomes_of_rivals(store, handlers(store), clock, stop, second_ends_first=False)
     assert outcomes == (Outcome.LOST, Outcome.DONE)
     assert report_of(store)["versions"] == 0  # the first had removed them: once

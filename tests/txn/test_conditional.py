@@ -17,6 +17,7 @@ from kvstore.errors import (
     StorageError,
     UsageError,
 )
+from kvstore.testing.parts import parts_of
 
 pytestmark = [pytest.mark.usefixtures("each_engine"), pytest.mark.tiny_limits]
 
@@ -167,7 +168,7 @@ def test_history_that_goes_before_the_look_refuses_a_condition_on_it(
 ) -> None:
     """GC takes the deletion that the condition asks about, right before the commit lock."""
     read_at = store.put(b"k", b"1")
-    commit = store._committer.commit
+    commit = parts_of(store).committer.commit
 
     def late(*arguments: Any, **options: Any) -> Any:
         monkeypatch.undo()
@@ -175,7 +176,7 @@ def test_history_that_goes_before_the_look_refuses_a_condition_on_it(
         store.gc(before=store.now())
         return commit(*arguments, **options)
 
-    monkeypatch.setattr(store._committer, "commit", late)
+    monkeypatch.setattr(parts_of(store).committer, "commit", late)
     with pytest.raises(HistoryGoneError):
         store.put_if(b"k", b"2", unchanged_since=read_at)
     assert store.get(b"k") is None
@@ -186,7 +187,7 @@ def test_idempotent_range_delete_finds_what_is_alive_behind_gc(
 ) -> None:
     """What showed at the time of the look was overwritten and collected: the key is alive."""
     store.put(b"k", b"1")
-    scan = store._versions.scan
+    scan = parts_of(store).versions.scan
 
     def late(*arguments: Any) -> Any:
         monkeypatch.undo()
@@ -194,7 +195,7 @@ def test_idempotent_range_delete_finds_what_is_alive_behind_gc(
         store.gc(before=store.now())
         return scan(*arguments)
 
-    monkeypatch.setattr(store._versions, "scan", late)
+    monkeypatch.setattr(parts_of(store).versions, "scan", late)
     assert store.delete_range(b"a", b"z", idempotent=True) is not None
     assert store.get(b"k") is None
 
@@ -204,16 +205,16 @@ def test_an_idempotent_range_delete_after_a_clear_that_failed_is_refused_at_once
 ) -> None:
     """The clear has raised the floor of reads above all that there will ever be."""
     store.put(b"a", b"1")
-    announce = store._parts.clears.announce
+    announce = parts_of(store).clears.announce
 
     def fail(*_: object) -> None:
         raise StorageError("storage failed", "look at the disk")
 
     def last(clear: Any) -> None:
         announce(clear)
-        monkeypatch.setattr(store._engine, "write", fail)
+        monkeypatch.setattr(parts_of(store).engine, "write", fail)
 
-    monkeypatch.setattr(store._parts.clears, "announce", last)
+    monkeypatch.setattr(parts_of(store).clears, "announce", last)
     with pytest.raises(StorageError):
         store.clear_range(b"x", b"y")
     with pytest.raises(PoisonedError):

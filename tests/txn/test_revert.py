@@ -133,7 +133,7 @@ def test_revert_range_is_bounded(store: Store, monkeypatch: pytest.MonkeyPatch) 
 def test_revert_range_starts_over_when_others_write_into_its_span(store: Store) -> None:
     then = store.put(b"a", b"old")
     store.put(b"a", b"new")
-    original, writer_ran = revert._restore, threading.Event()
+    original, writer_ran = revert.restore_keys, threading.Event()
 
     def restore(*arguments: object) -> None:
         original(*arguments)  # type: ignore[arg-type]
@@ -142,7 +142,7 @@ def test_revert_range_starts_over_when_others_write_into_its_span(store: Store) 
             store.put(b"b", b"new")
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(revert, "_restore", restore)
+        patch.setattr(revert, "restore_keys", restore)
         store.revert_range(b"a", b"c", to=then)
     assert list(store.scan()) == [(b"a", b"old")]
 
@@ -151,12 +151,13 @@ CRASH = textwrap.dedent(
     """
     import os, signal, sys
     import kvstore
+    from kvstore.testing.parts import parts_of
     from kvstore import ManualClock
 
     path, what, when = sys.argv[1:]
     chosen = os.environ["EACH_ENGINE"]
     store = kvstore.open(path, engine=chosen, durability="sync", clock=ManualClock(1))
-    engine = store._engine
+    engine = parts_of(store).engine
     write, sync = engine.write, engine.sync
 
     def die(*_):

@@ -12,6 +12,7 @@ import kvstore
 from kvstore import Store, recent
 from kvstore.engine.api import WriteBatch
 from kvstore.errors import ConflictError
+from kvstore.testing.parts import parts_of
 from tests.txn.serialization import Record, cycle, edges
 
 pytestmark = [pytest.mark.usefixtures("each_engine"), pytest.mark.tiny_limits]
@@ -84,21 +85,21 @@ def test_transaction_that_gave_way_in_vain_waits_for_the_commit(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The commit holds its lock until the transaction has looked as often as it will."""
-    committer = store._committer
+    committer = parts_of(store).committer
     writing, looked = threading.Event(), threading.Event()
-    write, give_way = store._engine.write, committer.give_way
+    write, give_way = parts_of(store).engine.write, committer.give_way
 
     def write_late(batch: WriteBatch) -> None:
         writing.set()
         assert looked.wait(60)
-        monkeypatch.setattr(store._engine, "write", write)
+        monkeypatch.setattr(parts_of(store).engine, "write", write)
         write(batch)
 
     def give_way_and_tell() -> None:
         give_way()
         looked.set()
 
-    monkeypatch.setattr(store._engine, "write", write_late)
+    monkeypatch.setattr(parts_of(store).engine, "write", write_late)
     monkeypatch.setattr(committer, "give_way", give_way_and_tell)
     writer = threading.Thread(target=store.put, args=(b"x", b"1"))
     writer.start()

@@ -13,6 +13,7 @@ import bulk
 import kvstore
 from kvstore import ManualClock, Span, Store, recent
 from kvstore.errors import ClosedError, ConflictError, UsageError
+from kvstore.testing.parts import parts_of
 from kvstore.txn import ReadSet
 
 pytestmark = [pytest.mark.usefixtures("each_engine"), pytest.mark.tiny_limits]
@@ -35,7 +36,7 @@ def test_what_nobody_has_any_more_keeps_no_history(store: Store) -> None:
     with store.transaction() as txn:
         assert txn.get(b"a") == b"3"
         txn.put(b"a", b"4")
-    assert not store._committer.recent._watchers
+    assert not parts_of(store).committer.recent.watchers
 
 
 def test_a_scan_outlives_the_snapshot_it_came_from(store: Store) -> None:
@@ -121,7 +122,7 @@ def test_conflict_is_found_in_the_change_index_when_memory_has_forgotten(
         change()
         for number in range(10):
             store.put(b"noise%d" % number, b"v")
-        assert store._committer.recent.since(by_key.read_at) is None
+        assert parts_of(store).committer.recent.since(by_key.read_at) is None
         for txn in (by_key, by_span):
             txn.put(b"out", b"")
             try:
@@ -132,13 +133,13 @@ def test_conflict_is_found_in_the_change_index_when_memory_has_forgotten(
 
 
 def test_table_of_recent_commits_is_empty_while_no_transaction_is_open(store: Store) -> None:
-    table = store._committer.recent
+    table = parts_of(store).committer.recent
     store.put(b"x", b"v")
-    assert not table._commits
+    assert not table.commits
     with store.transaction():
         store.put(b"x", b"v")
-        assert len(table._commits) == 1
-    assert not table._commits
+        assert len(table.commits) == 1
+    assert not table.commits
 
 
 def test_own_writes_are_visible_to_itself_only(store: Store) -> None:
@@ -184,7 +185,7 @@ def test_a_rollback_that_is_interrupted_has_rolled_back(
     txn = store.transaction()
     txn.put(b"a", b"1")
     with monkeypatch.context() as patch:
-        patch.setattr(type(store._transactions), "end", interrupted)
+        patch.setattr(type(parts_of(store).transactions), "end", interrupted)
         with pytest.raises(KeyboardInterrupt):
             txn.rollback()
     for call in (lambda: txn.get(b"a"), lambda: txn.put(b"a", b""), txn.commit):

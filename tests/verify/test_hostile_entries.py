@@ -23,6 +23,7 @@ from kvstore.errors import CorruptionError, KVStoreError
 from kvstore.loops import COMPILED
 from kvstore.testing.bounds import bounds
 from kvstore.testing.crafted import Stored, outcome, outcomes, write_over
+from kvstore.testing.parts import parts_of
 from tests.harness.sound import WHOLE_ROWS, sound_entries
 from tests.verify.hostile import (
     KEYS,
@@ -157,6 +158,8 @@ def test_a_backup_of_what_changed_tells_an_entry_whose_offsets_fall(tmp_path: Pa
         collection.backup(store)
         at = store.put(b"a", b"1")
         _, falling = change_entries()["falling offsets"]
-        write_over(store._engine, {CHANGES: {encode_change_key(FIRST_STREAM, at): falling}})
+        write_over(
+            parts_of(store).engine, {CHANGES: {encode_change_key(FIRST_STREAM, at): falling}}
+        )
         with pytest.raises(CorruptionError, match=f"change entry {int(at)}/0"):
             collection.backup(store)

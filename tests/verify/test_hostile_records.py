@@ -28,6 +28,7 @@ from kvstore.testing.crafted import (
     upkeep,
     write_over,
 )
+from kvstore.testing.parts import parts_of
 
 pytestmark = pytest.mark.damages_store
 
@@ -95,7 +96,7 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> Stored:
         store.put(b"c", b"2")
         store.delete_range(b"d", b"f")
         store.sync()
-        return stored_in(store._engine)
+        return stored_in(parts_of(store).engine)
 
 
 def names(stored: Stored) -> list[str]:
@@ -169,8 +170,8 @@ def test_a_store_that_does_not_open_is_let_go_of(tmp_path: Path) -> None:
     """The error names the record, and once that is put right the same process opens the store."""
     with kvstore.open(tmp_path / "s") as store:
         store.put(b"a", b"1")
-        right = stored_in(store._engine)[META][b"format"]
-        write_over(store._engine, {META: {b"format": b'{"v": 1, "version": "x"}'}})
+        right = stored_in(parts_of(store).engine)[META][b"format"]
+        write_over(parts_of(store).engine, {META: {b"format": b'{"v": 1, "version": "x"}'}})
     for opening in (kvstore.open, kvstore.open_read_only):
         with pytest.raises(CorruptionError, match="meta record format"):
             opening(tmp_path / "s")

@@ -28,6 +28,7 @@ from kvstore.codec.ordered import frame
 from kvstore.engine.api import CHANGES, DATA, META, RANGES
 from kvstore.errors import CorruptionError
 from kvstore.meta import Meta
+from kvstore.testing.parts import parts_of
 from kvstore.timestamp import Timestamp
 from kvstore.verify import report
 from kvstore.verify.records import check_frontiers
@@ -60,12 +61,12 @@ def store(tmp_path: Path, clock: ManualClock) -> Iterator[Store]:
 
 
 def write(store: Store, family: str, key: bytes, value: bytes | None) -> None:
-    batch = store._engine.batch()
+    batch = parts_of(store).engine.batch()
     if value is None:
-        batch.delete(key, store._engine.families[family])
+        batch.delete(key, parts_of(store).engine.families[family])
     else:
-        batch.put(key, value, store._engine.families[family])
-    store._engine.write(batch)
+        batch.put(key, value, parts_of(store).engine.families[family])
+    parts_of(store).engine.write(batch)
 
 
 def problems(store: Store) -> list[str]:
@@ -232,7 +233,7 @@ def test_change_in_a_stream_that_is_not_its_own_is_found(store: Store) -> None:
     at = store.put(b"odd", b"v")
     own = found.stream_of(b"odd")
     other = next(stream for stream in found.streams if stream != own)
-    packed = store._engine.get(CHANGES, encode_change_key(own, at))
+    packed = parts_of(store).engine.get(CHANGES, encode_change_key(own, at))
     write(store, CHANGES, encode_change_key(own, at), None)
     write(store, CHANGES, encode_change_key(other, at), packed)
     assert any("not its own" in problem for problem in problems(store))
@@ -276,7 +277,7 @@ def test_damaged_block_ends_the_pass_and_is_a_problem(tmp_path: Path) -> None:
                 batch.put(b"%05d" % number, b"%d" % number * 50)
         store.gc(before=store.now())
         for family in (DATA, CHANGES):
-            store._engine.compact(family)
+            parts_of(store).engine.compact(family)
     tables = sorted((tmp_path / "db").glob("*.sst"), key=lambda path: path.stat().st_size)
     content = bytearray(tables[-1].read_bytes())
     content[len(content) // 3] ^= 0xFF
@@ -318,7 +319,7 @@ def test_time_that_is_closed_while_frontiers_are_compared_is_no_damage(
 
     findings = report.Findings()
     monkeypatch.setattr(Meta, "timestamp", late)
-    check_frontiers(findings, Meta(store._engine), store._committer)
+    check_frontiers(findings, Meta(parts_of(store).engine), parts_of(store).committer)
     closing.join()
     assert findings.problems == []
 
@@ -349,7 +350,7 @@ def reopened(tmp_path: Path) -> Iterator[Store]:
 
 
 def run_of(store: Store, number: int) -> JsonObject:
-    found = Meta(store._engine).read(run_name(number))
+    found = Meta(parts_of(store).engine).read(run_name(number))
     assert found is not None
     return found
 
@@ -363,9 +364,9 @@ def rewrite(store: Store, number: int, change: Callable[[list[Epoch]], list[Epoc
         numbers += (epoch.end, epoch.closed_at, epoch.events, 1 * epoch.quiescent)
     begin = epochs[0].begin if epochs else int(fields["begin"])
     record = pack_run(epochs[0].domain, begin, numbers, quiet=int(fields["quiet"]))
-    batch = store._engine.batch()
-    Meta(store._engine).stage(batch, run_name(number), record)
-    store._engine.write(batch)
+    batch = parts_of(store).engine.batch()
+    Meta(parts_of(store).engine).stage(batch, run_name(number), record)
+    parts_of(store).engine.write(batch)
 
 
 def test_sound_epochs_have_no_problems(reopened: Store) -> None:

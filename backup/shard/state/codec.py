@@ -57,10 +57,10 @@ from kvstore.errors import CorruptionError, FormatVersionError
 from kvstore.limits import STATE_BYTES_MAX
 
 FORMAT_VERSION = 1
-_ENVELOPE = struct.Struct(">4sHI")
+ENVELOPE = struct.Struct(">4sHI")
 _TWO_HISTORIES = "put all of the collection back from one copy"
-_ROLLUP = b"KVSR"
-_DIFF = b"KVSD"
+ROLLUP = b"KVSR"
+DIFF = b"KVSD"
 
 _TEXTS = ("shard", "rule", "hostname")
 _NUMBERS = ("seqno", "version", "walltime_ns", "last_gc", "tombstone_seqno", "since", "upper")
@@ -91,12 +91,12 @@ def encode_state(state: ShardState) -> bytes:
     }
     if state.chain:
         body["chain"] = state.chain
-    return _seal(_ROLLUP, body)
+    return _seal(ROLLUP, body)
 
 
 def decode_state(data: bytes, *, where: str) -> ShardState:
     """Read a rollup. Raises `FormatVersionError` or `CorruptionError` naming `where`."""
-    body = _open(_ROLLUP, data, where=where)
+    body = _open(ROLLUP, data, where=where)
     with _strictly(where, "not a shard's rollup"):
         sections: Sections = {
             name: {key: decode(value) for key, value in body.field(name, dict).items()}
@@ -138,12 +138,12 @@ def encode_diff(before: ShardState | None, after: ShardState) -> bytes:
     body |= {"set": changed, "drop": dropped}
     if link is not None:
         body["link"] = link
-    return _seal(_DIFF, body)
+    return _seal(DIFF, body)
 
 
 def decode_diff(data: bytes, *, where: str) -> Diff:
     """Read a step. Raises `FormatVersionError` or `CorruptionError` naming `where`."""
-    body = _open(_DIFF, data, where=where)
+    body = _open(DIFF, data, where=where)
     with _strictly(where, "not a shard's diff"):
         seqno, name = body.field("rollup", list)
         changed, dropped = body.inner("set"), body.inner("drop")
@@ -203,18 +203,18 @@ def _same(old: Any, new: Any) -> bool:
 
 def _seal(magic: bytes, body: Mapping[str, Any]) -> bytes:
     data = json.dumps(body, sort_keys=True, separators=(",", ":")).encode()
-    return _ENVELOPE.pack(magic, FORMAT_VERSION, zlib.crc32(data)) + data
+    return ENVELOPE.pack(magic, FORMAT_VERSION, zlib.crc32(data)) + data
 
 
 def _open(magic: bytes, data: bytes, *, where: str) -> JsonObject:
-    if len(data) < _ENVELOPE.size:
+    if len(data) < ENVELOPE.size:
         raise CorruptionError(where, f"cut short at {len(data)} bytes")
-    found, version, checksum = _ENVELOPE.unpack_from(data)
+    found, version, checksum = ENVELOPE.unpack_from(data)
     if found != magic:
         raise CorruptionError(where, f"begins with {found!r}, not {magic!r}")
     if version != FORMAT_VERSION:
         raise FormatVersionError(where, found=version, supported=FORMAT_VERSION)
-    body = data[_ENVELOPE.size :]
+    body = data[ENVELOPE.size :]
     if zlib.crc32(body) != checksum:
         raise CorruptionError(where, "its checksum does not match")
     return read_object(body, where=where, bytes_max=STATE_BYTES_MAX)

@@ -18,7 +18,7 @@ from backup.shard.state.state import ShardBatch, ShardState
 from kvstore.limits import MERGE_FAN_IN
 
 Slot = tuple[int, int]
-_EMPTY_BATCH_BYTES = 1024
+EMPTY_BATCH_BYTES = 1024
 """The cost of an empty batch, for planning: its entry in the state, and a look at it."""
 
 
@@ -35,7 +35,7 @@ def plan_merge(batches: Sequence[ShardBatch], slots: Iterable[Slot]) -> Slot | N
         size = 0
         while True:
             at -= 1
-            size += batches[at].size + _EMPTY_BATCH_BYTES
+            size += batches[at].size + EMPTY_BATCH_BYTES
             if slot is None or batches[at].lower <= slot[0] or (count and size > total):
                 break
         if count and size > total:

@@ -29,7 +29,7 @@ from backup.shard.storage.patience import PATIENCE, Patience
 from kvstore.journal import OS_FILES
 
 _TEMPORARY = ".tmp-"
-_DIRECT: int = getattr(os, "O_DIRECT", 0)
+DIRECT: int = getattr(os, "O_DIRECT", 0)
 _DIRECT_BYTES_MIN = 64 << 10
 """Smaller files are as quick through the page cache."""
 _DIRECT_BYTES_MAX = 4 << 20
@@ -178,12 +178,12 @@ def write_synced(path: str | Path, data: bytes) -> None:
     Its name may not survive: the caller fsyncs the folder. Raises `OSError`; a part of the file may
     be there then.
     """
-    is_fit = bool(_DIRECT) and _DIRECT_BYTES_MIN <= len(data) <= _DIRECT_BYTES_MAX
-    if not (is_fit and _buffer.lock.acquire(blocking=False)):
+    is_fit = bool(DIRECT) and _DIRECT_BYTES_MIN <= len(data) <= _DIRECT_BYTES_MAX
+    if not (is_fit and write_buffer.lock.acquire(blocking=False)):
         _write(path, memoryview(data), len(data))
         return
     try:
-        _write(path, _buffer.filled(data), len(data), _DIRECT)
+        _write(path, write_buffer.filled(data), len(data), DIRECT)
     except OSError as error:
         if error.errno != errno.EINVAL:
             raise
@@ -191,7 +191,7 @@ def write_synced(path: str | Path, data: bytes) -> None:
             os.unlink(path)
         _write(path, memoryview(data), len(data))
     finally:
-        _buffer.lock.release()
+        write_buffer.lock.release()
 
 
 class _Buffer:
@@ -216,7 +216,7 @@ class _Buffer:
         return memoryview(self._memory)[:end]
 
 
-_buffer = _Buffer()
+write_buffer = _Buffer()
 
 
 def _write(path: str | Path, data: memoryview, size: int, direct: int = 0) -> None:

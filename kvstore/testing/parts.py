@@ -1,0 +1,59 @@
+"""The parts inside an open store, for tests that watch them, break them or call them directly.
+
+    engine = parts_of(store).engine
+    monkeypatch.setattr(engine, "sync", fail)
+
+The parts are no interface for applications: they change from release to release.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kvstore.changes.index import ChangeIndex
+from kvstore.changesets import Changesets
+from kvstore.clears import Clears
+from kvstore.commit import Committer
+from kvstore.engine import Engine
+from kvstore.gc import Collector
+from kvstore.holds import Holds
+from kvstore.imports import Imports
+from kvstore.mvcc import Versions
+from kvstore.scanners import Scanners
+from kvstore.store import Store
+from kvstore.txn import Transactions
+
+
+@dataclass(frozen=True, slots=True)
+class StoreParts:
+    """One of each."""
+
+    engine: Engine
+    versions: Versions
+    index: ChangeIndex
+    committer: Committer
+    holds: Holds
+    imports: Imports
+    clears: Clears
+    changesets: Changesets
+    collector: Collector
+    scanners: Scanners
+    transactions: Transactions
+
+
+def parts_of(store: Store) -> StoreParts:
+    """The parts of `store`, the same objects on each call."""
+    shared = store._parts
+    return StoreParts(
+        store._engine,
+        store._versions,
+        shared.index,
+        store._committer,
+        shared.holds,
+        shared.imports,
+        shared.clears,
+        store._changesets,
+        store._collector,
+        store._scanners,
+        store._transactions,
+    )
