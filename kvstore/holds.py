@@ -224,11 +224,6 @@ class Holds:
 
     # -- what GC asks -----------------------------------------------------------------------
 
-    def least(self) -> int | None:
-        """The oldest time that something needs, None where nothing does."""
-        held = [record.timestamp for record in self._records.values() if not record.lost]
-        return min([*held, *(pin[0] for pin in list(self.pins.values()))], default=None)
-
     def needing(self, below: int | None = None) -> tuple[HoldRecord, ...]:
         """The claims on history below a time (default: any), oldest first: the holds that are not
         lost, and the oldest pin of each kind."""

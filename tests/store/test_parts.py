@@ -155,9 +155,9 @@ def test_history_pins_its_window_while_it_is_read(alone: Alone) -> None:
     first, last = alone.put(a=b"1"), alone.put(b=b"2")
     changes = alone.history.changes(0, span=Span(), order="time")
     assert next(changes).timestamp == first
-    assert alone.parts.holds.least() == 0
+    assert [claim.timestamp for claim in alone.parts.holds.needing()] == [0]
     assert [change.timestamp for change in changes] == [last]
-    assert alone.parts.holds.least() is None
+    assert not alone.parts.holds.needing()
 
 
 # -- feeds ----------------------------------------------------------------------------------
@@ -190,7 +190,7 @@ def test_feeds_follow_without_a_name(alone: Alone, feeds: Feeds) -> None:
     alone.put(b=b"2")
     assert [event.key for event in next(following).events] == [b"b"]
     following.close()  # type: ignore[attr-defined]
-    assert alone.parts.holds.least() is None
+    assert not alone.parts.holds.needing()
 
 
 def test_feeds_tell_quiescent_points(alone: Alone, feeds: Feeds) -> None:
