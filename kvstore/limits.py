@@ -40,6 +40,10 @@ STRETCHES_MAX = 64
 """Boundaries in a leaf of the map of range tombstones, and nodes in a branch of it: a write copies
 one node of each depth. Two at least."""
 
+VERSIONS_PASSED_MAX = 32
+"""Versions of one key that a scan passes one by one: a seek takes as long as some thirty entries.
+One at least."""
+
 ARROW_ROWS_MAX = 16_384
 """Rows of one record batch: large enough to amortise Arrow, small enough to stay in cache."""
 

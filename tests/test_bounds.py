@@ -25,7 +25,11 @@ ROOT = Path(kvstore.__file__).parent.parent
 LIMITS = [name for name in vars(limits) if name.isupper()]
 SHOWN = ("backup/cli.py: RETRY_S", "backup/collection.py: RETRY_S")
 """Defaults that a help text or a signature shows. Each is a wait that the caller may set."""
-COPIES = {"lookup.pyx": {"KEY_BYTES_MAX"}, "writes.pyx": {"KEY_BYTES_MAX", "VALUE_BYTES_MAX"}}
+COPIES = {
+    "live.pyx": {"VERSIONS_PASSED_MAX"},
+    "lookup.pyx": {"KEY_BYTES_MAX"},
+    "writes.pyx": {"KEY_BYTES_MAX", "VALUE_BYTES_MAX"},
+}
 """Limits that a compiled module copies. Its `take_bounds` copies them again."""
 
 

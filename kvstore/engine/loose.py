@@ -120,9 +120,8 @@ class LooseFiles:
 
     def rows(self) -> Generator[tuple[list[bytes], list[bytes]], None, None]:
         """Keys and values of all files, merged, in chunks. A key that comes twice is given once."""
-        cursor = RocksCursor(
-            self._open(), rocks.ReadOptions(), b"", None, reverse=False, where=self._where
-        )
+        options = rocks.ReadOptions()
+        cursor = RocksCursor(self._open(), options, b"", reverse=False, where=self._where)
         yield from chunks(cursor)
 
     def get(self, key: bytes) -> bytes | None:

@@ -121,7 +121,20 @@ class MemoryCursor:
         keys, values = self.take(min(count, self._fitting))
         self._fitting = next_count(values, SCAN_CHUNK)
         live.pass_over(zip(keys, values, strict=True), len(keys))
+        if live.ahead is not None:
+            self._go(*live.ahead)
         return bool(keys)
+
+    def _go(self, target: bytes, is_floor: bool) -> None:
+        assert self._edition is not None
+        at, index = self._edition.position(target)
+        if not self._reverse:
+            self._low = at, index
+        elif is_floor:
+            self._high = at, index
+        else:
+            chunk = self._edition.chunks[at]
+            self._high = (at, index + 1) if index < len(chunk.keys) else (at + 1, 1)
 
     def close(self) -> None:
         edition, self._edition = self._edition, None

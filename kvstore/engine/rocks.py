@@ -25,9 +25,8 @@ Observed behaviour of rocksdict 0.3.29, and its consequences
 
 from __future__ import annotations
 
-import bisect
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
@@ -55,7 +54,7 @@ from kvstore.limits import (
     PASSING_READAHEAD_BYTES,
     SCAN_CHUNK_BYTES,
 )
-from kvstore.loops import Live, Readers, collect
+from kvstore.loops import Entries, Live, Readers, collect
 
 
 class RocksEngine:
@@ -161,10 +160,10 @@ class RocksEngine:
         if self.is_read_only:  # saves 30 ns an entry; a pass reads no block twice
             options.fill_cache(False)  # type: ignore[call-arg]  # as it is, not as its stub has it
             options.set_readahead_size(PASSING_READAHEAD_BYTES)
-        if end is not None and not reverse:
+        if end is not None:
             options.set_iterate_upper_bound(end)
         cursor = RocksCursor(
-            self._family[family], options, start, end, reverse=reverse, where=str(self.path)
+            self._family[family], options, start, reverse=reverse, where=str(self.path)
         )
         self._cursors.add(cursor)
         if self._db is None:  # another thread has closed it, perhaps before the cursor was added
@@ -271,90 +270,53 @@ class _Closed(dict[str, Any]):
 
 
 class RocksCursor:
-    """A pass over a RocksDB iterator, in chunks."""
+    """A pass over a RocksDB iterator, in chunks. Its upper bound lies in `options`."""
 
     def __init__(
         self,
         family: rocks.Rdict,
         options: rocks.ReadOptions,
         start: bytes,
-        end: bytes | None,
         *,
         reverse: bool,
         where: str,
     ) -> None:
-        self._source: Iterator[Any] | None = family.items(
-            backwards=reverse, from_key=end if reverse else start, read_opt=options
-        )
-        self._family: rocks.Rdict | None = family
-        self._start = start
-        self._end = end
-        self._reverse = reverse
         self._where = where
-        self._last = end if reverse else start
+        self._options = options  # owns the bound: the iterator has a pointer to its bytes
+        with translated(where):
+            self._reader: Any = family.iter(options)
+            if reverse:
+                self._reader.seek_to_last()
+            else:
+                self._reader.seek(start)
+        # `set_iterate_lower_bound` of rocksdict 0.3.29 sets the upper bound.
+        self._source: Entries | None = Entries(self._reader, start, reverse=reverse)
 
     def take(self, count: int) -> tuple[list[bytes], list[bytes]]:
-        if self._source is None:
-            raise ClosedError(f"a scan of {self._where}")
         keys: list[bytes] = []
         values: list[bytes] = []
         with translated(self._where):
-            has_more = collect(self._source, keys, values, count, SCAN_CHUNK_BYTES)
-        if keys:
-            self._last = keys[-1]
-        if not has_more:
-            self._source = iter(())
-            self._require_true_end()
-        if self._reverse and keys:
-            self._trim(keys, values)
-            if has_more and self._last == self._end:  # one entry was read: the excluded end
-                return self.take(count)
+            if not collect(self._open(), keys, values, count, SCAN_CHUNK_BYTES):
+                self._reader.status()  # raises if the pass stopped at a damaged block
         return keys, values
 
     def feed(self, live: Live, count: int) -> bool:
-        if self._reverse:
-            keys, values = self.take(count)
-            live.pass_over(zip(keys, values, strict=True), len(keys))
-            return bool(keys)
-        if self._source is None:
-            raise ClosedError(f"a scan of {self._where}")
         with translated(self._where):
-            has_more = live.pass_over(self._source, count, SCAN_CHUNK_BYTES)
-        self._last = live.last or self._last
-        if not has_more:
-            self._source = iter(())
-            self._require_true_end()
+            has_more = live.pass_over(self._open(), count, SCAN_CHUNK_BYTES)
+            if live.ahead is not None:
+                target, is_floor = live.ahead
+                self._reader.seek_for_prev(target) if is_floor else self._reader.seek(target)
+            elif not has_more:
+                self._reader.status()
         return has_more
 
     def close(self) -> None:
-        self._source = None
-        self._family = None
+        self._source = self._reader = None
 
-    def _require_true_end(self) -> None:
-        """Raise if the pass stopped at a damaged block and not at its end."""
-        if self._family is None:
-            return
-        with translated(self._where):
-            probe = self._family.iter()
-            if not self._reverse:
-                probe.seek(self._last or b"")
-            elif self._last is None:
-                probe.seek_to_last()
-            else:
-                probe.seek_for_prev(self._last)
-            if probe.valid():
-                probe.prev() if self._reverse else probe.next()
-            probe.status()
-        self._family = None
-
-    def _trim(self, keys: list[bytes], values: list[bytes]) -> None:
-        """Cut the entries that a descending pass read outside `[start, end)`."""
-        if self._end is not None and keys[0] == self._end:
-            del keys[0], values[0]
-        if keys and keys[-1] < self._start:
-            inside = bisect.bisect_right(keys, -1, key=lambda key: -(key >= self._start))
-            del keys[inside:], values[inside:]
-            self._source = iter(())
+    def _open(self) -> Entries:
+        if self._source is None:
+            raise ClosedError(f"a scan of {self._where}")
+        return self._source
 
 
 _FIGURES = {

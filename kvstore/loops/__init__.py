@@ -22,6 +22,7 @@ Floors, from the top:
 
 from kvstore.loops.chosen import (
     COMPILED,
+    Entries,
     Live,
     LiveColumns,
     LiveRows,
@@ -60,6 +61,7 @@ __all__ = [
     "RULE_NO_VALUE",
     "RULE_SPAN",
     "Buffers",
+    "Entries",
     "Found",
     "Live",
     "LiveColumns",

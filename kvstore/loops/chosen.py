@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from kvstore.loops.plain import columns, live, lookup, writes
 
-REVISION: Final = 8
+REVISION: Final = 9
 """Add one with each change of a name, an argument or a meaning in the loops. `compiled/shared.pxi`
 holds the same number. A checkout that was updated and not compiled again then runs plain loops."""
 
@@ -42,6 +42,7 @@ lz4_size = columns.lz4_size
 survey = columns.survey
 tuples = columns.tuples
 
+Entries = live.Entries
 Live = live.Live
 LiveColumns = live.LiveColumns
 LiveRows = live.LiveRows

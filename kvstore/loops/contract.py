@@ -49,6 +49,20 @@ class Seeker(Protocol):
     def value(self) -> bytes: ...
 
 
+class Walker(Protocol):
+    """The methods of a reader that a pass calls."""
+
+    def next(self) -> None: ...
+    def prev(self) -> None: ...
+    def key(self) -> bytes | None: ...
+    def value(self) -> bytes: ...
+
+
+Ahead: TypeAlias = "tuple[bytes, bool]"
+"""A place to go on from: the first entry at or above the stored key, or, where the flag is set, the
+last entry at or below it."""
+
+
 class LimitNode(Protocol):
     """A node of the map of range tombstones (`kvstore.mvcc.stretches`): a pair or a longer tuple
     that begins with `keys` and `below`. The limit of a key is found by going on with

@@ -213,6 +213,16 @@ class EngineContract:
         assert forward.take(1000) == ([b"%04d" % n for n in range(10, 100)], [b"old"] * 90)
         assert backward.take(1000) == ([b"%04d" % n for n in range(89, -1, -1)], [b"old"] * 90)
 
+    def test_cursors_keep_their_own_bounds(self, engine: Engine) -> None:
+        fill(engine, {b"%04d" % number: b"" for number in range(100)})
+        spans = [(10, 90), (20, 30), (40, 95), (0, 5)]
+        ends = [(b"%04d" % start, b"%04d" % end) for start, end in spans]
+        forward = [engine.cursor(DATA, *span) for span in ends]
+        backward = [engine.cursor(DATA, *span, reverse=True) for span in ends]
+        expected = [[b"%04d" % number for number in range(*span)] for span in spans]
+        assert [cursor.take(1000)[0] for cursor in forward] == expected
+        assert [cursor.take(1000)[0][::-1] for cursor in backward] == expected
+
     def test_a_borrowed_reader_sees_all_writes_so_far_and_none_later(self, engine: Engine) -> None:
         fill(engine, {b"a": b"1"})
         ticket, reader = engine.borrow()

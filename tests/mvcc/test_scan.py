@@ -22,6 +22,7 @@ from kvstore.mvcc.columns import KeyColumns
 from kvstore.mvcc.fragments import Fragments, RangeTombstone
 from kvstore.mvcc.scan import Read, live_columns, live_rows
 from kvstore.mvcc.version import Lifetime, newest_at, timeline
+from kvstore.testing.bounds import bounds
 from tests.loops import BOTH, names
 
 Entries = list[tuple[bytes, bytes]]
@@ -52,18 +53,34 @@ reads = st.integers(0, 14)
 
 
 class ListCursor:
-    """The contract of a cursor over a list."""
+    """The contract of a cursor over a list, which is in the order of the pass."""
 
     def __init__(self, entries: Entries) -> None:
-        self._entries = iter(entries)
+        self._all = entries
+        self._entries = self._from(0)
         self.closed = False
+        self.passed = 0
 
     def take(self, count: int) -> tuple[list[bytes], list[bytes]]:
         taken = list(islice(self._entries, count))
         return [key for key, _ in taken], [value for _, value in taken]
 
     def feed(self, live: Live, count: int) -> bool:
-        return live.pass_over(self._entries, count, SCAN_CHUNK_BYTES)
+        has_more = live.pass_over(self._entries, count, SCAN_CHUNK_BYTES)
+        if live.ahead is not None:
+            target, is_floor = live.ahead
+            ascending = sorted(self._all)
+            if is_floor:
+                (at,) = [entry for entry in ascending if entry[0] <= target][-1:] or [None]
+            else:
+                (at,) = [entry for entry in ascending if entry[0] >= target][:1] or [None]
+            self._entries = self._from(len(self._all) if at is None else self._all.index(at))
+        return has_more
+
+    def _from(self, first: int) -> Iterator[tuple[bytes, bytes]]:
+        for entry in self._all[first:]:
+            self.passed += 1
+            yield entry
 
     def close(self) -> None:
         self.closed = True
@@ -101,19 +118,17 @@ def test_repeats_are_neighbours_with_one_user_key(drawn: Any) -> None:
 
 
 @pytest.mark.parametrize("loops", BOTH, ids=names)
-@given(stored, ranges, reads, st.booleans(), st.integers(1, 9))
+@given(stored, ranges, reads, st.booleans(), st.integers(1, 9), st.integers(1, 4))
 def test_scan_is_what_the_history_of_each_key_says(
-    loops: Any, drawn: Any, deleted: Any, as_of: int, reverse: bool, chunk: int
+    loops: Any, drawn: Any, deleted: Any, as_of: int, reverse: bool, chunk: int, passed: int
 ) -> None:
     fragments = Fragments.of(RangeTombstone(*parts) for parts in deleted)
     read = Read(as_of, STAMPS, fragments.nearby(as_of))
     entries = entries_of(drawn)
     expected = by_history(drawn, fragments, as_of)
-    with patched(
-        LiveRows=loops.LiveRows,
-        LiveColumns=loops.LiveColumns,
-        _FIRST_CHUNK=chunk,
-        SCAN_CHUNK=chunk,
+    with (
+        patched(LiveRows=loops.LiveRows, LiveColumns=loops.LiveColumns, _FIRST_CHUNK=chunk),
+        bounds(SCAN_CHUNK=chunk, VERSIONS_PASSED_MAX=passed),
     ):
         cursor = ListCursor(entries[::-1] if reverse else entries)
         chunks = list(live_rows(cursor, read))
@@ -165,6 +180,24 @@ def test_a_row_behind_many_that_are_dead_is_not_looked_for_one_by_one() -> None:
     columns = live_columns(Counting([*dead, alive]), read, chunk=1)
     assert [batch.num_rows for batch in row_batches(columns)] == [1]
     assert feeds < 200
+
+
+@pytest.mark.parametrize("loops", BOTH, ids=names)
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("as_of", [0, 1, 5000, 10_000])
+def test_a_scan_seeks_past_long_runs_of_versions(loops: Any, reverse: bool, as_of: int) -> None:
+    """The middle key has 10,000 versions, its neighbours one each."""
+    versions = [(b"b", time) for time in range(1, 10_001)]
+    entries = sorted(
+        (frame(key) + encode_suffix(time) + VALUE, b"%d" % time)
+        for key, time in [(b"a", 1), *versions, (b"c", 1)]
+    )
+    cursor = ListCursor(entries[::-1] if reverse else entries)
+    with patched(LiveRows=loops.LiveRows):
+        chunks = list(live_rows(cursor, Read(as_of, {}, None)))
+    rows = [row for pair in chunks for row in zip(*pair, strict=True)]
+    assert sorted(rows) == ([(b"a", b"1"), (b"b", b"%d" % as_of), (b"c", b"1")] if as_of else [])
+    assert cursor.passed < 1000
 
 
 @contextmanager

@@ -14,6 +14,8 @@ from cpython.buffer cimport PyBuffer_FillInfo
 include "shared.pxi"
 include "imports.pxi"
 
+from kvstore.limits import VERSIONS_PASSED_MAX
+
 cdef extern from "Python.h":
     const Py_ssize_t PY_SSIZE_T_MAX
 
@@ -22,6 +24,17 @@ cdef enum:
     ROOM_BYTES_MAX = 1 << 22    # allocated before the need is known
 
 cdef unsigned char ESCAPE_MARK = ESCAPED_ZERO[1]
+cdef bytes FIRST_TIMED_SUFFIX = _keys.FIRST_TIMED_SUFFIX
+cdef Py_ssize_t PASSED_MAX
+
+
+def take_bounds():
+    """Copy the limits that the loops compare with. `kvstore.testing.bounds` calls this again."""
+    global PASSED_MAX
+    PASSED_MAX = VERSIONS_PASSED_MAX
+
+
+take_bounds()
 
 
 def collect(
@@ -50,15 +63,40 @@ cdef inline tuple entry_of(found):
     return entry
 
 
+@cython.final
+cdef class Entries:
+    cdef object _key, _value, _step
+    cdef bytes _least
+
+    def __cinit__(self, reader, bytes least not None, *, bint reverse):
+        self._least = least
+        self._key = reader.key
+        self._value = reader.value
+        self._step = reader.prev if reverse else reader.next
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        key = self._key()
+        if key is None or compare(<bytes?>key, self._least) < 0:
+            raise StopIteration
+        value = self._value()
+        self._step()
+        return key, value
+
+
 cdef class Live:
     """Decides which entries are live. `_show` of a subclass takes each of them."""
     cdef readonly bytes last
+    cdef readonly tuple ahead
     cdef int64_t _as_of
     cdef _Imports _imports
     cdef object _nearby         # None: there is no range tombstone
     cdef bytes _low, _high      # the stored keys that the last answer is about; high may be None
     cdef list _bounds, _newest  # that answer, copied
-    cdef bytes _seen            # a stored key with the stem that the pass has reached
+    cdef bytes _seen            # the first stored key with the stem that the pass has reached
+    cdef Py_ssize_t _run        # the entries with that stem, since the pass last went ahead
     cdef bytes _held            # the newest visible entry of that stem, or None
     cdef bytes _held_value
     cdef int64_t _time
@@ -77,6 +115,7 @@ cdef class Live:
     def pass_over(self, source, Py_ssize_t count, Py_ssize_t bytes_max=PY_SSIZE_T_MAX):
         cdef tuple entry
         cdef bytes key = None, value
+        self.ahead = None
         if count <= 0:
             return True
         for found in source:
@@ -84,6 +123,9 @@ cdef class Live:
             key = <bytes?>(<object>PyTuple_GET_ITEM(entry, 0))
             value = <bytes?>(<object>PyTuple_GET_ITEM(entry, 1))
             self._take(key, value)
+            if self._run > PASSED_MAX and self._go_ahead(key):
+                self.last = key
+                return True
             count -= 1
             bytes_max -= PyBytes_GET_SIZE(value)
             if count == 0 or bytes_max <= 0:
@@ -115,12 +157,32 @@ cdef class Live:
         ):
             self._release()
             self._seen = key
+            self._run = 0
+        self._run += 1
         time = self._time_of(bytes_ + size - TAIL)
         if time > self._time:
             self._time = time
             self._held = key
             self._held_value = value
         return 0
+
+    @cython.final
+    cdef bint _go_ahead(self, bytes key) except -1:
+        cdef Py_ssize_t size = PyBytes_GET_SIZE(key)
+        cdef uint64_t suffix = big_endian(<const unsigned char *>PyBytes_AS_STRING(key) + size - TAIL)
+        cdef bytes stem, least
+        if suffix < FIRST_TIMED:
+            return False
+        self._run = 0
+        stem = key[: size - TAIL]
+        least = (~<uint64_t>self._as_of).to_bytes(8, "big")
+        if <int64_t>~suffix > self._as_of and compare(key, self._seen) < 0:
+            self.ahead = stem + FIRST_TIMED_SUFFIX, True
+        elif <int64_t>~suffix > self._as_of or compare(key, self._seen) < 0:
+            self.ahead = stem + least, False
+        else:
+            self.ahead = key[: size - LEAST] + UNLIMITED, False
+        return True
 
     @cython.final
     cdef int64_t _time_of(self, const unsigned char *tail) except -2:

@@ -18,17 +18,21 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Final
 
+from typing_extensions import Self
+
 from kvstore.codec.keys import (
     FIRST_TIMED_SUFFIX,
     KEY_BYTES_LEAST,
     KIND_MAX,
     SUFFIX_BYTES,
     TAIL_BYTES,
+    UNLIMITED,
     check_data_key,
     encode_suffix,
 )
 from kvstore.codec.ordered import TERMINATOR, is_escaped, unescape
-from kvstore.loops.contract import Buffers, Nearby
+from kvstore.limits import VERSIONS_PASSED_MAX
+from kvstore.loops.contract import Ahead, Buffers, Nearby, Walker
 from kvstore.loops.plain.columns import join
 
 _INVISIBLE: Final = b"\xff" * (SUFFIX_BYTES + 1)
@@ -55,6 +59,27 @@ def collect(
     return missing == 0
 
 
+class Entries:
+    """The entries from the one where a reader stands, forwards or backwards, as far as their keys
+    are at or above `least`. The reader may be moved meanwhile."""
+
+    def __init__(self, reader: Walker, least: bytes, *, reverse: bool) -> None:
+        self._reader = reader
+        self._least = least
+        self._step = reader.prev if reverse else reader.next
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> tuple[bytes, bytes]:
+        key = self._reader.key()
+        if key is None or key < self._least:
+            raise StopIteration
+        value = self._reader.value()
+        self._step()
+        return key, value
+
+
 class Live:
     """Picks the live entries out of a pass over `data`, in pieces, forwards or backwards.
 
@@ -66,6 +91,9 @@ class Live:
 
     last: bytes | None = None
     """The last stored key that was passed over."""
+
+    ahead: Ahead | None = None
+    """Where a pass should go on, so that it leaves out versions of one key that decide nothing."""
 
     def __init__(
         self,
@@ -79,6 +107,8 @@ class Live:
         self._near: Nearby = b"", b"", [], []
         self._imports: dict[bytes, bytes] = {}
         self._stem: bytes | None = None
+        self._first = b""
+        self._run = 0
         self._suffix = _INVISIBLE
         self._held = b"", b""
         self._shown: tuple[list[bytes], list[bytes]] = [], []
@@ -87,8 +117,10 @@ class Live:
     def pass_over(
         self, source: Iterator[tuple[bytes, bytes]], count: int, bytes_max: int = sys.maxsize
     ) -> bool:
-        """Pass over the next entries of `source`, as many as `collect` takes.
+        """Pass over the next entries of `source`, as many as `collect` takes, or fewer: where
+        `ahead` is set, `source` has to go on from there, whatever was taken from it.
         Raises `CorruptionError` for a key that `data` cannot have."""
+        self.ahead = None
         keys: list[bytes] = []
         values: list[bytes] = []
         has_more = collect(source, keys, values, count, bytes_max)
@@ -102,12 +134,17 @@ class Live:
                 if newest is not _INVISIBLE:
                     self._release(newest, *held)
                     newest = _INVISIBLE
-                stem = here
+                stem, self._first, self._run = here, key, 0
+            self._run += 1
             suffix = key[-TAIL_BYTES:-1]
             if suffix < FIRST_TIMED_SUFFIX:
                 suffix = self._imports.get(suffix) or self._import(suffix)
             if least <= suffix < newest:
                 newest, held = suffix, (key, value)
+            if self._run > VERSIONS_PASSED_MAX and key[-TAIL_BYTES:] >= FIRST_TIMED_SUFFIX:
+                self._run, self.ahead, self.last = 0, self._behind_run(key, least), key
+                self._stem, self._suffix, self._held = stem, newest, held
+                return True
         self._stem, self._suffix, self._held = stem, newest, held
         self.last = keys[-1] if keys else self.last
         return has_more
@@ -117,6 +154,15 @@ class Live:
         if self._suffix is not _INVISIBLE:
             self._release(self._suffix, *self._held)
             self._suffix, self._held = _INVISIBLE, (b"", b"")
+
+    def _behind_run(self, key: bytes, least: bytes) -> Ahead:
+        """Where the next entry lies that may decide what the user key of `key` has. The entry with
+        the suffix `least` or the next one is the newest timed entry that the read sees."""
+        stem = key[:-TAIL_BYTES]
+        is_visible = key[-TAIL_BYTES:] >= least
+        if key < self._first:
+            return (stem + least, False) if is_visible else (stem + FIRST_TIMED_SUFFIX, True)
+        return (key[:-KEY_BYTES_LEAST] + UNLIMITED, False) if is_visible else (stem + least, False)
 
     def _import(self, reference: bytes) -> bytes:
         """The suffix of the time at which an import was added, `_INVISIBLE` if the read does not
