@@ -1,7 +1,7 @@
-"""What every test may ask for: one Spark session, both engines, and the depth of random tests.
+"""Fixtures of every test: one Spark session, both engines, and the depth of random tests.
 
-Hypothesis draws new examples on every run and prints how to repeat a failure. `ci` is what
-`make test` runs, `soak` what `make soak` does.
+Hypothesis draws new examples on every run and prints how to repeat a failure. `make test` runs the
+profile `ci`, `make soak` the profile `soak`.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    """The run's one Spark session. What a test sets in its `conf` it must set back."""
+    """The run's one Spark session. A test that changes its `conf` must change it back."""
     from spark_connector import session
 
     # Spark's processes find credentials of object stores where everyone's tools look.

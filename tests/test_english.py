@@ -17,7 +17,8 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 PLACES = (
-    "kvstore", "bulk", "backup", "spark_connector", "pyspark_kvstore", "benchmarks", "docs", "*.md",
+    "kvstore", "bulk", "backup", "spark_connector", "pyspark_kvstore",
+    "benchmarks", "docs", "tests", "*.md",
 )  # fmt: skip
 
 _NOUNLESS = re.compile(

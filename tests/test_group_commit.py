@@ -202,7 +202,7 @@ COUNTED: dict[str, Callable[[Store], object]] = {
 def test_an_interrupt_between_a_commit_and_its_count_loses_neither(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, place: str
 ) -> None:
-    """What is known of the epochs must fit what is stored, or a reader takes it for damage."""
+    """The epochs in memory must fit the stored entries, or a reader reports damage."""
     with kvstore.open(tmp_path / "s") as store:
         monkeypatch.setattr("kvstore.changes.capture.EPOCHS_PENDING_MAX", 2)
         store.put(b"k", b"0")

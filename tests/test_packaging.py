@@ -1,4 +1,4 @@
-"""What is installed: names that others use too, the version, and wheels without stale files."""
+"""The installed project: names that others use too, the version, wheels without stale files."""
 
 from __future__ import annotations
 

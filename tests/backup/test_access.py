@@ -137,7 +137,7 @@ def test_a_restore_that_is_done_is_done_though_its_lease_cannot_be_given_back(
 def test_backups_go_on_where_nothing_may_be_deleted(
     store: kvstore.Store, place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As by credentials that cannot take a backup back. What is appended is appended."""
+    """Credentials may allow writes and refuse deletes. The backup that was appended stays."""
 
     def refuse(*_: object, **__: object) -> None:
         raise AccessDeniedError("delete", "not allowed")

@@ -190,7 +190,7 @@ def test_memory_collections_work_the_same(store: kvstore.Store, tmp_path: Path) 
 
 
 def test_two_collections_on_one_place_take_turns(store: kvstore.Store, tmp_path: Path) -> None:
-    """What one remembers of the last state, the other has moved on from."""
+    """Each handle remembers a last state that the other handle has already replaced."""
     pair = [backup.Collection(tmp_path / "backups") for _ in range(2)]
     for number in range(10):
         store.put(b"k%d" % number, b"v")

@@ -264,7 +264,7 @@ def test_parts_of_a_killed_full_backup_are_not_uploaded_again(
             collection = Collection(place / "collection")
             if collection.list():
                 return
-            # What a scrub finds before the retry are parts that were not recorded: at most one.
+            # Before the retry a scrub finds the parts that no record names: at most one.
             report = collection.scrub(delete_orphans_older_than=timedelta(0))
             assert len(report.deleted) == len(left) - recorded <= 1
             uploaded = {path.name for path in left} - {

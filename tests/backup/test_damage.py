@@ -99,7 +99,7 @@ def test_a_verification_beside_a_compaction_sees_no_damage_in_what_that_replaced
 def test_an_import_that_was_reverted_before_all_that_is_kept_is_no_difference(
     store: kvstore.Store, collection: backup.Collection, tmp_path: Path
 ) -> None:
-    """What it covered shows again: the backup has that written by the revert, the store before."""
+    """The covered value shows again: the backup has it from the revert, the store from before."""
     store.put(b"k00", b"covered")
     imported = staged_import(tmp_path / "staging")
     bulk.ingest(store, tmp_path / "staging")

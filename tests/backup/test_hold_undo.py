@@ -1,4 +1,4 @@
-"""What backups and replicas hold of their source: told by name, released where they fail early.
+"""Holds that backups and replicas take on their source: named, and released at an early failure.
 
 Steps are made to fail one after the other, by an error and by an interrupt. A hold that was there
 before stays: the next window needs it.

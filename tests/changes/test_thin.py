@@ -33,7 +33,7 @@ def put_large(store: Store) -> Timestamp:
 
 
 def crash(store: Store, tmp_path: Path) -> Path:
-    """What a kill would leave of a store that is open."""
+    """The directory that a kill would leave of an open store."""
     left = tmp_path / f"left-{len(list(tmp_path.iterdir()))}"
     shutil.copytree(parts_of(store).engine.path, left, ignore=shutil.ignore_patterns("lock"))  # type: ignore[attr-defined]
     return left

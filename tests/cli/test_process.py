@@ -94,7 +94,7 @@ def following(path: Path, environment: dict[str, str]) -> Iterator[subprocess.Po
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         env=environment,
-        # Whoever runs the tests in the background has them ignore interrupts, and so would this.
+        # Tests that run in the background ignore interrupts. The child would inherit that.
         preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
     ) as child:
         yield child

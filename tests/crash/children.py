@@ -24,7 +24,7 @@ THREADS = 3
 
 
 def open_store(path: Path, **options: Any) -> kvstore.Store:
-    """What is there by the engine that made it."""
+    """Open a store by the engine that made it."""
     return kvstore.open(path, engine_at(path) or "rocksdb", **options)
 
 

@@ -1,4 +1,4 @@
-"""What the recorded process does: `python -m tests.crash.recorded ROOT ENGINE SEED STEPS RESULT`.
+"""The recorded process: `python -m tests.crash.recorded ROOT ENGINE SEED STEPS RESULT`.
 
 It writes to a store below ROOT, and says in a file there, by the number of states it has taken
 down, what it has been promised to find again.

@@ -1,6 +1,6 @@
 """Each system call of journal, memory engine, tasks and local consensus fails, once or for good.
 
-Whatever fails, the caller gets an error of the tree, acknowledged work stands, the handle can be
+After each failure the caller gets an error of the tree, acknowledged work stands, the handle can be
 closed, no descriptor and no lock stays behind, and the next opening finds a sound state.
 """
 

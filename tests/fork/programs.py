@@ -34,7 +34,7 @@ SCANNED_ROWS = 30_000
 """Of a store that several processes scan: below 24 MB one reads alone."""
 
 SERVED: dict[str, Store] = {}
-"""What workers of a pool find in the memory they were forked with."""
+"""Stores in the memory that the workers of a pool inherit."""
 
 
 def fork(body: Callable[[], object]) -> int:
@@ -174,7 +174,7 @@ def daemon(place: Path) -> None:
 
 
 def subprocesses(place: Path) -> None:
-    """What runs another program leaves the store alone, also where Python forks for it."""
+    """Running another program leaves the store alone, also where Python forks for it."""
     with kvstore.open(place / "store") as store:
         store.put(b"k", b"v")
         subprocess.run([sys.executable, "-c", ""], check=True)
@@ -249,7 +249,7 @@ def from_c(place: Path) -> None:
 
 
 def exit_handlers(place: Path) -> None:
-    """What a Spark session removes at exit is left alone by the exit of a child."""
+    """The exit of a child leaves the scratch directory of a Spark session alone."""
     from spark_connector.session import remove_scratch
 
     scratch = place / "scratch"

@@ -76,7 +76,7 @@ def serve(listener: socket.socket, answers: Answers) -> None:
 
 
 class Answers:
-    """What a worker can be asked."""
+    """The questions that a worker answers."""
 
     def __init__(self, place: Path, inherited: Store, own: Store) -> None:
         self._place = place

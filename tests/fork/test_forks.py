@@ -31,7 +31,7 @@ def started(program: str, *arguments: object) -> subprocess.Popen[str]:
 
 
 def output(program: str, *arguments: object) -> str:
-    """What a program prints until its end, which must be a good one and say nothing else."""
+    """The output of a program, which must succeed and report no error."""
     process = started(program, *arguments)
     out, complaints = process.communicate()
     assert process.returncode == 0, complaints

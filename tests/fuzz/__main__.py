@@ -16,7 +16,7 @@ from tests.fuzz.driver import Target, targets
 
 
 def functions(target: Target) -> Iterator[FunctionType]:
-    """What coverage should steer by: the code of the format, and nothing of the libraries below."""
+    """The modules that coverage steers by: the code of the format, and no library below."""
     for module in target.modules:
         for thing in vars(module).values():
             members = vars(thing).values() if isinstance(thing, type) else [thing]

@@ -1,6 +1,6 @@
-"""What a fuzz target is, and mutations of sound bytes by a seed.
+"""Fuzz targets, and mutations of sound bytes by a seed.
 
-A target is handed bytes and must return, whatever they are: an error that it lets out is a defect.
+A target must return for any bytes: an error that it lets out is a defect.
 Targets catch the errors that are documented and assert what must hold of an answer.
 """
 

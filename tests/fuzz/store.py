@@ -28,7 +28,7 @@ LOOPS: list[Any] = [plain] if compiled is None else [plain, compiled]
 
 @cache
 def sound() -> Stored:
-    """What a store with something of everything holds."""
+    """The entries of a store with one of every kind."""
     return sound_entries()
 
 

@@ -225,7 +225,7 @@ def test_wrong_calls_of_a_feed_hold_nothing(store: Store) -> None:
 
 
 class Rounds:
-    """What `after_run` or a step of GC does at each call; waits for so many of them."""
+    """Counts the calls of `after_run` or of a step of GC, and waits for a number of them."""
 
     def __init__(self, *does: BaseException | None) -> None:
         self._does = list(does)

@@ -1,4 +1,4 @@
-"""What a store with something of everything holds, as bytes to be damaged."""
+"""The entries of a store with one of every kind, as bytes to be damaged."""
 
 from __future__ import annotations
 

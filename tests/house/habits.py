@@ -1,7 +1,7 @@
 """The rules that a module of tests keeps: what it reaches into, draws from, and asserts.
 
-1. A test reaches into no private member of ours. What it needs is public, or `kvstore.testing`
-   offers it. `REVIEWED` lists the exceptions, each with its reason.
+1. A test reaches into no private member of ours. It uses the public surface, or a probe of
+   `kvstore.testing`. `REVIEWED` lists the exceptions, each with its reason.
 2. Random numbers come from a seed: `kvstore.testing.seeds` prints it and takes one, or it is
    written down.
 3. An assertion can fail: the result of a call that returns a timestamp is true whatever happened.

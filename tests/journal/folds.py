@@ -50,7 +50,7 @@ def state_of(disk: MemoryDisk) -> list[bytes]:
 
 
 def outcome_of(disk: MemoryDisk) -> list[bytes] | KVStoreError:
-    """What a restarted process would find, or be told."""
+    """The payloads that a restarted process finds, or the error that it gets."""
     try:
         return state_of(disk)
     except KVStoreError as error:

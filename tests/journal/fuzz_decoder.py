@@ -57,7 +57,7 @@ def scan_anything(data: bytes, *, live: bool) -> list[Record]:
 
 
 def decoder_functions() -> Iterator[FunctionType]:
-    """What coverage should steer by: the decoder, and nothing of the libraries below."""
+    """The modules that coverage steers by: the decoder, and no library below."""
     for module in (stuffing, records, tail, raw, scan):
         for thing in vars(module).values():
             members = vars(thing).values() if isinstance(thing, type) else [thing]

@@ -18,7 +18,7 @@ from tests.journal.folds import PATH, Payloads, open_journal, state_of
 
 
 class History:
-    """What a workload appended, and how much of it was acknowledged as durable."""
+    """The payloads that a workload appended, and how many were acknowledged as durable."""
 
     def __init__(self) -> None:
         self.appended: list[bytes] = []

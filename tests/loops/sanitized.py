@@ -41,11 +41,11 @@ libc = ctypes.CDLL(None)
 libc.malloc.restype = ctypes.c_void_p
 ctypes.string_at(libc.malloc(8), 9)
 """
-"""What the sanitizers must not let pass, or they are not at work."""
+"""A fault that sanitizers at work report."""
 
 
 def libraries(compiler: str) -> list[str]:
-    """What has to be loaded before the interpreter: the sanitizer's runtime, and the library of
+    """The libraries to load before the interpreter: the sanitizer's runtime, and the library of
     C++, whose exceptions it wraps. Empty where the compiler has no sanitizers."""
     found = []
     for name in ("libasan.so", "libubsan.so", "libstdc++.so.6"):

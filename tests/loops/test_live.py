@@ -186,7 +186,7 @@ def test_live_hands_on_what_its_source_raises(loops: Any) -> None:
 
 @both
 def test_live_lets_go_of_what_it_was_given(loops: Any) -> None:
-    """What it holds is one entry and the last key, until it is let go of itself."""
+    """A live loop holds one entry and the last key until it is released."""
     entry = stored_key(b"a"), bytes(100)
     before = [sys.getrefcount(each) for each in (entry, *entry)]
     for kind in (loops.LiveRows, loops.LiveColumns):

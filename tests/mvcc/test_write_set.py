@@ -1,4 +1,4 @@
-"""What a write set takes and refuses, and what its batch or transaction refuses once it ended."""
+"""Writes that a write set takes and refuses; an ended batch or transaction refuses all."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whatever ends a scan by several processes leaves no process and no file."""
+"""Every end of a scan by several processes leaves no process and no file."""
 
 from __future__ import annotations
 

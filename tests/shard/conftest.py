@@ -1,4 +1,4 @@
-"""What the tests of shards share: handles in memory, moto's S3 server in a thread, and Azurite."""
+"""Fixtures of the tests of shards: handles in memory, moto's S3 server in a thread, and Azurite."""
 
 from __future__ import annotations
 

@@ -97,7 +97,7 @@ def state_of(batches: Iterable[pa.RecordBatch]) -> dict[bytes, bytes | None]:
 
 
 def model_state(rows: Iterable[Row], as_of: int) -> dict[bytes, bytes | None]:
-    """What a reader at `as_of` sees: the definition, row by row."""
+    """The state at `as_of` by definition, row by row."""
     visible = [row for row in rows if row.timestamp <= as_of]
     state: dict[bytes, bytes | None] = {}
     for row in sorted(visible, key=lambda row: (row.timestamp, row.op != OP_DELETE_RANGE)):

@@ -1,4 +1,4 @@
-"""What is made ahead comes in order, whole, and with its errors where they belong."""
+"""Items that are made ahead come in order and whole, and errors come in their place."""
 
 from __future__ import annotations
 

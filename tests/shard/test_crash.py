@@ -1,7 +1,7 @@
 """Processes that are killed: writers, compactors and collectors on one shard of local files.
 
 Each child appends, compacts or collects as fast as it can, says on its pipe what is durable, and
-is killed by SIGKILL in the middle. What it said must be there, once.
+is killed by SIGKILL in the middle. Each batch that it reported must be there once.
 """
 
 from __future__ import annotations

@@ -312,7 +312,7 @@ def test_a_merge_of_large_values_buffers_a_bounded_number_of_bytes(
         most = max(most, pa.total_allocated_bytes() - before)
         found += window.num_rows
     assert found == 200
-    # What the sources buffer and decode; a window and the next, each of them unsorted as well.
+    # The sources buffer and decode; a window and the next are held, each of them unsorted as well.
     assert most < 4 * (32 << 20)
 
 

@@ -26,7 +26,7 @@ class Listed:
     kind: int
     items: list[Any]
     claimed: int | None = None
-    """What the list says it has, where that is a lie."""
+    """The false count that the list claims; None: the true one."""
 
 
 Struct = list[Field]

@@ -1,4 +1,4 @@
-"""What the jobs' tasks do, without a session: pieces make what one process makes.
+"""The tasks of jobs, without a session: the pieces make the same as one process makes.
 
 Every task runs twice, as a retry or a speculative twin would, and the first outcome is lost; what
 goes in and comes out is pickled, as on its way through Spark.
@@ -91,7 +91,7 @@ def test_verify_compares_older_chains_as_one_process_does(tmp_path: Path) -> Non
         ):
             with pytest.raises(CorruptionError, match="differ"):
                 each()
-        # What the store has forgotten cannot be compared any more.
+        # History that the store has collected cannot be compared any more.
         store.drop_hold(store.holds.all()[0].name)
         change(store, random.Random(3), 5)
         store.gc(before=store.sync() - 1)

@@ -270,7 +270,7 @@ def test_times_and_places_that_are_not_there_are_refused(
 
 
 def test_a_part_that_is_gone_fails_the_query(spark: SparkSession, place: Place) -> None:
-    """Whatever the session says of missing files: fewer rows would be a wrong answer."""
+    """Also in a session that ignores missing files: fewer rows would be a wrong answer."""
     store, path, _ = place
     frame = read_collection(spark, path, native=True)
     store.put(b"another", b"one")

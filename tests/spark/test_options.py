@@ -38,7 +38,7 @@ from spark_connector.reading.schema import offered
         ("stream", {"failOnDataLoss": "no", "readChangeFeed": "true"}, "failOnDataLoss='no'"),
         ("stream", {}, "a stream reads changes"),
         ("state", {"paths": '["a","b"]'}, "several paths"),
-        # What `option("prefix", b"a")` becomes: it would be read as text that no key begins with.
+        # `option("prefix", b"a")` becomes this text, and no key begins with it.
         ("state", {"prefix": str(b"a")}, "prefix=b'a' is bytes, and options are text"),
         ("changes", {"startKey": str(b"'")}, 'startKey=b"\'" is bytes'),
         ("stream", {"endKey": str(bytearray(b"\n")), "readChangeFeed": "true"}, "is bytes, and"),

@@ -1,4 +1,4 @@
-"""What tasks read, without a session: checkpoint and collection give what the store gives.
+"""The reads of tasks, without a session: checkpoint and collection equal the store.
 
 Random histories with overwrites, deletes, range deletes, imports and reverts; every read is made
 of pieces, as tasks make it, and compared with the live store's own answer.

@@ -1,4 +1,4 @@
-"""What says that its memory is bounded is, also where values are large."""
+"""Calls that promise bounded memory keep the promise, also where values are large."""
 
 from __future__ import annotations
 

@@ -391,7 +391,7 @@ def _key_order(row: Row) -> tuple[bytes, bool, int]:
 
 
 def check_history(store: Store, model: Model, key: bytes) -> None:
-    """What is kept of a key's history is the model's; below `since` only some of it is."""
+    """The history of a key is the model's; below `since` some of it may be gone."""
     since = store.whole_since
     found = [(version.timestamp, version.value) for version in store.history(key)]
     kept = [event[:2] for event in model.events(key)]

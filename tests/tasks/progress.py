@@ -1,4 +1,4 @@
-"""What a task tells of itself while it runs."""
+"""The progress that a task reports while it runs."""
 
 from __future__ import annotations
 

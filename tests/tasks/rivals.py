@@ -40,7 +40,7 @@ def outcomes_of_rivals(
     *,
     second_ends_first: bool,
 ) -> tuple[Outcome | None, Outcome | None]:
-    """What became of the task for the first worker and for the one that takes it over.
+    """The outcome of a task for the first worker and for the worker that takes it over.
 
     The first goes on once the second has ended, or once it has begun.
     """

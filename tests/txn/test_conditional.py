@@ -185,7 +185,7 @@ def test_history_that_goes_before_the_look_refuses_a_condition_on_it(
 def test_idempotent_range_delete_finds_what_is_alive_behind_gc(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What showed at the time of the look was overwritten and collected: the key is alive."""
+    """The version that the look found was overwritten and collected: the key is alive."""
     store.put(b"k", b"1")
     scan = parts_of(store).versions.scan
 

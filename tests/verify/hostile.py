@@ -130,7 +130,7 @@ def cases(sound: Stored) -> Iterator[tuple[str, Stored]]:
 
 
 def judgement(stored: Stored) -> dict[str, str]:
-    """What opening says, or what each way to read, to verify and to write does: an answer in
+    """The answer of opening, or of each way to read, to verify and to write: an answer in
     short, or an error."""
 
     def judge() -> dict[str, str]:

@@ -38,7 +38,7 @@ from tests.verify.hostile import (
 pytestmark = pytest.mark.damages_store
 
 PLACES = ("data key ", "ranges key ", "changes key ", "change entry ", "import ")
-"""What an error of opening begins with."""
+"""Beginnings of the errors of opening."""
 
 WELL_FORMED = [
     "data: import 0",
@@ -129,7 +129,7 @@ def test_plain_loops_judge_as_the_compiled_ones_do(
 
 @pytest.mark.parametrize("name", ["data: kind 2", "changes: falling offsets", "ranges: no end"])
 def test_processes_and_backups_tell_as_well(name: str, sound: Stored, tmp_path: Path) -> None:
-    """What needs files: RocksDB, scans by several processes, backups."""
+    """Reads that need files: RocksDB, scans by several processes, backups."""
     case = dict(cases(sound))[name]
     engine = RocksEngine(tmp_path / "s")
     write_over(engine, case)

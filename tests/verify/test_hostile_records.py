@@ -52,7 +52,7 @@ WRONG: dict[str, Any] = {
     "numbers": [[1, 2]],
     "stream": ["00" * 16],
 }
-"""What stands in the place of each field."""
+"""The values that replace each field."""
 
 BYTES = {
     "nothing": b"",
@@ -67,7 +67,7 @@ BYTES = {
     "a later version": b'{"v": 2}',
     "no fields": b'{"v": 1}',
 }
-"""What stands in the place of each record."""
+"""The values that replace each record."""
 
 NAMES = [b"epochs/x", b"epochs/f" + b"f" * 15, b"import/0x1", b"generation/" + b" 1".rjust(16)]
 NAMES += [b"clear/-" + b"0" * 15, b"hold/\xff", b"hold/", b"epochs/" + b"0" * 17, b"\xff"]
@@ -75,7 +75,7 @@ NAMES += [b"clear/-" + b"0" * 15, b"hold/\xff", b"hold/", b"epochs/" + b"0" * 17
 
 @pytest.fixture(scope="module")
 def sound(tmp_path_factory: pytest.TempPathFactory) -> Stored:
-    """What a store with a record of every kind holds."""
+    """The entries of a store with a record of every kind."""
     path = tmp_path_factory.mktemp("sound")
     with kvstore.open(path / "s", engine="memory", clock=ManualClock(1)) as store:
         store.put(b"a", b"1")
