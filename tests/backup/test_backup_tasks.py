@@ -163,7 +163,7 @@ def test_a_backup_given_to_another_worker_is_committed_by_that_one_and_appended_
     url = tmp_path / "backups"
     submit_backup(store, url, full=full, report_to="reports")
     stop = Stop()
-    store.export = stop.before(store.export)  # type: ignore[method-assign]
+    store.replication.export = stop.before(store.replication.export)  # type: ignore[method-assign]
     told = handlers(store, every_s=told_every_s)
     outcomes = outcomes_of_rivals(store, told, clock, stop, second_ends_first=True)
     assert outcomes == (Outcome.LOST, Outcome.DONE)
