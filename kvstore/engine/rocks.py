@@ -25,8 +25,9 @@ Observed behaviour of rocksdict 0.3.29, and its consequences
 
 from __future__ import annotations
 
+import bisect
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
@@ -270,7 +271,11 @@ class _Closed(dict[str, Any]):
 
 
 class RocksCursor:
-    """A pass over a RocksDB iterator, in chunks. Its upper bound lies in `options`."""
+    """A pass over a RocksDB iterator, in chunks. Its upper bound lies in `options`.
+
+    It begins with an iterator that hands out an entry a call, and can not seek. Where a scan goes
+    ahead, a second one takes its place, which was made at the same moment and takes three calls.
+    """
 
     def __init__(
         self,
@@ -282,41 +287,72 @@ class RocksCursor:
         where: str,
     ) -> None:
         self._where = where
-        self._options = options  # owns the bound: the iterator has a pointer to its bytes
+        self._start = start
+        self._reverse = reverse
+        self._options = options  # owns the bound: the iterators have a pointer to its bytes
         with translated(where):
-            self._reader: Any = family.iter(options)
-            if reverse:
-                self._reader.seek_to_last()
-            else:
-                self._reader.seek(start)
-        # `set_iterate_lower_bound` of rocksdict 0.3.29 sets the upper bound.
-        self._source: Entries | None = Entries(self._reader, start, reverse=reverse)
+            self._source: Iterator[Any] | None = family.items(
+                backwards=reverse, from_key=None if reverse else start, read_opt=options
+            )
+            self._seeker: Any = family.iter(options)
+        self._last: bytes | None = None if reverse else start
 
     def take(self, count: int) -> tuple[list[bytes], list[bytes]]:
         keys: list[bytes] = []
         values: list[bytes] = []
         with translated(self._where):
-            if not collect(self._open(), keys, values, count, SCAN_CHUNK_BYTES):
-                self._reader.status()  # raises if the pass stopped at a damaged block
+            has_more = collect(self._open(), keys, values, count, SCAN_CHUNK_BYTES)
+            if keys:
+                self._last = keys[-1]
+            if not has_more:
+                self._end()
+        if self._reverse and keys and keys[-1] < self._start:
+            # `set_iterate_lower_bound` of rocksdict 0.3.29 sets the upper bound.
+            inside = bisect.bisect_right(keys, -1, key=lambda key: -(key >= self._start))
+            del keys[inside:], values[inside:]
+            self._source = iter(())
         return keys, values
 
     def feed(self, live: Live, count: int) -> bool:
-        with translated(self._where):
-            has_more = live.pass_over(self._open(), count, SCAN_CHUNK_BYTES)
-            if live.ahead is not None:
-                target, is_floor = live.ahead
-                self._reader.seek_for_prev(target) if is_floor else self._reader.seek(target)
-            elif not has_more:
-                self._reader.status()
+        if self._reverse:
+            keys, values = self.take(count)
+            live.pass_over(zip(keys, values, strict=True), len(keys))
+            has_more = bool(keys)
+        else:
+            with translated(self._where):
+                has_more = live.pass_over(self._open(), count, SCAN_CHUNK_BYTES)
+                self._last = live.last or self._last
+                if not has_more:
+                    self._end()
+        if live.ahead is not None:
+            self._go(*live.ahead)
         return has_more
 
     def close(self) -> None:
-        self._source = self._reader = None
+        self._source = self._seeker = None
 
-    def _open(self) -> Entries:
+    def _open(self) -> Iterator[Any]:
         if self._source is None:
             raise ClosedError(f"a scan of {self._where}")
         return self._source
+
+    def _go(self, target: bytes, is_floor: bool) -> None:
+        with translated(self._where):
+            self._seeker.seek_for_prev(target) if is_floor else self._seeker.seek(target)
+        self._source = Entries(self._seeker, reverse=self._reverse)
+
+    def _end(self) -> None:
+        """Raise if the pass stopped at a damaged block and not at its end."""
+        self._source, seeker = iter(()), self._seeker
+        if self._last is None:
+            seeker.seek_to_last()
+        elif self._reverse:
+            seeker.seek_for_prev(self._last)
+        else:
+            seeker.seek(self._last)
+        if seeker.valid():
+            seeker.prev() if self._reverse else seeker.next()
+        seeker.status()
 
 
 _FIGURES = {

@@ -25,7 +25,7 @@ path from its root to what changes, as LMDB and other B-trees without locks do.
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator
 from itertools import zip_longest
 from typing import NamedTuple
@@ -41,7 +41,7 @@ from kvstore.mvcc.stretches import (
     leaves,
     splice,
     stack_at,
-    stack_below,
+    surroundings,
 )
 from kvstore.span import Span
 from kvstore.timestamp import TIMESTAMP_MAX
@@ -231,21 +231,19 @@ class Fragments:
 
     def _changing(self, start: bytes, end: bytes, change: Callable[[Stack], Stack]) -> Fragments:
         assert start < end
-        before = stack_below(self.tree, start)
-        changed = [(key, change(stack)) for key, stack in self._items(start, end)]
+        before, found, last = surroundings(self.tree, start, end)
+        changed = [(key, change(stack)) for key, stack in found]
         if not changed or changed[0][0] != start:
             changed.insert(0, (start, change(before)))
-        changed.append((end, stack_at(self.tree, end)))
+        changed.append((end, last))
         kept = list(_distinct(changed, leading=before))
         keys, stacks = [key for key, _ in kept], [stack for _, stack in kept]
         return Fragments(splice(self.tree, start, end, keys, stacks))
 
-    def _items(self, start: bytes = b"", end: bytes | None = None) -> Iterator[tuple[bytes, Stack]]:
-        """The boundaries in `start <= key < end`, each with the stack from there on."""
-        for leaf, _ in leaves(self.tree, start, end):
-            first = bisect_left(leaf.keys, start)
-            last = len(leaf.keys) if end is None else bisect_left(leaf.keys, end)
-            yield from zip(leaf.keys[first:last], leaf.stacks[first:last], strict=True)
+    def _items(self) -> Iterator[tuple[bytes, Stack]]:
+        """The boundaries, each with the stack from there on."""
+        for leaf, _ in leaves(self.tree, b"", None):
+            yield from zip(leaf.keys, leaf.stacks, strict=True)
 
 
 def _add_cluster(

@@ -22,7 +22,7 @@ Source: the copied paths of LMDB's B-tree; aggregates in nodes as in any interva
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple, TypeAlias, cast
 
 from kvstore.codec.keys import UNLIMITED, encode_suffix
@@ -95,12 +95,37 @@ def splice(tree: Tree, low: bytes, high: bytes, keys: list[bytes], stacks: list[
 
 def stack_at(tree: Tree, key: bytes) -> Stack:
     """The stack over `key`. O(log n)."""
-    return _found(tree, key, bisect_right)
+    node = tree.root
+    for _ in range(tree.depth):
+        node = cast("Node", node.below[bisect_right(node.keys, key)])
+    leaf = cast("Leaf", node)
+    at = bisect_right(leaf.keys, key)
+    return leaf.stacks[at - 1] if at else ()
 
 
-def stack_below(tree: Tree, key: bytes) -> Stack:
-    """The stack over the greatest keys below `key`. O(log n)."""
-    return _found(tree, key, bisect_left)
+def surroundings(
+    tree: Tree, start: bytes, end: bytes
+) -> tuple[Stack, list[tuple[bytes, Stack]], Stack]:
+    """The stack below `start`, the boundaries in `start <= key < end` with the stack from each on,
+    and the stack over `end`. O(log n) beside the boundaries given."""
+    node, beyond = tree.root, None
+    for _ in range(tree.depth):
+        at = bisect_left(node.keys, start)
+        if at < len(node.keys):
+            beyond = node.keys[at]
+        node = cast("Node", node.below[at])
+    keys, _, stacks, _, _ = cast("Leaf", node)
+    first = bisect_left(keys, start)
+    before = stacks[first - 1] if first else ()
+    if beyond is None or end < beyond:  # one leaf, as mostly
+        last, behind = bisect_left(keys, end), bisect_right(keys, end)
+        found = list(zip(keys[first:last], stacks[first:last], strict=True))
+        return before, found, stacks[behind - 1] if behind else ()
+    found = []
+    for leaf, _ in leaves(tree, start, end):
+        first, last = bisect_left(leaf.keys, start), bisect_left(leaf.keys, end)
+        found += zip(leaf.keys[first:last], leaf.stacks[first:last], strict=True)
+    return before, found, stack_at(tree, end)
 
 
 def leaves(
@@ -127,15 +152,6 @@ def leaves(
 
 
 # -- inside -----------------------------------------------------------------------------------
-
-
-def _found(tree: Tree, key: bytes, bisect: Callable[[list[bytes], bytes], int]) -> Stack:
-    node = tree.root
-    for _ in range(tree.depth):
-        node = cast("Node", node.below[bisect(node.keys, key)])
-    leaf = cast("Leaf", node)
-    at = bisect(leaf.keys, key)
-    return leaf.stacks[at - 1] if at else ()
 
 
 class _Stretches(NamedTuple):

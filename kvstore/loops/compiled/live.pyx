@@ -66,10 +66,8 @@ cdef inline tuple entry_of(found):
 @cython.final
 cdef class Entries:
     cdef object _key, _value, _step
-    cdef bytes _least
 
-    def __cinit__(self, reader, bytes least not None, *, bint reverse):
-        self._least = least
+    def __cinit__(self, reader, *, bint reverse):
         self._key = reader.key
         self._value = reader.value
         self._step = reader.prev if reverse else reader.next
@@ -79,7 +77,7 @@ cdef class Entries:
 
     def __next__(self):
         key = self._key()
-        if key is None or compare(<bytes?>key, self._least) < 0:
+        if key is None:
             raise StopIteration
         value = self._value()
         self._step()

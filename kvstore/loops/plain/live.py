@@ -60,12 +60,11 @@ def collect(
 
 
 class Entries:
-    """The entries from the one where a reader stands, forwards or backwards, as far as their keys
-    are at or above `least`. The reader may be moved meanwhile."""
+    """The entries from the one where a reader stands, forwards or backwards. The reader may be
+    moved meanwhile."""
 
-    def __init__(self, reader: Walker, least: bytes, *, reverse: bool) -> None:
+    def __init__(self, reader: Walker, *, reverse: bool) -> None:
         self._reader = reader
-        self._least = least
         self._step = reader.prev if reverse else reader.next
 
     def __iter__(self) -> Self:
@@ -73,7 +72,7 @@ class Entries:
 
     def __next__(self) -> tuple[bytes, bytes]:
         key = self._reader.key()
-        if key is None or key < self._least:
+        if key is None:
             raise StopIteration
         value = self._reader.value()
         self._step()
