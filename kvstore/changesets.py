@@ -58,7 +58,7 @@ class Changesets:
                 "call it outside",
             )
         with self._committer.lock:
-            self._committer.require_healthy()
+            self._committer.health.require()
             if self._capture.is_quiescent:
                 return Timestamp(self._committer.upper - 1)
             recent = self._capture.quiet - 1
@@ -73,13 +73,13 @@ class Changesets:
         try:
             committer = self._committer
             if not self._turn.wait_for(
-                lambda: self._capture.quiet != before or not committer.is_healthy, timeout
+                lambda: self._capture.quiet != before or not committer.frontiers.is_healthy, timeout
             ):
                 raise BusyError(f"{len(self._capture.open)} changesets", waited_s=timeout)
         finally:
             self.forcing -= 1
             self._turn.notify_all()
-        self._committer.require_healthy()
+        self._committer.health.require()
         return Timestamp(self._capture.quiet - 1)
 
     def wake(self) -> None:
@@ -91,13 +91,13 @@ class Changesets:
         with self._committer.lock:
             if ambient(self._capture) is None:
                 self._turn.wait_for(lambda: not self.forcing)
-            self._committer.require_healthy()
-            with self._committer.poisoning():
+            self._committer.health.require()
+            with self._committer.health.poisoning():
                 self._capture.begin_changeset(changeset, self._committer.now())
 
     def _finish(self, changeset: Changeset) -> None:
         with suppress(ForkedError), self._committer.lock:  # a forked child leaves the parent's open
             if changeset in self._capture.open:
-                with self._committer.poisoning():
+                with self._committer.health.poisoning():
                     self._capture.finish_changeset(changeset, self._committer.upper)
                 self._turn.notify_all()

@@ -115,7 +115,7 @@ class Holds:
         """
         when = None if at is None else to_timestamp(at, name="at")
         require_age(max_age, name="max_age")
-        self._committer.require_healthy()
+        self._committer.health.require()
         taken = self.take_all(
             {name: when}, max_age=max_age, durable=durable, kind=kind, address=address
         )

@@ -161,7 +161,7 @@ class Imports:
         come back where they had been cleared. An abort must not take away rows that an add has
         counted on. The thread that has it may take it again, unless it is `adding` it.
         """
-        self._committer.require_healthy()
+        self._committer.health.require()
         former, is_ours = None, False
         try:
             with self._busy_lock:
@@ -204,12 +204,12 @@ class Imports:
 
     def told_files(self, files: Sequence[Path | str]) -> list[LooseFile]:
         """The figures of sorted files that no store has taken, by key: bounds, entries."""
-        self._committer.require_healthy()
+        self._committer.health.require()
         return self._tell(files)
 
     def link(self, files: Sequence[Path]) -> None:
         """Move the files into the engine. Nothing becomes visible. Flat in their size."""
-        self._committer.require_healthy()
+        self._committer.health.require()
         if files:
             self._engine.ingest(files)
 

@@ -148,11 +148,12 @@ def assemble(
     since = meta.timestamp(SINCE)
     upper = max(meta.timestamp(UPPER), index.last() + 1, since + 1)
     where = "the store in memory" if path is None else f"the store at {path}"
+    policy = stored_policy(meta, where)
     if read_only:
-        capture, policy = passive_domain(engine, upper=upper), read_only_policy(where)
+        capture = passive_domain(engine, upper=upper)
+        policy = read_only_policy(where, coming=policy.coming)
     else:
         capture = open_domain(engine, index, since=since, upper=upper)
-        policy = stored_policy(meta, where)
     committer = Committer(
         versions := Versions(engine),
         index,

@@ -36,7 +36,7 @@ class Reads:
         self._holds = holds
         self._clears = clears
         self._index_floor = index_floor
-        committer.raise_floor(clears.newest)
+        committer.frontiers.raise_floor(clears.newest)
 
     @property
     def whole_since(self) -> Timestamp:
@@ -56,7 +56,7 @@ class Reads:
         """The time of a read as of `as_of`. Raises `HistoryGoneError` and `NotYetWrittenError`."""
         frontiers = self._frontiers
         if not frontiers.is_healthy:
-            self._committer.require_healthy()
+            self._committer.health.require()
         if as_of is None:
             return frontiers.upper - 1
         if type(as_of) is Timestamp and frontiers.since <= as_of < frontiers.upper:

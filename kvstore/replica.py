@@ -41,7 +41,7 @@ def stage_replica(meta: Meta, batch: WriteBatch, source: str, *, pending: int = 
 
 
 def stored_policy(meta: Meta, where: str) -> Policy:
-    """The policy of a store that is opened to be written: that of a replica where it is one."""
+    """The policy that a store's records ask for: that of a replica, or `OPEN`."""
     record = meta.read(_REPLICA)
     if record is None:
         return OPEN
@@ -107,7 +107,7 @@ class Replica:
         """
         committer = self._committer
         with committer.lock:
-            committer.require_healthy()
+            committer.health.require()
             if committer.policy.source is not None:
                 if committer.policy.coming:
                     self._remove_above(committer.upper - 1, upto=committer.policy.coming)
@@ -153,7 +153,7 @@ class Replica:
 
     def _require_window(self, timestamps: list[int], upper: int) -> str:
         """The id of the source, if a window of these commits may come next."""
-        self._committer.require_healthy()
+        self._committer.health.require()
         source = self.source
         if source is None:
             raise UsageError(f"{self._committer.where} was promoted", "it follows nothing any more")

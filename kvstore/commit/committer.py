@@ -17,7 +17,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager
 from functools import partial
 from typing import TypeAlias
 
@@ -25,7 +24,7 @@ from kvstore.changes.capture import Begun, Capture
 from kvstore.changes.index import ChangeIndex, FullEntry
 from kvstore.clock import Timeline
 from kvstore.commit.durability import Durability, GroupSync, require_durability
-from kvstore.commit.frontiers import Frontiers, IsStopping, require_readable
+from kvstore.commit.frontiers import Frontiers, require_readable
 from kvstore.commit.health import Health
 from kvstore.commit.policy import OPEN, Policy
 from kvstore.commit.writes import Writes
@@ -84,8 +83,8 @@ class Committer:
         own(self, where)
 
     def fork_parts(self) -> Iterable[object]:
-        """The objects that a forked child must not use either."""
-        return (self.frontiers,)
+        """The objects that a forked child must not use either: others hold them too."""
+        return self.frontiers, self.health
 
     # -- commits ----------------------------------------------------------------------------
 
@@ -293,11 +292,6 @@ class Committer:
         return self.frontiers.since
 
     @property
-    def floor(self) -> int:
-        """Reads below it look twice."""
-        return self.frontiers.floor
-
-    @property
     def upper(self) -> Timestamp:
         """The first time that is not complete."""
         return self.frontiers.upper
@@ -334,18 +328,6 @@ class Committer:
             )
             self.frontiers.move_since(since)
 
-    def raise_floor(self, timestamp: int) -> None:
-        """Have readers below `timestamp` look twice. The caller holds the lock."""
-        self.frontiers.raise_floor(timestamp)
-
-    def wait_published(self, above: int, *, timeout: float | None, stop: IsStopping) -> None:
-        """See `Frontiers.wait`. Commits wake the threads that wait, as do records and closing."""
-        self.frontiers.wait(above, timeout=timeout, stop=stop)
-
-    def wake(self) -> None:
-        """Have the threads in `wait_published` look again."""
-        self.frontiers.wake()
-
     # -- durability and health --------------------------------------------------------------
 
     def persist(self) -> None:
@@ -360,25 +342,12 @@ class Committer:
         self.syncs.wait(upper)
         return upper
 
-    @property
-    def is_healthy(self) -> bool:
-        """Whether `require_healthy` would pass."""
-        return self.frontiers.is_healthy
-
-    def require_healthy(self) -> None:
-        """Raise `PoisonedError` if an earlier write failed, `ClosedError` after `finish`."""
-        self.health.require()
-
     def require_writable(self) -> None:
-        """Raise as `require_healthy`, and `UsageError` where no record may be written."""
+        """Raise as `Health.require`, and `UsageError` where no record may be written."""
         self.health.require()
         self.policy.require_records()
 
     def require_commits(self) -> None:
-        """Raise as `require_healthy`, and `UsageError` where nothing may be committed."""
+        """Raise as `Health.require`, and `UsageError` where nothing may be committed."""
         self.health.require()
         self.policy.require_commits()
-
-    def poisoning(self) -> AbstractContextManager[None]:
-        """See `Health.poisoning`. The caller holds the lock."""
-        return self.health.poisoning()

@@ -59,10 +59,10 @@ OPEN: Final = Policy()
 """Every write is taken."""
 
 
-def read_only_policy(where: str) -> Policy:
+def read_only_policy(where: str, *, coming: int = 0) -> Policy:
     """The policy of a store that is only read: a checkpoint, or a store that others have open."""
     refusal = Refusal(f"{where} was opened to be read only", "open it with kvstore.open to write")
-    return Policy(commits=refusal, records=refusal, follows_clock=False)
+    return Policy(commits=refusal, records=refusal, follows_clock=False, coming=coming)
 
 
 def replica_policy(where: str, source: str, *, coming: int = 0) -> Policy:

@@ -146,7 +146,7 @@ class Tail:
             yield from self._window(target)
             if not follow:
                 return
-            committer.wait_published(target + 1, timeout=heartbeat, stop=self._is_stopped)
+            committer.frontiers.wait(target + 1, timeout=heartbeat, stop=self._is_stopped)
             self._guard()
             if committer.upper > target + 1 or committer.close_upto_now() > target + 1:
                 continue

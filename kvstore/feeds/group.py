@@ -63,7 +63,7 @@ class Feeds:
         require_count(rows_max, name="batch_rows")
         require_count(bytes_max, name="batch_bytes")
         require_age(max_age, name="max_age")
-        self._committer.require_healthy()
+        self._committer.health.require()
         require_name(name)
         self._require_share(share)
         with self._committer.lock:
@@ -86,7 +86,7 @@ class Feeds:
                 bytes_max=bytes_max,
             )
 
-        return Feed(name, share, hold, tail, is_live=self._committer.require_healthy)
+        return Feed(name, share, hold, tail, is_live=self._committer.health.require)
 
     def follow(
         self,
@@ -109,7 +109,7 @@ class Feeds:
 
         Raises `UsageError` for an unknown feed.
         """
-        self._committer.require_healthy()
+        self._committer.health.require()
         require_name(name)
         with self._committer.lock:
             known = self._known(name)
@@ -146,7 +146,7 @@ class Feeds:
             self._committer,
             wanted,
             position,
-            guard=self._committer.require_healthy,
+            guard=self._committer.health.require,
             require_indexed=self._reads.require_indexed,
         )
         try:

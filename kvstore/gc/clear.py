@@ -88,7 +88,7 @@ class Clearing:
         bounds = (span.start, span.end)
         # From here on a failure does harm: readers are told, and the write comes next.
         self._clears.announce(clear)
-        self._committer.raise_floor(timestamp)
+        self._committer.frontiers.raise_floor(timestamp)
 
         def publish() -> None:
             fragments = self._versions.view.fragments

@@ -112,7 +112,7 @@ class Replication:
 
     def wake(self) -> None:
         """Have every thread in `Store.wait_beyond` look at its `stop` again."""
-        self._parts.committer.wake()
+        self._parts.committer.frontiers.wake()
 
     # -- of a replica -----------------------------------------------------------------------
 
@@ -124,7 +124,7 @@ class Replication:
     def replica(self) -> Replica:
         """The writing end of a replica. Raises `UsageError` if this is an ordinary store."""
         committer = self._parts.committer
-        committer.require_healthy()
+        committer.health.require()
         if committer.policy.source is None:
             raise UsageError(f"{committer.where} is no replica", "make one with backup.replicate")
         return Replica(self._parts)

@@ -437,7 +437,7 @@ class Store:
 
     def batch(self, *, durability: Durability | None = None) -> Batch:
         """Writes that take effect together: `with store.batch() as b: b.put(...)`."""
-        self._committer.require_healthy()
+        self._committer.health.require()
         if durability is not None:
             require_durability(durability)
         return Batch(partial(self._committer.commit, durability=durability))
@@ -578,11 +578,11 @@ class Store:
         the store is closed.
         """
         committer = self._committer
-        committer.require_healthy()
-        committer.wait_published(
-            upper, timeout=timeout, stop=lambda: not committer.is_healthy or stop()
+        committer.health.require()
+        committer.frontiers.wait(
+            upper, timeout=timeout, stop=lambda: not committer.frontiers.is_healthy or stop()
         )
-        committer.require_healthy()
+        committer.health.require()
 
     def changeset(self) -> Changeset:
         """A group of changes that is not atomic: `with store.changeset() as cs: ...`.
@@ -719,7 +719,7 @@ class Store:
         each change in the index. `progress` is called with the number of versions and changes
         checked so far.
         """
-        self._committer.require_healthy()
+        self._committer.health.require()
         with self._collector.paused():
             return verify(self._parts, progress=progress)
 

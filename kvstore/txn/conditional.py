@@ -124,7 +124,7 @@ class Conditional:
     def _first_live(self, span: Span) -> bytes | None:
         at = self._committer.upper - 1
         keys, _ = next(self._versions.scan(span, at), ((), ()))
-        if at < self._committer.floor:
+        if at < self._committer.frontiers.floor:
             # GC or a clear may have removed the key meanwhile: look again, under the lock. A loop
             # might not end, because a clear that fails leaves the floor raised.
             with self._committer.lock:

@@ -60,7 +60,7 @@ class Transactions:
         transaction = Transaction(self, self._holds.new_pin(), durability=durability)
         committer.give_way()
         with committer.lock:
-            committer.require_healthy()
+            committer.health.require()
             while self._abandoned:
                 self._abandoned.pop()
                 committer.recent.unwatch()

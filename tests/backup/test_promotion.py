@@ -82,6 +82,8 @@ def test_a_window_that_was_half_taken_is_removed_by_promotion_and_finished_by_a_
         patch.setattr(Replica, "_end_window", lost)
         with pytest.raises(KeyboardInterrupt):
             backup.replicate(store, standby)
+    with kvstore.open_read_only(standby) as reader:
+        reader.verify().require_ok()
     with kvstore.open(standby) as replica:
         replica.verify().require_ok()  # what has come of a window that is not whole is no damage
         replica.checkpoint(standby.with_name("copy"))

@@ -70,7 +70,7 @@ def test_entries_that_cannot_be_staged_leave_the_store_as_it_was(bench: Bench) -
     committer = bench.committer()
     with pytest.raises(KeyboardInterrupt):
         committer.commit_staged(interrupt)  # type: ignore[arg-type]
-    assert committer.is_healthy
+    assert committer.frontiers.is_healthy
     at = committer.commit(writes_of(a=b"1"))
     assert rows(bench, at) == [(at, b"a", b"1")]
 

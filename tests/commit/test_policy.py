@@ -54,7 +54,7 @@ def test_a_refused_write_reaches_no_engine_and_poisons_nothing(
         with pytest.raises(UsageError, match=message):
             write(committer)
     assert next(calls) == 0
-    assert committer.is_healthy
+    assert committer.frontiers.is_healthy
     assert committer.upper == 1
 
 

@@ -128,7 +128,7 @@ def test_reads_of_the_newest_time_are_made_again_where_history_went(alone: Alone
         if len(times) == 1:  # a clear comes between the choice of the time and the read
             stamp = alone.put(k=b"2")
             parts.clears.announce(Clear(Span(), stamp))
-            parts.committer.raise_floor(stamp)
+            parts.committer.frontiers.raise_floor(stamp)
         return alone.bench.versions.get(b"k", at)
 
     assert parts.reads.read(None, Span(), read) == b"2"
