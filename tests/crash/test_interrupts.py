@@ -222,7 +222,7 @@ def test_a_clear_that_was_interrupted_before_its_write_is_called_off(
     at = store.put(b"k", b"v")
     store.put(b"z", b"v")
     with monkeypatch.context() as patch:
-        patch.setattr(parts_of(store).committer, "raise_floor", interrupt)
+        patch.setattr(parts_of(store).committer.frontiers, "raise_floor", interrupt)
         with pytest.raises(KeyboardInterrupt):
             store.clear_range(b"a", b"m")
     assert store.get(b"k", as_of=at) == b"v"
