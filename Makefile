@@ -15,7 +15,7 @@ PYTEST := $(PY) -m pytest
 # The time for which `make soak` fuzzes each format by coverage, where atheris installs.
 FUZZ_SECONDS := 60
 
-.PHONY: help setup test check lint types loops docs format demo bench bench-quick bench-growth soak sanitize azure clean
+.PHONY: help setup test check lint types loops docs format demo bench bench-quick bench-growth year soak sanitize azure clean
 
 help:
 	@echo 'make setup        create $(VENV) with the pinned versions'
@@ -26,6 +26,7 @@ help:
 	@echo 'make demo         Spark in, incremental backup out, on real data: under four minutes'
 	@echo 'make bench        measure and write BENCHMARKS.md: some 20 minutes on a quiet machine'
 	@echo 'make bench-quick  print the tables for 150,000 rows; bench-growth: for up to 10,000,000'
+	@echo 'make year         play a year of service and write its page: under an hour'
 	@echo 'make soak         the long random tests, the fuzzers and the sanitizers: hours'
 	@echo 'make sanitize     run the compiled loops under the sanitizers of the C compiler'
 	@echo 'make azure        the tests that need an emulator of Azure, which npm fetches'
@@ -109,6 +110,10 @@ bench-quick: $(PEERS)
 
 bench-growth: $(PEERS)
 	$(PY) -m benchmarks --growth
+
+# Fails where a cost grows over the year, or an answer is wrong.
+year: $(READY)
+	$(PY) -m benchmarks.year --write
 
 soak: $(READY)
 	$(PYTEST) -m soak --hypothesis-profile soak

@@ -2,7 +2,8 @@
 
 Each run leaves one file of JSON lines in benchmarks/out: the facts of the machine, one line for
 each figure, and how long the run took. `--write` makes BENCHMARKS.md, its picture and README's
-table of that file (`benchmarks.document`); without it the tables are printed.
+table of that file (`benchmarks.document`); without it the tables are printed. `--quick` also plays
+a year of a minute (`benchmarks.year`).
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ from benchmarks import document, machine, report
 from benchmarks.measure import Figure, measure
 from benchmarks.subject import Process
 from benchmarks.workloads import PEERS, Call, Size, Stage, Workload, scenes
+from benchmarks.year.levels import table
+from benchmarks.year.run import minute
 
 OUT = Path(__file__).parent / "out"
 
@@ -80,8 +83,14 @@ def main() -> None:
     else:
         print(report.tables(report.read(target)[1]))
         print(f"figures: {target}")
-    if broken:
-        sys.exit("\n".join(["not measured, by a failure:", *broken]))
+    failures = ["not measured, by a failure:", *broken] if broken else []
+    if any(part.is_quick for part in options.parts):
+        _say("a year")
+        lines = minute(options.scratch)
+        print(f"\n## A year\n\n{table(lines)}\n")
+        failures += [f"not level over the year: {line.name}" for line in lines if not line.is_level]
+    if failures:
+        sys.exit("\n".join(failures))
 
 
 def _parsed() -> argparse.Namespace:
