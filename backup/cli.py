@@ -35,7 +35,6 @@ from kvstore.cli.options import (
     StoreArgument,
     iso,
     one_of,
-    open_to_read,
     open_to_write,
     to_duration,
     to_json,
@@ -46,7 +45,7 @@ from kvstore.cli.options import (
 from kvstore.cli.output import counting, note, print_figures, print_json, print_table, working
 from kvstore.errors import CorruptionError
 from kvstore.limits import RETRY_S
-from kvstore.opening import engine_at
+from kvstore.opening import engine_at, open_read_only
 from kvstore.store import Store
 from kvstore.timestamp import Timestamp
 
@@ -204,7 +203,7 @@ def verify(
     wanted = one_of("--depth", depth, DEPTHS)
     with ExitStack() as stack:
         progress = stack.enter_context(working(f"reading {collection}", quiet=as_json))
-        opened = None if store is None else stack.enter_context(open_to_read(store))
+        opened = None if store is None else stack.enter_context(open_read_only(store))
         try:
             report = _open(collection, key_file).verify(
                 wanted, opened, progress=counting(progress, "rows")

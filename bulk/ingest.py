@@ -151,6 +151,7 @@ def staging_beside(store: Store) -> Iterator[Path]:
 
 
 def record_of(manifest: Manifest) -> ImportRecord:
+    """The record by which a store knows the import of `manifest`."""
     # Spans of crossing parts are joined, so that each row is read once.
     spans = merge_spans(Span(part.smallest, part.largest + b"\x00") for part in manifest.parts)
     return ImportRecord(

@@ -128,6 +128,7 @@ def require_compression(name: str) -> None:
 
 
 def writer_options(compression: str) -> rocks.Options:
+    """The options of the files of an import. Raises as `require_compression`."""
     require_compression(compression)
     options = rocks.Options(raw_mode=True)
     options.set_compression_type(_CODECS[compression]())

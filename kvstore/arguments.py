@@ -1,4 +1,4 @@
-"""What callers pass, checked: wrong types and ranges are `UsageError` before anything is done."""
+"""Checks of arguments: a wrong type or range raises `UsageError` before anything is done."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from kvstore.span import Span
 def require_path(path: object, *, name: str = "path") -> Path:
     """`path` as a `Path`, if it is a text or a path: absolute and without links.
 
-    So it stays where it is when the process changes its directory, and one place has one name:
-    RocksDB tells by the name whether this process has a database open already.
+    The result names the same place after the process has changed its directory. One place has one
+    name, because RocksDB compares names to find out whether this process has it open already.
     """
     if not isinstance(path, str | os.PathLike) or not isinstance(os.fspath(path), str):
         raise UsageError(f"{name} must be a path, not {type(path).__name__}", "pass a str or Path")

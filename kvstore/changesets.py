@@ -1,8 +1,12 @@
-"""The face of changesets and epochs: what `Store` hands through to its callers.
+"""Changesets and epochs of an open store: beginning, ending, listing, and forced quiescence.
 
-It takes the commit lock for everything, and is where `force_quiescence` waits: a changeset that is
-not nested in an open one waits while quiescence is being forced. Bare commits never do: each
-ends before the lock is let go, so none can be half done.
+`kvstore.changes.capture` keeps the records of changesets. This module adds the commit lock and the
+waits.
+
+Invariants
+1. Every change of the capture is made under the commit lock.
+2. While quiescence is being forced, a new changeset waits, unless it is nested in an open one. A
+   commit outside changesets never waits: it ends under the lock, so it is never half done.
 """
 
 from __future__ import annotations
@@ -18,7 +22,6 @@ from kvstore.changes.epoch import Epoch
 from kvstore.commit import Committer
 from kvstore.errors import BusyError, ForkedError, UsageError
 from kvstore.forks import own
-from kvstore.limits import QUIESCENCE_WAIT_S
 from kvstore.meta import Meta
 from kvstore.timestamp import NS_PER_SECOND, Timestamp
 
@@ -30,9 +33,10 @@ class Changesets:
         self._meta = meta
         self._committer = committer
         self._capture: Capture = committer.capture
-        # A condition of the commit lock, which `with` takes by itself: see the committer.
+        # Methods enter the commit lock and not the condition: see `Frontiers` for the reason.
         self._turn = threading.Condition(committer.lock)
         self.forcing = 0
+        """The number of threads that force quiescence."""
         own(self, "the changesets of a store")
 
     def new(self) -> Changeset:
@@ -48,9 +52,7 @@ class Changesets:
                 yield epoch
         yield from (epoch for epoch in pending if epoch.closed_at > since)
 
-    def force_quiescence(
-        self, after: timedelta | None = None, timeout: float | None = None
-    ) -> Timestamp:
+    def force_quiescence(self, after: timedelta | None, timeout: float) -> Timestamp:
         """See `Store.force_quiescence`."""
         if ambient(self._capture) is not None:
             raise UsageError(
@@ -65,9 +67,10 @@ class Changesets:
             age = self._committer.now() - recent
             if after is not None and age <= after.total_seconds() * NS_PER_SECOND:
                 return Timestamp(recent)
-            return self._drain(QUIESCENCE_WAIT_S if timeout is None else timeout)
+            return self._drain(timeout)
 
     def _drain(self, timeout: float) -> Timestamp:
+        """Hold new changesets back until the open ones have ended. The caller has the lock."""
         self.forcing += 1
         before = self._capture.quiet
         try:
@@ -83,7 +86,7 @@ class Changesets:
         return Timestamp(self._capture.quiet - 1)
 
     def wake(self) -> None:
-        """Have those who wait for quiescence look again: the store was closed."""
+        """Wake the threads that wait here, because the store was closed."""
         with self._committer.lock:
             self._turn.notify_all()
 

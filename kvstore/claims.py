@@ -1,4 +1,4 @@
-"""Claims on history, as records and in words: whose they are, where, since when.
+"""Claims on history, as stored records and as text: their owner, their place, their times.
 
     record of a hold := {timestamp, token, max_age_ns | null, lost,
                          kind, address, owner, created_at, moved_at, reached}
@@ -64,15 +64,16 @@ class HoldRecord:
     created_at: Timestamp | None = None
     moved_at: Timestamp | None = None
     reached: Timestamp | None = None
-    """The owner has taken all changes below it for good: a collection with less lost something."""
+    """The owner has stored all changes below this time for good. A collection whose upper is lower
+    has lost changes."""
 
     @property
     def is_pin(self) -> bool:
-        """Whether it ends with the process, and cannot be dropped."""
+        """Whether this is a pin: it ends with the process, and cannot be dropped."""
         return not self.token
 
     def describe(self, now: int) -> str:
-        """The claim in one line: whose it is, where, since when."""
+        """The claim in one line: its kind and name, its place, its owner, its times."""
         if self.is_pin:
             what = f"an open {self.kind} of this process"
         else:
@@ -139,7 +140,7 @@ def from_fields(name: str, record: JsonObject) -> HoldRecord:
 
 
 def this_process() -> str:
-    """The host and the process that run this."""
+    """The host name and the process id of this process."""
     return one_line(f"{socket.gethostname()} process {os.getpid()}")
 
 

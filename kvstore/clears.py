@@ -1,16 +1,17 @@
-"""Clears: spans whose history was destroyed, and the readers who must hear of it.
+"""Clears: spans whose history was destroyed, and the check that readers make for them.
 
-A clear removes all that a span holds, versions and tombstones, physically. To readers from its
-time on the span is empty; to those before it the truth is gone, so they get `HistoryGoneError`,
-never the emptiness that is there now.
+A clear physically removes all versions and tombstones of a span. A read at its time or later finds
+the span empty. A read at an earlier time would find it empty too, which is wrong for that time, so
+it raises `HistoryGoneError`.
 
     clear/<timestamp, 16 hex> := start hex, end hex, timestamp
 
 Invariants
 1. A clear is announced to this process's readers before the first byte goes: a reader that asks
    after it has read learns of every clear that could have touched what it read.
-2. Its record is in the batch that destroys, so that after a crash there are both or neither.
-3. A record goes when `since` has reached its time: then `since` refuses all it would refuse.
+2. The record is in the batch that destroys, so that a crash leaves both or neither.
+3. A record is removed once `since` has reached its time, because `since` then refuses the same
+   reads.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ class Clears:
 
     @property
     def newest(self) -> int:
-        """Reads at or above it need not ask. 0 where nothing was cleared."""
+        """The time of the newest clear, 0 if there is none. Reads at or above it need no check."""
         return max((clear.timestamp for clear in self._clears), default=0)
 
     def all(self) -> tuple[Clear, ...]:
@@ -74,14 +75,15 @@ class Clears:
         self._clears = (*self._clears, clear)
 
     def withdraw(self, upper: int) -> None:
-        """Forget what was announced for a time from `upper` on, and then not written."""
+        """Forget the clears at or above `upper`: they were announced, and their write failed."""
         self._clears = tuple(clear for clear in self._clears if clear.timestamp < upper)
 
     def stage(self, clear: Clear, batch: WriteBatch) -> None:
         """Add the record to the batch that destroys."""
+        assert clear.span.end is not None, "clear_range asks for an end"
         fields = {
             "start": clear.span.start.hex(),
-            "end": (clear.span.end or b"").hex(),
+            "end": clear.span.end.hex(),
             "timestamp": clear.timestamp,
         }
         self._meta.stage(batch, _name(clear), fields)

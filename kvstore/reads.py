@@ -1,12 +1,13 @@
-"""Reads of one store: which time a read is of, and that it finds the whole truth of that time.
+"""Reads of one store: the choice of their time, and the check that its history was whole.
 
-GC and clears take history away while reads go on, and no read takes a lock. Two means keep a read
-whole. A short read looks again afterwards at what has been taken. A long one pins its time first,
-and GC and clears leave pinned history alone.
+GC and clears remove history while reads run, and no read takes a lock. Two means keep a read whole.
+A short read checks afterwards whether GC or a clear has reached its time. A long read pins its time
+first, and GC and clears leave pinned history alone.
 
 Invariants
-1. A read gives what its time had, or raises `HistoryGoneError`. It never gives what is left.
-2. A read that names no time is of the newest complete one, and never raises `HistoryGoneError`.
+1. A read returns the whole state of its time, or raises `HistoryGoneError`. It never returns the
+   part that a removal has left.
+2. A read without a time reads the newest complete time, and never raises `HistoryGoneError`.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ T = TypeVar("T")
 
 
 class Reads:
-    """Picks the times of reads, and keeps the reads whole."""
+    """Picks the time of each read, and checks that its history was whole."""
 
     def __init__(
         self, committer: Committer, holds: Holds, clears: Clears, *, index_floor: int
@@ -49,7 +50,7 @@ class Reads:
         return Timestamp(max(self._frontiers.since, self._index_floor))
 
     def raise_index_floor(self, timestamp: int) -> None:
-        """Note that the change index has nothing of `timestamp` and before."""
+        """Note that the change index has no entry at or below `timestamp`."""
         self._index_floor = timestamp
 
     def at(self, as_of: TimeLike | None) -> int:
@@ -71,11 +72,12 @@ class Reads:
         return low, max(low, high)
 
     def read(self, as_of: TimeLike | None, span: Span, read: Callable[[int], T]) -> T:
-        """The result of `read` in `span` at `as_of`.
+        """The result of `read` in `span` at `as_of`. May run `read` more than once.
 
-        History may go between the choice of the time and the read. GC and clears announce what
-        they take before they take it, so a look after the read tells whether the read was whole.
-        A read of the newest time is then made again.
+        History may go between the choice of the time and the read. GC and clears announce each
+        removal before they begin it, so a check after the read tells whether the read was whole.
+        If it was not, a read at `as_of` raises `HistoryGoneError`, and a read without a time runs
+        again at the time that is then the newest.
         """
         while True:
             at = self.at(as_of)
@@ -91,7 +93,10 @@ class Reads:
                 pass  # The clear under way publishes its time before it lets go.
 
     def pinned(self, span: Span, as_of: int, open_pass: Callable[[], Iterator[T]]) -> Iterator[T]:
-        """A lazy pass that GC and clears leave alone, from its first row until it ends."""
+        """The rows of `open_pass`. Its history is pinned from the first row until the pass ends.
+
+        Raises `HistoryGoneError` at the first row, if GC or a clear came before the pin.
+        """
         holds = self._holds  # in a forked child, which ends the pass, handles have no fields
         pin = holds.new_pin()
         try:

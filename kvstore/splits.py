@@ -1,8 +1,8 @@
-"""Where to cut the key space so that the pieces hold about the same bytes.
+"""Cuts of the key space into pieces of about equal size in bytes.
 
-Only the files' own bounds are looked at, never a row: a file between two keys is taken to be as
-dense everywhere. So the pieces are even where there are many files or keys spread evenly, and
-merely disjoint and complete everywhere else.
+Cutting reads the bounds and sizes of the files and no row. It takes each file to be equally dense
+between its bounds. The pieces are even if there are many files, or if keys are spread evenly. They
+are disjoint and complete in every case.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ _DIGITS: Final = 8
 """Bytes behind the common prefix that two bounds are interpolated over."""
 
 _ALPHABETS: Final = (b"0123456789", b"0123456789abcdef", b"0123456789ABCDEF")
-"""What numbers are written in: between 05 and 14 lie no keys but of digits, and no cuts either."""
+"""The digits of numbers in keys. Between bounds of digits all keys have digits, so most of 256 byte
+values would be cuts where no key is."""
 
 _BYTES: Final = bytes(range(256))
 
@@ -42,7 +43,7 @@ def split_span(span: Span, files: Iterable[FileSpan], count: int) -> list[Span]:
 
 
 def user_spans(files: Iterable[FileSpan]) -> Iterator[FileSpan]:
-    """The files of `data` by the user keys they lie between; those of other families are left."""
+    """The files of `data`, with their bounds as user keys. Files of other families are left out."""
     for file in files:
         try:
             check_data_key(file.first)

@@ -89,7 +89,7 @@ class Timestamp(int):
 
 
 TimeLike: TypeAlias = "int | datetime | str"
-"""What `as_of`, `since` and `upto` take: a Timestamp (or int), an aware datetime, ISO-8601."""
+"""A time as callers pass it: a Timestamp (or int), an aware datetime, or ISO-8601 text."""
 
 
 def to_timestamp(value: TimeLike, *, name: str = "timestamp") -> Timestamp:
@@ -110,7 +110,7 @@ def to_timestamp(value: TimeLike, *, name: str = "timestamp") -> Timestamp:
 
 
 def _microseconds(moment: datetime) -> int:
-    """Since the epoch, exactly: an offset from UTC may have microseconds of its own."""
+    """Microseconds since the epoch, exactly: an offset from UTC may have microseconds too."""
     return (moment - _EPOCH) // _MICROSECOND
 
 

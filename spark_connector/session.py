@@ -128,6 +128,7 @@ def _adjust(running: SparkSession, settings: Mapping[str, str]) -> SparkSession:
 
 
 def default_settings(scratch: Path, *, cores: int, memory: str) -> dict[str, str]:
+    """The settings of a session that its caller does not override. Its files go to `scratch`."""
     return {
         "spark.master": f"local[{cores}]",
         "spark.driver.memory": memory,
@@ -215,6 +216,7 @@ def _environment(changes: Mapping[str, str]) -> Iterator[None]:
 
 
 def remove_scratch(scratch: Path, owner: int) -> None:
+    """Remove the folder of a session when the process `owner` ends."""
     if os.getpid() == owner:  # a forked child runs these handlers too
         shutil.rmtree(scratch, ignore_errors=True)
 

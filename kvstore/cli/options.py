@@ -14,7 +14,7 @@ from typing import Annotated, Final, TypeVar
 import typer
 
 from kvstore.errors import UsageError
-from kvstore.opening import engine_at, open_read_only
+from kvstore.opening import engine_at
 from kvstore.opening import open as open_store
 from kvstore.span import Span
 from kvstore.store import Store
@@ -133,11 +133,6 @@ def to_duration(text: str) -> timedelta:
 def iso(timestamp: int) -> str:
     """A timestamp as all commands print it: ISO-8601 with nine digits."""
     return str(Timestamp(timestamp))
-
-
-def open_to_read(path: Path) -> Store:
-    """Open the present state of a store, which a service may have open. Changes nothing in it."""
-    return open_read_only(path)
 
 
 def open_to_write(path: Path, *, create: str | None = None) -> Store:

@@ -29,7 +29,6 @@ from kvstore.cli.options import (
     StoreArgument,
     iso,
     one_of,
-    open_to_read,
     to_bytes,
     to_json,
     to_span,
@@ -39,6 +38,7 @@ from kvstore.cli.options import (
 from kvstore.cli.output import note, print_figures, print_json, print_line, print_raw
 from kvstore.feeds import changes_json_lines
 from kvstore.feeds.lines import restored_json_lines
+from kvstore.opening import open_read_only
 from kvstore.span import Span
 from kvstore.store import Store
 from kvstore.timestamp import TimeLike, to_timestamp
@@ -96,7 +96,7 @@ def get(
       kvstore get flights.db 00ff -e hex --json
       kvstore get photos.db cat.jpg -n > cat.jpg
     """
-    with open_to_read(store) as opened:
+    with open_read_only(store) as opened:
         raw = to_bytes(key, encoding)
         value = opened.get(raw, to_time(as_of))
     if value is None:
@@ -131,7 +131,7 @@ def scan(
       kvstore scan flights.db --as-of 2013-06-01T00:00Z --json
     """
     span = to_span(encoding, start=start, end=end, prefix=prefix)
-    with open_to_read(store) as opened:
+    with open_read_only(store) as opened:
         rows = opened.scan(span.start, span.end, as_of=to_time(as_of), reverse=reverse, limit=limit)
         for key, value in rows:
             if as_json:
@@ -157,7 +157,7 @@ def history(
       kvstore history flights.db AA1
       kvstore history flights.db AA1 --limit 1 --json
     """
-    with open_to_read(store) as opened:
+    with open_read_only(store) as opened:
         versions = list(islice(opened.history(to_bytes(key, encoding)), limit))
     for version in versions:
         if as_json:
@@ -204,7 +204,7 @@ def changes(
     position: TimeLike | None = to_time(since)
     while True:
         seen = files_at(store)
-        with open_to_read(store) as opened:
+        with open_read_only(store) as opened:
             after = opened.whole_since if position is None else position
             for line in _changes_after(opened, after, span, wanted):
                 print_line(line)
@@ -251,7 +251,7 @@ def stats(store: StoreArgument, as_json: JsonOption = False) -> None:
       kvstore stats flights.db
       kvstore stats flights.db --json | jq .data_bytes
     """
-    with open_to_read(store) as opened:
+    with open_read_only(store) as opened:
         figures = opened.stats()
     frontiers = {name: iso(figures[name]) for name in ("since", "upper", "durable")}
     shown = {**figures, **frontiers}

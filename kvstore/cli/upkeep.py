@@ -13,7 +13,6 @@ from kvstore.cli.options import (
     JsonOption,
     StoreArgument,
     iso,
-    open_to_read,
     open_to_write,
     to_duration,
     to_time,
@@ -27,6 +26,7 @@ from kvstore.cli.output import (
     print_table,
     working,
 )
+from kvstore.opening import open_read_only
 from kvstore.timestamp import NS_PER_SECOND
 
 holds_app = typer.Typer(
@@ -53,7 +53,7 @@ def verify(store: StoreArgument, as_json: JsonOption = False) -> None:
       kvstore verify flights.db
       kvstore verify flights.db --json | jq '.problems[]'
     """
-    with working(f"reading {store}", quiet=as_json) as progress, open_to_read(store) as opened:
+    with working(f"reading {store}", quiet=as_json) as progress, open_read_only(store) as opened:
         report = opened.verify(progress=counting(progress, "versions and changes"))
     looked_at = {
         "keys": report.keys,
@@ -137,7 +137,7 @@ def list_holds(store: StoreArgument, as_json: JsonOption = False) -> None:
       kvstore holds list flights.db
       kvstore holds list flights.db --json | jq 'select(.kind == "backup")'
     """
-    with open_to_read(store) as opened:
+    with open_read_only(store) as opened:
         found = [_hold_fields(record) for record in opened.holds.all()]
     if as_json:
         for fields in found:

@@ -56,7 +56,7 @@ class Health:
             raise
 
     def interrupted(self, error: BaseException) -> None:
-        """What `poisoning` does with an exception: for hot paths, which save its object."""
+        """Poison the store after `error`: for hot paths that save the object of `poisoning`."""
         if not self._is_finished:
             self._end(self.poison or f"interrupted: {type(error).__name__}")
 

@@ -17,7 +17,7 @@ Floors, from the top:
 
     chosen
     plain compiled    the two halves
-    contract          what both halves share
+    contract          shapes and constants of both halves
 """
 
 from kvstore.loops.chosen import (

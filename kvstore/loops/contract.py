@@ -1,4 +1,4 @@
-"""What both halves of the loops share: the shapes of arguments and results, and constants.
+"""The contract of both halves of the loops: the shapes of arguments and results, and constants.
 
 Format constants are not here: both halves take them from `kvstore.codec`.
 """

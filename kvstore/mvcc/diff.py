@@ -61,7 +61,8 @@ def differences(
     fragments: Fragments,
     stamps: Stamps,
 ) -> Iterator[Difference]:
-    """What happened in `(since, upto]`, in key order. `cursor` passes over `span`."""
+    """The versions and range tombstones of `(since, upto]`, in key order. `cursor` passes over
+    `span`."""
     state = latest and since == 0
     ranges = [] if state else fragments.tombstones(span, since=since, upto=upto, latest=latest)
     versions = (

@@ -1,4 +1,4 @@
-"""Copies of a store's history: the reads that a copy is made of, and the writing end of a replica.
+"""Copies of a store's history: the reads that make them, and the writing end of a replica.
 
 A backup and a replica read their source by `Replication`. A store that was made as a replica takes
 its source's history by `Replication.replica`, until it is promoted.
@@ -35,7 +35,7 @@ class Export(NamedTuple):
 
 
 class Replication:
-    """What copies of one store's history read of it, and its own life as a copy."""
+    """The reads from which copies of one store are made, and the store's own role as a replica."""
 
     def __init__(self, parts: Parts, history: History) -> None:
         self._parts = parts
@@ -103,11 +103,11 @@ class Replication:
         Serves readers of the window in pieces: `changes` cuts range deletes to each piece.
         """
         low, high = to_timestamp(since, name="since"), self._reads.at(upto)
+        if low == 0 and revisions == "latest":
+            return []  # that window is the state at `upto`, without deletions
         found = self._versions.view.fragments.tombstones(
             span, since=low, upto=high, latest=revisions == "latest"
         )
-        if low == 0 and revisions == "latest":
-            return []
         return [Change(Timestamp(t), "delete_range", start, end, None) for start, end, t in found]
 
     def wake(self) -> None:

@@ -80,7 +80,7 @@ from kvstore.snapshot import Snapshot
 from kvstore.span import Span, require_key
 from kvstore.store.layout import Layout
 from kvstore.store.replication import Replication
-from kvstore.store.tasks import TaskQueue
+from kvstore.store.tasks import LazyTasks
 from kvstore.store.upkeep import Upkeep
 from kvstore.tasks import Tasks
 from kvstore.timestamp import TimeLike, Timestamp, to_timestamp
@@ -131,7 +131,7 @@ class Store:
         self._clearing = Clearing(parts)
         self._collector = Collector(parts, path)
         self._scanners = Scanners()
-        self._tasks = TaskQueue(path, committer, clock)
+        self._tasks = LazyTasks(path, committer, clock)
         self.imports, self.holds = parts.imports, parts.holds
         self.feeds = Feeds(parts, self._history, self._changesets)
         self.replication = Replication(parts, self._history)

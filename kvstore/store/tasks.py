@@ -1,6 +1,10 @@
-"""The task queue of a store, which is opened when it is first asked for.
+"""The task queue of a store, opened at its first use.
 
-It lies in the store's directory, beside the engine, which looks at names of its own only.
+The queue lies in a directory inside the store's directory. The engine ignores that name.
+
+Invariants
+1. A store that never uses its queue has no directory for it.
+2. Once closed, the queue is not opened again.
 """
 
 from __future__ import annotations
@@ -18,8 +22,8 @@ from kvstore.tasks import Tasks
 TASKS_DIRECTORY: Final = "tasks"
 
 
-class TaskQueue:
-    """The place of one store's task queue, and the queue once it is open."""
+class LazyTasks:
+    """Opens the task queue of one store at the first call, and closes it with the store."""
 
     def __init__(self, path: Path | None, committer: Committer, clock: WallClock) -> None:
         self._path = None if path is None else path / TASKS_DIRECTORY
@@ -31,7 +35,7 @@ class TaskQueue:
         self._tasks: Tasks | None = None
 
     def open(self) -> Tasks:
-        """The queue. Raises as `Tasks.open`, and where the store takes no writes."""
+        """The queue. Raises as `Tasks.open`, and `UsageError` where the store takes no writes."""
         with self._lock:
             self._committer.require_writable()
             if self._is_closed:
@@ -41,12 +45,12 @@ class TaskQueue:
             return self._tasks
 
     def close(self) -> None:
-        """Close the queue, if it was opened. It is not opened any more."""
+        """Close the queue, if it was opened."""
         with self._lock:
             self._is_closed = True
             if self._tasks is not None:
                 self._tasks.close()
 
     def figures(self) -> dict[str, Any]:
-        """The figures of `Store.stats` on the threads that work on tasks."""
+        """Failures of the threads that work on tasks, for `Store.stats`."""
         return self._failures.figures("tasks")

@@ -36,7 +36,7 @@ def state_after(state: dict[bytes, bytes], rows: Iterable[Row]) -> dict[bytes, b
 
 
 Event = tuple[int, bytes | None, bool]
-"""What happened to a key: timestamp, value, whether a range delete did it."""
+"""One change of a key: timestamp, value, whether a range delete made it."""
 
 
 @dataclass

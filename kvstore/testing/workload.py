@@ -259,16 +259,20 @@ _WITH_DURABILITY: Final = {"put", "put_if", "delete", "delete_range", "batch", "
 
 
 def durability(session: Session) -> str:
+    """One of the three durabilities, at random."""
     return session.pick.choice(["sync", "group", "async"])
 
 
 def appended(value: bytes | None) -> bytes:
+    """The value that a transaction of the workload makes of `value`."""
     return ((value or b"") + b"+")[-8:]
 
 
 def outside(rows: Rows, start: bytes, end: bytes) -> Rows:
+    """The rows that a delete of `start <= key < end` leaves."""
     return {key: value for key, value in rows.items() if not start <= key < end}
 
 
 def with_rows(state: State, rows: Rows) -> State:
+    """`state` with other rows."""
     return State(rows, state.holds, state.extra)

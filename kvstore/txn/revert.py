@@ -48,6 +48,11 @@ def revert_range(
 def restore_keys(
     transaction: Transaction, changes: Iterator[Change], versions: Versions, to: int
 ) -> None:
+    """Write, in `transaction`, the value that each changed key had at `to`.
+
+    Raises `UsageError` for more than `REVERT_ROWS_MAX` keys. Costs two look-ups for each changed
+    key.
+    """
     rows = 0
     for key in _candidates(changes, versions, to):
         old, new = versions.get(key, to), versions.get(key, transaction.read_at)

@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 import kvstore
-from kvstore.cli import options, read
+from kvstore.cli import read
 from kvstore.cli.app import app
 from kvstore.cli.exits import EXIT_CODES, exit_code
 from kvstore.errors import KVStoreError
@@ -370,9 +370,9 @@ def test_following_opens_the_store_again_only_when_its_files_have_changed(
 ) -> None:
     opened, looks = [], iter(range(100))
 
-    def open_to_read(store: Path) -> kvstore.Store:
+    def open_read_only(store: Path) -> kvstore.Store:
         opened.append(store)
-        return options.open_to_read(store)
+        return kvstore.open_read_only(store)
 
     with kvstore.open(path) as store:
 
@@ -383,7 +383,7 @@ def test_following_opens_the_store_again_only_when_its_files_have_changed(
             elif look == 6:
                 raise KeyboardInterrupt
 
-        monkeypatch.setattr(read, "open_to_read", open_to_read)
+        monkeypatch.setattr(read, "open_read_only", open_read_only)
         monkeypatch.setattr(read.time, "sleep", sleep)
         since = store.upper - 1
         found = run("changes", path, "--since", f"{since:d}", "--follow", code=130)

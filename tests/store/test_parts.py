@@ -31,7 +31,7 @@ from kvstore.history import History
 from kvstore.meta import INDEX_FLOOR, Meta
 from kvstore.parts import Parts
 from kvstore.store import Layout, Replication, Upkeep
-from kvstore.store.tasks import TaskQueue
+from kvstore.store.tasks import LazyTasks
 from kvstore.timestamp import Timestamp
 from tests.commit.conftest import Bench, writes_of
 
@@ -256,7 +256,7 @@ def test_upkeep_collects_in_the_background(alone: Alone) -> None:
 def test_the_queue_of_tasks_is_opened_once_and_not_after_its_end(
     alone: Alone, tmp_path: Path
 ) -> None:
-    queue = TaskQueue(tmp_path, alone.parts.committer, alone.bench.clock)
+    queue = LazyTasks(tmp_path, alone.parts.committer, alone.bench.clock)
     assert not list(tmp_path.iterdir())
     tasks = queue.open()
     tasks.insert("q", b"work")
@@ -264,6 +264,6 @@ def test_the_queue_of_tasks_is_opened_once_and_not_after_its_end(
     queue.close()
     with pytest.raises(ClosedError):
         queue.open()
-    again = TaskQueue(tmp_path, alone.parts.committer, alone.bench.clock)
+    again = LazyTasks(tmp_path, alone.parts.committer, alone.bench.clock)
     assert [task.value for task in again.open().list("q")] == [b"work"]
     again.close()

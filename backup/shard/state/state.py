@@ -261,8 +261,10 @@ def frontier_text(value: int) -> str:
 
 
 def with_entry(mapping: Mapping[_K, _V], key: _K, value: _V) -> dict[_K, _V]:
+    """A copy of `mapping` in which `key` has `value`."""
     return {**mapping, key: value}
 
 
 def without_entry(mapping: Mapping[_K, _V], key: _K) -> dict[_K, _V]:
+    """A copy of `mapping` without `key`."""
     return {k: v for k, v in mapping.items() if k != key}
