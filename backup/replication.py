@@ -30,7 +30,7 @@ import pyarrow.compute as pc
 import kvstore
 from backup.collection import Collection
 from backup.restore import built_from, restore_store, version_files
-from backup.shard import OP_DELETE, OP_DELETE_RANGE
+from backup.shard import OP_DELETE, OP_PUT
 from backup.source import CollectionSource, Source, SourceWindow, Stop, StoreSource
 from kvstore.errors import UsageError
 from kvstore.limits import REPLICA_BATCH_ROWS, REPLICA_WINDOW_BYTES, REPLICA_WINDOW_ROWS
@@ -160,10 +160,13 @@ def _commits(
         writes = WriteSet()
         for _, op, key, value, end in rows:
             count += 1
-            if op == OP_DELETE_RANGE:
+            if op == OP_PUT:
+                writes.put(key, value)
+            elif op == OP_DELETE:
+                writes.delete(key)
+            else:  # `delete_range` would drop the commit's own writes inside the range
                 writes.ranges.append((key, end))
-            else:
-                writes.points[key] = None if op == OP_DELETE else value
+                writes.size += len(key) + len(end)
         pending.append((timestamp, writes))
     yield pending, upper
 

@@ -18,6 +18,7 @@ import bulk
 import kvstore
 from backup import replication
 from kvstore.errors import HistoryGoneError, HoldLostError, UsageError
+from kvstore.limits import CHANGE_CHUNK_BYTES, INLINE_VALUE_BYTES
 from kvstore.mvcc import WriteSet
 from kvstore.testing.parts import parts_of
 from tests.backup.histories import change, same, staged_import, versions
@@ -61,6 +62,28 @@ def test_changes_of_a_standby_come_from_its_own_index(store: kvstore.Store, stan
         assert list(replica.changes(since, order="time")) == expected
         rows = [event.key for batch in feed for event in batch.events]
         assert len(rows) == len(expected)
+
+
+@pytest.mark.usual_limits
+def test_a_large_commit_is_cut_into_the_same_entries_as_in_its_source(
+    store: kvstore.Store, standby: Path
+) -> None:
+    backup.replicate(store, standby)
+    value = bytes(INLINE_VALUE_BYTES)
+    with store.batch() as batch:
+        for number in range(CHANGE_CHUNK_BYTES // len(value) + 100):
+            batch.put(b"%06d" % number, value)
+    backup.replicate(store, standby)
+    with kvstore.open(standby) as replica:
+        entries = [
+            [
+                (commit.timestamp, commit.chunk, commit.entry.count)
+                for commit in parts_of(each).index.read(since=batch.timestamp - 1, upto=store.upper)
+            ]
+            for each in (store, replica)
+        ]
+    assert len(entries[0]) == 2
+    assert entries[1] == entries[0]
 
 
 def test_a_standby_follows_commits_as_they_come(store: kvstore.Store, standby: Path) -> None:
