@@ -25,6 +25,7 @@ from typing import Final
 
 from kvstore.codec.ordered import (
     TERMINATOR,
+    ZERO,
     escape,
     frame,
     is_escaped,
@@ -127,7 +128,17 @@ def encode_range_key(start: bytes, timestamp: int) -> bytes:
 def decode_range(key: bytes, value: bytes) -> tuple[bytes, bytes, int]:
     """Start, end and timestamp of a stored range tombstone. Raises `CorruptionError` for an entry
     that `ranges` cannot have."""
-    framed, suffix = key[:-SUFFIX_BYTES], key[-SUFFIX_BYTES:]
+    cut = len(key) - len(TERMINATOR) - SUFFIX_BYTES
+    start, suffix = key[:cut], key[-SUFFIX_BYTES:]
+    # Hot while a store opens. Without zeros nothing is escaped.
+    if (
+        0 <= cut == key.find(ZERO) == key.find(TERMINATOR)
+        and suffix >= FIRST_TIMED_SUFFIX
+        and ZERO not in value
+        and start < value
+    ):
+        return start, value, U64_MAX - int.from_bytes(suffix, "big")
+    framed = key[:-SUFFIX_BYTES]
     if not is_framed(framed) or is_reference(suffix):
         raise CorruptionError(_where("ranges", key), "not a start and a time")
     start, end = unframe(framed), unescape(value)

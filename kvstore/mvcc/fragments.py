@@ -78,21 +78,33 @@ class Fragments:
         self.tree = tree
 
     @classmethod
-    def of(cls, tombstones: Iterable[RangeTombstone]) -> Fragments:
-        """Build from tombstones in any order. O(n log n + n * depth); 1 us each where they are
-        ordered by start and few overlap."""
+    def of(cls, tombstones: Iterable[tuple[bytes, bytes, int]]) -> Fragments:
+        """Build from range tombstones, or such tuples, in any order. O(n log n + n * depth); 1 us
+        each where they are ordered by start and few overlap."""
         boundaries: list[bytes] = []
         stacks: list[Stack] = []
-        cluster: list[RangeTombstone] = []  # each overlaps one before it
-        reach = b""
-        for tombstone in sorted(tombstones):
-            if cluster and tombstone[0] >= reach:
-                _add_cluster(cluster, boundaries, stacks)
-                cluster = []
-            cluster.append(tombstone)
-            reach = max(reach, tombstone[1])
-        if cluster:
-            _add_cluster(cluster, boundaries, stacks)
+        found = sorted(tombstones)
+        starts = [start for start, _, _ in found]
+        at, count = 0, len(found)
+        while at < count:
+            start, end, timestamp = found[at]
+            at += 1
+            if at < count and starts[at] < end:  # rare: some overlap
+                first = at - 1
+                while at < count and starts[at] < end:
+                    end = max(end, found[at][1])
+                    at += 1
+                fragments = _fragmented(found[first:at])
+            else:
+                fragments = [(start, (timestamp,)), (end, ())]
+            if boundaries and boundaries[-1] == start:
+                boundaries.pop()
+                stacks.pop()
+                if stacks[-1] == fragments[0][1]:
+                    del fragments[0]
+            for key, stack in fragments:
+                boundaries.append(key)
+                stacks.append(stack)
         return cls(build(boundaries, stacks))
 
     def __bool__(self) -> bool:
@@ -246,26 +258,7 @@ class Fragments:
             yield from zip(leaf.keys, leaf.stacks, strict=True)
 
 
-def _add_cluster(
-    cluster: list[RangeTombstone], boundaries: list[bytes], stacks: list[Stack]
-) -> None:
-    """Append the fragments of tombstones that hang together, behind all before them."""
-    if len(cluster) == 1:
-        start, end, timestamp = cluster[0]
-        found: list[tuple[bytes, Stack]] = [(start, (timestamp,)), (end, ())]
-    else:
-        found = _fragmented(cluster)
-    if boundaries and boundaries[-1] == found[0][0]:
-        boundaries.pop()
-        stacks.pop()
-        if stacks[-1] == found[0][1]:
-            del found[0]
-    for key, stack in found:
-        boundaries.append(key)
-        stacks.append(stack)
-
-
-def _fragmented(tombstones: list[RangeTombstone]) -> list[tuple[bytes, Stack]]:
+def _fragmented(tombstones: list[tuple[bytes, bytes, int]]) -> list[tuple[bytes, Stack]]:
     """The fragments of tombstones in any order: a sweep over their ends."""
     opens: dict[bytes, list[int]] = {}
     closes: dict[bytes, list[int]] = {}

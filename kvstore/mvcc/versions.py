@@ -13,6 +13,7 @@ Invariants
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import starmap
 from typing import NamedTuple, TypeAlias
 
 from kvstore.codec.keys import (
@@ -56,7 +57,8 @@ class Versions:
         self.lookup = Lookup(engine, self._get_slowly)
         self.get = self.lookup.get
         """The value of a key at a time, None where it is absent or deleted. One seek."""
-        self._show(ReadView(Fragments.of(stored_tombstones(engine)), stamps or {}))
+        stored = starmap(decode_range, pairs(engine.cursor(RANGES)))
+        self._show(ReadView(Fragments.of(stored), stamps or {}))
 
     # -- reading ----------------------------------------------------------------------------
 
