@@ -23,7 +23,7 @@ from kvstore.cli.options import (
     StoreArgument,
     iso,
     one_of,
-    open_to_write,
+    open_or_create,
     to_bytes,
 )
 from kvstore.cli.output import print_figures, working
@@ -100,7 +100,7 @@ def import_(
     if not staged:
         for source in sources:
             format_of(source)
-    with open_to_write(store, create="rocksdb" if create else None) as opened:
+    with open_or_create(store, "rocksdb", create=create) as opened:
         if staged:
             with working(f"importing {sources[0]}"):
                 manifest = read_manifest(sources[0])

@@ -73,6 +73,8 @@ def read_manifest(staging: Path) -> Manifest:
     try:
         os.lstat(path)
     except FileNotFoundError:
+        if not staging.exists():
+            raise ImportRefusedError(str(staging), "nothing is there", "check the path") from None
         raise ImportRefusedError(
             str(staging), "no manifest: it was not sealed", "seal it"
         ) from None

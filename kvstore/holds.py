@@ -205,7 +205,9 @@ class Holds:
         with self._committer.lock:
             record = self._records.get(name) if isinstance(name, str) else None
             if record is None:
-                raise UsageError(f"no hold {name!r}", "see store.holds.all() for those there are")
+                raise UsageError(
+                    f"no hold {name!r}", "`kvstore holds list` or store.holds.all() names all holds"
+                )
             self._write((), [name])
         self._committer.persist()
         return record

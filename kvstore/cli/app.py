@@ -10,6 +10,7 @@ A failure prints one line on stderr (what happened; what to do) and sets an exit
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from importlib.metadata import EntryPoint, entry_points
@@ -26,6 +27,9 @@ from kvstore.loops import COMPILED
 from kvstore.version import __version__
 
 COMMANDS_GROUP: Final = "kvstore.commands"
+
+# Commands print waits and failures themselves; without a handler, logging prints each once more.
+logging.getLogger("kvstore").addHandler(logging.NullHandler())
 
 
 class Commands(TyperGroup):

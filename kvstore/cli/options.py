@@ -13,7 +13,7 @@ from typing import Annotated, Final, TypeVar
 
 import typer
 
-from kvstore.errors import UsageError
+from kvstore.errors import NotAStoreError, UsageError
 from kvstore.opening import engine_at
 from kvstore.opening import open as open_store
 from kvstore.span import Span
@@ -135,9 +135,16 @@ def iso(timestamp: int) -> str:
     return str(Timestamp(timestamp))
 
 
-def open_to_write(path: Path, *, create: str | None = None) -> Store:
-    """Open a store by the engine that made it. Make a missing store of the engine `create`."""
+def open_to_write(path: Path) -> Store:
+    """Open a store by the engine that made it."""
     made_by = engine_at(path)
-    if made_by is None and create is None:
-        return open_store(path, create=False)
-    return open_store(path, made_by or create or "")
+    return open_store(path, create=False) if made_by is None else open_store(path, made_by)
+
+
+def open_or_create(path: Path, engine: str, *, create: bool) -> Store:
+    """Open a store. Where nothing is, make one of `engine` if `create`."""
+    if create and engine_at(path) is None:
+        return open_store(path, engine)
+    if not create and not path.exists():
+        raise NotAStoreError(str(path), "no store is there", "check the path, or pass --create")
+    return open_to_write(path)

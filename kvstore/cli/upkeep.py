@@ -26,6 +26,7 @@ from kvstore.cli.output import (
     print_table,
     working,
 )
+from kvstore.errors import UsageError
 from kvstore.opening import open_read_only
 from kvstore.timestamp import NS_PER_SECOND
 
@@ -100,6 +101,8 @@ def gc(
       kvstore gc flights.db --keep 30d
       kvstore gc flights.db --before 2013-01-01T00:00Z --compact
     """
+    if (keep is None) == (before is None):
+        raise UsageError("gc takes either --keep or --before", "pass one of them")
     age = None if keep is None else to_duration(keep)
     with working(f"collecting {store}", quiet=as_json) as progress, open_to_write(store) as opened:
         removed = counting(progress, "versions removed")

@@ -13,6 +13,7 @@ from kvstore.cli.options import (
     JsonOption,
     StoreArgument,
     iso,
+    open_or_create,
     open_to_write,
     to_bytes,
 )
@@ -55,7 +56,7 @@ def put(
     if value is None and sys.stdin is None:
         raise UsageError("no value was given, and stdin is closed", "pass one of the two")
     raw = sys.stdin.buffer.read() if value is None else to_bytes(value, encoding)
-    with open_to_write(store, create=engine if create else None) as opened:
+    with open_or_create(store, engine, create=create) as opened:
         _told(opened.put(to_bytes(key, encoding), raw, durability="sync"), as_json)
 
 

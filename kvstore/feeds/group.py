@@ -114,7 +114,9 @@ class Feeds:
         with self._committer.lock:
             known = self._known(name)
             if not known:
-                raise UsageError(f"no feed {name!r}", "see store.holds.all() for those there are")
+                raise UsageError(
+                    f"no feed {name!r}", "`kvstore holds list` or store.holds.all() names all feeds"
+                )
             self._holds.take_all({}, max_age=None, dropping=list(known))
 
     def quiescent_points(self, since: TimeLike = 0) -> QuiescentReader:

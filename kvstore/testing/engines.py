@@ -6,8 +6,6 @@
 
 pytest then runs every rule of `kvstore.engine.api` on `MyEngine`. An engine that keeps nothing on
 disk inherits `EngineContract`. Needs pytest and hypothesis: `pip install 'kvstore-mvcc[testing]'`.
-To see both sides of a failed comparison, say `pytest.register_assert_rewrite(
-"kvstore.testing.engines")` in a `conftest.py`.
 """
 
 from __future__ import annotations
@@ -176,24 +174,30 @@ class EngineContract:
 
     def test_a_batch_spans_families_and_is_seen_whole(self, engine: Engine) -> None:
         """Another thread never sees a batch in one family and not yet in the other."""
-        stop, broken = threading.Event(), []
+        stop = threading.Event()
+        seen: set[bytes] = set()
+        broken: list[tuple[bytes, bytes]] = []
 
         def watch() -> None:
             while not stop.is_set():
                 change = engine.get(CHANGES, b"n") or b"0"
+                seen.add(change)
                 data = engine.get(DATA, b"n") or b"0"
                 if int(data) < int(change):  # read later, so at least as new
                     broken.append((data, change))
 
         watcher = threading.Thread(target=watch)
         watcher.start()
-        for number in range(500):
+        for number in range(100_000):
             batch = engine.batch()
             batch.put(b"n", b"%d" % number, engine.families[DATA])
             batch.put(b"n", b"%d" % number, engine.families[CHANGES])
             engine.write(batch)
+            if number >= 500 and len(seen) >= 20:
+                break
         stop.set()
         watcher.join()
+        assert len(seen) >= 20, "the other thread did not run"
         assert not broken
 
     def test_an_empty_batch_is_legal(self, engine: Engine) -> None:

@@ -102,6 +102,14 @@ def test_a_collection_that_is_not_there_is_no_success(
     assert list(tmp_path.glob("mistyped*")) == []
 
 
+def test_a_wait_for_the_storage_is_told_once(capfd: pytest.CaptureFixture[str]) -> None:
+    script = (
+        "import kvstore.cli.app, logging; logging.getLogger('kvstore.backup').warning('by logging')"
+    )
+    subprocess.run([sys.executable, "-c", script], cwd=ROOT, check=True)
+    assert "by logging" not in capfd.readouterr().err
+
+
 def test_what_an_interrupted_backup_left_is_listed_and_deleted(run: Run, tmp_path: Path) -> None:
     run("put", tmp_path / "s", "a", "1", "--create")
     run("backup", "run", tmp_path / "s", tmp_path / "b")

@@ -80,6 +80,12 @@ def test_keys_that_are_no_text_are_told_in_json_without_loss(run: Run, path: Pat
     assert found == {"key": "6bff", "value": "31"}
 
 
+def test_a_wrong_call_names_the_option_or_the_command_that_helps(run: Run, path: Path) -> None:
+    assert "pass --create" in run("put", path / "new", "k", "v", code=2).stderr
+    assert "either --keep or --before" in run("gc", path, code=2).stderr
+    assert "`kvstore holds list`" in run("holds", "drop", path, "nobody", code=2).stderr
+
+
 def test_an_age_beyond_all_time_is_refused(run: Run, path: Path) -> None:
     run("gc", path, "--keep", "99999999999d", code=2)
     run("gc", path, "--keep", "999999d")
