@@ -5,8 +5,8 @@
 Backups, feed positions, replicas and long readers hold. Taking a hold gives its owner a new token,
 which moving and releasing it ask for; a former owner's token is out of date, and its calls raise
 `FencedError`. A hold that falls further behind than its budget is marked lost when space is wanted,
-and its owner's next call raises `HoldLostError`. Beside holds there are pins: claims of this
-process only, which open snapshots keep.
+and its owner's next call raises `HoldLostError`. Readers in this process claim history by pins
+(`kvstore.pins`), which cost no write.
 
 A record says whose the hold is, because a hold outlives what it was taken for: a collection that
 was removed with `rm -rf` holds history until somebody drops its hold. `Holds.needing` names the
@@ -21,13 +21,11 @@ Invariants
 
 from __future__ import annotations
 
-import itertools
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from operator import attrgetter
-from typing import TypeAlias
 
 from kvstore.arguments import require_age
 from kvstore.claims import USER, HoldRecord, from_fields, one_line, this_process, to_fields
@@ -36,14 +34,12 @@ from kvstore.engine.api import WriteBatch
 from kvstore.errors import FencedError, HoldLostError, UsageError
 from kvstore.forks import own
 from kvstore.meta import Meta
+from kvstore.pins import Pins
 from kvstore.timestamp import NS_PER_SECOND, TimeLike, Timestamp, to_timestamp
 
 _PREFIX = "hold/"
 _NAME = attrgetter("name")
 _TIMESTAMP = attrgetter("timestamp")
-
-_Pin: TypeAlias = "tuple[int, str, int]"
-"""The time that a pin keeps, who has it, and since when. Plain: one is made per transaction."""
 
 
 class Hold:
@@ -82,17 +78,14 @@ class Hold:
 
 
 class Holds:
-    """The holds and pins of one store."""
+    """The holds of one store, and with its pins all claims on its history."""
 
-    def __init__(self, meta: Meta, committer: Committer) -> None:
+    def __init__(self, meta: Meta, committer: Committer, pins: Pins) -> None:
         self._meta = meta
         self._committer = committer
         self._records = {name: from_fields(name, fields) for name, fields in meta.records(_PREFIX)}
-        self.pins: dict[int, _Pin] = {}
-        self._pin_ids = itertools.count()
-        self.let_go = self.pins.pop
-        """`let_go(pin, None)` is `unpin` in one step that no signal divides, for `finally`."""
-        own(self, "the holds of a store", endings=("unpin", "let_go", "release"))
+        self.pins = pins
+        own(self, "the holds of a store", endings=("release",))
 
     def all(self) -> list[HoldRecord]:
         """All holds, by name."""
@@ -229,15 +222,9 @@ class Holds:
     def needing(self, below: int | None = None) -> tuple[HoldRecord, ...]:
         """The claims on history below a time (default: any), oldest first: the holds that are not
         lost, and the oldest pin of each kind."""
-        oldest: dict[str, _Pin] = {}
-        for pin in list(self.pins.values()):
-            oldest[pin[1]] = min(pin, oldest.get(pin[1], pin))
-        pins = [
-            HoldRecord("", Timestamp(at), "", None, kind=kind, created_at=Timestamp(since))
-            for at, kind, since in oldest.values()
-        ]
         held = [record for record in self.all() if not record.lost]
-        found = [r for r in (*held, *pins) if below is None or r.timestamp < below]
+        claims = [*held, *self.pins.claims()]
+        found = [claim for claim in claims if below is None or claim.timestamp < below]
         return tuple(sorted(found, key=_TIMESTAMP))
 
     def holder(self) -> str | None:
@@ -259,30 +246,6 @@ class Holds:
                 self._write([replace(record, lost=True) for record in overdue])
                 self._committer.persist()
             return overdue
-
-    def new_pin(self) -> int:
-        """A number for `pin`, which keeps nothing yet.
-
-        A caller takes the number and prepares the unpinning before it pins. Otherwise an interrupt
-        right after the pin would leave a pin that nobody knows, until the store closes.
-        """
-        return next(self._pin_ids)
-
-    def pin(self, as_of: int, pin: int, *, kind: str) -> None:
-        """Keep `as_of` readable for this process until `unpin(pin)`, instead of what `pin` kept
-        before. `kind` says in messages what needs it."""
-        with self._committer.lock:
-            self._committer.readable(as_of)
-            self.pins[pin] = as_of, kind, self._committer.now()
-
-    def pin_transaction(self, pin: int, newest: int) -> None:
-        """Pin the newest complete time for a transaction. The caller holds the commit lock. Hot:
-        once per transaction."""
-        self.pins[pin] = newest, "transaction", newest
-
-    def unpin(self, pin: int) -> bool:
-        """Let a pin go. Repeatable; returns whether it was there."""
-        return self.pins.pop(pin, None) is not None
 
     # -- inside -----------------------------------------------------------------------------
 

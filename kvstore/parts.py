@@ -14,6 +14,7 @@ from kvstore.holds import Holds
 from kvstore.imports import Imports, Tell
 from kvstore.meta import INDEX_FLOOR, Meta
 from kvstore.mvcc import Versions
+from kvstore.pins import Pins
 from kvstore.reads import Reads
 
 
@@ -24,6 +25,7 @@ class Parts:
     versions: Versions
     index: ChangeIndex
     committer: Committer
+    pins: Pins
     holds: Holds
     imports: Imports
     clears: Clears
@@ -39,7 +41,8 @@ class Parts:
     ) -> Self:
         """The parts over an engine, with the records that it has. `tell` is that of `Imports`."""
         meta = Meta(versions.engine)
-        holds, clears = Holds(meta, committer), Clears(meta)
+        pins, clears = Pins(committer), Clears(meta)
+        holds = Holds(meta, committer, pins)
         imports = Imports(versions, index, committer, tell)
-        reads = Reads(committer, holds, clears, index_floor=meta.timestamp(INDEX_FLOOR))
-        return cls(versions, index, committer, holds, imports, clears, reads)
+        reads = Reads(committer, pins, clears, index_floor=meta.timestamp(INDEX_FLOOR))
+        return cls(versions, index, committer, pins, holds, imports, clears, reads)

@@ -18,7 +18,7 @@ from typing import TypeVar
 from kvstore.clears import Clears
 from kvstore.commit import Committer
 from kvstore.errors import HistoryGoneError, UsageError
-from kvstore.holds import Holds
+from kvstore.pins import Pins
 from kvstore.span import Span
 from kvstore.timestamp import TimeLike, Timestamp, to_timestamp
 
@@ -29,12 +29,12 @@ class Reads:
     """Picks the time of each read, and checks that its history was whole."""
 
     def __init__(
-        self, committer: Committer, holds: Holds, clears: Clears, *, index_floor: int
+        self, committer: Committer, pins: Pins, clears: Clears, *, index_floor: int
     ) -> None:
         """`index_floor` is the time above which the change index is whole."""
         self._committer = committer
         self._frontiers = committer.frontiers
-        self._holds = holds
+        self._pins = pins
         self._clears = clears
         self._index_floor = index_floor
         committer.frontiers.raise_floor(clears.newest)
@@ -97,14 +97,14 @@ class Reads:
 
         Raises `HistoryGoneError` at the first row, if GC or a clear came before the pin.
         """
-        holds = self._holds  # in a forked child, which ends the pass, handles have no fields
-        pin = holds.new_pin()
+        pins = self._pins  # in a forked child, which ends the pass, handles have no fields
+        pin = pins.new()
         try:
-            holds.pin(as_of, pin, kind="pass over changes")
+            pins.keep(pin, as_of, kind="pass over changes")
             self._clears.require(span, as_of)
             yield from open_pass()
         finally:
-            holds.let_go(pin, None)
+            pins.let_go(pin, None)
 
     def require_kept(self, span: Span, as_of: int) -> None:
         """Raise unless the whole of `span` can be read as of `as_of`."""

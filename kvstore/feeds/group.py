@@ -37,7 +37,7 @@ class Feeds:
 
     def __init__(self, parts: Parts, history: History, changesets: Changesets) -> None:
         self._index, self._committer = parts.index, parts.committer
-        self._holds, self._reads = parts.holds, parts.reads
+        self._pins, self._holds, self._reads = parts.pins, parts.holds, parts.reads
         self._history = history
         self._events = history.event_reader
         self._changesets = changesets
@@ -134,14 +134,14 @@ class Feeds:
             self._history.latest,
             since=start,
             reads=self._reads,
-            holds=self._holds,
+            pins=self._pins,
         )
 
     # -- inside -----------------------------------------------------------------------------
 
     def _followed(self, since: int, wanted: Wanted, heartbeat: float | None) -> Iterator[FeedBatch]:
         """A pin keeps the history. It ends with the pass."""
-        pin = self._holds.new_pin()
+        pin = self._pins.new()
         position = Position(Timestamp(since))
         tail = Tail(
             self._events,
@@ -152,13 +152,13 @@ class Feeds:
             require_indexed=self._reads.require_indexed,
         )
         try:
-            self._holds.pin(since, pin, kind="follower")
+            self._pins.keep(pin, since, kind="follower")
             self._reads.require_kept(wanted.span, since)  # a clear may have come before the pin
             for batch in tail.batches(follow=True, heartbeat=heartbeat):
                 yield batch
-                self._holds.pin(batch.resolved, pin, kind="follower")
+                self._pins.keep(pin, batch.resolved, kind="follower")
         finally:
-            self._holds.let_go(pin, None)
+            self._pins.let_go(pin, None)
 
     def _known(self, name: str) -> dict[str, HoldRecord]:
         """All holds of a feed, by name."""

@@ -25,7 +25,7 @@ from kvstore.changes.epoch import Epoch
 from kvstore.changes.index import ChangeIndex
 from kvstore.commit import Committer
 from kvstore.errors import HistoryGoneError
-from kvstore.holds import Holds
+from kvstore.pins import Pins
 from kvstore.reads import Reads
 from kvstore.timestamp import Timestamp
 
@@ -58,14 +58,14 @@ class QuiescentReader:
         *,
         since: Timestamp,
         reads: Reads,
-        holds: Holds,
+        pins: Pins,
     ) -> None:
         self._index = index
         self._reads = reads
         self._committer = committer
         self._epochs = epochs
         self._changes = changes
-        self._holds = holds
+        self._pins = pins
         self.position = since
 
     def __iter__(self) -> Iterator[QuiescentPoint]:
@@ -73,14 +73,14 @@ class QuiescentReader:
 
         A pin keeps history meanwhile, because the reader would miss events that GC removes.
         """
-        pin = self._holds.new_pin()
+        pin = self._pins.new()
         try:
             with self._committer.lock:
-                self._holds.pin(self._committer.since, pin, kind="pass")
+                self._pins.keep(pin, self._committer.since, kind="pass")
                 floor = self._reads.indexed_since
             yield from self._points(floor)
         finally:
-            self._holds.let_go(pin, None)
+            self._pins.let_go(pin, None)
 
     def _points(self, floor: int) -> Iterator[QuiescentPoint]:
         durable = self._committer.make_durable()

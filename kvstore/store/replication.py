@@ -39,7 +39,7 @@ class Replication:
 
     def __init__(self, parts: Parts, history: History) -> None:
         self._parts = parts
-        self._versions, self._holds, self._reads = parts.versions, parts.holds, parts.reads
+        self._versions, self._pins, self._reads = parts.versions, parts.pins, parts.reads
         self._history = history
 
     # -- of a source ------------------------------------------------------------------------
@@ -70,10 +70,10 @@ class Replication:
             # The pass shows the entries of this moment: what GC and clears take later stays in it.
             return Export(reads.whole_since, None, columns, tombstones)
         low = to_timestamp(since, name="since")
-        pin = self._holds.new_pin()
+        pin = self._pins.new()
         try:
             # Without a pin, a large value that a clear takes meanwhile would look damaged.
-            self._holds.pin(low, pin, kind="export")
+            self._pins.keep(pin, low, kind="export")
             reads.require_kept(Span(), low)
             by_index = low >= reads.indexed_since and whole == Span()
             few = self._history.column_reader.few(since=low, upto=high) if by_index else None
@@ -81,7 +81,7 @@ class Replication:
                 return Export(low, few, iter(()), [])
             return Export(low, None, *self._versions.export(whole, since=low, upto=high))
         finally:
-            self._holds.let_go(pin, None)
+            self._pins.let_go(pin, None)
 
     def has_commit(self, at: TimeLike) -> bool | None:
         """Whether there was a commit at `at`; None where the change index does not reach back.

@@ -334,11 +334,11 @@ class Store:
 
     def snapshot(self, as_of: TimeLike | None = None) -> Snapshot:
         """Reads at one time, which stays readable until the snapshot is closed."""
-        holds = self.holds  # in a forked child, which closes the snapshot, the store has no fields
+        pins = self._parts.pins  # a forked child closes the snapshot; its store has no fields
         with self._committer.lock:
-            at, pin = Timestamp(self._reads.at(as_of)), holds.new_pin()
-            snapshot = Snapshot(self, at, lambda: holds.unpin(pin))
-            holds.pin(at, pin, kind="snapshot")
+            at, pin = Timestamp(self._reads.at(as_of)), pins.new()
+            snapshot = Snapshot(self, at, lambda: pins.let_go(pin, None))
+            pins.keep(pin, at, kind="snapshot")
         return snapshot
 
     # -- writing ----------------------------------------------------------------------------

@@ -50,14 +50,14 @@ class Transactions:
 
     def __init__(self, parts: Parts) -> None:
         self.versions, self._index, self._committer = parts.versions, parts.index, parts.committer
-        self._holds, self._imports = parts.holds, parts.imports
+        self._pins, self._imports = parts.pins, parts.imports
         self._abandoned: deque[int] = deque()
 
     def begin(self, *, durability: Durability | None = None) -> Transaction:
         """A transaction at the newest complete time."""
         committer = self._committer
         # The owner of the pin exists before the pin, so an interrupt between them leaks nothing.
-        transaction = Transaction(self, self._holds.new_pin(), durability=durability)
+        transaction = Transaction(self, self._pins.new(), durability=durability)
         committer.give_way()
         with committer.lock:
             committer.health.require()
@@ -66,7 +66,7 @@ class Transactions:
                 committer.recent.unwatch()
             transaction.read_at = read_at = Timestamp(committer.upper - 1)
             committer.recent.watch(read_at)
-            self._holds.pin_transaction(transaction.pin, read_at)
+            self._pins.keep_newest(transaction.pin, read_at)
         return transaction
 
     def end(self, pin: int) -> None:
@@ -78,7 +78,7 @@ class Transactions:
     def abandon(self, pin: int) -> None:
         """As `end`, from a finalizer. A finalizer may run anywhere and must not take the lock: it
         removes the pin, and the next transaction that begins does the rest."""
-        if self._holds.unpin(pin):
+        if self._pins.let_go(pin, None) is not None:
             self._abandoned.append(pin)
 
     def commit(
@@ -109,7 +109,7 @@ class Transactions:
         return committer.commit(writes, durability=durability, check=check)
 
     def _let_go(self, pin: int) -> None:
-        if self._holds.unpin(pin):
+        if self._pins.let_go(pin, None) is not None:
             self._committer.recent.unwatch()
 
     def _since(self, read_at: int) -> Iterator[Touched]:

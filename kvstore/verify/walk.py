@@ -71,11 +71,11 @@ def verify(parts: Parts, *, progress: Callable[[int], None] | None = None) -> St
     `progress` is called with the number of versions and changes checked so far.
     """
     started = time.perf_counter()
-    holds, committer = parts.holds, parts.committer
-    pin = holds.new_pin()
+    pins, committer = parts.pins, parts.committer
+    pin = pins.new()
     try:
         with committer.lock:
-            holds.pin(committer.since, pin, kind="verification")
+            pins.keep(pin, committer.since, kind="verification")
             walk = _Walk(parts)
         walk.tell = progress or walk.tell
         walk.data()
@@ -85,7 +85,7 @@ def verify(parts: Parts, *, progress: Callable[[int], None] | None = None) -> St
         walk.epochs()
         walk.records()
     finally:
-        holds.let_go(pin, None)
+        pins.let_go(pin, None)
     return StoreReport(
         problems=tuple(walk.findings.problems),
         complete=walk.findings.complete,
