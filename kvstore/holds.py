@@ -8,12 +8,12 @@ which moving and releasing it ask for; a former owner's token is out of date, an
 and its owner's next call raises `HoldLostError`. Readers in this process claim history by pins
 (`kvstore.pins`), which cost no write.
 
-A record says whose the hold is, because a hold outlives what it was taken for: a collection that
-was removed with `rm -rf` holds history until somebody drops its hold. `Holds.needing` names the
-claims to GC, `Holds.drop` removes one that was abandoned.
+A record names the purpose and the owner of its hold, because a hold may outlive both: a collection
+that was removed with `rm -rf` holds history until somebody drops its hold. `Holds.needing` lists
+the claims for GC, and `Holds.drop` removes an abandoned hold.
 
 Invariants
-1. A hold is never below the `since` of the moment it is handed out, and durable by then, unless
+1. A hold is never below the `since` of the moment it is handed out. It is durable by then, unless
    its owner promises to sync before relying on it.
 2. A lost hold never holds again.
 3. Holds that are taken together are written together: all of them are there, or none.
@@ -59,7 +59,7 @@ class Hold:
 
     def move(self, to: TimeLike, *, durable: bool = True, reached: TimeLike | None = None) -> None:
         """Hold `to` instead, durably; if not `durable`, a crash may leave it at an older time.
-        `reached` notes that the owner has all below it for good, also for those that come after.
+        `reached` records that the owner has stored all changes below that time for good.
 
         Raises `FencedError` if a newer owner has taken the hold,
         `HoldLostError` if it was invalidated, `HistoryGoneError` below `since`,

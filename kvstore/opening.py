@@ -98,7 +98,7 @@ def _open_engine(path: Path | None, engine: str, *, create: bool) -> Engine:
     if engine == "memory":
         return MemoryEngine(path, create=create)
     opened = RocksEngine(path, create=create)
-    # What parallel scans left when the machine died. Nobody else has the store open now.
+    # Parallel scans leave files when the machine dies. No other process has the store open now.
     shutil.rmtree(path / SCANS_DIRECTORY, ignore_errors=True)
     return opened
 

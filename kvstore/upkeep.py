@@ -10,9 +10,9 @@
         ...
 
 Invariants
-1. Doing one twice, or in two threads at once, does no more than doing it once: history below a
-   time is given up, files are rewritten as they are.
-2. `keep` counts from when the task is done, not from when it was submitted.
+1. A task that is done twice, or by two threads at once, has the effect of one: GC gives up history
+   below a time, and compaction rewrites files as they are.
+2. `keep` counts from the time at which the task is done, not from its submission.
 """
 
 from __future__ import annotations

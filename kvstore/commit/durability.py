@@ -2,7 +2,7 @@
 
 `"sync"` has an fsync of its own. `"async"` does not wait. `"group"` shares an fsync: the first
 commit that waits becomes the leader and syncs, outside the commit lock, for all that is written by
-then; the others wait for it, and one of those that came too late leads the next fsync.
+then; the others wait for it, and one of the commits that came too late leads the next fsync.
 
 Invariants
 1. `durable <= upper`, and everything below `durable` was written before an fsync that returned.

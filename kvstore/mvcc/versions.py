@@ -81,14 +81,14 @@ class Versions:
 
     def scan(self, span: Span, as_of: int, *, reverse: bool = False) -> Iterator[RowChunk]:
         """Chunks of live keys and values at `as_of`, ascending or descending. Bounded memory."""
-        read = self._read(span, as_of)
+        read = self._read(as_of)
         return live_rows(self._cursor(span, reverse=reverse), read)
 
     def scan_columns(
         self, span: Span, as_of: int, *, chunk: int, reverse: bool = False
     ) -> Iterator[RowArrays]:
         """As `scan`, in Arrow arrays of at most `chunk` rows."""
-        read = self._read(span, as_of)
+        read = self._read(as_of)
         return live_columns(self._cursor(span, reverse=reverse), read, chunk=chunk)
 
     def diff(
@@ -174,7 +174,7 @@ class Versions:
             return values_among_imports(self.engine, [key], as_of, fragments, stamps)[0]
         return value_below(self.engine, key, as_of, fragments)
 
-    def _read(self, span: Span, as_of: int) -> Read:
+    def _read(self, as_of: int) -> Read:
         fragments, stamps = self.view
         return Read(as_of, stamps, fragments.nearby(as_of))
 

@@ -24,7 +24,7 @@ import socket
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from backup.shard.state import codec, commands, machine
 from backup.shard.state.state import ShardState
@@ -48,6 +48,8 @@ from kvstore.errors import (
 )
 from kvstore.forks import own
 from kvstore.limits import LOOKS_MAX, ROLLUP_EVERY, STATE_SCAN_VERSIONS
+
+_T = TypeVar("_T")
 
 _LOST_AFTER = 20
 """After so many looks, in about two seconds, a missing rollup counts as lost."""
@@ -190,7 +192,7 @@ class StateLog:
         if not outcome.added and not unsure:
             self.retrying(lambda: self.blob.delete(name))
 
-    def retrying(self, call: Callable[[], Any]) -> Any:
+    def retrying(self, call: Callable[[], _T]) -> _T:
         """Make an idempotent storage call again until it works, or patience ends."""
         return self.patience.over(call)
 
