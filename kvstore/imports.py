@@ -145,7 +145,7 @@ class Imports:
         known = self._records.get(record.import_id)
         if known is not None and known.digest != record.digest:
             raise ImportRefusedError(
-                f"import {record.import_id:016x}",
+                str(record.import_id),
                 "this id was used with another manifest",
                 f"added at {known.added}: the same rows are there, others need another id"
                 if known.added is not None
@@ -189,7 +189,7 @@ class Imports:
             return None
         if found[1]:
             raise UsageError(
-                f"import {import_id:016x} is being added by this thread",
+                f"import {import_id} is being added by this thread",
                 "what the progress of ingest raises calls it off; abort it then",
             )
         return found
@@ -233,9 +233,7 @@ class Imports:
         with self._committer.lock:
             record = self._records.get(import_id)
             if record is None or import_id in self._aborting:
-                raise UsageError(
-                    f"import {import_id:016x} was aborted meanwhile", "ingest it again"
-                )
+                raise UsageError(f"import {import_id} was aborted meanwhile", "ingest it again")
             if record.added is not None:
                 return record.added
             return self._transition(record, OP_IMPORT, check)
@@ -269,9 +267,7 @@ class Imports:
         with committer.lock:
             record = self._records.get(import_id)
             if record is None or record.added is None:
-                raise UsageError(
-                    f"no import {import_id:016x} was added here", "see store.imports.all()"
-                )
+                raise UsageError(f"no import {import_id} was added here", "see store.imports.all()")
             if record.reverted is not None:
                 return record.reverted
             if record.added <= committer.since:
@@ -279,7 +275,7 @@ class Imports:
                     # A revert shows again what the import covered: the state just before it.
                     as_of=Timestamp(record.added - 1),
                     since=committer.since,
-                    remedy=f"import {import_id:016x} was added at {record.added}, and what it "
+                    remedy=f"import {import_id} was added at {record.added}, and what it "
                     "covered may be gone: delete its keys instead",
                 )
             return self._transition(record, OP_REVERT, None)
@@ -349,7 +345,7 @@ class Imports:
                 return False
             if record.added is not None:
                 raise UsageError(
-                    f"import {import_id:016x} was added at {record.added}", "revert it instead"
+                    f"import {import_id} was added at {record.added}", "revert it instead"
                 )
             self._aborting.add(import_id)
         try:

@@ -51,8 +51,20 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("page", RUN, ids=lambda page: page.relative_to(DOCS).as_posix())
-def test_every_block_of_a_page_runs_in_order(page: Path, place: Path) -> None:
+def by_spark(page: Path) -> bool:
+    return "from spark_connector" in page.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    "page",
+    [pytest.param(page, marks=pytest.mark.spark if by_spark(page) else ()) for page in RUN],
+    ids=lambda page: page.relative_to(DOCS).as_posix(),
+)
+def test_every_block_of_a_page_runs_in_order(
+    page: Path, place: Path, request: pytest.FixtureRequest
+) -> None:
+    if by_spark(page):
+        request.getfixturevalue("spark")  # the session of all tests: a page does not start its own
     names: dict[str, Any] = {}
     for number, (kind, text) in enumerate(blocks(page)):
         if "caption" in kind:

@@ -95,7 +95,7 @@ class ImportRefusedError(UsageError):
     """A staged import is incomplete, altered since it was sealed, or another than it claims."""
 
     def __init__(self, staging: str, problem: str, remedy: str) -> None:
-        super().__init__(f"import in {staging} refused: {problem}", remedy)
+        super().__init__(f"import {staging} refused: {problem}", remedy)
         self.staging = staging
         self.problem = problem
 
