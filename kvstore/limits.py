@@ -44,6 +44,10 @@ VERSIONS_PASSED_MAX = 32
 """Versions of one key that a scan passes one by one: a seek takes as long as some thirty entries.
 One at least."""
 
+STEPS_BEFORE_SEEK = 8
+"""Entries that a search for many versions passes one by one before it seeks: a seek takes as long
+as some eight entries."""
+
 ARROW_ROWS_MAX = 16_384
 """Rows of one record batch: large enough to amortise Arrow, small enough to stay in cache."""
 

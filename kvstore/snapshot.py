@@ -23,6 +23,18 @@ class Readable(Protocol):
         """The values of `keys` at `as_of`."""
         ...
 
+    def floor(
+        self, key: bytes, as_of: Timestamp, prefix: bytes | None
+    ) -> tuple[bytes, bytes] | None:
+        """The greatest live key at or below `key` at `as_of`."""
+        ...
+
+    def floor_many(
+        self, keys: Sequence[bytes], as_of: Timestamp, prefix: bytes | None
+    ) -> list[tuple[bytes, bytes] | None]:
+        """The floor of each of `keys` at `as_of`."""
+        ...
+
     def scan(
         self,
         start: bytes | None,
@@ -69,6 +81,16 @@ class Snapshot:
     def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
         """As `Store.get_many`, at this snapshot's time."""
         return self._open().get_many(keys, self.as_of)
+
+    def floor(self, key: bytes, prefix: bytes | None = None) -> tuple[bytes, bytes] | None:
+        """As `Store.floor`, at this snapshot's time."""
+        return self._open().floor(key, self.as_of, prefix)
+
+    def floor_many(
+        self, keys: Sequence[bytes], prefix: bytes | None = None
+    ) -> list[tuple[bytes, bytes] | None]:
+        """As `Store.floor_many`, at this snapshot's time."""
+        return self._open().floor_many(keys, self.as_of, prefix)
 
     def scan(
         self,

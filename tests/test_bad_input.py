@@ -13,6 +13,7 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import bulk
@@ -92,6 +93,20 @@ WRONG_TYPES: dict[str, Callable[[Store], Any]] = {
     "get as_of without a zone": lambda s: s.get(b"k", datetime(2020, 1, 1)),  # noqa: DTZ001
     "get_many of bytes": lambda s: s.get_many(b"keys"),
     "get_many of text": lambda s: s.get_many(["k"]),
+    "get_many at too few times": lambda s: s.get_many([b"k", b"l"], [1]),
+    "get_many at a float": lambda s: s.get_many([b"k"], [1.5]),
+    "get_many at a bool": lambda s: s.get_many([b"k"], [True]),
+    "get_many at text": lambda s: s.get_many([b"k"], ["yesterday"]),
+    "get_many below zero": lambda s: s.get_many([b"k"], [-1]),
+    "get_many past the end": lambda s: s.get_many([b"k"], [TIMESTAMP_MAX + 1]),
+    "get_many at times without a zone": lambda s: s.get_many([b"k"], np.array([1], "M8[ns]")),
+    "get_many at a set": lambda s: s.get_many([b"k"], {}),
+    "floor key": lambda s: s.floor("k"),
+    "floor prefix": lambda s: s.floor(b"k", prefix="k"),
+    "floor as_of": lambda s: s.floor(b"k", "yesterday"),
+    "floor_many of bytes": lambda s: s.floor_many(b"keys"),
+    "floor_many of nothing": lambda s: s.floor_many(None),
+    "floor_many at too many times": lambda s: s.floor_many([b"k"], [1, 2]),
     "scan start": lambda s: s.scan("a"),
     "scan prefix": lambda s: s.scan(prefix="a"),
     "scan prefix and start": lambda s: s.scan(b"a", prefix=b"a"),
@@ -207,6 +222,9 @@ def test_wrong_calls_are_usage_errors_and_change_nothing(
 READS: dict[str, Callable[[Store, int], Any]] = {
     "get": lambda s, t: s.get(b"k", t),
     "get_many": lambda s, t: s.get_many([b"k"], t),
+    "get_many at times": lambda s, t: s.get_many([b"k", b"k"], [s.upper - 1, t]),
+    "floor": lambda s, t: s.floor(b"k", t),
+    "floor_many at times": lambda s, t: s.floor_many([b"k", b"k"], [s.upper - 1, t]),
     "scan": lambda s, t: s.scan(as_of=t),
     "scan_batches": lambda s, t: s.scan_batches(as_of=t),
     "snapshot": lambda s, t: s.snapshot(t),
@@ -247,6 +265,9 @@ CALLS: dict[str, Callable[[Store], Any]] = {
     "batch": lambda s: s.batch(),
     "get": lambda s: s.get(b"k"),
     "get_many": lambda s: s.get_many([]),
+    "get_many at times": lambda s: s.get_many([], []),
+    "floor": lambda s: s.floor(b"k"),
+    "floor_many at times": lambda s: s.floor_many([], []),
     "scan": lambda s: s.scan(),
     "scan_batches": lambda s: s.scan_batches(),
     "history": lambda s: s.history(b"k"),

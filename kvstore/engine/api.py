@@ -51,8 +51,16 @@ class EntryReader(Protocol):
         """Go to the first entry at or above `key`."""
         ...
 
+    def seek_for_prev(self, key: bytes) -> None:
+        """Go to the last entry at or below `key`."""
+        ...
+
     def next(self) -> None:
         """Go to the next entry."""
+        ...
+
+    def prev(self) -> None:
+        """Go to the entry before."""
         ...
 
     def status(self) -> None:
@@ -60,7 +68,7 @@ class EntryReader(Protocol):
         ...
 
     def key(self) -> bytes | None:
-        """The key here, None behind the last entry."""
+        """The key here, None behind the last entry and before the first."""
         ...
 
     def value(self) -> bytes:

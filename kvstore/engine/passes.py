@@ -54,10 +54,26 @@ class MemoryReader:
         if index >= len(keys):
             self._settle()
 
+    def seek_for_prev(self, key: bytes) -> None:
+        self.seek(key)
+        if self.key() != key:
+            self.prev()
+
     def next(self) -> None:
         self._engine.require_open()
         self._index += 1
         self._settle()
+
+    def prev(self) -> None:
+        self._engine.require_open()
+        if self._index > 0:
+            self._index -= 1
+        elif self._at > 0:
+            self._at -= 1
+            self._keys = self.edition.chunks[self._at].keys
+            self._index = len(self._keys) - 1
+        else:
+            self._keys = []
 
     def status(self) -> None:
         self._engine.require_open()

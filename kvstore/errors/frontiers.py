@@ -30,10 +30,10 @@ class HistoryGoneError(KVStoreError):
 class NotYetWrittenError(KVStoreError):
     """Commits at or below `as_of` may still come: the store is complete below `upper`."""
 
-    def __init__(self, *, as_of: int, upper: int) -> None:
+    def __init__(self, *, as_of: int, upper: int, remedy: str = "") -> None:
         super().__init__(
             f"time {as_of} is not complete: the store is complete below {upper}",
-            f"read below {upper}, or wait",
+            remedy or f"read below {upper}, or wait",
         )
         self.as_of = as_of
         self.upper = upper

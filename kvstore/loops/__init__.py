@@ -4,8 +4,10 @@
     compiled/  the same loops in Cython
 
     columns    Arrow columns and change entries: join, cut, check, order
+    floors     the greatest live key at or below a place
     live       the entries of a pass over `data` that a read sees
     lookup     the value of one key, or of many
+    timed      the value of many keys, each at a time of its own
     writes     puts that a commit collects, and their entries in key order
 
 The compiled loops spend 50 ns on a row of a scan, and 20 ns on a row that goes to Arrow; the plain
@@ -34,7 +36,9 @@ from kvstore.loops.chosen import (
     collect,
     cut,
     find_among,
+    find_floors,
     find_many,
+    find_timed,
     gather,
     join,
     join_puts,
@@ -74,7 +78,9 @@ __all__ = [
     "collect",
     "cut",
     "find_among",
+    "find_floors",
     "find_many",
+    "find_timed",
     "gather",
     "join",
     "join_puts",

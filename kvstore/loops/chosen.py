@@ -1,7 +1,7 @@
 """Chooses between the two halves when `kvstore.loops` is imported.
 
 Invariants
-1. All four modules are of one half.
+1. All modules are of one half.
 2. The compiled half is taken unless `KVSTORE_LOOPS=plain` is in the environment, a module of it is
    missing, or a module of it was compiled from sources of another revision.
 """
@@ -12,14 +12,14 @@ import os
 from importlib import import_module
 from typing import TYPE_CHECKING, Final
 
-from kvstore.loops.plain import columns, live, lookup, writes
+from kvstore.loops.plain import columns, floors, live, lookup, timed, writes
 
-REVISION: Final = 10
+REVISION: Final = 11
 """Add one with each change of a name, an argument or a meaning in the loops. `compiled/shared.pxi`
 holds the same number. A checkout that was updated and not compiled again then runs plain loops."""
 
 VARIABLE: Final = "KVSTORE_LOOPS"
-TWINS: Final = ("columns", "live", "lookup", "writes")
+TWINS: Final = ("columns", "floors", "live", "lookup", "timed", "writes")
 
 COMPILED = False
 
@@ -30,7 +30,7 @@ if not TYPE_CHECKING and os.environ.get(VARIABLE) != "plain":
         pass
     else:
         if all(module.REVISION == REVISION for module in _compiled):
-            columns, live, lookup, writes = _compiled
+            columns, floors, live, lookup, timed, writes = _compiled
             COMPILED = True
 
 arrange = columns.arrange
@@ -41,6 +41,8 @@ join_puts = columns.join_puts
 lz4_size = columns.lz4_size
 survey = columns.survey
 tuples = columns.tuples
+
+find_floors = floors.find_floors
 
 Entries = live.Entries
 Live = live.Live
@@ -53,6 +55,8 @@ PointRead = lookup.PointRead
 Readers = lookup.Readers
 find_among = lookup.find_among
 find_many = lookup.find_many
+
+find_timed = timed.find_timed
 
 Puts = writes.Puts
 put_all = writes.put_all

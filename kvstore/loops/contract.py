@@ -49,6 +49,13 @@ class Seeker(Protocol):
     def value(self) -> bytes: ...
 
 
+class BackSeeker(Seeker, Protocol):
+    """The methods of a reader that a search for floors calls."""
+
+    def seek_for_prev(self, key: bytes) -> None: ...
+    def prev(self) -> None: ...
+
+
 class Walker(Protocol):
     """The methods of a reader that a pass calls."""
 
@@ -66,7 +73,9 @@ last entry at or below it."""
 class LimitNode(Protocol):
     """A node of the map of range tombstones (`kvstore.mvcc.stretches`): a pair or a longer tuple
     that begins with `keys` and `below`. The limit of a key is found by going on with
-    `below[bisect_right(keys, key)]` as many times as the map is deep, and once more."""
+    `below[bisect_right(keys, key)]` as many times as the map is deep, and once more. The third item
+    of the last tuple has the times of the range tombstones from each of its keys on, newest
+    first."""
 
     def __getitem__(self, index: int, /) -> Any: ...
 

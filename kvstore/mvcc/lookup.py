@@ -19,16 +19,26 @@ Invariants
 
 from __future__ import annotations
 
+import sys
+from array import array
 from collections.abc import Sequence
-from typing import cast
+from typing import Final, NamedTuple, TypeAlias, cast
 
-from kvstore.codec.keys import UNLIMITED, encode_suffix
-from kvstore.codec.ordered import TERMINATOR
+from typing_extensions import Buffer
+
+from kvstore.codec.keys import UNLIMITED, encode_suffix, span_bounds
+from kvstore.codec.ordered import TERMINATOR, escape
 from kvstore.engine.api import Engine
-from kvstore.loops import ABSENT, find_among, find_many
+from kvstore.limits import STEPS_BEFORE_SEEK
+from kvstore.loops import ABSENT, find_among, find_floors, find_many, find_timed
 from kvstore.mvcc.fragments import Fragments
 from kvstore.mvcc.stretches import limit_of
 from kvstore.mvcc.version import Stamps
+from kvstore.span import Span
+from kvstore.timestamp import TIMESTAMP_MAX
+
+LiveRow: TypeAlias = "tuple[bytes, bytes]"
+"""A live key and its value."""
 
 
 def rest_of(as_of: int) -> bytes:
@@ -76,3 +86,68 @@ def values_among_imports(
         None if fragments.newest(key, as_of) > time else value
         for key, (time, value) in zip(keys, found, strict=True)
     ]
+
+
+class TimedValues(NamedTuple):
+    """Values of some keys, each with the time of its version: None and -1 where there is none."""
+
+    values: list[bytes | None]
+    times: array[int]
+
+
+class SearchBounds(NamedTuple):
+    """The bounds of a search for versions. A version that is older than `age_max` at the time of
+    its read is left out. The search is given up once the values of several keys have more than
+    `bytes_max` bytes. It passes `steps` entries one by one before it seeks, `STEPS_BEFORE_SEEK`
+    where this is None."""
+
+    age_max: int = TIMESTAMP_MAX
+    bytes_max: int = sys.maxsize
+    steps: int | None = None
+
+
+EVERYTHING: Final = SearchBounds()
+
+
+def versions_at(
+    engine: Engine,
+    keys: list[bytes],
+    times: Buffer,
+    fragments: Fragments,
+    stamps: Stamps,
+    bounds: SearchBounds = EVERYTHING,
+) -> TimedValues | None:
+    """The version that each of `keys` has at its own time of `times`, integers of 64 bits. None
+    where the values together have too many bytes. At most a seek for each version."""
+    ticket, reader = engine.borrow()
+    limits, depth = fragments.tree
+    steps = STEPS_BEFORE_SEEK if bounds.steps is None else bounds.steps
+    age_max, bytes_max = bounds.age_max, bounds.bytes_max
+    found = find_timed(
+        reader, engine.check, keys, times, limits, depth, stamps, age_max, steps, bytes_max
+    )
+    engine.give_back(ticket, reader)
+    return None if found is None else TimedValues(*found)
+
+
+def floors_at(
+    engine: Engine,
+    keys: Sequence[bytes],
+    times: Sequence[int],
+    span: Span,
+    fragments: Fragments,
+    stamps: Stamps,
+) -> list[LiveRow | None]:
+    """For each of `keys` at its own time of `times`: the greatest live key in `span` that is not
+    above it, with its value."""
+    least, end = span_bounds(span.start, span.end)
+    places = [escape(key) + UNLIMITED for key in keys]
+    if end is not None:
+        places = [min(place, end) for place in places]
+    ticket, reader = engine.borrow()
+    limits, depth = fragments.tree
+    found = find_floors(
+        reader, engine.check, places, times, least, limits, depth, stamps, STEPS_BEFORE_SEEK
+    )
+    engine.give_back(ticket, reader)
+    return found

@@ -16,6 +16,8 @@ from collections.abc import Iterator, Sequence
 from itertools import starmap
 from typing import NamedTuple, TypeAlias
 
+from typing_extensions import Buffer
+
 from kvstore.codec.keys import (
     TAIL_BYTES,
     VALUE,
@@ -30,7 +32,17 @@ from kvstore.loops import Lookup
 from kvstore.mvcc.diff import Difference, differences, stored_keys
 from kvstore.mvcc.export import VersionColumns, version_columns
 from kvstore.mvcc.fragments import Fragments, RangeTombstone
-from kvstore.mvcc.lookup import value_below, values_among_imports, values_at
+from kvstore.mvcc.lookup import (
+    EVERYTHING,
+    LiveRow,
+    SearchBounds,
+    TimedValues,
+    floors_at,
+    value_below,
+    values_among_imports,
+    values_at,
+    versions_at,
+)
 from kvstore.mvcc.scan import Read, RowArrays, RowChunk, live_columns, live_rows
 from kvstore.mvcc.version import Revision, Stamps, StoredEntry, Version, timeline
 from kvstore.span import Span
@@ -69,6 +81,19 @@ class Versions:
         if stamps:
             return values_among_imports(self.engine, keys, as_of, fragments, stamps)
         return values_at(self.engine, keys, as_of, fragments)
+
+    def get_timed(
+        self, keys: list[bytes], times: Buffer, bounds: SearchBounds = EVERYTHING
+    ) -> TimedValues | None:
+        """The version that each of `keys` has at its own time: see `versions_at`."""
+        fragments, stamps = self.view
+        return versions_at(self.engine, keys, times, fragments, stamps, bounds)
+
+    def floors(self, keys: list[bytes], times: Sequence[int], span: Span) -> list[LiveRow | None]:
+        """For each of `keys` at its own time: the greatest live key in `span` that is not above it,
+        with its value."""
+        fragments, stamps = self.view
+        return floors_at(self.engine, keys, times, span, fragments, stamps)
 
     def history(self, key: bytes) -> list[Version]:
         """All versions of `key`, newest first, range tombstones over it included."""

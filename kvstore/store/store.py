@@ -33,6 +33,7 @@ from typing import Any, Final, TypeVar, overload
 import pyarrow as pa
 from typing_extensions import Self
 
+from kvstore import joins
 from kvstore.arguments import (
     key_list,
     require_age,
@@ -61,6 +62,7 @@ from kvstore.forks import own
 from kvstore.gc import Clearing, Collector, GcReport
 from kvstore.history import History
 from kvstore.holds import Hold
+from kvstore.joins.labels import is_many
 from kvstore.journal import OS_FILES
 from kvstore.journal.files import storage_errors
 from kvstore.limits import (
@@ -242,12 +244,20 @@ class Store:
         value = self._reads.read(as_of, Span.of_key(key), partial(self._versions.get, key))
         return default if value is None else value
 
-    def get_many(self, keys: Sequence[bytes], as_of: TimeLike | None = None) -> list[bytes | None]:
-        """The values of `keys` at one time, in the order of `keys`; None for an absent key."""
+    def get_many(
+        self, keys: Sequence[bytes], as_of: TimeLike | Sequence[TimeLike] | None = None
+    ) -> list[bytes | None]:
+        """The values of `keys`, in the order of `keys`; None for an absent key.
+
+        `as_of` is one time for all keys, or a list that has a time for each key. With a list,
+        `HistoryGoneError` and `NotYetWrittenError` name the first key whose time they concern.
+        """
         if type(keys) is not list:
             keys = key_list(keys)
         if set(map(type, keys)) != {bytes} or max(map(len, keys)) > KEY_BYTES_MAX:
             keys = [require_key(key) for key in keys]
+        if is_many(as_of):
+            return joins.values(self._parts, keys, as_of)
         read = partial(self._versions.get_many, keys)
         at = self._reads.at(as_of)
         values = read(at)
@@ -255,6 +265,25 @@ class Store:
             hull = Span(min(keys), max(keys) + b"\x00") if keys else Span()
             return self._reads.read(as_of, hull, read)
         return values
+
+    def floor(
+        self, key: bytes, as_of: TimeLike | None = None, prefix: bytes | None = None
+    ) -> tuple[bytes, bytes] | None:
+        """The greatest live key at or below `key`, with its value; None if there is none.
+
+        With `prefix` only keys that begin with it count. Costs two seeks, and a step for each entry
+        of the keys in between that are deleted.
+        """
+        return joins.floors(self._parts, [key], as_of, prefix)[0]
+
+    def floor_many(
+        self,
+        keys: Sequence[bytes],
+        as_of: TimeLike | Sequence[TimeLike] | None = None,
+        prefix: bytes | None = None,
+    ) -> list[tuple[bytes, bytes] | None]:
+        """The `floor` of each of `keys`, in their order. `as_of` is as in `get_many`."""
+        return joins.floors(self._parts, key_list(keys), as_of, prefix)
 
     def scan(
         self,

@@ -53,6 +53,7 @@ TINY: Final[Mapping[str, int]] = {
     "ARROW_ROWS_MAX": 3,
     "ARROW_BYTES_MAX": 100,
     "VERSIONS_PASSED_MAX": 1,
+    "STEPS_BEFORE_SEEK": 1,
     "SCAN_CHUNK": 2,
     "SCAN_CHUNK_BYTES": 20,
     "SCAN_PIECE_BYTES": 1,

@@ -68,6 +68,8 @@ def reads(store: Store, keys: list[bytes]) -> Iterator[tuple[str, Callable[[], o
     yield "get", lambda: [store.get(key) for key in keys]
     yield "get as of", lambda: [store.get(key, middle) for key in keys]
     yield "get_many", lambda: store.get_many(keys)
+    yield "get_many at times", lambda: store.get_many(keys, [middle] * len(keys))
+    yield "floor_many", lambda: store.floor_many([key + b"~" for key in keys])
     yield "scan", lambda: list(store.scan())
     yield "scan reverse", lambda: list(store.scan(reverse=True))
     yield "scan as of", lambda: list(store.scan(as_of=middle))

@@ -227,6 +227,28 @@ class EngineContract:
         assert [cursor.take(1000)[0] for cursor in forward] == expected
         assert [cursor.take(1000)[0][::-1] for cursor in backward] == expected
 
+    def test_a_reader_moves_both_ways(self, engine: Engine) -> None:
+        keys = [b"%04d" % number for number in range(0, 200, 2)]
+        fill(engine, dict.fromkeys(keys, b"v"))
+        ticket, reader = engine.borrow()
+        for at in (0, 1, 42, 43, 196, 197, 198, 199):
+            reader.seek_for_prev(b"%04d" % at)
+            assert reader.key() == b"%04d" % (at - at % 2)
+        reader.seek_for_prev(b"9999")
+        for key in reversed(keys):
+            assert (reader.key(), reader.value()) == (key, b"v")
+            reader.prev()
+        assert reader.key() is None
+        engine.check(reader)
+        reader.seek_for_prev(b"")
+        assert reader.key() is None
+        reader.seek(b"0100")
+        reader.prev()
+        assert reader.key() == b"0098"
+        reader.next()
+        assert reader.key() == b"0100"
+        engine.give_back(ticket, reader)
+
     def test_a_borrowed_reader_sees_all_writes_so_far_and_none_later(self, engine: Engine) -> None:
         fill(engine, {b"a": b"1"})
         ticket, reader = engine.borrow()

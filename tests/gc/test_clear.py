@@ -291,3 +291,22 @@ def test_crash_in_a_clear_leaves_all_of_it_or_nothing(tmp_path: Path, when: str)
             assert store.get(b"c", before) == b"v"
             assert list(store.scan()) == [(b"a", b"v"), (b"b", b"v"), (b"f", b"v")]
         assert store.verify().problems == ()
+
+
+def test_reads_of_many_times_name_the_first_label_whose_history_was_cleared(
+    tmp_path: Path,
+) -> None:
+    with kvstore.open(tmp_path / "store") as store:
+        first = store.put(b"a", b"1")
+        store.put(b"c", b"2")
+        cleared = store.clear_range(b"b", b"d")
+        assert store.get_many([b"a", b"c"], [first, cleared]) == [b"1", None]
+        with pytest.raises(HistoryGoneError, match="row 1, key b'c'") as refused:
+            store.get_many([b"a", b"c", b"c"], [first, first, first])
+        assert (refused.value.as_of, refused.value.since) == (first, cleared)
+        assert store.floor_many([b"a", b"az"], [first, first]) == [(b"a", b"1")] * 2
+        assert store.floor(b"a", first) == (b"a", b"1")
+        with pytest.raises(HistoryGoneError, match="row 1, key b'd'"):
+            store.floor_many([b"a", b"d"], [first, first])
+        assert store.floor(b"d", first, prefix=b"d") is None
+        assert store.floor(b"d", cleared) == (b"a", b"1")

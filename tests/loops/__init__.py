@@ -58,6 +58,6 @@ raw = st.lists(st.sampled_from([b"\x00", b"\xff", b"\x01", b"a"]), max_size=6).m
 """Keys in which an escape, its parts and a terminator occur."""
 
 
-def stored_key(user_key: bytes) -> bytes:
+def stored_key(user_key: bytes, time: int = 3) -> bytes:
     """The key of a version of `user_key`."""
-    return frame(user_key) + encode_suffix(3) + VALUE
+    return frame(user_key) + encode_suffix(time) + VALUE

@@ -290,6 +290,34 @@ class StoreMachine(RuleBasedStateMachine):
         newest = [self.model.get(key, TIMESTAMP_MAX) for key in KEYS]
         assert [self.store.get(key) for key in KEYS] == newest
 
+    @rule(data=st.data(), asked=st.lists(st.sampled_from(KEYS), max_size=6))
+    def get_each_at_its_time(self, data: st.DataObject, asked: list[bytes]) -> None:
+        times = [self.time(data) for _ in asked]
+        expected = [self.model.get(key, time) for key, time in zip(asked, times, strict=True)]
+        assert self.store.get_many(asked, as_of=times) == expected
+
+    @rule(data=st.data(), asked=st.lists(keys, max_size=4), prefix=st.none() | keys)
+    def floor(self, data: st.DataObject, asked: list[bytes], prefix: bytes | None) -> None:
+        times = [self.time(data) for _ in asked]
+        expected = [
+            self.floor_in(self.model.state(time), key, prefix)
+            for key, time in zip(asked, times, strict=True)
+        ]
+        assert self.store.floor_many(asked, times, prefix) == expected
+        found = [self.store.floor(key, at, prefix) for key, at in zip(asked, times, strict=True)]
+        assert found == expected
+        newest = self.model.state(TIMESTAMP_MAX)
+        assert self.store.floor_many(asked, prefix=prefix) == [
+            self.floor_in(newest, key, prefix) for key in asked
+        ]
+
+    @staticmethod
+    def floor_in(
+        state: dict[bytes, bytes], key: bytes, prefix: bytes | None
+    ) -> tuple[bytes, bytes] | None:
+        below = [row for row in state.items() if row[0] <= key and row[0].startswith(prefix or b"")]
+        return max(below, default=None)
+
     @rule(
         data=st.data(),
         bound=span_bounds,

@@ -2,5 +2,5 @@
 
 Floors, from the top:
 
-    columns live lookup writes
+    columns floors live lookup timed writes
 """

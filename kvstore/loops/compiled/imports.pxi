@@ -1,4 +1,4 @@
-# Included by live.pyx and lookup.pyx: the times at which the entries of an import are visible.
+# Included by the modules that read entries of imports: the times at which these are visible.
 
 
 @cython.final

@@ -1,4 +1,4 @@
-# Included by the modules that go through many keys in their order: columns, lookup and writes.
+# Included by the modules that go through many keys in their order: columns, lookup, timed, floors and writes.
 
 cdef enum:
     TURN = 1024                 # keys between two calls of `let_others_run`, a millisecond
@@ -10,9 +10,9 @@ cdef struct Place:
     Py_ssize_t at
 
 
-cdef Place *order_of(list keys) except NULL:
+cdef Place *order_of(list keys, const int64_t *times=NULL) except NULL:
     """The places of `keys` in key order. The caller frees them. Raises `TypeError` where a key is
-    not bytes.
+    not bytes. Places of equal keys keep their order, or come newest first where there are `times`.
 
     A merge sort. Most comparisons read two words that lie in the array itself. Keys lie scattered
     in memory, and are read where the words are equal."""
@@ -28,11 +28,11 @@ cdef Place *order_of(list keys) except NULL:
         source[at].at = at
         source[at].word = word_of(<bytes>PyList_GET_ITEM(keys, at), shared)
         if at and is_ordered:
-            is_ordered = not is_less(keys, source[at], source[at - 1])
+            is_ordered = not is_less(keys, times, source[at], source[at - 1])
     if is_ordered:
         return places
     while width < count:
-        merge_runs(keys, source, target, count, width)
+        merge_runs(keys, times, source, target, count, width)
         source, target = target, source
         width *= 2
     if source is not places:
@@ -61,7 +61,12 @@ cdef Py_ssize_t shared_bytes(list keys) except -1:
 
 
 cdef void merge_runs(
-    list keys, Place *source, Place *target, Py_ssize_t count, Py_ssize_t width
+    list keys,
+    const int64_t *times,
+    Place *source,
+    Place *target,
+    Py_ssize_t count,
+    Py_ssize_t width,
 ) noexcept:
     """Merge pairs of ordered runs of `width` places each, from `source` into `target`."""
     cdef Py_ssize_t left = 0, middle, end, at, right, out
@@ -70,7 +75,9 @@ cdef void merge_runs(
         end = min(middle + width, count)
         right, out, at = middle, left, left
         while out < end:
-            if at < middle and (right == end or not is_less(keys, source[right], source[at])):
+            if at < middle and (
+                right == end or not is_less(keys, times, source[right], source[at])
+            ):
                 target[out] = source[at]
                 at += 1
             else:
@@ -92,8 +99,12 @@ cdef inline uint64_t word_of(bytes key, Py_ssize_t skip) noexcept:
     return word
 
 
-cdef inline bint is_less(list keys, Place one, Place other) noexcept:
+cdef inline bint is_less(list keys, const int64_t *times, Place one, Place other) noexcept:
+    cdef int difference
     if one.word != other.word:
         return one.word < other.word
     cdef bytes key = <bytes>PyList_GET_ITEM(keys, one.at)
-    return compare(key, <bytes>PyList_GET_ITEM(keys, other.at)) < 0
+    difference = compare(key, <bytes>PyList_GET_ITEM(keys, other.at))
+    if difference or times is NULL:
+        return difference < 0
+    return times[one.at] > times[other.at]

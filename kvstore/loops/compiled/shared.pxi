@@ -1,5 +1,5 @@
-# Included by each of the four compiled modules: the format of stored keys, and what is done to
-# bytes. Constants come from `kvstore.codec`. Textual inclusion keeps the four modules independent
+# Included by each of the compiled modules: the format of stored keys, and what is done to
+# bytes. Constants come from `kvstore.codec`. Textual inclusion keeps the modules independent
 # of each other, so that a stale one among them is refused and harms nothing.
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
@@ -13,7 +13,7 @@ from kvstore.codec import keys as _keys
 from kvstore.codec import ordered as _ordered
 from kvstore.loops import contract as _contract
 
-REVISION = 10                    # as in kvstore/loops/chosen.py
+REVISION = 11                   # as in kvstore/loops/chosen.py
 
 cdef enum:
     INVISIBLE = -1              # stands for a time, and is older than every time

@@ -2,6 +2,6 @@
 
 Floors, from the top:
 
-    live lookup writes
+    floors live lookup timed writes
     columns
 """

@@ -1,0 +1,79 @@
+"""Values and floors of many keys, each at a time of its own.
+
+GC and clears may take history away during a read. They announce before what they take, so the look
+after the read tells whether the read was whole (`kvstore.reads`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+import numpy as np
+
+from kvstore.joins.labels import (
+    Labels,
+    is_many,
+    require_complete,
+    require_kept,
+    require_span_kept,
+    times_of,
+)
+from kvstore.parts import Parts
+from kvstore.span import Span, require_key
+from kvstore.timestamp import TimeLike
+
+LiveRow = tuple[bytes, bytes]
+
+
+def values(parts: Parts, keys: list[bytes], as_of: Sequence[TimeLike]) -> list[bytes | None]:
+    """The value of each key at its own time. At most a seek for each version."""
+    labels = Labels(keys, times_of(as_of, len(keys)))
+    require_complete(parts, labels)
+    require_kept(parts, labels)
+    found = parts.versions.get_timed(keys, labels.times.data)
+    if _was_below_floor(parts, labels):
+        require_kept(parts, labels)
+    assert found is not None, "no bound was given"
+    return found.values
+
+
+def floors(
+    parts: Parts,
+    keys: Sequence[bytes],
+    as_of: TimeLike | Sequence[TimeLike] | None,
+    prefix: bytes | None,
+) -> list[LiveRow | None]:
+    """For each key, at one time or at its own: the greatest live key with `prefix` that is not
+    above it, with its value."""
+    keys = [require_key(key) for key in keys]
+    span = Span() if prefix is None else Span.of_prefix(prefix)
+    if as_of is None:
+        hull = Span(span.start, max([span.start, *keys]) + b"\0")
+        return parts.reads.read(None, hull, partial(_floors_at_once, parts, keys, span))
+    if is_many(as_of):
+        labels = Labels(keys, times_of(as_of, len(keys)))
+        require_complete(parts, labels)
+        if len(keys) and int(labels.times.min()) < parts.committer.since:
+            require_kept(parts, labels)
+    else:
+        at = parts.reads.at(as_of)
+        labels = Labels(keys, np.full(len(keys), at, np.int64))
+    found = parts.versions.floors(keys, labels.times.tolist(), span)
+    if _was_below_floor(parts, labels):
+        for at, (key, row) in enumerate(zip(keys, found, strict=True)):
+            # The search went from the key down to the floor, or to the first key of all.
+            searched = span.intersect(b"" if row is None else row[0], key + b"\0")
+            if searched is not None:
+                require_span_kept(parts, labels, at, searched)
+    return found
+
+
+def _floors_at_once(parts: Parts, keys: list[bytes], span: Span, at: int) -> list[LiveRow | None]:
+    return parts.versions.floors(keys, [at] * len(keys), span)
+
+
+def _was_below_floor(parts: Parts, labels: Labels) -> bool:
+    """Whether GC or a clear may have taken away what was read."""
+    times = labels.times
+    return bool(len(times)) and int(times.min()) < parts.committer.frontiers.floor

@@ -1,0 +1,240 @@
+# cython: language_level=3, wraparound=False, initializedcheck=False
+"""The loops of `kvstore.loops.plain.timed`, which explains them.
+
+Invariants
+1. Keys and entries are checked to be bytes before their bytes are read.
+2. `times` is copied before any Python code runs, so that no other code can reach the copy.
+"""
+
+cimport cython
+from cpython.buffer cimport PyBUF_CONTIG_RO, PyBuffer_Release, PyObject_GetBuffer
+
+include "shared.pxi"
+include "imports.pxi"
+include "order.pxi"
+include "reader.pxi"
+include "deletions.pxi"
+
+from array import array as _array
+
+cdef enum:
+    VAIN_MOST = 15              # as `VAIN_MAX`
+
+cdef object array = _array
+
+
+def find_timed(
+    reader,
+    check,
+    list keys not None,
+    times,
+    limits,
+    Py_ssize_t depth,
+    stamps,
+    int64_t age_max,
+    Py_ssize_t steps,
+    Py_ssize_t bytes_max,
+):
+    cdef list asked = list(keys)
+    cdef Py_ssize_t count = PyList_GET_SIZE(asked), at, place
+    cdef list values = [None] * count
+    cdef bytes out = PyBytes_FromStringAndSize(NULL, 8 * count)
+    cdef int64_t *found = <int64_t *>PyBytes_AS_STRING(out)
+    cdef int64_t time, as_of
+    cdef bytes key, before = None
+    cdef tuple deletions = ()
+    cdef _Walk walk = _Walk(reader, check, stamps, steps)
+    cdef int64_t *asked_at = copied(times, count)
+    cdef Place *order = NULL
+    try:
+        order = order_of(asked, asked_at)
+        for at in range(count):
+            if at % TURN == TURN - 1:
+                let_others_run()
+            place = order[at].at
+            as_of = asked_at[place]
+            key = <bytes>PyList_GET_ITEM(asked, place)
+            if before is None or (key is not before and compare(key, before)):
+                before = key
+                deletions = deletions_of(limits, depth, key)
+                walk.enter(key)
+            value = walk.version(as_of, deleted_at(deletions, as_of), &time)
+            if value is None or as_of - time > age_max:
+                found[place] = INVISIBLE
+                continue
+            found[place] = time
+            values[place] = value
+            bytes_max -= PyBytes_GET_SIZE(<bytes?>value)
+            if bytes_max < 0 and count > 1:
+                return None
+    finally:
+        free(order)
+        free(asked_at)
+    return values, array("q", out)
+
+
+cdef int64_t *copied(times, Py_ssize_t count) except NULL:
+    """A copy of `count` numbers of 64 bits. The caller frees it."""
+    cdef Py_buffer view
+    cdef int64_t *copy
+    PyObject_GetBuffer(times, &view, PyBUF_CONTIG_RO)
+    try:
+        if view.itemsize != 8 or view.len != 8 * count:
+            raise ValueError("a key has one time")
+        copy = <int64_t *>malloc(8 * count + 1)
+        if copy is NULL:
+            raise MemoryError
+        memcpy(copy, view.buf, 8 * count)
+        return copy
+    finally:
+        PyBuffer_Release(&view)
+
+
+@cython.final
+cdef class _Life:
+    cdef int64_t added
+    cdef uint64_t reverted
+    cdef object value
+
+
+@cython.final
+cdef class _Walk:
+    cdef _BoundReader _bound
+    cdef object _check
+    cdef _Imports _imports      # None: there is no import
+    cdef Py_ssize_t _steps, _vain, _seeks_due
+    cdef bint _is_placed, _is_fresh
+    cdef bytes _here, _escaped
+    cdef list _lives            # of `_Life`
+    cdef int64_t _time
+    cdef object _value
+
+    def __cinit__(self, reader, check, stamps, Py_ssize_t steps):
+        self._bound = _BoundReader(reader)
+        self._check = check
+        self._imports = _Imports(stamps) if stamps else None
+        self._steps = steps
+        self._lives = []
+
+    cdef int enter(self, bytes key) except -1:
+        self._escaped = escape(key)
+        self._is_fresh = True
+        self._time = INVISIBLE
+        self._value = None
+        if self._imports is not None:
+            self._lives = []
+            self._take_lives()
+        return 0
+
+    cdef object version(self, int64_t as_of, int64_t deleted, int64_t *shown):
+        cdef _Life each, life = None
+        cdef int64_t newest
+        if self._is_fresh or self._time > as_of:
+            self._is_fresh = False
+            self._go(self._place(TERMINATOR, ~<uint64_t>as_of, SUFFIX))
+            self._arrive()
+        newest = self._time
+        for found in self._lives:
+            each = <_Life>found
+            if newest < each.added and each.added <= as_of and <uint64_t>as_of < each.reverted:
+                newest = each.added
+                life = each
+        shown[0] = newest
+        if newest == INVISIBLE or deleted > newest:
+            return None
+        for found in self._lives:
+            each = <_Life>found
+            if (
+                each.reverted <= <uint64_t>as_of
+                and <int64_t>each.reverted > shown[0]
+                and self._was_showing(each, max(self._time, deleted))
+            ):
+                shown[0] = <int64_t>each.reverted
+        return self._value if life is None else life.value
+
+    cdef bint _was_showing(self, _Life life, int64_t covered) except -1:
+        """Whether `life` was in sight until it was reverted."""
+        cdef _Life other
+        if life.added <= covered:
+            return False
+        for found in self._lives:
+            other = <_Life>found
+            if (
+                other.added > life.added
+                and <uint64_t>other.added < life.reverted
+                and life.reverted <= other.reverted
+            ):
+                return False
+        return True
+
+    cdef int _take_lives(self) except -1:
+        cdef bytes here, end = self._place(TERMINATOR, FIRST_TIMED, 1)
+        cdef const unsigned char *tail
+        cdef _Life life
+        self._go(concat(self._escaped, TERMINATOR))
+        while self._here is not None and compare(self._here, end) < 0:
+            here = self._here
+            _require_size(here, self._escaped)
+            tail = <const unsigned char *>PyBytes_AS_STRING(here) + PyBytes_GET_SIZE(here) - TAIL
+            if self._imports.find(big_endian(tail), tail):
+                life = _Life()
+                life.added = self._imports.added
+                life.reverted = self._imports.reverted
+                life.value = self._bound.value() if tail[SUFFIX] else None
+                self._lives.append(life)
+            self._step()
+        return 0
+
+    cdef int _arrive(self) except -1:
+        cdef bytes here = self._here
+        cdef const unsigned char *tail
+        self._time = INVISIBLE
+        self._value = None
+        if here is not None and is_below(here, self._escaped, UNLIMITED):
+            _require_size(here, self._escaped)
+            tail = <const unsigned char *>PyBytes_AS_STRING(here) + PyBytes_GET_SIZE(here) - TAIL
+            self._time = <int64_t>~big_endian(tail)
+            self._value = self._bound.value() if tail[SUFFIX] else None
+        return 0
+
+    cdef bytes _place(self, bytes terminator, uint64_t suffix, Py_ssize_t width):
+        """The escaped key, `terminator`, and the first `width` bytes of a suffix."""
+        cdef Py_ssize_t size = PyBytes_GET_SIZE(self._escaped), at
+        cdef Py_ssize_t behind = size + PyBytes_GET_SIZE(terminator)
+        cdef bytes place = PyBytes_FromStringAndSize(NULL, behind + width)
+        cdef unsigned char *out = <unsigned char *>PyBytes_AS_STRING(place)
+        memcpy(out, PyBytes_AS_STRING(self._escaped), size)
+        memcpy(out + size, PyBytes_AS_STRING(terminator), behind - size)
+        for at in range(width):
+            out[behind + at] = (suffix >> (56 - 8 * at)) & 0xFF
+        return place
+
+    cdef int _go(self, bytes target) except -1:
+        cdef Py_ssize_t step
+        if self._is_placed:
+            if self._here is None or compare(self._here, target) >= 0:
+                return 0
+            if self._seeks_due:
+                self._seeks_due -= 1
+            else:
+                for step in range(self._steps):
+                    self._step()
+                    if self._here is None or compare(self._here, target) >= 0:
+                        self._vain = 0
+                        return 0
+                self._vain = min(2 * self._vain + 1, VAIN_MOST)
+                self._seeks_due = self._vain
+        self._bound.seek(target)
+        self._is_placed = True
+        return self._look()
+
+    cdef int _step(self) except -1:
+        self._bound.next()
+        return self._look()
+
+    cdef inline int _look(self) except -1:
+        here = self._bound.key()
+        self._here = <bytes?>here if here is not None else None
+        if here is None:
+            self._check(self._bound.reader)
+        return 0

@@ -1,0 +1,254 @@
+"""Versions at times of their own, and floors, compiled and plain: what the history of each key
+says, however many steps come before a seek."""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left, bisect_right
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvstore.codec.keys import UNLIMITED
+from kvstore.codec.ordered import escape, unescape
+from kvstore.errors import CorruptionError
+from kvstore.mvcc.fragments import Fragments, RangeTombstone
+from kvstore.mvcc.version import newest_at, timeline
+from kvstore.timestamp import TIMESTAMP_MAX
+from tests.loops import both, stored_key
+from tests.mvcc.test_scan import STAMPS, by_history, entries_of, keys, ranges, reads, stored
+
+UNBOUNDED = 1 << 62
+
+
+class ListReader:
+    """The contract of a reader over a list."""
+
+    def __init__(self, entries: list[tuple[bytes, bytes]]) -> None:
+        self._entries = entries
+        self._keys = [key for key, _ in entries]
+        self._at = 0
+        self.seeks = self.steps = 0
+
+    def seek(self, key: bytes) -> None:
+        self._at = bisect_left(self._keys, key)
+        self.seeks += 1
+
+    def seek_for_prev(self, key: bytes) -> None:
+        self._at = bisect_right(self._keys, key) - 1
+        self.seeks += 1
+
+    def next(self) -> None:
+        self._at += 1
+        self.steps += 1
+
+    def prev(self) -> None:
+        self._at -= 1
+        self.steps += 1
+
+    def key(self) -> bytes | None:
+        return self._keys[self._at] if 0 <= self._at < len(self._keys) else None
+
+    def value(self) -> bytes:
+        return self._entries[self._at][1]
+
+
+def quiet(reader: object) -> None:
+    """The check of a reader that is sound."""
+
+
+def fragments_of(deleted: Any) -> Fragments:
+    return Fragments.of(RangeTombstone(*parts) for parts in deleted)
+
+
+def revisions_of(drawn: Any, fragments: Fragments) -> dict[bytes, Any]:
+    """The history of each key that has entries."""
+    entries: dict[bytes, list[tuple[bytes, bytes]]] = {}
+    for key, value in entries_of(drawn):
+        entries.setdefault(unescape(key[:-11]), []).append((key[-9:], value))
+    return {key: timeline(tails, STAMPS, fragments.stack(key)) for key, tails in entries.items()}
+
+
+def found_by(
+    loops: Any,
+    reader: ListReader,
+    labels: list[tuple[bytes, int]],
+    fragments: Fragments | None = None,
+    stamps: Any = STAMPS,
+    age_max: int = TIMESTAMP_MAX,
+    steps: int = 8,
+    bytes_max: int = UNBOUNDED,
+) -> Any:
+    times = array("q", [time for _, time in labels])
+    limits, depth = (fragments or Fragments()).tree
+    asked = [key for key, _ in labels]
+    arguments = (asked, times, limits, depth, stamps, age_max, steps, bytes_max)
+    return loops.find_timed(reader, quiet, *arguments)
+
+
+@both
+@given(
+    stored,
+    ranges,
+    st.lists(st.tuples(keys, reads), max_size=12),
+    st.lists(reads, max_size=4),
+    st.sampled_from([0, 1, 2, 8, UNBOUNDED]),
+    st.none() | st.integers(0, 5),
+)
+def test_a_label_has_the_version_that_its_history_says(
+    loops: Any, drawn: Any, deleted: Any, asked: Any, often: Any, steps: int, age_max: int | None
+) -> None:
+    fragments = fragments_of(deleted)
+    revisions = revisions_of(drawn, fragments)
+    labels = [*asked, *((key, time) for key, _, _ in drawn for time in often)]
+    oldest = TIMESTAMP_MAX if age_max is None else age_max
+    found = found_by(
+        loops, ListReader(entries_of(drawn)), labels, fragments, age_max=oldest, steps=steps
+    )
+    expected = []
+    for key, as_of in labels:
+        newest = newest_at(revisions.get(key, ()), as_of)
+        is_shown = newest is not None and newest[1] is not None and as_of - newest[0] <= oldest
+        expected.append(newest if is_shown else (-1, None))
+    values, times = found
+    assert list(zip(times, values, strict=True)) == expected
+
+
+def many_versions(keys: int, versions: int) -> list[tuple[bytes, bytes]]:
+    drawn = [(b"%04d" % key, time) for key in range(keys) for time in range(1, versions + 1)]
+    return sorted((stored_key(key, time), b"%d" % time) for key, time in drawn)
+
+
+@both
+def test_labels_of_one_version_take_one_seek(loops: Any) -> None:
+    reader = ListReader(many_versions(1, 50))
+    labels = [(b"0000", 70)] * 100 + [(b"0000", time) for time in range(50, 99)]
+    values, times = found_by(loops, reader, labels, stamps={})
+    assert set(values) == {b"50"}
+    assert set(times) == {50}
+    assert (reader.seeks, reader.steps) == (1, 0)
+
+
+@both
+def test_dense_labels_are_merged_in_one_pass(loops: Any) -> None:
+    entries = many_versions(20, 10)
+    reader = ListReader(entries)
+    labels = [(b"%04d" % key, time) for key in range(20) for time in range(1, 11)]
+    values, _ = found_by(loops, reader, labels, stamps={})
+    assert values == [b"%d" % time for _, time in labels]
+    assert (reader.seeks, reader.steps) == (1, len(entries) - 1)
+
+
+@both
+def test_sparse_labels_take_few_steps_in_vain(loops: Any) -> None:
+    reader = ListReader(many_versions(100, 100))
+    labels = [(b"%04d" % key, 50) for key in range(100)]
+    found_by(loops, reader, labels, stamps={})
+    assert reader.seeks >= 99
+    assert reader.steps <= 100
+
+
+@both
+def test_a_walk_goes_over_to_steps_where_labels_become_dense(loops: Any) -> None:
+    reader = ListReader(many_versions(400, 20))
+    sparse = [(b"%04d" % key, 10) for key in range(200)]
+    dense = [(b"%04d" % key, time) for key in range(200, 400) for time in range(1, 21)]
+    found_by(loops, reader, sparse + dense, stamps={})
+    assert reader.seeks <= 200 + 16
+
+
+@both
+def test_values_beyond_the_bound_are_given_up(loops: Any) -> None:
+    entries = [(stored_key(key), b"v" * 100) for key in (b"a", b"b")]
+    for labels, bytes_max, is_given in [
+        ([(b"a", 9), (b"b", 9)], 200, True),
+        ([(b"a", 9), (b"b", 9)], 199, False),
+        ([(b"a", 9), (b"a", 9), (b"a", 8)], 299, False),
+        ([(b"a", 9)], 1, True),
+    ]:
+        found = found_by(loops, ListReader(entries), labels, bytes_max=bytes_max)
+        assert (found is not None) == is_given
+
+
+@both
+def test_a_time_for_each_key_is_asked_of_the_caller(loops: Any) -> None:
+    tree = ([], [UNLIMITED], [])
+    for times in (array("q", [1]), array("q", [1, 2, 3])):
+        with pytest.raises(ValueError, match="one time"):
+            loops.find_timed(
+                ListReader([]), quiet, [b"a", b"b"], times, tree, 0, {}, 9, 8, UNBOUNDED
+            )
+    with pytest.raises(ValueError, match="one time"):
+        loops.find_floors(ListReader([]), quiet, [b"a", b"b"], [1], b"", tree, 0, {}, 8)
+
+
+@both
+def test_a_damaged_reader_is_checked(loops: Any) -> None:
+    def check(reader: object) -> None:
+        raise CorruptionError("there", "a damaged block")
+
+    tree = ([], [UNLIMITED], [])
+    times = array("q", [1])
+    with pytest.raises(CorruptionError, match="damaged"):
+        loops.find_timed(
+            ListReader([]), check, [b"a"], times, tree, 0, {}, TIMESTAMP_MAX, 8, UNBOUNDED
+        )
+    with pytest.raises(CorruptionError, match="damaged"):
+        loops.find_floors(ListReader([]), check, [b"a"], [1], b"", tree, 0, {}, 8)
+
+
+@both
+@pytest.mark.parametrize("tail", [b"\x02", b"\x00\x01"])
+def test_an_entry_that_data_cannot_have_is_damage(loops: Any, tail: bytes) -> None:
+    reader = ListReader([(stored_key(b"a")[:-1] + tail, b"")])
+    with pytest.raises(CorruptionError):
+        found_by(loops, reader, [(b"a", 9)], stamps={})
+    with pytest.raises(CorruptionError):
+        loops.find_floors(reader, quiet, [b"z"], [9], b"", ([], [UNLIMITED], []), 0, {}, 8)
+
+
+# -- floors -----------------------------------------------------------------------------------
+
+
+@both
+@given(
+    stored,
+    ranges,
+    st.lists(st.tuples(keys, reads), max_size=12),
+    keys,
+    st.sampled_from([0, 1, 2, 8, UNBOUNDED]),
+)
+def test_a_floor_is_the_greatest_key_of_the_state_at_its_time(
+    loops: Any, drawn: Any, deleted: Any, asked: Any, least: bytes, steps: int
+) -> None:
+    fragments = fragments_of(deleted)
+    states = [sorted(by_history(drawn, fragments, time)) for time in range(15)]
+    places = [escape(key) + UNLIMITED for key, _ in asked]
+    times = [time for _, time in asked]
+    limits, depth = fragments.tree
+    found = loops.find_floors(
+        ListReader(entries_of(drawn)),
+        quiet,
+        places,
+        times,
+        escape(least),
+        limits,
+        depth,
+        STAMPS,
+        steps,
+    )
+    for (key, time), row in zip(asked, found, strict=True):
+        below = [tuple(each) for each in states[time] if least <= each[0] <= key]
+        assert row == (below[-1] if below else None)
+
+
+@both
+def test_a_floor_among_many_versions_takes_few_moves(loops: Any) -> None:
+    reader = ListReader(many_versions(3, 1000))
+    tree = ([], [UNLIMITED], [])
+    places = [escape(b"0001") + UNLIMITED]
+    found = loops.find_floors(reader, quiet, places, [500], b"", tree, 0, {}, 8)
+    assert found == [(b"0001", b"500")]
+    assert reader.seeks + reader.steps < 20
