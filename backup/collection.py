@@ -101,6 +101,9 @@ class Collection:
         self._chains = Chains(self._place, self.url, self._clock)
         own(self, f"the collection at {self.url}")
 
+    def __repr__(self) -> str:
+        return f"<backup.Collection {self._address}>"
+
     # -- contents ---------------------------------------------------------------------------
 
     @property

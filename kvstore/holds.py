@@ -70,6 +70,9 @@ class Hold:
         """Give it up, durably. Raises as `move`."""
         self._holds.release(self.name, self.token)
 
+    def __repr__(self) -> str:
+        return f"<kvstore.Hold {self.name!r}>"
+
     def __enter__(self) -> Hold:
         return self
 

@@ -133,6 +133,9 @@ class Snapshot:
             self._release()
             self._store = None  # last: interrupted before, the finalizer lets go
 
+    def __repr__(self) -> str:
+        return f"<kvstore.Snapshot as of {self.as_of}>"
+
     def __enter__(self) -> Snapshot:
         self._open()
         return self

@@ -259,6 +259,9 @@ class Feed:
         """Close the handle. The position stays. Repeatable."""
         self._closed = True
 
+    def __repr__(self) -> str:
+        return f"<kvstore.Feed {self.name!r}>"
+
     def __enter__(self) -> Feed:
         self._guard()
         return self

@@ -213,6 +213,10 @@ class Store:
         self._closed = True
         self._endings.close()
 
+    def __repr__(self) -> str:
+        where = "in memory" if self.path is None else self.path
+        return f"<kvstore.Store {where}{', closed' if self._closed else ''}>"
+
     def __enter__(self) -> Self:
         self._require_open()
         return self

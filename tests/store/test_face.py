@@ -5,12 +5,14 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable
 from datetime import timedelta
+from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
 
 import pytest
 
 import kvstore
+from backup import Collection
 from kvstore import Store
 from kvstore.errors import ClosedError
 from kvstore.testing.parts import parts_of
@@ -125,3 +127,17 @@ def test_each_part_is_ended_although_another_one_fails(monkeypatch: pytest.Monke
         store.close()
     with pytest.raises(ClosedError):
         parts_of(store).engine.stats()
+
+
+def test_a_handle_prints_what_it_is_for(tmp_path: Path) -> None:
+    with kvstore.open(tmp_path / "db") as store:
+        assert repr(store) == f"<kvstore.Store {tmp_path / 'db'}>"
+        assert repr(store.hold("audit")) == "<kvstore.Hold 'audit'>"
+        assert repr(store.feed("cache", start="now")) == "<kvstore.Feed 'cache'>"
+        at = store.put(b"k", b"v")
+        with store.snapshot(at) as snapshot:
+            assert repr(snapshot) == f"<kvstore.Snapshot as of {at}>"
+    assert repr(store).endswith(", closed>")
+    with kvstore.open(None, engine="memory") as store:
+        assert repr(store) == "<kvstore.Store in memory>"
+    assert repr(Collection(tmp_path / "kept")) == f"<backup.Collection {tmp_path / 'kept'}>"
