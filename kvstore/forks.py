@@ -174,6 +174,10 @@ class _Forked:
             return True
         raise ForkedError(fate.where, owner=fate.owner, remedy=fate.remedy)
 
+    def __repr__(self) -> str:  # debuggers and logs print handles, and must not fail
+        fate = _FATES[id(self)]
+        return f"<{fate.where}, of process {fate.owner}>"
+
 
 def _nothing(*_: object, **__: object) -> None:
     """Stands for every ending in a child."""

@@ -68,6 +68,7 @@ def opens_anew(place: Path) -> None:
         fill(store)
 
         def child() -> None:
+            assert repr(store).endswith(f"of process {parent}>")
             refused(lambda: kvstore.open(place / "store"))
             refused(lambda: kvstore.open(place / "other"))
             with kvstore.open_read_only(place / "store") as reader:
