@@ -32,6 +32,13 @@ files should be large; a sort that fits into memory does not spill, so they shou
 
 PARTITIONS_MAX: Final = 10_000
 
+INPUT_TASKS: Final = 100
+"""Tasks that read the input, or four for each core where that is more. A task costs 20 ms, so many
+small partitions of the input are read by one task. If a task fails, at most a hundredth of the work
+is done again."""
+
+_TASKS_PER_CORE: Final = 4
+
 _UNKNOWN_SIZE: Final = 1 << 60
 """Spark estimates the size of an unknown plan as the largest long, or nearly so."""
 
@@ -85,7 +92,7 @@ class ImportRows:
             columns.append(_column(self.op).cast(StringType()).alias(OP))
         if self.order_by is not None:
             columns.append(_column(self.order_by).alias(_ORDER))
-        rows = _selected(self.df, columns)
+        rows = _selected(_coalesced(self.df), columns)
         for name, given in ((KEY, self.key), (VALUE, self.value)):
             found = rows.schema[name].dataType
             # A load with deletions may have `lit(None)` as its value.
@@ -142,6 +149,12 @@ def without_repeats(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatc
         before = pa.concat_arrays([pa.array([last], keys.type), keys[:-1]])
         last = keys[-1].as_py()
         yield batch.filter(pc.fill_null(pc.not_equal(keys, before), True))
+
+
+def _coalesced(df: DataFrame) -> DataFrame:
+    """The rows in a bounded number of partitions, of neighbours. Moves no row."""
+    cores = df.sparkSession.sparkContext.defaultParallelism
+    return df.coalesce(max(INPUT_TASKS, _TASKS_PER_CORE * cores))
 
 
 def _column(given: Column | str) -> Column:

@@ -19,6 +19,7 @@ from kvstore import Store
 from kvstore.errors import UsageError
 from kvstore.limits import KEY_BYTES_MAX
 from spark_connector import bulk_import, run_import, stage_import
+from spark_connector.loading.rows import INPUT_TASKS
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -307,6 +308,32 @@ def test_job_that_died_while_it_added_is_run_again_by_its_id(
     stamp = bulk_import(df, store, "key", "value", import_id=78)
     assert [(found.import_id, found.added) for found in store.imports.all()] == [(78, stamp)]
     assert dict(store.scan()) == {b"a": b"1"}
+
+
+@pytest.mark.parametrize("order_by", [None, "id"])
+def test_many_small_input_partitions_are_read_by_a_bounded_number_of_tasks(
+    spark: SparkSession, tmp_path: Path, order_by: str | None
+) -> None:
+    count, told = 3 * INPUT_TASKS, [0]
+    df = spark.sql(
+        "SELECT CAST(id AS STRING) AS key, CAST(id AS STRING) AS value, id "
+        f"FROM range(0, 900, 1, {count})"
+    )
+    manifest = stage_import(
+        df,
+        tmp_path / "s",
+        "key",
+        "value",
+        partitions=3,
+        duplicates="error" if order_by is None else "last",
+        order_by=order_by,
+        progress=lambda done, known: told.append(known),
+    )
+    # For an order Spark samples first, and tells the tasks of a shuffle twice.
+    passes = 1 if order_by is None else 3
+    assert manifest.rows == 900
+    assert max(told) <= passes * INPUT_TASKS + len(manifest.parts)
+    assert df.rdd.getNumPartitions() == count
 
 
 def test_progress_is_told_and_what_it_raises_is_raised(spark: SparkSession, tmp_path: Path) -> None:
