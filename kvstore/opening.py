@@ -67,6 +67,8 @@ def open(  # noqa: A001  # kvstore.open is the public name
     opened = _open_engine(directory, engine, create=create)
     try:
         store = assemble(directory, opened, durability=durability, clock=clock or Clock())
+        store.upkeep.merge_files()
+        store.upkeep.remove_leftovers()
         if gc is not None:
             store.upkeep.start_gc(gc)
         return store

@@ -211,6 +211,12 @@ class Engine(Protocol):
         """Free the space of deleted entries in the span. Costs O(bytes of the span)."""
         ...
 
+    def merges(self) -> Iterator[None]:
+        """Merge small files where many lie together, one group of them for each step of the
+        iterator. A step reads and writes at most `SORTED_MERGE_BYTES_MAX`. Reads and commits go on
+        meanwhile. Ends at once while another thread merges."""
+        ...
+
     def files(self) -> Sequence[FileSpan]:
         """The files and their rough spans: hints for cutting the key space. May be empty."""
         ...

@@ -240,6 +240,9 @@ class MemoryEngine:
                 self._journal.snapshot(self._state.records())
                 self._compacted = self._journal.last
 
+    def merges(self) -> Iterator[None]:
+        return iter(())
+
     def files(self) -> list[FileSpan]:
         with self._lock:
             self._require_usable()
@@ -258,6 +261,7 @@ class MemoryEngine:
         for name, edition in zip(FAMILIES, editions, strict=True):
             figures[f"{name}_bytes"] = edition.size_bytes()
             figures[f"{name}_memtable_bytes"] = 0
+            figures[f"{name}_files"] = 0
             figures[f"{name}_entries"] = len(edition)
         return figures
 

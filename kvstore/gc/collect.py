@@ -7,6 +7,7 @@ The steps of a run, in their order:
     ranges      remove the range tombstones at or below `since`: no version is left under them
     index       remove the change entries at or below `since`, and record that the run is done
     imports     cut down the records of imports without rows and change entries to name and times
+    files       merge small files where many lie together
 
 A run finds its work in the change index. A version becomes garbage only when something newer is
 written, so a run looks at the keys changed in `(last run, since]`, and passes over the spans of
@@ -148,8 +149,7 @@ class Collector:
             age_s = STALE_IMPORT_S if stale_s is None else stale_s
             tally.imports += self.leftovers.abort_stale(age_s)
             self.leftovers.remove_files(age_s)
-            if compact:
-                self._compact(tally)
+            self._free_space(tally, compact=compact)
         return GcReport(
             since=since,
             previous=previous,
@@ -338,8 +338,15 @@ class Collector:
 
     # -- space ------------------------------------------------------------------------------
 
+    def _free_space(self, tally: _Tally, *, compact: bool) -> None:
+        """Merge small files. With `compact`, first rewrite the spans that the run touched, so that
+        files shrink now rather than some day."""
+        if compact:
+            self._compact(tally)
+        for _ in self._engine.merges():
+            self.require_running()
+
     def _compact(self, tally: _Tally) -> None:
-        """Rewrite the spans that the run touched, so that files shrink now rather than some day."""
         if tally.versions:
             self._engine.compact(DATA, tally.first, tally.last + b"\x00")
         if tally.ranges:

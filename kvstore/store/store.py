@@ -349,7 +349,9 @@ class Store:
             def scan_beside(at: int) -> ParallelScan:
                 # The view first: entries leave the engine before what covers them leaves it.
                 view = self._versions.view
-                return self._scanners.scan(engine, view, span, at, workers=workers, rows=batch_rows)
+                scan = self._scanners.scan(engine, view, span, at, workers=workers, rows=batch_rows)
+                self.upkeep.merge_files()
+                return scan
 
             batches = self._reads.read(as_of, span, scan_beside)
             return pa.RecordBatchReader.from_batches(ROWS_SCHEMA, batches)
@@ -743,6 +745,7 @@ class Store:
             self._engine.checkpoint(target)
         with storage_errors(str(target)):
             OS_FILES.sync_directory(str(target.absolute().parent))
+        self.upkeep.merge_files()
         return Timestamp(upper - 1)
 
     def verify(self, *, progress: Callable[[int], None] | None = None) -> StoreReport:

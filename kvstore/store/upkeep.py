@@ -14,8 +14,9 @@ from kvstore.clock import WallClock
 from kvstore.codec.keys import span_bounds
 from kvstore.commit import Committer
 from kvstore.engine import CHANGES, DATA, RANGES, Engine
-from kvstore.errors import UsageError
+from kvstore.errors import ClosedError, KVStoreError, UsageError
 from kvstore.gc import Collector, GcPolicy, GcReport, GcWorker
+from kvstore.limits import STALE_IMPORT_S
 from kvstore.span import Span
 
 
@@ -64,6 +65,26 @@ class Upkeep:
         self._committer.require_writable()
         self._engine.compact(RANGES)
         self._engine.compact(CHANGES)
+
+    def merge_files(self) -> None:
+        """Merge one group of small files, if many lie together. An opening, a checkpoint and a
+        parallel scan end with it, because each flushes the memtables."""
+        self._aside("merging small files", lambda: next(self._engine.merges(), None))
+
+    def remove_leftovers(self) -> None:
+        """Remove the files that imports left a day ago or earlier, when their process was killed.
+        An opening ends with it, because a store may have no other upkeep."""
+        leftovers = self._collector.leftovers
+        self._aside("removing leftovers", lambda: leftovers.remove_files(STALE_IMPORT_S))
+
+    def _aside(self, what: str, work: Callable[[], object]) -> None:
+        """Do `work` beside a call that is done. So a failure is noted, and the call succeeds."""
+        try:
+            work()
+        except ClosedError:
+            pass  # another thread closed the store meanwhile
+        except KVStoreError as error:
+            self._failures.note(what, error, delays=False)
 
     def figures(self) -> dict[str, Any]:
         """The figures of `Store.stats` on garbage collection in the background."""

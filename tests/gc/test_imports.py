@@ -77,6 +77,17 @@ def test_stale_import_and_leftover_files_are_taken_back(tmp_path: Path) -> None:
         assert not waiting.exists()
 
 
+def test_an_opening_removes_files_that_imports_left_long_ago(tmp_path: Path) -> None:
+    old, young = (tmp_path / "db" / "ingest" / name for name in ("staging-a", "staging-b"))
+    with kvstore.open(tmp_path / "db"):
+        old.mkdir(parents=True)
+        young.mkdir()
+        os.utime(old, ns=(0, 0))
+    kvstore.open(tmp_path / "db").close()
+    assert not old.exists()
+    assert young.exists()
+
+
 @pytest.mark.parametrize("call", ["stat", "listdir"])
 def test_a_disk_that_fails_under_leftover_files_is_an_error_of_the_tree(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
