@@ -1,4 +1,5 @@
-"""kvstore as a subject in other states: without a change log, beside range tombstones, imported."""
+"""kvstore as a subject in other states: without a change log, beside range tombstones, imported,
+flushed many times."""
 
 from __future__ import annotations
 
@@ -135,3 +136,44 @@ class Imported(Ours):
             return self.data.rows
 
         return work
+
+
+class Flushed(Subject):
+    """A store that took many checkpoints, each of them after a put."""
+
+    name = "kvstore, after checkpoints"
+
+    _TIMES = 32
+    """A multiple of the files that are merged at once, so that the merges count in full."""
+
+    def __init__(self, directory: Path, data: Data) -> None:
+        super().__init__(directory, data)
+        self.taken = 0
+
+    def reopen(self, checkpoints: int) -> Work:
+        """Open and close the store behind so many checkpoints."""
+        self._take(checkpoints)
+
+        def work() -> int:
+            for _ in range(self._TIMES):
+                kvstore.open(self.directory / "db").close()
+            return self._TIMES
+
+        return work
+
+    def checkpoint(self, checkpoints: int) -> Work:
+        """Put a row and take a checkpoint behind so many."""
+        self._take(checkpoints)
+
+        def work() -> int:
+            self._take(self.taken + self._TIMES)
+            return self._TIMES
+
+        return work
+
+    def _take(self, checkpoints: int) -> None:
+        with kvstore.open(self.directory / "db") as store:
+            for number in range(self.taken, checkpoints):
+                store.put(b"%09d" % number, b"")
+                store.checkpoint(self.fresh("checkpoint"))
+        self.taken = max(self.taken, checkpoints)

@@ -53,6 +53,8 @@ feed-latency        a durable put and its delivery to a thread that follows, aga
 Upkeep
 gc                  remove the versions behind 10,000 updates, against looking up and deleting them
 gc-flat             GC after 1 % of all rows changed, against as many changes in a tenth of the rows
+open-flat           open a store that took 1,000 checkpoints, a row each, against 100
+checkpoint-flat     another checkpoint of them, likewise
 disk                bytes after the updates, history and log kept, against one value a key
 disk-trimmed        the same once history and log are given up to the present
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from benchmarks.workloads.plan import (
     COPIED,
+    FLUSHED,
     OURS,
     PEERS,
     TENTH,
@@ -109,6 +110,20 @@ def flat(size: Size) -> list[Workload]:
             repeats=3,
         ),
     ]
+
+
+def flushed(size: Size) -> list[Workload]:
+    """The same work in a store of many checkpoints, against one of a tenth."""
+    count = 300 if size.is_small else 1_000
+
+    def flat(name: str, operation: str) -> Workload:
+        few, many = (
+            Contender(FLUSHED, Call(operation, {"checkpoints": n}), label=f"{n} checkpoints")
+            for n in (count // 10, count)
+        )
+        return Workload(name, few, many, reach=0.67)
+
+    return [flat("open-flat", "reopen"), flat("checkpoint-flat", "checkpoint")]
 
 
 def collections(size: Size) -> list[Workload]:
