@@ -164,9 +164,8 @@ def _commits(
                 writes.put(key, value)
             elif op == OP_DELETE:
                 writes.delete(key)
-            else:  # `delete_range` would drop the commit's own writes inside the range
-                writes.ranges.append((key, end))
-                writes.size += len(key) + len(end)
+            else:
+                writes.delete_range_below(key, end)
         pending.append((timestamp, writes))
     yield pending, upper
 

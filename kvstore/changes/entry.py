@@ -31,7 +31,7 @@ from __future__ import annotations
 import struct
 import sys
 from array import array
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
@@ -174,7 +174,7 @@ def pack(
 
 
 def pack_puts(
-    points: dict[bytes, bytes | None],
+    points: Mapping[bytes, bytes | None],
     *,
     longest: int,
     changeset: tuple[int, int] = CHANGESET_NONE,

@@ -19,7 +19,7 @@ Invariants
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from operator import itemgetter
 from typing import Any, Final, NamedTuple, TypeAlias, cast
 
@@ -142,22 +142,22 @@ class ChangeIndex:
     ) -> list[FullEntry]:
         """As `stage`, for several streams: 1.5 us per key, most of it for the token."""
         full: list[FullEntry] = []
-        parts: dict[bytes, tuple[WriteSet, list[int]]] = {}
+        parts: dict[bytes, _Part] = {}
         ranges = len(writes.ranges)
         if ranges:
-            control = parts[found.control] = (WriteSet(), list(range(ranges)))
-            control[0].ranges = writes.ranges
-        by_position = [parts.setdefault(stream, (WriteSet(), [])) for stream in found.streams]
-        targets = [(part.points, order.append) for part, order in by_position]
+            parts[found.control] = _Part({}, writes.ranges, writes.size, [*range(ranges)])
+        by_position = [
+            parts.setdefault(stream, _Part({}, (), writes.size, [])) for stream in found.streams
+        ]
+        targets = [(part.points, part.order.append) for part in by_position]
         positions = found.positions(writes.points)
         rows = zip(positions, writes.points.items(), strict=True)
         for number, (position, (key, value)) in enumerate(rows, start=ranges):
             points, note = targets[position]
             points[key] = value
             note(number)
-        for stream, (part_writes, order) in parts.items():
-            part_writes.size = writes.size  # at most
-            packed = _packed(part_writes, changeset, order)
+        for stream, part in parts.items():
+            packed = _packed(part, changeset, part.order)
             full += self._put(batch, stream, timestamp, packed)
         return full
 
@@ -322,8 +322,18 @@ def _missing(timestamp: int, chunk: int) -> CorruptionError:
     return CorruptionError(_where(timestamp, chunk), "chunks of a commit are missing")
 
 
+class _Part(NamedTuple):
+    """The writes of a commit in one stream, their places in the commit, and a bound of their
+    size."""
+
+    points: dict[bytes, bytes | None]
+    ranges: Sequence[tuple[bytes, bytes]]
+    size: int
+    order: list[int]
+
+
 def _packed(
-    writes: WriteSet, changeset: tuple[int, int], order: Sequence[int] | None = None
+    writes: WriteSet | _Part, changeset: tuple[int, int], order: Sequence[int] | None = None
 ) -> Iterable[Packed]:
     """The entry of a write set, cut into chunks where it would grow too large.
 
@@ -337,7 +347,7 @@ def _packed(
             )
             return _chunks(writes, changeset, order) if packed is None else [Packed(packed)]
         try:
-            keys, values = column(points), column(cast("dict[bytes, bytes]", points).values())
+            keys, values = column(points), column(cast("Mapping[bytes, bytes]", points).values())
         except TypeError:  # a delete
             return _chunks(writes, changeset, order)
         if values.longest() <= INLINE_VALUE_BYTES:
@@ -346,7 +356,7 @@ def _packed(
 
 
 def _chunks(
-    writes: WriteSet, changeset: tuple[int, int], order: Sequence[int] | None
+    writes: WriteSet | _Part, changeset: tuple[int, int], order: Sequence[int] | None
 ) -> Iterator[Packed]:
     """As `_packed`, row by row, for operations and values of any kind."""
     chunks = list(_columns(writes))
@@ -371,7 +381,7 @@ def _chunk(ops: bytes, keys: PackedColumn, values: PackedColumn, **tags: Any) ->
     return Packed(thin, pack(ops, keys, values, compress=False, **tags))
 
 
-def _columns(writes: WriteSet) -> Iterator[tuple[bytes, list[bytes], list[bytes]]]:
+def _columns(writes: WriteSet | _Part) -> Iterator[tuple[bytes, list[bytes], list[bytes]]]:
     """Columns of a write set's entries, cut where a chunk would grow too large."""
     keys = [start for start, _ in writes.ranges]
     values = [end for _, end in writes.ranges]

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from kvstore.loops.plain import columns, floors, live, lookup, timed, writes
 
-REVISION: Final = 11
+REVISION: Final = 12
 """Add one with each change of a name, an argument or a meaning in the loops. `compiled/shared.pxi`
 holds the same number. A checkout that was updated and not compiled again then runs plain loops."""
 

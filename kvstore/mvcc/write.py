@@ -2,7 +2,8 @@
 
 Invariants
 1. The last write to a key wins; a range delete drops the batch's own earlier writes inside it.
-2. The range deletes of a sealed batch are disjoint, ascending and as long as possible, and no point
+2. `size` counts every write: the methods are the only way into a set.
+3. The range deletes of a sealed batch are disjoint, ascending and as long as possible, and no point
    delete lies inside one. Two batches with the same effect are stored alike.
 """
 
@@ -30,16 +31,14 @@ class WriteSet(Puts):
     `size_max` bytes. A negative `size_max` marks a set that was committed or rolled back.
     """
 
-    __slots__ = ("_whose", "ranges")
+    __slots__ = ("_whose",)
 
     def __init__(self, whose: str = "the write set", size_max: int = sys.maxsize) -> None:
-        super().__init__()
+        super().__init__(size_max)
         self._whose = whose
-        self.size_max = size_max
-        self.ranges: list[tuple[bytes, bytes]] = []
 
     def __bool__(self) -> bool:
-        return bool(self.points or self.ranges)
+        return bool(self._points or self._ranges)
 
     def require_open(self) -> None:
         """Raise `ClosedError` after the end, `UsageError` where no more writes fit."""
@@ -54,14 +53,14 @@ class WriteSet(Puts):
     def put_otherwise(self, key: bytes, value: bytes) -> None:
         self.require_open()
         key, value = require_key(key), _require_value(value)
-        self.points[key] = value
-        self.size += len(key) + len(value)
+        self._points[key] = value
+        self._size += len(key) + len(value)
 
     def delete(self, key: bytes) -> None:
         """Delete `key`, whether or not it exists."""
         self.require_open()
-        self.points[require_key(key)] = None
-        self.size += len(key)
+        self._points[require_key(key)] = None
+        self._size += len(key)
 
     def delete_range(self, start: bytes, end: bytes) -> None:
         """Delete all keys `start <= key < end`. Drops the earlier writes of this set inside the
@@ -70,31 +69,40 @@ class WriteSet(Puts):
         span = Span(start, end)
         if span.end is None:
             raise UsageError("delete_range needs an end", "pass the least key that is to be kept")
-        for key in [key for key in self.points if key in span]:
-            del self.points[key]
-        self.ranges.append((span.start, span.end))
-        self.size += len(start) + len(span.end)
+        for key in [key for key in self._points if key in span]:
+            del self._points[key]
+        self._add_range(span.start, span.end)
+
+    def delete_range_below(self, start: bytes, end: bytes) -> None:
+        """As `delete_range`, but the earlier writes inside the range stay. For a replica, which
+        takes the parts of a sealed batch in any order."""
+        self.require_open()
+        self._add_range(start, end)
+
+    def _add_range(self, start: bytes, end: bytes) -> None:
+        self._ranges.append((start, end))
+        self._size += len(start) + len(end)
 
     def seal(self) -> None:
         """Bring the set into the form that is stored. O((ranges + points) log ranges)."""
-        if not self.ranges:
+        if not self._ranges:
             return
         disjoint: list[tuple[bytes, bytes]] = []
-        for start, end in sorted(self.ranges):
+        for start, end in sorted(self._ranges):
             if disjoint and start <= disjoint[-1][1]:
                 disjoint[-1] = (disjoint[-1][0], max(end, disjoint[-1][1]))
             else:
                 disjoint.append((start, end))
-        self.ranges = disjoint
+        self._ranges = disjoint
         starts = [start for start, _ in disjoint]
-        for key in [key for key, value in self.points.items() if value is None]:
+        for key in [key for key, value in self._points.items() if value is None]:
             index = bisect.bisect_right(starts, key) - 1
             if index >= 0 and key < disjoint[index][1]:
-                del self.points[key]
+                del self._points[key]
 
     def tombstones(self, timestamp: int) -> list[RangeTombstone]:
         """The sealed batch's range deletes at `timestamp`."""
-        return [RangeTombstone(start, end, timestamp) for start, end in self.ranges]
+        return [RangeTombstone(start, end, timestamp) for start, end in self._ranges]
 
 
 def _require_value(value: object) -> bytes:

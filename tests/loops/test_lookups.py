@@ -311,8 +311,7 @@ def test_puts_take_bytes_while_they_fit_and_leave_the_rest(loops: Any, drawn: li
         def put_otherwise(self, key: Any, value: Any) -> None:
             left.append((key, value))
 
-    puts, taken, size = Collected(), {}, 0
-    puts.size_max = 12
+    puts, taken, size = Collected(12), {}, 0
     over = b"k" * (KEY_BYTES_MAX + 1), b""
     for key, value in [over, *drawn]:
         puts.put(key, value)
@@ -322,9 +321,9 @@ def test_puts_take_bytes_while_they_fit_and_leave_the_rest(loops: Any, drawn: li
         else:
             assert left.pop() == (key, value)
     assert (list(puts.points.items()), puts.size, left) == (list(taken.items()), size, [])
-    puts.points, puts.size = {b"a": None}, -3
-    puts.put(b"b", b"c")
-    assert (puts.points, puts.size) == ({b"a": None, b"b": b"c"}, -1)
+    for field, value in ("points", {}), ("ranges", []), ("size", 0), ("size_max", 13):
+        with pytest.raises(AttributeError):
+            setattr(puts, field, value)
 
 
 @both

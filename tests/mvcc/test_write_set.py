@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import kvstore
@@ -39,6 +40,24 @@ def test_a_put_of_anything_else_than_bytes_changes_nothing(key: Any, value: Any)
         writes.put(key, value)
     assert not writes
     assert writes.size == 0
+
+
+def test_each_way_into_a_set_counts_and_no_field_can_be_replaced() -> None:
+    writes = WriteSet()
+    writes.put(b"a", b"12")
+    writes.put(np.bytes_(b"b"), b"3")
+    writes.delete(b"cc")
+    writes.delete_range_below(b"a", b"c")
+    assert (writes.points, writes.ranges) == (
+        {b"a": b"12", b"b": b"3", b"cc": None},
+        [(b"a", b"c")],
+    )
+    assert writes.size == 3 + 2 + 2 + 2
+    writes.delete_range(b"b", b"c")
+    assert (list(writes.points), writes.size) == ([b"a", b"cc"], 11)
+    for field in ("points", "ranges", "size", "size_max"):
+        with pytest.raises(AttributeError):
+            setattr(writes, field, getattr(writes, field))
 
 
 @pytest.mark.parametrize("kind", ["batch", "transaction"])

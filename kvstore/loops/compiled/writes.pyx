@@ -25,24 +25,41 @@ take_bounds()
 
 
 cdef class Puts:
-    cdef public dict points
-    cdef public Py_ssize_t size, size_max
+    cdef public dict _points
+    cdef public list _ranges
+    cdef public Py_ssize_t _size
+    cdef readonly Py_ssize_t size_max
 
     def __cinit__(self):
-        self.points = {}
-        self.size_max = PY_SSIZE_T_MAX
+        self._points = {}
+        self._ranges = []
+
+    def __init__(self, Py_ssize_t size_max=PY_SSIZE_T_MAX):
+        self.size_max = size_max
+
+    @property
+    def points(self):
+        return self._points
+
+    @property
+    def ranges(self):
+        return self._ranges
+
+    @property
+    def size(self):
+        return self._size
 
     def put(self, key, value):
         """Set `key` to `value`. The last write to a key wins."""
         if (
-            self.size <= self.size_max
+            self._size <= self.size_max
             and type(key) is bytes
             and type(value) is bytes
             and PyBytes_GET_SIZE(key) <= LONGEST_KEY
             and PyBytes_GET_SIZE(value) <= LONGEST_VALUE
         ):
-            self.points[key] = value
-            self.size += PyBytes_GET_SIZE(key) + PyBytes_GET_SIZE(value)
+            self._points[key] = value
+            self._size += PyBytes_GET_SIZE(key) + PyBytes_GET_SIZE(value)
         else:
             self.put_otherwise(key, value)
 

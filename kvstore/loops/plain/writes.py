@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from kvstore.codec.keys import TOMBSTONE, VALUE
@@ -12,25 +12,46 @@ from kvstore.limits import KEY_BYTES_MAX, VALUE_BYTES_MAX
 
 
 class Puts:
-    """Point writes as they are collected.
+    """Writes as they are collected.
 
-    `points` maps each key to its new value, None for a delete. `size` counts the bytes of all keys
-    and values that were written; a key that is written twice counts twice. `put` accepts a plain
-    write while `size` is at most `size_max`, and passes every other write on to `put_otherwise`,
-    which a subclass defines.
+    `put` accepts a plain write while `size` is at most `size_max`, and passes every other write on
+    to `put_otherwise`, which a subclass defines. Only the methods of a subclass change `_points`,
+    `_ranges` and `_size`, so that the size counts each write.
     """
 
-    __slots__ = ("points", "size", "size_max")
+    __slots__ = ("_points", "_ranges", "_size", "_size_max")
 
-    def __init__(self) -> None:
-        self.points: dict[bytes, bytes | None] = {}
-        self.size = 0
-        self.size_max = sys.maxsize
+    def __init__(self, size_max: int = sys.maxsize) -> None:
+        self._points: dict[bytes, bytes | None] = {}
+        self._ranges: list[tuple[bytes, bytes]] = []
+        self._size = 0
+        self._size_max = size_max
+
+    @property
+    def points(self) -> Mapping[bytes, bytes | None]:
+        """Each key's new value, None for a delete."""
+        return self._points
+
+    @property
+    def ranges(self) -> Sequence[tuple[bytes, bytes]]:
+        """The range deletes: `start` and `end` of each."""
+        return self._ranges
+
+    @property
+    def size(self) -> int:
+        """The bytes of all keys and values that were written; a key that is written twice counts
+        twice."""
+        return self._size
+
+    @property
+    def size_max(self) -> int:
+        """Above this size `put` accepts no write."""
+        return self._size_max
 
     def put(self, key: bytes, value: bytes) -> None:
         """Set `key` to `value`. The last write to a key wins."""
         if (
-            self.size > self.size_max
+            self._size > self._size_max
             or type(key) is not bytes
             or type(value) is not bytes
             or len(key) > KEY_BYTES_MAX
@@ -38,8 +59,8 @@ class Puts:
         ):
             self.put_otherwise(key, value)
             return
-        self.points[key] = value
-        self.size += len(key) + len(value)
+        self._points[key] = value
+        self._size += len(key) + len(value)
 
     def put_otherwise(self, key: bytes, value: bytes) -> None:
         """Check `key` and `value` closely. Set `key` to `value`, or raise."""
