@@ -78,7 +78,7 @@ class Clears:
         """Forget the clears at or above `upper`: they were announced, and their write failed."""
         self._clears = tuple(clear for clear in self._clears if clear.timestamp < upper)
 
-    def stage(self, clear: Clear, batch: WriteBatch) -> None:
+    def stage(self, batch: WriteBatch, clear: Clear) -> None:
         """Add the record to the batch that destroys."""
         assert clear.span.end is not None, "clear_range asks for an end"
         fields = {
@@ -88,7 +88,7 @@ class Clears:
         }
         self._meta.stage(batch, _name(clear), fields)
 
-    def stage_forget(self, upto: int, batch: WriteBatch) -> None:
+    def stage_forget(self, batch: WriteBatch, upto: int) -> None:
         """Add the removal of all records at or below `upto`, which `since` has reached."""
         for clear in self._clears:
             if clear.timestamp <= upto:

@@ -184,7 +184,7 @@ class StoreBuilder:
         if files:
             self._engine.ingest(files)
         batch = self._engine.batch()
-        stage_tombstones(tombstones, batch, self._engine.families)
+        stage_tombstones(batch, tombstones, self._engine.families)
         self._engine.write(batch)
 
 
@@ -207,7 +207,7 @@ def building(
         meta.stage_timestamp(batch, INDEX_FLOOR, newest)
         _stage_format(meta, batch)
         if replica_of is not None:
-            stage_replica(meta, batch, replica_of)
+            stage_replica(batch, meta, replica_of)
         engine.write(batch)
         engine.sync()
     finally:

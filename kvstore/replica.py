@@ -35,7 +35,7 @@ from kvstore.timestamp import Timestamp
 _REPLICA: Final = "replica"
 
 
-def stage_replica(meta: Meta, batch: WriteBatch, source: str, *, pending: int = 0) -> None:
+def stage_replica(batch: WriteBatch, meta: Meta, source: str, *, pending: int = 0) -> None:
     """Add the record that makes a store a replica of `source` to an engine batch."""
     meta.stage(batch, _REPLICA, {"source": source, "pending": pending})
 
@@ -126,7 +126,7 @@ class Replica:
             source = self._require_window([], upto + 1)
             pending = max(upto, committer.policy.coming)
             committer.write_meta(
-                lambda batch: stage_replica(self._meta, batch, source, pending=pending)
+                lambda batch: stage_replica(batch, self._meta, source, pending=pending)
             )
             committer.adopt(replica_policy(self._committer.where, source, coming=pending))
 
@@ -137,10 +137,10 @@ class Replica:
             source = self._require_window([], upto + 1)
             assert committer.policy.coming <= upto
             batch = self._engine.batch()
-            stage_tombstones(tombstones, batch, self._engine.families)
+            stage_tombstones(batch, tombstones, self._engine.families)
             self._meta.stage_timestamp(batch, UPPER, upto + 1)
             self._meta.stage_timestamp(batch, INDEX_FLOOR, upto)
-            stage_replica(self._meta, batch, source)
+            stage_replica(batch, self._meta, source)
 
             def publish() -> None:
                 self._reads.raise_index_floor(upto)

@@ -105,7 +105,7 @@ class ChangeIndex:
     # -- writing ----------------------------------------------------------------------------
 
     def stage(
-        self, writes: WriteSet, timestamp: int, batch: WriteBatch, changeset: tuple[int, int]
+        self, batch: WriteBatch, writes: WriteSet, timestamp: int, changeset: tuple[int, int]
     ) -> list[FullEntry]:
         """Add the entries of a sealed write set to the engine batch that holds its versions.
 
@@ -113,7 +113,7 @@ class ChangeIndex:
         """
         found = self.generations.at(timestamp)
         if found.is_split:
-            return self._stage_split(writes, timestamp, batch, changeset, found)
+            return self._stage_split(batch, writes, timestamp, changeset, found)
         return self._put(batch, FIRST_STREAM, timestamp, _packed(writes, changeset))
 
     def complete(self, entries: Iterable[FullEntry]) -> None:
@@ -134,9 +134,9 @@ class ChangeIndex:
 
     def _stage_split(
         self,
+        batch: WriteBatch,
         writes: WriteSet,
         timestamp: int,
-        batch: WriteBatch,
         changeset: tuple[int, int],
         found: Generation,
     ) -> list[FullEntry]:
@@ -222,7 +222,7 @@ class ChangeIndex:
             for timestamp, chunk, value in heapq.merge(*parts, key=itemgetter(0)):
                 yield timestamp, *peek(value, where=_where(timestamp, chunk))
 
-    def stage_trim(self, upto: int, batch: WriteBatch) -> None:
+    def stage_trim(self, batch: WriteBatch, upto: int) -> None:
         """Add the removal of all entries at or below `upto`, and of their epochs and generations.
 
         One range delete per stream. The caller holds the commit lock and writes the batch.

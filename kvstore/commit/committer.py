@@ -100,7 +100,7 @@ class Committer:
         writes.seal()
 
         def stage_writes(batch: WriteBatch, timestamp: Timestamp, tag: tuple[int, int]) -> Staged:
-            events, full = self._writes.stage(writes, timestamp, batch, tag)
+            events, full = self._writes.stage(batch, writes, timestamp, tag)
             return events, partial(self._writes.publish, ((timestamp, writes),), full)
 
         return self.commit_staged(stage_writes, durability=durability, check=check)
@@ -144,7 +144,7 @@ class Committer:
             for timestamp, writes in commits:
                 writes.seal()
                 begun = self.capture.begin_commit(timestamp)
-                events, entries = self._writes.stage(writes, timestamp, batch, begun[0])
+                events, entries = self._writes.stage(batch, writes, timestamp, begun[0])
                 counts.append((begun, events, timestamp + 1))
                 full += entries
             self._meta.stage_timestamp(batch, UPPER, upper)

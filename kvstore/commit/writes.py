@@ -31,14 +31,14 @@ class Writes:
         self._health = health
 
     def stage(
-        self, writes: WriteSet, timestamp: int, batch: WriteBatch, changeset: tuple[int, int]
+        self, batch: WriteBatch, writes: WriteSet, timestamp: int, changeset: tuple[int, int]
     ) -> tuple[int, list[FullEntry]]:
         """Add a sealed write set to a batch.
 
         Returns its events, and the entries that `publish` writes once the batch is written.
         """
-        stage(writes, timestamp, batch, self._engine.families)
-        full = self._index.stage(writes, timestamp, batch, changeset)
+        stage(batch, writes, timestamp, self._engine.families)
+        full = self._index.stage(batch, writes, timestamp, changeset)
         return len(writes.points) + len(writes.ranges), full
 
     def publish(self, commits: Sequence[tuple[int, WriteSet]], full: Sequence[FullEntry]) -> None:

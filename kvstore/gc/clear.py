@@ -55,7 +55,7 @@ class Clearing:
             self._require_unneeded(span)
             try:
                 timestamp = committer.commit_staged(
-                    lambda batch, at, _: (0, self._stage(span, batch, at)), durability="sync"
+                    lambda batch, at, _: (0, self._stage(batch, span, at)), durability="sync"
                 )
             except BaseException:
                 # An interrupt before the write calls the clear off: the span is unchanged.
@@ -76,14 +76,14 @@ class Clearing:
                     (span.start, span.end), holder=f"import {record.import_id:016x}, being added"
                 )
 
-    def _stage(self, span: Span, batch: WriteBatch, timestamp: Timestamp) -> Callable[[], None]:
+    def _stage(self, batch: WriteBatch, span: Span, timestamp: Timestamp) -> Callable[[], None]:
         begin, end = span_bounds(span.start, span.end)
         assert span.end is not None
         assert end is not None
         clear = Clear(span, timestamp)
         batch.delete_range(begin, end, self._engine.families[DATA])
-        self._stage_cut(span, batch)
-        self._clears.stage(clear, batch)
+        self._stage_cut(batch, span)
+        self._clears.stage(batch, clear)
         self._meta.stage_timestamp(batch, UPPER, timestamp + 1)
         bounds = (span.start, span.end)
         # From here on a failure does harm: readers are told, and the write comes next.
@@ -98,7 +98,7 @@ class Clearing:
 
         return publish
 
-    def _stage_cut(self, span: Span, batch: WriteBatch) -> None:
+    def _stage_cut(self, batch: WriteBatch, span: Span) -> None:
         """Cut the stored range tombstones at the bounds of `span`. One pass over all of them."""
         ranges = self._engine.families[RANGES]
         pieces: dict[bytes, bytes] = {}

@@ -326,8 +326,8 @@ class Collector:
 
     def _trim(self, since: int) -> None:
         def stage(batch: WriteBatch) -> None:
-            self._index.stage_trim(since, batch)
-            self._clears.stage_forget(since, batch)
+            self._index.stage_trim(batch, since)
+            self._clears.stage_forget(batch, since)
             self._meta.stage_timestamp(batch, COLLECTED, since)
 
         with self._committer.lock:

@@ -115,15 +115,15 @@ def _require_value(value: object) -> bytes:
     return bytes(value)
 
 
-def stage(writes: WriteSet, timestamp: int, batch: WriteBatch, families: Mapping[str, Any]) -> None:
+def stage(batch: WriteBatch, writes: WriteSet, timestamp: int, families: Mapping[str, Any]) -> None:
     """Add the entries of a sealed write set at `timestamp` to an engine batch."""
     put_all(batch.put, writes.points, encode_suffix(timestamp), families[DATA])
     if writes.ranges:
-        stage_tombstones(writes.tombstones(timestamp), batch, families)
+        stage_tombstones(batch, writes.tombstones(timestamp), families)
 
 
 def stage_tombstones(
-    tombstones: Iterable[RangeTombstone], batch: WriteBatch, families: Mapping[str, Any]
+    batch: WriteBatch, tombstones: Iterable[RangeTombstone], families: Mapping[str, Any]
 ) -> None:
     """Add range tombstones, each at its own timestamp, to an engine batch."""
     for start, end, timestamp in tombstones:

@@ -219,7 +219,7 @@ def test_trimming_drops_the_runs_below_since(
         stamps = [store.put(b"k%d" % number, b"1") for number in range(10)]
         store.sync()
         index = parts_of(store).index
-        parts_of(store).committer.write_meta(lambda batch: index.stage_trim(stamps[5], batch))
+        parts_of(store).committer.write_meta(lambda batch: index.stage_trim(batch, stamps[5]))
         left = list(store.epochs())
         assert len(left) > 0
         assert all(epoch.closed_at > stamps[4] for epoch in left)

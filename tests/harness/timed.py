@@ -11,7 +11,7 @@ class TimedVersions(Versions):
     def apply(self, writes: WriteSet, *, at: int) -> None:
         writes.seal()
         batch = self.engine.batch()
-        stage(writes, at, batch, self.engine.families)
+        stage(batch, writes, at, self.engine.families)
         self.engine.write(batch)
         self.publish_ranges(writes.tombstones(at))
 
