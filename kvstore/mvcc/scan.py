@@ -45,15 +45,20 @@ class RowArrays(NamedTuple):
     values: pa.Array
 
 
-def live_rows(cursor: Cursor, read: Read) -> Iterator[RowChunk]:
+def live_rows(cursor: Cursor, read: Read, *, limit: int | None = None) -> Iterator[RowChunk]:
     """The live keys and values that `read` sees, chunk by chunk, in the order of `cursor`.
 
-    The end of the iteration closes `cursor`, and so does closing the iterator.
+    A caller that takes `limit` rows has few entries read behind them. The end of the iteration
+    closes `cursor`, and so does closing the iterator.
     """
     live = LiveRows(*read)
-    for _ in _passes(cursor, live, lambda: SCAN_CHUNK):
+    missing = SCAN_CHUNK if limit is None else limit
+    # A long run of dead entries would pass one by one: see `live_columns`.
+    for _ in _passes(cursor, live, lambda: max(missing, _FIRST_CHUNK)):
         found = live.found()
         if found[0]:
+            if limit is not None:
+                missing -= len(found[0])
             yield found
 
 

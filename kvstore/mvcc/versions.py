@@ -104,10 +104,13 @@ class Versions:
         fragments, stamps = self.view
         return timeline(self._entries(key), stamps, fragments.stack(key))
 
-    def scan(self, span: Span, as_of: int, *, reverse: bool = False) -> Iterator[RowChunk]:
-        """Chunks of live keys and values at `as_of`, ascending or descending. Bounded memory."""
+    def scan(
+        self, span: Span, as_of: int, *, reverse: bool = False, limit: int | None = None
+    ) -> Iterator[RowChunk]:
+        """Chunks of live keys and values at `as_of`, ascending or descending. Bounded memory. Few
+        entries are read behind the first `limit` rows."""
         read = self._read(as_of)
-        return live_rows(self._cursor(span, reverse=reverse), read)
+        return live_rows(self._cursor(span, reverse=reverse), read, limit=limit)
 
     def scan_columns(
         self, span: Span, as_of: int, *, chunk: int, reverse: bool = False

@@ -305,7 +305,8 @@ class Store:
         """
         require_limit(limit)
         span = Span.of(start, end, prefix)
-        chunks = self._reads.read(as_of, span, partial(self._versions.scan, span, reverse=reverse))
+        scan = partial(self._versions.scan, span, reverse=reverse, limit=limit)
+        chunks = self._reads.read(as_of, span, scan)
         rows = chain.from_iterable(map(_pairs, chunks))
         return rows if limit is None else islice(rows, limit)
 

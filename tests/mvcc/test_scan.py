@@ -165,6 +165,21 @@ def test_batches_of_a_long_scan_are_whole() -> None:
     assert all(2048 < size <= 4096 for size in sizes[:-1])
 
 
+@pytest.mark.parametrize("limit", [1, 500, 1_000, 1_400, 4_000])
+def test_a_scan_with_a_limit_reads_little_behind_it(limit: int) -> None:
+    entries = [
+        (frame(b"%05d" % row) + encode_suffix(time) + VALUE, b"%d" % time)
+        for row in range(20_000)
+        for time in (2, 1)
+    ]
+    read = Read(2, {}, None)
+    cursor = ListCursor(entries)
+    chunks = live_rows(cursor, read, limit=limit)
+    rows = list(islice((row for chunk in chunks for row in zip(*chunk, strict=True)), limit))
+    assert rows == [(b"%05d" % row, b"2") for row in range(limit)]
+    assert cursor.passed < 2.6 * limit + 100
+
+
 def test_a_row_behind_many_that_are_dead_is_not_looked_for_one_by_one() -> None:
     dead = [(frame(b"%05d" % row) + encode_suffix(1) + TOMBSTONE, b"") for row in range(10_000)]
     alive = (frame(b"x") + encode_suffix(1) + VALUE, b"v")
