@@ -53,8 +53,11 @@ def live_rows(cursor: Cursor, read: Read, *, limit: int | None = None) -> Iterat
     """
     live = LiveRows(*read)
     missing = SCAN_CHUNK if limit is None else limit
-    # A long run of dead entries would pass one by one: see `live_columns`.
-    for _ in _passes(cursor, live, lambda: max(missing, _FIRST_CHUNK)):
+
+    def count_max() -> int:  # a long run of dead entries would pass one by one: see `live_columns`
+        return max(missing, _FIRST_CHUNK)
+
+    for _ in _passes(cursor, live, count_max):
         found = live.found()
         if found[0]:
             if limit is not None:
