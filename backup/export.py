@@ -21,7 +21,7 @@ from kvstore.limits import ARROW_BYTES_MAX, ARROW_ROWS_MAX
 from kvstore.mvcc import RangeTombstone
 from kvstore.mvcc.export import VersionColumns
 from kvstore.span import Span
-from kvstore.store import Store
+from kvstore.store import SmallExport, Store
 
 _OP_CODES = np.zeros(256, np.uint8)
 _OP_CODES[[Operation.UPDATE, Operation.ROW_DELETE, Operation.RANGE_DELETE]] = [
@@ -72,12 +72,13 @@ def exported(
     if after is not None:
         wanted = Span(max(wanted.start, after.key), wanted.end)
     found = store.replication.export(since=since, upto=upto, span=wanted)
-    is_small = found.changes is not None
-    if found.changes is not None:
+    if isinstance(found, SmallExport):
         rows = _few(found.changes)
     else:
         rows = _with_ranges(_point_batches(found.columns), found.tombstones)
-    return Exported(found.whole_since, rows if after is None else _behind(rows, after), is_small)
+    if after is not None:
+        rows = _behind(rows, after)
+    return Exported(found.whole_since, rows, is_small=isinstance(found, SmallExport))
 
 
 def _few(changes: list[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -61,11 +61,14 @@ class GcReport:
     """Records of imports that were cut down, and stale imports that were aborted."""
     lost_holds: tuple[HoldRecord, ...]
     """The holds that this run invalidated, because they exceeded their budget."""
-    held_back: bool
-    """Whether a hold or an open reader kept more history than the caller asked for."""
     seconds: float
     held_by: tuple[HoldRecord, ...] = ()
     """The claims that kept history, oldest first: holds, and the oldest pin of each kind."""
+
+    @property
+    def held_back(self) -> bool:
+        """Whether a hold or an open reader kept more history than the caller asked for."""
+        return bool(self.held_by)
 
 
 def _tell_nobody(versions: int) -> None:
@@ -119,7 +122,6 @@ class Collector:
         target: int,
         *,
         compact: bool = False,
-        stale_s: float | None = None,
         progress: Callable[[int], None] | None = None,
     ) -> GcReport:
         """Move `since` to `target`, or as far as holds allow, and remove the records below.
@@ -146,9 +148,8 @@ class Collector:
                 tally.imports += self.leftovers.forget_history(since)
                 self.at_step("imports")
             self.require_running()
-            age_s = STALE_IMPORT_S if stale_s is None else stale_s
-            tally.imports += self.leftovers.abort_stale(age_s)
-            self.leftovers.remove_files(age_s)
+            tally.imports += self.leftovers.abort_stale(STALE_IMPORT_S)
+            self.leftovers.remove_files(STALE_IMPORT_S)
             self._free_space(tally, compact=compact)
         return GcReport(
             since=since,
@@ -158,7 +159,6 @@ class Collector:
             change_entries=tally.entries,
             imports=tally.imports,
             lost_holds=lost,
-            held_back=bool(held_by),
             seconds=time.perf_counter() - started,
             held_by=held_by,
         )

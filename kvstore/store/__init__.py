@@ -7,9 +7,9 @@ Floors, from the top:
 """
 
 from kvstore.store.layout import Layout
-from kvstore.store.replication import Export, Replication
+from kvstore.store.replication import Replication, SmallExport
 from kvstore.store.store import Store
 from kvstore.store.tasks import TASKS_DIRECTORY
 from kvstore.store.upkeep import Upkeep
 
-__all__ = ["TASKS_DIRECTORY", "Export", "Layout", "Replication", "Store", "Upkeep"]
+__all__ = ["TASKS_DIRECTORY", "Layout", "Replication", "SmallExport", "Store", "Upkeep"]

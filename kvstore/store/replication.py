@@ -7,7 +7,7 @@ its source's history by `Replication.replica`, until it is promoted.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import pyarrow as pa
 
@@ -22,16 +22,26 @@ from kvstore.span import Span
 from kvstore.timestamp import TimeLike, Timestamp, to_timestamp
 
 
-class Export(NamedTuple):
-    """A window of history: as `changes` where they are few, else as `columns` and `tombstones`.
+class SmallExport(NamedTuple):
+    """A window with few changes.
 
     `changes` are record batches of `kvstore.changes.columns.VERSION_CHANGES_SCHEMA` in time order.
     """
 
     whole_since: int
-    changes: list[pa.RecordBatch] | None
+    changes: list[pa.RecordBatch]
+
+
+class PassExport(NamedTuple):
+    """A window that one pass over the store reads: its point versions by key, and its range
+    tombstones."""
+
+    whole_since: int
     columns: Iterator[VersionColumns]
     tombstones: list[RangeTombstone]
+
+
+Export: TypeAlias = "SmallExport | PassExport"
 
 
 class Replication:
@@ -57,7 +67,7 @@ class Replication:
     def export(self, *, since: TimeLike | None, upto: TimeLike, span: Span | None = None) -> Export:
         """All revisions in `(since, upto]` in the form that is fastest to copy.
 
-        `since=None` is everything that is kept: whole from `Export.whole_since` on. A window that
+        `since=None` is everything that is kept: whole from its `whole_since` on. A window that
         the change index shows to be small comes as changes, others as columns, by key, in one
         pass. A `span` cuts such a pass into pieces: a piece has the columns of the keys in its
         span, and the range tombstones that start there, whole.
@@ -68,7 +78,7 @@ class Replication:
         if since is None:
             columns, tombstones = self._versions.export(whole, since=0, upto=high)
             # The pass shows the entries of this moment: what GC and clears take later stays in it.
-            return Export(reads.whole_since, None, columns, tombstones)
+            return PassExport(reads.whole_since, columns, tombstones)
         low = to_timestamp(since, name="since")
         pin = self._pins.new()
         try:
@@ -78,8 +88,8 @@ class Replication:
             by_index = low >= reads.indexed_since and whole == Span()
             few = self._history.column_reader.few(since=low, upto=high) if by_index else None
             if few is not None:
-                return Export(low, few, iter(()), [])
-            return Export(low, None, *self._versions.export(whole, since=low, upto=high))
+                return SmallExport(low, few)
+            return PassExport(low, *self._versions.export(whole, since=low, upto=high))
         finally:
             self._pins.let_go(pin, None)
 

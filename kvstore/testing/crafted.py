@@ -23,7 +23,7 @@ from kvstore.engine.memory import MemoryEngine
 from kvstore.errors import KVStoreError
 from kvstore.opening import assemble
 from kvstore.span import Span
-from kvstore.store import Store
+from kvstore.store import SmallExport, Store
 
 Stored: TypeAlias = "dict[str, dict[bytes, bytes]]"
 Outcomes: TypeAlias = "dict[str, object]"
@@ -153,8 +153,10 @@ def _rows(reader: Any) -> list[Any]:
 
 def _exported(store: Store, **window: Any) -> object:
     found = store.replication.export(**window)
+    if isinstance(found, SmallExport):
+        return found.changes
     columns = [
         (part.keys.to_pylist(), part.timestamps.tolist(), part.is_value.tolist(), part.values)
         for part in found.columns
     ]
-    return found.changes, columns, found.tombstones
+    return columns, found.tombstones

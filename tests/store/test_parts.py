@@ -30,7 +30,7 @@ from kvstore.gc import Collector
 from kvstore.history import History
 from kvstore.meta import INDEX_FLOOR, Meta
 from kvstore.parts import Parts
-from kvstore.store import Layout, Replication, Upkeep
+from kvstore.store import Layout, Replication, SmallExport, Upkeep
 from kvstore.store.tasks import LazyTasks
 from kvstore.timestamp import Timestamp
 from tests.commit.conftest import Bench, writes_of
@@ -214,7 +214,9 @@ def test_replication_gives_what_copies_read(alone: Alone) -> None:
     assert (deleted.key, deleted.end_key) == (b"x", b"y")
     assert replication.has_commit(stamp)
     assert replication.has_commit(upto + 1) is False
-    (few,) = replication.export(since=stamp, upto=upto).changes or ()
+    small = replication.export(since=stamp, upto=upto)
+    assert isinstance(small, SmallExport)
+    (few,) = small.changes
     assert few.column("key").to_pylist() == [b"x", b"b"]
     assert not replication.is_replica
     with pytest.raises(UsageError, match="the bench is no replica"):
