@@ -6,7 +6,11 @@
     link      RocksDB takes the files from there, all or none             still invisible
     add       one record gives the rows their timestamp                   durable: the commit
 
-A crash at any point leaves an import that is either added or invisible. A repeated call continues.
+Invariants
+1. A crash at any point leaves an import that is either added or invisible. A repeated call
+   continues.
+2. The record is durable before the first file is brought.
+3. An import has one timestamp. Adding it again returns that timestamp.
 
 A linked file has one set of bytes under two names. A process that writes into the staged file
 later damages the store, and RocksDB's block checksums find the damage when the block is read.

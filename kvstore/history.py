@@ -1,7 +1,12 @@
 """The history of one store, window by window: changes by key or time, events, record batches.
 
-Each pass pins the start of its window while it is being read, so that GC and clears leave the
-window alone. The readers below (`kvstore.changes`) know nothing of frontiers and pins.
+The readers below (`kvstore.changes`) know nothing of frontiers and pins.
+
+Invariants
+1. A window whose history is incomplete is refused when the read is asked for.
+2. A pass pins the start of its window from its first row to its end, and looks for a clear once
+   more under the pin. So GC and clears leave the window alone. `kept` alone pins nothing: it has no
+   start.
 """
 
 from __future__ import annotations

@@ -5,6 +5,11 @@ the versions (`kvstore.mvcc.diff`) costs what exists, in bounded memory and in k
 time order uses the index wherever the index is complete. A read in key order uses the index for
 windows that can be sorted in memory, and the pass for all others.
 
+Invariants
+1. Both ways give the same changes. In key order the changes of one key come oldest first.
+2. A read in key order holds at most `SORTED_CHANGES_MAX` changes. It reads those values
+   again that do not fit into `SORTED_CHANGES_BYTES_MAX`.
+
 The index stores an import as one event. A read expands it: a pass over the spans of the import
 gives its keys, and a revert gives the value that each of these keys took.
 """

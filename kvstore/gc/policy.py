@@ -1,10 +1,15 @@
 """GC in the background: a thread that a store owns, running at an interval and stopped by close.
 
-The thread waits on a condition and never sleeps: closing the store ends it at once, and a run under
-way ends at its next step. A failed run is logged (`kvstore.gc`), counted in `Store.stats`, and
-tried again after the interval, after twice the interval if it fails again, and so on up to
-`GC_DELAY_FACTOR_MAX` intervals. A user's callback that raises is logged and counted too. Only a
-poisoned store ends the thread, because nothing succeeds there until the store is opened again.
+A failed run is logged (`kvstore.gc`), counted in `Store.stats`, and tried again after the interval,
+after twice the interval if it fails again, and so on up to `GC_DELAY_FACTOR_MAX` intervals. A
+user's callback that raises is logged and counted too.
+
+Invariants
+1. The thread waits on a condition and never sleeps: closing the store ends a wait at once, and a
+   run under way ends at its next step.
+2. The thread ends by `stop`, on a closed store, or on a poisoned store, where nothing succeeds
+   until the store is opened again. No other failure ends it.
+3. The lock is not held during a run or a callback.
 """
 
 from __future__ import annotations

@@ -1,4 +1,11 @@
-"""The workers of a scan: processes, and the piece that each of them reads."""
+"""The workers of a scan: processes, and the piece that each of them reads.
+
+Invariants
+1. The pieces are handed out in key order, each to one process: the scan or one worker.
+2. A worker gets one answer to each of its questions, and one `GO_ON` for each part that the scan
+   has finished. So a worker is at most `SCAN_PARTS_AHEAD_MAX` parts ahead.
+3. The scan waits only for a worker that reads a piece, or that closes the database at the end.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,12 @@
-"""A parallel scan, from the call to its last row."""
+"""A parallel scan, from the call to its last row: its checkpoint, its pieces, its batches, its end.
+
+Invariants
+1. The pieces cover the span in key order and share no key. The batches come piece by piece.
+2. A call that fails leaves neither a directory nor a process behind.
+3. The end of a scan runs once, whatever causes it. It removes the directory, and a worker that may
+   have the checkpoint open is dead before that.
+4. At most `SCAN_WORKERS_MAX` workers rest; none rests once the store is closed.
+"""
 
 from __future__ import annotations
 
