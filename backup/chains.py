@@ -11,7 +11,7 @@ one.
     shard name := "chain-" | 12 random hex digits [ "-" | 12 hex digits of the token's BLAKE2b ]
 
 A full backup with a token leaves its mark in the name of the chain it begins. However often the
-backup is killed, it goes on with that chain.
+backup is killed, it continues that chain.
 
 A chain that has expired is recorded as `dropping`, then destroyed, then forgotten. After a crash in
 between, the next expiry finds the rest of the chain by its name in the record.

@@ -5,7 +5,7 @@
 
 The first copy is built from sorted files, beside its place, and appears there whole. From then on
 the standby takes window after window. Its own durable `upper` is the position: whichever side
-crashes, the next run goes on there. A hold on the live store keeps the history that the standby
+crashes, the next run continues there. A hold on the live store keeps the history that the standby
 lacks.
 
 The standby serves reads meanwhile; `store.replication.promote()` makes it an ordinary store.
@@ -53,7 +53,7 @@ def replicate(
 
     `source` is a live store, or a collection of backups (or its URL). `target` is a path, where a
     replica is made if there is none, or an open replica, which can be read meanwhile. With `follow`
-    the call goes on until `stop` is set: commits of a live store are copied as they come, and a
+    the call continues until `stop` is set: commits of a live store are copied as they come, and a
     collection is polled every few seconds. `progress` is called with the replica's `upper` once it
     has caught up with the source, and whenever it moves on.
 

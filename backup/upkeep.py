@@ -2,7 +2,7 @@
 
 Expiry goes in an order that survives a kill at any step. The record of the collection first lists
 an ended chain as `dropping`, then its data is removed, then the record forgets it. The next expiry
-goes on where a killed one stopped.
+continues where a killed one stopped.
 """
 
 from __future__ import annotations

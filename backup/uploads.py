@@ -17,7 +17,7 @@ Invariants
 4. The name of a record fixes its window. The source's rows in that window do not change while a
    hold below `upper` keeps them. Where the hold was lost, the records are not used.
 5. Record n + 1 of an attempt begins where record n ends. Two scripts on one attempt cannot both
-   write it: the second script gives up recording, and goes on with its backup.
+   write it: the second script gives up recording, and continues its backup.
 6. No backup deletes a recorded part: another backup may have taken it. A scrub finds the parts of
    losing attempts once their window has been backed up.
 """

@@ -87,7 +87,7 @@ chunk; with a million entries both are then about equally long, which makes the 
 
 MEMORY_BATCH_IN_PLACE_MAX = 1024
 """Operations up to which the memory engine writes a batch in place while readers wait, which takes
-a millisecond. A larger batch is prepared while readers go on."""
+a millisecond. A larger batch is prepared while readers work."""
 
 MEMORY_RECORD_BYTES = 1 << 20
 """Payload of one journal record of an ingest or a snapshot of the memory engine."""
@@ -372,7 +372,7 @@ PART_TEXT_BYTES_MAX = 1 << 20
 """Bytes of a text in a part's footer: a bound of a row group, or the schema."""
 
 PAGE_HEADER_BYTES_MAX = 256 << 10
-"""Bytes of a page's header. The statistics in it hold two keys, those of older releases four."""
+"""Bytes of a page header. Its statistics hold two keys; pages of older releases hold four."""
 
 INLINE_BYTES_MAX = 256 << 10
 """Bytes of parts that a shard's state contains, so that rollups stay small; further parts are

@@ -44,7 +44,7 @@ def open(  # noqa: A001  # kvstore.open is the public name
     """Open the store at `path`, creating it where nothing is (unless `create=False`).
 
     `durability` is that of commits that name none: `"sync"` (an fsync each), `"group"` (an fsync
-    shared by those that wait together) or `"async"` (none; `store.sync()` makes all durable).
+    shared by commits that wait together) or `"async"` (none; `store.sync()` makes all durable).
     `engine="memory"` keeps everything in memory, and in a journal at `path`; with `path=None`
     nothing is kept when the store is closed.
     `clock` tells the time; the machine's by default. `gc` collects garbage in the background

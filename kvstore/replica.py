@@ -64,7 +64,7 @@ class Replica:
 
     @property
     def upper(self) -> Timestamp:
-        """Where it goes on: all of the source's history below it is here."""
+        """Where the next window begins: all of the source's history below it is here."""
         return self._committer.upper
 
     @property

@@ -1,4 +1,4 @@
-"""Upkeep of a store as tasks: garbage collection and compaction that go on after a crash.
+"""Upkeep of a store as tasks: garbage collection and compaction that continue after a crash.
 
     queue     arguments                          resumes by
     gc        before or keep_s, compact          the store's own record of how far GC came

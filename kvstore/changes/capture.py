@@ -227,7 +227,7 @@ def recovered(
 
 
 def open_domain(engine: Engine, index: ChangeIndex, *, since: int, upper: int) -> Capture:
-    """Begin a domain of changesets, after ending those of processes that died.
+    """Begin a domain of changesets, after ending the domains of processes that died.
 
     Reads the headers of the change entries since the last stored quiet time: none after a close,
     those of a few thousand commits after a crash.

@@ -176,8 +176,8 @@ class ChangeIndex:
     # -- reading ----------------------------------------------------------------------------
 
     def read(self, *, since: int, upto: int, select: Select | None = None) -> Iterator[Commit]:
-        """Entries of the commits in `(since, upto]`, oldest first; those of a commit stream by
-        stream.
+        """Entries of the commits in `(since, upto]`, oldest first; the entries of a commit come
+        stream by stream.
 
         `select` chooses the streams of each generation; the default is all. Costs what it yields,
         and holds one chunk per stream in memory.
@@ -195,7 +195,7 @@ class ChangeIndex:
         return parts[0] if len(parts) == 1 else heapq.merge(*parts, key=itemgetter(0))
 
     def rows(self, *, since: int, upto: int, select: Select | None = None) -> Iterator[PlacedRow]:
-        """Rows of the commits in `(since, upto]`, oldest first; those of a commit in its order.
+        """Rows of the commits in `(since, upto]`, oldest first; the rows of a commit in its order.
 
         `select` chooses the streams of each generation; the default is all.
         """

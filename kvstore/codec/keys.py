@@ -62,7 +62,7 @@ FIRST_TIMED_SUFFIX: Final = b"\x80"
 """Suffixes below this are stamp references."""
 
 UNLIMITED: Final = b"\x00\x02"
-"""Behind an escaped user key: sorts above all versions of the key, below those of any other."""
+"""Behind an escaped user key: sorts above all versions of the key, below all later keys."""
 
 
 def encode_suffix(timestamp: int) -> bytes:

@@ -7,7 +7,7 @@ waits for the disk; `health` what a failure does; `frontiers` what readers see.
 
 Invariants
 1. A commit's timestamp is at or above the `upper` it found, and below the `upper` it publishes.
-2. A commit reads the clock once, and looks once whether the store still goes on.
+2. A commit reads the clock once, and looks once whether the store is still healthy.
 3. A time that a generation begins at is announced: its record is durable before `upper` reaches it.
 4. A commit that is called off before its write leaves the store as it was.
 """

@@ -25,7 +25,7 @@ IsStopping: TypeAlias = "Callable[[], bool]"
 
 
 class Frontiers:
-    """The frontiers of one store, and whether reads may go on."""
+    """The frontiers of one store, and whether reads are allowed."""
 
     def __init__(self, *, since: int, upper: int) -> None:
         self.since = Timestamp(since)

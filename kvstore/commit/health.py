@@ -22,7 +22,7 @@ from kvstore.errors import ClosedError, KVStoreError, OutOfSpaceError, PoisonedE
 
 
 class Health:
-    """Whether one store goes on. `where` names the store in errors."""
+    """Whether one store may still be used. `where` names the store in errors."""
 
     def __init__(self, frontiers: Frontiers, where: str) -> None:
         self._frontiers = frontiers

@@ -6,7 +6,7 @@ from kvstore.errors.root import KVStoreError
 
 
 class CorruptionError(KVStoreError):
-    """The bytes at `where` are not those that were written there."""
+    """The bytes at `where` are not the bytes that were written there."""
 
     def __init__(self, where: str, problem: str, remedy: str = "restore it from a backup") -> None:
         super().__init__(f"{where} is damaged: {problem}", remedy)

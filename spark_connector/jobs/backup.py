@@ -40,7 +40,7 @@ from spark_connector.jobs.tasks import run_tasks, task_count
 
 @dataclass(frozen=True, slots=True)
 class BackupTask:
-    """The rows that one task writes: those of `span` in the window, behind `after`."""
+    """The rows that one task writes: the rows of `span` in the window, behind `after`."""
 
     access: Access
     chain: str

@@ -39,7 +39,7 @@ from spark_connector.jobs.tasks import run_tasks, task_count
 
 @dataclass(frozen=True, slots=True)
 class CompactTask:
-    """The rows that one task merges: those of `span` in `inputs`."""
+    """The rows that one task merges: the rows of `span` in `inputs`."""
 
     access: Access
     chain: str

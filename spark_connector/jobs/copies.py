@@ -16,7 +16,7 @@ from kvstore import Store
 @contextmanager
 def copy_of(store: Store, copies: Path | None = None) -> Iterator[Path]:
     """A checkpoint for the time of the block, beside the store or in the directory `copies`."""
-    # The id tells our copies from those of other stores in the same directory.
+    # The id tells our copies from the copies of other stores in the same directory.
     name = f".{store.store_id}.copied-"
     beside = Path(tempfile.gettempdir()) if store.path is None else store.path.absolute().parent
     directory = beside if copies is None else copies

@@ -40,7 +40,7 @@ from spark_connector.source import FORMAT
 
 @dataclass(frozen=True, slots=True)
 class RestoreTask:
-    """The files that one task builds: those of a split of `whole`, in a folder of `directory`."""
+    """The files that one task builds: a split of `whole`, in a folder of `directory`."""
 
     access: Access
     split: Split

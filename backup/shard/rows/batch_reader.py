@@ -42,7 +42,7 @@ def read_batches(
     span: Span | None = None,
     whole: Span | None = None,
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of `view` over all `batches`, merged, in order, only those in `span`.
+    """Yield the rows of `view` over all `batches`, merged, in order, only the rows in `span`.
 
     Range tombstones are cut to `span`. Where `span` is one cut of a `whole`, they are cut to
     `whole` instead, and come with the cut in which they begin: all cuts together give the rows of
