@@ -33,8 +33,7 @@ WHOLE_ROWS_MIN = 512
 batch, because each batch costs 40 us."""
 
 REBUILD_FRAGMENTS_FROM = 65
-"""Range tombstones of one commit from which on rebuilding a small map beats adding them one by
-one."""
+"""Range tombstones of one commit from which on rebuilding a small map beats adding each."""
 
 STRETCHES_MAX = 64
 """Boundaries in a leaf of the map of range tombstones, and nodes in a branch of it: a write copies
@@ -45,8 +44,14 @@ VERSIONS_PASSED_MAX = 32
 One at least."""
 
 STEPS_BEFORE_SEEK = 8
-"""Entries that a search for many versions passes one by one before it seeks: a seek takes as long
-as some eight entries."""
+"""Entries that a walk passes one by one before it seeks, which takes as long as some eight."""
+
+JOIN_ROWS_FIRST, JOIN_ROWS_MAX = 1 << 14, 1 << 20
+"""Labels of a join's first walk, which tells how large values are, and of later ones. Many labels
+lie closely; each takes some 200 bytes."""
+
+JOIN_LABEL_BYTES_MAX = JOIN_VALUE_BYTES_MAX = 64 << 20
+"""Bytes of the labels of a walk with all their columns, and of their values."""
 
 ARROW_ROWS_MAX = 16_384
 """Rows of one record batch: large enough to amortise Arrow, small enough to stay in cache."""
@@ -59,8 +64,7 @@ JSON_BYTES_MAX = 64 << 20
 and two keys for each part. Parsing hostile JSON takes twenty times its size of memory."""
 
 JSON_DEPTH_MAX = 64
-"""Depth of nested brackets in JSON. Our records nest five deep; a recursion of 64 fits any
-stack."""
+"""Depth of nested brackets in JSON. Our records nest five deep; any stack can hold 64."""
 
 JOURNAL_RECORD_BYTES_MAX = 2 << 30
 """Payload of one journal record: an atomic batch and room for its framing."""
@@ -192,16 +196,14 @@ SORTED_CHANGES_MAX = 100_000
 over the span is cheaper than the sort and needs no memory."""
 
 SORTED_CHANGES_BYTES_MAX = 64 << 20
-"""Bytes of large values that such a sort holds. Further values are read in their turn, which costs
-4 us each."""
+"""Bytes of large values that such a sort holds. Further values are read later, 4 us each."""
 
 SORT_BYTES_MAX = 128 << 20
 """Bytes of keys and values that an import from files sorts at once; a larger import writes sorted
 runs to disk. At its peak Arrow holds the rows twice: in the order of the file and sorted."""
 
 CROSSING_PARTS_MAX = 256
-"""Parts of an import whose spans share a key. A pass over them holds all of them open and merges
-them."""
+"""Parts of an import whose spans share a key. A pass over them merges all of them, open."""
 
 RUN_BYTES_MAX = 32 << 20
 """Bytes of keys and values in a sorted run that another process merges, such as a Spark task.
@@ -375,8 +377,7 @@ PAGE_HEADER_BYTES_MAX = 256 << 10
 """Bytes of a page header. Its statistics hold two keys; pages of older releases hold four."""
 
 INLINE_BYTES_MAX = 256 << 10
-"""Bytes of parts that a shard's state contains, so that rollups stay small; further parts are
-blobs."""
+"""Bytes of parts that a shard's state contains, so that rollups stay small; others are blobs."""
 
 BOUND_BYTES_MAX = 64
 """Bytes of a part's bound in the state; a longer key is rounded outwards."""
@@ -416,8 +417,7 @@ MERGE_FAN_IN = 4
 """Least batches of alike size that compaction merges: each row is rewritten O(log4 n) times."""
 
 SEALED_CHUNK_BYTES = 64 * 1024
-"""Plain bytes of one encrypted chunk, the least that a ranged read decrypts. A chunk adds 28
-bytes."""
+"""Plain bytes of one encrypted chunk, the least that a ranged read decrypts. It adds 28 bytes."""
 
 SCRYPT_N = 1 << 15
 """Work factor of scrypt (RFC 7914): some 100 ms and 32 MiB, once per opening of a collection."""

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from datetime import timedelta
 from typing import TYPE_CHECKING, Protocol
 
 from kvstore.errors import ClosedError
+from kvstore.joins import VALUE_COLUMNS, OnGone
 from kvstore.timestamp import Timestamp
 
 if TYPE_CHECKING:
@@ -69,8 +71,15 @@ class Snapshot:
 
     _store: Readable | None = None  # for the finalizer of one whose making was interrupted
 
-    def __init__(self, store: Readable, as_of: Timestamp, release: Callable[[], object]) -> None:
+    def __init__(
+        self,
+        store: Readable,
+        as_of: Timestamp,
+        release: Callable[[], object],
+        join: Callable[..., pa.RecordBatchReader],
+    ) -> None:
         self._release = release
+        self._join = join
         self.as_of = as_of
         self._store = store
 
@@ -91,6 +100,21 @@ class Snapshot:
     ) -> list[tuple[bytes, bytes] | None]:
         """As `Store.floor_many`, at this snapshot's time."""
         return self._open().floor_many(keys, self.as_of, prefix)
+
+    def join(
+        self,
+        labels: object,
+        key: str = "id",
+        at: str | None = "ts",
+        max_age: timedelta | None = None,
+        *,
+        columns: tuple[str, str] = VALUE_COLUMNS,
+        on_gone: OnGone = "error",
+    ) -> pa.RecordBatchReader:
+        """As `Store.join`, with no label above this snapshot's time. If `at` is None, all labels
+        ask for this snapshot's time."""
+        self._open()
+        return self._join(labels, key=key, at=at, max_age=max_age, columns=columns, on_gone=on_gone)
 
     def scan(
         self,

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 import bulk
@@ -104,6 +105,8 @@ WRONG_TYPES: dict[str, Callable[[Store], Any]] = {
     "floor key": lambda s: s.floor("k"),
     "floor prefix": lambda s: s.floor(b"k", prefix="k"),
     "floor as_of": lambda s: s.floor(b"k", "yesterday"),
+    "join of nothing": lambda s: s.join(None),
+    "join of a list": lambda s: s.join([b"k"]),
     "floor_many of bytes": lambda s: s.floor_many(b"keys"),
     "floor_many of nothing": lambda s: s.floor_many(None),
     "floor_many at too many times": lambda s: s.floor_many([b"k"], [1, 2]),
@@ -225,6 +228,7 @@ READS: dict[str, Callable[[Store, int], Any]] = {
     "get_many at times": lambda s, t: s.get_many([b"k", b"k"], [s.upper - 1, t]),
     "floor": lambda s, t: s.floor(b"k", t),
     "floor_many at times": lambda s, t: s.floor_many([b"k", b"k"], [s.upper - 1, t]),
+    "join": lambda s, t: s.join(pa.table({"id": ["k"], "ts": [int(t)]})).read_all(),
     "scan": lambda s, t: s.scan(as_of=t),
     "scan_batches": lambda s, t: s.scan_batches(as_of=t),
     "snapshot": lambda s, t: s.snapshot(t),
@@ -267,6 +271,7 @@ CALLS: dict[str, Callable[[Store], Any]] = {
     "get_many": lambda s: s.get_many([]),
     "get_many at times": lambda s: s.get_many([], []),
     "floor": lambda s: s.floor(b"k"),
+    "join": lambda s: s.join(pa.table({"id": ["k"], "ts": [1]})),
     "floor_many at times": lambda s: s.floor_many([], []),
     "scan": lambda s: s.scan(),
     "scan_batches": lambda s: s.scan_batches(),

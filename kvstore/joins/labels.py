@@ -12,9 +12,10 @@ from array import array
 from collections.abc import Sequence
 from contextlib import suppress
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import Any, NamedTuple, TypeAlias, cast
 
 import numpy as np
+import numpy.typing as npt
 from typing_extensions import TypeIs
 
 from kvstore.errors import HistoryGoneError, NotYetWrittenError, UsageError, printable
@@ -22,11 +23,7 @@ from kvstore.parts import Parts
 from kvstore.span import Span
 from kvstore.timestamp import TimeLike, Timestamp, to_timestamp
 
-if TYPE_CHECKING:
-    import numpy.typing as npt
-
-    Numbers = npt.NDArray[np.int64]
-    Bools = npt.NDArray[np.bool_]
+Numbers: TypeAlias = npt.NDArray[np.int64]
 
 
 class Labels(NamedTuple):
@@ -82,7 +79,7 @@ def require_complete(parts: Parts, labels: Labels) -> None:
         )
 
 
-def gone(parts: Parts, labels: Labels) -> Bools | None:
+def gone(parts: Parts, labels: Labels) -> npt.NDArray[np.bool_] | None:
     """Which labels ask for history that is not kept, None if none does. O(labels below the newest
     clear * clears)."""
     times, clears = labels.times, parts.clears

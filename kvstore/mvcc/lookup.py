@@ -20,10 +20,11 @@ Invariants
 from __future__ import annotations
 
 import sys
-from array import array
 from collections.abc import Sequence
 from typing import Final, NamedTuple, TypeAlias, cast
 
+import numpy as np
+import numpy.typing as npt
 from typing_extensions import Buffer
 
 from kvstore.codec.keys import UNLIMITED, encode_suffix, span_bounds
@@ -92,7 +93,7 @@ class TimedValues(NamedTuple):
     """Values of some keys, each with the time of its version: None and -1 where there is none."""
 
     values: list[bytes | None]
-    times: array[int]
+    times: npt.NDArray[np.int64]
 
 
 class SearchBounds(NamedTuple):
@@ -127,7 +128,7 @@ def versions_at(
         reader, engine.check, keys, times, limits, depth, stamps, age_max, steps, bytes_max
     )
     engine.give_back(ticket, reader)
-    return None if found is None else TimedValues(*found)
+    return None if found is None else TimedValues(found[0], np.frombuffer(found[1], np.int64))
 
 
 def floors_at(

@@ -62,6 +62,7 @@ from kvstore.forks import own
 from kvstore.gc import Clearing, Collector, GcReport
 from kvstore.history import History
 from kvstore.holds import Hold
+from kvstore.joins import VALUE_COLUMNS, OnGone
 from kvstore.joins.labels import is_many
 from kvstore.journal import OS_FILES
 from kvstore.journal.files import storage_errors
@@ -289,6 +290,37 @@ class Store:
         """The `floor` of each of `keys`, in their order. `as_of` is as in `get_many`."""
         return joins.floors(self._parts, key_list(keys), as_of, prefix)
 
+    def join(
+        self,
+        labels: object,
+        key: str = "id",
+        at: str | None = "ts",
+        max_age: timedelta | None = None,
+        *,
+        columns: tuple[str, str] = VALUE_COLUMNS,
+        on_gone: OnGone = "error",
+    ) -> pa.RecordBatchReader:
+        """The labels, each with the value that its key had at its time: a point-in-time join.
+
+        `labels` is Arrow data, or a frame of Polars, DuckDB or pandas. Column `key` has keys,
+        binary or text; column `at` has times, with a zone or as nanoseconds. If `at` is None, all
+        labels ask for the newest complete time. The result has the columns and the order of the
+        labels, and two more `columns`: the value, and the timestamp of its version. Both are null
+        where the key had no value then, and where the version is older than `max_age`.
+
+        Raises `UsageError` that names the column, for a column that is missing or of another type,
+        for a null and for a name that both sides have; `NotYetWrittenError` and `HistoryGoneError`
+        that name the first label whose time they concern. With `on_gone="null"` a label whose
+        history is gone has null.
+
+        Labels stream: memory is bounded, whatever their number. The result keeps history from the
+        first batch until it is read to its end or dropped. Costs a seek for each version, or a
+        pass over the entries in between where labels are dense.
+        """
+        return joins.join(
+            self._parts, labels, key=key, at=at, max_age=max_age, columns=columns, on_gone=on_gone
+        )
+
     def scan(
         self,
         start: bytes | None = None,
@@ -373,7 +405,8 @@ class Store:
         pins = self._parts.pins  # a forked child closes the snapshot; its store has no fields
         with self._committer.lock:
             at, pin = Timestamp(self._reads.at(as_of)), pins.new()
-            snapshot = Snapshot(self, at, lambda: pins.let_go(pin, None))
+            join = partial(joins.join, self._parts, newest=at)
+            snapshot = Snapshot(self, at, lambda: pins.let_go(pin, None), join)
             pins.keep(pin, at, kind="snapshot")
         return snapshot
 

@@ -16,6 +16,8 @@ from functools import partial
 from itertools import product
 from typing import Any, Final, TypeAlias, get_args
 
+import pyarrow as pa
+
 from kvstore.changes.read import Order, Revisions
 from kvstore.clock import ManualClock
 from kvstore.engine.api import CHANGES, DATA, META, RANGES, Engine, pairs
@@ -69,6 +71,7 @@ def reads(store: Store, keys: list[bytes]) -> Iterator[tuple[str, Callable[[], o
     yield "get as of", lambda: [store.get(key, middle) for key in keys]
     yield "get_many", lambda: store.get_many(keys)
     yield "get_many at times", lambda: store.get_many(keys, [middle] * len(keys))
+    yield "join", lambda: store.join(pa.table({"id": keys}), at=None).read_all().to_pylist()
     yield "floor_many", lambda: store.floor_many([key + b"~" for key in keys])
     yield "scan", lambda: list(store.scan())
     yield "scan reverse", lambda: list(store.scan(reverse=True))

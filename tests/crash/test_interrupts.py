@@ -12,6 +12,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 import bulk
@@ -101,6 +102,9 @@ CALLS: Mapping[str, Callable[[Subject], object]] = {
     "transaction": transaction,
     "get": lambda s: s.store.get(b"k1", s.then),
     "get_many": lambda s: s.store.get_many([b"k1", b"k2"], s.then),
+    "get_many at times": lambda s: s.store.get_many([b"k1", b"k2"], [s.then, s.then]),
+    "floor": lambda s: s.store.floor(b"k9", s.then),
+    "join": lambda s: s.store.join(pa.table({"id": ["k1"], "ts": [int(s.then)]})).read_all(),
     "history": lambda s: s.store.history(b"k0"),
     "scan": lambda s: list(s.store.scan()),
     "scan_batches": lambda s: s.store.scan_batches().read_all(),

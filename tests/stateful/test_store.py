@@ -10,9 +10,11 @@ from __future__ import annotations
 import shutil
 import tempfile
 from contextlib import ExitStack
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -295,6 +297,35 @@ class StoreMachine(RuleBasedStateMachine):
         times = [self.time(data) for _ in asked]
         expected = [self.model.get(key, time) for key, time in zip(asked, times, strict=True)]
         assert self.store.get_many(asked, as_of=times) == expected
+
+    @rule(
+        data=st.data(),
+        asked=st.lists(keys, max_size=8),
+        age_max=st.none() | st.integers(0, 3),
+        steps=st.sampled_from([0, 1, 1 << 62]),
+    )
+    def join(
+        self, data: st.DataObject, asked: list[bytes], age_max: int | None, steps: int
+    ) -> None:
+        times = [self.time(data) for _ in asked]
+        labels = pa.table({"id": pa.array(asked, pa.binary()), "ts": pa.array(times, pa.int64())})
+        max_age = None if age_max is None else timedelta(microseconds=age_max)
+        before = {} if "STEPS_BEFORE_SEEK" in self.limits else {"STEPS_BEFORE_SEEK": steps}
+        with bounds(before):
+            joined = self.store.join(labels, max_age=max_age).read_all()
+        expected = []
+        for key, time in zip(asked, times, strict=True):
+            events = [event for event in self.model.events(key) if event[0] <= time]
+            at, value = events[0][:2] if events else (time, None)
+            if value is None or (age_max is not None and time - at > age_max * 1000):
+                value = None
+            expected.append((value, None if value is None else at))
+        found = joined["value_timestamp"].cast(pa.int64()).to_pylist()
+        values = joined["value"].to_pylist()
+        if not self.store.since:  # GC forgets imports, and with them the times of their reverts
+            assert list(zip(values, found, strict=True)) == expected
+        elif age_max is None:
+            assert values == [value for value, _ in expected]
 
     @rule(data=st.data(), asked=st.lists(keys, max_size=4), prefix=st.none() | keys)
     def floor(self, data: st.DataObject, asked: list[bytes], prefix: bytes | None) -> None:

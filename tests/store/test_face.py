@@ -19,7 +19,17 @@ from kvstore.testing.parts import parts_of
 
 FRONTIERS = {"path", "store_id", "since", "whole_since", "indexed_since", "upper", "durable", "now"}
 LIFE = {"sync", "close"}
-READS = {"get", "get_many", "floor", "floor_many", "scan", "scan_batches", "history", "snapshot"}
+READS = {
+    "get",
+    "get_many",
+    "floor",
+    "floor_many",
+    "join",
+    "scan",
+    "scan_batches",
+    "history",
+    "snapshot",
+}
 WRITES = {"put", "delete", "delete_range", "put_if", "delete_if", "pop", "batch"}
 TRANSACTIONS = {"transaction", "transact"}
 CHANGES = {"changes", "events", "changes_batches", "feed", "wait_beyond"}

@@ -17,8 +17,9 @@ cdef Place *order_of(list keys, const int64_t *times=NULL) except NULL:
     A merge sort. Most comparisons read two words that lie in the array itself. Keys lie scattered
     in memory, and are read where the words are equal."""
     cdef Py_ssize_t at, shared, count = PyList_GET_SIZE(keys), width = 1
-    cdef bint is_ordered = True
+    cdef bint is_ordered = True, is_whole
     shared = shared_bytes(keys)
+    is_whole = times is not NULL and are_words(keys, shared)
     cdef Place *places = <Place *>malloc((2 * count + 1) * sizeof(Place))
     if places is NULL:
         raise MemoryError
@@ -28,11 +29,11 @@ cdef Place *order_of(list keys, const int64_t *times=NULL) except NULL:
         source[at].at = at
         source[at].word = word_of(<bytes>PyList_GET_ITEM(keys, at), shared)
         if at and is_ordered:
-            is_ordered = not is_less(keys, times, source[at], source[at - 1])
+            is_ordered = not is_less(keys, times, is_whole, source[at], source[at - 1])
     if is_ordered:
         return places
     while width < count:
-        merge_runs(keys, times, source, target, count, width)
+        merge_runs(keys, times, is_whole, source, target, count, width)
         source, target = target, source
         width *= 2
     if source is not places:
@@ -63,6 +64,7 @@ cdef Py_ssize_t shared_bytes(list keys) except -1:
 cdef void merge_runs(
     list keys,
     const int64_t *times,
+    bint is_whole,
     Place *source,
     Place *target,
     Py_ssize_t count,
@@ -76,7 +78,7 @@ cdef void merge_runs(
         right, out, at = middle, left, left
         while out < end:
             if at < middle and (
-                right == end or not is_less(keys, times, source[right], source[at])
+                right == end or not is_less(keys, times, is_whole, source[right], source[at])
             ):
                 target[out] = source[at]
                 at += 1
@@ -99,12 +101,29 @@ cdef inline uint64_t word_of(bytes key, Py_ssize_t skip) noexcept:
     return word
 
 
-cdef inline bint is_less(list keys, const int64_t *times, Place one, Place other) noexcept:
-    cdef int difference
+cdef bint are_words(list keys, Py_ssize_t shared) except -1:
+    """Whether keys are equal where their words are: all have one length, of eight bytes more than
+    they share at most."""
+    cdef Py_ssize_t at, size
+    if not PyList_GET_SIZE(keys):
+        return False
+    size = PyBytes_GET_SIZE(<bytes>PyList_GET_ITEM(keys, 0))
+    for at in range(PyList_GET_SIZE(keys)):
+        if PyBytes_GET_SIZE(<bytes>PyList_GET_ITEM(keys, at)) != size:
+            return False
+    return size <= shared + 8
+
+
+cdef inline bint is_less(
+    list keys, const int64_t *times, bint is_whole, Place one, Place other
+) noexcept:
+    cdef int difference = 0
     if one.word != other.word:
         return one.word < other.word
-    cdef bytes key = <bytes>PyList_GET_ITEM(keys, one.at)
-    difference = compare(key, <bytes>PyList_GET_ITEM(keys, other.at))
+    if not is_whole:
+        difference = compare(
+            <bytes>PyList_GET_ITEM(keys, one.at), <bytes>PyList_GET_ITEM(keys, other.at)
+        )
     if difference or times is NULL:
         return difference < 0
     return times[one.at] > times[other.at]

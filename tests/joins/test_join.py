@@ -1,0 +1,379 @@
+"""Point-in-time joins: each label gets what was known at its time, whichever way it was found."""
+
+from __future__ import annotations
+
+import gc
+import random
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import bulk
+import kvstore
+from kvstore import ManualClock, Store
+from kvstore.errors import (
+    ClosedError,
+    HistoryGoneError,
+    HistoryHeldError,
+    NotYetWrittenError,
+    UsageError,
+)
+from kvstore.mvcc.version import newest_at
+from kvstore.testing.bounds import TINY, bounds
+from kvstore.testing.seeds import seed_of
+
+pytestmark = pytest.mark.usefixtures("each_engine")
+
+KEYS = [b"", b"a", b"a\x00", b"a\x00\x01", b"ab", b"b", b"b\xff", b"c"]
+SEED = "KVSTORE_JOIN_SEED"
+NS = pa.timestamp("ns", "UTC")
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock(1_000)
+
+
+@pytest.fixture
+def store(tmp_path: Path, clock: ManualClock) -> Iterator[Store]:
+    with kvstore.open(tmp_path / "store", clock=clock, durability="async") as store:
+        yield store
+
+
+def table(labels: list[tuple[bytes, int]], **more: Any) -> pa.Table:
+    keys, times = [key for key, _ in labels], [time for _, time in labels]
+    columns = {"id": pa.array(keys, pa.binary()), "ts": pa.array(times, pa.int64()).cast(NS)}
+    return pa.table({**columns, "row": list(range(len(labels))), **more})
+
+
+def pairs(reader: pa.RecordBatchReader) -> list[tuple[bytes | None, int | None]]:
+    joined = reader.read_all()
+    times = joined["value_timestamp"].cast(pa.int64()).to_pylist()
+    return list(zip(joined["value"].to_pylist(), times, strict=True))
+
+
+def known(
+    store: Store, key: bytes, as_of: int, age_max: int | None = None
+) -> tuple[bytes | None, int | None]:
+    """The answer to a label, by the history of its key."""
+    versions = [(version.timestamp, version.value) for version in store.history(key)]
+    newest = newest_at(versions, as_of)
+    is_shown = newest is not None and newest[1] is not None
+    if newest is None or not is_shown or (age_max is not None and as_of - newest[0] > age_max):
+        return None, None
+    return newest[1], int(newest[0])
+
+
+def write_at_random(
+    store: Store, clock: ManualClock, staging: Path, pick: random.Random
+) -> list[int]:
+    """The times of a history of writes of every kind, and of garbage collections."""
+    imports: list[int] = []
+    times = [int(store.upper) - 1]
+    for step in range(60):
+        action = pick.choice(["put"] * 6 + ["delete", "range", "import", "revert", "gc"])
+        keys = sorted(pick.sample(KEYS, 3))
+        clock.advance(10_000)
+        if action == "put":
+            store.put(keys[0], b"%d" % step)
+        elif action == "delete":
+            store.delete(keys[0])
+        elif action == "range":
+            store.delete_range(keys[0], keys[2])
+        elif action == "import":
+            made = bulk.Import.create(staging / str(step))
+            with made.writer() as writer:
+                for key in keys:
+                    writer.put(key, b"i%d" % step)
+            made.seal()
+            bulk.ingest(store, made.staging)
+            imports.append(made.import_id)
+        elif action == "revert" and imports:
+            taken = store.imports.get(imports[-1])
+            assert taken is not None
+            if taken.added is not None and taken.added > store.since:
+                store.revert_import(imports.pop())
+        elif action == "gc" and pick.random() < 0.3:
+            store.gc(before=max(store.upper - pick.randrange(1, 200_000), 0))
+        times.append(int(store.upper) - 1)
+    return times
+
+
+@pytest.mark.parametrize("steps", [0, 1, 8, 1 << 62], ids=["seek", "one", "default", "merge"])
+@pytest.mark.parametrize("tiny", [{}, TINY], ids=["whole", "tiny"])
+def test_a_join_is_what_the_history_of_each_key_says(
+    store: Store, clock: ManualClock, tmp_path: Path, steps: int, tiny: dict[str, int]
+) -> None:
+    pick = random.Random(seed_of(SEED, None))
+    moments = write_at_random(store, clock, tmp_path, pick)
+    times = [near for at in moments for near in (at - 1, at, at + 1)]
+    times = [at for at in times if store.since <= at < store.upper]
+    with bounds({**tiny, "STEPS_BEFORE_SEEK": steps}):
+        for count in (0, 1, 7, 400):
+            labels = [(pick.choice([*KEYS, b"zz"]), pick.choice(times)) for _ in range(count)]
+            age = pick.choice([None, 0, 30, 1000])
+            max_age = None if age is None else timedelta(microseconds=age)
+            expected = [
+                known(store, *label, None if age is None else age * 1000) for label in labels
+            ]
+            cut = table(labels).to_batches(max_chunksize=pick.choice([1, 5, 1000]))
+            source = pa.RecordBatchReader.from_batches(table(labels).schema, cut)
+            joined = store.join(source, max_age=max_age).read_all()
+            assert joined.drop_columns(["value", "value_timestamp"]).equals(table(labels))
+            assert pairs(joined.to_reader()) == expected
+            with store.snapshot() as snapshot:
+                assert pairs(snapshot.join(table(labels), max_age=max_age)) == expected
+
+
+def test_a_value_as_old_as_max_age_is_given_and_an_older_one_is_not(
+    store: Store, clock: ManualClock
+) -> None:
+    written = store.put(b"a", b"1")
+    clock.advance(10_000)
+    store.put(b"b", b"")
+    labels = table([(b"a", written), (b"a", written + 2_000), (b"a", written + 2_001)])
+    joined = store.join(labels, max_age=timedelta(microseconds=2))
+    assert joined.read_all()["value"].to_pylist() == [b"1", b"1", None]
+    with pytest.raises(UsageError, match="max_age"):
+        store.join(labels, max_age=timedelta(-1))
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pa.binary(),
+        pa.large_binary(),
+        pa.binary_view(),
+        pa.binary(1),
+        pa.string(),
+        pa.large_string(),
+        pa.string_view(),
+        pa.dictionary(pa.int8(), pa.string()),
+    ],
+    ids=str,
+)
+def test_keys_are_binary_or_text_of_every_layout(store: Store, kind: pa.DataType) -> None:
+    at = store.put(b"a", b"1")
+    labels = table([(b"a", at), (b"b", at)])
+    keys = labels["id"] if pa.types.is_fixed_size_binary(kind) else labels["id"].cast(pa.string())
+    labels = labels.set_column(0, "id", keys.cast(kind))
+    assert store.join(labels).read_all()["value"].to_pylist() == [b"1", None]
+
+
+@pytest.mark.parametrize("unit", ["s", "ms", "us", "ns", None])
+def test_times_are_instants_of_every_unit_or_nanoseconds(tmp_path: Path, unit: str | None) -> None:
+    clock = ManualClock(5 * 10**9)
+    with kvstore.open(tmp_path / "store", clock=clock) as store:
+        store.put(b"a", b"1")
+        clock.advance(10**9)
+        store.put(b"a", b"2")
+        clock.advance(10**9)
+        kind = pa.int64() if unit is None else pa.timestamp(unit, "Europe/Paris")
+        times = pa.array([5 * 10**9, 6 * 10**9], pa.int64()).cast(NS).cast(kind)
+        labels = pa.table({"key": ["a", "a"], "when": times})
+        joined = store.join(labels, key="key", at="when", columns=("known", "since")).read_all()
+        assert joined.column_names == ["key", "when", "known", "since"]
+        assert joined["known"].to_pylist() == [b"1", b"2"]
+
+
+def test_frames_of_other_libraries_are_labels(store: Store) -> None:
+    at = store.put(b"a", b"1")
+    labels = table([(b"a", at), (b"b", at)])
+    labels = labels.set_column(0, "id", labels["id"].cast(pa.string()))
+    frames: list[Any] = [labels, labels.to_batches()[0], labels.to_reader()]
+    for name in ("pandas", "polars", "duckdb"):
+        try:
+            module: Any = __import__(name)
+        except ImportError:
+            continue
+        if name == "pandas":
+            frames.append(labels.to_pandas())
+        elif name == "polars":
+            frames.append(module.from_arrow(labels))
+        else:
+            frames.append(module.from_arrow(labels))
+    for frame in frames:
+        assert store.join(frame).read_all()["value"].to_pylist() == [b"1", None]
+
+
+WRONG: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
+    "no key": ({"ts": pa.array([1], NS)}, {}, "no column 'id'"),
+    "no time": ({"id": [b"a"]}, {}, "no column 'ts'"),
+    "keys are numbers": ({"id": [1], "ts": pa.array([1], NS)}, {}, "'id' has keys of type int64"),
+    "keys are null": ({"id": [None], "ts": pa.array([1], NS)}, {}, "'id' has keys of type null"),
+    "naive times": ({"id": [b"a"], "ts": pa.array([1], pa.timestamp("us"))}, {}, "'ts' has times"),
+    "dates": ({"id": [b"a"], "ts": pa.array([1], pa.date32())}, {}, "'ts' has times of type"),
+    "text times": ({"id": [b"a"], "ts": ["2026-01-01"]}, {}, "'ts' has times of type string"),
+    "float times": ({"id": [b"a"], "ts": [1.5]}, {}, "'ts' has times of type double"),
+    "a clash": (
+        {"id": [b"a"], "ts": pa.array([1], NS), "value": [1]},
+        {},
+        "a column 'value' already",
+    ),
+    "one name twice": (
+        {"id": [b"a"], "ts": pa.array([1], NS)},
+        {"columns": ("v", "v")},
+        "two names",
+    ),
+    "one name": ({"id": [b"a"], "ts": pa.array([1], NS)}, {"columns": "vt"}, "two names"),
+    "key is no name": ({"id": [b"a"], "ts": pa.array([1], NS)}, {"key": 1}, "key must be"),
+    "on_gone": ({"id": [b"a"], "ts": pa.array([1], NS)}, {"on_gone": "drop"}, "on_gone"),
+}
+
+
+@pytest.mark.parametrize(("columns", "options", "says"), WRONG.values(), ids=WRONG.keys())
+def test_wrong_labels_are_refused_before_a_row_is_read(
+    store: Store, columns: Any, options: Any, says: str
+) -> None:
+    with pytest.raises(UsageError, match=says):
+        store.join(pa.table(columns), **options)
+
+
+def test_two_columns_of_one_name_and_what_is_no_table_are_refused(store: Store) -> None:
+    twice = pa.Table.from_arrays([pa.array([b"a"]), pa.array([b"b"])], names=["id", "id"])
+    with pytest.raises(UsageError, match="2 columns 'id'"):
+        store.join(twice, at=None)
+    for labels in (None, [b"a"], {"id": [b"a"]}, pa.array([b"a"]), pa.array([1])):
+        with pytest.raises(UsageError, match="labels"):
+            store.join(labels)
+
+
+BAD_ROWS: dict[str, tuple[pa.Array, pa.Array, str]] = {
+    "a null key": (pa.array([b"a", None]), pa.array([1, 1]), "'id' has a null in row 1"),
+    "a null time": (pa.array([b"a", b"b"]), pa.array([1, None]), "'ts' has a null in row 1"),
+    "a negative time": (pa.array([b"a", b"b"]), pa.array([1, -7]), "'ts' has -7 in row 1"),
+    "a time too far": (
+        pa.array([b"a", b"b"]),
+        pa.array([1, (1 << 63) + 5], pa.uint64()),
+        "column 'ts'",
+    ),
+    "a time too far in seconds": (
+        pa.array([b"a", b"b"]),
+        pa.array([0, 1 << 62], pa.timestamp("s", "UTC")),
+        "column 'ts'",
+    ),
+    "a long key": (pa.array([b"a", b"k" * 70_000]), pa.array([1, 1]), "70000 bytes in row 1"),
+}
+
+
+@pytest.mark.parametrize(("keys", "times", "says"), BAD_ROWS.values(), ids=BAD_ROWS.keys())
+@pytest.mark.parametrize("rows_max", [1, 100])
+def test_bad_rows_are_named_by_column_and_row(
+    store: Store, keys: Any, times: Any, says: str, rows_max: int
+) -> None:
+    store.put(b"a", b"1")
+    with bounds(JOIN_ROWS_MAX=rows_max), pytest.raises(UsageError, match=says):
+        store.join(pa.table({"id": keys, "ts": times}), on_gone="null").read_all()
+
+
+def test_the_first_label_above_upper_or_below_since_is_named(
+    store: Store, clock: ManualClock
+) -> None:
+    first = store.put(b"a", b"1")
+    clock.advance(100)
+    second = store.put(b"a", b"2")
+    late = table([(b"a", second), (b"b", second + 10**6), (b"a", second + 10**7)])
+    with pytest.raises(NotYetWrittenError, match="row 1, key b'b'") as unwritten:
+        store.join(late).read_all()
+    assert unwritten.value.as_of == second + 10**6
+    store.gc(before=second)
+    early = table([(b"a", second), (b"c", first), (b"a", first - 1)])
+    with pytest.raises(HistoryGoneError, match="row 1, key b'c'") as gone:
+        store.join(early).read_all()
+    assert (gone.value.as_of, gone.value.since) == (first, second)
+    assert pairs(store.join(early, on_gone="null")) == [(b"2", second), (None, None), (None, None)]
+
+
+def test_labels_under_a_clear_are_gone_and_no_others(store: Store, clock: ManualClock) -> None:
+    written = store.put(b"a", b"1")
+    store.put(b"c", b"2")
+    clock.advance(100)
+    cleared = store.clear_range(b"b", b"d")
+    labels = table([(b"a", written), (b"c", written), (b"c", cleared)])
+    with pytest.raises(HistoryGoneError, match="row 1, key b'c'"):
+        store.join(labels).read_all()
+    expected = [(b"1", written), (None, None), (None, None)]
+    assert pairs(store.join(labels, on_gone="null")) == expected
+
+
+def test_an_open_join_keeps_its_history_until_it_ends_or_is_dropped(
+    store: Store, clock: ManualClock
+) -> None:
+    written = store.put(b"a", b"1")
+    clock.advance(100)
+    store.put(b"a", b"2")
+    with bounds(JOIN_ROWS_MAX=1):
+        reader = store.join(table([(b"a", written)] * 3))
+        reader.read_next_batch()
+        store.gc(before=store.upper - 1)
+        with pytest.raises(HistoryHeldError):
+            store.clear_range(b"a", b"b")
+        assert reader.read_all()["value"].to_pylist() == [b"1", b"1"]
+        half = store.join(table([(b"a", store.since)] * 3))
+        half.read_next_batch()
+        del half, reader
+        gc.collect()
+        store.gc(before=store.upper - 1)
+        store.clear_range(b"a", b"b")
+
+
+def test_without_times_all_labels_have_the_time_of_the_read(store: Store) -> None:
+    store.put(b"a", b"1")
+    labels = pa.table({"id": ["a", "b"]})
+    with store.snapshot() as snapshot:
+        store.put(b"a", b"2")
+        assert snapshot.join(labels, at=None).read_all()["value"].to_pylist() == [b"1", None]
+        assert store.join(labels, at=None).read_all()["value"].to_pylist() == [b"2", None]
+        late = table([(b"a", snapshot.as_of), (b"a", snapshot.as_of + 1)])
+        with pytest.raises(NotYetWrittenError, match=r"row 1.*snapshot ends"):
+            snapshot.join(late).read_all()
+    with pytest.raises(ClosedError):
+        snapshot.join(labels, at=None)
+
+
+def test_a_closed_store_ends_an_open_join_with_an_error(tmp_path: Path) -> None:
+    with kvstore.open(tmp_path / "store") as store, bounds(JOIN_ROWS_MAX=1):
+        at = store.put(b"a", b"1")
+        reader = store.join(table([(b"a", at)] * 3))
+        reader.read_next_batch()
+    with pytest.raises(ClosedError):
+        reader.read_all()
+    with pytest.raises(ClosedError):
+        store.join(table([(b"a", at)]))
+
+
+def test_large_values_come_in_pieces_of_bounded_bytes(store: Store) -> None:
+    at = store.put(b"a", b"v" * 1000)
+    labels = [(b"a", at)] * 500 + [(b"b", at)] * 500
+    with bounds(JOIN_VALUE_BYTES_MAX=10_000):
+        batches = list(store.join(table(labels)))
+    assert all(batch.column("value").nbytes < 20_000 for batch in batches)
+    joined = pa.Table.from_batches(batches)
+    assert joined["row"].to_pylist() == list(range(1000))
+    assert joined["value"].to_pylist() == [b"v" * 1000] * 500 + [None] * 500
+
+
+def test_ten_million_labels_stream_in_bounded_memory(store: Store) -> None:
+    """One key has half of all labels."""
+    at = store.put(b"a", b"1")
+    store.put(b"b", b"2")
+    rows, taken, most = 10_000_000, 0, 0
+    made = table([(b"a", at), (b"b", store.upper - 1)] * 50_000)
+
+    def arriving() -> Iterator[pa.RecordBatch]:
+        nonlocal most
+        for _ in range(rows // made.num_rows):
+            most = max(most, pa.total_allocated_bytes() - before)
+            yield made.to_batches()[0]
+
+    before = pa.total_allocated_bytes()
+    with bounds(JOIN_ROWS_MAX=1 << 16):
+        source = pa.RecordBatchReader.from_batches(made.schema, arriving())
+        for batch in store.join(source):
+            taken += batch.num_rows
+    assert taken == rows
+    assert most < 30 << 20
