@@ -12,18 +12,20 @@ such rows too.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeAlias
 
 from bulk.part import Part
 from kvstore.codec.keys import TAIL_BYTES, TOMBSTONE, VALUE, check_data_key, encode_reference
 from kvstore.codec.ordered import frame, unframe
 from kvstore.engine.loose import LooseFile, LooseFiles, told_once
 from kvstore.errors import CorruptionError, KeyOrderError
-from kvstore.imports import Tell
 from kvstore.limits import KEY_BYTES_MAX, VALUE_BYTES_MAX
+
+Tell: TypeAlias = "Callable[[Sequence[Path | str]], list[LooseFile]]"
+"""Reads the figures of sorted files: bounds and entries, by key."""
 
 FILES_AT_ONCE: Final = 16
 """Files checked together. RocksDB reads the metadata of at most 20 files after an ingest."""

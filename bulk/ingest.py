@@ -41,7 +41,7 @@ from kvstore.errors import (
     KeyOrderError,
     UsageError,
 )
-from kvstore.imports import INGEST_DIRECTORY, ImportRecord, Tell
+from kvstore.imports import INGEST_DIRECTORY, ImportRecord, Imports
 from kvstore.journal.files import storage_errors
 from kvstore.span import Span, merge_spans
 from kvstore.store import Store
@@ -111,10 +111,9 @@ def _ingest(
     linked = known is not None and store.imports.is_linked(record)
     tell("check")
     checked: dict[str, Identity] = {}
+    keys: set[bytes] | None = None
     if not linked:
-        checked = _checked(
-            directory, incoming, manifest, store.imports.told_files, thorough=thorough
-        )
+        checked, keys = _checked(directory, incoming, manifest, store.imports, thorough=thorough)
     with ExitStack() as held:
         check = None
         if on_conflict == "error":
@@ -125,7 +124,7 @@ def _ingest(
                 require_no_live_keys(store, located)
             check = partial(require_none_came, store, record, 0 if linked else checked_at)
         tell("prepare")
-        store.imports.prepare(record)
+        store.imports.prepare(record, keys)
         if not linked:
             files = []
             for number, part in enumerate(manifest.parts, 1):
@@ -180,13 +179,17 @@ def _locate(directory: Path, incoming: Path, name: str) -> Path:
 
 
 def _checked(
-    directory: Path, incoming: Path, manifest: Manifest, tell: Tell, *, thorough: bool
-) -> dict[str, Identity]:
-    """The file of each part by name, each checked to be the file that was sealed.
+    directory: Path, incoming: Path, manifest: Manifest, imports: Imports, *, thorough: bool
+) -> tuple[dict[str, Identity], set[bytes] | None]:
+    """The file of each part by name, each checked to be the file that was sealed; and the keys of
+    a small import.
 
-    Raises `ImportRefusedError`. Reads a file only if it was copied, or if `thorough`.
+    Raises `ImportRefusedError`. Reads a file only if it was copied, if the import is small, or if
+    `thorough`.
     """
     found: dict[str, Identity] = {}
+    record = record_of(manifest)
+    keys: set[bytes] | None = set() if record.is_small else None
     try:
         for at in range(0, len(manifest.parts), FILES_AT_ONCE):
             with ExitStack() as held:
@@ -197,7 +200,9 @@ def _checked(
                     require_unaltered(directory, file, part, thorough=thorough)
                     found[part.name] = Identity.of(os.fstat(file.fileno()))
                     files.append((part, opened_path(file, path)))
-                require_told(files, manifest.import_id, tell=tell)
+                require_told(files, manifest.import_id, tell=imports.told_files)
+                if keys is not None:
+                    keys |= imports.keys_in(record, [path for _, path in files])
                 for part, opened in files if thorough else ():
                     require_rows(part, opened, manifest.import_id)
         if thorough:
@@ -207,7 +212,7 @@ def _checked(
         raise ImportRefusedError(str(directory), problem, "stage the import again") from error
     except KeyOrderError as error:
         raise ImportRefusedError(str(directory), error.what, "stage the import again") from error
-    return found
+    return found, keys
 
 
 def _bring(directory: Path, incoming: Path, name: str, identity: Identity) -> Path:

@@ -34,7 +34,7 @@ class History:
     def __init__(self, parts: Parts) -> None:
         versions, index = parts.versions, parts.index
         self._reads = parts.reads
-        self._changes = ChangeReader(versions, index, parts.imports.spans_of)
+        self._changes = ChangeReader(versions, index, parts.imports.rows_in)
         self.event_reader = EventReader(versions, index, self._changes)
         self.column_reader = ColumnReader(versions, index, self.event_reader)
 

@@ -6,14 +6,18 @@
     since                      timestamp: history below it may be gone
     index-floor                timestamp: the change index is complete above it
     collected                  timestamp: GC has done its work for all below or at it
-    import/<id, 16 hex>        see kvstore/imports.py
+    import/<id, 16 hex>        see kvstore/imports/record.py
+    import-keys/<id, 16 hex>   see kvstore/imports/key_lists.py
+    past-imports               see kvstore/imports/past.py, as the next
+    past-import/<turn>/<id>    both numbers in 16 hex digits
     hold/<name>                see kvstore/holds.py
     generation/<time, 16 hex>  see kvstore/changes/generation.py
     epochs/<run, 16 hex>       see kvstore/changes/epoch.py
     clear/<timestamp, 16 hex>  see kvstore/clears.py
     replica                    see kvstore/replica.py
 
-JSON, because these are few, are read at open only, and a person with a RocksDB tool can read them.
+JSON, because a person with a RocksDB tool can read it. Opening reads all records but those of
+`import-keys` and `past-import`, of which there may be many.
 
 A record that is not of its shape is `CorruptionError`, which names it, wherever it is read: each
 module takes its fields with the methods of `JsonObject`, which ask for their types and bounds.
@@ -68,7 +72,7 @@ class Meta:
         """The records with this prefix, each with the number of 16 hexadecimal digits that ends its
         name. Raises `CorruptionError` on another name."""
         for name, record in self.records(prefix):
-            yield _number(name, record), record
+            yield number_of(name, record), record
 
     def last_numbered(self, prefix: str) -> tuple[int, JsonObject] | None:
         """The last of `numbered`, None where there is none."""
@@ -78,7 +82,7 @@ class Meta:
             return None
         name = _name(keys[0])
         record = _decode(name, values[0])
-        return _number(name.removeprefix(prefix), record), record
+        return number_of(name.removeprefix(prefix), record), record
 
     def timestamp(self, name: str) -> int:
         """The timestamp in a frontier's record, 0 where there is none."""
@@ -100,6 +104,10 @@ class Meta:
         """Add the removal of a record to an engine batch."""
         batch.delete(name.encode(), self._engine.families[META])
 
+    def stage_delete_between(self, batch: WriteBatch, begin: str, end: str) -> None:
+        """Add the removal of the records `begin <= name < end` to an engine batch."""
+        batch.delete_range(begin.encode(), end.encode(), self._engine.families[META])
+
 
 def timestamp_of(record: JsonObject, name: str = "timestamp") -> Timestamp:
     """The timestamp in the field `name`."""
@@ -120,6 +128,13 @@ def span_of(record: JsonObject, start: object, end: object) -> Span:
         raise record.damaged(error.what) from error
 
 
+def number_of(name: str, record: JsonObject) -> int:
+    """The number that `name` is in 16 hexadecimal digits. Raises `CorruptionError` otherwise."""
+    if not _NUMBER.fullmatch(name):
+        raise record.damaged("its name does not end with a number")
+    return int(name, 16)
+
+
 def _decode(name: str, stored: bytes) -> JsonObject:
     record = read_object(stored, where=f"meta record {name}")
     version = record.field("v", int)
@@ -134,9 +149,3 @@ def _name(key: bytes) -> str:
         return key.decode()
     except UnicodeDecodeError as error:
         raise CorruptionError(f"meta record {printable(key)}", "its name is no text") from error
-
-
-def _number(name: str, record: JsonObject) -> int:
-    if not _NUMBER.fullmatch(name):
-        raise record.damaged("its name does not end with a number")
-    return int(name, 16)

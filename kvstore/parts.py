@@ -9,9 +9,9 @@ from typing_extensions import Self
 from kvstore.changes.index import ChangeIndex
 from kvstore.clears import Clears
 from kvstore.commit import Committer
-from kvstore.engine.loose import told_once
+from kvstore.engine.loose import LOOSE_ONCE, LooseReader
 from kvstore.holds import Holds
-from kvstore.imports import Imports, Tell
+from kvstore.imports import Imports
 from kvstore.meta import INDEX_FLOOR, Meta
 from kvstore.mvcc import Versions
 from kvstore.pins import Pins
@@ -37,12 +37,12 @@ class Parts:
         versions: Versions,
         index: ChangeIndex,
         committer: Committer,
-        tell: Tell = told_once,
+        loose: LooseReader = LOOSE_ONCE,
     ) -> Self:
-        """The parts over an engine, with the records that it has. `tell` is that of `Imports`."""
+        """The parts over an engine, with the records that it has. `loose` is that of `Imports`."""
         meta = Meta(versions.engine)
         pins, clears = Pins(committer), Clears(meta)
         holds = Holds(meta, committer, pins)
-        imports = Imports(versions, index, committer, tell)
+        imports = Imports(versions, index, committer, loose)
         reads = Reads(committer, pins, clears, index_floor=meta.timestamp(INDEX_FLOOR))
         return cls(versions, index, committer, pins, holds, imports, clears, reads)

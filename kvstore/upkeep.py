@@ -90,6 +90,7 @@ def _gc(store: Store, arguments: JsonObject, progress: TaskProgress) -> Argument
         "versions": report.versions,
         "range_tombstones": report.range_tombstones,
         "change_entries": report.change_entries,
+        "imports_settled": report.settled,
         "held_back": report.held_back,
         "held_by": [claim.describe(store.now()) for claim in report.held_by],
     }

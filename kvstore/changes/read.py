@@ -10,8 +10,8 @@ Invariants
 2. A read in key order holds at most `SORTED_CHANGES_MAX` changes. It reads those values
    again that do not fit into `SORTED_CHANGES_BYTES_MAX`.
 
-The index stores an import as one event. A read expands it: a pass over the spans of the import
-gives its keys, and a revert gives the value that each of these keys took.
+The index stores an import as one event. A read expands it: the list of its keys or a pass over its
+spans gives its rows, and a revert gives the value that each of their keys took.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ from kvstore.timestamp import Timestamp
 
 Revisions: TypeAlias = Literal["all", "latest"]
 Order: TypeAlias = Literal["key", "time"]
-ImportSpans: TypeAlias = "Callable[[bytes], tuple[bytes, list[Span]]]"
-"""Maps an import's id, as the index stores it, to the suffix of its rows and to its spans."""
+ImportRows: TypeAlias = "Callable[[bytes, Span], Iterator[tuple[bytes, bytes | None]]]"
+"""The rows that an import has in a span, by key; the index stores its id in this form."""
 
 _OP, _KEY = (itemgetter(Change._fields.index(name)) for name in ("op", "key"))
 
@@ -67,10 +67,10 @@ def require_choices(revisions: str, order: str) -> None:
 class ChangeReader:
     """Reads changes from an index and the versions beside it."""
 
-    def __init__(self, versions: Versions, index: ChangeIndex, import_spans: ImportSpans) -> None:
+    def __init__(self, versions: Versions, index: ChangeIndex, import_rows: ImportRows) -> None:
         self._versions = versions
         self.index = index
-        self._import_spans = import_spans
+        self._import_rows = import_rows
 
     def changes(
         self,
@@ -218,16 +218,11 @@ class ChangeReader:
         spans."""
         if row.op not in (OP_IMPORT, OP_REVERT):
             raise CorruptionError(f"change entry {int(at)}", f"unknown operation {row.op}")
-        reference, spans = self._import_spans(row.key)
-        for part in spans:
-            shared = span.intersect(part.start, part.end)
-            if shared is None:
-                continue
-            for key, value in self._versions.imported_keys(shared, reference):
-                if row.op == OP_IMPORT:
-                    yield _point_change(at, key, value)
-                else:
-                    yield from self._uncovered(key, at)
+        for key, value in self._import_rows(row.key, span):
+            if row.op == OP_IMPORT:
+                yield _point_change(at, key, value)
+            else:
+                yield from self._uncovered(key, at)
 
     def _uncovered(self, key: bytes, at: Timestamp) -> Iterator[Change]:
         """The change that a revert at `at` made to `key`; none if the import did not show there."""

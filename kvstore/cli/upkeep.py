@@ -116,6 +116,7 @@ def gc(
             "range_tombstones": report.range_tombstones,
             "change_entries": report.change_entries,
             "imports": report.imports,
+            "imports_settled": report.settled,
             "lost_holds": [hold.name for hold in report.lost_holds],
             "held_back": report.held_back,
             "held_by": [claim.describe(now) for claim in report.held_by],

@@ -18,7 +18,7 @@ import threading
 from collections.abc import Generator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Protocol
 
 import rocksdict as rocks
 
@@ -30,7 +30,7 @@ from kvstore.engine.rocks_opening import THREADS
 from kvstore.errors import CorruptionError, StorageError
 from kvstore.forks import own
 from kvstore.journal.files import storage_errors
-from kvstore.limits import BESIDE_OPEN_FILES_MAX, TOLD_FILES_MAX
+from kvstore.limits import BESIDE_OPEN_FILES_MAX, TOLD_ENTRIES_MAX, TOLD_FILES_MAX
 
 IN_MEMORY: Final = "/dev/shm"
 """Making a throw-away database takes 1 ms there, and 5 ms on disk."""
@@ -118,10 +118,15 @@ class LooseFiles:
             for file in found
         )
 
-    def rows(self) -> Generator[tuple[list[bytes], list[bytes]], None, None]:
-        """Keys and values of all files, merged, in chunks. A key that comes twice is given once."""
+    def rows(
+        self, start: bytes = b"", last: bytes | None = None
+    ) -> Generator[tuple[list[bytes], list[bytes]], None, None]:
+        """Keys and values of all files from `start` to `last`, merged, in chunks. A key that comes
+        twice is given once."""
         options = rocks.ReadOptions()
-        cursor = RocksCursor(self._open(), options, b"", reverse=False, where=self._where)
+        if last is not None:
+            options.set_iterate_upper_bound(last + b"\x00")
+        cursor = RocksCursor(self._open(), options, start, reverse=False, where=self._where)
         yield from chunks(cursor)
 
     def get(self, key: bytes) -> bytes | None:
@@ -187,8 +192,21 @@ class LooseFiles:
         return self._database
 
 
+class LooseReader(Protocol):
+    """Reads sorted files that no store has taken. Raises as `LooseFiles`."""
+
+    def told(self, files: Sequence[Path | str]) -> list[LooseFile]:
+        """The figures of each file, by key."""
+        ...
+
+    def entries(self, files: Sequence[Path | str]) -> list[bytes]:
+        """The stored keys of the files, ascending, and perhaps some of other files between them.
+        Costs a pass over the files."""
+        ...
+
+
 class Teller:
-    """Reads the figures of loose files, again and again, with one throw-away database.
+    """Reads loose files, again and again, with one throw-away database.
 
     Reading the figures of a file takes 1.7 ms, of which making the database is 1.3. Files stay open
     until the database is made anew.
@@ -197,21 +215,47 @@ class Teller:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._loose: LooseFiles | None = None
-        self._files = 0
+        self._last: tuple[list[Path | str], list[LooseFile]] = [], []
+        """The files that were told last, and their figures."""
+        self._files = self._entries = 0
 
     def told(self, files: Sequence[Path | str]) -> list[LooseFile]:
-        """The figures of each file, by key. Raises as `LooseFiles`."""
+        """The figures of each file, by key."""
         with self._lock:
-            if self._loose is None or self._files + len(files) > TOLD_FILES_MAX:
+            return self._further(files)
+
+    def entries(self, files: Sequence[Path | str]) -> list[bytes]:
+        """The stored keys of files that were told last, and perhaps some of other files between
+        them: at most `TOLD_ENTRIES_MAX`, because further ones make a new database."""
+        with self._lock:
+            told = self._last[1] if self._last[0] == list(files) else None
+            if told is None or self._entries - _entries_of(told) > TOLD_ENTRIES_MAX:
                 self._drop()
-                _remove_left()
-                self._loose = LooseFiles(())
-            self._files += len(files)
+                told = self._further(files)
             try:
-                return self._loose.told_further(files)
+                return _stored_keys(self._open(), told)
             except BaseException:
                 self._drop()
                 raise
+
+    def _further(self, files: Sequence[Path | str]) -> list[LooseFile]:
+        if self._loose is None or self._files + len(files) > TOLD_FILES_MAX:
+            self._drop()
+            _remove_left()
+            self._loose = LooseFiles(())
+        self._files += len(files)
+        try:
+            told = self._loose.told_further(files)
+        except BaseException:
+            self._drop()
+            raise
+        self._entries += _entries_of(told)
+        self._last = list(files), told
+        return told
+
+    def _open(self) -> LooseFiles:
+        assert self._loose is not None, "the files were told"
+        return self._loose
 
     def close(self) -> None:
         """Release the files. Repeatable; the next call of `told` makes a new database."""
@@ -221,13 +265,41 @@ class Teller:
     def _drop(self) -> None:
         if self._loose is not None:
             self._loose.close()
-        self._loose, self._files = None, 0
+        self._loose, self._last = None, ([], [])
+        self._files = self._entries = 0
+
+
+class _Once:
+    """Reads loose files with a database that is gone when the call returns."""
+
+    def told(self, files: Sequence[Path | str]) -> list[LooseFile]:
+        return told_once(files)
+
+    def entries(self, files: Sequence[Path | str]) -> list[bytes]:
+        with LooseFiles(files) as loose:
+            return _stored_keys(loose, loose.told())
+
+
+LOOSE_ONCE: Final = _Once()
+"""For a process that may fork: nothing of RocksDB stays open."""
 
 
 def told_once(files: Sequence[Path | str]) -> list[LooseFile]:
     """The figures of each file, by key. Raises as `LooseFiles`."""
     with LooseFiles(files) as loose:
         return loose.told()
+
+
+def _entries_of(told: Sequence[LooseFile]) -> int:
+    return sum(file.entries for file in told)
+
+
+def _stored_keys(loose: LooseFiles, told: Sequence[LooseFile]) -> list[bytes]:
+    """The stored keys from the first to the last of the files `told`."""
+    if not told:
+        return []
+    last = max(file.last for file in told)
+    return [key for keys, _ in loose.rows(told[0].first, last) for key in keys]
 
 
 def _may_be_linked(files: Sequence[Path | str]) -> bool:

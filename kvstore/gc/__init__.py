@@ -4,7 +4,7 @@ Floors, from the top:
 
     policy            GC in the background
     collect           which steps, in which order
-    search
+    search settle     garbage; small imports that become plain versions
     clear leftovers
     rules             which versions are garbage
 """

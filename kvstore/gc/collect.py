@@ -6,17 +6,19 @@ The steps of a run, in their order:
     versions    remove the garbage of each key that changed since the last run, oldest first
     ranges      remove the range tombstones at or below `since`: no version is left under them
     index       remove the change entries at or below `since`, and record that the run is done
-    imports     cut down the records of imports without rows and change entries to name and times
+    imports     make imports past that have neither rows nor change entries
+    settled     let small imports become plain versions (`kvstore.gc.settle`)
     files       merge small files where many lie together
 
 A run finds its work in the change index. A version becomes garbage only when something newer is
 written, so a run looks at the keys changed in `(last run, since]`, and passes over the spans of
-range tombstones and imports of that window. A run costs what changed.
+range tombstones and of large imports of that window. A run costs what changed.
 
 Invariants
 1. Batches survive a crash in the order of the steps, so a crash leaves only records that nobody can
    read. If range tombstones went before versions, a crash would bring deleted keys back.
-2. `collected` is the time up to which all steps are done. After a crash the next run starts there.
+2. `collected` is the time up to which all steps but the last two are done. After a crash the next
+   run starts there. The last two find their work in the records of imports.
 3. One run goes at a time. Commits go on meanwhile: garbage at `since` stays garbage.
 
 Source: the order of persistence is CockroachDB's (its MVCC GC queue).
@@ -39,6 +41,7 @@ from kvstore.engine.api import CHANGES, DATA, RANGES, WriteBatch, pairs
 from kvstore.errors import ClosedError, UsageError
 from kvstore.gc.leftovers import Leftovers
 from kvstore.gc.search import garbage_in_span, garbage_of_keys
+from kvstore.gc.settle import Settling
 from kvstore.limits import GC_KEYS_PER_STEP, GC_SPANS_PER_STEP, STALE_IMPORT_S
 from kvstore.meta import COLLECTED, INDEX_FLOOR, Meta
 from kvstore.parts import Parts
@@ -58,12 +61,15 @@ class GcReport:
     range_tombstones: int
     change_entries: int
     imports: int
-    """Records of imports that were cut down, and stale imports that were aborted."""
+    """Imports that became past because their rows were garbage, and stale ones that were
+    aborted."""
     lost_holds: tuple[HoldRecord, ...]
     """The holds that this run invalidated, because they exceeded their budget."""
     seconds: float
     held_by: tuple[HoldRecord, ...] = ()
     """The claims that kept history, oldest first: holds, and the oldest pin of each kind."""
+    settled: int = 0
+    """Small imports whose rows became plain versions."""
 
     @property
     def held_back(self) -> bool:
@@ -81,11 +87,18 @@ class _Tally:
     ranges: int = 0
     entries: int = 0
     imports: int = 0
+    settled: int = 0
     first: bytes = b""
     last: bytes = b""
-    """All removed entries lie between `first` and `last`."""
+    """All removed and rewritten entries lie between `first` and `last`."""
     tell: Callable[[int], None] = _tell_nobody
     """Called with the number of versions removed so far."""
+
+    def touch(self, entries: list[bytes]) -> None:
+        """Note the stored keys that one batch removed."""
+        low, high = min(entries), max(entries)
+        self.first = min(self.first or low, low)
+        self.last = max(self.last, high)
 
 
 class Collector:
@@ -101,6 +114,7 @@ class Collector:
         self._runner: int | None = None
         self._stopped = False
         self.leftovers = Leftovers(parts.imports, parts.committer, path)
+        self.settling = Settling(parts)
         self.keys_per_step = GC_KEYS_PER_STEP
         self.at_step: Callable[[str], None] = lambda name: None
 
@@ -147,6 +161,7 @@ class Collector:
                 self._trim(since)
                 tally.imports += self.leftovers.forget_history(since)
                 self.at_step("imports")
+            self._settle(since, tally)
             self.require_running()
             tally.imports += self.leftovers.abort_stale(STALE_IMPORT_S)
             self.leftovers.remove_files(STALE_IMPORT_S)
@@ -161,6 +176,7 @@ class Collector:
             lost_holds=lost,
             seconds=time.perf_counter() - started,
             held_by=held_by,
+            settled=tally.settled,
         )
 
     def target(self, *, before: int | None, keep_s: float | None) -> int:
@@ -257,7 +273,7 @@ class Collector:
                 if row.op == OP_DELETE_RANGE:
                     yield Span(row.key, row.value)
                 elif row.op in (OP_IMPORT, OP_REVERT):
-                    yield from self._imports.spans_of(row.key)[1]
+                    yield from self._imports.touched_by(row.key)
                 else:
                     yield row.key
 
@@ -290,9 +306,7 @@ class Collector:
         self.require_running()
         self._committer.write_meta(stage, durable=False)
         tally.versions += len(entries)
-        low, high = min(entries), max(entries)
-        tally.first = min(tally.first or low, low)
-        tally.last = max(tally.last, high)
+        tally.touch(entries)
         tally.tell(tally.versions)
         self.at_step("versions")
 
@@ -336,6 +350,16 @@ class Collector:
             self._clears.forget(since)
         self.at_step("index")
 
+    def _settle(self, since: int, tally: _Tally) -> None:
+        """Let small imports become plain versions. Last, for nothing refers to them by then."""
+        self.require_running()
+        for done in self.settling.run(since):
+            tally.settled += done.imports
+            if done.stored:
+                tally.touch(done.stored)
+            self.at_step("settled")
+            self.require_running()
+
     # -- space ------------------------------------------------------------------------------
 
     def _free_space(self, tally: _Tally, *, compact: bool) -> None:
@@ -347,7 +371,7 @@ class Collector:
             self.require_running()
 
     def _compact(self, tally: _Tally) -> None:
-        if tally.versions:
+        if tally.last:
             self._engine.compact(DATA, tally.first, tally.last + b"\x00")
         if tally.ranges:
             self._engine.compact(RANGES)

@@ -1,8 +1,9 @@
-"""Leftovers of imports: records of old imports, imports that were never added, and stray files.
+"""Leftovers of imports: records of imports whose rows are gone, imports that were never added, and
+stray files.
 
 Invariants
-1. A record is cut down to its id, digest and times only when no row refers to the import and no
-   change entry names it: it was added, or reverted, at or below `since`, and the index is trimmed.
+1. An import becomes past here only when no row refers to it and no change entry names it: it was
+   added, or reverted, at or below `since`, and the index is trimmed.
 2. Imports and files younger than a bound stay, because they may still be under way.
 """
 
@@ -16,6 +17,7 @@ from pathlib import Path
 from kvstore.commit import Committer
 from kvstore.imports import INGEST_DIRECTORY, ImportRecord, Imports
 from kvstore.journal.files import storage_errors
+from kvstore.limits import GC_KEYS_PER_STEP
 from kvstore.timestamp import NS_PER_SECOND
 
 
@@ -31,21 +33,26 @@ class Leftovers:
         tell."""
 
     def forget_history(self, since: int) -> int:
-        """Cut down the records of imports settled at or below `since` without rows; returns how
-        many.
+        """Make imports past whose last change is at or below `since` and whose rows are gone;
+        returns how many. Small imports that stand are left to settle.
 
         A search for an import's first row starts where the last search ended, so that all searches
         together pass over the import's spans once.
         """
         gone: list[ImportRecord] = []
-        for record in self._imports.all():
-            settled = record.added if record.reverted is None else record.reverted
-            if settled is None or settled > since or not record.spans:
+        spent: list[ImportRecord] = []
+        for record in self._imports.every():
+            changed = record.added if record.reverted is None else record.reverted
+            if changed is None or changed > since or record.settles(since):
                 continue
-            if not self._has_rows(record):
+            if record.is_spent:
+                spent.append(record)
+            elif not (record.spans and self._has_rows(record)):
                 gone.append(record)
                 self._rows.pop(record.import_id, None)
-        self._imports.forget(gone)
+        past = spent + gone
+        for at in range(0, len(past), GC_KEYS_PER_STEP):
+            self._imports.retire(past[at : at + GC_KEYS_PER_STEP])
         return len(gone)
 
     def abort_stale(self, age_s: float) -> int:

@@ -12,7 +12,7 @@ Invariants
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import starmap
 from typing import NamedTuple, TypeAlias
 
@@ -27,11 +27,12 @@ from kvstore.codec.keys import (
 )
 from kvstore.codec.ordered import frame
 from kvstore.engine.api import DATA, RANGES, Cursor, Engine, pairs
-from kvstore.limits import REBUILD_FRAGMENTS_FROM
+from kvstore.limits import REBUILD_FRAGMENTS_FROM, SCAN_CHUNK
 from kvstore.loops import Lookup
 from kvstore.mvcc.diff import Difference, differences, stored_keys
 from kvstore.mvcc.export import VersionColumns, version_columns
 from kvstore.mvcc.fragments import Fragments, RangeTombstone
+from kvstore.mvcc.imported import imported_entries
 from kvstore.mvcc.lookup import (
     EVERYTHING,
     LiveRow,
@@ -159,6 +160,14 @@ class Versions:
             for tail, value in entries:
                 if tail[:-1] == reference:
                     yield key, value if tail[-1:] == VALUE else None
+
+    def imported_among(
+        self, keys: Iterable[bytes], reference: bytes
+    ) -> Iterator[list[tuple[bytes, bytes | None]]]:
+        """As `imported_keys`, of some keys, in chunks bounded in rows and in bytes. A seek a key;
+        no reader is open while a chunk is used."""
+        for rows in imported_entries(self.engine, keys, reference, rows_max=SCAN_CHUNK):
+            yield [(row.key, row.value if row.kind == VALUE else None) for row in rows]
 
     # -- publishing -------------------------------------------------------------------------
 

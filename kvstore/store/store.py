@@ -54,7 +54,7 @@ from kvstore.claims import USER, HoldRecord
 from kvstore.clock import WallClock
 from kvstore.commit import Committer, Durability, require_durability
 from kvstore.engine import Engine, WriteBatch
-from kvstore.engine.loose import Teller, told_once
+from kvstore.engine.loose import LOOSE_ONCE, Teller
 from kvstore.engine.rocks import RocksEngine
 from kvstore.errors import ClosedError, UsageError
 from kvstore.feeds import Feed, Feeds, Position
@@ -124,8 +124,8 @@ class Store:
         self._engine, self._versions, self._committer = engine, versions, committer
         teller = Teller()
         # A memory engine keeps no RocksDB database open: that would concern forks.
-        tell = teller.told if isinstance(engine, RocksEngine) else told_once
-        self._parts = parts = Parts.of(versions, index, committer, tell)
+        loose = teller if isinstance(engine, RocksEngine) else LOOSE_ONCE
+        self._parts = parts = Parts.of(versions, index, committer, loose)
         self._reads = parts.reads
         self._history = History(parts)
         self._changesets = Changesets(Meta(engine), committer)

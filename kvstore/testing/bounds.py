@@ -81,6 +81,11 @@ TINY: Final[Mapping[str, int]] = {
     "TASK_COMPACT_FACTOR": 1,
     "COMPACT_PIECES": 2,
     # imports
+    "TOLD_ENTRIES_MAX": 3,
+    "SETTLE_ROWS_MAX": 2,
+    "SETTLE_STEP_ROWS": 1,
+    "IMPORT_KEYS_BYTES_MAX": 3,
+    "PAST_IMPORTS_MAX": 2,
     "SORT_BYTES_MAX": 200,
     "RUN_BYTES_MAX": 100,
     "RUN_BLOCK_BYTES": 50,

@@ -126,7 +126,7 @@ class Transactions:
                 if row.op == OP_DELETE_RANGE:
                     spans.append((row.key, row.value))
                 elif row.op in (OP_IMPORT, OP_REVERT):
-                    _, parts = self._imports.spans_of(row.key)
+                    parts = self._imports.spans_of(row.key)
                     spans.extend((part.start, part.end) for part in parts)
                 else:
                     keys.append(row.key)

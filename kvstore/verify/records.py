@@ -8,7 +8,9 @@ from kvstore.changes.entry import OP_IMPORT, OP_REVERT
 from kvstore.claims import HoldRecord
 from kvstore.codec.keys import encode_reference
 from kvstore.commit import Committer
-from kvstore.imports import ImportRecord
+from kvstore.imports import ImportRecord, Imports
+from kvstore.imports.key_lists import KEYS_PREFIX, keys_name, read_keys
+from kvstore.imports.past import PastImports
 from kvstore.meta import COLLECTED, SINCE, UPPER, Meta
 from kvstore.mvcc import Stamps
 from kvstore.verify.report import Findings
@@ -68,6 +70,29 @@ def check_rows(findings: Findings, record: ImportRecord, rows: int, *, is_whole:
     """The number of rows is that which was added. GC and clears may have removed some."""
     if rows > record.rows or (is_whole and rows != record.rows):
         findings.add(f"import {record.import_id:016x}", f"{rows} rows, {record.rows} were added")
+
+
+def check_key_lists(findings: Findings, meta: Meta, imports: Imports, committer: Committer) -> None:
+    """Each key list is of an import in the records, and has a key in its spans for each row. Past
+    imports can be read. Imports come and go meanwhile."""
+    with findings.reading():
+        for import_id, stored in meta.numbered(KEYS_PREFIX):
+            where = f"import {import_id:016x}"
+            keys = read_keys(stored)
+            with committer.lock:  # under it the stored list moves together with the record
+                is_there = meta.read(keys_name(import_id)) is not None
+                record = imports.get(import_id)
+            if not is_there:
+                continue
+            if record is None:
+                findings.add(where, "has a key list and no record")
+            elif len(keys) != record.rows:
+                findings.add(where, f"{len(keys)} keys are listed, {record.rows} rows were added")
+            elif not all(any(key in span for span in record.spans) for key in keys):
+                findings.add(where, "a listed key lies outside its spans")
+    with findings.reading():
+        for _ in PastImports(meta).all():
+            pass
 
 
 def check_stamps(

@@ -56,6 +56,7 @@ from kvstore.verify.records import (
     check_frontiers,
     check_hold,
     check_import,
+    check_key_lists,
     check_rows,
     check_stamps,
 )
@@ -123,7 +124,7 @@ class _Walk:
         self._engine = versions.engine
         self._index = index
         self._committer = committer
-        self._holds = parts.holds
+        self._holds, self._imports = parts.holds, parts.imports
         self._meta = Meta(self._engine)
         self.findings = Findings()
         self.keys = self.entries = self.chunks = 0
@@ -326,6 +327,7 @@ class _Walk:
             check_import(self.findings, record, events, floor=self._floor, upto=self._upto)
             whole = record.added is not None and record.added > since and not self._is_cut(record)
             check_rows(self.findings, record, self._rows[record.reference], is_whole=whole)
+        check_key_lists(self.findings, self._meta, self._imports, self._committer)
         check_stamps(self.findings, self._records, self._view.stamps, self._events)
 
     def _is_cut(self, record: ImportRecord) -> bool:

@@ -170,7 +170,7 @@ def _run(
 def _added_before(store: Store, import_id: int) -> ImportReport | None:
     """The report of an import that was added before. Undoes one that a crash left half done."""
     with store.imports.alone(import_id):  # waits for another thread that is adding it
-        known = next((each for each in store.imports.all() if each.import_id == import_id), None)
+        known = store.imports.get(import_id)
     if known is None:
         return None
     if known.added is None:

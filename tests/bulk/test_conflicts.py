@@ -37,9 +37,9 @@ def test_a_key_written_between_check_and_commit_is_a_conflict(
     stage(tmp_path / "staged", {b"a": b"1", b"b": b"1"})
     prepare = store.imports.prepare
 
-    def write_first(record: kvstore.ImportRecord) -> None:
+    def write_first(record: kvstore.ImportRecord, keys: set[bytes]) -> None:
         store.put(b"b", b"sneaked in")
-        prepare(record)
+        prepare(record, keys)
 
     monkeypatch.setattr(store.imports, "prepare", write_first)
     with pytest.raises(KeyConflictError) as caught:

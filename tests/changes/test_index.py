@@ -43,7 +43,7 @@ def commit(store: Store, writes: list[Any]) -> int:
 
 def read(store: Store, floor: int, since: int, upto: int, bound: Any, **how: Any) -> list[Change]:
     """The changes of a window, from the index if it is complete from `floor` on, else by a pass."""
-    reader = ChangeReader(parts_of(store).versions, parts_of(store).index, store.imports.spans_of)
+    reader = ChangeReader(parts_of(store).versions, parts_of(store).index, store.imports.rows_in)
     return list(reader.changes(Span(*bound), since=since, upto=upto, index_floor=floor, **how))
 
 

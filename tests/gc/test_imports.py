@@ -13,6 +13,7 @@ import bulk
 import kvstore
 from kvstore import ManualClock, Store
 from kvstore.errors import HistoryGoneError, StorageError
+from kvstore.testing.bounds import bounds
 from kvstore.testing.parts import parts_of
 from tests.gc.garbage import KEYS, add_import
 
@@ -29,9 +30,14 @@ def test_reverted_import_goes_whole_with_its_record(store: Store, tmp_path: Path
     assert store.imports.all() == []
 
 
-def test_record_of_an_import_stays_while_a_row_or_a_change_entry_is_left(
+def test_record_of_a_large_import_stays_while_a_row_or_a_change_entry_is_left(
     store: Store, tmp_path: Path
 ) -> None:
+    with bounds(SETTLE_ROWS_MAX=1):
+        a_record_stays_while_a_row_or_a_change_entry_is_left(store, tmp_path)
+
+
+def a_record_stays_while_a_row_or_a_change_entry_is_left(store: Store, tmp_path: Path) -> None:
     import_id, _ = add_import(store, tmp_path / "in", {b"a": b"row", b"b": b"row"})
     store.put(b"a", b"newer")
     store.gc(before=store.now())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from itertools import pairwise
 from pathlib import Path
@@ -91,10 +91,18 @@ def test_imports_abort_removes_the_rows(alone: Alone) -> None:
 
 def test_imports_ask_their_reader_of_loose_files(alone: Alone) -> None:
     figures = LooseFile(b"a", b"z", 10, 3, 0)
-    parts = Parts.of(
-        alone.bench.versions, alone.bench.index, alone.parts.committer, lambda files: [figures]
-    )
+    ours, others = (ImportRecord(number, "", 3, 10, ()) for number in (7, 8))
+
+    class Told:
+        def told(self, files: Sequence[Path | str]) -> list[LooseFile]:
+            return [figures]
+
+        def entries(self, files: Sequence[Path | str]) -> list[bytes]:
+            return [frame(b"k") + ours.reference + VALUE, frame(b"l") + others.reference + VALUE]
+
+    parts = Parts.of(alone.bench.versions, alone.bench.index, alone.parts.committer, Told())
     assert parts.imports.told_files([Path("a.sst")]) == [figures]
+    assert parts.imports.keys_in(ours, [Path("a.sst")]) == {b"k"}
 
 
 # -- holds ----------------------------------------------------------------------------------

@@ -1,47 +1,41 @@
-"""Imports: bulk loads that get their timestamp when they are added, at a cost that does not
-depend on their size.
-
-The rows of an import carry its id where other versions carry a timestamp. Nobody sees them until
-one record says when the import was added; that record is the commit.
-
-    import/<id> := state "adding" | "added" | "reverted", digest, rows, bytes,
-                   spans [[start, end] hex], prepared, added, reverted
-
-    nothing --prepare--> adding --add--> added --revert--> reverted
-                            `---abort--> nothing              |
-                  nothing <--forget-- (no row left) ----------'
+"""The imports of one store: adding, reverting and aborting them, and the stamps that readers use.
 
 Invariants
-1. The record of an import is durable before its files enter the engine: whatever a crash leaves
-   can be found, added by a second try, or aborted.
-2. An id is bound to one manifest (its digest) for ever; adding it again returns the first stamp.
-3. `added` and `reverted` never change once set.
-4. A record outlives the last row that refers to it and the last change entry that names it: only
-   then GC forgets it.
+1. An id is bound to one manifest (its digest), as long as the import is known; adding it again
+   returns the first stamp.
+2. A stamp leaves the view of readers only after the last row that refers to it has left the engine,
+   because a reader takes the view first.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from threading import get_ident
-from typing import Any, Final, TypeAlias
+from typing import Final
 
 from kvstore.changes.entry import OP_IMPORT, OP_REVERT
 from kvstore.changes.index import ChangeIndex
-from kvstore.codec.json import JsonObject
-from kvstore.codec.keys import TAIL_BYTES, TOMBSTONE, VALUE, encode_reference, span_bounds
-from kvstore.codec.ordered import frame
+from kvstore.codec.keys import TAIL_BYTES, TOMBSTONE, VALUE, span_bounds
+from kvstore.codec.ordered import frame, unframe
 from kvstore.commit import Committer, Staged
 from kvstore.engine.api import DATA, WriteBatch, chunks
-from kvstore.engine.loose import LooseFile, told_once
+from kvstore.engine.loose import LOOSE_ONCE, LooseFile, LooseReader
 from kvstore.errors import CorruptionError, HistoryGoneError, ImportRefusedError, UsageError
-from kvstore.meta import Meta, optional_timestamp_of, span_of
-from kvstore.mvcc.version import Lifetime
+from kvstore.imports.key_lists import KeyLists
+from kvstore.imports.past import PastImports
+from kvstore.imports.record import (
+    IMPORT_PREFIX,
+    ImportRecord,
+    import_fields,
+    import_name,
+    read_import,
+)
+from kvstore.meta import Meta
 from kvstore.mvcc.versions import Versions
 from kvstore.span import Span
 from kvstore.timestamp import Timestamp
@@ -49,91 +43,99 @@ from kvstore.timestamp import Timestamp
 INGEST_DIRECTORY: Final = "ingest"
 """Where `bulk.ingest` brings files before RocksDB takes them; what a crash leaves stays there."""
 
-_PREFIX = "import/"
-
-Tell: TypeAlias = "Callable[[Sequence[Path | str]], list[LooseFile]]"
-"""Reads the figures of sorted files: bounds and entries, by key."""
-
-
-@dataclass(frozen=True, slots=True)
-class ImportRecord:
-    """The record of one import in a store."""
-
-    import_id: int
-    digest: str
-    rows: int
-    size_bytes: int
-    spans: tuple[Span, ...]
-    prepared: Timestamp | None = None
-    added: Timestamp | None = None
-    reverted: Timestamp | None = None
-
-    @property
-    def reference(self) -> bytes:
-        """The suffix that its rows carry."""
-        return encode_reference(self.import_id)
-
-    @property
-    def lifetime(self) -> Lifetime:
-        """When its rows are visible, once it was added."""
-        assert self.added is not None
-        if self.reverted is None:
-            return Lifetime(self.added)
-        return Lifetime(self.added, self.reverted)
-
-    @property
-    def is_spent(self) -> bool:
-        """Whether GC has taken its last row: all that is kept is who it was and when."""
-        return bool(self.rows) and not self.spans
-
-    @property
-    def state(self) -> str:
-        """`adding`, `added` or `reverted`."""
-        if self.reverted is not None:
-            return "reverted"
-        return "adding" if self.added is None else "added"
-
 
 class Imports:
     """The imports of one store."""
 
     def __init__(
-        self, versions: Versions, index: ChangeIndex, committer: Committer, tell: Tell = told_once
+        self,
+        versions: Versions,
+        index: ChangeIndex,
+        committer: Committer,
+        loose: LooseReader = LOOSE_ONCE,
     ) -> None:
-        """`tell` reads the figures of sorted files that no store has taken."""
+        """`loose` reads sorted files that no store has taken."""
         self._versions = versions
         self._engine = versions.engine
         self._index = index
         self._committer = committer
-        self._tell = tell
+        self._loose = loose
         self._meta = Meta(self._engine)
+        self._lists = KeyLists(self._meta)
+        self.past = PastImports(self._meta)
         self._records = {
-            import_id: _read(import_id, record)
-            for import_id, record in self._meta.numbered(_PREFIX)
+            import_id: read_import(import_id, record)
+            for import_id, record in self._meta.numbered(IMPORT_PREFIX)
         }
         self._aborting: set[int] = set()
         self._busy: dict[int, tuple[int, bool]] = {}
         """Imports that one thread has to itself: which thread, and whether it is adding."""
         self._busy_lock = threading.RLock()  # taken by itself, as those of the committer
         self._freed = threading.Condition(self._busy_lock)
-        self._publish()
+        versions.publish_stamps(
+            {
+                record.reference: record.lifetime
+                for record in self._records.values()
+                if record.added is not None and not record.is_spent
+            }
+        )
 
     def get(self, import_id: int) -> ImportRecord | None:
-        """The record of an import, None if this store has never heard of it."""
-        return self._records.get(import_id)
+        """The record of an import, None if this store has never heard of it, or forgot it.
+
+        A past import has no spans.
+        """
+        known = self._records.get(import_id)
+        return self.past.get(import_id) if known is None else known
 
     def all(self) -> list[ImportRecord]:
         """All imports that have rows: those being added first, then by the time they were added."""
-        # Copied at once: other threads add to it while this one looks.
-        kept = [record for record in list(self._records.values()) if not record.is_spent]
-        return sorted(kept, key=lambda record: record.added or 0)
+        return sorted(
+            (record for record in self.every() if not record.is_spent),
+            key=lambda record: record.added or 0,
+        )
 
-    def spans_of(self, key: bytes) -> tuple[bytes, list[Span]]:
-        """Suffix and spans of the import whose id the change index has as `key`."""
-        record = self._records.get(int.from_bytes(key, "big"))
+    def every(self) -> list[ImportRecord]:
+        """All imports that are not past, in no order."""
+        return list(self._records.values())  # copied at once: other threads add to it
+
+    # -- rows -------------------------------------------------------------------------------
+
+    def spans_of(self, key: bytes) -> tuple[Span, ...]:
+        """The spans of the import whose id the change index has as `key`."""
+        return self._named(key).spans
+
+    def rows_in(self, key: bytes, span: Span) -> Iterator[tuple[bytes, bytes | None]]:
+        """The keys in `span` that the import `key` of the change index wrote, each with its value,
+        ascending. Costs its rows if it has a key list, else a pass over its spans."""
+        record = self._named(key)
+        keys = self._lists.of(record.import_id)
+        if keys is not None:
+            wanted = (listed for listed in keys if listed in span)
+            for rows in self._versions.imported_among(wanted, record.reference):
+                yield from rows
+            return
+        for part in record.spans:
+            shared = span.intersect(part.start, part.end)
+            if shared is not None:
+                yield from self._versions.imported_keys(shared, record.reference)
+
+    def keys_of(self, record: ImportRecord) -> list[bytes] | None:
+        """The keys of an import, ascending. None if it has no key list."""
+        return self._lists.of(record.import_id)
+
+    def touched_by(self, key: bytes) -> list[bytes] | tuple[Span, ...]:
+        """The keys of the import whose id the change index has as `key`, or its spans if it has no
+        key list."""
+        record = self._named(key)
+        keys = self._lists.of(record.import_id)
+        return record.spans if keys is None else keys
+
+    def _named(self, key: bytes) -> ImportRecord:
+        record = self.get(int.from_bytes(key, "big"))
         if record is None:
             raise CorruptionError(f"import {key.hex()}", "in the change index, but has no record")
-        return record.reference, list(record.spans)
+        return record
 
     # -- adding -----------------------------------------------------------------------------
 
@@ -142,7 +144,7 @@ class Imports:
 
         Raises `ImportRefusedError` if its id is known with another manifest.
         """
-        known = self._records.get(record.import_id)
+        known = self.get(record.import_id)
         if known is not None and known.digest != record.digest:
             raise ImportRefusedError(
                 str(record.import_id),
@@ -194,18 +196,37 @@ class Imports:
             )
         return found
 
-    def prepare(self, record: ImportRecord) -> None:
-        """Write down, durably, that an import is about to be added. Raises as `find`."""
+    def prepare(self, record: ImportRecord, keys: Collection[bytes] | None = None) -> None:
+        """Write down, durably, that an import is about to be added. Raises as `find`.
+
+        `keys` are those that its files have, if the caller has read them: `keys_in` does.
+        """
         committer = self._committer
         committer.require_commits()
         with committer.lock:
             if self.find(record) is None:
-                self._write(replace(record, prepared=committer.now()))
+                prepared = replace(record, prepared=committer.now())
+
+                def stage(batch: WriteBatch) -> None:
+                    self._stage(batch, prepared)
+                    self._lists.stage(batch, prepared, keys)
+
+                committer.write_meta(stage)
+                self._records[record.import_id] = prepared
 
     def told_files(self, files: Sequence[Path | str]) -> list[LooseFile]:
         """The figures of sorted files that no store has taken, by key: bounds, entries."""
         self._committer.health.require()
-        return self._tell(files)
+        return self._loose.told(files)
+
+    def keys_in(self, record: ImportRecord, files: Sequence[Path | str]) -> set[bytes]:
+        """The keys of the rows that an import has in sorted files. One pass over the files."""
+        self._committer.health.require()
+        return {
+            unframe(entry[:-TAIL_BYTES])
+            for entry in self._loose.entries(files)
+            if entry[-TAIL_BYTES:-1] == record.reference
+        }
 
     def link(self, files: Sequence[Path]) -> None:
         """Move the files into the engine. Nothing becomes visible. Flat in their size."""
@@ -231,7 +252,7 @@ class Imports:
         `check` runs under the commit lock, and calls the import off by raising an error.
         """
         with self._committer.lock:
-            record = self._records.get(import_id)
+            record = self.get(import_id)
             if record is None or import_id in self._aborting:
                 raise UsageError(f"import {import_id} was aborted meanwhile", "ingest it again")
             if record.added is not None:
@@ -265,9 +286,13 @@ class Imports:
         require_import_id(import_id)
         committer = self._committer
         with committer.lock:
-            record = self._records.get(import_id)
+            record = self.get(import_id)
             if record is None or record.added is None:
-                raise UsageError(f"no import {import_id} was added here", "see store.imports.all()")
+                raise UsageError(
+                    f"no import {import_id} was added here",
+                    "see store.imports.all(); one that was added long ago is forgotten: delete its "
+                    "keys instead",
+                )
             if record.reverted is not None:
                 return record.reverted
             if record.added <= committer.since:
@@ -285,33 +310,40 @@ class Imports:
     def first_row(self, record: ImportRecord, start: bytes = b"") -> bytes | None:
         """The first key at or above `start` that has a row of the import, None if none has.
 
-        Stops at the first; costs a pass over the spans up to it.
+        Stops at the first. Costs a pass over the spans up to it, or look-ups of the listed keys.
         """
-        for span in sorted(record.spans, key=lambda span: span.start):
-            part = span.intersect(start, None)
-            if part is not None:
-                for key, _ in self._versions.imported_keys(part, record.reference):
-                    return key
-        return None
+        span = Span(start)
+        key = record.import_id.to_bytes(8, "big")
+        return next((found for found, _ in self.rows_in(key, span)), None)
 
-    def forget(self, gone: Sequence[ImportRecord]) -> None:
-        """Let go of imports of which no row and no change entry is left.
-
-        What stays of a record is who it was and when: a late retry of the job that added it
-        must get the first stamp, not add it again.
-        """
-        if not gone:
-            return
-        spent = [replace(record, spans=()) for record in gone]
-
-        def stage(batch: WriteBatch) -> None:
-            for record in spent:
-                self._meta.stage(batch, _name(record.import_id), _fields(record))
-
+    def retire(
+        self,
+        gone: Sequence[ImportRecord],
+        stage_rows: Callable[[WriteBatch], None] | None = None,
+    ) -> None:
+        """Make imports past that have no row and no change entry after this batch, to which
+        `stage_rows` adds what becomes of their last rows."""
         with self._committer.lock:
+            turn = self.past.next_turn(len(gone))
+
+            def stage(batch: WriteBatch) -> None:
+                if stage_rows is not None:
+                    stage_rows(batch)
+                if gone:
+                    self.past.stage(batch, gone, turn)
+                for record in gone:
+                    self._stage_delete(record.import_id, batch)
+
             self._committer.write_meta(stage, durable=False)
-            self._records.update((record.import_id, record) for record in spent)
-            self._publish()
+            if gone:
+                self.past.take(turn)
+                hidden = {record.reference for record in gone}
+                shown = self._versions.view.stamps
+                self._versions.publish_stamps(
+                    {suffix: life for suffix, life in shown.items() if suffix not in hidden}
+                )
+                for record in gone:  # last: an interrupt before it is made good by the next run
+                    self._records.pop(record.import_id, None)
 
     # -- inside -----------------------------------------------------------------------------
 
@@ -323,13 +355,14 @@ class Imports:
                 changed = replace(record, added=timestamp)
             else:
                 changed = replace(record, reverted=timestamp)
-            self._meta.stage(batch, _name(record.import_id), _fields(changed))
+            self._stage(batch, changed)
             key = record.import_id.to_bytes(8, "big")
             self._index.stage_event(op, key, timestamp, batch, changeset)
 
             def publish() -> None:
                 self._records[record.import_id] = changed
-                self._publish()
+                shown = {**self._versions.view.stamps, record.reference: changed.lifetime}
+                self._versions.publish_stamps(shown)
                 spans = [(span.start, span.end) for span in record.spans]
                 self._committer.recent.add(timestamp, (), spans)
 
@@ -340,7 +373,7 @@ class Imports:
     def _abort(self, import_id: int) -> bool:
         committer = self._committer
         with committer.lock:
-            record = self._records.get(import_id)
+            record = self.get(import_id)
             if record is None or import_id in self._aborting:
                 return False
             if record.added is not None:
@@ -351,27 +384,26 @@ class Imports:
         try:
             self._remove_rows(record)
             with committer.lock:
-                committer.write_meta(lambda batch: self._meta.stage_delete(batch, _name(import_id)))
+                committer.write_meta(partial(self._stage_delete, import_id))
                 del self._records[import_id]
         finally:
             self._aborting.discard(import_id)
         return True
 
-    def _write(self, record: ImportRecord) -> None:
-        name, fields = _name(record.import_id), _fields(record)
-        self._committer.write_meta(lambda batch: self._meta.stage(batch, name, fields))
-        self._records[record.import_id] = record
+    def _stage(self, batch: WriteBatch, record: ImportRecord) -> None:
+        self._meta.stage(batch, import_name(record.import_id), import_fields(record))
 
-    def _publish(self) -> None:
-        self._versions.publish_stamps(
-            {
-                record.reference: record.lifetime
-                for record in self._records.values()
-                if record.added is not None and not record.is_spent
-            }
-        )
+    def _stage_delete(self, import_id: int, batch: WriteBatch) -> None:
+        self._meta.stage_delete(batch, import_name(import_id))
+        self._lists.stage_delete(batch, import_id)
 
     def _remove_rows(self, record: ImportRecord) -> None:
+        keys = self._lists.of(record.import_id)
+        if keys is not None:
+            stems = [frame(key) + record.reference for key in keys]
+            doomed = [stem + kind for stem in stems for kind in (VALUE, TOMBSTONE)]
+            self._committer.write_meta(partial(self._stage_removal, doomed), durable=False)
+            return
         for span in record.spans:
             for keys, _ in chunks(self._engine.cursor(DATA, *span_bounds(span.start, span.end))):
                 doomed = [key for key in keys if key[-TAIL_BYTES:-1] == record.reference]
@@ -388,46 +420,3 @@ def require_import_id(import_id: object) -> None:
     """Raise `UsageError` on anything but an integer."""
     if not isinstance(import_id, int):
         raise UsageError(f"import id {import_id!r}", "ids are integers: see store.imports.all()")
-
-
-def _name(import_id: int) -> str:
-    return f"{_PREFIX}{import_id:016x}"
-
-
-def _hex(end: bytes | None) -> str | None:
-    return None if end is None else end.hex()
-
-
-def _fields(record: ImportRecord) -> dict[str, Any]:
-    return {
-        "state": record.state,
-        "digest": record.digest,
-        "rows": record.rows,
-        "bytes": record.size_bytes,
-        "spans": [[span.start.hex(), _hex(span.end)] for span in record.spans],
-        "prepared": record.prepared,
-        "added": record.added,
-        "reverted": record.reverted,
-    }
-
-
-def _read(import_id: int, record: JsonObject) -> ImportRecord:
-    """An import from its record. Raises `CorruptionError` where it is not of an import's shape."""
-    spans = record.items_of("spans", list)
-    if not import_id or any(len(bounds) != 2 for bounds in spans):
-        raise record.damaged("import id 0 is never given out, and a span has two bounds")
-    found = ImportRecord(
-        import_id=import_id,
-        digest=record.text("digest"),
-        rows=record.integer("rows"),
-        size_bytes=record.integer("bytes"),
-        spans=tuple(span_of(record, start, end) for start, end in spans),
-        prepared=optional_timestamp_of(record, "prepared"),
-        added=optional_timestamp_of(record, "added"),
-        reverted=optional_timestamp_of(record, "reverted"),
-    )
-    if found.reverted is not None and (found.added is None or found.added >= found.reverted):
-        raise record.damaged(f"added at {found.added}, reverted at {found.reverted}")
-    if record.text("state") != found.state:
-        raise record.damaged(f"its state is {record['state']!r}, its times say {found.state!r}")
-    return found

@@ -1,0 +1,71 @@
+"""The keys of small imports, so that work on their rows costs what they are, not what lies between.
+
+The files of an import span much of the key space, in which live data may be a million times as
+large. GC, settling and the change index therefore look up the rows of a small import by its list.
+
+    import-keys/<id, 16 hex>  := keys [hex], ascending
+
+Invariants
+1. A list names every row of its import: it was read from the files, and its length is the number of
+   rows that the files have.
+2. The list is written together with the record of the import, and goes together with it. It is not
+   held in memory.
+3. An import without a list is read by a pass over its spans: a large one, one with long keys, one
+   that an earlier release added.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from itertools import pairwise
+from typing import Final
+
+from kvstore.codec.json import JsonObject
+from kvstore.engine.api import WriteBatch
+from kvstore.imports.record import ImportRecord
+from kvstore.limits import IMPORT_KEYS_BYTES_MAX
+from kvstore.meta import Meta
+
+KEYS_PREFIX: Final = "import-keys/"
+
+
+class KeyLists:
+    """The key lists of one store."""
+
+    def __init__(self, meta: Meta) -> None:
+        self._meta = meta
+
+    def of(self, import_id: int) -> list[bytes] | None:
+        """The keys of an import, ascending. None if it has no list."""
+        record = self._meta.read(keys_name(import_id))
+        return None if record is None else read_keys(record)
+
+    def stage(
+        self, batch: WriteBatch, record: ImportRecord, found: Collection[bytes] | None
+    ) -> None:
+        """Add the list of the keys `found` in the files of an import to an engine batch.
+
+        Adds none if the import is large, or if files of a stranger have other rows than they say.
+        """
+        if found is None or not record.is_small or len(found) != record.rows:
+            return
+        if sum(map(len, found)) <= IMPORT_KEYS_BYTES_MAX:
+            keys = [key.hex() for key in sorted(found)]
+            self._meta.stage(batch, keys_name(record.import_id), {"keys": keys})
+
+    def stage_delete(self, batch: WriteBatch, import_id: int) -> None:
+        """Add the removal of a list to an engine batch."""
+        self._meta.stage_delete(batch, keys_name(import_id))
+
+
+def read_keys(record: JsonObject) -> list[bytes]:
+    """The keys of a list's record. Raises `CorruptionError` unless they ascend."""
+    keys = [record.unhexed(key, name="keys") for key in record.items_of("keys", str)]
+    if any(before >= after for before, after in pairwise(keys)):
+        raise record.damaged("its keys do not ascend")
+    return keys
+
+
+def keys_name(import_id: int) -> str:
+    """The name of the list of an import."""
+    return f"{KEYS_PREFIX}{import_id:016x}"
