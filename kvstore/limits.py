@@ -173,8 +173,7 @@ until the database is made anew; a process has at least 256 descriptors."""
 
 TOLD_ENTRIES_MAX = 512
 """Entries of such a database beside which the keys of a small import are still read. The read may
-pass over all of them, in 0.2 ms. With imports of 50 rows this costs an import as much as a tenth of
-a new database, which takes 1.3 ms."""
+pass over all of them, in 0.2 ms; a new database takes 1.3 ms."""
 
 SCAN_WORKERS_MAX = 64
 """Processes of one scan. More processes than cores gain nothing, and each takes 100 MB."""
@@ -254,9 +253,8 @@ GC_SPANS_PER_STEP = 4096
 """Spans GC merges before it passes over them."""
 
 SETTLE_ROWS_MAX = 4096
-"""Rows up to which an import settles: its rows become plain versions once it is older than the
-history that is kept. Its keys are read when it is added, in 2 ms at most. A larger import keeps
-its record, so a store has at most one such record for each 4096 rows that it once took."""
+"""Rows up to which an import settles. Its keys are read when it is added, in 2 ms at most. A larger
+import keeps its record: at most one for each 4096 rows that a store has taken."""
 
 SETTLE_BYTES_MAX = 16 << 20
 """Bytes of the files of such an import: settling writes them once more."""
@@ -265,13 +263,12 @@ SETTLE_STEP_ROWS = 1024
 """Rows that settle in one engine batch, for which the commit lock is held 3 ms."""
 
 IMPORT_KEYS_BYTES_MAX = 1 << 20
-"""Bytes of the keys of an import whose list is stored. Work on the rows of an import with longer
-keys passes over its spans."""
+"""Bytes of the keys that are listed for an import. With longer keys work passes over its spans."""
 
 PAST_IMPORTS_MAX = 65_536
-"""Imports without rows after which a store forgets the imports before: it knows at least so many,
-and at most twice as many, in 25 MB. With an import every ten seconds, that is a week or two. An
-import that was forgotten is added anew if it comes again."""
+"""Imports without rows that a store remembers at least; at most twice as many, in 25 MB. With an
+import every ten seconds that is a week or two. A forgotten import is added anew if it comes again.
+"""
 
 HOLD_TEXT_CHARS_MAX = 500
 """Characters of a hold's address and owner that are stored: enough for a URL."""

@@ -50,7 +50,7 @@ from kvstore.timestamp import Timestamp
 
 Revisions: TypeAlias = Literal["all", "latest"]
 Order: TypeAlias = Literal["key", "time"]
-ImportRows: TypeAlias = "Callable[[bytes, Span], Iterator[tuple[bytes, bytes | None]]]"
+RowsOfImport: TypeAlias = "Callable[[bytes, Span], Iterator[tuple[bytes, bytes | None]]]"
 """The rows that an import has in a span, by key; the index stores its id in this form."""
 
 _OP, _KEY = (itemgetter(Change._fields.index(name)) for name in ("op", "key"))
@@ -67,7 +67,7 @@ def require_choices(revisions: str, order: str) -> None:
 class ChangeReader:
     """Reads changes from an index and the versions beside it."""
 
-    def __init__(self, versions: Versions, index: ChangeIndex, import_rows: ImportRows) -> None:
+    def __init__(self, versions: Versions, index: ChangeIndex, import_rows: RowsOfImport) -> None:
         self._versions = versions
         self.index = index
         self._import_rows = import_rows

@@ -329,7 +329,11 @@ class RocksCursor:
     """A pass over a RocksDB iterator, in chunks. Its upper bound lies in `options`.
 
     It begins with an iterator that hands out an entry a call, and can not seek. Where a scan goes
-    ahead, a second one takes its place, which was made at the same moment and takes three calls.
+    ahead, a second one takes its place, which was made beside it and takes three calls.
+
+    A write may come between the two. The iterator that meets the references of a key is the older
+    one: a row of an import that settles between the two is then met once or twice, alike, and never
+    not at all.
     """
 
     def __init__(
@@ -346,10 +350,12 @@ class RocksCursor:
         self._reverse = reverse
         self._options = options  # owns the bound: the iterators have a pointer to its bytes
         with translated(where):
+            # References are the first entries of a key, so a descending pass meets them last.
+            older: Any = family.iter(options) if reverse else None
             self._source: Iterator[Any] | None = family.items(
                 backwards=reverse, from_key=None if reverse else start, read_opt=options
             )
-            self._seeker: Any = family.iter(options)
+            self._seeker: Any = older or family.iter(options)
         self._last: bytes | None = None if reverse else start
 
     def take(self, count: int) -> tuple[list[bytes], list[bytes]]:

@@ -153,15 +153,7 @@ class Collector:
             if since > previous:
                 self._committer.persist()
             tally = _Tally(tell=progress or _tell_nobody)
-            collected = self._meta.timestamp(COLLECTED)
-            if collected < since:
-                self.at_step("since")
-                self._remove_versions(collected, since, tally)
-                self._remove_ranges(since, tally)
-                self._trim(since)
-                tally.imports += self.leftovers.forget_history(since)
-                self.at_step("imports")
-            self._settle(since, tally)
+            self._remove_history(since, tally)
             self.require_running()
             tally.imports += self.leftovers.abort_stale(STALE_IMPORT_S)
             self.leftovers.remove_files(STALE_IMPORT_S)
@@ -241,6 +233,18 @@ class Collector:
             if min(target, allowed) > committer.since:
                 committer.move_since(min(target, allowed))
             return lost, held_by
+
+    def _remove_history(self, since: int, tally: _Tally) -> None:
+        """The steps after the first. Goes on where a crash ended them."""
+        collected = self._meta.timestamp(COLLECTED)
+        if collected < since:
+            self.at_step("since")
+            self._remove_versions(collected, since, tally)
+            self._remove_ranges(since, tally)
+            self._trim(since)
+            tally.imports += self.leftovers.forget_history(since)
+            self.at_step("imports")
+        self._settle(since, tally)
 
     # -- versions ---------------------------------------------------------------------------
 

@@ -46,7 +46,7 @@ class PastImports:
             self._turn = _Turn(record.integer("turn"), record.integer("count"))
 
     def get(self, import_id: int) -> ImportRecord | None:
-        """What is kept of a past import. None if it is unknown, or was forgotten."""
+        """The record that is kept of a past import. None if it is unknown, or was forgotten."""
         present = self._turn.number
         for turn in (present, present - 1):
             if turn >= 0 and (record := self._meta.read(_name(turn, import_id))) is not None:

@@ -9,7 +9,8 @@
                             |              `------> past <-----'
                             `--abort--> nothing
 
-A past import has no rows of its own any more. `kvstore.imports.past` has what is kept of it.
+A past import has no rows of its own any more. `kvstore.imports.past` has the record that is
+kept of it.
 
 Invariants
 1. The record of an import is durable before its files enter the engine: whatever a crash leaves

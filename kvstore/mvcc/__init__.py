@@ -4,7 +4,7 @@ Floors, from the top:
 
     versions          the face of the package
     export
-    diff lookup scan write
+    diff imported lookup scan write
     columns fragments version
     stretches
 """

@@ -14,9 +14,10 @@ import pytest
 
 import kvstore.engine.loose
 from bulk.sst import SstFile
-from kvstore.engine.loose import LooseFile, LooseFiles, Teller
+from kvstore.engine.loose import LOOSE_ONCE, LooseFile, LooseFiles, Teller
 from kvstore.errors import CorruptionError, OutOfSpaceError, StorageError
 from kvstore.limits import TOLD_FILES_MAX
+from kvstore.testing.bounds import bounds
 
 
 def sst(path: Path, keys: list[bytes]) -> Path:
@@ -147,6 +148,28 @@ def test_a_kept_database_goes_on_after_a_file_that_is_none(tmp_path: Path, scrat
         with pytest.raises(CorruptionError):
             teller.told([damaged])
         assert [told.first for told in teller.told([sound])] == [b"a"]
+    teller.close()
+
+
+@pytest.mark.parametrize("most", [0, 100])
+def test_the_entries_of_files_are_read_beside_those_of_others(
+    tmp_path: Path, scratch: Path, most: int
+) -> None:
+    """Entries of other files may come with them while those are few."""
+    teller = Teller()
+    with bounds(TOLD_ENTRIES_MAX=most):
+        for number in range(4):
+            file = sst(tmp_path / f"{number}.sst", [b"b", b"key %d" % number, b"z"])
+            teller.told([file])
+            found = teller.entries([file])
+            assert found == sorted(set(found))
+            ours = {b"b", b"key %d" % number, b"z"}
+            assert ours <= set(found) <= ours | {b"key %d" % n for n in range(number)}
+            assert (set(found) == ours) == (not number or not most)
+            assert teller.entries([file]) == LOOSE_ONCE.entries([file]) or most
+        other = sst(tmp_path / "other.sst", [b"a"])
+        assert teller.entries([other]) == [b"a"]
+        assert teller.entries([]) == LOOSE_ONCE.entries([]) == []
     teller.close()
 
 

@@ -7,9 +7,10 @@ import shutil
 import subprocess
 import sys
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,6 +19,7 @@ import kvstore
 from kvstore import ManualClock, Span, Store
 from kvstore.codec.keys import FIRST_TIMED_SUFFIX, TAIL_BYTES
 from kvstore.engine.api import DATA, META, pairs
+from kvstore.engine.rocks import RocksCursor
 from kvstore.errors import HistoryGoneError, ImportRefusedError, UsageError
 from kvstore.testing.bounds import bounds
 from kvstore.testing.parts import parts_of
@@ -164,6 +166,51 @@ def test_a_reader_of_an_old_view_and_one_of_the_new_agree(store: Store, tmp_path
         sorted(store.scan(as_of=since))
     )
     versions.view = present
+
+
+class BetweenIterators(RocksCursor):
+    """A pass during whose making something happens, between its two iterators."""
+
+    happens: Callable[[], object]
+
+    def __init__(self, family: Any, *arguments: Any, **options: Any) -> None:
+        made: list[str] = []
+
+        class Family:
+            def __getattr__(self, name: str) -> Any:
+                made.append(name)
+                if len(made) == 2:
+                    BetweenIterators.happens()
+                return getattr(family, name)
+
+        super().__init__(Family(), *arguments, **options)
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize(("older", "newer"), [(0, 0), (40, 0), (0, 40), (40, 40)])
+def test_an_import_that_settles_between_the_iterators_of_a_pass_is_seen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, reverse: bool, older: int, newer: int
+) -> None:
+    with (
+        bounds(SETTLE_ROWS_MAX=9, IMPORT_KEYS_BYTES_MAX=9),
+        kvstore.open(tmp_path / "s", "rocksdb", durability="async", clock=ManualClock(1)) as store,
+    ):
+        for number in range(older):
+            store.put(b"k", b"older %d" % number)
+        add(store, tmp_path / "1", {b"k": b"row", b"l": b"row"})
+        since = store.upper - 1
+        for number in range(newer):
+            store.put(b"k", b"newer %d" % number)
+        parts_of(store).committer.move_since(since)
+        parts = parts_of(store)
+        BetweenIterators.happens = lambda: list(parts.collector.settling.run(since))
+        with monkeypatch.context() as patched:
+            patched.setattr("kvstore.engine.rocks.RocksCursor", BetweenIterators)
+            chunks = parts.versions.scan(Span(), since, reverse=reverse)
+        rows = [row for chunk in chunks for row in zip(*chunk, strict=True)]
+        assert references(store) == 0
+        assert sorted(rows) == [(b"k", b"row"), (b"l", b"row")]
+        store.gc(before=since)
 
 
 @pytest.mark.usefixtures("usual")

@@ -80,13 +80,21 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> Stored:
     with kvstore.open(path / "s", engine="memory", clock=ManualClock(1)) as store:
         store.put(b"a", b"1")
         store.put(b"q", b"1")
+        for import_id in (1, 2):
+            settled = bulk.Import.create(path / f"{import_id}", import_id=import_id)
+            with settled.writer() as writer:
+                writer.put(b"s", b"row")
+            settled.seal()
+            bulk.ingest(store, settled.staging)
+            if import_id == 1:
+                store.gc(before=store.upper - 1)
         store.hold("backup").move(store.upper - 1)
         staged = bulk.Import.create(path / "in")
         with staged.writer() as writer:
             writer.put(b"i", b"row")
         staged.seal()
         bulk.ingest(store, path / "in")
-        store.revert_import(store.imports.all()[0].import_id)
+        store.revert_import(staged.import_id)
         store.holds.drop("backup")
         store.clear_range(b"q", b"r")
         store.hold("lost")
@@ -116,6 +124,7 @@ def use(stored: Stored) -> None:
 def test_a_store_has_a_record_of_every_kind(sound: Stored) -> None:
     kinds = {name.partition("/")[0] for name in names(sound)}
     assert kinds >= {"format", "upper", "import", "hold", "generation", "epochs", "clear"}
+    assert kinds >= {"import-keys", "past-imports", "past-import"}
     with crafted_store(sound) as store:
         assert store.verify().ok
         found = outcomes(store, [b"a", b"i"])

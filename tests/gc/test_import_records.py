@@ -1,0 +1,61 @@
+"""The bytes of key lists and past imports, and what is refused in them."""
+
+from __future__ import annotations
+
+import pytest
+
+from kvstore.codec.json import JsonObject
+from kvstore.engine import META
+from kvstore.engine.memory import MemoryEngine
+from kvstore.errors import CorruptionError
+from kvstore.imports.key_lists import KeyLists, keys_name, read_keys
+from kvstore.imports.past import PastImports
+from kvstore.imports.record import ImportRecord
+from kvstore.meta import Meta
+from kvstore.timestamp import Timestamp
+
+KEYS = b'{"keys": ["00", "6162"], "v": 1}'
+PAST = b'{"added": 5, "bytes": 9, "digest": "d", "reverted": null, "rows": 2, "v": 1}'
+TURN = b'{"count": 1, "turn": 0, "v": 1}'
+
+
+@pytest.fixture
+def engine() -> MemoryEngine:
+    return MemoryEngine(None)
+
+
+def record(import_id: int) -> ImportRecord:
+    return ImportRecord(import_id, "d", 2, 9, (), added=Timestamp(5))
+
+
+def test_key_lists_are_stored_as_released(engine: MemoryEngine) -> None:
+    lists = KeyLists(Meta(engine))
+    batch = engine.batch()
+    lists.stage(batch, record(7), {b"ab", b"\x00"})
+    engine.write(batch)
+    assert engine.get(META, b"import-keys/0000000000000007") == KEYS
+    assert lists.of(7) == [b"\x00", b"ab"]
+    assert lists.of(8) is None
+
+
+def test_past_imports_are_stored_as_released(engine: MemoryEngine) -> None:
+    past = PastImports(Meta(engine))
+    batch = engine.batch()
+    turn = past.next_turn(1)
+    past.stage(batch, [record(7)], turn)
+    engine.write(batch)
+    past.take(turn)
+    assert engine.get(META, b"past-import/0000000000000000/0000000000000007") == PAST
+    assert engine.get(META, b"past-imports") == TURN
+    for known in (past, PastImports(Meta(engine))):
+        assert known.get(7) == record(7)
+        assert known.get(8) is None
+        assert list(known.all()) == [record(7)]
+
+
+@pytest.mark.parametrize(
+    "keys", [None, "00", [1], ["0"], ["AB"], ["61", "61"], ["62", "61"], [["61"]]]
+)
+def test_keys_that_no_list_has_are_refused(keys: object) -> None:
+    with pytest.raises(CorruptionError, match="import-keys"):
+        read_keys(JsonObject({"keys": keys}, where=keys_name(7)))
