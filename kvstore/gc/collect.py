@@ -17,8 +17,8 @@ range tombstones and of large imports of that window. A run costs what changed.
 Invariants
 1. Batches survive a crash in the order of the steps, so a crash leaves only records that nobody can
    read. If range tombstones went before versions, a crash would bring deleted keys back.
-2. `collected` is the time up to which all steps but the last two are done. After a crash the next
-   run starts there. The last two find their work in the records of imports.
+2. `collected` is the time up to which the steps to `index` are done. After a crash the next run
+   starts there. The later steps look for their work in each run.
 3. One run goes at a time. Commits go on meanwhile: garbage at `since` stays garbage.
 
 Source: the order of persistence is CockroachDB's (its MVCC GC queue).

@@ -337,11 +337,10 @@ class Imports:
             self._committer.write_meta(stage, durable=False)
             if gone:
                 self.past.take(turn)
-                hidden = {record.reference for record in gone}
-                shown = self._versions.view.stamps
-                self._versions.publish_stamps(
-                    {suffix: life for suffix, life in shown.items() if suffix not in hidden}
-                )
+                shown = dict(self._versions.view.stamps)
+                for record in gone:
+                    shown.pop(record.reference, None)
+                self._versions.publish_stamps(shown)
                 for record in gone:  # last: an interrupt before it is made good by the next run
                     self._records.pop(record.import_id, None)
 
