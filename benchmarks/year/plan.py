@@ -20,8 +20,7 @@ class Plan:
     imports: int
     import_rows: int
     import_users: int
-    """Neighbours to whom the rows of one import belong. Reading the changes of an import passes
-    over all rows between its first and its last one."""
+    """Neighbours to whom the rows of one import belong."""
     reverts: int
     deletes: int
     """Deletions of all rows of a user."""
