@@ -21,12 +21,10 @@ already. A further write then stores the full entry, which costs 15 us: smaller 
 whole."""
 
 COMPRESS_FROM_BYTES = 16_384
-"""Bodies of change entries below this are stored as they are: a cold call of the codec (20 us)
-costs more than the bytes of log that it saves, and RocksDB compresses what it flushes."""
+"""Bodies of change entries below this stay uncompressed: a cold call of the codec takes 20 us."""
 
 INDEX_ENTRIES_PER_TAKE = 64
-"""Small change entries that a reader of the index takes at once. Large entries are taken one by
-one, so that a reader holds one chunk."""
+"""Small change entries that a reader of the index takes at once. Large ones come one by one."""
 
 WHOLE_ROWS_MIN = 512
 """Rows from which on a change entry becomes a record batch of its own. Smaller entries share a
@@ -90,8 +88,7 @@ CHUNK_ENTRIES_MAX = 1024
 chunk; with a million entries both are then about equally long, which makes the copy least."""
 
 MEMORY_BATCH_IN_PLACE_MAX = 1024
-"""Operations up to which the memory engine writes a batch in place while readers wait, which takes
-a millisecond. A larger batch is prepared while readers work."""
+"""Operations that the memory engine writes in place while readers wait, for a millisecond."""
 
 MEMORY_RECORD_BYTES = 1 << 20
 """Payload of one journal record of an ingest or a snapshot of the memory engine."""
@@ -112,20 +109,17 @@ SORTED_MERGE_BYTES_MAX = 64 << 20
 """Bytes that one merge of small files reads: 0.3 s, which one call in sixteen may wait."""
 
 SORTED_MERGE_FILE_BYTES = 512 << 10
-"""Bytes that a file counts for in a merge beside its own: opening and removing it takes as long as
-reading these."""
+"""Bytes that a file counts for in a merge beside its own: opening it takes as long as these."""
 
 MANIFEST_BYTES_MAX = 4 << 20
 """Bytes of RocksDB's MANIFEST, from which on it begins a new one. A checkpoint adds 500, copies
 the whole file, and so does a reader. A store of 20,000 sorted files fills as much."""
 
 INFO_LOG_BYTES_MAX = 1 << 20
-"""Bytes of each of the files `LOG` and `LOG.old.*`, in which RocksDB tells what it does. A
-checkpoint adds a line for each file of the store."""
+"""Bytes of each RocksDB `LOG`: a checkpoint adds a line for each file of the store."""
 
 BLOCK_CACHE_BYTES = 512 << 20
-"""RocksDB's cache of uncompressed blocks, filled as blocks are read. A million rows of 116 bytes
-fit four times; gets run 1.6 times as fast as with RocksDB's default of 8 MiB."""
+"""RocksDB's cache of uncompressed blocks: gets run 1.6 times as fast as with its default, 8 MiB."""
 
 PASSING_CACHE_BYTES = 32 << 20
 """The same cache of a read-only store, which many processes at once read in long passes."""
@@ -147,16 +141,14 @@ entry takes 220 ns; 235 ns where RocksDB has to recognise the pass by itself. A 
 takes 1.4 us more than without, and twice as long with 256 KiB."""
 
 IDLE_READERS_MAX = 4
-"""Readers kept between look-ups: one for each thread that is likely to run at once. Each pins the
-files that it reads until the next write."""
+"""Readers kept between look-ups, one a thread. Each pins its files until the next write."""
 
 SCAN_CHUNK = 4096
 """Entries that a scan passes over at once, and rows of its Arrow batches: few enough to let other
 threads run and to fit the cache. A row takes 280 ns; in batches of 1,024 rows 287, of 256 314."""
 
 SCAN_CHUNK_BYTES = 16 << 20
-"""Bytes of values that a scan takes from the engine at once, roughly: large values come in chunks
-of fewer entries."""
+"""Bytes of values that a scan takes from the engine at once, roughly."""
 
 BESIDE_OPEN_FILES_MAX = 32
 """Files that a checkpoint holds open while it is read beside its own store. The same process holds
@@ -168,12 +160,10 @@ FORK_WAIT_S_MAX = 1.0
 0.3 ms. Only a compaction of another user of RocksDB takes longer; the fork does not wait for it."""
 
 TOLD_FILES_MAX = 32
-"""Inspected files of imports that stay open in a throw-away database. Their bytes stay on disk
-until the database is made anew; a process has at least 256 descriptors."""
+"""Inspected files of imports that stay open in a throw-away database, of 256 descriptors."""
 
 TOLD_ENTRIES_MAX = 512
-"""Entries of such a database beside which the keys of a small import are still read. The read may
-pass over all of them, in 0.2 ms; a new database takes 1.3 ms."""
+"""Entries of such a database that a read of keys may pass over, in 0.2 ms; a new one takes 1.3."""
 
 SCAN_WORKERS_MAX = 64
 """Processes of one scan. More processes than cores gain nothing, and each takes 100 MB."""
@@ -183,8 +173,7 @@ SCAN_WORKERS_BYTES_MIN = 24 << 20
 1.1 times as long as one for 5 MB, as long for 10 MB, and 0.7 to 0.85 from 16 MB on."""
 
 SCAN_PIECE_BYTES = 4 << 20
-"""Bytes in files of one piece of a parallel scan. No worker gets further ahead than this, so that
-no worker waits long."""
+"""Bytes in files of one piece of a parallel scan. No worker gets further ahead than this."""
 
 SCAN_PIECES_MAX = 1 << 16
 """Pieces of one parallel scan, enough for 256 GiB. A larger store has larger pieces."""
@@ -215,23 +204,19 @@ Memory that is used again costs no page faults: a million rows take 0.13 s, in r
 0.18."""
 
 RUN_BLOCK_BYTES = 1 << 20
-"""Bytes of a run's block. A reader of one key has to check a whole block; each block costs an index
-entry of a key and three numbers."""
+"""Bytes of a run's block: a reader of one key checks a whole one, each costs an index entry."""
 
 GROUP_COMMIT_WAIT_S_MAX = 60.0
 """How long a commit waits for another thread's fsync before it checks that the thread lives."""
 
 COMMIT_YIELDS_MAX = 16
-"""How often a transaction yields to other threads before it blocks on the commit lock. A commit in
-memory releases the lock sooner."""
+"""How often a transaction yields before it blocks on the commit lock: longer than a commit."""
 
 STREAMS_MAX = 1024
-"""Streams of one generation. A commit writes an entry to each stream that it touches; a reader of
-all streams holds a chunk of each."""
+"""Streams of one generation. A reader of all streams holds a chunk of each."""
 
 EPOCHS_PENDING_MAX = 4096
-"""Closed epochs that stay in memory until a commit stores them: 128 KiB. Opening after a crash
-reads the headers of at most as many commits."""
+"""Closed epochs in memory until a commit stores them: opening after a crash reads as many."""
 
 EPOCH_EVENTS_PENDING_MAX = 1 << 20
 """Change events of these epochs: bounds the bytes that opening after a crash reads."""
@@ -246,8 +231,7 @@ FEED_BATCH_BYTES = 8 << 20
 """Bytes of keys, values and images in one feed batch, which a consumer must be able to hold."""
 
 GC_KEYS_PER_STEP = 4096
-"""Keys that GC inspects between two writes. Every few milliseconds GC holds the commit lock for one
-batch of removals and checks whether it has to stop."""
+"""Keys that GC inspects between two writes, each of which holds the commit lock."""
 
 GC_SPANS_PER_STEP = 4096
 """Spans GC merges before it passes over them."""
@@ -266,16 +250,14 @@ IMPORT_KEYS_BYTES_MAX = 1 << 20
 """Bytes of the keys that are listed for an import. With longer keys work passes over its spans."""
 
 PAST_IMPORTS_MAX = 65_536
-"""Imports without rows that a store remembers at least; at most twice as many, in 25 MB. With an
-import every ten seconds that is a week or two. A forgotten import is added anew if it comes again.
-"""
+"""Imports without rows that a store remembers, up to twice as many in 25 MB: with one every ten
+seconds a week or two. A forgotten import is added anew if it comes again."""
 
 HOLD_TEXT_CHARS_MAX = 500
 """Characters of a hold's address and owner that are stored: enough for a URL."""
 
 GC_DELAY_FACTOR_MAX = 8
-"""Intervals that a failing background GC waits at most before it tries again: rarely enough for the
-log, soon enough once the cause is gone."""
+"""Intervals that a failing background GC waits at most before it tries again."""
 
 STALE_IMPORT_S = 24 * 3600.0
 """Age at which GC withdraws an import that was prepared and never added, and removes files left in
@@ -366,8 +348,7 @@ MERGE_BYTES_MAX = 256 << 20
 """Bytes that such a merge buffers: the bound that counts where values are large."""
 
 MERGE_SOURCE_ROWS_MIN = 512
-"""Rows that one source of a merge buffers at least, unless their bytes reach a bound first. Smaller
-batches would cost more time than the memory is worth."""
+"""Rows that one source of a merge buffers at least, unless their bytes reach a bound first."""
 
 MERGE_SOURCE_BYTES_MIN = 256 << 10
 """Bytes that one source of a merge buffers at least, unless their rows reach a bound first."""
@@ -412,8 +393,7 @@ LEASE_NS = 15 * 60 * 1_000_000_000
 restore between two batches."""
 
 WRITER_IDLE_NS = 3 * 24 * 3600 * 1_000_000_000
-"""Time after which the last append of a writer without a name is forgotten: longer than any caller
-repeats one append."""
+"""Time after which a nameless writer's last append is forgotten: longer than any repetition."""
 
 RETRY_S = 120.0
 """How long a call on a storage is repeated after transient failures, and after losing races against
@@ -426,8 +406,7 @@ OBJECT_REQUEST_S = 30.0
 """Seconds for one request to an object store, with the retries inside its client."""
 
 OBJECT_RETRIES_MAX = 2
-"""Retries inside the client of an object store, which gets over a lost reply or a 503 sooner than
-our own retries."""
+"""Retries inside the client of an object store: sooner than our own after a lost reply."""
 
 STATE_BYTES_MAX = 256 << 20
 """Bytes of JSON of one shard's state: 600,000 parts of 400 bytes."""
@@ -458,8 +437,7 @@ BACKUP_ATTEMPTS = 4
 """Attempts of a backup, which takes the next window after losing a race against another script."""
 
 REPLICA_WINDOW_ROWS = 1 << 17
-"""Rows of a window that a replica sorts in memory and applies commit by commit. A larger window is
-applied by files."""
+"""Rows of a window that a replica applies commit by commit. A larger one is applied by files."""
 
 REPLICA_WINDOW_BYTES = 64 << 20
 """Bytes of such a window."""
@@ -468,5 +446,4 @@ REPLICA_BATCH_ROWS = 8192
 """Rows after which a replica writes the gathered commits: an engine batch of a megabyte."""
 
 FEW_CHANGES_BYTES = 256 << 20
-"""Bytes of a window of changes that an export sorts in memory. For a larger window it makes a pass
-over the store."""
+"""Bytes of a window of changes that an export sorts in memory; a larger one is a pass."""

@@ -22,7 +22,7 @@ from benchmarks.workloads.writing import imports, transactions
 
 
 def ending(size: Size) -> list[Workload]:
-    """What must come last: it deletes, or writes more than the yardstick did."""
+    """The workloads that run last: each deletes rows, or writes more than its yardstick did."""
     hundred = {"rows": 100, "count": size.commits_100}
     many = {"rows": size.update_rows}
     twenty: dict[str, Any] = {"count": 20}
