@@ -397,14 +397,23 @@ class RocksCursor:
             raise ClosedError(f"a scan of {self._where}")
         return self._source
 
+    def _open_seeker(self) -> Any:
+        """The second iterator. Another thread may have closed the pass meanwhile."""
+        seeker = self._seeker
+        if seeker is None:
+            raise ClosedError(f"a scan of {self._where}")
+        return seeker
+
     def _go(self, target: bytes, is_floor: bool) -> None:
+        seeker = self._open_seeker()
         with translated(self._where):
-            self._seeker.seek_for_prev(target) if is_floor else self._seeker.seek(target)
-        self._source = Entries(self._seeker, reverse=self._reverse)
+            seeker.seek_for_prev(target) if is_floor else seeker.seek(target)
+        self._source = Entries(seeker, reverse=self._reverse)
 
     def _end(self) -> None:
         """Raise if the pass stopped at a damaged block and not at its end."""
-        self._source, seeker = iter(()), self._seeker
+        seeker = self._open_seeker()
+        self._source = iter(())
         if self._last is None:
             seeker.seek_to_last()
         elif self._reverse:
