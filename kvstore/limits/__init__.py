@@ -1,0 +1,10 @@
+"""Every bound in one place, each with its reason.
+
+Floors, from the top:
+
+    backup
+    store
+"""
+
+from kvstore.limits.backup import *  # noqa: F403  # each bound is defined once, and named here
+from kvstore.limits.store import *  # noqa: F403

@@ -1,0 +1,126 @@
+"""The bounds of backup collections, of the shards below them, and of replicas."""
+
+from kvstore.limits.store import VALUE_BYTES_MAX
+
+PART_BYTES_MAX = 64 << 20
+"""Uncompressed bytes of one Parquet part: a part is built in memory before it is put."""
+
+ROW_GROUP_ROWS_MAX = 65_536
+"""Rows of a part's row group: the unit of skipping, and of a merge's memory per source."""
+
+ROW_GROUP_BYTES_MAX = 16 << 20
+"""Uncompressed bytes of a row group, where values are large: bounds a merge's memory too."""
+
+ROW_GROUPS_MAX = 128
+"""Row groups of a part. Each takes at most 16 kB of its footer, most of it for two keys of 4 kB, so
+a reader never finds more than `PART_FOOTER_BYTES_MAX`. Parts of usual limits have fifty at most."""
+
+PART_WHOLE_BYTES_MAX = 1 << 20
+"""Parts up to this size are fetched whole; of a larger part only the wanted row groups are."""
+
+MERGE_ROWS_MAX = 1 << 19
+"""Rows that a merge buffers over all its sources together."""
+
+MERGE_BYTES_MAX = 256 << 20
+"""Bytes that such a merge buffers: the bound that counts where values are large."""
+
+MERGE_SOURCE_ROWS_MIN = 512
+"""Rows that one source of a merge buffers at least, unless their bytes reach a bound first."""
+
+MERGE_SOURCE_BYTES_MIN = 256 << 10
+"""Bytes that one source of a merge buffers at least, unless their rows reach a bound first."""
+
+RESTORE_FILE_BYTES = 256 << 20
+"""Bytes of one sorted file that a restore builds: a good size for RocksDB's compactions."""
+
+STATE_SCAN_VERSIONS = 1024
+"""Versions of a shard's state that are fetched from consensus at once."""
+
+GROUP_ROWS_READ_MAX = 1 << 20
+"""Rows of a row group that a reader accepts: more than `ROW_GROUP_ROWS_MAX`, for row groups of
+other releases. A decoder allocates memory for all rows before it sees one."""
+
+GROUP_BYTES_READ_MAX = VALUE_BYTES_MAX + (64 << 20)
+"""Decoded bytes of a row group that a reader accepts: room for one value of the largest size."""
+
+PART_FOOTER_BYTES_MAX = 2 << 20
+"""Bytes of a part's footer: 1.5 kB for each of about ten row groups. A decoded footer takes up to
+two hundred times its bytes."""
+
+PART_CONTAINER_MAX = 16_384
+"""Entries of a list in a part's footer. Memory for all is allocated before the first is read."""
+
+PART_TEXT_BYTES_MAX = 1 << 20
+"""Bytes of a text in a part's footer: a bound of a row group, or the schema."""
+
+PAGE_HEADER_BYTES_MAX = 256 << 10
+"""Bytes of a page header. Its statistics hold two keys; pages of older releases hold four."""
+
+INLINE_BYTES_MAX = 256 << 10
+"""Bytes of parts that a shard's state contains, so that rollups stay small; others are blobs."""
+
+BOUND_BYTES_MAX = 64
+"""Bytes of a part's bound in the state; a longer key is rounded outwards."""
+
+ROLLUP_EVERY = 64
+"""Versions between rollups: opening a shard reads about as many beyond the rollup, at most."""
+
+LEASE_NS = 15 * 60 * 1_000_000_000
+"""Default lease of a shard reader. Each record batch renews it; it outlasts the work of a slow
+restore between two batches."""
+
+WRITER_IDLE_NS = 3 * 24 * 3600 * 1_000_000_000
+"""Time after which a nameless writer's last append is forgotten: longer than any repetition."""
+
+RETRY_S = 120.0
+"""How long a call on a storage is repeated after transient failures, and after losing races against
+other scripts: longer than a provider's short outages, short enough for a script."""
+
+RETRY_TOLD_S = 2.0
+"""Seconds from which on a wait is reported: contention among a few scripts ends sooner."""
+
+OBJECT_REQUEST_S = 30.0
+"""Seconds for one request to an object store, with the retries inside its client."""
+
+OBJECT_RETRIES_MAX = 2
+"""Retries inside the client of an object store: sooner than our own after a lost reply."""
+
+STATE_BYTES_MAX = 256 << 20
+"""Bytes of JSON of one shard's state: 600,000 parts of 400 bytes."""
+
+LOOKS_MAX = 1_000
+"""Times that a reader starts over after other scripts have collected its objects."""
+
+MERGE_FAN_IN = 4
+"""Least batches of alike size that compaction merges: each row is rewritten O(log4 n) times."""
+
+SEALED_CHUNK_BYTES = 64 * 1024
+"""Plain bytes of one encrypted chunk, the least that a ranged read decrypts. It adds 28 bytes."""
+
+SCRYPT_N = 1 << 15
+"""Work factor of scrypt (RFC 7914): some 100 ms and 32 MiB, once per opening of a collection."""
+
+SCRYPT_BYTES_MAX = 256 << 20
+"""Memory that the work factors in a key record may ask for: eight times ours. Anybody who can write
+to the collection can change the record."""
+
+SCRYPT_COST_MAX = 1 << 22
+"""Product of the three work factors in a key record: some two seconds, sixteen times ours."""
+
+KEY_RECORD_BYTES_MAX = 4096
+"""Bytes of a key record: ten times ours."""
+
+BACKUP_ATTEMPTS = 4
+"""Attempts of a backup, which takes the next window after losing a race against another script."""
+
+REPLICA_WINDOW_ROWS = 1 << 17
+"""Rows of a window that a replica applies commit by commit. A larger one is applied by files."""
+
+REPLICA_WINDOW_BYTES = 64 << 20
+"""Bytes of such a window."""
+
+REPLICA_BATCH_ROWS = 8192
+"""Rows after which a replica writes the gathered commits: an engine batch of a megabyte."""
+
+FEW_CHANGES_BYTES = 256 << 20
+"""Bytes of a window of changes that an export sorts in memory; a larger one is a pass."""
