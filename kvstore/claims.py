@@ -1,20 +1,33 @@
-"""Claims on history, as stored records and as text: their owner, their place, their times.
+"""Claims on history: the records of holds, and the pins of this process.
+
+A hold is durable (`kvstore.holds`). A pin is in memory only and ends with the process: snapshots,
+transactions and long passes pin the time that they read. Both are a `HoldRecord`, which tells a
+person who claims history, for what, and since when.
 
     record of a hold := {timestamp, token, max_age_ns | null, lost,
                          kind, address, owner, created_at, moved_at, reached}
 
 The last six fields are missing in records that an older release wrote: such a hold is of the kind
 `"unknown"` until an owner takes it again.
+
+Invariants
+1. A pin is never below the `since` of the moment it is set. It is set under the commit lock, under
+   which GC and clears ask for the claims on history.
+2. No interrupt leaves a pin behind: its owner takes the number, and enters the block that ends the
+   pin, before it pins a time.
 """
 
 from __future__ import annotations
 
+import itertools
 import os
 import socket
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from kvstore.codec.json import JsonObject
+from kvstore.commit import Committer
+from kvstore.forks import own
 from kvstore.limits import HOLD_TEXT_CHARS_MAX
 from kvstore.meta import optional_timestamp_of, timestamp_of
 from kvstore.timestamp import NS_PER_SECOND, Timestamp
@@ -100,6 +113,52 @@ class HoldRecord:
     def cost_of_dropping(self) -> str:
         """The error or limit that its owner meets after the hold was dropped."""
         return _ADVICE.get(self.kind, _ADVICE[UNKNOWN])[1]
+
+
+_Pin: TypeAlias = "tuple[int, str, int]"
+"""The pinned time, the kind of the owner, and the time of pinning. Plain: one is made for each
+transaction."""
+
+
+class Pins:
+    """The pins of one store, by number."""
+
+    def __init__(self, committer: Committer) -> None:
+        self._committer = committer
+        self._pins: dict[int, _Pin] = {}
+        self.new = itertools.count().__next__
+        """A new number. It keeps nothing yet."""
+        self.let_go = self._pins.pop
+        """`let_go(pin, None)` ends a pin, and returns None if there was none. Repeatable, and one
+        step that no signal divides, for `finally` and finalizers."""
+        own(self, "the pins of a store", endings=("let_go",))
+
+    def __len__(self) -> int:
+        return len(self._pins)
+
+    def keep(self, pin: int, as_of: int, *, kind: str) -> None:
+        """Keep `as_of` readable until `pin` ends, in place of the time that it kept before.
+
+        `kind` says in messages what reads it. Raises `HistoryGoneError` and `NotYetWrittenError`.
+        """
+        with self._committer.lock:
+            self._committer.readable(as_of)
+            self._pins[pin] = as_of, kind, self._committer.now()
+
+    def keep_newest(self, pin: int, newest: int) -> None:
+        """Keep the newest complete time for a transaction. The caller holds the commit lock. Hot:
+        once per transaction."""
+        self._pins[pin] = newest, "transaction", newest
+
+    def claims(self) -> list[HoldRecord]:
+        """The oldest pin of each kind, as a claim on history."""
+        oldest: dict[str, _Pin] = {}
+        for pin in list(self._pins.values()):  # copied at once: others change it
+            oldest[pin[1]] = min(pin, oldest.get(pin[1], pin))
+        return [
+            HoldRecord("", Timestamp(at), "", None, kind=kind, created_at=Timestamp(since))
+            for at, kind, since in oldest.values()
+        ]
 
 
 def to_fields(record: HoldRecord) -> dict[str, Any]:

@@ -6,7 +6,7 @@ Backups, feed positions, replicas and long readers hold. Taking a hold gives its
 which moving and releasing it ask for; a former owner's token is out of date, and its calls raise
 `FencedError`. A hold that falls further behind than its budget is marked lost when space is wanted,
 and its owner's next call raises `HoldLostError`. Readers in this process claim history by pins
-(`kvstore.pins`), which cost no write.
+(`kvstore.claims`), which cost no write.
 
 A record names the purpose and the owner of its hold, because a hold may outlive both: a collection
 that was removed with `rm -rf` holds history until somebody drops its hold. `Holds.needing` lists
@@ -28,13 +28,20 @@ from datetime import timedelta
 from operator import attrgetter
 
 from kvstore.arguments import require_age
-from kvstore.claims import USER, HoldRecord, from_fields, one_line, this_process, to_fields
+from kvstore.claims import (
+    USER,
+    HoldRecord,
+    Pins,
+    from_fields,
+    one_line,
+    this_process,
+    to_fields,
+)
 from kvstore.commit import Committer
 from kvstore.engine.api import WriteBatch
 from kvstore.errors import FencedError, HoldLostError, UsageError
 from kvstore.forks import own
 from kvstore.meta import Meta
-from kvstore.pins import Pins
 from kvstore.timestamp import NS_PER_SECOND, TimeLike, Timestamp, to_timestamp
 
 _PREFIX = "hold/"

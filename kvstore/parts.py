@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing_extensions import Self
 
 from kvstore.changes.index import ChangeIndex
+from kvstore.claims import Pins
 from kvstore.clears import Clears
 from kvstore.commit import Committer
 from kvstore.engine.loose import LOOSE_ONCE, LooseReader
@@ -14,7 +15,6 @@ from kvstore.holds import Holds
 from kvstore.imports import Imports
 from kvstore.meta import INDEX_FLOOR, Meta
 from kvstore.mvcc import Versions
-from kvstore.pins import Pins
 from kvstore.reads import Reads
 
 

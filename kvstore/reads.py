@@ -15,10 +15,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TypeVar
 
+from kvstore.claims import Pins
 from kvstore.clears import Clears
 from kvstore.commit import Committer
 from kvstore.errors import HistoryGoneError, UsageError
-from kvstore.pins import Pins
 from kvstore.span import Span
 from kvstore.timestamp import TimeLike, Timestamp, to_timestamp
 

@@ -38,7 +38,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from kvstore.changes.lz4 import unpack_block
+from kvstore.changes.lz4 import CODEC, unpack_block
 from kvstore.errors import CorruptionError, FormatVersionError
 from kvstore.limits import COMPRESS_FROM_BYTES
 from kvstore.loops import (
@@ -202,7 +202,7 @@ def _headed(
     if size < COMPRESS_FROM_BYTES or not compress:
         return _HEADER.pack(ENTRY_VERSION, _CODEC_NONE, flags, 0, count, size, *changeset) + body
     head = _HEADER.pack(ENTRY_VERSION, _CODEC_LZ4, flags, 0, count, size, *changeset)
-    return b"".join((head, pa.compress(body, codec="lz4_raw")))
+    return b"".join((head, pa.compress(body, codec=CODEC)))
 
 
 def peek(packed: bytes, *, where: str) -> tuple[int, tuple[int, int]]:

@@ -25,9 +25,10 @@ from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
 import numpy as np
+import pyarrow as pa
 
 from kvstore.changes.changeset import DOMAIN_MAX
-from kvstore.changes.lz4 import pack_block, unpack_block
+from kvstore.changes.lz4 import CODEC, unpack_block
 from kvstore.codec.json import JsonObject
 from kvstore.meta import timestamp_of
 from kvstore.timestamp import TIMESTAMP_MAX, Timestamp
@@ -70,7 +71,7 @@ def pack_run(domain: int, begin: int, numbers: Sequence[int], *, quiet: int) -> 
     table = np.array(numbers, dtype=np.uint64).view(np.int64).reshape(-1, FIELDS)
     steps = np.diff(table, axis=0, prepend=np.zeros((1, FIELDS), np.int64)).T
     raw = np.ascontiguousarray(steps).view(np.uint8).reshape(-1, 8).T.tobytes()
-    packed = pack_block(raw) if raw else b""
+    packed = pa.compress(raw, codec=CODEC, asbytes=True) if raw else b""
     return {
         "domain": f"{domain:016x}",
         "begin": begin,

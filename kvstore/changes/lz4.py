@@ -7,19 +7,16 @@ memory, and a caller never gets bytes that were not packed.
 
 from __future__ import annotations
 
+from typing import Final
+
 import pyarrow as pa
 from typing_extensions import Buffer
 
 from kvstore.errors import CorruptionError
 from kvstore.loops import lz4_size
 
-_CODEC = "lz4_raw"
-
-
-def pack_block(data: bytes) -> bytes:
-    """The LZ4 block of `data`. O(bytes)."""
-    packed: bytes = pa.compress(data, codec=_CODEC, asbytes=True)
-    return packed
+CODEC: Final = "lz4_raw"
+"""The name by which Arrow packs and unpacks a block."""
 
 
 def unpack_block(block: Buffer, size: int, *, where: str) -> memoryview:
@@ -28,6 +25,6 @@ def unpack_block(block: Buffer, size: int, *, where: str) -> memoryview:
     if found != size:
         raise CorruptionError(where, f"a block of {found} bytes, not {size}")
     try:
-        return memoryview(pa.decompress(block, decompressed_size=size, codec=_CODEC))
+        return memoryview(pa.decompress(block, decompressed_size=size, codec=CODEC))
     except (pa.ArrowException, OSError) as error:
         raise CorruptionError(where, f"it does not decompress: {error}") from error

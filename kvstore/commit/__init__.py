@@ -3,8 +3,8 @@
 Floors, from the top:
 
     committer           the order of a commit; it composes the parts below
-    durability writes   waiting for the disk; write sets into batches, and to readers
-    health              sound, poisoned, finished
+    writes              write sets into batches, and to readers
+    durability          waiting for the disk; sound, poisoned, finished
     frontiers policy    what readers see; what a store takes
 """
 

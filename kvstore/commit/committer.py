@@ -23,9 +23,8 @@ from typing import TypeAlias
 from kvstore.changes.capture import Begun, Capture
 from kvstore.changes.index import ChangeIndex, FullEntry
 from kvstore.clock import Timeline
-from kvstore.commit.durability import Durability, GroupSync, require_durability
+from kvstore.commit.durability import Durability, GroupSync, Health, require_durability
 from kvstore.commit.frontiers import Frontiers, require_readable
-from kvstore.commit.health import Health
 from kvstore.commit.policy import OPEN, Policy
 from kvstore.commit.writes import Writes
 from kvstore.engine.api import WriteBatch

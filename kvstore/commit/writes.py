@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kvstore.changes.index import ChangeIndex, FullEntry
-from kvstore.commit.health import Health
+from kvstore.commit.durability import Health
 from kvstore.engine.api import WriteBatch
 from kvstore.mvcc.versions import Versions
 from kvstore.mvcc.write import WriteSet, stage

@@ -23,9 +23,9 @@ from kvstore.changes.audit import Audit, find_anchor
 from kvstore.changes.change import Change
 from kvstore.changes.epoch import Epoch
 from kvstore.changes.index import ChangeIndex
+from kvstore.claims import Pins
 from kvstore.commit import Committer
 from kvstore.errors import HistoryGoneError
-from kvstore.pins import Pins
 from kvstore.reads import Reads
 from kvstore.timestamp import Timestamp
 

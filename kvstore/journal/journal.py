@@ -261,7 +261,7 @@ class Journal:
                     else is_as_left()
                 )
                 if as_left:
-                    self._live.attach(self._files.append(self._live.name.path(self._directory)))
+                    self._live.attach(self._files.append(self._live.path))
             except BaseException:
                 lock.close()
                 raise

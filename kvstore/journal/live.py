@@ -21,10 +21,13 @@ class LiveFile:
     """The open live file: its `size`, how many bytes of it are `synced`, and how many of them are
     `marked`, which means that the file says so itself, by its name or by a mark."""
 
-    __slots__ = ("marked", "name", "output", "put", "size", "synced")
+    __slots__ = ("marked", "name", "output", "path", "put", "size", "synced")
 
-    def __init__(self, name: FileName, output: Output, size: int, *, marked: int) -> None:
+    def __init__(
+        self, name: FileName, path: str, output: Output, size: int, *, marked: int
+    ) -> None:
         self.name = name
+        self.path = path
         self.size = self.synced = size
         self.marked = marked
         self.attach(output)
@@ -63,7 +66,7 @@ class LiveFile:
         """
         if list_directory(files, directory).live != self.name:
             return False
-        with files.read(self.name.path(directory)) as file:
+        with files.read(self.path) as file:
             return file.seek(0, os.SEEK_END) == self.size
 
 
@@ -90,7 +93,7 @@ def continue_live(
         _finish(files, directory, live.name)
         return create_live(files, directory, following, incarnation=incarnation, content=content)
     marked = 0 if live.records else live.bytes
-    return LiveFile(live.name, files.append(path), live.bytes, marked=marked)
+    return LiveFile(live.name, path, files.append(path), live.bytes, marked=marked)
 
 
 def create_live(
@@ -98,17 +101,18 @@ def create_live(
 ) -> LiveFile:
     """Begin the file whose first record will be `first`."""
     name = FileName(first, JOURNAL, False)
+    path = name.path(directory)
     opening = encode_opening(incarnation, first, Opening(KIND_JOURNAL, content))
     output = files.create(name.unborn_path(directory))
     try:
         write_all(output, opening)
         output.sync()
-        files.rename(name.unborn_path(directory), name.path(directory))
+        files.rename(name.unborn_path(directory), path)
         files.sync_directory(directory)
     except BaseException:
         output.close()
         raise
-    return LiveFile(name, output, len(opening), marked=len(opening))
+    return LiveFile(name, path, output, len(opening), marked=len(opening))
 
 
 def _finish(files: Files, directory: str, name: FileName) -> None:

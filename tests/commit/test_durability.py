@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 
 from kvstore.commit import require_durability
-from kvstore.commit.durability import GroupSync
+from kvstore.commit.durability import GroupSync, Health
 from kvstore.commit.frontiers import Frontiers
-from kvstore.commit.health import Health
 from kvstore.errors import PoisonedError, StorageError, UsageError
 from kvstore.timestamp import Timestamp
 

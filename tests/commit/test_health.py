@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from kvstore.commit.durability import Health
 from kvstore.commit.frontiers import Frontiers
-from kvstore.commit.health import Health
 from kvstore.errors import ClosedError, OutOfSpaceError, PoisonedError, StorageError
 
 
