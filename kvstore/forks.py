@@ -69,7 +69,10 @@ class _Handle(weakref.ref[Any]):
     key: int
 
 
-OPEN_ANEW: Final = "open it here, after the fork, or give this process the path"
+OPEN_ANEW: Final = (
+    "open it in this process, after the fork: kvstore.open_read_only(path) reads beside its owner "
+    "(docs/how-to/workers.md has the patterns for servers and pools)"
+)
 
 _HANDLES: Final[dict[int, _Handle]] = {}
 """The handles of this process, by id. Threads add and remove single items, each under the

@@ -3,7 +3,8 @@
 A `python` block runs in the names of the page's blocks before it. A `python` block with a caption
 is written to the file of that name. A `console` block is a shell
 session: each line that begins with `$ ` must succeed, and print the lines that follow it, in which
-`...` stands for any text. Blocks of another kind (`text`) are not run.
+`...` stands for any text. A command that ends with ` &` runs until the page ends. Blocks of another
+kind (`text`) are not run.
 """
 
 from __future__ import annotations
@@ -11,9 +12,11 @@ from __future__ import annotations
 import doctest
 import os
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -66,18 +69,45 @@ def test_every_block_of_a_page_runs_in_order(
     if by_spark(page):
         request.getfixturevalue("spark")  # the session of all tests: a page does not start its own
     names: dict[str, Any] = {}
-    for number, (kind, text) in enumerate(blocks(page)):
-        if "caption" in kind:
-            (place / kind.split()[-1]).write_text(text)
-        elif kind == "python":
-            exec(compile(text, f"{page.name} block {number}", "exec"), names)
-        else:
-            run_session(text)
+    with ExitStack() as services:
+        for number, (kind, text) in enumerate(blocks(page)):
+            if "caption" in kind:
+                (place / kind.split()[-1]).write_text(text)
+            elif kind == "python":
+                exec(compile(text, f"{page.name} block {number}", "exec"), names)
+            else:
+                run_session(text, services)
 
 
-def run_session(text: str) -> None:
+@contextmanager
+def running(command: str) -> Iterator[None]:
+    """A service, and all its processes, until the block ends; its end must be in order."""
+    process = subprocess.Popen(
+        ["bash", "-c", f"exec {command}"],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        yield
+        assert process.poll() is None, f"$ {command} &\nit ended: {process.communicate()[1]}"
+        process.terminate()
+        _, complaints = process.communicate(timeout=60)
+        assert process.returncode in (0, -signal.SIGTERM), f"$ {command} &\n{complaints}"
+    finally:
+        with suppress(ProcessLookupError):  # none of its processes is left
+            os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+
+
+def run_session(text: str, services: ExitStack | None = None) -> None:
     """Run the commands of a console block, and compare what they print."""
     for command, expected in session(text):
+        if command.endswith(" &"):
+            assert services is not None
+            services.enter_context(running(command[:-2]))
+            continue
         done = subprocess.run(
             ["bash", "-euo", "pipefail", "-c", command],
             capture_output=True,
