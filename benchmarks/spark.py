@@ -22,7 +22,7 @@ import kvstore
 from backup import Collection
 from benchmarks.subject import Subject, Work
 from kvstore.arrow import ROWS_SCHEMA
-from spark_connector import read_collection, register, run_import, session
+from spark_connector import ImportRows, read_collection, register, run_import, session
 from spark_connector.jobs import backup as backup_job
 
 _FILES = 4
@@ -63,7 +63,7 @@ class Jobs(Subject):
         """A collection and a checkpoint of a store with the rows."""
         home = self.directory / "imported"
         with kvstore.open(home / "store") as store:
-            run_import(self._input(), store, "key", "value", partitions=_FILES)
+            run_import(ImportRows(self._input(), "key", "value", partitions=_FILES), store)
             Collection(home / "collection").backup(store)
             store.checkpoint(home / "checkpoint")
         return home
@@ -73,7 +73,7 @@ class Jobs(Subject):
         """A collection with five increments, of a thousandth of the rows each."""
         home = self.directory / "incremented"
         with kvstore.open(home / "store") as store:
-            run_import(self._input(), store, "key", "value", partitions=_FILES)
+            run_import(ImportRows(self._input(), "key", "value", partitions=_FILES), store)
             Collection(home / "collection").backup(store)
             for step in range(1, 6):
                 with store.batch() as batch:
@@ -109,7 +109,7 @@ class Jobs(Subject):
 
         def run() -> None:
             with kvstore.open(target) as store:
-                run_import(rows, store, "key", "value", partitions=_FILES)
+                run_import(ImportRows(rows, "key", "value", partitions=_FILES), store)
 
         return self._doing(run)
 

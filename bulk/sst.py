@@ -20,10 +20,10 @@ from typing import BinaryIO, Final, NamedTuple
 import rocksdict as rocks
 
 from kvstore.digest import file_digest
+from kvstore.engine.rocks_options import table_options
 from kvstore.errors import KVStoreError, OutOfSpaceError, StorageError, UsageError
 from kvstore.forks import own
 from kvstore.journal.files import storage_errors
-from kvstore.limits import BLOCK_BYTES
 
 UNFINISHED_SUFFIX: Final = ".tmp"
 _CODECS: Final = {
@@ -132,10 +132,7 @@ def writer_options(compression: str) -> rocks.Options:
     require_compression(compression)
     options = rocks.Options(raw_mode=True)
     options.set_compression_type(_CODECS[compression]())
-    table = rocks.BlockBasedOptions()
-    table.set_format_version(5)
-    table.set_block_size(BLOCK_BYTES)
-    options.set_block_based_table_factory(table)
+    options.set_block_based_table_factory(table_options())
     return options
 
 

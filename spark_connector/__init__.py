@@ -3,7 +3,7 @@
 import kvstore.backup  # noqa: F401  # refuses a stranger before it is imported from
 from spark_connector.loading.keys import tuple_key
 from spark_connector.loading.load import ImportReport, bulk_import, run_import, stage_import
-from spark_connector.loading.rows import sorted_rows
+from spark_connector.loading.rows import ImportRows, sorted_rows
 from spark_connector.loading.sink import batch_importer
 from spark_connector.reading.native import read_collection
 from spark_connector.session import session
@@ -11,6 +11,7 @@ from spark_connector.source import register
 
 __all__ = [
     "ImportReport",
+    "ImportRows",
     "batch_importer",
     "bulk_import",
     "read_collection",

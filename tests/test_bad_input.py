@@ -1,13 +1,11 @@
 """Bad input gets an error of the tree with its facts, and nothing is lost or half-done.
 
-Bad imports are in `tests/bulk`, bad collections in `tests/backup`, full disks in `tests/crash`.
+Bad paths are in `tests/test_bad_paths.py`, bad imports in `tests/bulk`, bad collections in
+`tests/backup`, full disks in `tests/crash`.
 """
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -20,23 +18,13 @@ import pytest
 import bulk
 import kvstore
 from kvstore import opening
-from kvstore.engine import META
-from kvstore.engine.memory import MemoryEngine
-from kvstore.engine.rocks import RocksEngine
 from kvstore.errors import (
     ClosedError,
-    CorruptionError,
-    FormatVersionError,
     HistoryGoneError,
-    LockedError,
-    NotAStoreError,
     NotYetWrittenError,
-    StorageError,
     UsageError,
 )
 from kvstore.limits import KEY_BYTES_MAX
-from kvstore.meta import FORMAT
-from kvstore.opening import engine_at
 from kvstore.store import Store
 from kvstore.testing.parts import parts_of
 from kvstore.timestamp import TIMESTAMP_MAX
@@ -315,154 +303,6 @@ def test_what_was_open_when_the_store_closed_raises_and_never_ends_early(tmp_pat
         snapshot.get(b"000001")
     with pytest.raises(ClosedError):
         later.put(b"k", b"v")
-
-
-def test_another_process_is_refused_while_the_store_is_open(store: Store) -> None:
-    code = (
-        "import os, sys, kvstore\n"
-        "from kvstore.errors import LockedError\n"
-        "try: kvstore.open(sys.argv[1], os.environ['EACH_ENGINE'])\n"
-        "except LockedError as error: print(error.path, error.owner, sep='|')\n"
-    )
-    ran = subprocess.run(
-        [sys.executable, "-c", code, str(store.path)], capture_output=True, text=True, check=True
-    )
-    assert ran.stdout.strip() == f"{store.path}|another process"
-    assert store.get(b"k") == b"v"
-    with pytest.raises(LockedError) as refused:
-        kvstore.open(str(store.path))
-    assert refused.value.owner == "this process"
-    store.put(b"still", b"here")
-
-
-def test_a_store_is_refused_by_all_its_names_while_it_is_open(
-    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """RocksDB knows what its own process has open by name, and its file lock is the process's."""
-    assert store.path is not None
-    monkeypatch.chdir(store.path.parent)
-    (tmp_path / "link").symlink_to(store.path)
-    for name in (store.path.name, tmp_path / "link", f"{store.path}/.", f"./{store.path.name}"):
-        with pytest.raises(LockedError) as refused:
-            kvstore.open(name)
-        assert refused.value.owner == "this process"
-
-
-def test_a_store_stays_where_it_is_when_its_process_goes_elsewhere(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "home").mkdir()
-    (tmp_path / "away").mkdir()
-    monkeypatch.chdir(tmp_path / "home")
-    with kvstore.open("db") as store:
-        staged = bulk.Import.create("in")
-        monkeypatch.chdir(tmp_path / "away")
-        with staged.writer() as writer:
-            writer.put(b"a", b"1")
-        staged.seal()
-        store.put(b"b", b"2")
-        store.upkeep.compact()  # makes new files
-        bulk.ingest(store, staged.staging)
-    assert list((tmp_path / "away").iterdir()) == []
-    with kvstore.open(tmp_path / "home" / "db") as store:
-        assert list(store.scan()) == [(b"a", b"1"), (b"b", b"2")]
-
-
-@pytest.mark.parametrize(("path", "problem"), [("d\0b", "zero byte"), ("", "empty")])
-def test_a_path_that_names_nothing_is_refused(path: str, problem: str) -> None:
-    with pytest.raises(UsageError, match=problem):
-        kvstore.open(path)
-
-
-def test_a_path_that_is_too_long_is_an_error_of_the_storage(tmp_path: Path) -> None:
-    for opened in (kvstore.open, kvstore.open_read_only):
-        with pytest.raises(StorageError, match="too long"):
-            opened(tmp_path / ("d" * 300) / "db")
-
-
-def test_a_path_that_cannot_be_resolved_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with pytest.raises(UsageError, match="surrogates"):
-        kvstore.open("d\ud800b")
-    gone = tmp_path / "gone"
-    gone.mkdir()
-    monkeypatch.chdir(gone)
-    gone.rmdir()
-    with pytest.raises(UsageError, match="No such file"):
-        kvstore.open("db")
-
-
-# -- what lies at the path --------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("options", "names"),
-    [
-        ({"engine": "papyrus"}, "engine='papyrus'"),
-        ({"durability": "maybe"}, "durability='maybe'"),
-        ({"create": False}, "is not usable"),
-    ],
-)
-def test_options_of_open_are_checked_before_anything_is_made(
-    tmp_path: Path, options: dict[str, Any], names: str
-) -> None:
-    with pytest.raises(UsageError, match=names):
-        kvstore.open(tmp_path / "store", **options)
-    assert not (tmp_path / "store").exists()
-
-
-def test_a_path_that_is_no_store_is_refused_and_left_alone(tmp_path: Path) -> None:
-    (tmp_path / "letters").mkdir()
-    (tmp_path / "letters" / "draft.txt").write_text("dear")
-    for path in (tmp_path / "letters", tmp_path / "letters" / "draft.txt"):
-        with pytest.raises(NotAStoreError) as refused:
-            kvstore.open(path)
-        assert refused.value.path == str(path)
-        assert refused.value.found
-    assert [file.name for file in (tmp_path / "letters").iterdir()] == ["draft.txt"]
-    (tmp_path / "broken").symlink_to(tmp_path / "letters" / "draft.txt")
-    with pytest.raises(NotAStoreError):
-        kvstore.open(tmp_path / "broken")
-
-
-def rewrite_meta(path: Path, name: str, change: Callable[[dict[str, Any]], None] | None) -> None:
-    engine = MemoryEngine(path) if engine_at(path) == "memory" else RocksEngine(path)
-    stored = engine.get(META, name.encode())
-    assert stored is not None
-    record = json.loads(stored)
-    if change is not None:
-        change(record)
-    batch = engine.batch()
-    text = b"not json" if change is None else json.dumps(record).encode()
-    batch.put(name.encode(), text, engine.families[META])
-    engine.write(batch)
-    engine.sync()
-    engine.close()
-
-
-@pytest.mark.parametrize("field", ["version", "v"])
-def test_a_newer_format_is_refused_and_opens_again_with_its_own_release(
-    tmp_path: Path, field: str
-) -> None:
-    path = tmp_path / "store"
-    with kvstore.open(path) as store:
-        store.put(b"k", b"v")
-    rewrite_meta(path, FORMAT, lambda record: record.update({field: 99}))
-    with pytest.raises(FormatVersionError) as refused:
-        kvstore.open(path)
-    assert refused.value.found == 99
-    rewrite_meta(path, FORMAT, lambda record: record.update({field: 1}))
-    with kvstore.open(path) as store:
-        assert store.get(b"k") == b"v"
-
-
-def test_a_damaged_record_is_corruption_that_names_it(tmp_path: Path) -> None:
-    kvstore.open(tmp_path / "store").close()
-    rewrite_meta(tmp_path / "store", FORMAT, None)
-    with pytest.raises(CorruptionError) as found:
-        kvstore.open(tmp_path / "store")
-    assert FORMAT in found.value.where
 
 
 def test_a_clock_at_the_end_of_time_writes_nothing(tmp_path: Path) -> None:

@@ -125,7 +125,7 @@ class ChangeIndex:
         self._engine.write(batch, logged=False)
 
     def stage_event(
-        self, op: int, key: bytes, timestamp: int, batch: WriteBatch, changeset: tuple[int, int]
+        self, batch: WriteBatch, op: int, key: bytes, timestamp: int, changeset: tuple[int, int]
     ) -> None:
         """Add the entry of a commit with a single event: an import or a revert."""
         row = column([key]), column([b""])

@@ -37,12 +37,20 @@ def family_options(family: str, cache: rocks.Cache) -> rocks.Options:
     return options
 
 
-def _set_family(options: rocks.Options, cache: rocks.Cache) -> None:
+def table_options() -> rocks.BlockBasedOptions:
+    """The layout of the sorted files of stores and of imports.
+
+    They have no bloom filter. A filter of whole keys is no help for a seek to the versions of a
+    key, and building one takes a tenth of the time of writing an SST.
+    """
     table = rocks.BlockBasedOptions()
-    table.set_block_cache(cache)
     table.set_format_version(5)
     table.set_block_size(BLOCK_BYTES)
-    # No bloom filter: a filter of whole keys is no help for a seek to the versions of a key, and
-    # building one takes a tenth of the time of writing an SST.
+    return table
+
+
+def _set_family(options: rocks.Options, cache: rocks.Cache) -> None:
+    table = table_options()
+    table.set_block_cache(cache)
     options.set_block_based_table_factory(table)
     options.set_compression_type(rocks.DBCompressionType.lz4())

@@ -356,7 +356,7 @@ class Imports:
                 changed = replace(record, reverted=timestamp)
             self._stage(batch, changed)
             key = record.import_id.to_bytes(8, "big")
-            self._index.stage_event(op, key, timestamp, batch, changeset)
+            self._index.stage_event(batch, op, key, timestamp, changeset)
 
             def publish() -> None:
                 self._records[record.import_id] = changed

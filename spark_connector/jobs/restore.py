@@ -35,6 +35,7 @@ from spark_connector.access import Access, Address
 from spark_connector.jobs.command import access_of, job_session, parser_of, reporting_errors
 from spark_connector.jobs.tasks import kept, run_tasks, task_count
 from spark_connector.loading.load import ImportReport, run_import
+from spark_connector.loading.rows import ImportRows
 from spark_connector.source import FORMAT
 
 
@@ -121,7 +122,7 @@ def restore_into(
     with found.open().snapshot(_time(as_of)) as (_, snapshot):
         reader = reader.option("versionAsOf", snapshot.as_of)
         with kept(snapshot):
-            return run_import(reader.load(found.url), store, "key", "value")
+            return run_import(ImportRows(reader.load(found.url), "key", "value"), store)
 
 
 @reporting_errors

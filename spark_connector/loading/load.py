@@ -64,33 +64,56 @@ def bulk_import(
 
     `on_conflict` is the parameter of `bulk.ingest`; the others are those of `stage_import`. A job
     that runs again with the same `import_id` adds and computes nothing, and returns the first
-    timestamp. `run_import` does the same and returns a report.
+    timestamp. `run_import` returns a report instead.
 
     Raises `UsageError` on bad columns, duplicates and null keys or values; then no row is added.
     """
     rows = ImportRows(df, key, value, op, partitions, splits, duplicates, order_by)
-    return _run(rows, store, staging, on_conflict, import_id, progress).stamp
+    report = run_import(rows, store, staging, on_conflict, import_id=import_id, progress=progress)
+    return report.stamp
 
 
 def run_import(
-    df: DataFrame,
+    rows: ImportRows,
     store: Store,
-    key: Columns,
-    value: Column | str,
     staging: str | Path | None = None,
-    partitions: int | None = None,
     on_conflict: OnConflict = "overwrite",
     *,
-    op: Column | str | None = None,
-    splits: Sequence[bytes] | None = None,
-    duplicates: Duplicates = "error",
-    order_by: Column | str | None = None,
     import_id: int | None = None,
     progress: Progress | None = None,
 ) -> ImportReport:
-    """Do as `bulk_import`, and return a report. Its seconds are 0 if the job ran before."""
-    rows = ImportRows(df, key, value, op, partitions, splits, duplicates, order_by)
-    return _run(rows, store, staging, on_conflict, import_id, progress)
+    """Load `rows` as `bulk_import` does, and return a report.
+
+    The seconds of the report are 0 if the job ran before.
+    """
+    require_on_conflict(on_conflict)
+    if import_id is not None and (known := _added_before(store, import_id)) is not None:
+        return known
+    directory = _staging_directory(store, staging)
+    started = time.perf_counter()
+    manifest = build_import(rows, directory, import_id, progress)
+    built = time.perf_counter()
+    try:
+        stamp = bulk.ingest(store, directory, on_conflict=on_conflict, move=True)
+    except UsageError as error:
+        if import_id is not None and isinstance(error, ImportRefusedError):
+            known = _added_before(store, import_id)
+            if known is not None:  # another thread ran the same job meanwhile
+                shutil.rmtree(directory, ignore_errors=True)
+                return known
+        if staging is None:  # the caller does not know the directory, and cannot add it later
+            shutil.rmtree(directory, ignore_errors=True)
+        raise
+    shutil.rmtree(directory, ignore_errors=True)
+    return ImportReport(
+        stamp=stamp,
+        import_id=manifest.import_id,
+        rows=manifest.rows,
+        files=len(manifest.parts),
+        bytes=manifest.size_bytes,
+        build_seconds=round(built - started, 3),
+        add_seconds=round(time.perf_counter() - built, 3),
+    )
 
 
 def stage_import(
@@ -127,44 +150,6 @@ def stage_import(
     """
     rows = ImportRows(df, key, value, op, partitions, splits, duplicates, order_by)
     return build_import(rows, Path(staging), import_id, progress)
-
-
-def _run(
-    rows: ImportRows,
-    store: Store,
-    staging: str | Path | None,
-    on_conflict: OnConflict,
-    import_id: int | None,
-    progress: Progress | None,
-) -> ImportReport:
-    require_on_conflict(on_conflict)
-    if import_id is not None and (known := _added_before(store, import_id)) is not None:
-        return known
-    directory = _staging_directory(store, staging)
-    started = time.perf_counter()
-    manifest = build_import(rows, directory, import_id, progress)
-    built = time.perf_counter()
-    try:
-        stamp = bulk.ingest(store, directory, on_conflict=on_conflict, move=True)
-    except UsageError as error:
-        if import_id is not None and isinstance(error, ImportRefusedError):
-            known = _added_before(store, import_id)
-            if known is not None:  # another thread ran the same job meanwhile
-                shutil.rmtree(directory, ignore_errors=True)
-                return known
-        if staging is None:  # the caller does not know the directory, and cannot add it later
-            shutil.rmtree(directory, ignore_errors=True)
-        raise
-    shutil.rmtree(directory, ignore_errors=True)
-    return ImportReport(
-        stamp=stamp,
-        import_id=manifest.import_id,
-        rows=manifest.rows,
-        files=len(manifest.parts),
-        bytes=manifest.size_bytes,
-        build_seconds=round(built - started, 3),
-        add_seconds=round(time.perf_counter() - built, 3),
-    )
 
 
 def _added_before(store: Store, import_id: int) -> ImportReport | None:

@@ -50,7 +50,7 @@ _ORDER: Final = "kvstore_order"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ImportRows:
-    """A DataFrame to load and the choices of the load; see `stage_import` for the fields."""
+    """A DataFrame to load and the choices of the load: the parameters of `stage_import`."""
 
     df: DataFrame
     key: Columns

@@ -20,7 +20,7 @@ from kvstore.codec.keys import IMPORT_ID_MAX
 from kvstore.errors import UsageError
 from kvstore.store import Store
 from spark_connector.loading.load import run_import
-from spark_connector.loading.rows import Columns
+from spark_connector.loading.rows import Columns, ImportRows
 
 
 def batch_importer(
@@ -45,18 +45,8 @@ def batch_importer(
         raise UsageError("the stream has no name", "pass one that no other stream has")
 
     def add(batch: DataFrame, batch_id: int) -> None:
-        run_import(
-            batch,
-            store,
-            key,
-            value,
-            op=op,
-            partitions=partitions,
-            on_conflict=on_conflict,
-            duplicates=duplicates,
-            order_by=order_by,
-            import_id=import_id_of(name, batch_id),
-        )
+        rows = ImportRows(batch, key, value, op, partitions, None, duplicates, order_by)
+        run_import(rows, store, on_conflict=on_conflict, import_id=import_id_of(name, batch_id))
 
     return add
 

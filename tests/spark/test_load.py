@@ -18,7 +18,7 @@ import kvstore
 from kvstore import Store
 from kvstore.errors import UsageError
 from kvstore.limits import KEY_BYTES_MAX
-from spark_connector import bulk_import, run_import, stage_import
+from spark_connector import ImportRows, bulk_import, run_import, stage_import
 from spark_connector.loading.rows import INPUT_TASKS
 
 if TYPE_CHECKING:
@@ -265,12 +265,12 @@ def test_rows_beyond_a_tasks_memory_are_sorted_on_disk(
 
 def test_job_of_a_known_id_is_added_once(spark: SparkSession, store: Store, tmp_path: Path) -> None:
     df = frame(spark, {b"a": b"1"})
-    report = run_import(df, store, "key", "value", import_id=77)
+    report = run_import(ImportRows(df, "key", "value"), store, import_id=77)
     assert (report.import_id, report.rows, report.files) == (77, 1, 1)
     assert report.bytes == store.imports.all()[0].size_bytes
     assert report.stamp == store.imports.all()[0].added
     never_run = frame(spark, {b"bad": b""}).mapInArrow(_failing, ROWS)
-    again = run_import(never_run, store, "key", "value", import_id=77)
+    again = run_import(ImportRows(never_run, "key", "value"), store, import_id=77)
     assert again == replace(report, build_seconds=0.0, add_seconds=0.0)
     stage_import(df, tmp_path / "s", "key", "value", import_id=77)
     with pytest.raises(UsageError, match="used with another manifest; added at"):
@@ -288,7 +288,7 @@ def test_job_that_another_thread_ran_meanwhile_returns_its_report(
         if not store.imports.all():
             bulk.ingest(store, tmp_path / "s")
 
-    report = run_import(df, store, "key", "value", import_id=79, progress=add)
+    report = run_import(ImportRows(df, "key", "value"), store, import_id=79, progress=add)
     assert [found.added for found in store.imports.all()] == [report.stamp]
     assert not any((store.path / "ingest").iterdir())  # type: ignore[operator]
 
