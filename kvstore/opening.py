@@ -34,7 +34,7 @@ ENGINES: Final = ("rocksdb", "memory")
 
 def open(  # noqa: A001  # kvstore.open is the public name
     path: str | os.PathLike[str] | None,
-    engine: str = "rocksdb",
+    engine: str | Engine = "rocksdb",
     durability: Durability = "group",
     clock: WallClock | None = None,
     *,
@@ -46,7 +46,8 @@ def open(  # noqa: A001  # kvstore.open is the public name
     `durability` is that of commits that name none: `"sync"` (an fsync each), `"group"` (an fsync
     shared by commits that wait together) or `"async"` (none; `store.sync()` makes all durable).
     `engine="memory"` keeps everything in memory, and in a journal at `path`; with `path=None`
-    nothing is kept when the store is closed.
+    nothing is kept when the store is closed. With `path=None` an open `Engine` of your own may be
+    the `engine` (see `kvstore.testing.engines`): the store closes it.
     `clock` tells the time; the machine's by default. `gc` collects garbage in the background
     (`Upkeep.start_gc`); without it history is kept until `store.gc` is called.
 
@@ -85,9 +86,14 @@ def engine_at(path: Path) -> str | None:
         return "memory" if is_memory_store(path) else None
 
 
-def _open_engine(path: Path | None, engine: str, *, create: bool) -> Engine:
+def _open_engine(path: Path | None, engine: str | Engine, *, create: bool) -> Engine:
+    if callable(getattr(engine, "cursor", None)):
+        assert not isinstance(engine, str)
+        if path is not None:
+            raise UsageError("a path and an open engine were given", "pass path=None")
+        return engine
     if engine not in ENGINES:
-        raise UsageError(f"engine={engine!r}", f"pass one of {', '.join(ENGINES)}")
+        raise UsageError(f"engine={engine!r}", f"pass one of {', '.join(ENGINES)}, or an Engine")
     if path is None:
         if engine != "memory" or not create:
             raise UsageError("no path was given", 'pass one, or engine="memory" and create=True')

@@ -27,7 +27,12 @@ from kvstore.testing.parts import parts_of
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-for suite in ("kvstore.testing.engines", "backup.testing.blobs", "backup.testing.consensus"):
+for suite in (
+    "kvstore.testing.engines",
+    "kvstore.testing.histories",
+    "backup.testing.blobs",
+    "backup.testing.consensus",
+):
     pytest.register_assert_rewrite(suite)
 
 settings.register_profile(

@@ -20,6 +20,7 @@ from kvstore.engine import META
 from kvstore.engine.memory import MemoryEngine
 from kvstore.engine.rocks import RocksEngine
 from kvstore.errors import (
+    ClosedError,
     CorruptionError,
     FormatVersionError,
     LockedError,
@@ -188,3 +189,16 @@ def test_a_damaged_record_is_corruption_that_names_it(tmp_path: Path) -> None:
     with pytest.raises(CorruptionError) as found:
         kvstore.open(tmp_path / "store")
     assert FORMAT in found.value.where
+
+
+def test_an_engine_of_the_callers_own_takes_no_path(tmp_path: Path) -> None:
+    engine = MemoryEngine(None)
+    with pytest.raises(UsageError, match="path=None"):
+        kvstore.open(tmp_path / "store", engine)
+    with pytest.raises(UsageError, match="or an Engine"):
+        kvstore.open(None, 7)  # type: ignore[arg-type]
+    with kvstore.open(None, engine) as store:
+        store.put(b"k", b"v")
+        assert store.get(b"k") == b"v"
+    with pytest.raises(ClosedError):
+        engine.get(META, FORMAT.encode())

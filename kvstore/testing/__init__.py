@@ -1,11 +1,12 @@
 """Tools that prove a store: tiny limits, faults, kills, forks, power cuts and hostile files.
 
 They serve the tests of this project and of code that builds on it, and import nothing from our own
-tests. Production code never imports this package. `engines` and `strategies` need pytest and
-hypothesis, which the extra `testing` installs.
+tests. Production code never imports this package. `engines`, `histories` and `strategies` need
+pytest and hypothesis, which the extra `testing` installs.
 
 Floors, from the top:
 
+    histories   random histories of a store against the model, as a state machine to inherit
     engines     the contract of engines, as suites that an engine's tests inherit
     strategies  what random histories draw: keys, values, spans, batches
     model       a store as a list of commits, to compare random histories with
