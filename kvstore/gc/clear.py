@@ -18,6 +18,7 @@ the changes of other spans.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import chain
 
 from kvstore.clears import Clear
 from kvstore.codec.keys import encode_range_key, span_bounds
@@ -99,11 +100,15 @@ class Clearing:
         return publish
 
     def _stage_cut(self, batch: WriteBatch, span: Span) -> None:
-        """Cut the stored range tombstones at the bounds of `span`. One pass over all of them."""
+        """Cut the stored range tombstones at the bounds of `span`.
+
+        One pass over those that start in `span`. Where others lie over its start, a pass back to
+        the start of the longest.
+        """
         ranges = self._engine.families[RANGES]
         pieces: dict[bytes, bytes] = {}
         beside: dict[bytes, bytes] = {}
-        for tombstone in stored_tombstones(self._engine):
+        for tombstone in chain(self._starting_in(span), self._lying_over(span.start)):
             key = encode_range_key(tombstone.start, tombstone.timestamp)
             if span.intersect(tombstone.start, tombstone.end) is None:
                 beside[key] = tombstone.end
@@ -114,6 +119,27 @@ class Clearing:
                 pieces[piece] = max(end, pieces.get(piece, b""))
         for piece, end in pieces.items():
             batch.put(piece, escape(max(end, beside.get(piece, b""))), ranges)
+
+    def _starting_in(self, span: Span) -> Iterator[RangeTombstone]:
+        """The stored range tombstones that start in `span` or at its end."""
+        assert span.end is not None
+        begin, _ = span_bounds(span.start, None)
+        _, end = span_bounds(b"", span.end + b"\x00")
+        return stored_tombstones(self._engine, begin, end)
+
+    def _lying_over(self, key: bytes) -> Iterator[RangeTombstone]:
+        """The stored range tombstones that start below `key` and lie over it."""
+        missing = self._versions.view.fragments.across(key)
+        if not missing:
+            return
+        begin, _ = span_bounds(key, None)
+        for found in stored_tombstones(self._engine, b"", begin, reverse=True):
+            if found.timestamp in missing and found.end >= key:
+                if found.end > key:
+                    yield found
+                missing.remove(found.timestamp)
+                if not missing:
+                    return
 
 
 def _outside(tombstone: RangeTombstone, span: Span) -> Iterator[tuple[bytes, bytes]]:

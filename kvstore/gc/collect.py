@@ -40,7 +40,7 @@ from kvstore.codec.keys import SUFFIX_BYTES, decode_suffix, span_bounds
 from kvstore.engine.api import CHANGES, DATA, RANGES, WriteBatch, pairs
 from kvstore.errors import ClosedError, UsageError
 from kvstore.gc.leftovers import Leftovers
-from kvstore.gc.search import garbage_in_span, garbage_of_keys
+from kvstore.gc.search import garbage_in_spans, garbage_of_keys
 from kvstore.gc.settle import Settling
 from kvstore.limits import GC_KEYS_PER_STEP, GC_SPANS_PER_STEP, STALE_IMPORT_S
 from kvstore.meta import COLLECTED, INDEX_FLOOR, Meta
@@ -288,8 +288,9 @@ class Collector:
 
     def _sweep(self, spans: list[Span], since: int, tally: _Tally) -> None:
         """Remove the garbage of whole spans. One pass over each."""
-        for span in merge_spans(spans):
-            self._remove(garbage_in_span(self._versions, span, since), tally)
+        merged = list(merge_spans(spans))
+        most = self.keys_per_step
+        self._remove(garbage_in_spans(self._versions, merged, since, entries_max=most), tally)
 
     def _remove(self, doomed: Iterable[bytes], tally: _Tally) -> None:
         waiting: list[bytes] = []
@@ -317,16 +318,19 @@ class Collector:
     # -- range tombstones -------------------------------------------------------------------
 
     def _remove_ranges(self, since: int, tally: _Tally) -> None:
-        """Remove the range tombstones at or below `since`. One pass over the spans they cover."""
+        """Remove the range tombstones at or below `since`, a stretch of the key space in a step. No
+        version lies under them, so any of them may go first."""
+        for span in self._versions.view.fragments.stretches(since):
+            self._forget(span, since, tally)
+
+    def _forget(self, span: Span, since: int, tally: _Tally) -> None:
+        """Remove the range tombstones at or below `since` that start in `span`. One pass over it,
+        under the commit lock."""
         committer, versions = self._committer, self._versions
         with committer.lock:
             self.require_running()
-            covered = versions.view.fragments.tombstones(Span(), since=0, upto=since)
-            if not covered:
-                return
             doomed = [
                 key
-                for span in merge_spans([Span(start, end) for start, end, _ in covered])
                 for key, _ in pairs(self._engine.cursor(RANGES, *span_bounds(span.start, span.end)))
                 if decode_suffix(key[-SUFFIX_BYTES:]) <= since
             ]
@@ -336,7 +340,7 @@ class Collector:
                     batch.delete(key, self._engine.families[RANGES])
 
             committer.write_meta(stage, durable=False)
-            versions.publish_fragments(versions.view.fragments.forgetting(since))
+            versions.publish_fragments(versions.view.fragments.forgetting(since, [span]))
         tally.ranges += len(doomed)
         self.at_step("ranges")
 

@@ -1,4 +1,4 @@
-"""Finding garbage: of keys that changed, by look-ups, and of whole spans, by a pass.
+"""Finding garbage: of keys that changed, by look-ups, and of whole spans, by passes.
 
 `kvstore.gc.rules` has the rule for garbage. In a store without range tombstones and imports the
 rule is short, and a look-up is one seek: the newest version of a key at or below `since` stays, and
@@ -8,18 +8,22 @@ Invariants
 1. A search takes the view before it reads entries, as every reader does.
 2. The oldest entries of a key come first, because they must be removed in this order.
 3. No engine reader is open while entries are yielded: the caller removes them then.
+4. A search borrows one reader for many keys or spans: making one takes as long as ten seeks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from kvstore.codec.keys import TAIL_BYTES, VALUE, check_data_key, encode_suffix, span_bounds
 from kvstore.codec.ordered import TERMINATOR, escape, frame
-from kvstore.engine.api import DATA
+from kvstore.engine.api import DATA, EntryReader
 from kvstore.gc.rules import garbage
+from kvstore.limits import GC_SHORT_SPAN_ENTRIES
 from kvstore.mvcc import Versions
-from kvstore.mvcc.diff import stored_keys
+from kvstore.mvcc.diff import entries_by_key, stored_keys
+from kvstore.mvcc.version import StoredEntry
+from kvstore.mvcc.versions import ReadView
 from kvstore.span import Span
 
 
@@ -29,28 +33,92 @@ def garbage_of_keys(
     """The garbage of `keys`, which ascend. Holds about `entries_max` entries at once."""
     at = 0
     while at < len(keys):
-        fragments, stamps = versions.view
-        if fragments or stamps:
-            key, at = keys[at], at + 1
-            stack = fragments.stack(key) if fragments else ()
-            doomed = garbage(versions.tails(key), stamps, stack, since=since)
-            stem = frame(key)
-            yield from [stem + tail for tail in doomed]
-        else:
-            found, at = _superseded(versions, keys, at, since, entries_max)
-            yield from found
+        is_short = not any(versions.view)
+        search = _superseded if is_short else _outlived
+        found, at = search(versions, keys, at, since, entries_max)
+        yield from found
 
 
-def garbage_in_span(versions: Versions, span: Span, since: int) -> Iterator[bytes]:
-    """The garbage of a span. One pass over the span."""
-    cursor = versions.engine.cursor(DATA, *span_bounds(span.start, span.end))
-    for key, entries in stored_keys(cursor):
-        fragments, stamps = versions.view
+def garbage_in_spans(
+    versions: Versions, spans: Sequence[Span], since: int, *, entries_max: int
+) -> Iterator[bytes]:
+    """The garbage of `spans`, which ascend and are disjoint. One seek a span and a pass over it.
+    Holds about `entries_max` entries at once."""
+    engine = versions.engine
+    at = 0
+    while at < len(spans):
+        view = versions.view
+        doomed: list[bytes] = []
+        long: Span | None = None
+        ticket, reader = engine.borrow()
+        while at < len(spans) and long is None and len(doomed) < entries_max:
+            keys = _keys_of_short(versions, reader, spans[at])
+            if keys is None:
+                long = spans[at]
+            else:
+                doomed += _garbage(entries_by_key([(keys, keys)]), view, since)
+            at += 1
+        engine.give_back(ticket, reader)
+        yield from doomed
+        if long is not None:
+            cursor = engine.cursor(DATA, *span_bounds(long.start, long.end))
+            for entries in stored_keys(cursor):
+                yield from _garbage([entries], versions.view, since)
+
+
+def _keys_of_short(versions: Versions, reader: EntryReader, span: Span) -> list[bytes] | None:
+    """The stored keys of a span, None if it has more than `GC_SHORT_SPAN_ENTRIES`."""
+    begin, end = span_bounds(span.start, span.end)
+    keys: list[bytes] = []
+    reader.seek(begin)
+    while (found := reader.key()) is not None:
+        if end is not None and found >= end:
+            return keys
+        if len(keys) == GC_SHORT_SPAN_ENTRIES:
+            return None
+        keys.append(found)
+        reader.next()
+    versions.engine.check(reader)
+    return keys
+
+
+def _garbage(
+    found: Iterable[tuple[bytes, list[StoredEntry]]], view: ReadView, since: int
+) -> Iterator[bytes]:
+    fragments, stamps = view
+    for key, entries in found:
         stack = fragments.stack(key) if fragments else ()
         doomed = garbage([tail for tail, _ in entries], stamps, stack, since=since)
         if doomed:
             stem = frame(key)
             yield from [stem + tail for tail in doomed]
+
+
+def _outlived(
+    versions: Versions, keys: Sequence[bytes], at: int, since: int, entries_max: int
+) -> tuple[list[bytes], int]:
+    """The garbage of some of `keys[at:]`, and the index of the first key that was not searched."""
+    fragments, stamps = versions.view
+    engine = versions.engine
+    ticket, reader = engine.borrow()
+    doomed: list[bytes] = []
+    while at < len(keys) and len(doomed) < entries_max:
+        key = keys[at]
+        at += 1
+        stem = frame(key)
+        tails: list[bytes] = []
+        reader.seek(stem)
+        while (found := reader.key()) is not None and found.startswith(stem):
+            if len(found) != len(stem) + TAIL_BYTES or found[-1] > VALUE[0]:
+                check_data_key(found)
+            tails.append(found[-TAIL_BYTES:])
+            reader.next()
+        if found is None:
+            engine.check(reader)
+        stack = fragments.stack(key) if fragments else ()
+        doomed += [stem + tail for tail in garbage(tails, stamps, stack, since=since)]
+    engine.give_back(ticket, reader)
+    return doomed, at
 
 
 def _superseded(

@@ -236,6 +236,12 @@ GC_KEYS_PER_STEP = 4096
 GC_SPANS_PER_STEP = 4096
 """Spans GC merges before it passes over them."""
 
+GC_SHORT_SPAN_ENTRIES = 64
+"""Entries up to which GC steps through a span one by one. A pass of its own takes 20 us to make."""
+
+GC_LEAVES_PER_STEP = 32
+"""Leaves of the map of range tombstones that GC empties under the commit lock, in 5 ms."""
+
 SETTLE_ROWS_MAX = 4096
 """Rows up to which an import settles. Its keys are read when it is added, in 2 ms at most. A larger
 import keeps its record: at most one for each 4096 rows that a store has taken."""

@@ -14,7 +14,7 @@ A range tombstone comes at its start key, before that key's own versions, cut to
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TypeAlias
 
 from kvstore.codec.keys import TAIL_BYTES, VALUE, check_data_key
@@ -33,9 +33,16 @@ def stored_keys(cursor: Cursor) -> Iterator[tuple[bytes, list[StoredEntry]]]:
 
     Raises `CorruptionError` on bytes that are no key of `data`.
     """
+    return entries_by_key(chunks(cursor))
+
+
+def entries_by_key(
+    found: Iterable[tuple[Sequence[bytes], Sequence[bytes]]],
+) -> Iterator[tuple[bytes, list[StoredEntry]]]:
+    """As `stored_keys`, of stored keys and values that were read already, in ascending order."""
     current = b""
     entries: list[StoredEntry] = []
-    for keys, values in chunks(cursor):
+    for keys, values in found:
         for key, value in zip(keys, values, strict=True):
             stem = key[:-TAIL_BYTES]
             if stem != current or not stem:

@@ -32,6 +32,7 @@ from typing import NamedTuple
 
 from kvstore.codec.keys import KEY_BYTES_LEAST
 from kvstore.codec.ordered import escape, unescape
+from kvstore.limits import GC_LEAVES_PER_STEP
 from kvstore.loops.contract import Nearby
 from kvstore.mvcc.stretches import (
     EMPTY,
@@ -134,6 +135,12 @@ class Fragments:
                 return timestamp
         return 0
 
+    def across(self, key: bytes) -> set[int]:
+        """Timestamps of the range tombstones that lie over `key` and over the keys just below it.
+        O(log n)."""
+        below, _, _ = surroundings(self.tree, key, key + b"\x00")
+        return {*below} & {*self.stack(key)}
+
     def pieces(
         self, span: Span, *, since: int = 0, upto: int = TIMESTAMP_MAX
     ) -> Iterator[tuple[bytes, bytes, Stack]]:
@@ -225,18 +232,34 @@ class Fragments:
         """This map with nothing in `[start, end)`."""
         return self._changing(start, end, lambda stack: ())
 
-    def forgetting(self, upto: int) -> Fragments:
-        """This map without the timestamps at or below `upto`. Costs what lies near those."""
-        runs: list[tuple[bytes, bytes]] = []
+    def stretches(self, upto: int) -> Iterator[Span]:
+        """Spans, ascending and disjoint, that hold all range tombstones at or below `upto`, each
+        whole. A span has `GC_LEAVES_PER_STEP` leaves of the tree, and more where a tombstone lies
+        across them. Costs what lies near those tombstones."""
+        start, end, count = b"", b"", 0
+        last: Stack = ()
         for leaf, beyond in leaves(self.tree, b"", None, upto=upto):
-            start, end = leaf.keys[0], leaf.keys[-1] if beyond is None else beyond
-            if runs and runs[-1][1] == start:
-                start, _ = runs.pop()
-            runs.append((start, end))
+            is_across = not {t for t in last if t <= upto}.isdisjoint(leaf.stacks[0])
+            if count and (leaf.keys[0] != end or (count >= GC_LEAVES_PER_STEP and not is_across)):
+                yield Span(start, end)
+                count = 0
+            if not count:
+                start = leaf.keys[0]
+            end = leaf.keys[-1] if beyond is None else beyond
+            last = leaf.stacks[-1]
+            count += 1
+        if start < end:
+            yield Span(start, end)
+
+    def forgetting(self, upto: int, spans: Iterable[Span] | None = None) -> Fragments:
+        """This map without the timestamps at or below `upto`, or without those in `spans` alone.
+        Costs what lies near those timestamps, or in the spans."""
         kept = self
-        for start, end in runs:
-            if start < end:
-                kept = kept._changing(start, end, lambda stack: tuple(t for t in stack if t > upto))
+        for span in self.stretches(upto) if spans is None else spans:
+            assert span.end is not None
+            kept = kept._changing(
+                span.start, span.end, lambda stack: tuple(t for t in stack if t > upto)
+            )
         return kept
 
     # -- inside -----------------------------------------------------------------------------

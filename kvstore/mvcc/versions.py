@@ -197,10 +197,6 @@ class Versions:
 
     # -- inside -----------------------------------------------------------------------------
 
-    def tails(self, key: bytes) -> list[bytes]:
-        """Tails (suffix and kind) of all stored entries of `key`, in their order. O(entries)."""
-        return [tail for tail, _ in self._entries(key)]
-
     def _show(self, view: ReadView) -> None:
         self.view = view
         self.lookup.show(*view.fragments.tree, view.stamps)
@@ -234,7 +230,10 @@ class Versions:
         return entries
 
 
-def stored_tombstones(engine: Engine) -> Iterator[RangeTombstone]:
-    """All range tombstones an engine holds, by start."""
-    for key, value in pairs(engine.cursor(RANGES)):
+def stored_tombstones(
+    engine: Engine, begin: bytes = b"", end: bytes | None = None, *, reverse: bool = False
+) -> Iterator[RangeTombstone]:
+    """The range tombstones that an engine holds, by start: those with stored keys in
+    `begin <= key < end`, descending if `reverse`."""
+    for key, value in pairs(engine.cursor(RANGES, begin, end, reverse=reverse)):
         yield RangeTombstone(*decode_range(key, value))

@@ -96,6 +96,8 @@ TINY: Final[Mapping[str, int]] = {
     "TXN_SPANS_MAX": 2,
     "GC_KEYS_PER_STEP": 2,
     "GC_SPANS_PER_STEP": 1,
+    "GC_SHORT_SPAN_ENTRIES": 1,
+    "GC_LEAVES_PER_STEP": 1,
     # collections and replicas
     "FEW_CHANGES_BYTES": 0,
     "PART_BYTES_MAX": 300,

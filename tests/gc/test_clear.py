@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import kvstore
 from kvstore import ManualClock, Position, Span, Store, Timestamp
-from kvstore.engine.api import DATA
+from kvstore.engine.api import DATA, RANGES, pairs
 from kvstore.errors import HistoryGoneError, HistoryHeldError, UsageError
 from kvstore.limits import INLINE_VALUE_BYTES
 from kvstore.mvcc import Fragments
@@ -242,6 +242,32 @@ def test_cut_on_disk_equals_cut_in_memory(
         assert store.verify().problems == ()
         assert Fragments.of(stored_tombstones(parts_of(store).engine)) == fragments
         assert not list(fragments.pieces(Span(bytes([start]), bytes([start + length]))))
+
+
+def test_a_clear_passes_over_the_range_tombstones_near_it(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(200):
+        store.delete_range(b"%03d" % number, b"%03d~" % number)
+    passed, cursor = [], parts_of(store).engine.cursor
+
+    def counted(family: str, *bounds: bytes | None, reverse: bool = False) -> object:
+        if family == RANGES:
+            passed.extend(found for found, _ in pairs(cursor(family, *bounds)))  # type: ignore[arg-type]
+        return cursor(family, *bounds, reverse=reverse)  # type: ignore[arg-type]
+
+    with monkeypatch.context() as patched:
+        patched.setattr(parts_of(store).engine, "cursor", counted)
+        store.clear_range(b"090", b"092", compact=False)  # two tombstones, and the one at its end
+        assert len(passed) == 3
+        passed.clear()
+        store.clear_range(b"100", b"100a", compact=False)
+        assert len(passed) == 1
+        store.delete_range(b"110", b"190")
+        passed.clear()
+        store.clear_range(b"120", b"121", compact=False)
+        assert len(passed) >= 10
+    assert store.verify().problems == ()
 
 
 CRASH = textwrap.dedent(

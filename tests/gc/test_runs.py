@@ -14,10 +14,11 @@ from pathlib import Path
 import pytest
 
 import kvstore
-from kvstore import GcPolicy, ManualClock, Store
+from kvstore import GcPolicy, ManualClock, Span, Store
 from kvstore.engine.api import DATA
 from kvstore.errors import UsageError
 from kvstore.mvcc.versions import stored_tombstones
+from kvstore.testing.bounds import bounds
 from kvstore.testing.parts import parts_of
 from tests.gc.garbage import KEYS, add_import, collecting, left_over, readable, stored
 
@@ -75,6 +76,35 @@ def test_a_run_that_its_progress_calls_off_is_made_good_by_the_next(store: Store
     assert stored(store, DATA) == len(KEYS)
     assert dict(store.scan()) == dict.fromkeys(KEYS, b"new")
     store.verify().require_ok()
+
+
+def test_a_run_that_ends_between_range_tombstones_leaves_memory_and_disk_alike(
+    store: Store,
+) -> None:
+    collector = parts_of(store).collector
+    runs = 0
+
+    def end(step: str) -> None:
+        if step == "ranges":
+            raise InterruptedError
+
+    with bounds(STRETCHES_MAX=3, GC_LEAVES_PER_STEP=1):
+        for number in range(0, 40, 2):
+            store.put(b"%03d" % number, b"v")
+            store.delete_range(b"%03d" % number, b"%03d" % (number + 1))
+        store.delete_range(b"010", b"030")
+        since = store.upper - 1
+        store.delete_range(b"005", b"035")
+        collector.at_step = end
+        while parts_of(store).versions.view.fragments.tombstones(Span(), since=0, upto=since):
+            with pytest.raises(InterruptedError):
+                store.gc(before=since)
+            runs += 1
+            assert store.verify().problems == ()
+    assert runs >= 3
+    collector.at_step = lambda step: None
+    store.gc(before=since)
+    assert len(parts_of(store).versions.view.fragments) == 2
 
 
 def test_background_policy_collects_and_is_stopped_by_close(tmp_path: Path) -> None:

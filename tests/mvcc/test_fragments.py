@@ -16,6 +16,7 @@ from kvstore.mvcc.stretches import leaves
 from kvstore.span import Span
 from kvstore.testing.bounds import bounds as limits
 from kvstore.testing.strategies import KEYS, bounds, spans
+from kvstore.timestamp import TIMESTAMP_MAX
 from tests.mvcc.invariants import check_fragments
 
 tombstones = st.builds(
@@ -170,6 +171,33 @@ def test_a_pass_learns_of_the_tombstones_near_each_key(
         assert low <= stored
         assert high is None or stored < high
         assert newest[bisect.bisect_right(bounds, stored)] == fragments.newest(key, as_of)
+
+
+@given(small, tombstone_lists, times, st.randoms())
+def test_stretches_hold_old_tombstones_whole_and_may_be_forgotten_in_any_order(
+    most: int, found: list[RangeTombstone], upto: int, pick: Random
+) -> None:
+    with limits(STRETCHES_MAX=most, GC_LEAVES_PER_STEP=1):
+        fragments = Fragments.of(found)
+        spans = list(fragments.stretches(upto))
+        old = fragments.tombstones(Span(), since=0, upto=upto)
+        assert all(a.end is not None and a.end <= b.start for a, b in pairwise(spans))
+        assert all(
+            any(t.start in span and t.end <= (span.end or b"") for span in spans) for t in old
+        )
+        pick.shuffle(spans)
+        kept = fragments
+        for span in spans:
+            kept = kept.forgetting(upto, [span])
+        assert kept == fragments.forgetting(upto)
+
+
+@given(tombstone_lists)
+def test_a_tombstone_lies_across_a_key_that_is_not_its_first(found: list[RangeTombstone]) -> None:
+    fragments = Fragments.of(found)
+    joined = fragments.tombstones(Span(), since=0, upto=TIMESTAMP_MAX)
+    for key in probes():
+        assert fragments.across(key) == {t for start, end, t in joined if start < key < end}
 
 
 def test_a_write_shares_the_nodes_that_it_does_not_touch() -> None:
