@@ -23,8 +23,8 @@ import hashlib
 import json
 import re
 import secrets
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final, NamedTuple
@@ -245,6 +245,15 @@ class Chains:
             raise HistoryGoneError(as_of=Timestamp(at), since=Timestamp(newest.since))
         with covering[-1].snapshot(at) as snapshot:
             yield covering[-1], snapshot
+
+    @contextmanager
+    def snapshots(self) -> Iterator[Mapping[Shard, ShardSnapshot]]:
+        """All chains, oldest first, each held still at its newest instant."""
+        with ExitStack() as held:
+            yield {
+                shard: held.enter_context(shard.snapshot(shard.upper - 1))
+                for shard in self.filled()
+            }
 
     # -- inside ------------------------------------------------------------------------------
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -24,6 +24,7 @@ import pyarrow.parquet as pq
 
 from backup import upkeep
 from backup.chains import Chain, Chains, no_backup
+from backup.labels import CollectionSide
 from backup.overview import CollectionInfo, overview
 from backup.place import find_place, sealed
 from backup.restore import Build, build_here, restore_into_store, restore_store
@@ -54,6 +55,7 @@ from kvstore.arrow import ROWS_SCHEMA
 from kvstore.clock import Clock, WallClock
 from kvstore.errors import CorruptionError, UsageError
 from kvstore.forks import own
+from kvstore.joins import VALUE_COLUMNS, Join, OnGone, join
 from kvstore.limits import RETRY_S
 from kvstore.span import Span
 from kvstore.store import Store
@@ -315,14 +317,36 @@ class Collection:
         at = None if as_of is None else int(to_timestamp(as_of, name="as_of"))
         return self._chains.snapshot(at)
 
-    @contextmanager
-    def snapshots(self) -> Iterator[Mapping[Shard, ShardSnapshot]]:
+    def snapshots(self) -> AbstractContextManager[Mapping[Shard, ShardSnapshot]]:
         """All chains, oldest first, each held still at its newest instant."""
-        with ExitStack() as held:
-            yield {
-                shard: held.enter_context(shard.snapshot(shard.upper - 1))
-                for shard in self._chains.filled()
-            }
+        return self._chains.snapshots()
+
+    def join(
+        self,
+        labels: object,
+        key: str = "id",
+        at: str | None = "ts",
+        max_age: timedelta | None = None,
+        *,
+        columns: tuple[str, str] = VALUE_COLUMNS,
+        on_gone: OnGone = "error",
+    ) -> pa.RecordBatchReader:
+        """The labels, each with the value that its key had at its time, as `Store.join` gives them.
+
+        Nothing is restored: the parts are read that have keys of the labels. Each label may have
+        any time that a chain covers; without a column `at`, all labels ask for the newest instant.
+        The call fixes the backups to be read, and keeps them until the result is read to its end or
+        dropped. Arguments and errors are those of `Store.join`; `UsageError` if there is no backup,
+        `CorruptionError` if a part is damaged.
+
+        Memory is bounded. Costs, for each million labels, a read of the row groups that they touch.
+        """
+        source = Join(self, max_age=max_age, columns=columns)
+        return join(labels, [source], key=key, at=at, on_gone=on_gone)
+
+    def join_side(self) -> CollectionSide:
+        """The side of this collection in a join of several sources: see `kvstore.join`."""
+        return CollectionSide(self._chains)
 
     # -- upkeep -----------------------------------------------------------------------------
 

@@ -18,6 +18,7 @@ from kvstore.feeds import Feed, FeedBatch, Position, Share
 from kvstore.gc import GcPolicy, GcReport
 from kvstore.holds import Hold
 from kvstore.imports import ImportRecord
+from kvstore.joins import Join, join
 from kvstore.mvcc import Version
 from kvstore.opening import (
     open,  # noqa: A004  # kvstore.open is the public name
@@ -47,6 +48,7 @@ __all__ = [
     "Hold",
     "HoldRecord",
     "ImportRecord",
+    "Join",
     "ManualClock",
     "Operation",
     "Position",
@@ -58,6 +60,7 @@ __all__ = [
     "Transaction",
     "Version",
     "__version__",
+    "join",
     "open",
     "open_read_only",
 ]

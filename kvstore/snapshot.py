@@ -7,7 +7,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Protocol
 
 from kvstore.errors import ClosedError
-from kvstore.joins import VALUE_COLUMNS, OnGone
+from kvstore.joins import VALUE_COLUMNS, Join, OnGone, StoredSide, join
 from kvstore.timestamp import Timestamp
 
 if TYPE_CHECKING:
@@ -76,10 +76,10 @@ class Snapshot:
         store: Readable,
         as_of: Timestamp,
         release: Callable[[], object],
-        join: Callable[..., pa.RecordBatchReader],
+        side: StoredSide,
     ) -> None:
         self._release = release
-        self._join = join
+        self._side = side
         self.as_of = as_of
         self._store = store
 
@@ -113,8 +113,13 @@ class Snapshot:
     ) -> pa.RecordBatchReader:
         """As `Store.join`, with no label above this snapshot's time. If `at` is None, all labels
         ask for this snapshot's time."""
+        source = Join(self, max_age=max_age, columns=columns)
+        return join(labels, [source], key=key, at=at, on_gone=on_gone)
+
+    def join_side(self) -> StoredSide:
+        """The side of this snapshot in a join of several sources: see `kvstore.join`."""
         self._open()
-        return self._join(labels, key=key, at=at, max_age=max_age, columns=columns, on_gone=on_gone)
+        return self._side
 
     def scan(
         self,

@@ -16,6 +16,7 @@ from typing import NamedTuple
 import pyarrow as pa
 
 from backup.shard.rows.batch_reader import read_batches
+from backup.shard.rows.found import FindBounds, Found, find_versions
 from backup.shard.rows.part_bytes import MissingPartError
 from backup.shard.rows.part_reader import open_part
 from backup.shard.rows.rules import RULES, AsOf, View, Window
@@ -24,6 +25,7 @@ from backup.shard.state.state import ShardBatch
 from backup.shard.storage.contract import Blob
 from kvstore.codec.json import read_object
 from kvstore.forks import own
+from kvstore.joins.order import OrderedLabels
 from kvstore.limits import STATE_BYTES_MAX
 from kvstore.span import Span
 from kvstore.timestamp import TIMESTAMP_MAX
@@ -140,6 +142,17 @@ class ShardSnapshot:
         ):
             yield rows
             self._renew()
+
+    def find(self, labels: OrderedLabels, *, age_max: int, bytes_max: int) -> Found | None:
+        """The version that each label has at its own time, at most `as_of`. See `rows.found`.
+
+        Raises `LeaseExpiredError` if the lease was lost and parts are gone.
+        """
+        bounds = FindBounds(age_max, bytes_max)
+        try:
+            return find_versions(self._blob, self.batches, labels, bounds, renew=self._renew)
+        except MissingPartError as error:
+            raise self._explain(error) from error
 
     def splits(self, count: int, span: Span | None = None) -> list[Split]:
         """Cut the snapshot by key into at most `count` splits of about equal rows, in order.

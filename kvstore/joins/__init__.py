@@ -3,11 +3,15 @@
 Floors, from the top:
 
     join points       Arrow batches with their values; values and floors of keys in a list
-    sources           labels as they arrive: columns of keys and of times
+    stored sources    the answers of a store; labels as they arrive
+    order             labels in the order of versions
+    side              the seam between labels and the sources that answer them
     labels            keys with their times, held against the history that is kept
 """
 
 from kvstore.joins.join import VALUE_COLUMNS, OnGone, join
 from kvstore.joins.points import floors, values
+from kvstore.joins.side import Join
+from kvstore.joins.stored import StoredSide
 
-__all__ = ["VALUE_COLUMNS", "OnGone", "floors", "join", "values"]
+__all__ = ["VALUE_COLUMNS", "Join", "OnGone", "StoredSide", "floors", "join", "values"]

@@ -1,180 +1,168 @@
 """Point-in-time joins: labels come in as Arrow batches, and go out with what was known then.
 
-The labels of a piece are sorted by key and time, and looked up in one walk through the store, which
-seeks or merges (`kvstore.loops.plain.timed`). The values are put back in the order of the labels.
+The labels stream through in pieces. Each side of the join (`kvstore.joins.side`) answers a piece,
+and its columns are put beside the columns of the labels.
 
 Invariants
 1. Each label comes out once, in its place, with all its columns.
 2. A label gets the value of the newest version at or below its time: see `kvstore.mvcc.version`.
-3. GC and clears leave history alone from the first batch of the result until its end.
+3. Each side keeps its history from the call until the end of the result.
 4. Memory is bounded by the limits of a piece. A piece whose values are too large is halved.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from datetime import timedelta
 from typing import Final, Literal, NamedTuple, TypeAlias
 
-import numpy as np
 import pyarrow as pa
 
 from kvstore.arguments import require_age
-from kvstore.errors import NotYetWrittenError, UsageError
-from kvstore.joins.labels import Labels, gone, require_complete, require_kept
+from kvstore.errors import UsageError
+from kvstore.joins.side import Answers, Asked, Join, Search, Side, everywhere
 from kvstore.joins.sources import (
-    LabelColumns,
     Piece,
     Pieces,
+    keys_of,
     label_reader,
-    labels_of,
     require_columns,
+    times_of_labels,
 )
 from kvstore.limits import JOIN_VALUE_BYTES_MAX
-from kvstore.mvcc.lookup import SearchBounds, TimedValues
-from kvstore.parts import Parts
-from kvstore.timestamp import TIMESTAMP_MAX, Timestamp
+from kvstore.timestamp import TIMESTAMP_MAX
 
 OnGone: TypeAlias = Literal["error", "null"]
 
 VALUE_COLUMNS: Final = ("value", "value_timestamp")
-TIME_TYPE: Final = pa.timestamp("ns", "UTC")
 
 
-class Question(NamedTuple):
-    """The question of a join to each label. `added` are the names of the columns of the answer. A
-    value older than `age_max` is null. No label may ask for a time above `newest`, which is the
-    time of all labels if no column has times."""
+class _Part(NamedTuple):
+    """One side of a join, with the column of its keys and the names of the columns that it adds."""
 
-    columns: LabelColumns
-    added: tuple[str, str]
-    age_max: int
-    is_gone_null: bool
-    newest: int | None
+    side: Side
+    key: str
+    names: tuple[str, ...]
+    search: Search
+
+
+class _Plan(NamedTuple):
+    """A join whose arguments and columns are checked."""
+
+    parts: list[_Part]
+    at: str | None
+    schema: pa.Schema
+
+
+class _Opened(NamedTuple):
+    part: _Part
+    answers: Answers
 
 
 def join(
-    parts: Parts,
     labels: object,
+    joins: Sequence[Join],
     *,
-    key: str,
-    at: str | None,
-    max_age: timedelta | None,
-    columns: tuple[str, str],
-    on_gone: OnGone,
-    newest: int | None = None,
+    key: str = "id",
+    at: str | None = "ts",
+    on_gone: OnGone = "error",
 ) -> pa.RecordBatchReader:
-    """The labels with the columns of their values. With `newest` no label may ask for a later
-    time."""
-    require_age(max_age, name="max_age")
-    age_max = TIMESTAMP_MAX if max_age is None else max_age // timedelta(microseconds=1) * 1000
+    """The labels, each with the values that its keys had at its time in each of several sources.
+
+    The labels are read once, and the columns of the sources stand side by side, in the order of
+    `joins`. Each of `joins` is a `Join`, or a source alone. Arguments, columns, errors and memory
+    are those of `Store.join`; a name that two sources add is refused.
+    """
     if on_gone not in ("error", "null"):
         raise UsageError(f"on_gone={on_gone!r}", "pass 'error' or 'null'")
-    for name, given in (("key", key), ("at", "" if at is None else at)):
+    if not isinstance(joins, Sequence) or not joins:
+        raise UsageError("there is no source to join", "pass a list of stores or of kvstore.Join")
+    parts = [_part(each, key, on_gone == "null") for each in joins]
+    for name, given in [("key", part.key) for part in parts] + [("at", "" if at is None else at)]:
         if not isinstance(given, str):
             raise UsageError(f"{name} must be a column's name, not {type(given).__name__}")
-    question = Question(
-        LabelColumns(key, at),
-        _names(columns),
-        min(age_max, TIMESTAMP_MAX),
-        on_gone == "null",
-        newest,
-    )
-    parts.committer.health.require()
     reader = label_reader(labels)
-    require_columns(reader.schema, question.columns, question.added)
-    value, timestamp = question.added
-    schema = reader.schema.append(pa.field(value, pa.binary()))
-    schema = schema.append(pa.field(timestamp, TIME_TYPE))
-    return pa.RecordBatchReader.from_batches(schema, _joined(parts, reader, schema, question))
+    schema = reader.schema
+    for part in parts:
+        require_columns(schema, reader.schema, part.key, at, part.names)
+        for field, name in zip(part.side.fields, part.names, strict=True):
+            schema = schema.append(field.with_name(name))
+    batches = _joined(reader, _Plan(parts, at, schema))
+    next(batches)
+    return pa.RecordBatchReader.from_batches(schema, batches)
 
 
-def _names(columns: tuple[str, str]) -> tuple[str, str]:
-    if (
-        not isinstance(columns, tuple | list)
-        or len(columns) != 2
-        or not all(isinstance(name, str) for name in columns)
-        or columns[0] == columns[1]
-    ):
+def _part(given: Join, key: str, is_gone_null: bool) -> _Part:
+    each = given if isinstance(given, Join) else Join(given)
+    if not hasattr(each.source, "join_side"):
         raise UsageError(
-            f"columns={columns!r}", "pass two names: of the value and of its timestamp"
+            f"a source of a join must be a store, not {type(each.source).__name__}",
+            "pass stores, snapshots or collections, or kvstore.Join of them",
         )
-    return columns[0], columns[1]
+    require_age(each.max_age, name="max_age")
+    age = TIMESTAMP_MAX if each.max_age is None else each.max_age // timedelta(microseconds=1)
+    search = Search(min(age * 1000, TIMESTAMP_MAX), is_gone_null, JOIN_VALUE_BYTES_MAX)
+    side = each.source.join_side()
+    names = _names(each, [field.name for field in side.fields])
+    return _Part(side, key if each.key is None else each.key, names, search)
 
 
-def _joined(
-    parts: Parts, reader: pa.RecordBatchReader, schema: pa.Schema, question: Question
-) -> Iterator[pa.RecordBatch]:
-    pins = parts.pins  # in a forked child, which ends the pass, handles have no fields
-    pin = pins.new()
-    try:
-        with parts.committer.lock:
-            pins.keep(pin, parts.committer.since, kind="join")
-        if question.newest is None and question.columns.at is None:
-            question = question._replace(newest=parts.reads.at(None))
-        pieces = Pieces(reader)
+def _names(join: Join, fields: list[str]) -> tuple[str, ...]:
+    names = fields if join.columns is None else join.columns
+    if not isinstance(join.prefix, str):
+        raise UsageError(f"prefix={join.prefix!r}", "pass text to stand before the names")
+    if (
+        not isinstance(names, tuple | list)
+        or len(names) != len(fields)
+        or not all(isinstance(name, str) for name in names)
+        or len(set(names)) < len(names)
+    ):
+        raise UsageError(f"columns={names!r}", "pass two names: of the value and of its timestamp")
+    return tuple(join.prefix + name for name in names)
+
+
+def _joined(reader: pa.RecordBatchReader, plan: _Plan) -> Iterator[pa.RecordBatch]:
+    with ExitStack() as held:
+        opened = [_Opened(part, held.enter_context(part.side.opened())) for part in plan.parts]
+        # An empty batch first: taking it holds the history, within the call.
+        yield pa.RecordBatch.from_pylist([], schema=plan.schema)
+        every = [each.answers for each in opened]
+        pieces = Pieces(reader, min(a.rows_first for a in every), min(a.rows_max for a in every))
         for piece in pieces:
             size = 0
-            for batch in _answered(parts, piece, schema, question):
-                size += batch.column(question.added[0]).nbytes
+            for batch in _answered(opened, piece, plan):
+                size += sum(batch.column(part.names[0]).nbytes for part in plan.parts)
                 yield batch
             pieces.learn(piece.rows, size)
-    finally:
-        pins.let_go(pin, None)
 
 
-def _answered(
-    parts: Parts, piece: Piece, schema: pa.Schema, question: Question
-) -> Iterator[pa.RecordBatch]:
-    """The batches of a piece with their values."""
-    labels = labels_of(piece, question.columns, question.newest or 0)
-    found = _found(parts, labels, question)
-    if found is None:
-        del labels
+def _answered(opened: list[_Opened], piece: Piece, plan: _Plan) -> Iterator[pa.RecordBatch]:
+    """The batches of a piece with the columns of all sides."""
+    columns = _columns(opened, piece, plan.at)
+    if columns is None:
         for half in piece.halves():
-            yield from _answered(parts, half, schema, question)
+            yield from _answered(opened, half, plan)
         return
-    values = pa.array(found.values, pa.binary())
-    timestamps = pa.array(found.times, mask=found.times < 0).cast(TIME_TYPE)
     at = 0
     for batch in piece.batches:
         rows = batch.num_rows
-        added = [values.slice(at, rows), timestamps.slice(at, rows)]
+        added = [column.slice(at, rows) for column in columns]
         at += rows
         if rows:
-            yield pa.RecordBatch.from_arrays([*batch.columns, *added], schema=schema)
+            yield pa.RecordBatch.from_arrays([*batch.columns, *added], schema=plan.schema)
 
 
-def _found(parts: Parts, labels: Labels, question: Question) -> TimedValues | None:
-    """The versions of the labels. None where their values have too many bytes."""
-    if question.newest is not None:
-        _require_upto(labels, question.newest)
-    require_complete(parts, labels)
-    bounds = SearchBounds(question.age_max, JOIN_VALUE_BYTES_MAX)
-    lost = gone(parts, labels)
-    if lost is None:
-        return parts.versions.get_timed(labels.keys, labels.times.data, bounds)
-    if not question.is_gone_null:
-        require_kept(parts, labels)
-    kept = np.flatnonzero(~lost)
-    keys = [labels.keys[at] for at in kept.tolist()]
-    found = parts.versions.get_timed(keys, labels.times[kept].data, bounds)
-    if found is None:
-        return None
-    values: list[bytes | None] = [None] * len(labels.keys)
-    times = np.full(len(values), -1, np.int64)
-    times[kept] = found.times
-    for at, value in zip(kept.tolist(), found.values, strict=True):
-        values[at] = value
-    return TimedValues(values, times)
-
-
-def _require_upto(labels: Labels, newest: int) -> None:
-    late = np.flatnonzero(labels.times > newest)
-    if len(late):
-        first = int(late[0])
-        raise NotYetWrittenError(
-            as_of=Timestamp(labels.times[first]),
-            upper=Timestamp(newest + 1),
-            remedy=f"{labels.named(first)}, asks for it: the snapshot ends at {Timestamp(newest)}",
-        )
+def _columns(opened: list[_Opened], piece: Piece, at: str | None) -> list[pa.Array] | None:
+    times = None if at is None else times_of_labels(piece, at)
+    keys: dict[str, pa.Array] = {}
+    columns: list[pa.Array] = []
+    for part, answers in opened:
+        if part.key not in keys:
+            keys[part.key] = keys_of(piece, part.key)
+        asked_at = everywhere(answers.newest, piece.rows) if times is None else times
+        found = answers.answer(Asked(keys[part.key], asked_at, piece.first), part.search)
+        if found is None:
+            return None
+        columns += found
+    return columns

@@ -15,13 +15,12 @@ from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from kvstore.errors import UsageError
-from kvstore.joins.labels import Labels, Numbers
+from kvstore.joins.labels import Numbers
 from kvstore.limits import (
     JOIN_LABEL_BYTES_MAX,
-    JOIN_ROWS_FIRST,
-    JOIN_ROWS_MAX,
     JOIN_VALUE_BYTES_MAX,
     KEY_BYTES_MAX,
 )
@@ -52,14 +51,6 @@ class Piece(NamedTuple):
         return Piece(left, self.first), Piece(right, self.first + middle)
 
 
-class LabelColumns(NamedTuple):
-    """The names of the columns of keys and of times. Without the latter, all labels have one
-    time."""
-
-    key: str
-    at: str | None
-
-
 def label_reader(labels: object) -> pa.RecordBatchReader:
     """The batches of `labels`. Raises `UsageError` for what does not speak Arrow."""
     try:
@@ -78,38 +69,44 @@ def label_reader(labels: object) -> pa.RecordBatchReader:
     )
 
 
-def require_columns(schema: pa.Schema, columns: LabelColumns, added: tuple[str, str]) -> None:
-    """Raise `UsageError` unless `schema` has the columns of labels, and none that is `added`."""
-    for name in filter(None, columns):
-        found = schema.get_all_field_indices(name)
+def require_columns(
+    schema: pa.Schema, labels: pa.Schema, key: str, at: str | None, added: tuple[str, ...]
+) -> None:
+    """Raise `UsageError` unless `labels` has the columns of keys and of times, and the columns
+    `added` are new to `schema`, which has the labels' columns and those of other sources."""
+    for name in (key, at):
+        found = [0] if name is None else labels.get_all_field_indices(name)
         if len(found) != 1:
             problem = "no column" if not found else f"{len(found)} columns"
             raise UsageError(
-                f"labels have {problem} {name!r}", f"they have {', '.join(schema.names)}"
+                f"labels have {problem} {name!r}", f"they have {', '.join(labels.names)}"
             )
     for name in added:
         if name in schema.names:
+            whose = "labels have" if name in labels.names else "two sources add"
             raise UsageError(
-                f"labels have a column {name!r} already",
+                f"{whose} a column {name!r} already",
                 "name the columns of the result: columns=(value, timestamp)",
             )
-    _require_key_type(schema.field(columns.key))
-    if columns.at is not None:
-        _require_time_type(schema.field(columns.at))
+    _require_key_type(labels.field(key))
+    if at is not None:
+        _require_time_type(labels.field(at))
 
 
 class Pieces:
     """The labels of a reader in pieces of bounded rows and bytes."""
 
-    def __init__(self, reader: pa.RecordBatchReader) -> None:
+    def __init__(self, reader: pa.RecordBatchReader, rows_first: int, rows_most: int) -> None:
+        """The first piece has `rows_first` labels at most, a later one `rows_most`."""
         self._reader = reader
-        self._rows_max = min(JOIN_ROWS_FIRST, JOIN_ROWS_MAX)
+        self._rows_most = rows_most
+        self._rows_max = min(rows_first, rows_most)
 
     def learn(self, rows: int, size: int) -> None:
         """Note that the values of so many labels have so many bytes: those of the next piece should
         have half of what is allowed."""
         fitting = rows * JOIN_VALUE_BYTES_MAX // (2 * max(size, 1))
-        self._rows_max = max(min(fitting, JOIN_ROWS_MAX), 1)
+        self._rows_max = max(min(fitting, self._rows_most), 1)
 
     def __iter__(self) -> Iterator[Piece]:
         batches: list[pa.RecordBatch] = []
@@ -118,6 +115,8 @@ class Pieces:
             at = 0
             while at < arrived.num_rows:
                 batch = arrived.slice(at, self._rows_max - rows)
+                while batch.nbytes > JOIN_LABEL_BYTES_MAX and batch.num_rows > 1:
+                    batch = batch.slice(0, batch.num_rows // 2)
                 at += batch.num_rows
                 rows += batch.num_rows
                 size += batch.nbytes
@@ -129,32 +128,38 @@ class Pieces:
             yield Piece(batches, first)
 
 
-def labels_of(piece: Piece, columns: LabelColumns, as_of: int) -> Labels:
-    """The keys and times of a piece. `as_of` is the time of all labels if no column has times."""
-    keys: list[bytes] = []
-    times: list[Numbers] = []
+def keys_of(piece: Piece, name: str) -> pa.Array:
+    """The column `name` of a piece as one binary array without nulls."""
+    arrays, first = [], piece.first
     for batch in piece.batches:
-        first = piece.first + len(keys)
-        keys += _keys(batch.column(columns.key), columns.key, first)
-        if columns.at is None:
-            times.append(np.full(batch.num_rows, as_of, np.int64))
-        else:
-            times.append(_times(batch.column(columns.at), columns.at, first))
-    return Labels(keys, np.concatenate(times), piece.first)
+        column = batch.column(name)
+        _require_no_null(column, name, first)
+        if pa.types.is_dictionary(column.type):
+            column = column.dictionary_decode()
+        arrays.append(column.cast(pa.binary()))
+        _require_short(arrays[-1], name, first)
+        first += batch.num_rows
+    return pa.concat_arrays(arrays)
 
 
-def _keys(column: pa.Array, name: str, first: int) -> list[bytes]:
-    _require_no_null(column, name, first)
-    if pa.types.is_dictionary(column.type):
-        column = column.dictionary_decode()
-    keys: list[bytes] = column.cast(pa.binary()).to_pylist()
-    if keys and max(map(len, keys)) > KEY_BYTES_MAX:
-        at = next(at for at, key in enumerate(keys) if len(key) > KEY_BYTES_MAX)
-        raise UsageError(
-            f"column {name!r} has a key of {len(keys[at])} bytes in row {first + at}",
-            f"at most {KEY_BYTES_MAX} are allowed",
-        )
-    return keys
+def _require_short(keys: pa.Array, name: str, first: int) -> None:
+    if len(keys) and keys.nbytes > KEY_BYTES_MAX:
+        lengths = pc.binary_length(keys).to_numpy()
+        if lengths.max() > KEY_BYTES_MAX:
+            at = int(np.argmax(lengths > KEY_BYTES_MAX))
+            raise UsageError(
+                f"column {name!r} has a key of {lengths[at]} bytes in row {first + at}",
+                f"at most {KEY_BYTES_MAX} are allowed",
+            )
+
+
+def times_of_labels(piece: Piece, name: str) -> Numbers:
+    """The column `name` of a piece as nanoseconds."""
+    times, first = [], piece.first
+    for batch in piece.batches:
+        times.append(_times(batch.column(name), name, first))
+        first += batch.num_rows
+    return np.concatenate(times)
 
 
 def _times(column: pa.Array, name: str, first: int) -> Numbers:

@@ -124,3 +124,7 @@ REPLICA_BATCH_ROWS = 8192
 
 FEW_CHANGES_BYTES = 256 << 20
 """Bytes of a window of changes that an export sorts in memory; a larger one is a pass."""
+
+JOIN_COLUMNS_ROWS_MAX = 1 << 20
+"""Labels that a join looks up in the parts of a collection at once: each time reads all row groups
+that the labels touch. A label takes some 150 bytes."""

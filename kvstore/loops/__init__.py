@@ -7,6 +7,7 @@
     floors     the greatest live key at or below a place
     live       the entries of a pass over `data` that a read sees
     lookup     the value of one key, or of many
+    matches    the rows of columns that answer labels
     timed      the value of many keys, each at a time of its own
     writes     puts that a commit collects, and their entries in key order
 
@@ -43,6 +44,7 @@ from kvstore.loops.chosen import (
     join,
     join_puts,
     lz4_size,
+    match,
     put_all,
     survey,
     tuples,
@@ -85,6 +87,7 @@ __all__ = [
     "join",
     "join_puts",
     "lz4_size",
+    "match",
     "put_all",
     "survey",
     "tuples",

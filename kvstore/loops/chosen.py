@@ -12,14 +12,14 @@ import os
 from importlib import import_module
 from typing import TYPE_CHECKING, Final
 
-from kvstore.loops.plain import columns, floors, live, lookup, timed, writes
+from kvstore.loops.plain import columns, floors, live, lookup, matches, timed, writes
 
-REVISION: Final = 12
+REVISION: Final = 13
 """Add one with each change of a name, an argument or a meaning in the loops. `compiled/shared.pxi`
 holds the same number. A checkout that was updated and not compiled again then runs plain loops."""
 
 VARIABLE: Final = "KVSTORE_LOOPS"
-TWINS: Final = ("columns", "floors", "live", "lookup", "timed", "writes")
+TWINS: Final = ("columns", "floors", "live", "lookup", "matches", "timed", "writes")
 
 COMPILED = False
 
@@ -30,7 +30,7 @@ if not TYPE_CHECKING and os.environ.get(VARIABLE) != "plain":
         pass
     else:
         if all(module.REVISION == REVISION for module in _compiled):
-            columns, floors, live, lookup, timed, writes = _compiled
+            columns, floors, live, lookup, matches, timed, writes = _compiled
             COMPILED = True
 
 arrange = columns.arrange
@@ -55,6 +55,8 @@ PointRead = lookup.PointRead
 Readers = lookup.Readers
 find_among = lookup.find_among
 find_many = lookup.find_many
+
+match = matches.match
 
 find_timed = timed.find_timed
 

@@ -62,7 +62,7 @@ from kvstore.forks import own
 from kvstore.gc import Clearing, Collector, GcReport
 from kvstore.history import History
 from kvstore.holds import Hold
-from kvstore.joins import VALUE_COLUMNS, OnGone
+from kvstore.joins import VALUE_COLUMNS, Join, OnGone, StoredSide
 from kvstore.joins.labels import is_many
 from kvstore.journal import OS_FILES
 from kvstore.journal.files import storage_errors
@@ -317,9 +317,12 @@ class Store:
         first batch until it is read to its end or dropped. Costs a seek for each version, or a
         pass over the entries in between where labels are dense.
         """
-        return joins.join(
-            self._parts, labels, key=key, at=at, max_age=max_age, columns=columns, on_gone=on_gone
-        )
+        source = Join(self, max_age=max_age, columns=columns)
+        return joins.join(labels, [source], key=key, at=at, on_gone=on_gone)
+
+    def join_side(self) -> StoredSide:
+        """The side of this store in a join of several sources: see `kvstore.join`."""
+        return StoredSide(self._parts)
 
     def scan(
         self,
@@ -405,8 +408,8 @@ class Store:
         pins = self._parts.pins  # a forked child closes the snapshot; its store has no fields
         with self._committer.lock:
             at, pin = Timestamp(self._reads.at(as_of)), pins.new()
-            join = partial(joins.join, self._parts, newest=at)
-            snapshot = Snapshot(self, at, lambda: pins.let_go(pin, None), join)
+            side = StoredSide(self._parts, at)
+            snapshot = Snapshot(self, at, lambda: pins.let_go(pin, None), side)
             pins.keep(pin, at, kind="snapshot")
         return snapshot
 

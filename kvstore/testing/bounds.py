@@ -56,6 +56,7 @@ TINY: Final[Mapping[str, int]] = {
     "STEPS_BEFORE_SEEK": 1,
     "JOIN_ROWS_FIRST": 2,
     "JOIN_ROWS_MAX": 3,
+    "JOIN_COLUMNS_ROWS_MAX": 2,
     "JOIN_LABEL_BYTES_MAX": 40,
     "JOIN_VALUE_BYTES_MAX": 4,
     "SCAN_CHUNK": 2,

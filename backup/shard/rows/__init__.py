@@ -2,7 +2,7 @@
 
 Floors, from the top:
 
-    batch_reader                      batches, read back merged
+    batch_reader found                batches, read back merged; the versions of labels
     batch_writer part_reader          a stream of sorted rows as parts; a part in pieces
     part_bytes part_writer
     merge pages part_format

@@ -52,14 +52,14 @@ def read_part(
         return
     file = open_part(blob, part, rule)
     groups = [
-        i for i in range(file.num_row_groups) if _group_touches(file.metadata.row_group(i), span)
+        i for i in range(file.num_row_groups) if group_touches(file.metadata.row_group(i), span)
     ]
     if not groups:
         return
     metas = [file.metadata.row_group(i) for i in groups]
     batch_rows = min(batch_rows, *(_rows_within(meta, batch_bytes) for meta in metas))
     # Reading a column of nulls would take a sixth of the time.
-    has_ranges = any(map(_may_have_ranges, metas))
+    has_ranges = any(map(may_have_ranges, metas))
     columns = [n for n in rule.schema.names if has_ranges or n != "end_key"]
     batches = file.iter_batches(batch_size=batch_rows, row_groups=groups, columns=columns)
     while True:
@@ -155,7 +155,7 @@ def _damaged(part: ShardPart, error: Exception) -> CorruptionError:
     return CorruptionError(f"part {part.name}", str(error).partition("\n")[0])
 
 
-def _group_touches(group: pq.RowGroupMetaData, span: Span) -> bool:
+def group_touches(group: pq.RowGroupMetaData, span: Span) -> bool:
     """True unless the row group's statistics say that none of its rows concerns `span`."""
     columns = {group.column(i).path_in_schema: group.column(i) for i in range(group.num_columns)}
     keys = columns["key"].statistics
@@ -166,10 +166,10 @@ def _group_touches(group: pq.RowGroupMetaData, span: Span) -> bool:
     if keys.max >= span.start:
         return True
     # A range row has its start as key, and may reach into the span from before it.
-    return _may_have_ranges(group)
+    return may_have_ranges(group)
 
 
-def _may_have_ranges(group: pq.RowGroupMetaData) -> bool:
+def may_have_ranges(group: pq.RowGroupMetaData) -> bool:
     """True unless the statistics say that the row group has no range rows."""
     columns = {group.column(i).path_in_schema: group.column(i) for i in range(group.num_columns)}
     ops = columns["op"].statistics if "op" in columns else None

@@ -2,5 +2,5 @@
 
 Floors, from the top:
 
-    columns floors live lookup timed writes
+    columns floors live lookup matches timed writes
 """

@@ -2,6 +2,6 @@
 
 Floors, from the top:
 
-    floors live lookup timed writes
+    floors live lookup matches timed writes
     columns
 """

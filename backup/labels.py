@@ -1,0 +1,142 @@
+"""The side of a join that a collection answers: labels against the rows of its parts.
+
+Each label is asked of the newest chain that covers its time. A chain finds its versions in its
+parts (`backup.shard.rows.found`); nothing is restored.
+
+Invariants
+1. All chains are held at their newest instant from the call of the join until its end, so that
+   compaction and expiry take no part away.
+2. No label is answered outside the windows of the chains.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from backup.chains import Chains, no_backup
+from backup.shard import Shard, ShardSnapshot
+from kvstore.errors import HistoryGoneError, NotYetWrittenError, printable
+from kvstore.joins.labels import Numbers
+from kvstore.joins.order import in_order
+from kvstore.joins.side import VALUE_FIELDS, Asked, Search, value_columns
+from kvstore.limits import JOIN_COLUMNS_ROWS_MAX, JOIN_VALUE_BYTES_MAX
+from kvstore.timestamp import Timestamp
+
+_DECODED = 8
+"""Bytes of values that a byte of a part may stand for, in a first guess."""
+
+
+class _Held(NamedTuple):
+    """A chain that covers `[since, upper)`, held at its newest instant."""
+
+    shard: Shard
+    since: int
+    upper: int
+    snapshot: ShardSnapshot
+
+
+class CollectionSide:
+    """See `kvstore.joins.side.Side`."""
+
+    fields = VALUE_FIELDS
+
+    def __init__(self, chains: Chains) -> None:
+        self._chains = chains
+
+    @contextmanager
+    def opened(self) -> Iterator[CollectionAnswers]:
+        """Hold all chains. Raises `UsageError` for a collection without a backup."""
+        with self._chains.snapshots() as held:
+            if not held:
+                raise no_backup(self._chains.where)
+            # The window of a chain is read after its lease was taken, which keeps it.
+            every = [_Held(shard, shard.since, shard.upper, found) for shard, found in held.items()]
+            yield CollectionAnswers(every)
+
+
+class CollectionAnswers:
+    """See `kvstore.joins.side.Answers`."""
+
+    def __init__(self, held: list[_Held]) -> None:
+        """`held` has the chains, oldest first."""
+        self._held = held
+        self.rows_max = JOIN_COLUMNS_ROWS_MAX
+        parts = [part for each in held for b in each.snapshot.batches for part in b.parts]
+        width = _DECODED * sum(p.size for p in parts) // max(sum(p.rows for p in parts), 1)
+        self.rows_first = max(JOIN_VALUE_BYTES_MAX // max(width, 1), 1)
+
+    @cached_property
+    def newest(self) -> int:
+        """The newest instant. Raises `StatesLostError` where a newer one was there and is gone."""
+        self._held[-1].shard.require_newest()
+        return self._held[-1].upper - 1
+
+    def answer(self, labels: Asked, search: Search) -> list[pa.Array] | None:
+        """The values of the labels and the timestamps of their versions."""
+        self._require_written(labels)
+        lost: npt.NDArray[np.bool_] = np.ones(len(labels.times), np.bool_)
+        values: list[pa.Array] = []
+        places: list[Numbers] = []
+        times = np.full(len(lost), -1, np.int64)
+        for held in reversed(self._held):
+            asked = np.flatnonzero(
+                lost & (labels.times >= held.since) & (labels.times < held.upper)
+            )
+            if not len(asked):
+                continue
+            lost[asked] = False
+            is_all = len(asked) == len(lost)
+            keys = labels.keys if is_all else labels.keys.take(pa.array(asked))
+            ordered = in_order(keys, labels.times[asked])
+            found = held.snapshot.find(ordered, age_max=search.age_max, bytes_max=search.bytes_max)
+            if found is None:
+                return None
+            values.append(found.values)
+            places.append(asked[ordered.places])
+            times[places[-1]] = found.times
+        if lost.any() and not search.is_gone_null:
+            raise self._gone(labels, int(np.argmax(lost)))
+        return value_columns(_placed(values, places, len(lost)), times)
+
+    def _require_written(self, labels: Asked) -> None:
+        upper = self._held[-1].upper
+        late = np.flatnonzero(labels.times >= upper)
+        if len(late):
+            at = int(late[0])
+            raise NotYetWrittenError(
+                as_of=Timestamp(labels.times[at]),
+                upper=Timestamp(upper),
+                remedy=f"{_named(labels, at)}, asks for it: give a time below {Timestamp(upper)}, "
+                "or back up first",
+            )
+
+    def _gone(self, labels: Asked, at: int) -> HistoryGoneError:
+        since = Timestamp(self._held[-1].since)
+        return HistoryGoneError(
+            as_of=Timestamp(labels.times[at]),
+            since=since,
+            remedy=f"{_named(labels, at)}, asks for it: give a time from {since} on, "
+            "or pass on_gone='null'",
+        )
+
+
+def _placed(values: list[pa.Array], places: list[Numbers], count: int) -> pa.Array:
+    """The values at their places, null at the others."""
+    sources = np.full(count, -1, np.int64)
+    if not values:
+        return pa.nulls(count, pa.binary())
+    together = np.concatenate(places)
+    sources[together] = np.arange(len(together))
+    every = pa.concat_arrays(values)
+    return every.take(pa.array(sources, mask=sources < 0))
+
+
+def _named(labels: Asked, at: int) -> str:
+    return f"row {labels.first + at}, key {printable(labels.keys[at].as_py())}"

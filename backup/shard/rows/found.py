@@ -1,0 +1,255 @@
+"""The versions that labels have at their times, found in the parts of a shard.
+
+The batches of a shard are disjoint in time. So the newest batch is asked first, and an older one
+only for labels that no newer row has answered. In a batch each part is asked by itself, and the
+newest row of all parts counts: nothing is merged. Of a part those row groups are read whose keys
+the labels name, and of these the values only where a label needs one.
+
+Invariants
+1. A label gets the newest put at or below its time, unless a delete or a range tombstone is newer.
+2. Memory is two row groups, and the values that the labels need, beside the labels.
+3. Rows without a meaning are damage, and so is a put without a value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from backup.shard.rows.beside import ahead
+from backup.shard.rows.part_reader import may_have_ranges, open_part, translated
+from backup.shard.rows.rules import (
+    OP_DELETE_RANGE,
+    OP_PUT,
+    VERSIONS,
+    Bools,
+    Longs,
+    column_numpy,
+    lower_bound,
+)
+from backup.shard.state.state import ShardBatch, ShardPart
+from backup.shard.storage.contract import Blob
+from kvstore.joins.order import OrderedLabels
+from kvstore.loops import match
+
+_NOTHING = -1
+"""Stands for a time that is older than every time, and for the place of a value that is null."""
+
+
+class FindBounds(NamedTuple):
+    """A version older than `age_max` ns has no value for its label. The search is given up once the
+    values of several labels have more than `bytes_max` bytes."""
+
+    age_max: int
+    bytes_max: int
+
+
+class Found(NamedTuple):
+    """The values of labels, and the times of their versions: null and -1 where there is none."""
+
+    values: pa.Array
+    times: Longs
+
+
+def find_versions(
+    blob: Blob,
+    batches: Sequence[ShardBatch],
+    labels: OrderedLabels,
+    bounds: FindBounds,
+    *,
+    renew: Callable[[], None] = lambda: None,
+) -> Found | None:
+    """The version of each label, in the order of `labels`; None where values have too many bytes.
+
+    `renew` is called now and then. Raises `MissingPartError` and `CorruptionError`. Costs a read of
+    the columns of keys, times and operations of each row group that a label touches, and of values
+    where a label needs one.
+    """
+    search = _Search(labels, bounds)
+    newest = int(labels.times.max()) if len(labels.times) else _NOTHING
+    for batch in reversed(batches):
+        if batch.lower > newest:
+            continue
+        for part in batch.parts:
+            first, end = _touched(labels.keys, part.key_min, part.key_max)
+            if first < end and part.time_min <= newest:
+                for group in _groups(blob, part, labels.keys.slice(first, end - first), first):
+                    renew()
+                    if not search.take(group):
+                        return None
+        if not search.end_batch():
+            break
+    return search.found()
+
+
+class _Group(NamedTuple):
+    """A row group whose keys the distinct keys `first` up to `end` of labels may be."""
+
+    file: pq.ParquetFile
+    part: ShardPart
+    number: int
+    first: int
+    end: int
+    rows: pa.RecordBatch
+
+    def values(self, rows: Longs) -> pa.Array:
+        """The values of some rows."""
+        with translated(self.part):
+            column = _read(self.file, self.number, ["value"]).column("value")
+            values = column.take(pa.array(rows))
+            if values.null_count:
+                raise ValueError("a put has no value")
+        return values
+
+
+def _touched(keys: pa.Array, low: bytes, high: bytes | None) -> tuple[int, int]:
+    """The first of the sorted keys in `[low, high]`, and the first behind them."""
+    end = len(keys) if high is None else lower_bound(keys, high + b"\0")
+    return lower_bound(keys, low), end
+
+
+def _groups(blob: Blob, part: ShardPart, keys: pa.Array, first: int) -> Iterator[_Group]:
+    """The row groups of a part that some of `keys` touch. `keys` begin with the distinct key
+    `first` of labels."""
+    file = open_part(blob, part, VERSIONS)
+    wanted: list[tuple[int, int, int, list[str]]] = []
+    for number in range(file.num_row_groups):
+        meta = file.metadata.row_group(number)
+        low, end = 0, len(keys)
+        statistics = meta.column(0).statistics
+        if statistics is not None and statistics.has_min_max:
+            low, end = _touched(keys, statistics.min, statistics.max)
+        # Range tombstones reach beyond the keys of their own row group.
+        ends = ["end_key"] if may_have_ranges(meta) else []
+        if low < end or ends:
+            wanted.append((number, first + low, first + end, ["key", "timestamp", "op", *ends]))
+    made = (
+        _Group(file, part, number, low, end, _sound(file, part, number, columns))
+        for number, low, end, columns in wanted
+    )
+    return ahead(made) if len(wanted) > 1 else made
+
+
+def _sound(
+    file: pq.ParquetFile, part: ShardPart, number: int, columns: list[str]
+) -> pa.RecordBatch:
+    with translated(part):
+        rows = _read(file, number, columns)
+        if len(rows) and column_numpy(rows, "op").max() > OP_DELETE_RANGE:
+            raise ValueError("a row is neither put, delete nor range delete")
+    return rows
+
+
+def _read(file: pq.ParquetFile, number: int, columns: list[str]) -> pa.RecordBatch:
+    table = file.read_row_group(number, columns=columns, use_threads=False)
+    return pa.RecordBatch.from_arrays(
+        [_whole(table.column(name)) for name in columns], names=columns
+    )
+
+
+def _whole(column: pa.ChunkedArray) -> pa.Array:
+    return column.chunk(0) if column.num_chunks == 1 else pa.concat_arrays(column.chunks)
+
+
+class _Search:
+    """The newest row of each label so far, and the newest range tombstone over it."""
+
+    def __init__(self, labels: OrderedLabels, bounds: FindBounds) -> None:
+        count = len(labels.times)
+        self._labels = labels
+        self._bounds = bounds
+        self._is_open: Bools = np.ones(count, np.bool_)
+        self._times = np.full(count, _NOTHING, np.int64)
+        self._cover = np.full(count, _NOTHING, np.int64)
+        self._sources = np.full(count, _NOTHING, np.int64)
+        self._values: list[pa.Array] = []
+        self._rows = self._nbytes = 0
+
+    def take(self, group: _Group) -> bool:
+        """Take the rows of a row group. False where the search is given up."""
+        times = column_numpy(group.rows, "timestamp")
+        ops = group.rows.column("op").to_numpy()
+        if "end_key" in group.rows.schema.names:
+            self._cover_with(group, times, ops)
+        labels, rows = self._matched(group, times, ops)
+        better = self._is_open[labels] & (times[rows] > self._times[labels])
+        better &= times[rows] >= group.part.drop_below
+        labels, rows = labels[better], rows[better]
+        self._times[labels] = times[rows]
+        self._sources[labels] = _NOTHING
+        is_shown = ops[rows] == OP_PUT
+        is_shown &= self._labels.times[labels] - times[rows] <= self._bounds.age_max
+        is_shown &= self._cover[labels] <= times[rows]
+        return self._take_values(group, labels[is_shown], rows[is_shown])
+
+    def end_batch(self) -> bool:
+        """Close the labels that a row has answered. Returns whether any label is open."""
+        self._is_open &= (self._times == _NOTHING) & (self._cover == _NOTHING)
+        return bool(self._is_open.any())
+
+    def found(self) -> Found | None:
+        """The answers. None where values have too many bytes."""
+        hidden = (self._sources == _NOTHING) | (self._cover > self._times)
+        self._times[hidden] = _NOTHING
+        if not self._values:
+            return Found(pa.nulls(len(hidden), pa.binary()), self._times)
+        values = pa.concat_arrays(self._values)
+        sources = pa.array(self._sources, mask=hidden)
+        lengths = pc.sum(pc.binary_length(values).take(sources)).as_py() or 0
+        if lengths > self._bounds.bytes_max and len(hidden) > 1:
+            return None
+        return Found(values.take(sources), self._times)
+
+    def _matched(self, group: _Group, times: Longs, ops: Longs) -> tuple[Longs, Longs]:
+        labels = self._labels
+        keys = labels.keys.slice(group.first, group.end - group.first)
+        found = match(
+            _buffers(group.rows.column("key")),
+            times.data,
+            ops.data,
+            OP_DELETE_RANGE,
+            _buffers(keys),
+            labels.starts[group.first : group.end + 1].data,
+            labels.times.data,
+        )
+        return np.frombuffer(found[0], np.int64), np.frombuffer(found[1], np.int64)
+
+    def _cover_with(self, group: _Group, times: Longs, ops: Longs) -> None:
+        """Note the range tombstones of a row group. Each costs two binary searches, and a look at
+        the labels that it covers."""
+        rows = np.flatnonzero((ops == OP_DELETE_RANGE) & (times >= group.part.drop_below))
+        starts = group.rows.column("key").take(pa.array(rows)).to_pylist()
+        ends = group.rows.column("end_key").take(pa.array(rows))
+        if ends.null_count:
+            with translated(group.part):
+                raise ValueError("a range delete has no end")
+        for start, end, time in zip(starts, ends.to_pylist(), times[rows].tolist(), strict=True):
+            first, last = (lower_bound(self._labels.keys, key) for key in (start, end))
+            if first < last:
+                under = slice(self._labels.starts[first], self._labels.starts[last])
+                seen = np.where(self._labels.times[under] >= time, time, _NOTHING)
+                np.maximum(self._cover[under], seen, out=self._cover[under])
+
+    def _take_values(self, group: _Group, labels: Longs, rows: Longs) -> bool:
+        if not len(rows):
+            return True
+        is_first = np.ones(len(rows), np.bool_)
+        np.not_equal(rows[1:], rows[:-1], out=is_first[1:])
+        self._sources[labels] = self._rows + np.cumsum(is_first) - 1
+        values = group.values(rows[is_first])
+        self._values.append(values)
+        self._rows += len(values)
+        self._nbytes += values.nbytes
+        return self._nbytes <= self._bounds.bytes_max or len(self._times) == 1
+
+
+def _buffers(keys: pa.Array) -> tuple[int, memoryview, memoryview]:
+    """A binary array as its length, its offsets, and its bytes."""
+    _, offsets, data = keys.buffers()
+    places = np.frombuffer(offsets, np.int32)[keys.offset : keys.offset + len(keys) + 1]
+    return len(keys), places.data, np.frombuffer(b"" if data is None else data, np.uint8).data

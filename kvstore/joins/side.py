@@ -1,0 +1,117 @@
+"""The seam between labels and what answers them: a store, a snapshot, a collection.
+
+A join reads its labels once. Each side of the join gets the same labels, piece by piece, and gives
+back columns of as many rows, in the order of the labels.
+
+Invariants
+1. While a side is open, the history that it answers from stays: GC, clears, compaction and expiry
+   take none of it away.
+2. A side that gives up a piece, because its values have too many bytes, has changed nothing: the
+   piece comes again in halves.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import pyarrow as pa
+
+from kvstore.joins.labels import Numbers
+
+
+class Asked(NamedTuple):
+    """Labels: the column of keys, as one binary array, and their times. `first` is the row of the
+    first label."""
+
+    keys: pa.Array
+    times: Numbers
+    first: int
+
+
+class Search(NamedTuple):
+    """A version older than `age_max` ns at the time of its label is no answer. A label whose
+    history is gone is an error, or null. All values together have `bytes_max` bytes at most."""
+
+    age_max: int
+    is_gone_null: bool
+    bytes_max: int
+
+
+class Answers(Protocol):
+    """A side of a join that is open: its history is held."""
+
+    @property
+    def newest(self) -> int:
+        """The time of labels that have none."""
+        ...
+
+    @property
+    def rows_first(self) -> int:
+        """How many labels to ask at first, when the size of values is unknown."""
+        ...
+
+    @property
+    def rows_max(self) -> int:
+        """How many labels to ask at once, at most."""
+        ...
+
+    def answer(self, labels: Asked, search: Search) -> list[pa.Array] | None:
+        """The columns of the answer, a row for each label, in the order of the labels. None where
+        several labels have values of too many bytes together."""
+        ...
+
+
+class Side(Protocol):
+    """A side of a join, before it is read."""
+
+    @property
+    def fields(self) -> tuple[pa.Field, ...]:
+        """The columns that an answer has. The last one is the timestamp of the version."""
+        ...
+
+    def opened(self) -> AbstractContextManager[Answers]:
+        """Hold the history of this moment."""
+        ...
+
+
+class Joinable(Protocol):
+    """An object that labels can be joined to."""
+
+    def join_side(self) -> Side:
+        """Its side of a join."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Join:
+    """One of several sources that the same labels are joined to, for `kvstore.join`.
+
+    `source` is a store, a snapshot or a collection. Column `key` of the labels has its keys; the
+    default is the `key` of the whole join. A value older than `max_age` is null. `columns` names
+    the columns that the source adds, in the place of `value` and `value_timestamp`; `prefix` stands
+    before each name.
+    """
+
+    source: Joinable
+    key: str | None = None
+    max_age: timedelta | None = None
+    columns: tuple[str, ...] | None = None
+    prefix: str = ""
+
+
+TIME_TYPE = pa.timestamp("ns", "UTC")
+VALUE_FIELDS = (pa.field("value", pa.binary()), pa.field("value_timestamp", TIME_TYPE))
+
+
+def value_columns(values: pa.Array, times: Numbers) -> list[pa.Array]:
+    """The columns `VALUE_FIELDS`. A time of -1 is null."""
+    return [values, pa.array(times, mask=times < 0).cast(TIME_TYPE)]
+
+
+def everywhere(time: int, rows: int) -> Numbers:
+    """The times of labels that have none of their own."""
+    return np.full(rows, time, np.int64)
