@@ -203,7 +203,7 @@ class Chains:
     # -- reading -----------------------------------------------------------------------------
 
     def shards(self, record: CollectionRecord | None = None) -> Sequence[Shard]:
-        """All chains, oldest first. Of the newest, the first backup may not have ended yet."""
+        """All chains, oldest first. The first backup of the newest chain may not have ended yet."""
         record = record or self.read()
         found = map(self.find, () if record is None else record.chains)
         # Another script may have just begun to destroy one.
@@ -230,7 +230,7 @@ class Chains:
 
     @contextmanager
     def snapshot(self, as_of: int | None) -> Iterator[tuple[Shard, ShardSnapshot]]:
-        """The newest chain that covers `as_of` (None: its newest instant), held still at it."""
+        """A snapshot of the newest chain that covers `as_of`. None is the newest instant of all."""
         shards = self.filled()
         if not shards:
             raise no_backup(self.where)
@@ -248,7 +248,7 @@ class Chains:
 
     @contextmanager
     def snapshots(self) -> Iterator[Mapping[Shard, ShardSnapshot]]:
-        """All chains, oldest first, each held still at its newest instant."""
+        """All chains, oldest first, each with a snapshot at its newest instant."""
         with ExitStack() as held:
             yield {
                 shard: held.enter_context(shard.snapshot(shard.upper - 1))

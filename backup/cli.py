@@ -354,7 +354,7 @@ def replicate(
         ),
     ],
     follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Go on until interrupted (SIGINT, SIGTERM).")
+        bool, typer.Option("--follow", "-f", help="Continue until interrupted (SIGINT, SIGTERM).")
     ] = False,
     max_age: MaxAgeOption = None,
     key_file: KeyFileOption = None,

@@ -208,9 +208,9 @@ class Collection:
         """Append all commits of `store` since the last backup; the first backup is full.
 
         The backup has everything that was committed before the call, and nothing that a crash can
-        take back. Two scripts at once each take a window of their own. A `token` names this backup:
-        when it is made again after a crash, it is done once, as long as no compaction has merged
-        it with others.
+        take back. Two scripts at once each take a window of their own. A `token` names this backup.
+        A script that repeats the call after a crash, with the same token, makes one backup, as long
+        as no compaction has merged it with others.
 
         Between backups the store keeps its history, unless it falls further behind than `max_age`.
         Without `max_age` it keeps the history for ever, also where the collection was removed:
@@ -221,11 +221,11 @@ class Collection:
         far; an exception from it calls the backup off. `upload` writes the parts: in this process,
         or spread over others (`spark_connector.jobs.backup`).
 
-        Raises `StatesLostError` where the collection, or everything that the source knows to be at
-        its place, is gone or an older copy: then `full=True` begins anew. Raises `UsageError` if
-        the collection belongs to another store, if the store was put back from an older copy and
-        lacks commits of the collection, or if the token is empty; `HistoryGoneError` if the store
-        no longer has the window: then `full=True` begins another chain beside the present one.
+        Raises `StatesLostError` if the collection is gone, or is an older copy of itself: then
+        `full=True` begins anew. Raises `UsageError` if the collection belongs to another store, if
+        the store was put back from an older copy and lacks commits of the collection, or if the
+        token is empty; `HistoryGoneError` if the store no longer has the window: then `full=True`
+        begins another chain beside the present one.
         """
         if token is not None and not token:
             raise UsageError("the token is empty", "name the backup, or pass no token")
@@ -313,12 +313,12 @@ class Collection:
     def snapshot(
         self, as_of: TimeLike | None
     ) -> AbstractContextManager[tuple[Shard, ShardSnapshot]]:
-        """The newest chain that covers `as_of`, held still at it. Raises as `restore` does."""
+        """A snapshot of the newest chain that covers `as_of`. Raises as `restore` does."""
         at = None if as_of is None else int(to_timestamp(as_of, name="as_of"))
         return self._chains.snapshot(at)
 
     def snapshots(self) -> AbstractContextManager[Mapping[Shard, ShardSnapshot]]:
-        """All chains, oldest first, each held still at its newest instant."""
+        """All chains, oldest first, each with a snapshot at its newest instant."""
         return self._chains.snapshots()
 
     def join(

@@ -52,7 +52,8 @@ class Build(Protocol):
     def __call__(
         self, snapshot: ShardSnapshot, view: View, span: Span, directory: Path, tally: Tally
     ) -> Iterable[Built]:
-        """Build; `tally` counts the written rows. Raises `CorruptionError` if a part is damaged."""
+        """Build the files; `tally` counts the written rows. Raises `CorruptionError` if a part is
+        damaged."""
         ...
 
 

@@ -215,7 +215,7 @@ def unlock(blob: Blob, secret: Secret | None, where: str) -> DataKey | None:
 
 
 class SealedBlob:
-    """A blob whose bytes are encrypted; sizes and ranges are those of the plain bytes."""
+    """A blob whose bytes are encrypted; sizes and ranges count the plain bytes."""
 
     def __init__(self, blob: Blob, key: DataKey) -> None:
         self.patience = blob.patience

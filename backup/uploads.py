@@ -2,7 +2,7 @@
 
 One process writes the parts, or the tasks of a cluster do, each for a stretch of the key space. A
 backup that fills more than one part writes a record after each full part, so that a crash costs one
-part at most. The next backup of the same window takes the recorded parts and goes on behind the
+part at most. The next backup of the same window takes the recorded parts and continues behind the
 last row in them.
 
     blob "progress/<chain>/<lower>-<upper>-<attempt>/<number>.json" :=

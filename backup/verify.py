@@ -93,7 +93,7 @@ def comparable(shards: Sequence[Shard], store: Store) -> list[Shard]:
     """The chains, oldest first, that share some history with `store`.
 
     The store may have lost all the history of an older chain. The newest chain is always among the
-    result: that the store lost all of its history is an error.
+    result: if the store has lost all of its history, that is an error.
     """
     since = store.since
     return [shard for shard in shards if shard is shards[-1] or shard.upper > since]

@@ -1,8 +1,8 @@
 """Rows of versions: made from changes, and turned into entries of the `data` family.
 
-The columns are those of `backup.shard.VERSIONS_SCHEMA`. Rows are sorted by key, then newest first;
-at one key and time the range tombstone comes first. Imports and reverts are expanded to the
-versions that they made.
+The columns are `backup.shard.VERSIONS_SCHEMA`. Rows are sorted by key, then newest first; at one
+key and time the range tombstone comes first. Imports and reverts are expanded to the versions that
+they made.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Checks that the rows of staged files are those of the manifest.
+"""Checks that staged files have the rows that the manifest names.
 
     metadata  bounds, number of rows, import id at both ends, no range deletes. RocksDB tells them
               without a pass: 0.4 ms a file, and 1.3 ms once per open store. Always checked.

@@ -50,7 +50,8 @@ from kvstore.timestamp import Timestamp
 OnConflict: TypeAlias = Literal["overwrite", "error"]
 
 _COPY_INSTEAD: Final = (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP)
-"""The failures of a link that a copy avoids: the file system, or the pair of them, cannot link."""
+"""Failures of a link after which a copy may succeed: the file system has no links, or source and
+target lie on two."""
 
 _COPY_BYTES: Final = 1 << 20
 
@@ -74,9 +75,9 @@ def ingest(
     `progress` is called with the name of each step before the step. An exception that it raises
     stops the import, and a later call continues it.
 
-    Raises `ImportRefusedError` if a file is missing, altered, truncated or of another import, or
-    if its bounds or rows are not those of the manifest. Nothing was added then. Costs a few
-    milliseconds and two fsyncs, whatever the size.
+    Raises `ImportRefusedError` if a file is missing, altered, truncated or of another import, or if
+    its bounds or rows differ from the manifest. Nothing was added then. Costs a few milliseconds
+    and two fsyncs, whatever the size.
     """
     require_on_conflict(on_conflict)
     directory = require_path(staging, name="staging")

@@ -7,10 +7,10 @@
 Invariants
 1. Writing the manifest commits the import: parts that it does not name do not belong to it.
 2. Two parts have no key in common. Their spans may cross.
-3. A file is unchanged if its size, modification time and inode are those of the manifest, the rule
-   of `git` and `rsync`. Otherwise, as after a copy, its digest decides. So an import that was built
-   in place is added without being read. RocksDB's block checksums find damage beneath the file
-   system when a block is read.
+3. A file is unchanged if its size, modification time and inode are as in the manifest. `git` and
+   `rsync` have the same rule. Otherwise, as after a copy, its digest decides. So an import that was
+   built in place is added without being read. RocksDB's block checksums find damage beneath the
+   file system when a block is read.
 4. Only regular files are read. A name may be a symbolic link to one. A FIFO or a device is refused,
    because reading it could hang or never end.
 """

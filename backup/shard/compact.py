@@ -1,4 +1,5 @@
-"""Compaction: the batches of a slot become one, without rows that no reader from `since` on sees.
+"""Compaction: the batches of a slot become one. Rows that every reader from `since` on would skip
+are left out.
 
 Order of steps
 1. The slot enters the state (an append planned it, or a caller asked), so a crash loses no work.
@@ -37,7 +38,8 @@ class Merge(Protocol):
     def __call__(
         self, log: StateLog, inputs: tuple[ShardBatch, ...], since: int, tally: Tally
     ) -> ShardBatch:
-        """Merge, without rows that no reader from `since` on sees; `tally` counts written rows.
+        """Merge the batches; leave out the rows that every reader from `since` on would skip.
+        `tally` counts the written rows.
 
         Raises `MissingPartError` if an input is gone.
         """

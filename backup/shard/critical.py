@@ -27,7 +27,8 @@ class Critical:
         self._log = log
 
     def downgrade(self, since: int, *, opaque: bytes | None = None) -> int:
-        """Let history below `since` go, and put the token `opaque` (default: the same) on the hold.
+        """Give up history below `since`, and put the token `opaque` (default: the same) on the
+        hold.
 
         Returns the hold's `since`.
 

@@ -7,7 +7,7 @@ rollup, and deletes the blobs that only earlier versions named.
     versions   e ........ r ........ head          e: earliest live; r: the rollup chosen
     delete     named in [e, r), not at r           parts and rollups alike
 
-Order of steps; a crash between any two leaves a state from which the next run goes on
+Order of steps; a crash between any two leaves a state from which the next run continues
 1. Delete the blobs. Names are never used again, so a blob without a name at r never gets one.
 2. Truncate consensus below r, and remove the witnesses of the truncated versions.
 3. Take the rollups below r out of the state. (A later run deletes their blobs, when the versions
@@ -40,7 +40,7 @@ def collect_if_due(log: StateLog) -> Collected:
     """Collect if enough versions have piled up and no other process was told to."""
     expire_lapsed(log)
     if log.state.gc_target is None:
-        return Collected()  # as far as this handle knows, which costs nothing to ask
+        return Collected()  # by the state of this handle, which costs nothing
     expire_idle_writers(log)
     target = log.apply(RequestGc()).outcome.seqno
     return Collected() if target is None else collect(log, to=target)

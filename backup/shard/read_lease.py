@@ -79,7 +79,7 @@ class ReadLease:
         return Listen(self._log, self, as_of + 1)
 
     def downgrade_since(self, since: int) -> int:
-        """Let history below `since` go and renew the lease; returns the `since` of this lease.
+        """Give up history below `since` and renew the lease; returns the `since` of this lease.
 
         Raises `LeaseExpiredError` if the shard has forgotten it.
         """
@@ -100,7 +100,7 @@ class ReadLease:
     def renew_if_due(self) -> None:
         """Renew the lease once a third of it has passed.
 
-        A failure is tried again later: reading can go on until the parts are gone.
+        A failure is tried again later: reading works until the parts are gone.
         """
         now_ns = self._log.clock.wall_ns()
         if now_ns - self._renewed_ns < self._lease_ns // 3:

@@ -100,12 +100,12 @@ class Shard:
 
     @property
     def since(self) -> int:
-        """History below may be gone (as of the last refresh)."""
+        """The frontier below which history may be gone, as of the last refresh."""
         return self.state.since
 
     @property
     def upper(self) -> int:
-        """History is complete below (as of the last refresh)."""
+        """The frontier below which history is complete, as of the last refresh."""
         return self.state.upper
 
     # -- writing -----------------------------------------------------------------------------

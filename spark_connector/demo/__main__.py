@@ -1,8 +1,8 @@
 """The demo: `make demo`, or `python -m spark_connector.demo [--out DIRECTORY]`.
 
-Spark jobs import a year of real flights month by month into a live store, while ordinary writes go
-on. After each month the demo takes an incremental backup. It builds one month before a backup and
-adds it after that backup. This month must be in the next increment, because the time of adding
+Spark jobs import a year of real flights month by month into a live store, while ordinary writes
+continue. After each month the demo takes an incremental backup. It builds one month before a backup
+and adds it after that backup. This month must be in the next increment, because the time of adding
 counts. Then the demo asks the store about its past, and compares three restores with it version by
 version.
 """

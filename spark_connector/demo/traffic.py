@@ -1,4 +1,4 @@
-"""Ordinary writes that go on while months are imported: delays updated, flights cancelled."""
+"""Ordinary writes during the imports of months: delays updated, flights cancelled."""
 
 from __future__ import annotations
 

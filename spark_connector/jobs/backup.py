@@ -5,7 +5,8 @@
 The driver has the store open. It takes one timestamp and a checkpoint beside the store (hard links,
 so the tasks must see the store's file system), and cuts the key space. Each task writes the parts
 of its span from the checkpoint, and the driver appends all of them as one batch. So the collection
-has the same rows as after a backup by one process, and either kind goes on where the other ended.
+has the same rows as after a backup by one process, and a backup of either kind continues where the
+last one ended.
 
 If the change index shows that the window is small, the driver writes it alone. `spark-submit` runs
 this job too.
@@ -71,7 +72,7 @@ class SparkUpload:
         del window  # ends the pass that it has begun
         with copy_of(store, self.copies) as copy:
             with open_read_only(copy) as opened:
-                # The copy may have less whole history than the store had a moment ago.
+                # GC may have run before the copy was taken: then the copy keeps less history.
                 newest = min(upto, int(opened.upper) - 1)
                 whole_since = exported(opened, since=attempt.since, upto=newest).whole_since
                 size = sum(file.size_bytes for file in opened.layout.files())
@@ -121,9 +122,9 @@ def backup(
 ) -> BackupInfo:
     """Append the commits of `store` since the last backup, with tasks that write the parts.
 
-    Parameters and errors are those of `Collection.backup`. `copies` is a directory for the
-    checkpoint that the tasks read, on the store's file system and seen by all of Spark's machines
-    (default: beside the store). `tasks` is the number of tasks (default: by size).
+    Parameters and errors are as in `Collection.backup`. `copies` is a directory for the checkpoint
+    that the tasks read, on the store's file system and seen by all of Spark's machines (default:
+    beside the store). `tasks` is the number of tasks (default: by size).
     """
     found = Access.of(access)
     upload = SparkUpload(spark, found, tasks, copies)

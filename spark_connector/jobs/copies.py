@@ -21,7 +21,7 @@ def copy_of(store: Store, copies: Path | None = None) -> Iterator[Path]:
     beside = Path(tempfile.gettempdir()) if store.path is None else store.path.absolute().parent
     directory = beside if copies is None else copies
     for left in directory.glob(f"{name}*"):
-        # One process has the store open, so a copy of another one was left by a kill.
+        # Only this process has the store open: a killed process left the other copies of it.
         if left.name.split("-")[-2] != str(os.getpid()):
             shutil.rmtree(left, ignore_errors=True)
     copy = directory / f"{name}{os.getpid()}-{secrets.token_hex(4)}"

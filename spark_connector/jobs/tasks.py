@@ -31,7 +31,7 @@ BYTES_PER_TASK: Final = 64 << 20
 """Bytes in files per task: some parts, whose work is long against the tens of ms of a task."""
 
 TASKS_PER_CORE: Final = 2
-"""Tasks are equal only as far as the bounds of files tell. With several tasks per core, no core
+"""The bounds of files cut the work into tasks of unequal size. With several tasks per core, no core
 waits long for the last one."""
 
 BYTES_WORTH_SHARING: Final = 4 << 20

@@ -1,7 +1,7 @@
 """Several columns as one key, in Spark: `tuple_key("country", "day")`.
 
-The bytes are those of `kvstore.codec.tuples`, encoded column by column in Arrow. `decode_tuple`
-reads them back, and `encode_tuple` makes bounds and prefixes for scans.
+The bytes have the form of `kvstore.codec.tuples`, and are encoded column by column in Arrow.
+`decode_tuple` reads them back, and `encode_tuple` makes bounds and prefixes for scans.
 """
 
 from __future__ import annotations

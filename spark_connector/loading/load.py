@@ -62,9 +62,9 @@ def bulk_import(
     on the store's file system, its files are moved, not copied. The default is a directory beside
     the store's files. It needs room for the rows twice, and is removed after the import is added.
 
-    `on_conflict` is the parameter of `bulk.ingest`; the others are those of `stage_import`. A job
-    that runs again with the same `import_id` adds and computes nothing, and returns the first
-    timestamp. `run_import` returns a report instead.
+    `on_conflict` is the parameter of `bulk.ingest`; the others are as in `stage_import`. A job that
+    runs again with the same `import_id` adds and computes nothing, and returns the first timestamp.
+    `run_import` returns a report instead.
 
     Raises `UsageError` on bad columns, duplicates and null keys or values; then no row is added.
     """
@@ -140,10 +140,10 @@ def stage_import(
     `order_by` is kept; among equal ones a put, then the greatest value.
 
     `partitions` is the number of files; the default is one per `BYTES_PER_PARTITION` of input, and
-    at least Spark's parallelism. `splits` are the least keys of all files but the first, and make
-    the files the same in every run. A task holds at most `SORT_BYTES_MAX` of rows in Python, and
-    sorts more of them on disk. `import_id` names the import, from 1 to 2**63 - 1; a store adds an
-    id once. `progress` is called now and then with the numbers of tasks done and of tasks known.
+    at least Spark's parallelism. `splits` are the least keys of the files after the first one, and
+    make the files the same in every run. A task holds at most `SORT_BYTES_MAX` of rows in Python,
+    and sorts more of them on disk. `import_id` names the import, from 1 to 2**63 - 1; a store adds
+    an id once. `progress` is called now and then with the numbers of tasks done and of tasks known.
 
     Raises `UsageError` on bad columns, duplicates and null keys or values; then it removes
     `staging`.

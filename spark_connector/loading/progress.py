@@ -12,7 +12,8 @@ from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
 Progress: TypeAlias = "Callable[[int, int], None]"
-"""Called with the number of tasks done and of known tasks. Planning stages raises the second."""
+"""Called with the numbers of tasks done and of tasks known. The second grows as stages are
+planned."""
 
 INTERVAL_S: Final = 0.5
 _GROUP: Final = "spark.jobGroup.id"

@@ -33,9 +33,9 @@ files should be large; a sort that fits into memory does not spill, so they shou
 PARTITIONS_MAX: Final = 10_000
 
 INPUT_TASKS: Final = 100
-"""Tasks that read the input, or four for each core where that is more. A task costs 20 ms, so many
-small partitions of the input are read by one task. If a task fails, at most a hundredth of the work
-is done again."""
+"""At most this many tasks read the input, or four for each core if that is more. A task costs 20
+ms, so many small partitions of the input are read by one task. If a task fails, at most a hundredth
+of the work is done again."""
 
 _TASKS_PER_CORE: Final = 4
 
@@ -132,8 +132,8 @@ def sorted_rows(
     """`df` as sorted rows to import: columns `key`, `value` and, if given, `op`.
 
     `df.write.format("kvstore")` needs these rows; `bulk_import` makes them by itself. The
-    parameters are those of `bulk_import`. Raises `UsageError` on bad columns. A key that occurs
-    twice fails the write.
+    parameters are as in `bulk_import`. Raises `UsageError` on bad columns. A key that occurs twice
+    fails the write.
     """
     rows = ImportRows(df, key, value, op, partitions, splits, duplicates, order_by).by_key()
     return rows if order_by is None else rows.mapInArrow(without_repeats, rows.schema)

@@ -39,7 +39,7 @@ def batch_importer(
 
     `name` belongs to one stream for ever. With a new checkpoint location it would number its
     batches anew, and the store would skip batches under the ids that it knows. The other parameters
-    are those of `bulk_import`.
+    are as in `bulk_import`.
     """
     if not name:
         raise UsageError("the stream has no name", "pass one that no other stream has")

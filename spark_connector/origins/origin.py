@@ -3,8 +3,7 @@
 A task opens the origin anew from its place. All tasks of a read see the same rows, because the read
 pins its times and history never changes.
 
-An origin yields rows in the columns of `backup/version_rows.py`, and of these only the requested
-ones.
+An origin yields rows with the requested columns of `backup/version_rows.py`.
 """
 
 from __future__ import annotations
@@ -36,7 +35,8 @@ class Origin(Protocol):
     """Where the origin was found. A collection's place names the chosen chain."""
 
     def frontiers(self) -> OriginFrontiers:
-        """The readable times. They never change for a store; a collection tells those of now."""
+        """The readable times. A store's never change; those of a collection are the times at the
+        moment of the call."""
         ...
 
     def files(self, upto: int) -> Sequence[FileSpan]:

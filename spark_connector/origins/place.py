@@ -66,7 +66,7 @@ def _checkpoints(directory: Path) -> list[Path]:
 
 def _made_at(store: Path) -> int | None:
     """When a store was made, in nanoseconds. None if no store is there, or none any more."""
-    current = store / "CURRENT"  # RocksDB has it; all files of the memory engine come and go
+    current = store / "CURRENT"  # only RocksDB has it
     try:
         if engine_at(store) is None:
             return None
@@ -79,8 +79,8 @@ def _is_open_to_write(store: Path) -> bool:
     """Whether another process has the store open.
 
     Call it only in a process that has no store open: closing the lock file would drop its own lock.
-    The two locks are shared ones, because other readers may ask at the same time. RocksDB takes
-    a lock of the first kind, the memory engine one of the second.
+    It asks for a lock of either kind: RocksDB locks by `lockf`, and the memory engine by `flock`.
+    Both locks are shared, because other readers may ask at the same time.
     """
     try:
         with (store / "LOCK").open("rb") as lock:

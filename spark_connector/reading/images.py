@@ -8,7 +8,7 @@
 
 The state at the start of the window and the changes of a partition are sorted together by key and
 time, in columns. Then the old value of a change is in the row before it. With `revisions=latest`
-only the last change of each key is kept, so that its images are those of the whole window.
+only the last change of each key is kept, with the images of the whole window.
 
 Costs a pass over the state at the start, between the first and the last changed key, and memory for
 the changes of the partition and for the values that they replaced.
@@ -32,7 +32,7 @@ from spark_connector.origins.origin import Origin
 INSERT: Final = 3
 PREIMAGE: Final = 4
 POSTIMAGE: Final = 5
-"""Codes in the column `op`, in addition to those of backup/version_rows.py."""
+"""Codes in the column `op`, beside the codes of backup/version_rows.py."""
 
 _EVENTS: Final = pa.schema(
     [

@@ -1,8 +1,8 @@
 """A collection's state by Spark's own Parquet scan, if this scan gives the right rows.
 
 A Python data source is slower: turning Arrow batches into rows of the JVM alone costs as much as
-Spark's whole scan of a Parquet file. But the rows of a part that are alive at a time are a filter
-over its columns (`backup/shard/rows/part_format.py`), and most chains are one large batch with a
+Spark's whole scan of a Parquet file. But a filter over the columns of a part selects the rows that
+are alive at a time (`backup/shard/rows/part_format.py`), and most chains are one large batch with a
 few small batches behind it:
 
     base     the files of the oldest batch that has rows, and the terms of that filter that are not
@@ -14,8 +14,8 @@ few small batches behind it:
     state = the rows of the base without the keys of newer, and the puts of newer
 
 Invariants
-1. The rows are those of `format("kvstore")` at the same time. If footers and statistics leave a
-   doubt, the read goes to that source; `plan` returns the reason.
+1. The rows are the same as with `format("kvstore")` at the same time. If footers and statistics
+   leave a doubt, the read goes to that source; `plan` returns the reason.
 2. The call fixes files and time. If a file is missing when Spark reads it, because the chain has
    been compacted meanwhile, the query fails; it never returns fewer rows.
 """
@@ -52,7 +52,7 @@ NEWER_SHARE: Final = 32
 broadcasting a change costs 7 us, and a native scan saves 0.25 us for each row of the base."""
 
 NEWER_ROWS_FEW: Final = 1_000
-"""This many changes behind the base are native however small the base is."""
+"""With at most this many changes behind the base a scan is native, however small the base is."""
 
 NEWER_ROWS_MAX: Final = 200_000
 NEWER_BYTES_MAX: Final = 64 << 20
@@ -69,7 +69,7 @@ _PARQUET: Final = {
     # The session may ignore such files; here this would leave out rows.
     "ignoreMissingFiles": "false",
     "ignoreCorruptFiles": "false",
-    # Costs too little to measure.
+    # The check of checksums costs too little to measure.
     "parquet.page.verify-checksum.enabled": "true",
 }
 _GLOB_CHARACTERS: Final = str.maketrans({mark: f"\\{mark}" for mark in "\\{}[]*?"})
@@ -101,9 +101,9 @@ def read_collection(
 ) -> DataFrame:
     """The keys and values of a collection as of a time, by Spark's Parquet scan if possible.
 
-    Rows and schema are those of `spark.read.format("kvstore")`. The scan is a fifth to a half
-    faster if few changes lie behind the base, and no faster if many do. Spark pushes filters and
-    prunes columns as with any Parquet file. `as_of` defaults to the newest time of the collection.
+    Rows and schema are as with `spark.read.format("kvstore")`. The scan is a fifth to a half faster
+    if few changes lie behind the base, and no faster if many do. Spark pushes filters and prunes
+    columns as with any Parquet file. `as_of` defaults to the newest time of the collection.
 
     This call fixes the time and the files. If the chain is compacted or expired before a query of
     this frame has ended, the query fails; a new call gives a frame that works. `format("kvstore")`
@@ -233,9 +233,9 @@ def _frame(spark: SparkSession, scan: Scan) -> DataFrame:
 def _without(base: DataFrame, newer: DataFrame) -> DataFrame:
     """The rows of `base` whose key is not in `newer`, which is broadcast.
 
-    The join is by a hash of the key. Spark looks numbers up in a table of longs, and other values
-    as rows that it makes first (a read with five increments takes 0.9 of that time). Two
-    comparisons stand for the equality of the keys, because Spark would join by an equality too.
+    The join is by a hash of the key. Spark looks up a number in a table of longs; for any other
+    value it makes a row first. With the hash a read with five increments takes 0.9 times as long.
+    Two comparisons stand for the equality of the keys, because Spark would join by an equality too.
     """
     replaced = F.broadcast(newer.withColumnRenamed("key", "newer"))
     same = F.expr("xxhash64(key) = xxhash64(newer) and key >= newer and key <= newer")

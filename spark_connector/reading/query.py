@@ -56,7 +56,7 @@ class QueryReader(DataSourceReader):
             )
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        if not isinstance(partition, ReadPartition):  # Spark plans one if we plan none
+        if not isinstance(partition, ReadPartition):  # without partitions of ours Spark plans one
             return iter(())
         return read_partition(partition, self._options, self._schema)
 

@@ -7,7 +7,7 @@
 
 A micro-batch is the window between two offsets. History never changes, so a micro-batch that is
 read again after a crash has the same rows. With a start given, a stream begins after it. Without
-one it begins with the state (as puts) at one time, and goes on with the changes after that time.
+one it begins with the state (as puts) at one time, and continues with the changes after that time.
 
 `maxRowsPerTrigger` cuts windows between commits, so a larger commit comes whole, and cuts the first
 state between keys. The last offset is the end of the origin, so an idle origin gives no
@@ -146,7 +146,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return since if _is_fresh(start) else self._kept(since, frontiers)
 
     def _kept(self, time: int, frontiers: OriginFrontiers) -> int:
-        """The time of an offset. If history before it is lost: its beginning, or an error."""
+        """The time of an offset. If the history after it is lost: the oldest kept time, or an
+        error."""
         if time >= frontiers.since:
             return time
         if self._options.fail_on_data_loss:
@@ -154,13 +155,13 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 as_of=Timestamp(time),
                 since=frontiers.since,
                 remedy="changes are lost: start over from the state with a new checkpoint "
-                'location, or set failOnDataLoss to "false" to go on without them',
+                'location, or set failOnDataLoss to "false" to continue without them',
             )
         return frontiers.since
 
 
 class RefusedReader(DataSourceStreamReader):
-    """A reader whose methods raise the error that making the reader has met.
+    """A stream that cannot be read: each method raises the error of the failed constructor.
 
     If making a reader raises, Spark's runner of streams fails with an UnboundLocalError, which then
     is the last line that the user sees.

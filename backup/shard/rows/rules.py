@@ -58,7 +58,8 @@ DIFFS_SCHEMA: Final = pa.schema(
         pa.field("diff", pa.int64(), nullable=False),
     ]
 )
-"""Counted rows. Sorted by key, value, time; the diffs of equal ones add up, zero is absence."""
+"""Counted rows. Sorted by key, value, time. The diffs of equal rows add up; a row with the sum zero
+is absent."""
 
 
 @dataclass(frozen=True, slots=True)

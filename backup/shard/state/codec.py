@@ -16,8 +16,8 @@ batches are keyed by their lower bound. A diff names the newest rollup of the st
 so a reader that knows only the head can find that rollup.
 
 `link` and `chain` make the diffs a chain: a diff that was changed, left out, or taken from another
-history of the same shard does not link to its neighbours. A shard whose states have no `chain` goes
-on without one.
+history of the same shard does not link to its neighbours. A shard whose states have no `chain`
+never gets one.
 
 The section `schemas` and the number `version` are kept as they are read: no command changes them.
 

@@ -112,7 +112,7 @@ class RegisterLeasedReader:
 
 @dataclass(frozen=True, slots=True)
 class DowngradeSince:
-    """Let history below `since` go, and versions below `outstanding` (None: none is in use).
+    """Give up history below `since`, and versions below `outstanding` (None: no version is in use).
 
     Renews the lease.
     """

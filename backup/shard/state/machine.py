@@ -8,7 +8,7 @@ nothing is committed.
 Rules that hold throughout
 1. `since` and `upper` never move back.
 2. A refused write has left nothing in the state.
-3. A tombstone breaks every command but those that remove its own rollups.
+3. A tombstone breaks every command except the ones that remove its own rollups.
 
 Source of the rules: Materialize's persist (design documents and releases up to 2026).
 """

@@ -184,7 +184,8 @@ class ShardState:
 
     @property
     def gc_target(self) -> int | None:
-        """Collection pays up to this version, once as many versions can go as a rollup covers."""
+        """The version to collect up to, once that removes as many versions as a rollup covers; else
+        None."""
         target = self.seqno_since
         return target if target - self.last_gc >= ROLLUP_EVERY and not self.is_tombstone else None
 
@@ -208,7 +209,7 @@ class ShardState:
 
     @property
     def is_tombstone(self) -> bool:
-        """True once the shard is finished and its data has been let go."""
+        """True once the shard is finished and its data has been given up."""
         return self.tombstone_seqno > 0
 
     def inline_bytes(self) -> int:

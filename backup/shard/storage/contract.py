@@ -51,7 +51,7 @@ SEQNO_MAX = (1 << 63) - 1
 _CONSENSUS_KEY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._=-]{0,126}")
 
 FAILURES: Final = (AccessDeniedError, DeterminateError, StorageError)
-"""Failures of a storage, passed over where a call may as well be left undone."""
+"""Failures of a storage. Callers suppress them where nothing depends on the call."""
 
 
 class BlobInfo(NamedTuple):

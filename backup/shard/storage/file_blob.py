@@ -48,7 +48,7 @@ class FileBlob:
 
     def put(self, name: str, data: bytes, *, durable: bool = True) -> None:
         """See `Blob.put`. Costs one write and, if durable, two fsyncs (file, folder)."""
-        path = f"{self.root}/{require_name(name)}"  # of strings: objects take 0.1 ms more
+        path = f"{self.root}/{require_name(name)}"  # text: `Path` objects take 0.1 ms more
         folder = os.path.dirname(path)
         try:
             self._make_folder(folder)
@@ -73,7 +73,7 @@ class FileBlob:
         except FileExistsError:
             if self.get(name) != data:
                 raise name_taken(name) from None
-            OS_FILES.sync_directory(folder)  # an earlier put may have failed before its own
+            OS_FILES.sync_directory(folder)  # an earlier put may have failed before its fsync
         except OSError as error:
             raise translate_os_error(f"put of {path}", error) from error
 

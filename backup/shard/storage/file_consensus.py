@@ -85,7 +85,7 @@ class FileConsensus:
 
     def compare_and_set(self, key: str, *, expected: int | None, new: Versioned) -> Cas:
         """See `Consensus.compare_and_set`. Costs an fsync; after another's write, a replay of the
-        live versions and a second one, which makes sure of them."""
+        live versions and a second fsync, which makes them durable."""
         require_cas(key, expected=expected, new=new)
         if expected is not None and self._is_unknown(key):
             return Cas.MISMATCH
