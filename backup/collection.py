@@ -336,7 +336,7 @@ class Collection:
         Nothing is restored: the parts are read that have keys of the labels. Each label may have
         any time that a chain covers; without a column `at`, all labels ask for the newest instant.
         The call fixes the backups to be read, and keeps them until the result is read to its end or
-        dropped. Arguments and errors are those of `Store.join`; `UsageError` if there is no backup,
+        dropped. Arguments and errors are as in `Store.join`; `UsageError` if there is no backup,
         `CorruptionError` if a part is damaged.
 
         Memory is bounded. Costs, for each million labels, a read of the row groups that they touch.

@@ -98,7 +98,7 @@ def parse_manifest(data: bytes, *, where: str) -> Manifest:
     if fields.text("checksum") != manifest.checksum:
         raise fields.damaged("it is not as it was sealed: its checksum differs")
     if fields != {**manifest._fields(), "checksum": manifest.checksum}:
-        raise fields.damaged("its sums differ from those of its parts, or a field is foreign")
+        raise fields.damaged("its sums differ from the sums of its parts, or a field is foreign")
     require_parts(parts, where=where)
     return manifest
 

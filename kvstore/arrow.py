@@ -36,7 +36,7 @@ def binary_arrays(items: Sequence[bytes]) -> list[pa.Array]:
 
 
 def array_of(length: int, offsets: Buffer, joined: Buffer) -> pa.Array:
-    """The Arrow binary array whose buffers these are, without a copy."""
+    """An Arrow binary array over these buffers, without a copy."""
     parts = [None, pa.py_buffer(offsets), pa.py_buffer(joined)]
     return pa.Array.from_buffers(pa.binary(), length, parts, null_count=0)
 

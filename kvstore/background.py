@@ -40,7 +40,7 @@ class Failures:
         self._logger.error("%s failed: %s: %s", what, type(error).__name__, error, exc_info=error)
 
     def succeeded(self) -> None:
-        """The work was done: the delay is the shortest again. Noted failures stay."""
+        """Note that the work was done: the delay is the shortest again. Noted failures stay."""
         with self._lock:
             self._in_a_row = 0
 

@@ -103,7 +103,7 @@ class HoldRecord:
 
     @property
     def remedy(self) -> str:
-        """The step that lets its history go."""
+        """The step after which its history may be given up."""
         if self.is_pin:
             return "close it, or wait for its end"
         moved_by, cost = _ADVICE.get(self.kind, _ADVICE[UNKNOWN])
@@ -139,7 +139,7 @@ class Pins:
     def keep(self, pin: int, as_of: int, *, kind: str) -> None:
         """Keep `as_of` readable until `pin` ends, in place of the time that it kept before.
 
-        `kind` says in messages what reads it. Raises `HistoryGoneError` and `NotYetWrittenError`.
+        Messages tell the reader by its `kind`. Raises `HistoryGoneError` and `NotYetWrittenError`.
         """
         with self._committer.lock:
             self._committer.readable(as_of)

@@ -27,14 +27,14 @@ def digest(data: bytes) -> str:
 
 
 def is_digest(known: str, data: bytes) -> bool:
-    """Whether `known`, a digest of any of the three kinds, is that of `data`."""
+    """Whether `known`, which may be of any of the three kinds, is the digest of `data`."""
     hasher = _hasher(known)
     hasher.update(data)
     return _text(hasher) == known
 
 
 def file_digest(file: BinaryIO, *, like: str | None = None) -> str:
-    """The digest of what is left of `file`, of the kind that `like` is. Reads it in pieces."""
+    """The digest of the rest of `file`, of the same kind as `like`. Reads it in pieces."""
     hasher = _hasher(_PREFIX if like is None else like)
     while chunk := file.read(_CHUNK_BYTES):
         hasher.update(chunk)

@@ -57,7 +57,8 @@ class Hold:
         self.name = name
         self.token = token
         self.is_new = is_new
-        """Whether nothing was held under this name before: a failed beginning releases it then."""
+        """Whether no hold had this name before. The owner of such a hold releases it if its work
+        fails."""
 
     @property
     def timestamp(self) -> Timestamp:
@@ -261,7 +262,7 @@ class Holds:
 
     def _write(self, records: Sequence[HoldRecord], dropping: Iterable[str] = ()) -> None:
         """Write records and remove others, at once. The caller waits for the disk outside the lock,
-        so that commits go on."""
+        so that commits continue."""
         doomed = [name for name in dropping if name in self._records]
 
         def stage(batch: WriteBatch) -> None:

@@ -16,11 +16,10 @@
     clear/<timestamp, 16 hex>  see kvstore/clears.py
     replica                    see kvstore/replica.py
 
-JSON, because a person with a RocksDB tool can read it. Opening reads all records but those of
-`import-keys` and `past-import`, of which there may be many.
-
-A record that is not of its shape is `CorruptionError`, which names it, wherever it is read: each
-module takes its fields with the methods of `JsonObject`, which ask for their types and bounds.
+The records are JSON, which a person with a RocksDB tool can read. Opening reads all records except
+`import-keys` and `past-import`, of which there may be many. A record of a wrong shape raises a
+`CorruptionError` that names it: each module takes its fields with the methods of `JsonObject`,
+which ask for their types and bounds.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Opening a store: find out what is there, refuse what cannot be served, put the parts together."""
+"""Opening a store: find its engine, refuse a store that cannot be served, put the parts
+together."""
 
 from __future__ import annotations
 
@@ -43,13 +44,13 @@ def open(  # noqa: A001  # kvstore.open is the public name
 ) -> Store:
     """Open the store at `path`, creating it where nothing is (unless `create=False`).
 
-    `durability` is that of commits that name none: `"sync"` (an fsync each), `"group"` (an fsync
-    shared by commits that wait together) or `"async"` (none; `store.sync()` makes all durable).
+    `durability` is the default of commits: `"sync"` (an fsync each), `"group"` (an fsync shared by
+    commits that wait together) or `"async"` (none; `store.sync()` makes all durable).
     `engine="memory"` keeps everything in memory, and in a journal at `path`; with `path=None`
     nothing is kept when the store is closed. With `path=None` an open `Engine` of your own may be
-    the `engine` (see `kvstore.testing.engines`): the store closes it.
-    `clock` tells the time; the machine's by default. `gc` collects garbage in the background
-    (`Upkeep.start_gc`); without it history is kept until `store.gc` is called.
+    the `engine` (see `kvstore.testing.engines`): the store closes it. `clock` tells the time; the
+    machine's by default. `gc` collects garbage in the background (`Upkeep.start_gc`); without it
+    history is kept until `store.gc` is called.
 
     The store belongs to the process that opens it: in a forked child each call raises
     `ForkedError`, and `close` does nothing. Servers that fork their workers open in each worker.

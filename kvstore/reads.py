@@ -90,7 +90,7 @@ class Reads:
             if at >= self._frontiers.since and self._clears.hit(span, at) is None:
                 return result
             with self._committer.lock:
-                pass  # The clear under way publishes its time before it lets go.
+                pass  # The clear under way publishes its time before it releases the lock.
 
     def pinned(self, span: Span, as_of: int, open_pass: Callable[[], Iterator[T]]) -> Iterator[T]:
         """The rows of `open_pass`. Its history is pinned from the first row until the pass ends.

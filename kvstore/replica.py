@@ -103,7 +103,7 @@ class Replica:
     def promote(self) -> Timestamp:
         """Make the store an ordinary one, which takes writes; returns the `upper` it begins at.
 
-        Removes what a window that was not ended left: one pass.
+        Removes the entries of a window that was not ended: one pass.
         """
         committer = self._committer
         with committer.lock:

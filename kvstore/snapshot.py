@@ -160,7 +160,7 @@ class Snapshot:
         """Let history go. Repeatable."""
         if self._store is not None:
             self._release()
-            self._store = None  # last: interrupted before, the finalizer lets go
+            self._store = None  # last: after an interrupt the finalizer ends the pin
 
     def __repr__(self) -> str:
         return f"<kvstore.Snapshot as of {self.as_of}>"

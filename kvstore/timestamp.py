@@ -59,7 +59,7 @@ class Timestamp(int):
     def from_datetime(cls, moment: datetime) -> Timestamp:
         """Convert an aware `datetime`; raises `UsageError` on a naive one.
 
-        Subclasses that carry a `nanosecond` below the microsecond, as those of pandas, keep it.
+        A subclass that carries a `nanosecond` below the microsecond, such as pandas has, keeps it.
         """
         if not isinstance(moment, datetime) or moment.utcoffset() is None:
             raise UsageError(f"{moment!r} has no time zone", "pass an aware datetime")

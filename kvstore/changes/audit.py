@@ -1,7 +1,7 @@
 """The audit: compares change events with the epochs that count them.
 
 The audit is pure: its caller passes in events and epochs, in the order of time. A reader stops at
-the first problem; a verification lists all problems and goes on.
+the first problem; a verification lists all problems.
 
 Invariants
 1. The epochs of a domain follow each other without a gap, and the first one begins at 0.
@@ -54,7 +54,7 @@ class Audit:
 
     def judge(self, epoch: Epoch) -> Iterator[tuple[str, str]]:
         """Close an epoch; yields each mismatch as (where, problem). A caller that takes all of them
-        can go on with the next epoch."""
+        can continue with the next epoch."""
         gap = gap_before(epoch, domain=self._domain, edge=self._edge)
         if gap is not None:
             yield gap
@@ -78,8 +78,8 @@ class Audit:
     def left_over(self, domain: int) -> int:
         """How many changesets are in no epoch and never will be.
 
-        Changesets may still be open in `domain`; those that it began after its last epoch are not
-        counted.
+        Changesets may still be open in `domain`; changesets that it began after its last epoch are
+        not counted.
         """
         edge = self._edge if domain == self._domain else 0
         return sum(owner != domain or serial < edge for owner, serial in self._waiting)

@@ -230,7 +230,7 @@ def open_domain(engine: Engine, index: ChangeIndex, *, since: int, upper: int) -
     """Begin a domain of changesets, after ending the domains of processes that died.
 
     Reads the headers of the change entries since the last stored quiet time: none after a close,
-    those of a few thousand commits after a crash.
+    and the headers of a few thousand commits after a crash.
     """
     meta = Meta(engine)
     run, quiet, last = last_run(meta)

@@ -5,7 +5,7 @@
     op         uint8                   code: see event.py
     key        binary                  the key; a range delete's start; an import's id
     end_key    binary, nullable        a range delete's end
-    value      binary, nullable        what was put
+    value      binary, nullable        the value of a put
     pre, post  binary, nullable        the key's value before and after, where asked for
     changeset  fixed binary (16)       domain u64 and serial u64, big-endian
     stream     fixed binary (16)       the stream's id

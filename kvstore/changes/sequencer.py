@@ -85,7 +85,7 @@ def release(
     if older.in_flight:
         return state._replace(older=older), []
     closed = [Closed(older.begin, older.end, older.events, quiescent=False)]
-    fresh = max(fresh, newer.begin + 1)  # an epoch holds a serial; the next is not below
+    fresh = max(fresh, newer.begin + 1)  # each epoch holds a serial, so the next one begins above
     if newer.in_flight:
         promoted = Older(newer.begin, fresh, newer.in_flight, newer.events)
         return SequencerState(older.begin, promoted, Newer(fresh, 0, 0)), closed

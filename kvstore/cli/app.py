@@ -1,4 +1,4 @@
-"""The `kvstore` command: its own commands, those of other packages, and the report of failures.
+"""The `kvstore` command: its own commands, the commands of other packages, the report of failures.
 
 Packages above this one add commands through the entry point group `kvstore.commands`: the entry's
 name is the command, its object a `typer.Typer`. A command is loaded when it is called or

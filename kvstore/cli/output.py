@@ -54,7 +54,7 @@ def print_table(columns: list[str], rows: list[list[str]]) -> None:
 
 @contextmanager
 def working(what: str, *, quiet: bool = False) -> Iterator[Callable[[str], None]]:
-    """Show on a terminal what is being done until it ends. Yields a function that shows more."""
+    """Show the work under way on a terminal, until it ends. Yields a function that shows more."""
     console = Console(stderr=True)
     if quiet or not console.is_terminal:
         yield lambda progress: None

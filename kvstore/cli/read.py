@@ -61,7 +61,7 @@ ImagesOption = Annotated[
     str, typer.Option(help="Values to print: none, delta, pre, post or pre+post.")
 ]
 FollowOption = Annotated[
-    bool, typer.Option("--follow", "-f", help="Go on with later changes, and poll for them.")
+    bool, typer.Option("--follow", "-f", help="Continue with later changes, and poll for them.")
 ]
 PollOption = Annotated[
     float,

@@ -1,7 +1,7 @@
 """The engine of commit: it orders the commits of one store and moves its frontiers.
 
-A commit takes its timestamp, writes its one engine batch and publishes `upper`, all under the
-lock. Commits of the store's own and those that a replica takes from its source go through the same
+A commit takes its timestamp, writes its one engine batch and publishes `upper`, all under the lock.
+The store's own commits, and the commits that a replica takes from its source, go through the same
 middle, `write_commits`. The policy says which of them a store takes; `durability` how a commit
 waits for the disk; `health` what a failure does; `frontiers` what readers see.
 
@@ -37,7 +37,8 @@ from kvstore.recent import RecentCommits
 from kvstore.timestamp import Timestamp
 
 Staged: TypeAlias = "tuple[int, Callable[[], None]]"
-"""The events that a commit adds to the change index, and what publishes the commit to readers."""
+"""The events that a commit adds to the change index, and the call that shows the commit to
+readers."""
 
 Stage: TypeAlias = "Callable[[WriteBatch, Timestamp, tuple[int, int]], Staged]"
 """Adds a commit's entries, tagged with its changeset, to an engine batch."""
@@ -208,7 +209,8 @@ class Committer:
         """Write records that hold from a new time on, above `upper`; then move `upper` there.
 
         `stage_records` returns what publishes them. They are durable before this returns, and
-        before anybody sees them: no commit before is at or above that time, every one after is.
+        before anybody sees them: every earlier commit lies below that time, and every later commit
+        at or above it.
         """
         with self.lock:
             self.require_commits()
@@ -331,7 +333,7 @@ class Committer:
 
     def persist(self) -> None:
         """Wait until all that is written is on disk, records beside the timeline included. One
-        fsync, outside the lock: commits go on."""
+        fsync, outside the lock: commits continue."""
         self.health.require()
         self.syncs.sync()
 

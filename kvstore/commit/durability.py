@@ -108,7 +108,7 @@ class GroupSync:
         self._health = health
         self.durable: int = frontiers.upper
         """Everything below it survives a crash."""
-        self._lock = threading.RLock()  # taken by itself, as that of the frontiers
+        self._lock = threading.RLock()  # taken by `with`, as in `Frontiers`
         self._synced = threading.Condition(self._lock)
         self.is_syncing = False
 
@@ -137,7 +137,7 @@ class GroupSync:
                         self._synced.notify_all()
 
     def sync(self, *, leading: bool = False) -> None:
-        """One fsync for all that is written by now. The leader's ends its turn."""
+        """One fsync for all that is written by now. The leader's fsync ends its turn."""
         upper, is_synced = self._frontiers.upper, False
         try:
             self._health.guarded(self._engine.sync)

@@ -213,8 +213,8 @@ class Engine(Protocol):
 
     def merges(self) -> Iterator[None]:
         """Merge small files where many lie together, one group of them for each step of the
-        iterator. A step reads and writes at most `SORTED_MERGE_BYTES_MAX`. Reads and commits go on
-        meanwhile. Ends at once while another thread merges."""
+        iterator. A step reads and writes at most `SORTED_MERGE_BYTES_MAX`. Reads and commits
+        continue meanwhile. Ends at once while another thread merges."""
         ...
 
     def files(self) -> Sequence[FileSpan]:

@@ -214,7 +214,7 @@ class MemoryEngine:
     # -- upkeep ---------------------------------------------------------------------------
 
     def checkpoint(self, target: Path) -> None:
-        """Write a snapshot of all families into `target`. O(bytes); writers go on meanwhile."""
+        """Write a snapshot of all families into `target`. O(bytes); writers continue meanwhile."""
         with self._lock:
             self._require_usable()
             editions = list(self._state.families)

@@ -328,12 +328,12 @@ class _Closed(dict[str, Any]):
 class RocksCursor:
     """A pass over a RocksDB iterator, in chunks. Its upper bound lies in `options`.
 
-    It begins with an iterator that hands out an entry a call, and can not seek. Where a scan goes
-    ahead, a second one takes its place, which was made beside it and takes three calls.
+    It begins with an iterator that takes one call an entry and cannot seek. A second iterator, made
+    beside the first, takes three calls an entry. It takes over where a scan skips entries.
 
-    A write may come between the two. The iterator that meets the references of a key is the older
-    one: a row of an import that settles between the two is then met once or twice, alike, and never
-    not at all.
+    A write may come between the making of the two. The older iterator is the one that meets the
+    references of a key. So a row of an import that settles in between is met once, or twice with
+    the same value, and never missed.
     """
 
     def __init__(

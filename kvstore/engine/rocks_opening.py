@@ -109,7 +109,7 @@ def _require_torn(path: Path, home: Path) -> None:
     if damage is not None:
         raise CorruptionError(
             str(path / damage.file.name),
-            f"it is broken at byte {damage.offset}, and goes on after it",
+            f"it is broken at byte {damage.offset}, and whole records follow it",
             "restore from a backup; `kvstore.engine.rocks_opening.salvage` keeps all before it",
         )
 

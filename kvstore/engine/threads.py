@@ -7,8 +7,8 @@ that run at exit would join threads that do not exist, which crashes or hangs.
 Invariants
 1. While no database is open, a fork ends the threads first, and the parent starts them again. The
    child gets empty pools, which work.
-2. While a database is open, its flushes and compactions go on during the fork. The child may then
-   open databases read-only, which needs no thread. Opening one for writing is refused.
+2. While a database is open, its flushes and compactions continue during the fork. The child may
+   then open databases read-only, which needs no thread. Opening one for writing is refused.
 3. A child that got pools without threads ends right after Python's own finalization: streams are
    flushed, and the C++ destructors do not run.
 """

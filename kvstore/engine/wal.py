@@ -104,7 +104,7 @@ def _cut(files: Sequence[Path]) -> None:
 
 
 def _kinds(log: bytes) -> set[int]:
-    """The types of all records that RocksDB may read: behind a bad record it goes on at the next
+    """The types of all records that RocksDB may read: behind a bad record it continues at the next
     block."""
     kinds = set()
     for block in range(0, len(log), BLOCK_BYTES):

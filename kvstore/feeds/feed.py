@@ -250,7 +250,7 @@ class Feed:
         if not isinstance(position, Position):
             raise UsageError(f"ack of a {type(upto).__name__}", "pass a batch, or its position")
         if position > self.position:
-            raise UsageError(f"{position} was not delivered yet", "ack what was delivered")
+            raise UsageError(f"{position} was not delivered yet", "ack a batch that was delivered")
         self._guard()
         if position.timestamp > self._hold.timestamp:
             self._hold.move(position.timestamp)

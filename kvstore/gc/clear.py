@@ -102,8 +102,8 @@ class Clearing:
     def _stage_cut(self, batch: WriteBatch, span: Span) -> None:
         """Cut the stored range tombstones at the bounds of `span`.
 
-        One pass over those that start in `span`. Where others lie over its start, a pass back to
-        the start of the longest.
+        One pass over the tombstones that start in `span`. Where others lie over its start, a pass
+        back to the start of the longest.
         """
         ranges = self._engine.families[RANGES]
         pieces: dict[bytes, bytes] = {}

@@ -19,7 +19,7 @@ Invariants
    read. If range tombstones went before versions, a crash would bring deleted keys back.
 2. `collected` is the time up to which the steps to `index` are done. After a crash the next run
    starts there. The later steps look for their work in each run.
-3. One run goes at a time. Commits go on meanwhile: garbage at `since` stays garbage.
+3. One run works at a time. Commits continue meanwhile: garbage at `since` stays garbage.
 
 Source: the order of persistence is CockroachDB's (its MVCC GC queue).
 """
@@ -206,7 +206,7 @@ class Collector:
         if self._runner == threading.get_ident():
             raise UsageError(
                 "the progress of gc or verify would wait for its own end",
-                "raise an error there to call it off, and go on once it has returned",
+                "raise an error there to call it off, and call again once it has returned",
             )
 
     @contextmanager
@@ -235,7 +235,7 @@ class Collector:
             return lost, held_by
 
     def _remove_history(self, since: int, tally: _Tally) -> None:
-        """The steps after the first. Goes on where a crash ended them."""
+        """The steps after the first. Continues where a crash ended them."""
         collected = self._meta.timestamp(COLLECTED)
         if collected < since:
             self.at_step("since")

@@ -67,7 +67,8 @@ class Leftovers:
         return sum(self._imports.abort_idle(import_id) for import_id in stale)
 
     def remove_files(self, age_s: float) -> None:
-        """Remove files older than `age_s` from `ingest/`, except those that an import waits for."""
+        """Remove files older than `age_s` from `ingest/`, except the files that an import waits
+        for."""
         if self._path is None:
             return
         # The machine's clock dates files, and the store's clock may be far ahead of it.

@@ -3,8 +3,8 @@
 Each record of a key has a lifetime: a version and a range tombstone live from their timestamp on, a
 row of an import lives from the time it was added until the time it was reverted. A read at t sees
 the newest record alive at t. Among the records that began at or below `since`, reads at or above
-`since` can see the newest; if its life ends, the newest of those that outlive it; and so on, up to
-a record that lives for ever. All other records are garbage.
+`since` can see the newest; if its life ends, then also the newest record that outlives it; and so
+on, up to a record that lives for ever. All other records are garbage.
 
 Invariants
 1. Removing garbage changes no read at or above `since` and no window that starts there.

@@ -15,11 +15,11 @@ Invariants
 3. The record goes in the batch of the last rows or later, and leaves the view of readers after
    that. A reader that holds an older view knows both forms; one that takes the new view reads
    entries afterwards, and meets only plain versions.
-4. A crash leaves an import of which some rows have settled. The next run goes on with the others.
+4. A crash leaves an import of which some rows have settled. The next run continues with the others.
 5. A clear between reading and writing a row takes the row: nothing that was cleared comes back.
 
-An import with a key list costs its rows. Those without one, as earlier releases added them, share
-one pass over their spans.
+An import with a key list costs its rows. Imports without a key list, which earlier releases added,
+share one pass over their spans.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Settled(NamedTuple):
 
 
 class Settling:
-    """Lets the old small imports of one store settle. One run goes at a time."""
+    """Lets the old small imports of one store settle. One run works at a time."""
 
     def __init__(self, parts: Parts) -> None:
         self._imports, self._clears = parts.imports, parts.clears
@@ -115,7 +115,7 @@ class Settling:
     def _write(
         self, rows: list[_Row], done: list[ImportRecord], clears: tuple[Clear, ...]
     ) -> Settled:
-        """Write one batch. `clears` are those that were known before its rows were read."""
+        """Write one batch. `clears` are the clears that were known before its rows were read."""
 
         def stage(batch: WriteBatch) -> None:
             data = self._engine.families[DATA]

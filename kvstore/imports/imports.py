@@ -70,7 +70,7 @@ class Imports:
         self._aborting: set[int] = set()
         self._busy: dict[int, tuple[int, bool]] = {}
         """Imports that one thread has to itself: which thread, and whether it is adding."""
-        self._busy_lock = threading.RLock()  # taken by itself, as those of the committer
+        self._busy_lock = threading.RLock()  # taken by `with`, as in `Frontiers`
         self._freed = threading.Condition(self._busy_lock)
         versions.publish_stamps(
             {
@@ -192,14 +192,14 @@ class Imports:
         if found[1]:
             raise UsageError(
                 f"import {import_id} is being added by this thread",
-                "what the progress of ingest raises calls it off; abort it then",
+                "raise an error from the progress of ingest to call it off, then abort it",
             )
         return found
 
     def prepare(self, record: ImportRecord, keys: Collection[bytes] | None = None) -> None:
         """Write down, durably, that an import is about to be added. Raises as `find`.
 
-        `keys` are those that its files have, if the caller has read them: `keys_in` does.
+        `keys` are the keys of its files, if the caller has read them by `keys_in`.
         """
         committer = self._committer
         committer.require_commits()
@@ -270,7 +270,7 @@ class Imports:
             return self._abort(import_id)
 
     def abort_idle(self, import_id: int) -> bool:
-        """As `abort`, but leaves alone what is being added, or was added meanwhile."""
+        """As `abort`, but leaves an import alone that is being added, or was added meanwhile."""
         with self.alone(import_id, wait=False) as is_ours:
             record = self._records.get(import_id)
             if not is_ours or record is None or record.added is not None:
@@ -278,7 +278,8 @@ class Imports:
             return self._abort(import_id)
 
     def revert(self, import_id: int) -> Timestamp:
-        """Hide an import from now on: what was below shows again. One record, whatever its size.
+        """Hide an import from now on: the rows that it covered show again. One record, whatever its
+        size.
 
         Raises `UsageError` on an unknown import, `HistoryGoneError` if it was added at or below
         `since`: the state just before it may be gone. Reverting twice returns the first time.

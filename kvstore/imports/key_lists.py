@@ -1,4 +1,5 @@
-"""The keys of small imports, so that work on their rows costs what they are, not what lies between.
+"""The keys of small imports, so that work on their rows costs the rows, and not the keys between
+them.
 
 The files of an import span much of the key space, in which live data may be a million times as
 large. GC, settling and the change index therefore look up the rows of a small import by its list.

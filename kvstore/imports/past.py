@@ -11,8 +11,8 @@ in two turns: the present one fills, and when the next begins, the one before th
 Invariants
 1. An import is either in the records or past: one engine batch makes the change.
 2. No past import is held in memory. A look-up reads two names.
-3. Imports are forgotten because others came, and not because time passed: a job that goes on after
-   a year finds its last import.
+3. Imports are forgotten because others came, and not because time passed: a job that continues
+   after a year finds its last import.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class PastImports:
         self._meta.stage(batch, _TURN, {"turn": turn.number, "count": turn.filled})
 
     def take(self, turn: _Turn) -> None:
-        """Go on with `turn`, which was written."""
+        """Continue with `turn`, which was written."""
         self._turn = turn
 
 

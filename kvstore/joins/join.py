@@ -1,4 +1,4 @@
-"""Point-in-time joins: labels come in as Arrow batches, and go out with what was known then.
+"""Point-in-time joins: Arrow batches of labels, with the values that keys had at their times.
 
 The labels stream through in pieces. Each side of the join (`kvstore.joins.side`) answers a piece,
 and its columns are put beside the columns of the labels.
@@ -72,7 +72,7 @@ def join(
 
     The labels are read once, and the columns of the sources stand side by side, in the order of
     `joins`. Each of `joins` is a `Join`, or a source alone. Arguments, columns, errors and memory
-    are those of `Store.join`; a name that two sources add is refused.
+    are as in `Store.join`; a name that two sources add is refused.
     """
     if on_gone not in ("error", "null"):
         raise UsageError(f"on_gone={on_gone!r}", "pass 'error' or 'null'")

@@ -40,7 +40,7 @@ class Labels(NamedTuple):
 
 def times_of(as_of: Sequence[TimeLike], count: int) -> Numbers:
     """The times that a caller gave for `count` keys. Raises `UsageError` for another number of
-    them, and for what is no time."""
+    them, and for a value that is no time."""
     kind = getattr(getattr(as_of, "dtype", None), "kind", "O")
     if kind == "M":
         raise UsageError("as_of has numpy's datetimes, which have no time zone", "pass Timestamps")

@@ -74,6 +74,6 @@ def _floors_at_once(parts: Parts, keys: list[bytes], span: Span, at: int) -> lis
 
 
 def _was_below_floor(parts: Parts, labels: Labels) -> bool:
-    """Whether GC or a clear may have taken away what was read."""
+    """Whether GC or a clear may have taken away history that was read."""
     times = labels.times
     return bool(len(times)) and int(times.min()) < parts.committer.frontiers.floor

@@ -1,4 +1,4 @@
-"""The seam between labels and what answers them: a store, a snapshot, a collection.
+"""The seam between labels and the sources that answer them: stores, snapshots, collections.
 
 A join reads its labels once. Each side of the join gets the same labels, piece by piece, and gives
 back columns of as many rows, in the order of the labels.

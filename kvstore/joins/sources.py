@@ -73,7 +73,7 @@ def require_columns(
     schema: pa.Schema, labels: pa.Schema, key: str, at: str | None, added: tuple[str, ...]
 ) -> None:
     """Raise `UsageError` unless `labels` has the columns of keys and of times, and the columns
-    `added` are new to `schema`, which has the labels' columns and those of other sources."""
+    `added` are new to `schema`, which has the columns of the labels and of other sources."""
     for name in (key, at):
         found = [0] if name is None else labels.get_all_field_indices(name)
         if len(found) != 1:
@@ -103,8 +103,8 @@ class Pieces:
         self._rows_max = min(rows_first, rows_most)
 
     def learn(self, rows: int, size: int) -> None:
-        """Note that the values of so many labels have so many bytes: those of the next piece should
-        have half of what is allowed."""
+        """Note that the values of `rows` labels have `size` bytes. The next pieces have so few
+        labels that their values take about half of the allowed bytes."""
         fitting = rows * JOIN_VALUE_BYTES_MAX // (2 * max(size, 1))
         self._rows_max = max(min(fitting, self._rows_most), 1)
 

@@ -200,7 +200,7 @@ class _Replay:
         elif note.last > self._last:
             problem = (
                 f"the records up to ordinal {note.last} were synced, as {LOCK_NAME} says "
-                "(remove that to go on with an older copy)"
+                "(remove that to continue with an older copy)"
             )
         else:
             return

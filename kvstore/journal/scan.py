@@ -1,7 +1,7 @@
 """Reading one journal file forward: records in batches, and the damages between them.
 
 Each record is decoded on its own, so a damage loses only the records that it touches. A scan
-decides nothing: strict readers raise at the first `Damage`, salvage goes on.
+decides nothing: strict readers raise at the first `Damage`, and salvage continues.
 
 Invariants
 1. Every byte of the file belongs to a yielded record, a repeated record, the opening, the seal, a

@@ -5,8 +5,8 @@
 Invariants
 1. The final name appears by rename, after the file's fsync and before the directory's.
 2. An unfinished file after a crash is overwritten from its start, never continued.
-3. One process at a time writes a snapshot, under the lock `COMPACTING`. The journal's writer goes
-   on.
+3. One process at a time writes a snapshot, under the lock `COMPACTING`. The journal's writer
+   continues.
 """
 
 from __future__ import annotations

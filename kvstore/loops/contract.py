@@ -66,16 +66,15 @@ class Walker(Protocol):
 
 
 Ahead: TypeAlias = "tuple[bytes, bool]"
-"""A place to go on from: the first entry at or above the stored key, or, where the flag is set, the
-last entry at or below it."""
+"""A place to continue from: the first entry at or above the stored key, or, where the flag is set,
+the last entry at or below it."""
 
 
 class LimitNode(Protocol):
     """A node of the map of range tombstones (`kvstore.mvcc.stretches`): a pair or a longer tuple
-    that begins with `keys` and `below`. The limit of a key is found by going on with
-    `below[bisect_right(keys, key)]` as many times as the map is deep, and once more. The third item
-    of the last tuple has the times of the range tombstones from each of its keys on, newest
-    first."""
+    that begins with `keys` and `below`. The limit of a key is found by taking
+    `below[bisect_right(keys, key)]` once more than the map is deep. The third item of the last
+    tuple has the times of the range tombstones from each of its keys on, newest first."""
 
     def __getitem__(self, index: int, /) -> Any: ...
 

@@ -235,7 +235,7 @@ class Fragments:
     def stretches(self, upto: int) -> Iterator[Span]:
         """Spans, ascending and disjoint, that hold all range tombstones at or below `upto`, each
         whole. A span has `GC_LEAVES_PER_STEP` leaves of the tree, and more where a tombstone lies
-        across them. Costs what lies near those tombstones."""
+        across them. Costs the leaves near those tombstones."""
         start, end, count = b"", b"", 0
         last: Stack = ()
         for leaf, beyond in leaves(self.tree, b"", None, upto=upto):

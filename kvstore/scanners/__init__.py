@@ -10,7 +10,7 @@ A worker writes its rows to files of Arrow IPC. The scan maps and unlinks them, 
     <store>/scans/<token>/checkpoint/     hard links: the state that the scan shows
                          /<piece>-<part>  rows of a worker, which is a few parts ahead at most
 
-    scan -> worker      a job | a piece | "go on", once a part | the end of the job
+    scan -> worker      a job | a piece | `GO_ON`, once a part | the end of the job
     worker -> scan      a part's file name | "what next?", also at the end of a piece | an error
 
 Files, not pipes: the scan copies nothing, and a worker need not wait while another's rows are

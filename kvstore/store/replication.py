@@ -57,8 +57,8 @@ class Replication:
     def versions(self, *, since: TimeLike | None, upto: TimeLike) -> Iterator[Change]:
         """All revisions in `(since, upto]` by key.
 
-        `since=None` is everything that is kept, in one pass over the store. What lies below the
-        store's `since` is not complete then: reads at `since` or later can see all of it.
+        With `since=None` these are all kept revisions, in one pass over the store. They give the
+        state at the store's `since` and at every later time, and not every earlier state.
         """
         if since is None:
             return self._history.kept(upto)
@@ -67,17 +67,17 @@ class Replication:
     def export(self, *, since: TimeLike | None, upto: TimeLike, span: Span | None = None) -> Export:
         """All revisions in `(since, upto]` in the form that is fastest to copy.
 
-        `since=None` is everything that is kept: whole from its `whole_since` on. A window that
-        the change index shows to be small comes as changes, others as columns, by key, in one
-        pass. A `span` cuts such a pass into pieces: a piece has the columns of the keys in its
-        span, and the range tombstones that start there, whole.
-        Raises `HistoryGoneError` if `since` lies below what is kept.
+        `since=None` exports everything that is kept: whole from its `whole_since` on. A window that
+        the change index shows to be small comes as changes, others as columns, by key, in one pass.
+        A `span` cuts such a pass into pieces: a piece has the columns of the keys in its span, and
+        the range tombstones that start there, whole. Raises `HistoryGoneError` if `since` lies
+        below what is kept.
         """
         reads, whole = self._reads, span or Span()
         high = reads.at(upto)
         if since is None:
             columns, tombstones = self._versions.export(whole, since=0, upto=high)
-            # The pass shows the entries of this moment: what GC and clears take later stays in it.
+            # The pass shows the entries of this moment, also if GC or a clear removes them later.
             return PassExport(reads.whole_since, columns, tombstones)
         low = to_timestamp(since, name="since")
         pin = self._pins.new()

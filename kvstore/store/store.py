@@ -6,7 +6,7 @@ by parts that are built here, know nothing of the store, and can be built alone:
     imports       `kvstore.imports`            bulk loads
     holds         `kvstore.holds`              claims on history
     feeds         `kvstore.feeds`              consumers of changes
-    replication   `kvstore.store.replication`  what copies read, and being a copy
+    replication   `kvstore.store.replication`  the reads of copies, and the role of a replica
     layout        `kvstore.store.layout`       where the keys lie
     upkeep        `kvstore.store.upkeep`       GC in the background, rewriting of files
     tasks         `kvstore.tasks`              a queue of work that survives the process
@@ -383,7 +383,7 @@ class Store:
         ):
 
             def scan_beside(at: int) -> ParallelScan:
-                # The view first: entries leave the engine before what covers them leaves it.
+                # The view first: a covered entry leaves the engine before its tombstone does.
                 view = self._versions.view
                 scan = self._scanners.scan(engine, view, span, at, workers=workers, rows=batch_rows)
                 self.upkeep.merge_files()
@@ -617,9 +617,9 @@ class Store:
         """A feed: every durable change once, in order, to the consumer called `name`.
 
         `start` begins the feed after a time (0: all changes; `"now"`: from here on), or after a
-        `Position` that the consumer has stored. Without `start` the feed goes on after the last
+        `Position` that the consumer has stored. Without `start` the feed continues after the last
         ack. `streams=(i, n)` makes this consumer worker i of n workers that share the feed; each
-        worker gets whole streams. `images` and `expand` are those of `events`.
+        worker gets whole streams. `images` and `expand` are as in `events`.
 
         The feed holds history above its last ack until it is dropped. A feed that falls behind
         further than `max_age` is lost when GC wants the space. A batch has at most `batch_rows`
@@ -677,9 +677,9 @@ class Store:
         """A time at which no changeset was half done.
 
         The result is the last such time if it is no longer ago than `after`. Otherwise new
-        changesets wait until the open ones have ended; commits outside changesets go on. Raises
-        `BusyError` if changesets are still open after `timeout` seconds (ten minutes by default),
-        `UsageError` inside a changeset.
+        changesets wait until the open ones have ended; commits outside changesets do not wait.
+        Raises `BusyError` if changesets are still open after `timeout` seconds (ten minutes by
+        default), `UsageError` inside a changeset.
         """
         require_age(after, name="after")
         seconds = QUIESCENCE_WAIT_S if timeout is None else require_seconds(timeout, name="timeout")
@@ -750,7 +750,7 @@ class Store:
         budget. Costs what changed since the last run. The files shrink as RocksDB compacts them, or
         at once with `compact`, which rewrites the spans that lost versions. `progress` is called
         with the number of versions removed so far. An error that it raises ends the run; the next
-        run goes on there.
+        run continues there.
         """
         when = None if before is None else to_timestamp(before, name="before")
         require_age(keep, name="keep")
@@ -788,7 +788,7 @@ class Store:
     def verify(self, *, progress: Callable[[int], None] | None = None) -> StoreReport:
         """Walk the whole store and list every broken invariant. Memory is bounded.
 
-        Commits go on meanwhile, and GC waits. Costs one pass over all entries, and a look-up for
+        Commits continue meanwhile, and GC waits. Costs one pass over all entries, and a look-up for
         each change in the index. `progress` is called with the number of versions and changes
         checked so far.
         """
@@ -802,7 +802,7 @@ class Store:
 
         `held_by` describes the claims that keep history, oldest first. `gc_failures`,
         `gc_last_error` and `gc_failed_at_ns` tell failures of background collection; the same names
-        with `tasks` tell those of tasks. Costs microseconds; a store in memory counts its sizes,
+        with `tasks` tell failures of tasks. Costs microseconds; a store in memory counts its sizes,
         0.03 us per entry.
         """
         self._require_open()

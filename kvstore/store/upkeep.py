@@ -38,7 +38,7 @@ class Upkeep:
         """Collect in the background until the store is closed, or a new policy replaces this.
 
         A run that fails, or `after_run` that raises, is logged (`kvstore.gc`) and shown by
-        `Store.stats`; the worker goes on.
+        `Store.stats`; the worker continues.
         """
         self._collector.require_running()
         if not isinstance(policy, GcPolicy):
@@ -53,9 +53,9 @@ class Upkeep:
             self._worker.stop()
 
     def compact(self, span: Span | None = None) -> None:
-        """Rewrite the files of a span's versions (default: of all versions), so that the disk space
-        of what GC and clears removed is free. Costs a read and a write of these files; reads and
-        commits go on meanwhile."""
+        """Rewrite the files of a span's versions (default: all versions). That frees the disk space
+        of versions that GC and clears removed. Costs a read and a write of these files; reads and
+        commits continue meanwhile."""
         self._committer.require_writable()
         span = require_span(span)
         self._engine.compact(DATA, *span_bounds(span.start, span.end))
@@ -67,13 +67,13 @@ class Upkeep:
         self._engine.compact(CHANGES)
 
     def merge_files(self) -> None:
-        """Merge one group of small files, if many lie together. An opening, a checkpoint and a
-        parallel scan end with it, because each flushes the memtables."""
+        """Merge one group of small files, if many lie together. Each opening, checkpoint and
+        parallel scan ends with this call, because it flushes the memtables."""
         self._aside("merging small files", lambda: next(self._engine.merges(), None))
 
     def remove_leftovers(self) -> None:
         """Remove the files that imports left a day ago or earlier, when their process was killed.
-        An opening ends with it, because a store may have no other upkeep."""
+        Each opening ends with this call, because a store may have no other upkeep."""
         leftovers = self._collector.leftovers
         self._aside("removing leftovers", lambda: leftovers.remove_files(STALE_IMPORT_S))
 

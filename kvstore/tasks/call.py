@@ -35,7 +35,7 @@ Arguments: TypeAlias = Mapping[str, Any]
 
 
 class TaskProgress:
-    """The progress of a handler, and that of an earlier attempt.
+    """The progress of a handler and of its earlier attempts.
 
     `tell` renews the task. It raises `FencedError` once another worker is known to have the task,
     so a handler that calls it before each step stops before the next step.

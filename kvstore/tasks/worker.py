@@ -196,7 +196,7 @@ class Worker:
         """Do tasks until `stop` is set or the queue is closed. Finishes the current task first.
 
         A failure of the queue itself is logged (`kvstore.tasks`) and noted in `Tasks.failures`; the
-        worker goes on after a while. Raises `PoisonedError` once the queue has to be reopened.
+        worker continues after a while. Raises `PoisonedError` once the queue has to be reopened.
         """
         with suppress(ClosedError):
             while not stop.is_set():

@@ -5,8 +5,8 @@ write; from then on every call dies too, as nothing runs in a dead process. Afte
 the images a new process might find: after a kill, all that was written; after a power cut, of each
 sector and name that was not synced any state it had since the last sync, in every combination.
 
-A failed fsync may let go of what was to be written, as Linux does: the cache keeps the new bytes,
-the disk the old ones, and the next fsync knows of nothing to write (`drops_on_failed_sync`).
+A failed fsync may forget the bytes that were to be written, as Linux does: the cache keeps the new
+bytes, the disk the old ones, and the next fsync knows of nothing to write (`drops_on_failed_sync`).
 """
 
 from __future__ import annotations
@@ -164,7 +164,7 @@ class MemoryDisk:
         return DiskLock(self, path)
 
     def sync_inode(self, name: str, inode: Inode) -> None:
-        count = len(inode.unsynced)  # not those that come while the fsync runs
+        count = len(inode.unsynced)  # without the writes that come while the fsync runs
         try:
             self.step(f"sync {name}")
         except OSError:
@@ -192,7 +192,7 @@ class MemoryDisk:
         return self.die_before is not None and len(self.steps) >= self.die_before
 
     def killed(self) -> MemoryDisk:
-        """The disk that a new process finds after a kill: the cache goes on, synced or not."""
+        """The disk that a new process finds after a kill: all of the cache, synced or not."""
         again = MemoryDisk(sector=self.sector)
         copies: dict[int, Inode] = {}
         for names in (self.inodes, self.synced_names):

@@ -337,7 +337,7 @@ class EngineContract:
 
 
 class DurableEngineContract(EngineContract):
-    """The rules of engines that keep their bytes on disk, and those of every engine."""
+    """The rules of every engine, and of engines that keep their bytes on disk."""
 
     def test_reopening_finds_everything(self, tmp_path: Path) -> None:
         engine = self.open(tmp_path / "engine")

@@ -1,4 +1,4 @@
-"""System calls that fail: count those that touch a directory, and fail the n-th, or all from it on.
+"""System calls that fail: of the calls that touch a directory the n-th, or all from the n-th on.
 
     with faults(path) as calls:                     # how many there are
         work()

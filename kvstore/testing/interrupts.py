@@ -4,9 +4,9 @@
     outcome = interrupted(call, after_s=pick.random() * duration_s)
 
 A timer of the system sends a signal whose handler raises `KeyboardInterrupt`. Python runs handlers
-between certain bytecodes of the main thread, so the moments are those of a real Ctrl-C. (A trace
-function that raises comes to more places, and to some that no signal reaches: between the last
-bytecode of a `with` block and the release of its lock.)
+between certain bytecodes of the main thread, so the moments are the same as for a real Ctrl-C. (A
+trace function that raises comes to more places, and to some that no signal reaches: between the
+last bytecode of a `with` block and the release of its lock.)
 
 Invariants
 1. The signal comes once per call; what the call does to handle it is not interrupted again.
@@ -63,7 +63,7 @@ def interrupted(
     try:
         signal.setitimer(signal.ITIMER_REAL, max(after_s, _SHORTEST_S))
         call()
-    except BaseException as raised:  # noqa: BLE001  # it is what was asked for
+    except BaseException as raised:  # noqa: BLE001  # the caller asked for it
         error = raised
     finally:
         is_inside = False

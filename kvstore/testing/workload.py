@@ -53,7 +53,7 @@ class Session:
 
     @property
     def feed(self) -> Feed:
-        """A consumer, which begins or goes on when it is first asked for."""
+        """A consumer, which begins or continues when it is first asked for."""
         if self._feed is None:
             known = [record.name for record in self.store.holds.all()]
             self._feed = self.store.feed(FEED, None if f"feed/{FEED}" in known else "now")

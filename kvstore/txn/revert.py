@@ -29,7 +29,8 @@ def revert_range(
     """Restore the state of `span` at `to`, at one new timestamp; None if the state is the same.
 
     `changed(upto)` gives the latest changes of the span in `(to, upto]`. The revert starts again if
-    another commit writes into the span meanwhile, and raises `ConflictError` if that goes on.
+    another commit writes into the span meanwhile, and raises `ConflictError` if that happens too
+    often.
     """
 
     def once() -> Timestamp | None:

@@ -36,7 +36,7 @@ def check_frontiers(findings: Findings, meta: Meta, committer: Committer) -> Non
     if since >= upper:
         add("since", f"{since} is not below upper {upper}")
     if stored[UPPER] > upper:
-        add("upper", f"is {upper}, below what is stored")
+        add("upper", f"is {upper}, below a stored entry")
     if stored[COLLECTED] > since:
         add("since", f"{since} is below what GC has collected")
     if durable > upper:
@@ -67,7 +67,7 @@ def check_import(
 
 
 def check_rows(findings: Findings, record: ImportRecord, rows: int, *, is_whole: bool) -> None:
-    """The number of rows is that which was added. GC and clears may have removed some."""
+    """As many rows are there as were added. GC and clears may have removed some."""
     if rows > record.rows or (is_whole and rows != record.rows):
         findings.add(f"import {record.import_id:016x}", f"{rows} rows, {record.rows} were added")
 
@@ -98,14 +98,14 @@ def check_key_lists(findings: Findings, meta: Meta, imports: Imports, committer:
 def check_stamps(
     findings: Findings, records: Mapping[bytes, ImportRecord], stamps: Stamps, events: Events
 ) -> None:
-    """The lifetimes in use are those of the records, and each event has a record."""
+    """The lifetimes in use agree with the records, and each event has a record."""
     expected = {
         reference: record.lifetime
         for reference, record in records.items()
         if record.added is not None
     }
     if dict(stamps) != expected:
-        findings.add("imports", "the stamps in use are not those of the records")
+        findings.add("imports", "the stamps in use differ from the records")
     for op, import_id, timestamp in sorted(events):
         record = records.get(encode_reference(import_id))
         dated = record and (record.added if op == OP_IMPORT else record.reverted)

@@ -4,7 +4,7 @@
               taking; tombstones are empty; rows of imports have a record and lie in its spans
     index     each commit has all its chunks, each row stands in its stream and has its version,
               with the same value, and each version above the floor has its row
-    ranges    the map in memory is what is stored, and what the index says above the floor
+    ranges    the map in memory agrees with the stored ones, and with the index above the floor
     epochs    they join, runs and times are in order, and each counts the events that are there
     records   frontiers, holds, clears and imports agree with each other and with the rows
 
@@ -284,7 +284,7 @@ class _Walk:
         """Range tombstones are the same in memory, on disk and in the index."""
         fragments = self._view.fragments
         if Fragments.of(self.stored_ranges) != fragments:
-            self.findings.add("range tombstones", "in memory are not those that are stored")
+            self.findings.add("range tombstones", "in memory differ from the stored ones")
         for start, end, timestamp in self.stored_ranges:
             if not (start < end and 0 < timestamp <= self._upto):
                 self.findings.add(
@@ -294,7 +294,7 @@ class _Walk:
             return
         left = [piece for whole in self._indexed_ranges for piece in self._uncleared(whole)]
         if Fragments.of(left) != fragments.forgetting(self._floor):
-            self.findings.add("range tombstones", "are not those of the change index")
+            self.findings.add("range tombstones", "differ from the change index")
 
     def _uncleared(self, whole: RangeTombstone) -> Iterator[RangeTombstone]:
         alone = Fragments().adding(whole)

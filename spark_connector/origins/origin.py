@@ -35,8 +35,8 @@ class Origin(Protocol):
     """Where the origin was found. A collection's place names the chosen chain."""
 
     def frontiers(self) -> OriginFrontiers:
-        """The readable times. A store's never change; those of a collection are the times at the
-        moment of the call."""
+        """The readable times. For a store they never change; for a collection they are the times at
+        the call."""
         ...
 
     def files(self, upto: int) -> Sequence[FileSpan]:

@@ -153,7 +153,7 @@ Damage = Callable[[Store], object]
         (
             lambda s: write(s, CHANGES, encode_change_key(FIRST_STREAM, 7), None),
             "range tombstones",
-            "not those of the change index",
+            "differ from the change index",
         ),
         (
             lambda s: write(s, CHANGES, encode_change_key(FIRST_STREAM, 2), b"junk"),
@@ -193,7 +193,7 @@ Damage = Callable[[Store], object]
         (
             lambda s: write(s, RANGES, encode_range_key(b"b", 7), b"d"),
             "range tombstones",
-            "not those that are stored",
+            "differ from the stored ones",
         ),
         (
             lambda s: write(s, META, b"since", b'{"v": 1, "timestamp": 5}'),
@@ -203,7 +203,7 @@ Damage = Callable[[Store], object]
         (
             lambda s: write(s, META, b"upper", b'{"v": 1, "timestamp": 500}'),
             "upper",
-            "below what is stored",
+            "below a stored entry",
         ),
         (lambda s: write(s, META, b"clear/x", b"not json"), "clear/x", "not JSON"),
         (

@@ -47,7 +47,7 @@ def collect(
     bytes_max: int,
 ) -> bool:
     """Append entries of `source` to `keys` and `values`: `count` entries, or fewer once their
-    values have `bytes_max` bytes. False where `source` has ended, True where it may go on."""
+    values have `bytes_max` bytes. False where `source` has ended, True where it may have more."""
     missing = count
     for key, value in islice(source, count):
         keys.append(key)
@@ -92,7 +92,8 @@ class Live:
     """The last stored key that was passed over."""
 
     ahead: Ahead | None = None
-    """Where a pass should go on, so that it leaves out versions of one key that decide nothing."""
+    """Where a pass should continue, so that it leaves out versions of one key that decide
+    nothing."""
 
     def __init__(
         self,
@@ -117,8 +118,8 @@ class Live:
         self, source: Iterator[tuple[bytes, bytes]], count: int, bytes_max: int = sys.maxsize
     ) -> bool:
         """Pass over the next entries of `source`, as many as `collect` takes, or fewer: where
-        `ahead` is set, `source` has to go on from there, whatever was taken from it.
-        Raises `CorruptionError` for a key that `data` cannot have."""
+        `ahead` is set, `source` has to continue from there, whatever was taken from it. Raises
+        `CorruptionError` for a key that `data` cannot have."""
         self.ahead = None
         keys: list[bytes] = []
         values: list[bytes] = []

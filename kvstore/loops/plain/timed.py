@@ -106,7 +106,7 @@ class _Walk:
         self._here: bytes | None = None
 
     def enter(self, key: bytes) -> None:
-        """Go on with the entries of `key`, which lie behind those of the key before."""
+        """Continue with the entries of `key`, which lie behind the entries of the key before."""
         self._escaped = escape(key)
         self._lives: list[_Life] = []
         self._is_fresh = True
