@@ -1,6 +1,7 @@
 """Spark reads and loads stores: sessions, bulk loads, reads of state and changes, streams."""
 
 import kvstore.backup  # noqa: F401  # refuses a stranger before it is imported from
+from spark_connector.joins.join import lookup_join, point_in_time_join
 from spark_connector.loading.keys import tuple_key
 from spark_connector.loading.load import ImportReport, bulk_import, run_import, stage_import
 from spark_connector.loading.rows import ImportRows, sorted_rows
@@ -14,6 +15,8 @@ __all__ = [
     "ImportRows",
     "batch_importer",
     "bulk_import",
+    "lookup_join",
+    "point_in_time_join",
     "read_collection",
     "register",
     "run_import",

@@ -23,8 +23,9 @@ from kvstore.imports import INGEST_DIRECTORY
 from kvstore.store import Store
 from kvstore.timestamp import Timestamp
 from spark_connector.loading.build import build_import
+from spark_connector.loading.columns import Columns
 from spark_connector.loading.progress import Progress
-from spark_connector.loading.rows import Columns, ImportRows
+from spark_connector.loading.rows import ImportRows
 
 
 @dataclass(frozen=True, slots=True)

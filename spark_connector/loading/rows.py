@@ -9,22 +9,26 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Final, TypeAlias
+from typing import Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.errors import AnalysisException
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812  # as every Spark program has it
-from pyspark.sql.types import BinaryType, DataType, NullType, StringType
+from pyspark.sql.types import BinaryType, NullType, StringType
 
 from bulk.sort import Duplicates
 from kvstore.arguments import require_count
 from kvstore.errors import UsageError
 from kvstore.span import require_key
-from spark_connector.loading.keys import require_ordered, tuple_key
-
-Columns: TypeAlias = "Column | str | Sequence[Column | str]"
+from spark_connector.loading.columns import (
+    Columns,
+    column_of,
+    key_of,
+    partition_of,
+    require_bytes,
+    selected,
+)
 
 BYTES_PER_PARTITION: Final = 128 << 20
 """Input that one task sorts and writes if `partitions` is not given. A task costs tens of ms, so
@@ -46,6 +50,7 @@ KEY: Final = "key"
 VALUE: Final = "value"
 OP: Final = "op"
 _ORDER: Final = "kvstore_order"
+_WHAT: Final = "the columns to load"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -82,31 +87,30 @@ class ImportRows:
 
     def chosen(self) -> DataFrame:
         """The columns to load as binary, under the names of this module, and the order."""
-        if isinstance(self.key, str) or not isinstance(self.key, Sequence):
-            key = _column(self.key)
-        else:
-            require_ordered(_selected(self.df, [_column(each) for each in self.key]).schema)
-            key = tuple_key(*self.key)
-        columns = [key.alias(KEY), _column(self.value).alias(VALUE)]
+        key = key_of(self.df, self.key, _WHAT)
+        columns = [key.alias(KEY), self._column(self.value).alias(VALUE)]
         if self.op is not None:
-            columns.append(_column(self.op).cast(StringType()).alias(OP))
+            columns.append(self._column(self.op).cast(StringType()).alias(OP))
         if self.order_by is not None:
-            columns.append(_column(self.order_by).alias(_ORDER))
-        rows = _selected(_coalesced(self.df), columns)
+            columns.append(self._column(self.order_by).alias(_ORDER))
+        rows = selected(_coalesced(self.df), columns, _WHAT)
         for name, given in ((KEY, self.key), (VALUE, self.value)):
             found = rows.schema[name].dataType
             # A load with deletions may have `lit(None)` as its value.
             if name == KEY or self.op is None or not isinstance(found, NullType):
-                _require_bytes(name, given, found)
+                require_bytes(name, given, found)
             rows = rows.withColumn(name, F.col(name).cast(BinaryType()))
         return rows
+
+    def _column(self, given: Column | str) -> Column:
+        return column_of(self.df, given, _WHAT)
 
     def by_key(self) -> DataFrame:
         """The rows, partitioned and sorted by key. Of rows with one key the first is to be kept."""
         self.require_order()
         rows, count = self.chosen(), self.file_count()
         if self.splits is not None:
-            parted = rows.repartitionById(count, _partition_of(self.splits))
+            parted = rows.repartitionById(count, partition_of(F.col(KEY), self.splits))
         else:
             # Without a count, adaptive execution would merge all partitions into one.
             parted = rows.repartitionByRange(count, KEY)
@@ -157,32 +161,6 @@ def _coalesced(df: DataFrame) -> DataFrame:
     return df.coalesce(max(INPUT_TASKS, _TASKS_PER_CORE * cores))
 
 
-def _column(given: Column | str) -> Column:
-    if not isinstance(given, (Column, str)):
-        raise UsageError(f"{given!r} is no column", "pass a column's name, or an expression")
-    return F.col(given) if isinstance(given, str) else given
-
-
-def _selected(df: DataFrame, columns: Sequence[Column]) -> DataFrame:
-    try:
-        return df.select(*columns)
-    except AnalysisException as error:  # the first line of Spark's text names the column
-        raise UsageError(
-            f"the columns to load: {str(error).partition(chr(10))[0]}",
-            f"the DataFrame has {', '.join(df.columns)}",
-        ) from error
-
-
-def _require_bytes(name: str, given: object, found: DataType) -> None:
-    if not isinstance(found, (BinaryType, StringType)):
-        raise UsageError(
-            f"{name} {given} is {found.simpleString()}, not binary or string",
-            "encode it so that its bytes sort as scans should; a list of columns is encoded"
-            if name == KEY
-            else "encode it",
-        )
-
-
 def _checked(splits: Sequence[bytes]) -> Sequence[bytes]:
     for split in splits:
         require_key(split, name="split")
@@ -191,16 +169,6 @@ def _checked(splits: Sequence[bytes]) -> Sequence[bytes]:
     if len(splits) >= PARTITIONS_MAX:
         raise UsageError(f"{len(splits)} splits", f"pass fewer than {PARTITIONS_MAX}")
     return splits
-
-
-def _partition_of(splits: Sequence[bytes], first: int = 0) -> Column:
-    """The number of splits at or below the key, by a binary search of nested conditions."""
-    if not splits:
-        return F.lit(first)
-    middle = len(splits) // 2
-    below = _partition_of(splits[:middle], first)
-    above = _partition_of(splits[middle + 1 :], first + middle + 1)
-    return F.when(F.col(KEY) < F.lit(splits[middle]), below).otherwise(above)
 
 
 def _estimated_count(df: DataFrame) -> int:

@@ -19,8 +19,9 @@ from bulk.sort import Duplicates
 from kvstore.codec.keys import IMPORT_ID_MAX
 from kvstore.errors import UsageError
 from kvstore.store import Store
+from spark_connector.loading.columns import Columns
 from spark_connector.loading.load import run_import
-from spark_connector.loading.rows import Columns, ImportRows
+from spark_connector.loading.rows import ImportRows
 
 
 def batch_importer(

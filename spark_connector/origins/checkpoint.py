@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from datetime import timedelta
 
 import pyarrow as pa
 from typing_extensions import Self
@@ -10,6 +11,7 @@ from typing_extensions import Self
 from backup.version_rows import row_batches
 from kvstore.changes import Change
 from kvstore.engine import FileSpan
+from kvstore.joins import OnGone
 from kvstore.opening import open_read_only
 from kvstore.span import Span
 from spark_connector.origins.origin import OriginFrontiers
@@ -61,6 +63,18 @@ class CheckpointOrigin:
             if (rows is not None and count > rows) or (size is not None and passed > size):
                 return reached if reached > since else current
         return upto
+
+    def join(
+        self,
+        labels: pa.RecordBatchReader,
+        *,
+        key: str,
+        at: str,
+        max_age: timedelta | None,
+        columns: tuple[str, str],
+        on_gone: OnGone,
+    ) -> pa.RecordBatchReader:
+        return self._store.join(labels, key, at, max_age, columns=columns, on_gone=on_gone)
 
     def __enter__(self) -> Self:
         return self

@@ -15,6 +15,7 @@ reading, or between two tasks, and the rows stay the same.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from datetime import timedelta
 from typing import Final
 
 import numpy as np
@@ -27,6 +28,7 @@ from backup.version_rows import range_rows
 from kvstore.changes import Change
 from kvstore.engine import FileSpan
 from kvstore.errors import UsageError
+from kvstore.joins import OnGone
 from kvstore.mvcc import Cover, Fragments, RangeTombstone
 from kvstore.span import Span
 from kvstore.splits import split_span
@@ -130,6 +132,18 @@ class CollectionOrigin:
         commits, counts = np.unique(found, return_counts=True)
         fitting = int(np.searchsorted(np.cumsum(counts), rows, side="right"))
         return upto if fitting == len(commits) else int(commits[max(fitting - 1, 0)])
+
+    def join(
+        self,
+        labels: pa.RecordBatchReader,
+        *,
+        key: str,
+        at: str,
+        max_age: timedelta | None,
+        columns: tuple[str, str],
+        on_gone: OnGone,
+    ) -> pa.RecordBatchReader:
+        return self._collection.join(labels, key, at, max_age, columns=columns, on_gone=on_gone)
 
     def __enter__(self) -> Self:
         return self

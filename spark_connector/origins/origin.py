@@ -9,6 +9,7 @@ An origin yields rows with the requested columns of `backup/version_rows.py`.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from datetime import timedelta
 from typing import NamedTuple, Protocol
 
 import pyarrow as pa
@@ -16,6 +17,7 @@ from typing_extensions import Self
 
 from kvstore.changes import Change
 from kvstore.engine import FileSpan
+from kvstore.joins import OnGone
 from kvstore.span import Span
 from spark_connector.origins.place import Place
 
@@ -64,6 +66,19 @@ class Origin(Protocol):
 
         The cut lies between commits, behind at least one. Bytes are an estimate.
         """
+        ...
+
+    def join(
+        self,
+        labels: pa.RecordBatchReader,
+        *,
+        key: str,
+        at: str,
+        max_age: timedelta | None,
+        columns: tuple[str, str],
+        on_gone: OnGone,
+    ) -> pa.RecordBatchReader:
+        """The labels with the columns of their values; see `Store.join`."""
         ...
 
     def __enter__(self) -> Self: ...

@@ -1,0 +1,8 @@
+"""Joins of a DataFrame with the history of a store: labels move, history does not.
+
+Floors, from the top:
+
+    join     the two calls
+    tasks    planning a join, and the work of a task
+    answers  the columns that a join adds
+"""

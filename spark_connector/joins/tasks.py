@@ -1,0 +1,147 @@
+"""Planning a join, and the work of its tasks.
+
+A worker plans the join, because the driver may have the store open: looking whether a store is open
+would take the driver's own lock away (`spark_connector.origins.place`). So a path that the workers
+cannot see fails when the join is planned.
+
+Invariants
+1. All tasks of a join read one place.
+2. Each label comes out of its task once. A task that runs again gives the same rows.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from datetime import timedelta
+from itertools import chain
+from typing import Final, NamedTuple, TypeAlias
+
+import pyarrow as pa
+from pyspark.sql import SparkSession
+
+from kvstore.commit import require_readable
+from kvstore.errors import KVStoreError, UsageError
+from kvstore.joins import OnGone
+from kvstore.span import Span
+from kvstore.splits import split_span
+from spark_connector.access import Access
+from spark_connector.joins.answers import added_columns
+from spark_connector.origins.opening import open_origin
+from spark_connector.origins.place import Place, find
+from spark_connector.worker import freeze_objects
+
+KEY: Final = "kvstore_key"
+AT: Final = "kvstore_at"
+"""The columns of keys and of times that tasks get beside the labels' own columns."""
+
+_ANSWER: Final = ("kvstore_value", "kvstore_timestamp")
+
+BYTES_PER_SPLIT: Final = 4 << 20
+"""Files of one split. The labels of a split stay together, and several splits make a task."""
+
+SPLITS_MAX: Final = 1_000
+"""A label finds its split by ten comparisons at most."""
+
+_Batches: TypeAlias = "Iterable[pa.RecordBatch]"
+
+
+class Plan(NamedTuple):
+    """The place of a join, the least keys of all splits but the first, and the newest instant."""
+
+    place: Place
+    splits: Sequence[bytes]
+    newest: int
+
+
+def plan(spark: SparkSession, access: Access, as_of: int | None) -> Plan:
+    """Plan a join. With `as_of` all its labels ask for that time. Costs one task.
+
+    Raises `NotAStoreError` or `LockedError` if the place cannot be read, and `HistoryGoneError` or
+    `NotYetWrittenError` if `as_of` cannot.
+    """
+
+    split_bytes = BYTES_PER_SPLIT
+
+    def work(_: _Batches) -> Iterator[pa.RecordBatch]:
+        freeze_objects()
+        found: Plan | KVStoreError
+        try:
+            found = _planned(access, as_of, split_bytes)
+        except KVStoreError as error:  # a retry cannot help
+            found = error
+        yield pa.record_batch({"plan": pa.array([pickle.dumps(found)], pa.binary())})
+
+    [row] = spark.range(0, 1, 1, 1).mapInArrow(work, "plan binary").collect()
+    found: Plan | KVStoreError = pickle.loads(row[0])
+    if isinstance(found, KVStoreError):
+        raise found
+    return found
+
+
+def _planned(access: Access, as_of: int | None, split_bytes: int) -> Plan:
+    with open_origin(find(access), covering=[] if as_of is None else [as_of]) as origin:
+        since, upper, _ = origin.frontiers()
+        if as_of is not None:
+            require_readable(as_of, since=since, upper=upper)
+        files = origin.files(upper - 1)
+        count = sum(file.size_bytes for file in files) // split_bytes
+        spans = split_span(Span(), files, min(max(count, 1), SPLITS_MAX))
+        # The tasks choose their chain by the times of their labels.
+        place = origin.place._replace(chain=None)
+    return Plan(place, [span.start for span in spans[1:]], upper - 1)
+
+
+class Question(NamedTuple):
+    """The question of a join to the labels of a task. `key` and `at` name their columns in errors,
+    and `columns` are the columns of the answer."""
+
+    place: Place
+    key: str
+    at: str
+    columns: Sequence[str]
+    max_age: timedelta | None
+    on_gone: OnGone
+
+
+def joiner(question: Question) -> Callable[[_Batches], Iterator[pa.RecordBatch]]:
+    """The task that adds the columns of the answer to its labels."""
+
+    def join(batches: _Batches) -> Iterator[pa.RecordBatch]:
+        freeze_objects()
+        labels = (_whole(batch, question) for batch in batches if batch.num_rows)
+        first = next(labels, None)
+        if first is None:  # opening the place would cost more than the task
+            return
+        reader = pa.RecordBatchReader.from_batches(first.schema, chain([first], labels))
+        with open_origin(question.place) as origin:
+            joined = origin.join(
+                reader,
+                key=KEY,
+                at=AT,
+                max_age=question.max_age,
+                columns=_ANSWER,
+                on_gone=question.on_gone,
+            )
+            names = [name for name in first.schema.names if name not in (KEY, AT)]
+            for batch in joined:
+                yield _answered(batch, names, question.columns)
+
+    return join
+
+
+def _whole(batch: pa.RecordBatch, question: Question) -> pa.RecordBatch:
+    """The batch. Raises `UsageError` if a label has no key or no time."""
+    for column, name in ((KEY, question.key), (AT, question.at)):
+        if batch.column(column).null_count:
+            raise UsageError(f"a label has no {name}: it is null", "drop such labels first")
+    return batch
+
+
+def _answered(
+    batch: pa.RecordBatch, labels: Sequence[str], columns: Sequence[str]
+) -> pa.RecordBatch:
+    values, times = (batch.column(name) for name in _ANSWER)
+    added = added_columns(values, times, columns)
+    kept = [batch.column(name) for name in labels]
+    return pa.RecordBatch.from_arrays([*kept, *added], names=[*labels, *columns])
