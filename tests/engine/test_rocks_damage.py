@@ -218,7 +218,7 @@ def test_a_manifest_that_is_broken_and_goes_on_is_damage(crashed: Path) -> None:
     broken[20] ^= 1
     manifest.write_bytes(broken)
     for read_only in (True, False):
-        with pytest.raises(CorruptionError, match=r"broken at byte .*, and goes on") as caught:
+        with pytest.raises(CorruptionError, match=r"broken at byte .*, and whole records") as caught:
             RocksEngine(crashed, read_only=read_only)
         assert caught.value.where == str(manifest)
     assert manifest.read_bytes() == broken
