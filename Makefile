@@ -61,7 +61,7 @@ $(READY): pyproject.toml constraints.txt $(wildcard kvstore/loops/compiled/*.p*)
 	$(PY) -m pip install -q --disable-pip-version-check -c constraints.txt cython \
 	  || echo 'setup: Cython does not install here, so loops will run in Python'; \
 	PYTHONWARNINGS=ignore $(PY) -m pip install -q --disable-pip-version-check --no-build-isolation \
-	  -c constraints.txt -e '.[spark,demo,dev,docs]'; \
+	  -c constraints.txt -e '.[spark,server,demo,dev,docs]'; \
 	touch $(READY)
 
 test: $(READY)

@@ -19,6 +19,7 @@ from kvstore.gc import GcPolicy, GcReport
 from kvstore.holds import Hold
 from kvstore.imports import ImportRecord
 from kvstore.joins import Join, join
+from kvstore.late import __getattr__ as __getattr__
 from kvstore.mvcc import Version
 from kvstore.opening import (
     open,  # noqa: A004  # kvstore.open is the public name

@@ -4,7 +4,7 @@ Floors, from the top:
 
     __main__
     app                             all commands, and the report of failures
-    journal read tasks upkeep write
+    journal read serve tasks upkeep write
     exits options output
 """
 

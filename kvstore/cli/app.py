@@ -19,7 +19,7 @@ from typing import Annotated, Any, Final
 import typer
 from typer.core import TyperGroup
 
-from kvstore.cli import journal, read, tasks, upkeep, write
+from kvstore.cli import journal, read, serve, tasks, upkeep, write
 from kvstore.cli.exits import HELP, exit_code, from_system
 from kvstore.cli.output import print_line
 from kvstore.errors import KVStoreError
@@ -94,7 +94,7 @@ def _options(
     """The options of `kvstore` itself."""
 
 
-for _module in (read, write, upkeep, tasks):
+for _module in (read, write, upkeep, tasks, serve):
     _module.register(app)
 app.add_typer(journal.app, name="journal")
 

@@ -2,9 +2,10 @@
 
 Floors, from the top:
 
-    backup
+    backup service
     store
 """
 
 from kvstore.limits.backup import *  # noqa: F403  # each bound is defined once, and named here
+from kvstore.limits.service import *  # noqa: F403
 from kvstore.limits.store import *  # noqa: F403

@@ -1,0 +1,16 @@
+"""A client of a store that another process serves, with the names of `Store`.
+
+Floors, from the top:
+
+    connecting            `kvstore.connect`: a URL or a path becomes a client
+    client
+    batch streams         writes sent together; rows as they arrive
+    pool                  idle connections, and attempts
+    calls connection      requests without a socket; HTTP/1.1 on one socket
+    endpoint reply        where a server is; an answer, parsed
+"""
+
+from kvstore.client.client import Client
+from kvstore.client.connecting import connect
+
+__all__ = ["Client", "connect"]

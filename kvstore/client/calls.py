@@ -1,0 +1,300 @@
+"""Requests of each verb, and how their answers are read: bytes in, bytes out, no socket.
+
+The clients, with threads and with asyncio, send the same requests. Each function gives the request
+of the method of `Store` with its name.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Generic, TypeVar
+from urllib.parse import urlencode
+
+import pyarrow as pa
+
+from kvstore.arguments import require_limit
+from kvstore.arrow import binary_array
+from kvstore.client.reply import Reply
+from kvstore.errors import UsageError
+from kvstore.limits import CLIENT_URL_KEY_BYTES_MAX, KEY_BYTES_MAX
+from kvstore.mvcc import Version
+from kvstore.protocol import (
+    ARROW_TYPE,
+    JSON_TYPE,
+    KEYS_PATH,
+    READ_SCHEMA,
+    VERBS_PATH,
+    WRITES_SCHEMA,
+    WriteOp,
+    from_json,
+    quoted,
+    to_json,
+)
+from kvstore.span import Span, require_key
+from kvstore.timestamp import TimeLike, Timestamp, to_timestamp
+from kvstore.txn import UNCHECKED, Unchecked
+
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+
+
+@dataclass(frozen=True, slots=True)
+class ClientRequest(Generic[T_co]):
+    """One request: what is sent, and what is made of the answer.
+
+    The server does a `once` request once, however often it comes. A request that `is_read` changes
+    nothing.
+    """
+
+    method: str
+    target: str
+    read: Callable[[Reply], T_co]
+    body: bytes | pa.Buffer = b""
+    kind: str = ""
+    is_read: bool = False
+    once: bool = False
+
+
+def verb(
+    name: str,
+    fields: Mapping[str, Any],
+    read: Callable[[Reply], T],
+    *,
+    is_read: bool = False,
+    once: bool = False,
+) -> ClientRequest[T]:
+    """A verb with arguments as JSON. Arguments that are None stay out."""
+    body = json.dumps({name: value for name, value in fields.items() if value is not None})
+    return ClientRequest("POST", VERBS_PATH + name, read, body.encode(), JSON_TYPE, is_read, once)
+
+
+def of_rows(
+    name: str, table: pa.Table, query: Mapping[str, Any], read: Callable[[Reply], T], **how: bool
+) -> ClientRequest[T]:
+    """A verb with rows as an Arrow stream. Its other arguments are in the query."""
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    given = {name: value for name, value in query.items() if value is not None}
+    target = f"{VERBS_PATH}{name}{'?' if given else ''}{urlencode(given)}"
+    return ClientRequest("POST", target, read, sink.getvalue(), ARROW_TYPE, **how)
+
+
+def ns(time: TimeLike | None, name: str = "as_of") -> int | None:
+    """A time as a number."""
+    return None if time is None else int(to_timestamp(time, name=name))
+
+
+# -- reads ----------------------------------------------------------------------------------
+
+
+def get(key: bytes, as_of: TimeLike | None) -> ClientRequest[bytes | None]:
+    """See `Store.get`."""
+    key = require_key(key)
+    if len(key) > CLIENT_URL_KEY_BYTES_MAX:
+        fields = {"key": to_json(key), "as_of": ns(as_of)}
+        return verb("get", fields, _value, is_read=True)
+    query = "" if as_of is None else f"?as_of={ns(as_of)}"
+    return ClientRequest("GET", f"{KEYS_PATH}{quoted(key)}{query}", _raw, is_read=True)
+
+
+def get_many(
+    keys: Sequence[bytes], as_of: TimeLike | Sequence[TimeLike] | None
+) -> ClientRequest[list[bytes | None]]:
+    """See `Store.get_many`."""
+    return _many("get_many", keys, as_of, {}, lambda table: table.column("value").to_pylist())
+
+
+def floor_many(
+    keys: Sequence[bytes], as_of: TimeLike | Sequence[TimeLike] | None, prefix: bytes | None
+) -> ClientRequest[list[tuple[bytes, bytes] | None]]:
+    """See `Store.floor_many`."""
+
+    def rows(table: pa.Table) -> list[tuple[bytes, bytes] | None]:
+        pairs = zip(table.column("key").to_pylist(), table.column("value").to_pylist(), strict=True)
+        return [None if key is None else (key, value) for key, value in pairs]
+
+    return _many("floor", keys, as_of, {"below": prefix}, rows)
+
+
+def history(key: bytes) -> ClientRequest[list[Version]]:
+    """See `Store.history`."""
+    key = require_key(key)
+
+    def read(reply: Reply) -> list[Version]:
+        return [
+            Version(key, Timestamp(each["timestamp"]), _bytes(each["value"]))
+            for each in reply.json()["versions"]
+        ]
+
+    return verb("history", {"key": to_json(key)}, read, is_read=True)
+
+
+def scan(
+    span: Span, as_of: TimeLike | None, reverse: bool, limit: int | None, batch_rows: int | None
+) -> ClientRequest[Reply]:
+    """See `Store.scan_batches`."""
+    fields = {
+        **_span(span),
+        "as_of": ns(as_of),
+        "reverse": reverse,
+        "limit": require_limit(limit),
+        "batch_rows": batch_rows,
+    }
+    return verb("scan", fields, _whole, is_read=True)
+
+
+def changes(
+    since: TimeLike, upto: TimeLike | None, span: Span, images: str, expand: str
+) -> ClientRequest[Reply]:
+    """See `Store.changes_batches`."""
+    window = {"since": ns(since, "since"), "upto": ns(upto, "upto")}
+    fields = {**window, **_span(span), "images": images, "expand": expand}
+    return verb("changes", fields, _whole, is_read=True)
+
+
+def fields_of(name: str) -> ClientRequest[dict[str, Any]]:
+    """A verb without arguments that answers with names and figures."""
+    return verb(name, {}, Reply.json, is_read=True)
+
+
+# -- writes ---------------------------------------------------------------------------------
+
+
+def put(key: bytes, value: bytes, durability: str | None) -> ClientRequest[Timestamp]:
+    """See `Store.put`."""
+    key = require_key(key)
+    if not isinstance(value, bytes):
+        raise UsageError(f"value must be bytes, not {type(value).__name__}", "encode it")
+    if len(key) > CLIENT_URL_KEY_BYTES_MAX:
+        fields = {"key": to_json(key), "value": to_json(value), "durability": durability}
+        return verb("put", fields, _timestamp, once=True)
+    target = f"{KEYS_PATH}{quoted(key)}{_durability(durability)}"
+    return ClientRequest("PUT", target, _timestamp, value, once=True)
+
+
+def delete(key: bytes, durability: str | None) -> ClientRequest[Timestamp]:
+    """See `Store.delete`."""
+    fields = {"key": to_json(require_key(key)), "durability": durability}
+    return verb("delete", fields, _timestamp, once=True)
+
+
+def delete_range(
+    start: bytes, end: bytes, idempotent: bool, durability: str | None
+) -> ClientRequest[Timestamp | None]:
+    """See `Store.delete_range`."""
+    fields = {
+        "start": to_json(require_key(start, name="start", room=1)),
+        "end": to_json(require_key(end, name="end", room=1)),
+        "idempotent": idempotent,
+        "durability": durability,
+    }
+    return verb("delete_range", fields, _timestamp_or_none, once=True)
+
+
+def conditional(
+    name: str,
+    key: bytes,
+    value: bytes | None,
+    expected: bytes | Unchecked | None,
+    unchanged_since: TimeLike | None,
+    durability: str | None,
+) -> ClientRequest[Timestamp]:
+    """See `Store.put_if` and `Store.delete_if`, the two names."""
+    fields: dict[str, Any] = {"key": to_json(require_key(key)), "durability": durability}
+    if value is not None:
+        fields["value"] = to_json(value)
+    if unchanged_since is not None:
+        fields["unchanged_since"] = ns(unchanged_since, "unchanged_since")
+    request = verb(name, fields, _timestamp, once=True)
+    if expected is UNCHECKED:
+        return request
+    if expected is not None and not isinstance(expected, bytes):
+        raise UsageError(
+            f"expected must be bytes or None, not {type(expected).__name__}", "encode it first"
+        )
+    body = json.dumps({**json.loads(request.body), "expected": to_json(expected)}).encode()
+    return ClientRequest("POST", VERBS_PATH + name, _timestamp, body, JSON_TYPE, once=True)
+
+
+Operation = tuple[WriteOp, bytes, "bytes | None", "bytes | None"]
+
+
+def batch(
+    operations: Iterable[Operation], durability: str | None, query: Mapping[str, Any] | None = None
+) -> ClientRequest[Timestamp | None]:
+    """A batch, or the commit of a transaction: operations with key, end and value."""
+    ops, keys, ends, values = zip(*operations, strict=True)
+    arrays = [
+        pa.array(list(map(int, ops)), pa.uint8()),
+        binary_array(list(keys)),
+        pa.array(list(ends), pa.binary()),
+        pa.array(list(values), pa.binary()),
+    ]
+    table = pa.table(arrays, schema=WRITES_SCHEMA)
+    given = {**(query or {}), "durability": durability}
+    return of_rows("batch", table, given, _timestamp_or_none, once=True)
+
+
+# -- inside ---------------------------------------------------------------------------------
+
+_ABSENT: Final = 404
+
+
+def _many(
+    name: str,
+    keys: Sequence[bytes],
+    as_of: TimeLike | Sequence[TimeLike] | None,
+    query: Mapping[str, Any],
+    rows: Callable[[pa.Table], T],
+) -> ClientRequest[T]:
+    keys = list(keys)
+    if set(map(type, keys)) - {bytes} or (keys and max(map(len, keys)) > KEY_BYTES_MAX):
+        keys = [require_key(key) for key in keys]
+    arrays, names = [binary_array(keys)], ["key"]
+    given = dict(query)
+    if isinstance(as_of, Sequence) and not isinstance(as_of, str):
+        if len(as_of) != len(keys):
+            raise UsageError(f"{len(as_of)} times for {len(keys)} keys", "pass a time for each key")
+        arrays.append(pa.array([ns(time) for time in as_of], pa.int64()))
+        names.append("as_of")
+    else:
+        given["as_of"] = ns(as_of)
+    schema = pa.schema([READ_SCHEMA.field(each) for each in names])
+    table = pa.table(arrays, schema=schema)
+    return of_rows(name, table, given, lambda reply: rows(reply.table()), is_read=True)
+
+
+def _span(span: Span) -> dict[str, Any]:
+    return {"start": to_json(span.start) if span.start else None, "end": to_json(span.end)}
+
+
+def _whole(reply: Reply) -> Reply:
+    return reply
+
+
+def _raw(reply: Reply) -> bytes | None:
+    return None if reply.status == _ABSENT else reply.body
+
+
+def _value(reply: Reply) -> bytes | None:
+    return _bytes(reply.json()["value"])
+
+
+def _bytes(found: Any) -> bytes | None:
+    return None if found is None else from_json(found, name="the server's answer")
+
+
+def _timestamp(reply: Reply) -> Timestamp:
+    return Timestamp(reply.json()["timestamp"])
+
+
+def _timestamp_or_none(reply: Reply) -> Timestamp | None:
+    found = reply.json()["timestamp"]
+    return None if found is None else Timestamp(found)
+
+
+def _durability(durability: str | None) -> str:
+    return "" if durability is None else f"?durability={quoted(durability.encode())}"

@@ -1,0 +1,235 @@
+"""The client: the names of `Store`, on a store that another process serves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from types import TracebackType
+from typing import Any, TypeVar
+
+import pyarrow as pa
+
+from kvstore.changes.event import Expand, Images
+from kvstore.client import calls, streams
+from kvstore.client.batch import ClientBatch
+from kvstore.client.calls import ClientRequest
+from kvstore.client.pool import Pool
+from kvstore.client.reply import Reply
+from kvstore.commit import Durability
+from kvstore.mvcc import Version
+from kvstore.span import Span
+from kvstore.timestamp import TimeLike, Timestamp
+from kvstore.txn import UNCHECKED, Unchecked
+
+T = TypeVar("T")
+
+
+class Client:
+    """A store behind a server; `kvstore.connect` makes one. Use it from any thread.
+
+    Its methods are those of `Store`: same arguments, same results, same errors. Besides, each call
+    raises `DeterminateError` if it surely did nothing, and `IndeterminateError` if that is unknown.
+    Reads and writes are sent again for `patience` seconds first; a write that is sent again is done
+    once.
+    """
+
+    def __init__(self, pool: Pool) -> None:
+        self._pool = pool
+
+    # -- the store --------------------------------------------------------------------------
+
+    @property
+    def since(self) -> Timestamp:
+        """See `Store.since`. One round trip, as the next ones."""
+        return Timestamp(self._times()["since"])
+
+    @property
+    def upper(self) -> Timestamp:
+        """See `Store.upper`."""
+        return Timestamp(self._times()["upper"])
+
+    @property
+    def durable(self) -> Timestamp:
+        """See `Store.durable`."""
+        return Timestamp(self._times()["durable"])
+
+    @property
+    def whole_since(self) -> Timestamp:
+        """See `Store.whole_since`."""
+        return Timestamp(self._times()["whole_since"])
+
+    @property
+    def indexed_since(self) -> Timestamp:
+        """See `Store.indexed_since`."""
+        return Timestamp(self._times()["indexed_since"])
+
+    @property
+    def store_id(self) -> str:
+        """See `Store.store_id`."""
+        return str(self._times()["store_id"])
+
+    def now(self) -> Timestamp:
+        """See `Store.now`."""
+        return Timestamp(self._times()["now"])
+
+    def stats(self) -> dict[str, Any]:
+        """See `Store.stats`."""
+        return self._pool.send(calls.fields_of("stats"))
+
+    def sync(self) -> Timestamp:
+        """See `Store.sync`."""
+        return Timestamp(self._pool.send(calls.fields_of("sync"))["upper"])
+
+    def close(self) -> None:
+        """Close the connections. The server and its store stay. Repeatable."""
+        self._pool.close()
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<kvstore.Client {self._pool.where}>"
+
+    # -- reading ----------------------------------------------------------------------------
+
+    def get(
+        self, key: bytes, as_of: TimeLike | None = None, default: bytes | T | None = None
+    ) -> bytes | T | None:
+        """See `Store.get`."""
+        value = self._pool.send(calls.get(key, as_of))
+        return default if value is None else value
+
+    def get_many(
+        self, keys: Sequence[bytes], as_of: TimeLike | Sequence[TimeLike] | None = None
+    ) -> list[bytes | None]:
+        """See `Store.get_many`."""
+        return self._pool.send(calls.get_many(keys, as_of))
+
+    def floor(
+        self, key: bytes, as_of: TimeLike | None = None, prefix: bytes | None = None
+    ) -> tuple[bytes, bytes] | None:
+        """See `Store.floor`."""
+        return self._pool.send(calls.floor_many([key], as_of, prefix))[0]
+
+    def floor_many(
+        self,
+        keys: Sequence[bytes],
+        as_of: TimeLike | Sequence[TimeLike] | None = None,
+        prefix: bytes | None = None,
+    ) -> list[tuple[bytes, bytes] | None]:
+        """See `Store.floor_many`."""
+        return self._pool.send(calls.floor_many(keys, as_of, prefix))
+
+    def scan(
+        self,
+        start: bytes | None = None,
+        end: bytes | None = None,
+        prefix: bytes | None = None,
+        as_of: TimeLike | None = None,
+        reverse: bool = False,
+        limit: int | None = None,
+    ) -> Iterator[tuple[bytes, bytes]]:
+        """See `Store.scan`."""
+        reader = self.scan_batches(start, end, prefix, as_of, reverse, limit)
+        for batch in reader:
+            yield from zip(batch.column(0).to_pylist(), batch.column(1).to_pylist(), strict=True)
+
+    def scan_batches(
+        self,
+        start: bytes | None = None,
+        end: bytes | None = None,
+        prefix: bytes | None = None,
+        as_of: TimeLike | None = None,
+        reverse: bool = False,
+        limit: int | None = None,
+        *,
+        batch_rows: int | None = None,
+    ) -> pa.RecordBatchReader:
+        """See `Store.scan_batches`. The whole stream is of one time."""
+        request = calls.scan(Span.of(start, end, prefix), as_of, reverse, limit, batch_rows)
+        return streams.rows(self._pool, request)
+
+    def history(self, key: bytes) -> list[Version]:
+        """See `Store.history`."""
+        return self._pool.send(calls.history(key))
+
+    def changes_batches(
+        self,
+        since: TimeLike,
+        upto: TimeLike | None = None,
+        *,
+        span: Span | None = None,
+        images: Images = "delta",
+        expand: Expand = "imports",
+    ) -> pa.RecordBatchReader:
+        """See `Store.changes_batches`."""
+        request = calls.changes(since, upto, span or Span(), images, expand)
+        return streams.rows(self._pool, request)
+
+    # -- writing ----------------------------------------------------------------------------
+
+    def put(self, key: bytes, value: bytes, *, durability: Durability | None = None) -> Timestamp:
+        """See `Store.put`."""
+        return self._pool.send(calls.put(key, value, durability))
+
+    def delete(self, key: bytes, *, durability: Durability | None = None) -> Timestamp:
+        """See `Store.delete`."""
+        return self._pool.send(calls.delete(key, durability))
+
+    def delete_range(
+        self,
+        start: bytes,
+        end: bytes,
+        idempotent: bool = False,
+        *,
+        durability: Durability | None = None,
+    ) -> Timestamp | None:
+        """See `Store.delete_range`."""
+        return self._pool.send(calls.delete_range(start, end, idempotent, durability))
+
+    def put_if(
+        self,
+        key: bytes,
+        value: bytes,
+        expected: bytes | Unchecked | None = UNCHECKED,
+        *,
+        unchanged_since: TimeLike | None = None,
+        durability: Durability | None = None,
+    ) -> Timestamp:
+        """See `Store.put_if`."""
+        request = calls.conditional("put_if", key, value, expected, unchanged_since, durability)
+        return self._pool.send(request)
+
+    def delete_if(
+        self,
+        key: bytes,
+        expected: bytes | Unchecked | None = UNCHECKED,
+        *,
+        unchanged_since: TimeLike | None = None,
+        durability: Durability | None = None,
+    ) -> Timestamp:
+        """See `Store.delete_if`."""
+        request = calls.conditional("delete_if", key, None, expected, unchanged_since, durability)
+        return self._pool.send(request)
+
+    def batch(self, *, durability: Durability | None = None) -> ClientBatch:
+        """See `Store.batch`. The writes travel together when the block ends."""
+
+        def commit(operations: Iterable[calls.Operation]) -> Timestamp | None:
+            return self._pool.send(calls.batch(operations, durability))
+
+        return ClientBatch(commit)
+
+    # -- other verbs ------------------------------------------------------------------------
+
+    def call(self, verb: str, **arguments: Any) -> dict[str, Any]:
+        """Call a verb by its name, with arguments as JSON: for verbs that this client lacks."""
+        request: ClientRequest[dict[str, Any]] = calls.verb(verb, arguments, Reply.json)
+        return self._pool.send(request)
+
+    def _times(self) -> dict[str, Any]:
+        return self._pool.send(calls.fields_of("times"))

@@ -1,0 +1,43 @@
+"""`kvstore.connect`: an address becomes a client."""
+
+from __future__ import annotations
+
+import os
+
+from kvstore.arguments import require_seconds
+from kvstore.client import calls
+from kvstore.client.client import Client
+from kvstore.client.endpoint import Endpoint, client_tls
+from kvstore.client.pool import Pool
+from kvstore.limits import CLIENT_PATIENCE_S, CLIENT_TIMEOUT_S
+
+
+def connect(
+    address: str | os.PathLike[str],
+    token: str | None = None,
+    *,
+    ca: str | os.PathLike[str] | None = None,
+    timeout: float | None = None,
+    patience: float | None = None,
+) -> Client:
+    """A client of the store that is served at `address`: an `http` or `https` URL, or the path of a
+    Unix socket.
+
+    `token` goes with every call. `ca` is a file of certificates to trust besides none; by default
+    those that the machine trusts. `timeout` bounds each wait for the server, `patience` the time
+    for which a call is sent again. Both are in seconds.
+
+    Raises `DeterminateError` if nobody serves there, `AccessDeniedError` for a token or a
+    certificate that is refused. One round trip.
+    """
+    text = os.fspath(address)
+    if isinstance(text, str) and "://" in text:
+        tls = client_tls(ca) if text.startswith("https:") else None
+        endpoint = Endpoint.parse(text, token=token, tls=tls)
+    else:
+        endpoint = Endpoint.at_path(text, token=token)
+    wait = CLIENT_TIMEOUT_S if timeout is None else require_seconds(timeout, name="timeout")
+    again = CLIENT_PATIENCE_S if patience is None else require_seconds(patience, name="patience")
+    pool = Pool(endpoint, timeout=wait, patience=again)
+    pool.known = pool.send(calls.fields_of("times"))["upper"] - 1
+    return Client(pool)

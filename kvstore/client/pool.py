@@ -1,0 +1,203 @@
+"""Requests over idle connections, and again where that is safe.
+
+A request is sent again if it surely was not done, if it only reads, or if the server does it once
+however often it comes. Every other failure is `IndeterminateError`: the caller must look.
+
+Invariants
+1. A connection serves one request at a time, and no other process: a forked child opens its own.
+2. A connection with an answer that was not read to its end is closed, never used again.
+3. All attempts of a `once` request carry one token; two requests never share one.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import TypeVar
+
+from kvstore.client.calls import ClientRequest
+from kvstore.client.connection import Connection
+from kvstore.client.endpoint import Endpoint
+from kvstore.client.reply import Reply, ReplyHead
+from kvstore.errors import (
+    ClosedError,
+    DeterminateError,
+    IndeterminateError,
+    KVStoreError,
+    RetryableError,
+)
+from kvstore.limits import CLIENT_CONNECTIONS_MAX, CLIENT_RETRY_S
+from kvstore.protocol import ARROW_TYPE
+
+T = TypeVar("T")
+
+_ACCEPT = f"Accept: {ARROW_TYPE}\r\n".encode()
+
+
+class TokenSource:
+    """A source of tokens: its own random name, and a number for each request."""
+
+    __slots__ = ("name", "serial")
+
+    def __init__(self) -> None:
+        self.name = secrets.token_hex(12)
+        self.serial = 0
+
+
+class Pool:
+    """The connections of one client. Any thread may use it."""
+
+    def __init__(self, endpoint: Endpoint, *, timeout: float, patience: float) -> None:
+        self.endpoint = endpoint
+        self.where = str(endpoint)
+        self.known = 0
+        """A time of the server that has passed: requests that begin now were not done before."""
+        self._timeout, self._patience = timeout, patience
+        self._idle: deque[Connection] = deque()
+        self._writers: deque[TokenSource] = deque()
+        self._process = os.getpid()
+        self._closed = False
+
+    def send(self, request: ClientRequest[T]) -> T:
+        """The answer to a request. Raises the error that the server answered with,
+        `DeterminateError` if the request was surely not done, `IndeterminateError` if that is
+        unknown."""
+        writer = self._writer() if request.once else None
+        token = self._token(writer)
+        repeats = self._repeats(request)
+        try:
+            while True:
+                found = self._attempt(request, token)
+                if isinstance(found, Reply):
+                    return request.read(found)
+                if not repeats(found):
+                    raise found
+        finally:
+            if writer is not None and len(self._writers) < CLIENT_CONNECTIONS_MAX:
+                self._writers.append(writer)
+
+    def open(self, request: ClientRequest[object]) -> tuple[Connection, ReplyHead]:
+        """Send a request that only reads, and return the connection with the head of its answer.
+
+        The caller reads the body, and gives the connection back or closes it.
+        """
+        repeats = self._repeats(request)
+        while True:
+            try:
+                return self._open(request, b"")
+            except KVStoreError as error:  # noqa: PERF203  # a failure is rare
+                if not repeats(error):
+                    raise
+
+    def close(self) -> None:
+        """Close the idle connections. Those in use close when they are given back. Repeatable."""
+        self._closed = True
+        while self._idle:
+            self._idle.pop().close()
+
+    # -- inside -----------------------------------------------------------------------------
+
+    def _repeats(self, request: ClientRequest[T]) -> Callable[[KVStoreError], bool]:
+        """Tells whether to send a request again after a failure, and waits before it says so."""
+        ends_at, attempt = time.monotonic() + self._patience, 0
+
+        def repeats(error: KVStoreError) -> bool:
+            nonlocal attempt
+            wait = CLIENT_RETRY_S * 2 ** min(attempt - 1, 6) if attempt else 0.0
+            if time.monotonic() + wait > ends_at or not _may_repeat(error, request):
+                return False
+            time.sleep(wait)
+            attempt += 1
+            return True
+
+        return repeats
+
+    def _attempt(self, request: ClientRequest[T], token: bytes) -> Reply | KVStoreError:
+        try:
+            connection, head = self._open(request, token)
+        except KVStoreError as error:
+            return error
+        try:
+            body = _whole(connection, head)
+        except OSError as error:
+            connection.close()
+            return IndeterminateError(f"a request to {self.where}", str(error) or repr(error))
+        except BaseException:
+            connection.close()
+            raise
+        self.give(connection, head)
+        reply = Reply(head.status, head.kind, body, self.where)
+        return reply if head.status < 400 else reply.error or reply
+
+    def _open(self, request: ClientRequest[T], token: bytes) -> tuple[Connection, ReplyHead]:
+        """Send the request, and read the head of its answer."""
+        connection = self._take()
+        headers = _ACCEPT + token if request.method == "POST" else token
+        if request.kind:
+            headers = b"%sContent-Type: %s\r\n" % (headers, request.kind.encode())
+        try:
+            connection.send(request.method, request.target, headers, request.body)
+            return connection, connection.receive_head()
+        except OSError as error:
+            connection.close()
+            cause = str(error) or repr(error)
+            raise IndeterminateError(f"a request to {self.where}", cause) from error
+        except BaseException:
+            connection.close()
+            raise
+
+    def _take(self) -> Connection:
+        if self._closed:
+            raise ClosedError(f"the client of {self.where}")
+        if self._process != os.getpid():
+            # The parent's sockets and tokens are not ours. Closing the copies leaves its own alone.
+            idle, self._idle, self._writers = self._idle, deque(), deque()
+            self._process = os.getpid()
+            for connection in idle:
+                connection.close()
+        while self._idle:
+            try:
+                connection = self._idle.pop()
+            except IndexError:
+                break
+            if not connection.is_stale():
+                return connection
+            connection.close()
+        return Connection(self.endpoint, self._timeout)
+
+    def give(self, connection: Connection, head: ReplyHead) -> None:
+        """Keep a connection whose answer was read to its end, for the next request."""
+        if head.is_last or self._closed or len(self._idle) >= CLIENT_CONNECTIONS_MAX:
+            connection.close()
+        else:
+            self._idle.append(connection)
+
+    def _writer(self) -> TokenSource:
+        if self._process != os.getpid():
+            return TokenSource()
+        try:
+            return self._writers.pop()
+        except IndexError:
+            return TokenSource()
+
+    def _token(self, writer: TokenSource | None) -> bytes:
+        if writer is None:
+            return b""
+        writer.serial += 1
+        token = f"{writer.name}.{writer.serial}.{self.known}"
+        return f"Idempotency-Key: {token}\r\n".encode()
+
+
+def _whole(connection: Connection, head: ReplyHead) -> bytes:
+    if head.length is not None:
+        return connection.receive(head.length) if head.length else b""
+    return b"".join(connection.chunks())
+
+
+def _may_repeat(error: KVStoreError, request: ClientRequest[T]) -> bool:
+    if type(error) in (RetryableError, DeterminateError):
+        return True
+    return isinstance(error, IndeterminateError) and (request.is_read or request.once)

@@ -1,0 +1,97 @@
+"""An answer of a server: its head, parsed from bytes, and its body as one of the types we know.
+
+Invariants
+1. A head is bounded, and so are the bodies that are read whole. A server may be hostile too.
+2. What does not parse is `StorageError`: it is unknown what the server did.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+
+from kvstore.errors import KVStoreError, StorageError
+from kvstore.protocol import JSON_TYPE, failure_of
+
+
+class ReplyHead(NamedTuple):
+    """The head of an answer. `length` is None where the body comes in chunks."""
+
+    status: int
+    kind: str
+    length: int | None
+    is_last: bool
+    """Whether the server closes the connection behind the answer."""
+
+
+class Reply(NamedTuple):
+    """A whole answer. `where` names the server."""
+
+    status: int
+    kind: str
+    body: bytes
+    where: str
+
+    def json(self) -> dict[str, Any]:
+        """The JSON object of the answer. Raises `StorageError` for anything else."""
+        try:
+            found = json.loads(self.body)
+        except ValueError as error:
+            raise strange(self.where, f"no JSON: {error}") from error
+        if not isinstance(found, dict):
+            raise strange(self.where, "no JSON object")
+        return found
+
+    def table(self) -> pa.Table:
+        """The rows of the answer. Raises `StorageError`."""
+        try:
+            with pa.ipc.open_stream(self.body) as reader:
+                return reader.read_all()
+        except (pa.ArrowException, OSError, ValueError) as error:
+            raise strange(self.where, f"no Arrow stream: {error}") from error
+
+    @property
+    def error(self) -> KVStoreError | None:
+        """The error that the server answered with, if it did."""
+        if self.status < 400:
+            return None
+        fields: Any = None
+        if self.kind == JSON_TYPE:
+            try:
+                fields = json.loads(self.body)
+            except ValueError:
+                fields = None
+            if self.status == 404 and isinstance(fields, dict) and fields.get("found") is False:
+                return None  # the key is absent
+        return failure_of(fields, status=self.status, where=self.where)
+
+
+def read_head(head: bytes, where: str) -> ReplyHead:
+    """Parse the head of an answer, up to the empty line. Raises `StorageError`."""
+    lines = head.split(b"\r\n")
+    status = lines[0][9:12]
+    if not lines[0].startswith(b"HTTP/1.") or not status.isdigit():
+        raise strange(where, f"no HTTP: {lines[0][:80]!r}")
+    kind, length, is_last = "", None, False
+    for line in lines[1:]:
+        name, _, value = line.partition(b":")
+        name = name.lower()
+        if name == b"content-length":
+            text = value.strip()
+            if not text.isdigit() or len(text) > 18:
+                raise strange(where, "a content-length that is no number")
+            length = int(text)
+        elif name == b"content-type":
+            kind = value.partition(b";")[0].strip().decode("latin-1")
+        elif name == b"connection":
+            is_last = value.strip().lower() == b"close"
+    return ReplyHead(int(status), kind, length, is_last)
+
+
+def strange(where: str, problem: str) -> StorageError:
+    """The error for an answer that is none of ours."""
+    return StorageError(
+        f"{where} answered with {problem}", "check the address, and the proxies on the way"
+    )

@@ -1,0 +1,58 @@
+"""The bounds of a server and of its clients."""
+
+SERVER_BODY_BYTES_MAX = 64 << 20
+"""Bytes of one request: a batch of that size is written in less than a second."""
+
+SERVER_MEMORY_BYTES_MAX = 256 << 20
+"""Bytes of the requests that a server is reading or doing at one time, all clients together."""
+
+SERVER_HEAD_BYTES_MAX = 32 << 10
+"""Bytes of a request's line and headers. A key of 8 KiB fits when each byte is percent-encoded;
+clients send longer keys in bodies."""
+
+SERVER_CONNECTIONS_MAX = 1000
+"""Connections at one time. An idle one costs a descriptor and some 20 KiB."""
+
+SERVER_REQUEST_S_MAX = 30.0
+"""Seconds in which a request must have arrived, and in which a client must take some of its
+answer."""
+
+SERVER_IDLE_S_MAX = 75.0
+"""Seconds for which a connection may stay idle between two requests."""
+
+SERVER_STREAMS_MAX = 64
+"""Answers of many rows that are under way at one time. Each keeps history, and two batches in
+memory."""
+
+SERVER_THREADS_MAX = 16
+"""Threads of a server that wait for the store. Two cores are busy with four; the others wait for
+the disk."""
+
+SERVER_STREAM_ROWS = 16_384
+"""Rows of a batch of a streamed answer: larger than a scan's own, for each costs three system
+calls."""
+
+JSON_ROWS_MAX = 10_000
+"""Rows of an answer as JSON, which is made in memory. Arrow has no such bound."""
+
+CLIENT_CONNECTIONS_MAX = 32
+"""Idle connections that a client keeps: as many threads may call at once without a new one."""
+
+CLIENT_TIMEOUT_S = 60.0
+"""Seconds for which a client waits for the next bytes of a server."""
+
+CLIENT_PATIENCE_S = 10.0
+"""Seconds for which a client sends a request again that was surely not done, or that the server
+does once however often it arrives."""
+
+CLIENT_RETRY_S = 0.05
+"""Seconds before the second attempt of a request; twice as long before each later one."""
+
+CLIENT_URL_KEY_BYTES_MAX = 4096
+"""Bytes of a key in a URL. Longer keys travel in bodies."""
+
+CLIENT_HEAD_BYTES_MAX = 64 << 10
+"""Bytes of the head of an answer."""
+
+SERVER_BACKLOG = 1024
+"""Connections that the kernel accepts before the server does."""

@@ -1,0 +1,52 @@
+"""The language of a server and its clients: names, bytes in JSON, errors, and Arrow columns.
+
+    GET | PUT | DELETE  /v1/keys/<key>     one key, percent-encoded; the value is the body
+    GET | POST          /v1/<verb>         every other verb; arguments in the query, or as JSON
+
+Rows travel as Arrow IPC streams, other answers as JSON. `docs/reference/protocol.md` describes all
+of it.
+
+Floors, from the top:
+
+    failures           errors as JSON
+    values columns     bytes as JSON; operations of a batch as Arrow columns
+"""
+
+from kvstore.protocol.columns import (
+    ARROW_TYPE,
+    ERROR_NAME,
+    JSON_TYPE,
+    OCTETS_TYPE,
+    READ_SCHEMA,
+    VALUES_SCHEMA,
+    WRITES_SCHEMA,
+    WriteOp,
+)
+from kvstore.protocol.failures import failure_fields, failure_of
+from kvstore.protocol.values import (
+    KEYS_PATH,
+    VERBS_PATH,
+    from_json,
+    quoted,
+    to_json,
+    unquoted,
+)
+
+__all__ = [
+    "ARROW_TYPE",
+    "ERROR_NAME",
+    "JSON_TYPE",
+    "KEYS_PATH",
+    "OCTETS_TYPE",
+    "READ_SCHEMA",
+    "VALUES_SCHEMA",
+    "VERBS_PATH",
+    "WRITES_SCHEMA",
+    "WriteOp",
+    "failure_fields",
+    "failure_of",
+    "from_json",
+    "quoted",
+    "to_json",
+    "unquoted",
+]

@@ -1,0 +1,50 @@
+"""The Arrow columns and the media types in which rows travel.
+
+    rows of a scan       kvstore.arrow.ROWS_SCHEMA
+    changes              kvstore.changes.columns.CHANGES_SCHEMA
+    keys to be read      key binary, as_of int64 nullable (left out: one time for all)
+    values               value binary, nullable
+    writes and reads     op uint8 (see `WriteOp`), key binary, end binary nullable, value binary
+                         nullable
+
+A stream that fails after it has begun ends with a batch of no rows, whose custom metadata has the
+error as JSON under `ERROR_NAME`, and without the end of the HTTP body.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import Final
+
+import pyarrow as pa
+
+ARROW_TYPE: Final = "application/vnd.apache.arrow.stream"
+JSON_TYPE: Final = "application/json"
+OCTETS_TYPE: Final = "application/octet-stream"
+
+ERROR_NAME: Final = b"kvstore.error"
+"""The key of the metadata that carries the error of a stream."""
+
+
+class WriteOp(IntEnum):
+    """The operation of a row of a batch. The codes of writes are those of the change index."""
+
+    READ = 0
+    PUT = 1
+    READ_RANGE = 2
+    DELETE = 3
+    DELETE_RANGE = 5
+
+
+READ_SCHEMA: Final = pa.schema(
+    [pa.field("key", pa.binary(), nullable=False), pa.field("as_of", pa.int64())]
+)
+VALUES_SCHEMA: Final = pa.schema([pa.field("value", pa.binary())])
+WRITES_SCHEMA: Final = pa.schema(
+    [
+        pa.field("op", pa.uint8(), nullable=False),
+        pa.field("key", pa.binary(), nullable=False),
+        pa.field("end", pa.binary()),
+        pa.field("value", pa.binary()),
+    ]
+)

@@ -1,0 +1,56 @@
+"""Bytes in JSON and in URLs.
+
+in JSON    text where the bytes are UTF-8, else {"base64": "..."}
+in a URL   percent-encoded (RFC 3986); a dot too, so that no proxy takes `..` for a step up
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from typing import Any, Final
+from urllib.parse import quote_from_bytes, unquote_to_bytes
+
+from kvstore.errors import UsageError
+
+VERBS_PATH: Final = "/v1/"
+KEYS_PATH: Final = "/v1/keys/"
+
+
+def to_json(raw: bytes | None) -> str | dict[str, str] | None:
+    """Bytes as JSON; None is null."""
+    if raw is None:
+        return None
+    try:
+        return raw.decode()
+    except UnicodeDecodeError:
+        return {"base64": base64.b64encode(raw).decode()}
+
+
+def from_json(found: object, *, name: str) -> bytes:
+    """The bytes that `to_json` wrote. Raises `UsageError`, which calls them `name`."""
+    if isinstance(found, str):
+        try:
+            return found.encode()
+        except UnicodeEncodeError as error:
+            raise UsageError(f"{name}: {error}", 'pass {"base64": "..."}') from error
+    if isinstance(found, dict) and list(found) == ["base64"]:
+        try:
+            return base64.b64decode(found["base64"], validate=True)
+        except (TypeError, ValueError, binascii.Error) as error:
+            raise UsageError(f"{name} is not base64: {error}", "encode it (RFC 4648)") from error
+    raise UsageError(f"{name} is no bytes: {_kind(found)}", 'pass text, or {"base64": "..."}')
+
+
+def quoted(key: bytes) -> str:
+    """A key as a part of a URL."""
+    return quote_from_bytes(key, safe="").replace(".", "%2E")
+
+
+def unquoted(text: bytes) -> bytes:
+    """The bytes of a percent-encoded part of a URL."""
+    return unquote_to_bytes(text) if b"%" in text else text
+
+
+def _kind(found: Any) -> str:
+    return "null" if found is None else type(found).__name__

@@ -1,0 +1,31 @@
+"""A store over the network: an ASGI application, and the process that runs it.
+
+Needs the extra `server`: `pip install kvstore-mvcc[server]` (`app` alone needs none).
+
+Floors, from the top:
+
+    running                the application on a socket, by uvicorn
+    app guarded
+    service
+    verbs
+    invocation
+    access extra head status streams
+"""
+
+from kvstore.server.access import Token, read_tokens
+from kvstore.server.app import App, app
+from kvstore.server.running import ListenAddress, Running, serve, server_tls, serving
+from kvstore.server.service import Service
+
+__all__ = [
+    "ListenAddress",
+    "App",
+    "Running",
+    "Service",
+    "Token",
+    "app",
+    "read_tokens",
+    "serve",
+    "server_tls",
+    "serving",
+]

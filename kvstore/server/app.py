@@ -1,0 +1,384 @@
+"""The server as an ASGI application: HTTP requests in, calls of the service, answers out.
+
+A service mounts it into its own application, and `kvstore serve` runs it alone:
+
+    app.mount("/flights", kvstore.server.app(store, tokens=[...]))
+
+Short reads and commits that wait for nobody are done on the event loop, because a thread costs more
+than they do. Everything else is done by threads, `SERVER_THREADS_MAX` at most.
+
+Invariants
+1. A request is bounded in bytes and in time before it is read, and all requests together in bytes.
+2. Each failure is answered by one error of the tree, as JSON; a bug of ours is logged, and answered
+   without its details.
+3. A client that stops reading holds one batch of its stream, for `SERVER_REQUEST_S_MAX`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import threading
+from collections.abc import Awaitable, Callable, Iterable, Iterator, MutableMapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any, Final, TypeAlias, TypeVar
+
+import pyarrow as pa
+
+from kvstore import opening
+from kvstore.codec.json import read_object
+from kvstore.errors import (
+    CorruptionError,
+    KVStoreError,
+    RetryableError,
+    UsageError,
+)
+from kvstore.limits import (
+    SERVER_BODY_BYTES_MAX,
+    SERVER_MEMORY_BYTES_MAX,
+    SERVER_REQUEST_S_MAX,
+    SERVER_STREAMS_MAX,
+    SERVER_THREADS_MAX,
+)
+from kvstore.protocol import (
+    ARROW_TYPE,
+    JSON_TYPE,
+    KEYS_PATH,
+    OCTETS_TYPE,
+    VERBS_PATH,
+    failure_fields,
+    unquoted,
+)
+from kvstore.server.access import WHOLE, Grant, Token, Tokens
+from kvstore.server.head import Head, fields_of, head_of
+from kvstore.server.service import Service
+from kvstore.server.status import status_of
+from kvstore.server.streams import BrokenStreamError, arrow_parts, json_rows
+from kvstore.server.verbs import Answer, Verb
+from kvstore.store import Store
+
+Scope: TypeAlias = "MutableMapping[str, Any]"
+Receive: TypeAlias = "Callable[[], Awaitable[MutableMapping[str, Any]]]"
+Send: TypeAlias = "Callable[[MutableMapping[str, Any]], Awaitable[None]]"
+T = TypeVar("T")
+
+_KEYS: Final = KEYS_PATH.encode()
+_VERBS: Final = VERBS_PATH.encode()
+_KEY_VERBS: Final = {"GET": "get", "HEAD": "get", "PUT": "put", "DELETE": "delete"}
+_LOGGER: Final = logging.getLogger("kvstore.server")
+
+
+class App:
+    """An ASGI application that serves one store; see `app`."""
+
+    def __init__(
+        self,
+        store: Store | str | os.PathLike[str],
+        *,
+        tokens: Iterable[Token] | None = None,
+        verbs: Sequence[Verb] = (),
+    ) -> None:
+        self._source = store
+        self._tokens = None if tokens is None else Tokens(tokens)
+        self._verbs = verbs
+        self._lock = threading.Lock()
+        self._service: Service | None = None
+        self._threads: ThreadPoolExecutor | None = None
+        self._bytes = 0
+        self._streams = 0
+
+    # -- beginning and end ------------------------------------------------------------------
+
+    @property
+    def service(self) -> Service:
+        """The service. A store that was given by its path is opened at the first use."""
+        if self._service is None:
+            with self._lock:
+                if self._service is None:
+                    given = self._source
+                    store = given if isinstance(given, Store) else opening.open(given)
+                    self._threads = ThreadPoolExecutor(SERVER_THREADS_MAX, "kvstore-server")
+                    self._service = Service(store, self._verbs)
+        return self._service
+
+    @property
+    def has_tokens(self) -> bool:
+        """Whether every call needs a token."""
+        return self._tokens is not None
+
+    def close(self) -> None:
+        """End the threads, and close a store that this application has opened. Repeatable."""
+        with self._lock:
+            service, self._service = self._service, None
+            threads, self._threads = self._threads, None
+        if threads is not None:
+            threads.shutdown(wait=True, cancel_futures=True)
+        if service is not None and not isinstance(self._source, Store):
+            service.store.close()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one ASGI scope."""
+        if scope["type"] == "http":
+            await self._serve(head_of(scope), receive, send)
+        elif scope["type"] == "lifespan":
+            await self._live(receive, send)
+        else:  # a websocket
+            await send({"type": "websocket.close", "code": 1003})
+
+    async def _live(self, receive: Receive, send: Send) -> None:
+        while (await receive())["type"] != "lifespan.shutdown":
+            try:
+                _ = self.service
+            except KVStoreError as error:
+                await send({"type": "lifespan.startup.failed", "message": str(error)})
+                return
+            await send({"type": "lifespan.startup.complete"})
+        self.close()
+        await send({"type": "lifespan.shutdown.complete"})
+
+    # -- one request ------------------------------------------------------------------------
+
+    async def _serve(self, head: Head, receive: Receive, send: Send) -> None:
+        taken = 0
+        try:
+            if head.path == b"/healthz":
+                await _send_json(send, {"ok": True})
+                return
+            access = self._admit(head)
+            length = head.length
+            if length is None or length > SERVER_BODY_BYTES_MAX:
+                if length is not None:
+                    raise UsageError(
+                        f"a request of {length} bytes, at most {SERVER_BODY_BYTES_MAX} are taken",
+                        "send smaller batches, or import the data",
+                    )
+                length = SERVER_BODY_BYTES_MAX
+            if self._bytes + length > SERVER_MEMORY_BYTES_MAX:
+                raise RetryableError("the server has requests of too many bytes", "try again")
+            self._bytes += length
+            taken = length
+            body = await _body(receive, length) if length else b""
+            await self._answer(head, access, body, send)
+        except KVStoreError as error:
+            await _send_error(send, error)
+        except (BrokenStreamError, asyncio.CancelledError, OSError):
+            raise
+        except Exception as error:
+            _LOGGER.exception("a call of %s failed", head.path[:100])
+            hidden = KVStoreError("the server has a defect", "see its log")
+            await _send_error(send, hidden)
+            raise error
+        finally:
+            self._bytes -= taken
+
+    def _admit(self, head: Head) -> Grant:
+        """The access of the caller. Raises `AccessDeniedError`."""
+        if self._tokens is None:
+            head.require_local()
+            return WHOLE
+        return self._tokens.access(head.headers.get(b"authorization", b""))
+
+    async def _answer(self, head: Head, access: Grant, body: bytes, send: Send) -> None:
+        service, path = self.service, head.path
+        if path.startswith(_KEYS):
+            await self._answer_key(service, head, access, body, send)
+            return
+        if not path.startswith(_VERBS):
+            raise UsageError("no such path", "see /v1/openapi.json")
+        verb = service.verb(path[len(_VERBS) :].decode("utf-8", "replace"))
+        fields, table = _arguments(head, verb, body)
+        answer = await self._in_thread(partial(service.run, verb, access, fields, table))
+        await self._reply(head, answer, send)
+
+    async def _answer_key(
+        self, service: Service, head: Head, access: Grant, body: bytes, send: Send
+    ) -> None:
+        name = _KEY_VERBS.get(head.method)
+        if name is None:
+            raise UsageError(f"method {head.method} of a key", "use GET, PUT or DELETE")
+        verb = service.verb(name)
+        key = unquoted(head.path[len(_KEYS) :])
+        fields = fields_of(head.query) if head.query else {}
+        fields["key"] = key
+        if name != "get":
+            if name == "put":
+                fields["value"] = body
+            answer = await self._in_thread(partial(service.run, verb, access, fields, None))
+            await self._reply(head, answer, send)
+            return
+        access.require(verb.right)
+        if head.wants_json:
+            await self._reply(head, service.run(verb, access, fields), send)
+            return
+        value = service.value(access, fields)
+        if value is None:
+            await _send_json(send, {"found": False}, status=404)
+        else:
+            await _send(send, 200, OCTETS_TYPE, value)
+
+    # -- answers ----------------------------------------------------------------------------
+
+    async def _reply(self, head: Head, answer: Answer, send: Send) -> None:
+        if not isinstance(answer, pa.RecordBatchReader):
+            await _send_json(send, answer)
+        elif head.wants_json:
+            rows, whole = await self._in_thread(partial(json_rows, answer))
+            await _send_json(send, {"rows": rows, "whole": whole})
+        else:
+            await self._stream(answer, send)
+
+    async def _stream(self, reader: pa.RecordBatchReader, send: Send) -> None:
+        if self._streams >= SERVER_STREAMS_MAX:
+            raise RetryableError(f"the server has {self._streams} open streams", "try again later")
+        self._streams += 1
+        parts = arrow_parts(reader)
+        try:
+            first = await self._in_thread(partial(next, parts))
+            await send(_start(200, ARROW_TYPE))
+            await _within(send({"type": "http.response.body", "body": first, "more_body": True}))
+            while (part := await self._in_thread(partial(next, parts, None))) is not None:
+                await _within(send({"type": "http.response.body", "body": part, "more_body": True}))
+            await send({"type": "http.response.body", "body": b""})
+        finally:
+            self._streams -= 1
+            await self._in_thread(partial(_end, parts, reader))
+
+    async def _in_thread(self, work: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+
+
+def app(
+    store: Store | str | os.PathLike[str],
+    tokens: Iterable[Token] | None = None,
+    *,
+    verbs: Sequence[Verb] = (),
+) -> App:
+    """An ASGI application that serves `store`: an open store, or the path of one.
+
+    A store given by its path is opened at the first request (so in a worker, behind its fork) and
+    closed when the application ends. With `tokens` every call needs one. Without tokens only
+    programs on this machine are served: not browsers, and nobody behind a proxy. `verbs` adds verbs
+    to those of every store. Costs nothing until it is called.
+    """
+    return App(store, tokens=tokens, verbs=verbs)
+
+
+def _arguments(head: Head, verb: Verb, body: bytes) -> tuple[dict[str, Any], pa.Table | None]:
+    """The arguments of a verb, from the query and the body. Raises `UsageError`."""
+    fields = fields_of(head.query)
+    if head.method in ("GET", "HEAD"):
+        if not verb.is_read:
+            raise UsageError(f"{verb.name} by {head.method}", "use POST")
+        return fields, None
+    if head.method != "POST":
+        raise UsageError(f"{verb.name} by {head.method}", "use POST")
+    kind = head.headers.get(b"content-type", b"").partition(b";")[0].strip().decode("latin-1")
+    if kind == ARROW_TYPE:
+        if verb.rows is None:
+            raise UsageError(f"{verb.name} takes no rows", f"send {JSON_TYPE}")
+        return fields, _table(body, verb.rows)
+    if kind == JSON_TYPE:
+        try:
+            return {**fields, **read_object(body or b"{}", where="the request")}, None
+        except CorruptionError as error:
+            raise UsageError(f"the request: {error.problem}", "send a JSON object") from error
+    if body:
+        raise UsageError(f"content-type {kind[:100]!r}", f"send {JSON_TYPE} or {ARROW_TYPE}")
+    return fields, None
+
+
+def _table(body: bytes, schema: pa.Schema) -> pa.Table:
+    """The rows of an Arrow stream, checked in full: their buffers come from a stranger."""
+    try:
+        with pa.ipc.open_stream(body) as reader:
+            names = [field.name for field in schema if field.name in reader.schema.names]
+            table = reader.read_all()
+        table.validate(full=True)
+        wanted = pa.schema([schema.field(name) for name in names])
+        missing = [f.name for f in schema if not f.nullable and f.name not in names]
+        if missing or table.num_columns != len(names):
+            raise UsageError("the columns of the Arrow stream", f"send {', '.join(schema.names)}")
+        found = table.cast(wanted)
+    except (pa.ArrowException, ValueError, OSError) as error:
+        if isinstance(error, UsageError):
+            raise
+        raise UsageError(f"the Arrow stream: {error}", "send an Arrow IPC stream") from error
+    for field in wanted:
+        if not field.nullable and found.column(field.name).null_count:
+            raise UsageError(f"a null in column {field.name!r}", "send none")
+    return found
+
+
+async def _body(receive: Receive, most: int) -> bytes:
+    """The body of a request. Raises `UsageError` if it is longer or slower than it may be."""
+    parts: list[bytes] = []
+    size = 0
+    ends_at = asyncio.get_running_loop().time() + SERVER_REQUEST_S_MAX
+    while True:
+        left = ends_at - asyncio.get_running_loop().time()
+        try:
+            message = await asyncio.wait_for(receive(), left)
+        except asyncio.TimeoutError as error:
+            raise UsageError(
+                f"the request did not arrive within {SERVER_REQUEST_S_MAX:g} s", "send it faster"
+            ) from error
+        if message["type"] != "http.request":
+            raise ConnectionResetError("the client has gone")
+        part = message.get("body", b"")
+        size += len(part)
+        if size > most:
+            raise UsageError(f"a request of more than {most} bytes", "send smaller batches")
+        parts.append(part)
+        if not message.get("more_body"):
+            return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+async def _within(sending: Awaitable[None]) -> None:
+    """Wait for a client to take its answer, for a bounded time."""
+    try:
+        await asyncio.wait_for(sending, SERVER_REQUEST_S_MAX)
+    except asyncio.TimeoutError as error:
+        raise ConnectionAbortedError("the client does not read its answer") from error
+
+
+async def _send_json(send: Send, answer: Any, status: int = 200) -> None:
+    await _send(send, status, JSON_TYPE, json.dumps(answer).encode())
+
+
+async def _send_error(send: Send, error: KVStoreError) -> None:
+    status = status_of(error)
+    body = json.dumps(failure_fields(error)).encode()
+    extra = ((b"www-authenticate", b"Bearer"),) if status == 401 else ()
+    await _send(send, status, JSON_TYPE, body, extra)
+
+
+async def _send(
+    send: Send,
+    status: int,
+    kind: str,
+    body: bytes,
+    extra: tuple[tuple[bytes, bytes], ...] = (),
+) -> None:
+    start = _start(status, kind)
+    start["headers"] += [(b"content-length", b"%d" % len(body)), *extra]
+    await send(start)
+    await _within(send({"type": "http.response.body", "body": body}))
+
+
+def _start(status: int, kind: str) -> dict[str, Any]:
+    return {
+        "type": "http.response.start",
+        "status": status,
+        "headers": [(b"content-type", kind.encode()), (b"cache-control", b"no-store")],
+    }
+
+
+def _end(parts: Iterator[bytes], reader: pa.RecordBatchReader) -> None:
+    """End a stream, also one that was not read to its end: its history goes free."""
+    close = getattr(parts, "close", None)
+    if close is not None:
+        close()
+    reader.close()

@@ -1,0 +1,100 @@
+"""The head of an HTTP request: what of its line and headers concerns a server of a store.
+
+Invariants
+1. A path is compared as bytes, after one decoding of each part: `..`, double slashes and encoded
+   slashes are bytes of a key like any other, and lead nowhere.
+2. A browser on this machine may be steered by a stranger's page. Callers without a token are served
+   only if no header shows a browser, a proxy or another host's name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final, NamedTuple
+from urllib.parse import quote
+
+from kvstore.errors import AccessDeniedError, UsageError
+from kvstore.protocol import JSON_TYPE, unquoted
+
+_LOCAL_HOSTS: Final = frozenset({b"127.0.0.1", b"localhost", b"[::1]", b"kvstore"})
+_LOCAL_CLIENTS: Final = ("127.", "::1", "::ffff:127.")
+_STRANGE: Final = frozenset(
+    {b"origin", b"sec-fetch-site", b"referer", b"forwarded", b"x-forwarded-for", b"via"}
+)
+
+
+class Head(NamedTuple):
+    """The line and the headers of a request."""
+
+    method: str
+    path: bytes
+    query: bytes
+    headers: Mapping[bytes, bytes]
+    client: str | None
+
+    @property
+    def length(self) -> int | None:
+        """The length of the body; None where it comes in chunks. Raises `UsageError`."""
+        found = self.headers.get(b"content-length")
+        if found is None:
+            return None if b"transfer-encoding" in self.headers else 0
+        if not found.isdigit() or len(found) > 18:
+            raise UsageError("content-length is no number", "send the length of the body")
+        return int(found)
+
+    @property
+    def wants_json(self) -> bool:
+        """Whether the caller asks for JSON where rows travel as Arrow."""
+        return JSON_TYPE.encode() in self.headers.get(b"accept", b"")
+
+    def require_local(self) -> None:
+        """Raise `AccessDeniedError` unless a program on this machine calls. Serves servers without
+        tokens."""
+        client = self.client
+        cause = ""
+        if client is not None and not client.startswith(_LOCAL_CLIENTS):
+            cause = "it comes from another machine"
+        elif not _STRANGE.isdisjoint(self.headers):
+            cause = "it comes from a browser, or through a proxy"
+        elif client is not None and _host(self.headers) not in _LOCAL_HOSTS:
+            cause = "it names another host"
+        if cause:
+            raise AccessDeniedError(
+                "the call", f"{cause}, and the server has no tokens", "give the server tokens"
+            )
+
+
+def head_of(scope: Mapping[str, Any]) -> Head:
+    """The head of an ASGI request. Its path is below the place where the application is mounted."""
+    raw: bytes = scope.get("raw_path") or quote(scope["path"]).encode()
+    root = scope.get("root_path", "")
+    if root:
+        raw = raw.removeprefix(quote(root).encode())
+    client = scope.get("client")
+    headers = dict(scope["headers"])
+    return Head(
+        scope["method"],
+        raw.partition(b"?")[0],
+        scope["query_string"],
+        headers,
+        None if client is None or not client[0] else client[0],
+    )
+
+
+def fields_of(query: bytes) -> dict[str, Any]:
+    """The arguments of a query string, as bytes. Raises `UsageError` for one that comes twice."""
+    found: dict[str, Any] = {}
+    for part in query.split(b"&") if query else ():
+        name, _, value = part.partition(b"=")
+        text = unquoted(name).decode("utf-8", "replace")
+        if text in found:
+            raise UsageError(f"argument {text!r} comes twice", "pass it once")
+        found[text] = unquoted(value)
+    return found
+
+
+def _host(headers: Mapping[bytes, bytes]) -> bytes:
+    host = headers.get(b"host", b"").lower()
+    if host.startswith(b"["):
+        return host.partition(b"]")[0] + b"]"
+    return host.partition(b":")[0]

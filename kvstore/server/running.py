@@ -1,0 +1,252 @@
+"""The process that serves a store alone: the application on a socket, run by uvicorn.
+
+    address = ListenAddress.parse("127.0.0.1:7447")
+    with serving(app(store), address) as running: ...     in a thread
+    serve(app(path), address)                             until a signal
+
+Invariants
+1. An address that other machines reach is served with TLS and with tokens, or not at all.
+2. A Unix socket is reachable for the user of this process only, from its first moment.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import socket
+import ssl
+import stat
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from kvstore.errors import AccessDeniedError, LockedError, UsageError
+from kvstore.limits import SERVER_BACKLOG, SERVER_IDLE_S_MAX, SERVER_REQUEST_S_MAX
+from kvstore.server.app import App
+from kvstore.server.extra import require_extra
+
+DEFAULT_PORT: Final = 7447
+
+
+class ListenAddress(NamedTuple):
+    """Where a server listens: a host and a port, or the path of a Unix socket."""
+
+    host: str = "127.0.0.1"
+    port: int = DEFAULT_PORT
+    path: str = ""
+
+    @classmethod
+    def parse(cls, text: str) -> ListenAddress:
+        """Read `host:port`, `[host]:port`, `:port`, or a path. Raises `UsageError`."""
+        if "/" in text:
+            return cls("", 0, text.removeprefix("unix:"))
+        host, colon, port = text.rpartition(":")
+        if not colon or not port.isdecimal() or int(port) > 65535:
+            raise UsageError(f"address {text!r}", "write host:port, or the path of a socket")
+        return cls(host.strip("[]") or "127.0.0.1", int(port))
+
+    @property
+    def is_local(self) -> bool:
+        """Whether only programs of this machine reach it."""
+        if self.path or self.host == "localhost":
+            return True
+        with suppress(ValueError):
+            return ipaddress.ip_address(self.host).is_loopback
+        return False
+
+    def __str__(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return self.path or f"{host}:{self.port}"
+
+
+class Running:
+    """A server that runs in a thread of this process."""
+
+    def __init__(
+        self, server: Any, thread: threading.Thread, address: ListenAddress, url: str
+    ) -> None:
+        self._server, self._thread = server, thread
+        self.address = address
+        self.url = url
+        """What `kvstore.connect` takes."""
+
+    def stop(self) -> None:
+        """End the server, and wait for it. Repeatable."""
+        self._server.should_exit = True
+        self._thread.join()
+
+
+@contextmanager
+def serving(
+    app: App,
+    address: ListenAddress,
+    *,
+    tls: ssl.SSLContext | None = None,
+    backing: socket.socket | None = None,
+) -> Iterator[Running]:
+    """Serve in a thread until the block ends. A port 0 becomes a free port.
+
+    Raises as `serve`. The thread ends with the block, and closes what `app` has opened.
+    """
+    require_safe(app, address, tls)
+    listener = backing or bound(address)
+    server = _server(app, tls)
+    thread = threading.Thread(
+        target=server.run, args=([listener],), name="kvstore-server", daemon=True
+    )
+    thread.start()
+    try:
+        server.is_up.wait()
+        yield Running(server, thread, *_place(address, listener, tls))
+    finally:
+        server.should_exit = True
+        thread.join()
+        listener.close()
+        if address.path:
+            with suppress(OSError):
+                os.unlink(address.path)
+
+
+def serve(
+    app: App,
+    address: ListenAddress,
+    *,
+    tls: ssl.SSLContext | None = None,
+    ready: Callable[[str], None] = lambda url: None,
+) -> None:
+    """Serve until SIGINT or SIGTERM. Requests under way are answered first. `ready` is called with
+    the address for clients once connections are taken.
+
+    Raises `UsageError` for an address off the machine without TLS or without tokens, and where the
+    extra `server` is not installed; `LockedError` if the address is taken.
+    """
+    require_safe(app, address, tls)
+    listener = bound(address)
+    try:
+        ready(_place(address, listener, tls)[1])
+        _server(app, tls).run([listener])
+    finally:
+        listener.close()
+        if address.path:
+            with suppress(OSError):
+                os.unlink(address.path)
+
+
+def require_safe(app: App, address: ListenAddress, tls: ssl.SSLContext | None) -> None:
+    """Raise `UsageError` where strangers would reach the store, or read what it says."""
+    if address.is_local:
+        return
+    if tls is None:
+        raise UsageError(
+            f"{address} is reached from other machines", "pass --tls-cert and --tls-key"
+        )
+    if not app.has_tokens:
+        raise UsageError(f"{address} is reached from other machines", "pass --token-file")
+
+
+def server_tls(cert: str | os.PathLike[str], key: str | os.PathLike[str]) -> ssl.SSLContext:
+    """The TLS of a server, from the files of its certificate chain and its key. TLS 1.2 and later.
+    Raises `UsageError`."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    try:
+        context.load_cert_chain(cert, key)
+    except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
+        raise UsageError(f"certificate {cert} with key {key}: {error}", "pass PEM files") from error
+    return context
+
+
+def bound(address: ListenAddress) -> socket.socket:
+    """A socket that listens at the address. Raises `LockedError`, `AccessDeniedError`."""
+    if address.path:
+        return _bound_path(address.path)
+    family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((address.host, address.port))
+        listener.listen(SERVER_BACKLOG)
+    except OSError as error:
+        listener.close()
+        raise _refused(str(address), error) from error
+    return listener
+
+
+def _bound_path(path: str) -> socket.socket:
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        _remove_stale(path)
+        before = os.umask(0o177)
+        try:
+            listener.bind(path)
+        finally:
+            os.umask(before)
+        listener.listen(SERVER_BACKLOG)
+    except OSError as error:
+        listener.close()
+        raise _refused(path, error) from error
+    except BaseException:
+        listener.close()
+        raise
+    return listener
+
+
+def _remove_stale(path: str) -> None:
+    """Remove the socket of a process that is gone. Raises `LockedError` if one answers."""
+    try:
+        if not stat.S_ISSOCK(os.lstat(path).st_mode):
+            raise UsageError(f"{path} is no socket", "pass another path")
+    except FileNotFoundError:
+        return
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        try:
+            probe.connect(path)
+        except ConnectionRefusedError:
+            Path(path).unlink(missing_ok=True)
+            return
+    raise LockedError(path, "another server")
+
+
+def _refused(where: str, error: OSError) -> Exception:
+    if isinstance(error, PermissionError):
+        return AccessDeniedError(where, str(error.strerror))
+    if error.errno == 98:  # EADDRINUSE
+        return LockedError(where, "another server")
+    return UsageError(f"{where}: {error}", "pass another address")
+
+
+def _place(
+    address: ListenAddress, listener: socket.socket, tls: ssl.SSLContext | None
+) -> tuple[ListenAddress, str]:
+    if address.path:
+        return address, address.path
+    found = ListenAddress(address.host, listener.getsockname()[1])
+    return found, f"{'https' if tls else 'http'}://{found}"
+
+
+def _server(app: App, tls: ssl.SSLContext | None) -> Any:
+    """A server of uvicorn that is not started. `is_up` is set once it serves."""
+    require_extra()
+    from uvicorn import Config
+
+    from kvstore.server.guarded import GuardedProtocol, GuardedServer
+
+    config = Config(
+        app,
+        http=GuardedProtocol,
+        ws="none",
+        loop="auto",
+        lifespan="on",
+        log_config=None,
+        access_log=False,
+        proxy_headers=False,  # a client must not choose its own address
+        server_header=False,
+        date_header=False,
+        timeout_keep_alive=int(SERVER_IDLE_S_MAX),
+        timeout_graceful_shutdown=int(SERVER_REQUEST_S_MAX),
+    )
+    config.load()
+    config.ssl = tls
+    return GuardedServer(config)

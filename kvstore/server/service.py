@@ -1,0 +1,56 @@
+"""The service below every transport: verbs over one store, each with its right.
+
+A transport (HTTP, or the control socket in the store's directory) finds out who calls, brings the
+arguments into the form of a `Invocation`, and sends the answer. Everything else is decided here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import pyarrow as pa
+
+from kvstore.errors import UsageError
+from kvstore.server.access import Grant
+from kvstore.server.invocation import Invocation
+from kvstore.server.verbs import READS, WRITES, Answer, Verb
+from kvstore.store import Store
+
+VERBS: Final[Sequence[Verb]] = (*READS, *WRITES)
+
+
+class Service:
+    """The verbs of one store. Any thread may call them."""
+
+    def __init__(self, store: Store, verbs: Sequence[Verb] = ()) -> None:
+        """`verbs` are added to those of every store: packages above bring their own."""
+        self.store = store
+        self.verbs: Mapping[str, Verb] = {verb.name: verb for verb in (*VERBS, *verbs)}
+
+    def verb(self, name: str) -> Verb:
+        """The verb of this name. Raises `UsageError` if there is none."""
+        found = self.verbs.get(name)
+        if found is None:
+            raise UsageError(f"no verb {name!r}", "see /v1/openapi.json for all verbs")
+        return found
+
+    def run(
+        self,
+        verb: Verb,
+        access: Grant,
+        fields: Mapping[str, Any],
+        table: pa.Table | None = None,
+    ) -> Answer:
+        """The answer of a verb. Raises `AccessDeniedError` before it looks at an argument, and
+        `UsageError` for a wrong one."""
+        access.require(verb.right)
+        call = Invocation(self.store, access, fields, table)
+        call.require_names(list(verb.parameters))
+        return verb.run(call)
+
+    def value(self, access: Grant, fields: Mapping[str, Any]) -> bytes | None:
+        """The value of one key, as bytes: the verb `get` without its JSON."""
+        call = Invocation(self.store, access, fields)
+        call.require_names(("key", "as_of"))
+        return self.store.get(call.key(), call.time("as_of"))

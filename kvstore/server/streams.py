@@ -1,0 +1,68 @@
+"""Rows as the parts of an Arrow IPC stream, pulled one by one.
+
+A part is one message of the stream. A failure after the first part becomes a last batch without
+rows, whose metadata has the error: a plain reader of Arrow sees no row that is not there, and then
+that the stream breaks off.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any, Final
+
+import pyarrow as pa
+
+from kvstore.errors import KVStoreError
+from kvstore.limits import JSON_ROWS_MAX
+from kvstore.protocol import ERROR_NAME, failure_fields, to_json
+
+_END: Final = b"\xff\xff\xff\xff\x00\x00\x00\x00"
+
+
+class BrokenStreamError(Exception):
+    """The stream failed, and its last part tells why: the connection must be closed."""
+
+
+def arrow_parts(reader: pa.RecordBatchReader) -> Iterator[bytes]:
+    """The parts of the stream. Raises `BrokenStreamError` behind the part that has an error."""
+    schema = reader.schema
+    yield schema.serialize().to_pybytes()
+    try:
+        for batch in reader:
+            if batch.num_rows:
+                yield batch.serialize().to_pybytes()
+    except KVStoreError as error:
+        yield _broken(schema, error)
+        raise BrokenStreamError from error
+    yield _END
+
+
+def json_rows(reader: pa.RecordBatchReader) -> tuple[list[dict[str, Any]], bool]:
+    """The rows as JSON, and whether these are all: at most `JSON_ROWS_MAX` are made."""
+    rows: list[dict[str, Any]] = []
+    for batch in reader:
+        found = batch.slice(0, JSON_ROWS_MAX - len(rows)).to_pylist()
+        rows.extend({name: _cell(cell) for name, cell in row.items()} for row in found)
+        if len(rows) == JSON_ROWS_MAX:
+            return rows, False
+    return rows, True
+
+
+def _cell(cell: Any) -> Any:
+    return to_json(cell) if isinstance(cell, bytes) else cell
+
+
+def _broken(schema: pa.Schema, error: KVStoreError) -> bytes:
+    """A message with an empty batch and the error."""
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, schema) as writer:
+        begin = sink.tell()
+        told = json.dumps(failure_fields(error)).encode()
+        writer.write_batch(_empty(schema), custom_metadata={ERROR_NAME: told})
+        end = sink.tell()
+    return bytes(memoryview(sink.getvalue())[begin:end])
+
+
+def _empty(schema: pa.Schema) -> pa.RecordBatch:
+    return pa.RecordBatch.from_arrays([pa.array([], field.type) for field in schema], schema=schema)

@@ -1,0 +1,165 @@
+"""The verbs that read: each is the method of `Store` with its name."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import pyarrow as pa
+
+from kvstore.changes.event import EXPAND, IMAGES
+from kvstore.errors import UsageError
+from kvstore.limits import SERVER_STREAM_ROWS
+from kvstore.protocol import READ_SCHEMA, VALUES_SCHEMA, to_json
+from kvstore.server.access import READ
+from kvstore.server.invocation import Invocation
+from kvstore.server.verbs.verb import SPAN, Answer, Verb, described
+from kvstore.span import Span
+from kvstore.timestamp import TimeLike, Timestamp
+
+_WINDOW: Final = {"since": "time", "upto": "time"}
+
+
+def get(call: Invocation) -> Answer:
+    """The value of a key. `as_of` is the time of the read; the newest complete time by default."""
+    value = call.store.get(call.key(), call.time("as_of"))
+    return {"found": value is not None, "value": to_json(value)}
+
+
+def get_many(call: Invocation) -> Answer:
+    """The values of keys, in their order. `as_of` is one time, or a time for each key."""
+    keys = call.keys()
+    values = call.store.get_many(keys, _times(call, len(keys)))
+    if call.table is None:
+        return {"values": [to_json(value) for value in values]}
+    return _reader(VALUES_SCHEMA, [values])
+
+
+def floor(call: Invocation) -> Answer:
+    """The greatest live keys at or below keys, each with its value. With `below` only keys that
+    begin with it count."""
+    keys = call.keys()
+    stem = call.value("below")
+    if call.access.prefix:
+        stem = call.access.require_key(call.access.prefix if stem is None else stem)
+    found = call.store.floor_many(keys, _times(call, len(keys)), stem)
+    rows = [(None, None) if each is None else each for each in found]
+    if call.table is None:
+        return {"floors": [{"key": to_json(key), "value": to_json(row)} for key, row in rows]}
+    schema = pa.schema([("key", pa.binary()), ("value", pa.binary())])
+    return _reader(schema, [[key for key, _ in rows], [value for _, value in rows]])
+
+
+def scan(call: Invocation) -> Answer:
+    """Live keys and values of a span at one time, in order."""
+    span, limit = call.span(), call.count("limit")
+    rows = call.count("batch_rows")
+    return call.store.scan_batches(
+        span.start,
+        span.end,
+        None,
+        call.time("as_of"),
+        call.flag("reverse"),
+        limit,
+        batch_rows=SERVER_STREAM_ROWS if rows is None else min(rows, SERVER_STREAM_ROWS),
+    )
+
+
+def history(call: Invocation) -> Answer:
+    """All kept versions of a key, newest first. The value of a deletion is null."""
+    versions = call.store.history(call.key())
+    return {
+        "versions": [{"timestamp": int(t), "value": to_json(value)} for _, t, value in versions]
+    }
+
+
+def changes(call: Invocation) -> Answer:
+    """The changes of the window (since, upto], in time order, with their images."""
+    since = call.time("since")
+    if since is None:
+        raise UsageError("argument 'since' is missing", "pass a time; 0 for all changes")
+    span = call.span()
+    return call.store.changes_batches(
+        since,
+        call.time("upto"),
+        span=None if span == Span() else span,
+        images=call.words("images", IMAGES, "delta"),
+        expand=call.words("expand", EXPAND, "imports"),
+    )
+
+
+def splits(call: Invocation) -> Answer:
+    """At most `count` spans of about equal size that cover a span."""
+    spans = call.store.layout.splits(call.count("count") or 1, call.span())
+    return {"splits": [{"start": to_json(each.start), "end": to_json(each.end)} for each in spans]}
+
+
+def stats(call: Invocation) -> Answer:
+    """Counts and sizes of the store, by name."""
+    call.access.require_whole("stats")
+    return call.store.stats()
+
+
+def times(call: Invocation) -> Answer:
+    """The frontiers of the store, its id, and the time now."""
+    store = call.store
+    return {
+        "since": int(store.since),
+        "upper": int(store.upper),
+        "durable": int(store.durable),
+        "whole_since": int(store.whole_since),
+        "indexed_since": int(store.indexed_since),
+        "now": int(store.now()),
+        "store_id": store.store_id,
+    }
+
+
+def resolve(call: Invocation) -> Answer:
+    """The time that a read as of `as_of` reads at: a time for later calls that must agree."""
+    with call.store.snapshot(call.time("as_of")) as snapshot:
+        return {"as_of": int(snapshot.as_of)}
+
+
+_MANY: Final = {"keys": "list of bytes", "as_of": "time, or list of times"}
+
+READS: Final = [
+    Verb(name, READ, run, described(run), parameters, rows, is_read=is_read)
+    for name, run, parameters, rows, is_read in (
+        ("get", get, {"key": "bytes", "as_of": "time"}, None, True),
+        ("get_many", get_many, _MANY, READ_SCHEMA, False),
+        ("floor", floor, {**_MANY, "below": "bytes"}, READ_SCHEMA, False),
+        (
+            "scan",
+            scan,
+            {**SPAN, "as_of": "time", "reverse": "flag", "limit": "count", "batch_rows": "count"},
+            None,
+            True,
+        ),
+        ("history", history, {"key": "bytes"}, None, True),
+        ("changes", changes, {**_WINDOW, **SPAN, "images": "text", "expand": "text"}, None, True),
+        ("splits", splits, {**SPAN, "count": "count"}, None, True),
+        ("stats", stats, {}, None, True),
+        ("times", times, {}, None, True),
+        ("resolve", resolve, {"as_of": "time"}, None, True),
+    )
+]
+
+
+def _times(call: Invocation, count: int) -> TimeLike | list[TimeLike] | None:
+    """The times of a read of many keys: one of all, or those of the table or of the list."""
+    if call.table is not None and "as_of" in call.table.column_names:
+        return [Timestamp.from_ns(_whole(time)) for time in call.column("as_of")]
+    if not call.is_list("as_of"):
+        return call.time("as_of")
+    return [time if isinstance(time, str) else _whole(time) for time in call.items("as_of")]
+
+
+def _whole(time: object) -> int:
+    if type(time) is not int:
+        raise UsageError(f"time {time!r}", "pass nanoseconds for each key")
+    return time
+
+
+def _reader(schema: pa.Schema, columns: list[list[Any]]) -> pa.RecordBatchReader:
+    arrays = [pa.array(column, field.type) for column, field in zip(columns, schema, strict=True)]
+    chunked = pa.table(arrays, schema=schema)
+    return chunked.to_reader()

@@ -1,0 +1,44 @@
+"""A verb: a name, the right it needs, its parameters, and the work."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import pyarrow as pa
+
+from kvstore.server.invocation import Invocation
+
+Answer: TypeAlias = "Mapping[str, Any] | pa.RecordBatchReader"
+"""JSON, or rows."""
+
+_Run: TypeAlias = "Callable[[Invocation], Answer]"
+
+
+@dataclass(frozen=True, slots=True)
+class Verb:
+    """One verb. `parameters` gives each argument its JSON type. `text` is for people.
+
+    A verb with `rows` takes an Arrow stream instead of the JSON list of that name. A verb `is_read`
+    may also be called by GET. A `once` verb does a request with a token once, however often it
+    comes.
+    """
+
+    name: str
+    right: str
+    run: _Run
+    text: str
+    parameters: Mapping[str, str]
+    rows: pa.Schema | None = None
+    is_read: bool = False
+    once: bool = False
+
+
+KEY, VALUE, TIME = "bytes", "bytes", "time"
+SPAN: Mapping[str, str] = {"start": "bytes", "end": "bytes", "prefix": "bytes"}
+
+
+def described(run: _Run) -> str:
+    """The text of a verb: the docstring of its function, on one line."""
+    return " ".join((run.__doc__ or "").split())

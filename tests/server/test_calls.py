@@ -1,0 +1,181 @@
+"""Each verb does through a server what the method of its name does in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import kvstore
+from kvstore.client import Client, connect
+from kvstore.errors import (
+    DeterminateError,
+    NotYetWrittenError,
+    PreconditionError,
+    UsageError,
+)
+from kvstore.server import ListenAddress, Token, app, serving
+
+STRANGE_KEYS = [
+    b"",
+    b"a/b",
+    b"..",
+    b".",
+    b"//",
+    b"%2F",
+    b"\x00\xff",
+    b"a?b#c",
+    "ü".encode(),
+    b"k" * 9000,
+]
+
+
+@pytest.fixture(params=["tcp", "path"])
+def client(
+    request: pytest.FixtureRequest, store: kvstore.Store, tmp_path: Path
+) -> Iterator[Client]:
+    """A client of `store`."""
+    listening = {
+        "tcp": ListenAddress("127.0.0.1", 0),
+        "path": ListenAddress(path=str(tmp_path / "s")),
+    }
+    address = listening[request.param]
+    with serving(app(store), address) as running, connect(running.url) as connected:
+        yield connected
+
+
+def test_a_key_of_any_bytes_is_put_read_and_deleted(client: Client, store: kvstore.Store) -> None:
+    for key in STRANGE_KEYS:
+        first = client.put(key, b"value \x00" + key)
+        assert client.get(key) == store.get(key) == b"value \x00" + key
+        gone = client.delete(key)
+        assert client.get(key, default=b"none") == b"none"
+        assert client.get(key, as_of=first) == b"value \x00" + key
+        assert client.history(key) == store.history(key)
+        assert [each.timestamp for each in client.history(key)] == [gone, first]
+
+
+def test_many_keys_and_times_are_read_at_once(client: Client) -> None:
+    times = [client.put(b"k", b"%d" % n) for n in range(5)]
+    assert client.get_many([b"k", b"absent"]) == [b"4", None]
+    assert client.get_many([b"k"] * 5, times) == [b"0", b"1", b"2", b"3", b"4"]
+    assert client.get_many([], times[0]) == []
+    assert client.floor(b"kz") == (b"k", b"4")
+    assert client.floor_many([b"kz", b"a"], times[1], b"k") == [(b"k", b"1"), None]
+
+
+def test_a_batch_is_written_at_one_time(client: Client, store: kvstore.Store) -> None:
+    with client.batch() as batch:
+        for number in range(50):
+            batch.put(b"k%02d" % number, b"%d" % number)
+        batch.delete_range(b"k10", b"k20")
+        batch.delete(b"k00")
+        batch.put(b"k15", b"again")
+    assert {change.timestamp for change in store.changes(0)} == {batch.timestamp}
+    assert list(client.scan()) == list(store.scan())
+    assert len(list(client.scan())) == 40
+    with client.batch() as empty:
+        pass
+    assert empty.timestamp is None
+
+
+def test_a_scan_has_the_rows_of_the_store(client: Client, store: kvstore.Store) -> None:
+    with store.batch() as batch:
+        for number in range(40_000):
+            batch.put(b"k%05d" % number, b"v" * (number % 50))
+    then = store.upper - 1
+    with store.batch() as batch:
+        batch.delete_range(b"k1", b"k3")
+    assert client.scan_batches().read_all() == store.scan_batches().read_all()
+    assert list(client.scan(as_of=then)) == list(store.scan(as_of=then))
+    for arguments in (
+        {"prefix": b"k39"},
+        {"start": b"k00010", "end": b"k00020", "reverse": True},
+        {"limit": 7},
+        {"limit": 0},
+    ):
+        assert list(client.scan(**arguments)) == list(store.scan(**arguments))
+    changes = client.changes_batches(0)
+    assert changes.read_all() == store.changes_batches(0, upto=store.upper - 1).read_all()
+
+
+def test_conditions_hold_on_the_server(client: Client) -> None:
+    client.put_if(b"k", b"1", None)
+    with pytest.raises(PreconditionError) as caught:
+        client.put_if(b"k", b"2", None)
+    assert (caught.value.key, caught.value.expected, caught.value.found) == (b"k", None, b"1")
+    stamp = client.put_if(b"k", b"2", b"1")
+    client.delete_if(b"k", unchanged_since=stamp)
+    with pytest.raises(PreconditionError):
+        client.delete_if(b"k", unchanged_since=stamp)
+    assert client.delete_range(b"a", b"z", idempotent=True) is None
+
+
+def test_frontiers_and_figures_are_those_of_the_store(client: Client, store: kvstore.Store) -> None:
+    stamp = client.put(b"k", b"v")
+    assert client.upper == store.upper > stamp
+    assert (client.since, client.store_id) == (store.since, store.store_id)
+    assert client.sync() > stamp
+    assert client.durable > stamp
+    assert client.stats()["holds"] == 0
+
+
+def test_an_error_has_its_class_its_message_and_its_facts(client: Client) -> None:
+    with pytest.raises(NotYetWrittenError) as caught:
+        client.get(b"k", as_of=1 << 62)
+    assert caught.value.as_of == 1 << 62
+    assert caught.value.upper < caught.value.as_of
+    assert "is not complete" in str(caught.value)
+    with pytest.raises(NotYetWrittenError):
+        client.scan_batches(as_of=1 << 62)
+    with pytest.raises(UsageError, match="no verb 'nothing'"):
+        client.call("nothing")
+    with pytest.raises(UsageError, match="argument 'keyy'"):
+        client.call("get", keyy="a")
+
+
+def test_an_application_with_tokens_and_a_prefix_guards_each_key(store: kvstore.Store) -> None:
+    secret = "s" * 32
+    tokens = [Token(secret, ["write"], b"mine/")]
+    with store.batch() as batch:
+        batch.put(b"mine/1", b"1")
+        batch.put(b"other", b"2")
+    with serving(app(store, tokens), ListenAddress("127.0.0.1", 0)) as running:
+        with pytest.raises(UsageError, match="it has no token"):
+            connect(running.url)
+        with pytest.raises(UsageError, match="does not know the token"):
+            connect(running.url, token="t" * 32)
+        with connect(running.url, token=secret) as client:
+            assert list(client.scan()) == [(b"mine/1", b"1")]
+            assert client.get(b"mine/1") == b"1"
+            client.put(b"mine/2", b"2")
+            for refused in (
+                lambda: client.get(b"other"),
+                lambda: client.put(b"other", b""),
+                lambda: client.get_many([b"mine/1", b"other"]),
+                lambda: list(client.scan(b"m", b"n")),
+                lambda: client.delete_range(b"mine/", b"n"),
+                lambda: client.floor(b"other"),
+                lambda: client.history(b"other"),
+                client.stats,
+            ):
+                with pytest.raises(kvstore.errors.AccessDeniedError):
+                    refused()
+    assert store.get(b"other") == b"2"
+
+
+def test_a_path_is_opened_at_the_first_call_and_closed_with_the_application(tmp_path: Path) -> None:
+    served = app(tmp_path / "store")
+    assert not (tmp_path / "store").exists()
+    with serving(served, ListenAddress("127.0.0.1", 0)) as running, connect(running.url) as client:
+        client.put(b"k", b"v", durability="sync")
+    with kvstore.open(tmp_path / "store") as store:
+        assert store.get(b"k") == b"v"
+
+
+def test_nobody_at_an_address_is_told(tmp_path: Path) -> None:
+    with pytest.raises(DeterminateError, match="connecting to"):
+        connect(tmp_path / "nothing", patience=0)
+    with pytest.raises(DeterminateError, match="connecting to"):
+        connect("http://127.0.0.1:1", patience=0)
