@@ -211,10 +211,14 @@ class Engine(Protocol):
         """Free the space of deleted entries in the span. Costs O(bytes of the span)."""
         ...
 
-    def merges(self) -> Iterator[None]:
+    def merges(self, rewritten: tuple[bytes, bytes] | None = None) -> Iterator[None]:
         """Merge small files where many lie together, one group of them for each step of the
         iterator. A step reads and writes at most `SORTED_MERGE_BYTES_MAX`. Reads and commits
-        continue meanwhile. Ends at once while another thread merges."""
+        continue meanwhile. Ends at once while another thread merges.
+
+        Entries of `data` between the two keys `rewritten` were just written once more. Their files
+        are merged with the older ones there, if these have at most `NEWEST_MERGE_FACTOR` times
+        their bytes."""
         ...
 
     def files(self) -> Sequence[FileSpan]:

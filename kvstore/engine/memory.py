@@ -240,7 +240,7 @@ class MemoryEngine:
                 self._journal.snapshot(self._state.records())
                 self._compacted = self._journal.last
 
-    def merges(self) -> Iterator[None]:
+    def merges(self, rewritten: tuple[bytes, bytes] | None = None) -> Iterator[None]:
         return iter(())
 
     def files(self) -> list[FileSpan]:

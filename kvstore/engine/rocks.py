@@ -26,7 +26,6 @@ Observed behaviour of rocksdict 0.3.29, and its consequences
 from __future__ import annotations
 
 import bisect
-import threading
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -35,9 +34,10 @@ from typing import Any, NoReturn
 
 import rocksdict as rocks
 
-from kvstore.engine.api import DATA, FAMILIES, EntryReader, FileSpan, WriteBatch, chunks
+from kvstore.engine.api import DATA, FAMILIES, EntryReader, FileSpan, WriteBatch
 from kvstore.engine.moment import Moment
 from kvstore.engine.rocks_errors import from_text, translated
+from kvstore.engine.rocks_merges import Merges, count_files
 from kvstore.engine.rocks_opening import (
     THREADS,
     lacks_a_file,
@@ -46,8 +46,7 @@ from kvstore.engine.rocks_opening import (
     opened_at_once,
     require_store_directory,
 )
-from kvstore.engine.small_files import FileGroup, groups, sorted_files
-from kvstore.errors import ClosedError, CorruptionError, KVStoreError, StaleReaderError
+from kvstore.errors import ClosedError, KVStoreError, StaleReaderError
 from kvstore.forks import own
 from kvstore.limits import (
     BESIDE_OPEN_FILES_MAX,
@@ -56,7 +55,6 @@ from kvstore.limits import (
     PASSING_CACHE_BYTES,
     PASSING_READAHEAD_BYTES,
     SCAN_CHUNK_BYTES,
-    SMALL_FILES_MAX,
 )
 from kvstore.loops import Entries, Live, Readers, collect
 
@@ -113,9 +111,7 @@ class RocksEngine:
         self._unlogged = rocks.WriteOptions()
         self._unlogged.disable_wal = True  # type: ignore[method-assign,assignment]
         self._cursors: weakref.WeakSet[RocksCursor] = weakref.WeakSet()
-        self._merging = threading.RLock()  # a signal handler may close the store inside a merge
-        self._looked = dict.fromkeys(FAMILIES, 0)
-        """The number of files of each family in which no small ones were found last."""
+        self._merges = Merges(str(path), self._opened, self.cursor)
         own(self, f"the database at {path}", endings=("close", "give_back"))
 
     # -- writing --------------------------------------------------------------------------
@@ -205,19 +201,12 @@ class RocksEngine:
             self._family[family].flush()
             self._family[family].compact_range(start or None, end, options)
 
-    def merges(self) -> Iterator[None]:
+    def merges(self, rewritten: tuple[bytes, bytes] | None = None) -> Iterator[None]:
         if self.is_read_only:
             return
-        for name in FAMILIES:
-            for group in self._crowded(name):
-                if not self._merging.acquire(blocking=False):
-                    return  # another thread is merging, or closing
-                try:
-                    if self._is_whole(name, group):
-                        self._merge(name, group)
-                finally:
-                    self._merging.release()
-                yield
+        for _ in self._merges.run(rewritten):
+            self._readers.renew()  # the kept readers would go on with the files before
+            yield
 
     def files(self) -> list[FileSpan]:
         """The sorted files and the keys they lie between, of all families."""
@@ -237,7 +226,7 @@ class RocksEngine:
                 family = self._family[name]
                 for figure, prop in _FIGURES.items():
                     figures[f"{name}_{figure}"] = family.property_int_value(prop) or 0
-                figures[f"{name}_files"] = _count_files(family)
+                figures[f"{name}_files"] = count_files(family)
         return figures
 
     def close(self) -> None:
@@ -249,8 +238,7 @@ class RocksEngine:
         self._cache = rocks.Cache(0)  # the old cache would keep its blocks in memory
         self._family = self.families = _Closed(str(self.path))
         self._readers.renew()
-        with self._merging:
-            pass  # a merge under way would keep the database, and its lock, open
+        self._merges.finish()
         if self._moment is not None:
             self._moment.close()
         for cursor in self._open_cursors():
@@ -271,37 +259,9 @@ class RocksEngine:
             with suppress(RuntimeError):  # another thread has added a cursor
                 return list(self._cursors)
 
-    def _crowded(self, name: str) -> list[FileGroup]:
-        """The groups of small files of a family. Looks at all files, if several have come since it
-        last found none: 3 us a file."""
+    def _opened(self, name: str) -> rocks.Rdict:
         self._open()
-        family = self._family[name]
-        with translated(str(self.path)):
-            count = _count_files(family)
-            if count < self._looked[name] + SMALL_FILES_MAX // 2:
-                return []
-            found = list(groups(sorted_files(family.property_value("rocksdb.sstables") or "")))
-        self._looked[name] = 0 if found else count
-        return found
-
-    def _is_whole(self, name: str, group: FileGroup) -> bool:
-        """Whether all entries of a group can be read. RocksDB takes no more writes after a merge
-        that met a damaged block. Reads and `verify` tell of the damage, which is left in place."""
-        try:
-            for _ in chunks(self.cursor(name, group.first, group.last + b"\x00")):
-                pass
-        except CorruptionError:
-            self._looked[name] = _count_files(self._family[name])
-            return False
-        return True
-
-    def _merge(self, name: str, group: FileGroup) -> None:
-        self._open()
-        options = rocks.CompactOptions()
-        options.set_exclusive_manual_compaction(False)  # commits may fill level 0 meanwhile
-        options.set_bottommost_level_compaction(rocks.BottommostLevelCompaction.force_optimized())
-        with translated(str(self.path)):
-            self._family[name].compact_range(group.first, group.last, options)
+        return self._family[name]
 
     def _new_reader(self) -> EntryReader:
         self._open()
@@ -424,13 +384,6 @@ class RocksCursor:
             seeker.prev() if self._reverse else seeker.next()
         seeker.status()
 
-
-def _count_files(family: rocks.Rdict) -> int:
-    """The number of a family's sorted files. Takes some 5 us."""
-    return sum(family.property_int_value(level) or 0 for level in _LEVELS)
-
-
-_LEVELS = [f"rocksdb.num-files-at-level{level}" for level in range(7)]
 
 _FIGURES = {
     "bytes": "rocksdb.live-sst-files-size",

@@ -24,6 +24,7 @@ from operator import attrgetter
 from typing import Final, NamedTuple
 
 from kvstore.limits import (
+    NEWEST_MERGE_FACTOR,
     SMALL_FILE_BYTES,
     SMALL_FILES_MAX,
     SORTED_MERGE_BYTES_MAX,
@@ -80,7 +81,7 @@ _FILE: Final = re.compile(r" \d+:(\d+)\[[^]]*\]\['([0-9A-F]*)' .* \.\. '([0-9A-F
 
 def groups(files: Sequence[SortedFile]) -> Iterator[FileGroup]:
     """The groups of small files, in the order of `files`, which is that of `sorted_files`."""
-    levels = [list(level) for _, level in groupby(files, key=attrgetter("level"))]
+    levels = _by_level(files)
     for level in levels:
         for is_small, run in groupby(level, key=attrgetter("is_small")):
             if not is_small:
@@ -88,6 +89,27 @@ def groups(files: Sequence[SortedFile]) -> Iterator[FileGroup]:
             found = list(run)
             if len(found) >= SMALL_FILES_MAX:
                 yield from _affordable(found, levels)
+
+
+def is_worth_a_merge(files: Sequence[SortedFile], group: FileGroup, waiting_bytes: int) -> bool:
+    """Whether the newest files in the span of `group` should be merged with the older ones there.
+
+    `waiting_bytes` of entries are in no file yet. A look-up seeks in each new file and in each
+    level, so a store in one level answers twice as fast as one with three new files.
+    """
+    new = [file for file in files if file.level == 0 and _meets(file, group)]
+    fresh = sum(file.cost for file in new) + waiting_bytes
+    cost = _cost(group, _by_level(files)) + waiting_bytes
+    are_many = cost > fresh or len(new) + bool(waiting_bytes) > 1
+    return are_many and cost <= min(SORTED_MERGE_BYTES_MAX, fresh * NEWEST_MERGE_FACTOR)
+
+
+def _meets(file: SortedFile, group: FileGroup) -> bool:
+    return file.first <= group.last and file.last >= group.first
+
+
+def _by_level(files: Sequence[SortedFile]) -> list[list[SortedFile]]:
+    return [list(level) for _, level in groupby(files, key=attrgetter("level"))]
 
 
 def _affordable(

@@ -375,7 +375,8 @@ class Collector:
         files shrink now rather than some day."""
         if compact:
             self._compact(tally)
-        for _ in self._engine.merges():
+        rewritten = (tally.first, tally.last) if tally.settled and tally.last else None
+        for _ in self._engine.merges(rewritten):
             self.require_running()
 
     def _compact(self, tally: _Tally) -> None:

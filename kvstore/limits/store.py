@@ -108,6 +108,10 @@ rewritten by every sixteenth checkpoint until it has as many: at most 256 KiB a 
 SORTED_MERGE_BYTES_MAX = 64 << 20
 """Bytes that one merge of small files reads: 0.3 s, which one call in sixteen may wait."""
 
+NEWEST_MERGE_FACTOR = 32
+"""Bytes that GC reads to merge one byte that settled: a store of 64 MB is rewritten once for each
+2 MB. A look-up is up to twice as fast behind it."""
+
 SORTED_MERGE_FILE_BYTES = 512 << 10
 """Bytes that a file counts for in a merge beside its own: opening it takes as long as these."""
 

@@ -11,12 +11,20 @@ from typing import Any
 import pytest
 
 import kvstore
-from kvstore.engine.small_files import FileGroup, SortedFile, groups, sorted_files
+from kvstore.engine.small_files import (
+    FileGroup,
+    SortedFile,
+    groups,
+    is_worth_a_merge,
+    sorted_files,
+)
 from kvstore.errors import CorruptionError, OutOfSpaceError
 from kvstore.limits import (
+    NEWEST_MERGE_FACTOR,
     SMALL_FILE_BYTES,
     SMALL_FILES_MAX,
     SORTED_MERGE_BYTES_MAX,
+    SORTED_MERGE_FILE_BYTES,
 )
 from kvstore.store.upkeep import Upkeep
 from kvstore.testing.seeds import seeded
@@ -165,7 +173,7 @@ def test_a_merge_that_fails_fails_nobody_else(
     def fail(*_: object) -> Any:
         raise OutOfSpaceError("the store")
 
-    monkeypatch.setattr("kvstore.engine.rocks.groups", fail)
+    monkeypatch.setattr("kvstore.engine.rocks_merges.groups", fail)
     with kvstore.open(tmp_path / "s") as store:
         for number in range(SMALL_FILES_MAX + 4):
             store.put(key(number), b"v")
@@ -271,3 +279,23 @@ def test_the_files_that_rocksdb_tells_are_read() -> None:
         SortedFile(0, b"", b"k", 7),
         SortedFile(6, b"k0", b"k\xff", 1048),
     ]
+
+
+def test_new_files_are_merged_where_they_are_a_fair_share_of_what_is_rewritten() -> None:
+    large = SORTED_MERGE_FILE_BYTES * NEWEST_MERGE_FACTOR
+    old, new = files(large // 2), files(1, level=0)
+    everything = all_of(old)
+    assert is_worth_a_merge([*new, *old], everything, 0)
+    assert is_worth_a_merge(old, everything, large)
+    assert not is_worth_a_merge(old, everything, 0)
+    assert not is_worth_a_merge([*new, *files(large)], everything, 0)
+    assert not is_worth_a_merge([*new, *old], everything, SORTED_MERGE_BYTES_MAX)
+
+
+def test_one_new_file_alone_stays() -> None:
+    new = files(1, 1, level=0)
+    assert not is_worth_a_merge(new[:1], all_of(new), 0)
+    assert is_worth_a_merge(new, all_of(new), 0)
+    assert is_worth_a_merge(new[:1], all_of(new), 1)
+    assert not is_worth_a_merge([], all_of(new), 1)
+    assert not is_worth_a_merge(new, FileGroup(b"a", b"b"), 0)

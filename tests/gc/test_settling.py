@@ -327,6 +327,30 @@ def test_work_on_a_small_import_passes_over_no_span(
         assert dict(store.scan()) == {b"a": b"1", b"k": b"between", b"z": b"1"}
 
 
+@pytest.mark.usefixtures("usual")
+def test_a_small_store_has_one_file_of_rows_behind_imports_that_settled(tmp_path: Path) -> None:
+    """A look-up seeks in each file that overlaps others."""
+    with kvstore.open(tmp_path / "s", "rocksdb", durability="async") as store:
+        with store.batch() as batch:
+            for number in range(100):
+                batch.put(b"k%02d" % number, b"old")
+        store.checkpoint(tmp_path / "flushes")
+        add(store, tmp_path / "1", {b"k00": b"new", b"k50": None}, 1)
+        state = dict(store.scan())
+        opened = store.scan()
+        rows = [next(opened)]
+        assert store.stats()["data_files"] == 2
+        assert store.gc(before=store.upper - 1).settled == 1
+        assert store.stats()["data_files"] == 1
+        assert [*rows, *opened] == list(state.items())
+        assert store.get_many(list(state)) == list(state.values())
+        add(store, tmp_path / "4", {b"k99": b"2"}, 4)
+        files = store.stats()["data_files"]
+        store.gc(before=0)
+        assert store.stats()["data_files"] == files
+        assert store.verify().problems == ()
+
+
 def test_a_file_with_rows_that_it_does_not_tell_has_no_key_list(
     store: Store, tmp_path: Path
 ) -> None:
