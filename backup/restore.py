@@ -9,12 +9,7 @@ are staged as an import, which gets its timestamp when it is added.
 
 from __future__ import annotations
 
-import glob
-import os
-import secrets
-import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -22,21 +17,16 @@ import pyarrow as pa
 
 import bulk
 from backup.shard import ShardSnapshot, Tally, View
-from backup.shard.storage.os_errors import not_done
 from backup.version_rows import data_entries, range_rows
 from bulk.ingest import staging_beside
+from bulk.places import appearing
 from bulk.sst import SstFile
-from kvstore.errors import LockedError, UsageError
-from kvstore.journal import OS_FILES
 from kvstore.limits import RESTORE_FILE_BYTES
 from kvstore.mvcc import RangeTombstone
 from kvstore.opening import building
 from kvstore.span import Span
 from kvstore.store import Store
 from kvstore.timestamp import Timestamp
-
-_BUILDING = ".restoring-"
-_LOCK = "LOCK"
 
 
 class Built(NamedTuple):
@@ -89,15 +79,11 @@ def restore_store(
     Raises `UsageError` if something is at `path`, `LockedError` while another process restores
     to it.
     """
-    _require_nothing(path)
-    with _scratch(path) as directory:
+    with appearing(path, task="restore") as directory:
         place = directory / "store"
         with building(place, since=since, newest=as_of, replica_of=replica_of) as builder:
             for files, tombstones in build(directory):
                 builder.add(files, tombstones)
-        _require_nothing(path)
-        os.rename(place, path)
-        OS_FILES.sync_directory(str(path.parent))
 
 
 def restore_into_store(store: Store, batches: Iterable[pa.RecordBatch]) -> Timestamp:
@@ -136,30 +122,3 @@ def version_files(
     if file is not None:
         file.finish()
         yield path
-
-
-def _require_nothing(path: Path) -> None:
-    if os.path.lexists(path):
-        raise UsageError(f"{path} exists", "restore to a path that does not exist")
-
-
-@contextmanager
-def _scratch(path: Path) -> Iterator[Path]:
-    """A directory beside `path` in which the store is built; each path has one at most."""
-    building = path.with_name(f".{path.name}{_BUILDING}{secrets.token_hex(4)}")
-    try:
-        for left in path.parent.glob(f".{glob.escape(path.name)}{_BUILDING}*"):
-            # Left by a killed restore, unless a process has its lock: then it is in use.
-            with closing(OS_FILES.lock(str(left / _LOCK))):
-                shutil.rmtree(left, ignore_errors=True)
-        building.mkdir(parents=True)
-        lock = OS_FILES.lock(str(building / _LOCK))
-    except LockedError as error:
-        raise LockedError(str(path), "another restore to it") from error
-    except OSError as error:
-        raise not_done(f"restore to {path}", error) from error
-    with closing(lock):
-        try:
-            yield building
-        finally:
-            shutil.rmtree(building, ignore_errors=True)

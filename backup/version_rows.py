@@ -13,9 +13,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from backup.shard import OP_DELETE, OP_DELETE_RANGE, OP_PUT, VERSIONS_SCHEMA
+from bulk.entries import version_prefixes, with_kinds
 from kvstore.changes import Change
-from kvstore.codec.keys import TOMBSTONE, U64_MAX, VALUE
-from kvstore.codec.ordered import TERMINATOR
 from kvstore.limits import ARROW_BYTES_MAX, ARROW_ROWS_MAX, SCAN_CHUNK
 
 _OP_CODE = {"delete": OP_DELETE, "put": OP_PUT, "delete_range": OP_DELETE_RANGE}
@@ -41,15 +40,9 @@ def data_entries(batch: pa.RecordBatch) -> Iterator[tuple[list[bytes], list[byte
     The chunks are small enough to stay in the processor's cache until they are written.
     """
     points = batch.filter(pc.not_equal(batch.column("op"), OP_DELETE_RANGE))
-    suffixes = _suffixes(points.column("timestamp"))
-    kinds = pc.if_else(
-        pc.equal(points.column("op"), OP_PUT),
-        pa.scalar(VALUE, pa.binary()),
-        pa.scalar(TOMBSTONE, pa.binary()),
-    )
-    escaped = pc.replace_substring(points.column("key"), b"\x00", b"\x00\xff")
-    terminator = pa.scalar(TERMINATOR, pa.binary())
-    keys = pc.binary_join_element_wise(escaped, terminator, suffixes, kinds, b"")
+    times = points.column("timestamp").to_numpy()
+    is_put = pc.equal(points.column("op"), OP_PUT)
+    keys = with_kinds(version_prefixes(points.column("key"), times), is_put)
     values = pc.fill_null(points.column("value"), pa.scalar(b"", pa.binary()))
     for at in range(0, len(keys), SCAN_CHUNK):
         yield keys.slice(at, SCAN_CHUNK).to_pylist(), values.slice(at, SCAN_CHUNK).to_pylist()
@@ -89,10 +82,3 @@ def _batch(rows: list[Change]) -> pa.RecordBatch:
         ],
         schema=VERSIONS_SCHEMA,
     )
-
-
-def _suffixes(timestamps: pa.Array) -> pa.Array:
-    """The 8-byte suffixes of timestamps, as one buffer."""
-    numbers = U64_MAX - timestamps.to_numpy(zero_copy_only=False).astype("uint64")
-    data = pa.py_buffer(numbers.astype(">u8").tobytes())
-    return pa.Array.from_buffers(pa.binary(8), len(timestamps), [None, data]).cast(pa.binary())

@@ -3,10 +3,11 @@
 from bulk.ingest import ingest
 from bulk.manifest import Manifest
 from bulk.part import Part, PartWriter
+from bulk.seed import seed
 from bulk.staged import Import
 from bulk.staging import read_manifest
 
 __kvstore__ = True
 """Tells this package from others of its name: see `kvstore.neighbours`."""
 
-__all__ = ["Import", "Manifest", "Part", "PartWriter", "ingest", "read_manifest"]
+__all__ = ["Import", "Manifest", "Part", "PartWriter", "ingest", "read_manifest", "seed"]

@@ -7,6 +7,6 @@ from kvstore.neighbours import require_own
 
 require_own("bulk")
 
-from bulk import Import, Manifest, Part, PartWriter, ingest, read_manifest  # noqa: E402
+from bulk import Import, Manifest, Part, PartWriter, ingest, read_manifest, seed  # noqa: E402
 
-__all__ = ["Import", "Manifest", "Part", "PartWriter", "ingest", "read_manifest"]
+__all__ = ["Import", "Manifest", "Part", "PartWriter", "ingest", "read_manifest", "seed"]

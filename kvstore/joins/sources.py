@@ -15,16 +15,14 @@ from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
+from kvstore.columns import key_column, require_bytes_type, require_time_type, time_column
 from kvstore.errors import UsageError
 from kvstore.joins.labels import Numbers
 from kvstore.limits import (
     JOIN_LABEL_BYTES_MAX,
     JOIN_VALUE_BYTES_MAX,
-    KEY_BYTES_MAX,
 )
-from kvstore.timestamp import TIMESTAMP_MAX
 
 
 class Piece(NamedTuple):
@@ -88,9 +86,9 @@ def require_columns(
                 f"{whose} a column {name!r} already",
                 "name the columns of the result: columns=(value, timestamp)",
             )
-    _require_key_type(labels.field(key))
+    require_bytes_type(labels.field(key))
     if at is not None:
-        _require_time_type(labels.field(at))
+        require_time_type(labels.field(at))
 
 
 class Pieces:
@@ -132,88 +130,15 @@ def keys_of(piece: Piece, name: str) -> pa.Array:
     """The column `name` of a piece as one binary array without nulls."""
     arrays, first = [], piece.first
     for batch in piece.batches:
-        column = batch.column(name)
-        _require_no_null(column, name, first)
-        if pa.types.is_dictionary(column.type):
-            column = column.dictionary_decode()
-        arrays.append(column.cast(pa.binary()))
-        _require_short(arrays[-1], name, first)
+        arrays.append(key_column(batch.column(name), name, first))
         first += batch.num_rows
     return pa.concat_arrays(arrays)
-
-
-def _require_short(keys: pa.Array, name: str, first: int) -> None:
-    if len(keys) and keys.nbytes > KEY_BYTES_MAX:
-        lengths = pc.binary_length(keys).to_numpy()
-        if lengths.max() > KEY_BYTES_MAX:
-            at = int(np.argmax(lengths > KEY_BYTES_MAX))
-            raise UsageError(
-                f"column {name!r} has a key of {lengths[at]} bytes in row {first + at}",
-                f"at most {KEY_BYTES_MAX} are allowed",
-            )
 
 
 def times_of_labels(piece: Piece, name: str) -> Numbers:
     """The column `name` of a piece as nanoseconds."""
     times, first = [], piece.first
     for batch in piece.batches:
-        times.append(_times(batch.column(name), name, first))
+        times.append(time_column(batch.column(name), name, first))
         first += batch.num_rows
     return np.concatenate(times)
-
-
-def _times(column: pa.Array, name: str, first: int) -> Numbers:
-    _require_no_null(column, name, first)
-    try:
-        if pa.types.is_timestamp(column.type):
-            column = column.cast(pa.timestamp("ns", column.type.tz))
-        times: Numbers = column.cast(pa.int64()).to_numpy()
-    except pa.ArrowInvalid as error:
-        raise UsageError(f"column {name!r}: {error}", _times_are()) from error
-    if len(times) and times.min() < 0:
-        at = int(np.argmax(times < 0))
-        raise UsageError(f"column {name!r} has {times[at]} in row {first + at}", _times_are())
-    return times
-
-
-def _times_are() -> str:
-    return f"times are nanoseconds from 0 to {TIMESTAMP_MAX}"
-
-
-def _require_no_null(column: pa.Array, name: str, first: int) -> None:
-    if column.null_count:
-        row = first + column.is_null().index(True).as_py()
-        raise UsageError(f"column {name!r} has a null in row {row}", "drop such labels first")
-
-
-def _require_key_type(field: pa.Field) -> None:
-    kind = field.type.value_type if pa.types.is_dictionary(field.type) else field.type
-    if kind not in _TEXTS and not pa.types.is_fixed_size_binary(kind):
-        raise UsageError(
-            f"column {field.name!r} has keys of type {field.type}", "pass binary or text, in UTF-8"
-        )
-
-
-def _require_time_type(field: pa.Field) -> None:
-    is_time = pa.types.is_timestamp(field.type)
-    if is_time and field.type.tz is None:
-        raise UsageError(
-            f"column {field.name!r} has times without a time zone", "convert them to UTC first"
-        )
-    if not is_time and not pa.types.is_integer(field.type):
-        raise UsageError(
-            f"column {field.name!r} has times of type {field.type}",
-            "pass timestamps with a time zone, or integers of nanoseconds",
-        )
-
-
-_TEXTS = frozenset(
-    [
-        pa.binary(),
-        pa.large_binary(),
-        pa.binary_view(),
-        pa.string(),
-        pa.large_string(),
-        pa.string_view(),
-    ]
-)

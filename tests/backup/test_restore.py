@@ -98,7 +98,7 @@ def test_a_restore_removes_what_a_killed_one_left_at_its_own_place_only(
 ) -> None:
     store.put(b"a", b"1")
     collection.backup(store)
-    own, other = (tmp_path / f".{name}.restoring-0123" for name in ("r[1]*", "r1x"))
+    own, other = (tmp_path / f".{name}.building-0123" for name in ("r[1]*", "r1x"))
     for left in (own, other):
         left.mkdir()
     collection.restore(tmp_path / "r[1]*")

@@ -1,0 +1,254 @@
+"""A new store of versions that carry their own times: old events, from files or from a warehouse.
+
+    read      columns are checked, and rows become stored keys and values     batch by batch
+    sort      by key, and newest first: an external sort (`bulk.sort`)        runs on disk
+    write     sorted files, which RocksDB takes as they are                   one at a time
+    appear    the store gets its name by a rename
+
+Invariants
+1. History is never rewritten: the path of a seed does not exist before.
+2. A seed that fails or is killed leaves nothing that opens as a store.
+3. A key has at most one version at a time.
+4. Memory is bounded by the sort.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from bulk.entries import version_prefixes, with_kinds
+from bulk.places import appearing
+from bulk.sort import Duplicates, sorted_batches
+from bulk.sst import SstFile
+from kvstore.arguments import require_path
+from kvstore.clock import Clock, WallClock
+from kvstore.codec.keys import decode_suffix
+from kvstore.codec.ordered import TERMINATOR, unescape
+from kvstore.columns import key_column, require_bytes_type, require_time_type, time_column
+from kvstore.errors import UsageError, printable
+from kvstore.limits import ARROW_ROWS_MAX, RESTORE_FILE_BYTES, SCAN_CHUNK, VALUE_BYTES_MAX
+from kvstore.opening import building
+from kvstore.timestamp import TimeLike, Timestamp, to_timestamp
+
+_ENTRIES: Final = pa.schema([("key", pa.binary()), ("value", pa.binary())])
+"""Versions to be sorted: the stored key without its kind, and the value, null for a delete."""
+
+_SUFFIX: Final = 8
+_OPS: Final = ("put", "delete")
+
+
+class SeedColumns(NamedTuple):
+    """The names of the columns of a seed. Without `op` each row is a put."""
+
+    key: str = "key"
+    value: str = "value"
+    at: str = "ts"
+    op: str | None = None
+
+
+def seed(
+    path: str | os.PathLike[str],
+    batches: Iterable[pa.RecordBatch] | object,
+    *,
+    key: str = "key",
+    value: str = "value",
+    at: str = "ts",
+    op: str | None = None,
+    since: TimeLike = 0,
+    duplicates: Duplicates = "error",
+    clock: WallClock | None = None,
+) -> Timestamp:
+    """Make a new store at `path` whose versions have the times given; returns the newest of them.
+
+    `batches` are Arrow record batches, or one object that speaks the Arrow C stream, in any order.
+    Column `key` has keys and `value` values, binary or text; column `at` has times, with a zone or
+    as nanoseconds. Column `op`, if it is named, has `"put"` or `"delete"`; a delete has no value.
+    The store can be read from `since` on: pass the time from which the rows are complete. Two rows
+    of one key and time are an error; with `duplicates="last"` the later row counts.
+
+    Raises `UsageError` that names the column and the row, for a null, a wrong type, a time below
+    `since` or in the future; `UsageError` if something is at `path`: history is never rewritten;
+    `LockedError` while another process seeds the same path. After an error or a crash there is no
+    store. Memory is bounded. Costs an external sort of all rows, and about twice their bytes on
+    disk meanwhile.
+    """
+    columns, clock = SeedColumns(key, value, at, op), clock or Clock()
+    low = int(to_timestamp(since, name="since"))
+    require_path(path)
+    place = Path(os.path.abspath(path))  # a link is something that is there
+    rows = SeedRows(columns, since=low, upto=clock.wall_ns())
+    with appearing(place, task="seed") as directory:
+        found = sorted_batches(rows.entries(batches), directory / "runs", duplicates=duplicates)
+        first = next(found, None)  # all rows are read before the first one comes
+        entries = found if first is None else chain([first], found)
+        with building(directory / "store", since=low, newest=rows.newest) as builder:
+            for file in seed_files(directory, entries):
+                builder.add([file], [])
+    return Timestamp(rows.newest)
+
+
+class SeedRows:
+    """Reads rows as entries to be sorted, and notes the newest time."""
+
+    def __init__(self, columns: SeedColumns, *, since: int, upto: int) -> None:
+        """Rows have times in `[since, upto]`."""
+        self._columns = columns
+        self._since, self._upto = since, upto
+        self._rows = 0
+        self.newest = since
+
+    def entries(self, batches: Iterable[pa.RecordBatch] | object) -> Iterator[pa.RecordBatch]:
+        """The rows as batches of `_ENTRIES`. Raises `UsageError` for rows that cannot be
+        stored."""
+        for batch in _batches_of(batches):
+            self._require_columns(batch)
+            for at in range(0, batch.num_rows, ARROW_ROWS_MAX):
+                yield self._entries(batch.slice(at, ARROW_ROWS_MAX))
+
+    def _entries(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        names, first = self._columns, self._rows
+        keys = key_column(batch.column(names.key), names.key, first)
+        times = time_column(batch.column(names.at), names.at, first)
+        self._require_times(times, first)
+        values = _values(batch, names, first)
+        self._rows += batch.num_rows
+        self.newest = max(self.newest, int(times.max()))
+        return pa.RecordBatch.from_arrays([version_prefixes(keys, times), values], schema=_ENTRIES)
+
+    def _require_columns(self, batch: pa.RecordBatch) -> None:
+        if not isinstance(batch, pa.RecordBatch):
+            raise UsageError(f"a batch must be Arrow's, not {type(batch).__name__}", "convert it")
+        for name in filter(None, self._columns):
+            count = len(batch.schema.get_all_field_indices(name))
+            if count != 1:
+                raise UsageError(
+                    f"rows have {count or 'no'} column{'s' * (count > 1)} {name!r}",
+                    f"they have {', '.join(batch.schema.names)}",
+                )
+        require_bytes_type(batch.schema.field(self._columns.key))
+        require_bytes_type(batch.schema.field(self._columns.value), noun="values")
+        require_time_type(batch.schema.field(self._columns.at))
+
+    def _require_times(self, times: npt.NDArray[np.int64], first: int) -> None:
+        wrong = np.flatnonzero((times < self._since) | (times > self._upto))
+        if len(wrong):
+            at = int(wrong[0])
+            time, name = Timestamp(times[at]), self._columns.at
+            problem = "below since" if time < self._since else "in the future"
+            raise UsageError(
+                f"column {name!r} has {time} in row {first + at}, {problem}",
+                f"times lie from {Timestamp(self._since)} on, and not above the clock's",
+            )
+
+
+def seed_files(directory: Path, entries: Iterable[pa.RecordBatch]) -> Iterator[Path]:
+    """Write sorted entries as files of `data`, one by one. Raises `UsageError` where two have
+    one key and time."""
+    last: bytes | None = None
+    file, path, count = None, directory, 0
+    for batch in entries:
+        prefixes, values = batch.column("key"), batch.column("value")
+        last = _require_distinct(prefixes, last)
+        keys = with_kinds(prefixes, values.is_valid())
+        values = pc.fill_null(values, pa.scalar(b"", pa.binary()))
+        if file is None:
+            path, count = directory / f"{count:06d}.sst", count + 1
+            file = SstFile(path)
+        for at in range(0, len(keys), SCAN_CHUNK):
+            chunk = slice(at, at + SCAN_CHUNK)
+            file.add(keys[chunk].to_pylist(), values[chunk].to_pylist())
+        if file.size_bytes >= RESTORE_FILE_BYTES:
+            file.finish()
+            file = None
+            yield path
+    if file is not None:
+        file.finish()
+        yield path
+
+
+def _require_distinct(prefixes: pa.Array, last: bytes | None) -> bytes:
+    """Raise `UsageError` where a version has the key and time of the one before. Returns the
+    last one."""
+    if last is not None and prefixes[0].as_py() == last:
+        raise _twice(last)
+    if len(prefixes) > 1:
+        same = pc.index(pc.equal(prefixes[:-1], prefixes[1:]), True).as_py()
+        if same >= 0:
+            raise _twice(prefixes[same].as_py())
+    found: bytes = prefixes[len(prefixes) - 1].as_py()
+    return found
+
+
+def _twice(prefix: bytes) -> UsageError:
+    key = unescape(prefix[: -_SUFFIX - len(TERMINATOR)])
+    time = Timestamp(decode_suffix(prefix[-_SUFFIX:]))
+    return UsageError(
+        f"key {printable(key)} has two versions at {time}",
+        "drop one, or pass duplicates='last' to keep the later row",
+    )
+
+
+def _values(batch: pa.RecordBatch, names: SeedColumns, first: int) -> pa.Array:
+    """The values, null in rows that delete."""
+    values = batch.column(names.value)
+    if pa.types.is_dictionary(values.type):
+        values = values.dictionary_decode()
+    values = values.cast(pa.binary())
+    size = pc.max(pc.binary_length(values)).as_py() or 0
+    if size > VALUE_BYTES_MAX:
+        raise UsageError(f"a value has {size} bytes, at most {VALUE_BYTES_MAX} are stored")
+    if names.op is None:
+        missing = values.is_null()
+        remedy = "drop such rows, or name a column op that says 'delete'"
+    else:
+        ops = _ops(batch.column(names.op), names.op, first)
+        deletes = pc.equal(ops, "delete")
+        missing = pc.and_(pc.invert(deletes), values.is_null())
+        values = pc.if_else(deletes, pa.scalar(None, pa.binary()), values)
+        remedy = "a put needs a value"
+    row = missing.index(True).as_py()
+    if row >= 0:
+        raise UsageError(f"column {names.value!r} has a null in row {first + row}", remedy)
+    return values
+
+
+def _ops(column: pa.Array, name: str, first: int) -> pa.Array:
+    if pa.types.is_dictionary(column.type):
+        column = column.dictionary_decode()
+    if not (pa.types.is_string(column.type) or pa.types.is_large_string(column.type)):
+        raise UsageError(f"column {name!r} is of type {column.type}", 'pass "put" or "delete"')
+    known = pc.is_in(column, pa.array(_OPS, column.type))
+    row = known.index(False).as_py()
+    if row >= 0:
+        found = column[row].as_py()
+        raise UsageError(
+            f"column {name!r} has {found!r} in row {first + row}", 'pass "put" or "delete"'
+        )
+    return column.cast(pa.string())
+
+
+def _batches_of(batches: Iterable[pa.RecordBatch] | object) -> Iterator[pa.RecordBatch]:
+    try:
+        if hasattr(batches, "__arrow_c_stream__"):
+            yield from pa.RecordBatchReader.from_stream(batches)
+            return
+        if hasattr(batches, "__arrow_c_array__"):
+            yield pa.record_batch(batches)
+            return
+    except (pa.ArrowException, TypeError) as error:
+        raise UsageError(f"rows are no table: {error}", "pass a table with columns") from error
+    if isinstance(batches, str | bytes | Mapping) or not isinstance(batches, Iterable):
+        raise UsageError(
+            f"rows must be Arrow data, not {type(batches).__name__}",
+            "pass record batches, a table, a reader, or a frame of Polars, DuckDB or pandas",
+        )
+    yield from batches

@@ -1,0 +1,105 @@
+"""Columns of keys and of times as users have them: binary or text, instants or nanoseconds.
+
+Invariants
+1. A column of another type is refused before a row is read.
+2. A null, a key that is too long and a time out of range are refused by column and row.
+"""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from kvstore.errors import UsageError
+from kvstore.limits import KEY_BYTES_MAX
+from kvstore.timestamp import TIMESTAMP_MAX
+
+_Longs: TypeAlias = npt.NDArray[np.int64]
+
+
+def key_column(column: pa.Array, name: str, first: int) -> pa.Array:
+    """A column of keys as a binary array. `first` is the row of its first key. Raises `UsageError`
+    for a null and for a key that is too long."""
+    _require_no_null(column, name, first)
+    if pa.types.is_dictionary(column.type):
+        column = column.dictionary_decode()
+    keys = column.cast(pa.binary())
+    _require_short(keys, name, first)
+    return keys
+
+
+def time_column(column: pa.Array, name: str, first: int) -> _Longs:
+    """A column of times as nanoseconds. `first` is the row of its first time. Raises `UsageError`
+    for a null and for a time out of range."""
+    _require_no_null(column, name, first)
+    try:
+        if pa.types.is_timestamp(column.type):
+            column = column.cast(pa.timestamp("ns", column.type.tz))
+        times: _Longs = column.cast(pa.int64()).to_numpy()
+    except pa.ArrowInvalid as error:
+        raise UsageError(f"column {name!r}: {error}", _times_are()) from error
+    if len(times) and times.min() < 0:
+        at = int(np.argmax(times < 0))
+        raise UsageError(f"column {name!r} has {times[at]} in row {first + at}", _times_are())
+    return times
+
+
+def _times_are() -> str:
+    return f"times are nanoseconds from 0 to {TIMESTAMP_MAX}"
+
+
+def _require_no_null(column: pa.Array, name: str, first: int) -> None:
+    if column.null_count:
+        row = first + column.is_null().index(True).as_py()
+        raise UsageError(f"column {name!r} has a null in row {row}", "drop such rows first")
+
+
+def require_bytes_type(field: pa.Field, *, noun: str = "keys") -> None:
+    """Raise `UsageError` unless a column has bytes or text. `noun` names its items in the error."""
+    kind = field.type.value_type if pa.types.is_dictionary(field.type) else field.type
+    if kind not in _TEXTS and not pa.types.is_fixed_size_binary(kind):
+        raise UsageError(
+            f"column {field.name!r} has {noun} of type {field.type}",
+            "pass binary or text, in UTF-8",
+        )
+
+
+def require_time_type(field: pa.Field) -> None:
+    """Raise `UsageError` unless a column has instants, or integers of nanoseconds."""
+    is_time = pa.types.is_timestamp(field.type)
+    if is_time and field.type.tz is None:
+        raise UsageError(
+            f"column {field.name!r} has times without a time zone", "convert them to UTC first"
+        )
+    if not is_time and not pa.types.is_integer(field.type):
+        raise UsageError(
+            f"column {field.name!r} has times of type {field.type}",
+            "pass timestamps with a time zone, or integers of nanoseconds",
+        )
+
+
+_TEXTS = frozenset(
+    [
+        pa.binary(),
+        pa.large_binary(),
+        pa.binary_view(),
+        pa.string(),
+        pa.large_string(),
+        pa.string_view(),
+    ]
+)
+
+
+def _require_short(keys: pa.Array, name: str, first: int) -> None:
+    if len(keys) and keys.nbytes > KEY_BYTES_MAX:
+        lengths = pc.binary_length(keys).to_numpy()
+        if lengths.max() > KEY_BYTES_MAX:
+            at = int(np.argmax(lengths > KEY_BYTES_MAX))
+            raise UsageError(
+                f"column {name!r} has a key of {lengths[at]} bytes in row {first + at}",
+                f"at most {KEY_BYTES_MAX} are allowed",
+            )
