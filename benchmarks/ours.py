@@ -413,7 +413,7 @@ class Ours(BackedUp):
         return lambda: sum(read(*window) for window in pairwise(times))
 
     def _give_up_history(self) -> None:
-        """Let go of all versions and changes but the newest."""
+        """Give up all versions and changes but the newest."""
         if any(hold.name == "feed/benchmark" for hold in self.store.holds.all()):
             self.store.feeds.drop("benchmark")
         self.store.gc(before=self.now())

@@ -217,7 +217,7 @@ class Raw(BackedUp):
         return work
 
     def increment(self, rows: int, is_single: bool) -> Work:
-        """Make a checkpoint, and copy those of its files that were not copied yet."""
+        """Make a checkpoint, and copy the files of it that were not copied yet."""
         target = self.directory / "backup"
         target.mkdir(exist_ok=True)
         return self._copying(target, rows)

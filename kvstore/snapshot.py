@@ -157,7 +157,7 @@ class Snapshot:
         )
 
     def close(self) -> None:
-        """Let history go. Repeatable."""
+        """End the claim on history. Repeatable."""
         if self._store is not None:
             self._release()
             self._store = None  # last: after an interrupt the finalizer ends the pin

@@ -1,4 +1,5 @@
-"""Sentences have a noun: none begins with "What was written ...", "Those that ..." or "Who ...".
+"""Sentences are read once. They have a noun: none begins with "What was written ..." or "Who ...".
+None leans on "those of" or "those that", and none says "goes on" or "let go", which mean too much.
 
 Docstrings, comments and documents are read, code blocks are not. Questions may begin so.
 """
@@ -28,7 +29,14 @@ _NOUNLESS = re.compile(
     r"(?:[^.?\n]|\n(?!\s*\n))*\??)",
     re.MULTILINE,
 )
+_VAGUE = re.compile(
+    r"\bthose (?:of|that|which|who)\b|\bgo(?:es|ing)? on\b(?! (?:a|to|disk)\b)"
+    r"|\blet(?:s|ting)? (?:\w+ ){0,3}go\b(?! first)",
+    re.IGNORECASE,
+)
 _FENCED = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
+_CODE = re.compile(r"`[^`]*`|\"[^\"]*\"")
+"""Code, and words that are quoted."""
 
 
 @pytest.mark.parametrize("place", PLACES)
@@ -41,6 +49,22 @@ def test_each_sentence_names_its_subject(place: str) -> None:
         if (sentences := [one for text in texts(path) for one in nounless(text)])
     }
     assert wrong == {}
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_no_sentence_leans_on_a_vague_phrase(place: str) -> None:
+    wrong = {
+        str(path.relative_to(ROOT)): phrases
+        for path in files(place)
+        if (phrases := [one for text in texts(path) for one in vague(text)])
+    }
+    assert wrong == {}
+
+
+def vague(text: str) -> list[str]:
+    """The phrases of `text` that send a reader back, each with the words behind it."""
+    words = " ".join(_CODE.sub("", text).split())
+    return [words[each.start() : each.end() + 30] for each in _VAGUE.finditer(words)]
 
 
 def nounless(text: str) -> list[str]:
@@ -69,7 +93,7 @@ def texts(file: Path) -> Iterator[str]:
 
 
 def comments(source: str) -> Iterator[str]:
-    """The comments of a module; those of neighbouring lines are one text."""
+    """The comments of a module; comments on neighbouring lines are one text."""
     found = [
         token
         for token in tokenize.generate_tokens(io.StringIO(source).readline)
@@ -90,3 +114,9 @@ def test_the_pattern_finds_sentences_without_a_noun_and_nothing_else() -> None:
         "What a\nread sees.",
         "Two.",
     ]
+
+
+def test_vague_phrases_are_found_and_quoted_words_are_not() -> None:
+    assert vague("It keeps those\nof the store.") == ["those of the store."]
+    assert len(vague("The scan goes on. It lets the lock go; those who wait go on.")) == 4
+    assert vague('These go on disk. "Those of" and `let_go` are words. It goes to the end.') == []

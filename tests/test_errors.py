@@ -47,7 +47,7 @@ def test_the_tree_is_as_it_is_drawn() -> None:
     drawn = re.findall(r"^    ([| ]*[|`]-- )?(\w+Error)", errors.__doc__ or "", re.MULTILINE)
     ours = [
         (depth, name) for depth, name in _below(KVStoreError) if hasattr(errors, name)
-    ]  # not those of other modules
+    ]  # without the classes of other modules
     assert sorted((len(branch) // 4, name) for branch, name in drawn) == sorted(ours)
 
 

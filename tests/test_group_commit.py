@@ -85,7 +85,7 @@ class Crew:
 
 
 def spin(condition: Callable[[], bool]) -> None:
-    """Go on once something is so that nothing tells of."""
+    """Return once a condition holds that nothing announces."""
     give_up = threading.Event()
     timer = threading.Timer(60, give_up.set)
     timer.start()

@@ -1,6 +1,6 @@
 """Imports go down, foreign packages come in at their seams, and names keep to the house's rules.
 
-The floors are those of ARCHITECTURE.md's picture and of the docstrings of packages; see
+The floors come from ARCHITECTURE.md's picture and from the docstrings of packages; see
 `tests/house/floors.py`. The checker is itself tested on small trees that break one rule each.
 """
 

@@ -106,8 +106,8 @@ def offered() -> tuple[set[str], set[str]]:
 
 
 def functions() -> Iterator[tuple[Path, str | None, str]]:
-    """Public functions and methods: the module, the class and the name. Not those that a decorator
-    registers, nor those that override a foreign class's."""
+    """Public functions and methods: the module, the class and the name. Left out are the ones that
+    a decorator registers, and the ones that override a method of a foreign class."""
     known = classes()
 
     def is_foreign(name: str) -> bool:

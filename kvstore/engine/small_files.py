@@ -1,7 +1,7 @@
 """Small sorted files: the groups of a family's files that are worth a merge.
 
-RocksDB merges files whose spans of keys overlap. Files whose keys follow one another, such as those
-of the change index, it moves down its levels as they are. Each checkpoint, parallel scan and
+RocksDB merges files whose spans of keys overlap. It moves files whose keys follow one another, such
+as files of the change index, down its levels as they are. Each checkpoint, parallel scan and
 opening flushes the memtables into files of their own. Without a merge a store would therefore have
 more files with each of them, and RocksDB has no option against it.
 

@@ -2,7 +2,7 @@
 
     labels -> number of the split of their key -> rebalance -> sort -> join (mapInArrow)
 
-Labels alone move. The splits are those of the source's files, so that each task reads a few
+Labels alone move. The splits follow the files of the source, so that each task reads a few
 stretches of history, in their order. Spark's adaptive execution puts few labels into one task. It
 cuts a split with very many labels into several tasks, which all read the history of that split.
 """
@@ -105,7 +105,7 @@ def lookup_join(
     """The rows of `df`, each with the value that its key has at `as_of`: keys are looked up.
 
     `as_of` defaults to the newest instant of the source at this call. The other parameters, the
-    result and its cost are those of `point_in_time_join`. A row whose key is null is an error.
+    result and its cost are as in `point_in_time_join`. A row whose key is null is an error.
 
     Raises `HistoryGoneError` or `NotYetWrittenError` for a time that the source does not keep.
     """

@@ -1,4 +1,4 @@
-"""A disk that is full: a clear error, a handle that refuses to go on, and nothing lost.
+"""A disk that is full: a clear error, a handle that refuses further calls, and nothing lost.
 
 On a real file system of 24 MB where the tests may mount one; where not, with a limit on file sizes,
 which the system reports in the same place though with another error.

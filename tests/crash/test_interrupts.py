@@ -1,5 +1,5 @@
 """Ctrl-C at a random moment of a call (`kvstore.testing.interrupts`): the call is done or not done,
-the handle goes on or says that it is poisoned, and nothing stays locked or pinned.
+the handle works or says that it is poisoned, and nothing stays locked or pinned.
 """
 
 from __future__ import annotations

@@ -140,7 +140,7 @@ def test_imports_are_whole_or_not_there_and_go_on(
                     assert rows_of(store, name) == []
                     continue
                 assert len(rows_of(store, name)) in (0, children.ROWS_PER_IMPORT)
-                stamp = bulk.ingest(store, staging)  # goes on where the killed one was
+                stamp = bulk.ingest(store, staging)  # continues where the killed one was
                 assert stamp == stamps.get(name, stamp)
                 assert len(rows_of(store, name, stamp)) == children.ROWS_PER_IMPORT
             assert all(record.added is not None for record in store.imports.all())

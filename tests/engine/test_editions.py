@@ -122,7 +122,7 @@ crowded = st.lists(
     ),
     max_size=60,
 )
-"""Few keys, so that bounds meet those of chunks."""
+"""Few keys, so that bounds meet the bounds of chunks."""
 
 
 class Still:

@@ -22,7 +22,7 @@ class TestJournaledMemoryEngine(DurableEngineContract):
 
 
 class TestMemoryEngineOfSmallChunks(TestMemoryEngine):
-    """A few rows lie in many chunks, as millions do in those of the usual size."""
+    """A few rows lie in many chunks, as millions do in chunks of the usual size."""
 
     @pytest.fixture(autouse=True)
     def _tiny_chunks(self, monkeypatch: pytest.MonkeyPatch) -> None:

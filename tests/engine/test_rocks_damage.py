@@ -218,7 +218,9 @@ def test_a_manifest_that_is_broken_and_goes_on_is_damage(crashed: Path) -> None:
     broken[20] ^= 1
     manifest.write_bytes(broken)
     for read_only in (True, False):
-        with pytest.raises(CorruptionError, match=r"broken at byte .*, and whole records") as caught:
+        with pytest.raises(
+            CorruptionError, match=r"broken at byte .*, and whole records"
+        ) as caught:
             RocksEngine(crashed, read_only=read_only)
         assert caught.value.where == str(manifest)
     assert manifest.read_bytes() == broken
@@ -298,7 +300,7 @@ os._exit(0)
 
 
 def test_recovery_writes_what_the_log_holds_into_new_files(tmp_path: Path) -> None:
-    """So nothing depends on pages of the log that a failed fsync may have let go of."""
+    """So nothing depends on pages of the log that a failed fsync may have dropped."""
     subprocess.run([sys.executable, "-c", _KILLED, str(tmp_path / "s")], check=True)
     assert not list((tmp_path / "s").glob("*.sst"))
     with closing(RocksEngine(tmp_path / "s")) as engine:

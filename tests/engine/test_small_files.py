@@ -31,8 +31,8 @@ from kvstore.testing.seeds import seeded
 
 FLUSHES = 3 * SMALL_FILES_MAX
 FAMILY_FILES_MAX = 2 * SMALL_FILES_MAX
-"""Those of one family: the small files, those that came since they were counted, and three that
-RocksDB leaves on the first level."""
+"""The files of one family: the small ones, the ones that came since they were counted, and three
+that RocksDB leaves on the first level."""
 
 FILES_MAX = 3 * FAMILY_FILES_MAX
 

@@ -251,7 +251,7 @@ def test_gc_beside_a_reader_is_no_damage(tmp_path: Path, monkeypatch: pytest.Mon
         monkeypatch.setattr(quiescent, "find_anchor", late)
         points = list(store.feeds.quiescent_points())
         assert [len(list(point.changes())) for point in points] == [1] * 5
-        assert store.gc(before=store.now()).since > points[-1].timestamp  # it let go
+        assert store.gc(before=store.now()).since > points[-1].timestamp  # it released its pin
 
 
 def test_who_waits_for_quiescence_hears_that_the_store_was_closed(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
     python -m tests.fork.host PLACE ENGINE DURABILITY CHILDREN SEED
 
 Writes each acknowledged row's number to PLACE/acknowledged, prints "done" when all children have
-ended as they should, and goes on writing until it is killed.
+ended as they should, and writes until it is killed.
 """
 
 from __future__ import annotations

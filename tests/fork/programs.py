@@ -116,7 +116,7 @@ def locks_end(place: Path) -> None:
 
 
 def scans(place: Path) -> None:
-    """A parallel scan goes on over a fork: its processes and files are the parent's."""
+    """A parallel scan continues over a fork: its processes and files are the parent's."""
     with kvstore.open(place / "store") as store:
         fill(store, SCANNED_ROWS)
         batches = iter(store.scan_batches(workers=2))
@@ -152,7 +152,7 @@ def handler(place: Path) -> None:
 
 
 def daemon(place: Path) -> None:
-    """The parent forks, ends in order, and the child's child goes on without it."""
+    """The parent forks, ends in order, and the child's child works without it."""
     owner = os.getpid()
     store = kvstore.open(place / "store")
     other = kvstore.open(place / "other", engine="memory")

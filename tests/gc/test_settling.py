@@ -115,7 +115,8 @@ def test_old_small_imports_become_plain_versions_and_every_read_stays(
 
 @pytest.mark.usefixtures("usual")
 def test_every_read_agrees_before_in_and_after_every_step(store: Store, tmp_path: Path) -> None:
-    """Scans that began before a step go on after it; handles that open at a step read the same."""
+    """Scans that began before a step continue after it; handles that open at a step read the
+    same."""
     since = crossing(store, tmp_path)
     upto = store.upper - 1
     before = readable(store, since, upto)

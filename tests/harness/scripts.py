@@ -36,7 +36,7 @@ OpenStore = Callable[[Path, kvstore.ManualClock], kvstore.Store]
 
 FACTS = ["key", "keys", "as_of", "since", "upper", "name", "problem"]
 FACTS += ["expected", "found", "span", "holder", "where", "read_at", "written_at"]
-"""Fields of errors that scripts show: those that do not depend on the machine."""
+"""Fields of errors that scripts show, because they do not depend on the machine."""
 
 
 class Script:
@@ -201,7 +201,7 @@ class Script:
         yield shown(self.store.pop(key))
 
     def do_txn(self, name: bytes, *words: bytes) -> Iterator[str]:
-        """`txn t get k ; put k v ; scan a z ; commit`: begins the transaction t, or goes on."""
+        """`txn t get k ; put k v ; scan a z ; commit`: begins or continues the transaction t."""
         txn = self.kept.setdefault(text(name), None) or self.store.transaction()
         self.kept[text(name)] = txn
         for op, *arguments in split(words):

@@ -7,7 +7,7 @@ another one names its floors in the docstring of its `__init__`:
     Floors, from the top:
 
         page            a floor names its modules, then says what they do
-        diff lookup     two spaces end the names; a line indented deeper goes on with the text
+        diff lookup     two spaces end the names; a line indented deeper continues the text
 
 Rules
 1. A floor names each module of its package once, and no other.
@@ -101,7 +101,7 @@ def _declared(root: Path, modules: Sequence[Module]) -> dict[str, tuple[str, Flo
 
 
 def _floors(lines: Sequence[str]) -> Floors:
-    """The floors that lines of one indentation name; a deeper line goes on with a text."""
+    """The floors that lines of one indentation name; a deeper line continues a text."""
     depth = min((len(line) - len(line.lstrip()) for line in lines), default=0)
     texts = (line[depth:] for line in lines if not line[depth].isspace())
     return [re.split(r"\s{2,}", text)[0].split() for text in texts]

@@ -46,7 +46,7 @@ REVIEWED = {
     ("tests/engine/test_rocks_damage.py", "_family"): "writes one family's memory to its file",
     ("tests/test_group_commit.py", "_synced"): "threading.Condition counts no waiters in public",
     ("tests/test_group_commit.py", "_waiters"): "threading.Condition counts no waiters in public",
-    ("tests/txn/test_threads.py", "_is_committing"): "the lock of a commit was let go of",
+    ("tests/txn/test_threads.py", "_is_committing"): "the lock of a commit was released",
     ("tests/verify/test_verify.py", "_records"): _DAMAGE,
 }
 """Private members that a module of tests reaches into, each with the reason."""

@@ -1,7 +1,7 @@
 """Crashes between every write, fsync and rename, and in the middle of every write.
 
 After each, a new process must find a prefix of what was appended that includes all that was
-acknowledged as durable, and must be able to go on. Never a wrong record. For disks that keep any
+acknowledged as durable, and must be able to continue. Never a wrong record. For disks that keep any
 part of what was not synced see `test_power_cut`.
 """
 
@@ -111,7 +111,7 @@ def check(image: MemoryDisk, history: History, *, at_least: int) -> None:
     assert found == history.appended[: len(found)]
     assert len(found) >= at_least
     fold = Payloads()
-    with open_journal(image, fold) as journal:  # nothing is left to repair, and it goes on
+    with open_journal(image, fold) as journal:  # nothing is left to repair, and it works
         assert journal.recovery.torn is None
         assert fold.items == found
         journal.append(b"next")

@@ -113,7 +113,7 @@ def test_any_part_of_what_was_not_synced_may_be_there(workload: Workload, sync: 
 @pytest.mark.parametrize("sync", POLICIES, ids=NAMES)
 @pytest.mark.parametrize("workload", ALL)
 def test_what_is_acknowledged_after_a_recovery_stands_too(workload: Workload, sync: Sync) -> None:
-    """A kill at any step, a second process that goes on and dies anywhere, then the power cut."""
+    """A kill at any step, a second process that continues and dies anywhere, then the power cut."""
     rng = seeded(SEED)
     for first, history in crashes(workload, sync):
         for step in rng.sample(range(1, 16), 2):
@@ -189,8 +189,8 @@ def test_a_record_whose_first_pages_arrived_is_cut_and_not_refused(
 
 @pytest.mark.parametrize("failing", ["sync 0", "sync directory"])
 def test_after_a_failed_fsync_the_next_process_writes_again_what_it_found(failing: str) -> None:
-    """The failed fsync let go of the pages: the cache has them, the disk has not, and the next
-    fsync succeeds without writing them."""
+    """The failed fsync dropped the pages: the cache has them, the disk has not, and the next fsync
+    succeeds without writing them."""
     for nth in itertools.count():
         disk = MemoryDisk(sector=SECTOR)
         disk.drops_on_failed_sync = True

@@ -85,7 +85,7 @@ def test_an_interrupt_where_a_scan_ends_leaves_nothing(
 
 
 def test_workers_that_are_being_started_outlive_their_scan(fresh: kvstore.Store) -> None:
-    fresh.scan_batches(batch_rows=100, workers=3)  # and let go of
+    fresh.scan_batches(batch_rows=100, workers=3)  # and dropped at once
     started = set(crew_of(fresh))
     assert len(started) == 2
     have_started(fresh, workers=3)

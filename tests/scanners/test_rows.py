@@ -54,7 +54,7 @@ def test_a_snapshot_scans_as_the_store_does(store: kvstore.Store, workers: int) 
         beside = snapshot.scan_batches(prefix=b"k\x000001", batch_rows=100, workers=workers)
         last = snapshot.scan_batches(reverse=True, limit=3, workers=workers).read_all()
         assert last["key"].to_pylist() == [k for k, _ in snapshot.scan(reverse=True, limit=3)]
-    batches = list(beside)  # the snapshot has let its time go: what it began goes on
+    batches = list(beside)  # the snapshot is closed: the scan that it began continues
     assert pa.Table.from_batches(batches, beside.schema).equals(expected)
     assert len(batches) > 1
     assert max(batch.num_rows for batch in batches) <= 100

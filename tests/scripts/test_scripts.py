@@ -63,10 +63,10 @@ APPLIES = {
     "undo of a bulk add": "revert revert_order",
     "transactions": "transactions",
 }
-"""Rows of the semantics that this store follows, which are those of CockroachDB, and where
-they are shown. What does not apply: intents and inline values; point-wise and predicate range
-deletes, since one range tombstone does both; raw and cleared range keys, since GC alone removes
-them; fingerprints and statistics; the physical rollback of a time span, which is `revert_range`."""
+"""Rows of CockroachDB's semantics, which this store follows, and where they are shown. What does
+not apply: intents and inline values; point-wise and predicate range deletes, since one range
+tombstone does both; raw and cleared range keys, since GC alone removes them; fingerprints and
+statistics; the physical rollback of a time span, which is `revert_range`."""
 
 
 def test_each_row_of_the_semantics_has_a_script_and_no_script_is_without_one() -> None:

@@ -83,7 +83,7 @@ def test_backup_compact_and_restore_over_splits_equal_one_process(
     first = backup.backup(spark, store, url, tasks=5)
     assert first.parts > 1
     write(store, 1500)
-    collection.backup(store)  # either goes on where the other ended
+    collection.backup(store)  # either continues where the other ended
     write(store, 2500)
     last = backup.backup(spark, store, url, tasks=5, token="monday")
     assert backup.backup(spark, store, url, tasks=5, token="monday") == last

@@ -121,7 +121,7 @@ def test_the_first_state_comes_in_micro_batches_each_row_once_over_restarts(
         ]
         seen.append(sorted(found, key=lambda row: row[2]))
         if batch_id == 1:
-            # The process dies with its second batch taken but not written down; time goes on.
+            # The process dies with its second batch taken but not written down; time passes.
             store.put(b"00", b"2")
             store.delete(b"24")
             publish()

@@ -88,7 +88,7 @@ def read_past(store: Store, rng: random.Random, place: Path) -> None:
 
 
 def follow(store: Store, rng: random.Random, place: Path) -> None:
-    """State at s plus the changes in (s, e] is the state at e, while all goes on."""
+    """State at s plus the changes in (s, e] is the state at e, while all threads work."""
     for index in range(ROUNDS // 2):
         with store.snapshot() as before:
             state = dict(before.scan())

@@ -17,7 +17,7 @@ WAIT_S_MAX = 60
 
 
 class Stop:
-    """Stops the first call of what it is put around, until it is told to go on."""
+    """Stops the first call of what it is put around, until it is told to continue."""
 
     def __init__(self) -> None:
         self.reached, self.go_on = threading.Event(), threading.Event()
@@ -42,7 +42,7 @@ def outcomes_of_rivals(
 ) -> tuple[Outcome | None, Outcome | None]:
     """The outcome of a task for the first worker and for the worker that takes it over.
 
-    The first goes on once the second has ended, or once it has begun.
+    The first continues once the second has ended, or once it has begun.
     """
     taken_over = threading.Event()
 

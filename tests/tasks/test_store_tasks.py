@@ -83,7 +83,7 @@ def test_tasks_are_closed_with_the_store(tmp_path: Path) -> None:
         tasks.insert("q")
     with pytest.raises(ClosedError):
         _ = store.tasks
-    Tasks.open(tmp_path / "store" / "tasks").close()  # its lock was let go
+    Tasks.open(tmp_path / "store" / "tasks").close()  # its lock was released
 
 
 def journal_bytes(path: Path) -> int:

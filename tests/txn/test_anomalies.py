@@ -1,8 +1,8 @@
 """Each anomaly of the literature is impossible or ends in a conflict.
 
-The anomalies are those of Berenson and others, "A Critique of ANSI SQL Isolation Levels"
-(1995), and of Cerone and others for long fork. Plain snapshot isolation permits write skew and
-phantoms; `snapshot_isolated` shows that these histories are such cases.
+The anomalies come from Berenson and others, "A Critique of ANSI SQL Isolation Levels" (1995), and
+of Cerone and others for long fork. Plain snapshot isolation permits write skew and phantoms;
+`snapshot_isolated` shows that these histories are such cases.
 """
 
 from __future__ import annotations

@@ -70,7 +70,8 @@ def ranges() -> dict[str, tuple[bytes, bytes]]:
 
 
 def change_entries() -> dict[str, tuple[bytes, bytes]]:
-    """Entries that `changes` does not have: in the place of those of the commits at 2 and later."""
+    """Entries that `changes` does not have: in the place of the entries of the commits at 2 and
+    later."""
     at = encode_change_key(FIRST_STREAM, 2)
     late = encode_change_key(FIRST_STREAM, LATE)
     one = column([b"k"]), column([b"v"])
@@ -155,7 +156,7 @@ def _shown(answer: object) -> str:
 
 
 def judgements(sound: Stored) -> dict[str, dict[str, str]]:
-    """Those of all cases, and of the sound store."""
+    """The outcomes of all cases, and of the sound store."""
     return {"sound": judgement(sound)} | {n: judgement(stored) for n, stored in cases(sound)}
 
 
