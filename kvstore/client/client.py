@@ -26,7 +26,7 @@ T = TypeVar("T")
 class Client:
     """A store behind a server; `kvstore.connect` makes one. Use it from any thread.
 
-    Its methods are those of `Store`: same arguments, same results, same errors. Besides, each call
+    It has the methods of `Store`: same arguments, same results, same errors. Besides, each call
     raises `DeterminateError` if it surely did nothing, and `IndeterminateError` if that is unknown.
     Reads and writes are sent again for `patience` seconds first; a write that is sent again is done
     once.

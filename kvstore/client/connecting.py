@@ -24,8 +24,8 @@ def connect(
     Unix socket.
 
     `token` goes with every call. `ca` is a file of certificates to trust besides none; by default
-    those that the machine trusts. `timeout` bounds each wait for the server, `patience` the time
-    for which a call is sent again. Both are in seconds.
+    the issuers that the machine trusts. `timeout` bounds each wait for the server, `patience` the
+    time for which a call is sent again. Both are in seconds.
 
     Raises `DeterminateError` if nobody serves there, `AccessDeniedError` for a token or a
     certificate that is refused. One round trip.

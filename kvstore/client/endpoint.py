@@ -113,7 +113,8 @@ class Endpoint:
 
 
 def client_tls(ca: str | os.PathLike[str] | None) -> ssl.SSLContext:
-    """The TLS of a client that trusts the issuers of the machine, or those of the file `ca`."""
+    """The TLS of a client that trusts the issuers of the machine, or the issuers in the file
+    `ca`."""
     try:
         return ssl.create_default_context(cafile=None if ca is None else os.fspath(ca))
     except OSError as error:

@@ -205,7 +205,7 @@ class RocksEngine:
         if self.is_read_only:
             return
         for _ in self._merges.run(rewritten):
-            self._readers.renew()  # the kept readers would go on with the files before
+            self._readers.renew()  # the kept readers would read the files before
             yield
 
     def files(self) -> list[FileSpan]:

@@ -27,7 +27,8 @@ ERROR_NAME: Final = b"kvstore.error"
 
 
 class WriteOp(IntEnum):
-    """The operation of a row of a batch. The codes of writes are those of the change index."""
+    """The operation of a row of a batch. The codes of writes are the same as in the change
+    index."""
 
     READ = 0
     PUT = 1

@@ -261,7 +261,7 @@ def app(
     A store given by its path is opened at the first request (so in a worker, behind its fork) and
     closed when the application ends. With `tokens` every call needs one. Without tokens only
     programs on this machine are served: not browsers, and nobody behind a proxy. `verbs` adds verbs
-    to those of every store. Costs nothing until it is called.
+    to the verbs of every store. Costs nothing until it is called.
     """
     return App(store, tokens=tokens, verbs=verbs)
 

@@ -24,7 +24,7 @@ class Service:
     """The verbs of one store. Any thread may call them."""
 
     def __init__(self, store: Store, verbs: Sequence[Verb] = ()) -> None:
-        """`verbs` are added to those of every store: packages above bring their own."""
+        """`verbs` are added to the verbs of every store: packages above bring their own."""
         self.store = store
         self.verbs: Mapping[str, Verb] = {verb.name: verb for verb in (*VERBS, *verbs)}
 

@@ -145,7 +145,7 @@ READS: Final = [
 
 
 def _times(call: Invocation, count: int) -> TimeLike | list[TimeLike] | None:
-    """The times of a read of many keys: one of all, or those of the table or of the list."""
+    """The times of a read of many keys: one for all, or the times in the table or in the list."""
     if call.table is not None and "as_of" in call.table.column_names:
         return [Timestamp.from_ns(_whole(time)) for time in call.column("as_of")]
     if not call.is_list("as_of"):
