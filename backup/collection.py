@@ -22,7 +22,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from backup import upkeep
+from backup import expiry
 from backup.chains import Chain, Chains, no_backup
 from backup.labels import CollectionSide
 from backup.overview import CollectionInfo, overview
@@ -372,7 +372,7 @@ class Collection:
         """
         age = require_age(delete_orphans_older_than, name="delete_orphans_older_than")
         before_ns = None if age is None else self._clock.wall_ns() - _ns(age)
-        return upkeep.scrub(self._chains, self._place.blob, before_ns)
+        return expiry.scrub(self._chains, self._place.blob, before_ns)
 
     def expire(
         self,
@@ -396,7 +396,7 @@ class Collection:
         else:
             assert before is not None
             limit = int(to_timestamp(before, name="before"))
-        return Timestamp(upkeep.expire(self._chains, limit, progress))
+        return Timestamp(expiry.expire(self._chains, limit, progress))
 
 
 def _ns(duration: timedelta) -> int:

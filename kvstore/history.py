@@ -19,7 +19,7 @@ from kvstore.changes.change import Change
 from kvstore.changes.columns import ColumnReader, record_batch_reader
 from kvstore.changes.event import Event, Expand, Images, require_expand, require_images
 from kvstore.changes.expand import EventReader, Wanted
-from kvstore.changes.read import ChangeReader, Order, Revisions, require_choices
+from kvstore.changes.windows import ChangeReader, Order, Revisions, require_choices
 from kvstore.parts import Parts
 from kvstore.span import Span
 from kvstore.timestamp import TimeLike

@@ -2,17 +2,17 @@
 
 Floors, from the top:
 
-    columns         changes as Arrow batches
-    expand          index rows as events; imports and ranges as keys
-    capture read    epochs as commits close them; the changes of a window
-    audit index     events against epochs; the index in the engine
+    columns          changes as Arrow batches
+    expand           index rows as events; imports and ranges as keys
+    capture windows  epochs as commits close them; the changes of a window
+    audit index      events against epochs; the index in the engine
     epoch event generation
-    entry           the bytes of one commit in one stream
+    entry            the bytes of one commit in one stream
     change changeset lz4 sequencer stream
 """
 
 from kvstore.changes.change import Change
 from kvstore.changes.index import ChangeIndex
-from kvstore.changes.read import ChangeReader, Order, Revisions
+from kvstore.changes.windows import ChangeReader, Order, Revisions
 
 __all__ = ["Change", "ChangeIndex", "ChangeReader", "Order", "Revisions"]

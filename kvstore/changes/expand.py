@@ -20,7 +20,7 @@ from kvstore.changes.changeset import ChangesetId
 from kvstore.changes.entry import OP_DELETE, OP_DELETE_RANGE, OP_IMPORT, OP_PUT, OP_REVERT
 from kvstore.changes.event import Event, Expand, Images, Operation
 from kvstore.changes.index import ChangeIndex, Commit, PlacedRow, Select, placed
-from kvstore.changes.read import ChangeReader
+from kvstore.changes.windows import ChangeReader
 from kvstore.loops import tuples
 from kvstore.mvcc.versions import Versions
 from kvstore.span import Span

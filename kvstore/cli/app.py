@@ -39,13 +39,17 @@ class Commands(TyperGroup):
         return [*super().list_commands(ctx), *sorted(_added())]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        known = super().get_command(ctx, cmd_name)
-        added = None if known is not None else _added().get(cmd_name)
-        if added is None:
-            return known
-        command = typer.main.get_command(added.load())
-        command.name = cmd_name
+        command: Any = super().get_command(ctx, cmd_name)
+        added = None if command is not None else _added().get(cmd_name)
+        if added is not None:
+            command = typer.main.get_command(added.load())
+            command.name = cmd_name
+        if command is not None:
+            _hide_types_of_flags(command, ctx)
         return command
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        return _without_types(super().get_params(ctx))
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -111,6 +115,20 @@ def main() -> None:
 def _added() -> dict[str, EntryPoint]:
     """Commands of other packages, by name."""
     return {entry.name: entry for entry in entry_points(group=COMMANDS_GROUP)}
+
+
+def _hide_types_of_flags(command: Any, ctx: Any) -> None:
+    """Have the help of a command, and of the commands below it, show no type beside a flag."""
+    _without_types(command.get_params(ctx))
+    for each in getattr(command, "commands", {}).values():
+        _hide_types_of_flags(each, ctx)
+
+
+def _without_types(params: list[Any]) -> list[Any]:
+    for each in params:
+        if getattr(each, "is_flag", False):
+            each.metavar = ""  # an empty text takes the place of `<bool>`
+    return params
 
 
 def _told(error: KVStoreError) -> typer.Exit:

@@ -18,7 +18,7 @@ from typing import Any, Final, TypeAlias, get_args
 
 import pyarrow as pa
 
-from kvstore.changes.read import Order, Revisions
+from kvstore.changes.windows import Order, Revisions
 from kvstore.clock import ManualClock
 from kvstore.engine.api import CHANGES, DATA, META, RANGES, Engine, pairs
 from kvstore.engine.memory import MemoryEngine

@@ -155,6 +155,6 @@ def test_a_window_larger_than_memory_allows_is_read_by_a_pass(
     for number in range(50):
         store.put(b"k%d" % (number % 7), b"v", durability="async")
     expected = list(store.changes(5))
-    monkeypatch.setattr("kvstore.changes.read.SORTED_CHANGES_MAX", 10)
+    monkeypatch.setattr("kvstore.changes.windows.SORTED_CHANGES_MAX", 10)
     assert list(store.changes(5)) == expected
     assert len(expected) == 50

@@ -66,7 +66,7 @@ PASSES: dict[str, Callable[[Store], object]] = {
 def test_a_pass_over_large_values_holds_few_of_them(
     store: Store, monkeypatch: pytest.MonkeyPatch, read: Callable[[Store], object]
 ) -> None:
-    monkeypatch.setattr("kvstore.changes.read.SORTED_CHANGES_BYTES_MAX", 8 << 20)
+    monkeypatch.setattr("kvstore.changes.windows.SORTED_CHANGES_BYTES_MAX", 8 << 20)
     tracemalloc.start()
     try:
         read(store)
@@ -94,7 +94,7 @@ def test_preimages_are_cut_into_batches_of_bounded_bytes(
 def test_values_let_go_while_sorting_come_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, revisions: str
 ) -> None:
-    monkeypatch.setattr("kvstore.changes.read.SORTED_CHANGES_BYTES_MAX", 4000)
+    monkeypatch.setattr("kvstore.changes.windows.SORTED_CHANGES_BYTES_MAX", 4000)
     with kvstore.open(tmp_path / "s", durability="async") as store:
         for number in range(200):
             store.put(b"%d" % (number % 70), bytes([number]) * (number * 20))

@@ -1,4 +1,4 @@
-"""Upkeep of a collection: history that nobody wants any more goes, and blobs are looked through.
+"""Expiry of a collection: it gives up old history. Scrub: it looks through the blobs.
 
 Expiry goes in an order that survives a kill at any step. The record of the collection first lists
 an ended chain as `dropping`, then its data is removed, then the record forgets it. The next expiry
