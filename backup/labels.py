@@ -25,7 +25,7 @@ from backup.shard import Shard, ShardSnapshot
 from kvstore.errors import HistoryGoneError, NotYetWrittenError, printable
 from kvstore.joins.labels import Numbers
 from kvstore.joins.order import in_order
-from kvstore.joins.side import VALUE_FIELDS, Asked, Search, value_columns
+from kvstore.joins.side import VALUE_FIELDS, Asked, Search, placed, value_columns
 from kvstore.limits import JOIN_COLUMNS_ROWS_MAX, JOIN_VALUE_BYTES_MAX
 from kvstore.timestamp import Timestamp
 
@@ -103,7 +103,10 @@ class CollectionAnswers:
             times[places[-1]] = found.times
         if lost.any() and not search.is_gone_null:
             raise self._gone(labels, int(np.argmax(lost)))
-        return value_columns(_placed(values, places, len(lost)), times)
+        if not values:
+            return value_columns(pa.nulls(len(lost), pa.binary()), times)
+        every = placed(pa.concat_arrays(values), np.concatenate(places), len(lost))
+        return value_columns(every, times)
 
     def _require_written(self, labels: Asked) -> None:
         upper = self._held[-1].upper
@@ -125,17 +128,6 @@ class CollectionAnswers:
             remedy=f"{_named(labels, at)}, asks for it: give a time from {since} on, "
             "or pass on_gone='null'",
         )
-
-
-def _placed(values: list[pa.Array], places: list[Numbers], count: int) -> pa.Array:
-    """The values at their places, null at the others."""
-    sources = np.full(count, -1, np.int64)
-    if not values:
-        return pa.nulls(count, pa.binary())
-    together = np.concatenate(places)
-    sources[together] = np.arange(len(together))
-    every = pa.concat_arrays(values)
-    return every.take(pa.array(sources, mask=sources < 0))
 
 
 def _named(labels: Asked, at: int) -> str:

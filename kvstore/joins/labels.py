@@ -29,7 +29,7 @@ Numbers: TypeAlias = npt.NDArray[np.int64]
 class Labels(NamedTuple):
     """Keys and times, in the order of the caller. `first` is the row of the first one."""
 
-    keys: list[bytes]
+    keys: Sequence[bytes]
     times: Numbers
     first: int = 0
 

@@ -112,6 +112,13 @@ def value_columns(values: pa.Array, times: Numbers) -> list[pa.Array]:
     return [values, pa.array(times, mask=times < 0).cast(TIME_TYPE)]
 
 
+def placed(values: pa.Array, places: Numbers, count: int) -> pa.Array:
+    """`values` at their `places` among `count` rows, null elsewhere."""
+    sources = np.full(count, -1, np.int64)
+    sources[places] = np.arange(len(places))
+    return values.take(pa.array(sources, mask=sources < 0))
+
+
 def everywhere(time: int, rows: int) -> Numbers:
     """The times of labels that have none of their own."""
     return np.full(rows, time, np.int64)

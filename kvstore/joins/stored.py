@@ -6,18 +6,20 @@ A piece of labels is looked up in one walk through the store, which seeks or mer
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from kvstore.errors import NotYetWrittenError
 from kvstore.joins.labels import Labels, gone, require_complete, require_kept
-from kvstore.joins.side import VALUE_FIELDS, Asked, Search, value_columns
+from kvstore.joins.order import OrderedLabels, in_order
+from kvstore.joins.side import VALUE_FIELDS, Asked, Search, placed, value_columns
 from kvstore.limits import JOIN_ROWS_FIRST, JOIN_ROWS_MAX
-from kvstore.mvcc.lookup import SearchBounds, TimedValues
+from kvstore.mvcc.lookup import SearchBounds
 from kvstore.parts import Parts
 from kvstore.timestamp import Timestamp
 
@@ -63,33 +65,46 @@ class StoredAnswers:
 
     def answer(self, labels: Asked, search: Search) -> list[pa.Array] | None:
         """The values of the labels and the timestamps of their versions."""
-        asked = Labels(labels.keys.to_pylist(), labels.times, labels.first)
+        parts, asked = self._parts, Labels(_Keys(labels.keys), labels.times, labels.first)
         if self._limit is not None:
             _require_upto(asked, self._limit)
-        require_complete(self._parts, asked)
-        found = self._found(asked, search)
+        require_complete(parts, asked)
+        lost = gone(parts, asked)
+        if lost is not None and not search.is_gone_null:
+            require_kept(parts, asked)
+        places = np.arange(len(asked.times)) if lost is None else np.flatnonzero(~lost)
+        keys = labels.keys if lost is None else labels.keys.take(pa.array(places))
+        ordered = in_order(keys, asked.times[places])
+        bounds = SearchBounds(search.age_max, search.bytes_max)
+        found = parts.versions.get_timed(_repeated(ordered), ordered.times.data, bounds)
         if found is None:
             return None
-        return value_columns(pa.array(found.values, pa.binary()), found.times)
+        places = places[ordered.places]
+        times = np.full(len(asked.times), -1, np.int64)
+        times[places] = found.times
+        return value_columns(placed(pa.array(found.values, pa.binary()), places, len(times)), times)
 
-    def _found(self, labels: Labels, search: Search) -> TimedValues | None:
-        parts, bounds = self._parts, SearchBounds(search.age_max, search.bytes_max)
-        lost = gone(parts, labels)
-        if lost is None:
-            return parts.versions.get_timed(labels.keys, labels.times.data, bounds)
-        if not search.is_gone_null:
-            require_kept(parts, labels)
-        kept = np.flatnonzero(~lost)
-        keys = [labels.keys[at] for at in kept.tolist()]
-        found = parts.versions.get_timed(keys, labels.times[kept].data, bounds)
-        if found is None:
-            return None
-        values: list[bytes | None] = [None] * len(labels.keys)
-        times = np.full(len(values), -1, np.int64)
-        times[kept] = found.times
-        for at, value in zip(kept.tolist(), found.values, strict=True):
-            values[at] = value
-        return TimedValues(values, times)
+
+class _Keys(Sequence[bytes]):
+    """An Arrow array of keys, of which an error names one."""
+
+    def __init__(self, keys: pa.Array) -> None:
+        self._keys = keys
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    def __getitem__(self, at: Any) -> Any:
+        return self._keys[at].as_py()
+
+
+def _repeated(labels: OrderedLabels) -> list[bytes]:
+    """The key of each label. Equal keys are one object, which a walk recognises."""
+    distinct: list[bytes] = labels.keys.to_pylist()
+    counts = np.diff(labels.starts)
+    if len(distinct) == len(labels.times):
+        return distinct
+    return [distinct[at] for at in np.repeat(np.arange(len(distinct)), counts).tolist()]
 
 
 def _require_upto(labels: Labels, newest: int) -> None:
