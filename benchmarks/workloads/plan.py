@@ -17,6 +17,13 @@ FLUSHED = "benchmarks.states:Flushed"
 JOURNAL = "benchmarks.journal:JournalLog"
 PLAIN = "benchmarks.journal:PlainLog"
 SPARK = "benchmarks.spark:Jobs"
+JOINS = {
+    "store": "benchmarks.joins:JoinStore",
+    "collection": "benchmarks.joins:JoinCollection",
+    "duckdb": "benchmarks.joins:JoinDuckdb",
+    "polars": "benchmarks.joins:JoinPolars",
+    "pandas": "benchmarks.joins:JoinPandas",
+}
 PEERS = {
     "lmdb": "benchmarks.peers.lmdb:Lmdb",
     "plyvel": "benchmarks.peers.plyvel:Plyvel",

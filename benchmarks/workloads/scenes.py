@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from benchmarks.workloads.joins import joins
 from benchmarks.workloads.journal import journal
 from benchmarks.workloads.plan import Call, Scene, Size, Stage, Workload
 from benchmarks.workloads.reading import beside_ranges, changes, reading
@@ -44,6 +45,7 @@ def scenes(size: Size) -> list[Scene]:
         Scene([Stage((fill, settle, *windows), flat(size))]),
         Scene([Stage((), flushed(size))]),
         Scene([Stage((fill, loaded, warm_up, change), collections(size))], is_quick=False),
+        Scene([Stage((Call("histories"), Call("agree")), joins(size))]),
         Scene([Stage((), journal(size))]),
         Scene([Stage((), spark())], is_quick=False),
     ]

@@ -41,6 +41,15 @@ scan-100-ranges     rows beside 100 range tombstones, against none
 arrow-1-range       Arrow batches beside 1 range tombstone, against none
 arrow-100-ranges    Arrow batches beside 100 range tombstones, against none
 
+Joins
+join-store-...      labels, 0.1 to 100 % of as many as versions, against DuckDB's ASOF JOIN over
+                    Parquet of the same history; two versions for each row of the table
+join-collection-... the same straight from a collection
+join-polars-...     the store, against Polars' join_asof, reading Parquet included
+join-pandas-...     the store, against the merge_asof of pandas, reading Parquet included
+join-late-...       labels that got the value known at their time where a tenth of the events came
+                    late and a tenth was restated, against a join by the times of events
+
 Changes
 changes             windows of 10,000 changes each, against iterating over as many rows
 changes-arrow       the same as Arrow record batches
