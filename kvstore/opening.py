@@ -156,7 +156,7 @@ def assemble(
     index = ChangeIndex(engine)
     since = meta.timestamp(SINCE)
     upper = max(meta.timestamp(UPPER), index.last() + 1, since + 1)
-    where = "the store in memory" if path is None else f"the store at {path}"
+    where = _where(path, engine) if path is None else f"the store at {path}"
     policy = stored_policy(meta, where)
     if read_only:
         capture = passive_domain(engine, upper=upper)
@@ -226,19 +226,24 @@ def _require_format(path: Path | None, engine: Engine, meta: Meta) -> None:
     record = meta.read(FORMAT)
     if record is None:
         if engine.cursor(DATA).take(1)[0]:
-            raise NotAStoreError(_where(path), "data without a format record", "check the path")
+            raise NotAStoreError(
+                _where(path, engine), "data without a format record", "check the path"
+            )
         batch = engine.batch()
         _stage_format(meta, batch)
         engine.write(batch)
         engine.sync()
     elif (version := record.field("version", int)) != FORMAT_VERSION:
-        raise FormatVersionError(_where(path), found=version, supported=FORMAT_VERSION)
+        raise FormatVersionError(_where(path, engine), found=version, supported=FORMAT_VERSION)
     else:
         record.hexed("store_id")
 
 
-def _where(path: Path | None) -> str:
-    return "the store in memory" if path is None else str(path)
+def _where(path: Path | None, engine: Engine) -> str:
+    if path is not None:
+        return str(path)
+    kind = type(engine).__name__
+    return "the store in memory" if isinstance(engine, MemoryEngine) else f"the store over {kind}"
 
 
 def _stage_format(meta: Meta, batch: WriteBatch) -> None:

@@ -202,3 +202,15 @@ def test_an_engine_of_the_callers_own_takes_no_path(tmp_path: Path) -> None:
         assert store.get(b"k") == b"v"
     with pytest.raises(ClosedError):
         engine.get(META, FORMAT.encode())
+
+
+def test_a_store_over_an_engine_of_the_callers_own_is_named_by_its_class(tmp_path: Path) -> None:
+    class Shelf(RocksEngine):
+        pass
+
+    with kvstore.open(None, Shelf(tmp_path / "shelf")) as store:
+        store.put(b"k", b"v")
+    with pytest.raises(ClosedError, match="the store over Shelf"):
+        store.put(b"k", b"w")
+    with kvstore.open(None, Shelf(tmp_path / "shelf")) as again:
+        assert again.get(b"k") == b"v"

@@ -23,9 +23,9 @@ def connect(
     """A client of the store that is served at `address`: an `http` or `https` URL, or the path of a
     Unix socket.
 
-    `token` goes with every call. `ca` is a file of certificates to trust besides none; by default
-    the issuers that the machine trusts. `timeout` bounds each wait for the server, `patience` the
-    time for which a call is sent again. Both are in seconds.
+    `token` goes with every call. `ca` is a file with the certificates of trusted issuers; by
+    default these are the issuers that the machine trusts. `timeout` bounds each wait for the
+    server, `patience` the time for which a call is sent again. Both are in seconds.
 
     Raises `DeterminateError` if nobody serves there, `AccessDeniedError` for a token or a
     certificate that is refused. One round trip.

@@ -93,7 +93,8 @@ class Pool:
                     raise
 
     def close(self) -> None:
-        """Close the idle connections. Those in use close when they are given back. Repeatable."""
+        """Close the idle connections. A connection in use closes when it is given back.
+        Repeatable."""
         self._closed = True
         while self._idle:
             self._idle.pop().close()

@@ -3,7 +3,7 @@
 `kvstore.engine.small_files` decides which files; this module merges them, one group in a step.
 
 Invariants
-1. One merge goes at a time. A call that finds another one under way leaves the work to it.
+1. One merge runs at a time. A call that finds another one under way leaves the work to it.
 2. All entries of a group are read first. RocksDB takes no more writes after a merge that met a
    damaged block. Reads and `verify` tell of the damage, which is left in place.
 3. Reads and commits continue during a merge.

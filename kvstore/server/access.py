@@ -107,8 +107,8 @@ WHOLE: Final = Grant(_INCLUDED[ADMIN])
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """A secret with its rights: `read`, `write` and `admin`, each of which includes those before.
-    With `prefix` the token is good for keys that begin with it."""
+    """A secret with its rights: `read`, `write` and `admin`, each of which includes the ones
+    before. With `prefix` the token is good for keys that begin with it."""
 
     secret: str = field(repr=False)
     rights: Iterable[str] = (READ,)
@@ -116,7 +116,7 @@ class Token:
 
     @property
     def access(self) -> Grant:
-        """The access of its bearer. Raises `UsageError` for a secret or a right that is none."""
+        """The access of its bearer. Raises `UsageError` for a bad secret or an unknown right."""
         if not isinstance(self.secret, str) or not _SECRET.fullmatch(self.secret):
             raise UsageError(
                 "a token's secret has 16 to 512 letters, digits or characters of -._~+/=",

@@ -377,7 +377,7 @@ def _start(status: int, kind: str) -> dict[str, Any]:
 
 
 def _end(parts: Iterator[bytes], reader: pa.RecordBatchReader) -> None:
-    """End a stream, also one that was not read to its end: its history goes free."""
+    """End a stream, also one that was not read to its end: it releases its history."""
     close = getattr(parts, "close", None)
     if close is not None:
         close()

@@ -1,7 +1,7 @@
 """The service below every transport: verbs over one store, each with its right.
 
 A transport (HTTP, or the control socket in the store's directory) finds out who calls, brings the
-arguments into the form of a `Invocation`, and sends the answer. Everything else is decided here.
+arguments into the form of an `Invocation`, and sends the answer. Everything else is decided here.
 """
 
 from __future__ import annotations

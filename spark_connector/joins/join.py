@@ -149,7 +149,9 @@ def _labels(df: DataFrame, key: Columns, at: Column, at_name: str) -> DataFrame:
         raise UsageError(f"labels have several columns {doubled[0]!r}", "rename all but one")
     taken = [name for name in (KEY, AT, _SPLIT) if name in names]
     if taken:
-        raise UsageError(f"labels have a column {taken[0]!r}", "rename it: the join adds such one")
+        raise UsageError(
+            f"labels have a column {taken[0]!r}", "rename it: the join adds such a column"
+        )
     wanted = [F.col("*"), key_of(df, key, _WHAT).alias(KEY), at.alias(AT)]
     labels = selected(df, wanted, _WHAT)
     require_bytes("key", key, labels.schema[KEY].dataType)

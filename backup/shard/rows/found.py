@@ -2,8 +2,8 @@
 
 The batches of a shard are disjoint in time. So the newest batch is asked first, and an older one
 only for labels that no newer row has answered. In a batch each part is asked by itself, and the
-newest row of all parts counts: nothing is merged. Of a part those row groups are read whose keys
-the labels name, and of these the values only where a label needs one.
+newest row of all parts counts: nothing is merged. Of a part it reads the row groups whose keys the
+labels name, and values only where a label needs one.
 
 Invariants
 1. A label gets the newest put at or below its time, unless a delete or a range tombstone is newer.

@@ -31,9 +31,9 @@ def match(
     """Labels and the rows that answer them: the newest row of the label's key at or below the
     label's time, except rows of `ops` (one byte each) that are `passed_op`.
 
-    `label_keys` are distinct and ascend. Those at i have the labels from `label_starts[i]` on and
-    below `label_starts[i + 1]`, with `label_times`. Returns the numbers of the labels that have a
-    row, ascending, and the numbers of their rows.
+    `label_keys` are distinct and ascend. Key i has the labels from `label_starts[i]` on and below
+    `label_starts[i + 1]`, with `label_times`. Returns the numbers of the labels that have a row,
+    ascending, and the numbers of their rows.
     """
     row_keys, versions = _listed(keys), memoryview(times).tolist()
     asked, starts = _listed(label_keys), memoryview(label_starts).tolist()
