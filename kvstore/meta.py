@@ -15,11 +15,13 @@
     epochs/<run, 16 hex>       see kvstore/changes/epoch.py
     clear/<timestamp, 16 hex>  see kvstore/clears.py
     replica                    see kvstore/replica.py
+    request/<writer>           see kvstore/store/requests.py, as the next
+    requests-forgotten         timestamp: notes of requests up to it may be gone
 
 The records are JSON, which a person with a RocksDB tool can read. Opening reads all records except
-`import-keys` and `past-import`, of which there may be many. A record of a wrong shape raises a
-`CorruptionError` that names it: each module takes its fields with the methods of `JsonObject`,
-which ask for their types and bounds.
+`import-keys`, `past-import` and `request`, of which there may be many. A record of a wrong shape
+raises a `CorruptionError` that names it: each module takes its fields with the methods of
+`JsonObject`, which ask for their types and bounds.
 """
 
 from __future__ import annotations

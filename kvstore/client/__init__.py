@@ -4,7 +4,8 @@ Floors, from the top:
 
     connecting            `kvstore.connect`: a URL or a path becomes a client
     client
-    batch streams         writes sent together; rows as they arrive
+    transactions
+    streams               rows as they arrive
     pool                  idle connections, and attempts
     calls connection      requests without a socket; HTTP/1.1 on one socket
     endpoint reply        where a server is; an answer, parsed

@@ -7,7 +7,7 @@ of the method of `Store` with its name.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Generic, TypeVar
 from urllib.parse import urlencode
@@ -18,8 +18,8 @@ from kvstore.arguments import require_limit
 from kvstore.arrow import binary_array
 from kvstore.client.reply import Reply
 from kvstore.errors import UsageError
-from kvstore.limits import CLIENT_URL_KEY_BYTES_MAX, KEY_BYTES_MAX
-from kvstore.mvcc import Version
+from kvstore.limits import CLIENT_URL_KEY_BYTES_MAX, KEY_BYTES_MAX, SERVER_BODY_BYTES_MAX
+from kvstore.mvcc import Version, WriteSet
 from kvstore.protocol import (
     ARROW_TYPE,
     JSON_TYPE,
@@ -34,7 +34,7 @@ from kvstore.protocol import (
 )
 from kvstore.span import Span, require_key
 from kvstore.timestamp import TimeLike, Timestamp, to_timestamp
-from kvstore.txn import UNCHECKED, Unchecked
+from kvstore.txn import UNCHECKED, ReadSet, Unchecked
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -219,23 +219,44 @@ def conditional(
     return ClientRequest("POST", VERBS_PATH + name, _timestamp, body, JSON_TYPE, once=True)
 
 
-Operation = tuple[WriteOp, bytes, "bytes | None", "bytes | None"]
+def pop(key: bytes, durability: str | None) -> ClientRequest[bytes | None]:
+    """See `Store.pop`."""
+    fields = {"key": to_json(require_key(key)), "durability": durability}
+    return verb("pop", fields, _value, once=True)
 
 
 def batch(
-    operations: Iterable[Operation], durability: str | None, query: Mapping[str, Any] | None = None
-) -> ClientRequest[Timestamp | None]:
-    """A batch, or the commit of a transaction: operations with key, end and value."""
-    ops, keys, ends, values = zip(*operations, strict=True)
+    writes: WriteSet,
+    durability: str | None,
+    reads: ReadSet | None = None,
+    read_at: int | None = None,
+) -> ClientRequest[Timestamp]:
+    """A batch; with `reads` at the time `read_at`, the commit of a transaction."""
+    # The set has dropped its points that a later range delete covers, so ranges come first.
+    rows: list[tuple[int, bytes, bytes | None, bytes | None]] = [
+        (WriteOp.DELETE_RANGE, start, end, None) for start, end in writes.ranges
+    ]
+    for key, value in writes.points.items():
+        rows.append((WriteOp.DELETE if value is None else WriteOp.PUT, key, None, value))
+    if reads is not None:
+        rows += ((WriteOp.READ, key, None, None) for key in reads.points())
+        rows += ((WriteOp.READ_RANGE, span.start, span.end, None) for span in reads.spans())
+    ops, keys, ends, values = zip(*rows, strict=True)
     arrays = [
-        pa.array(list(map(int, ops)), pa.uint8()),
-        binary_array(list(keys)),
-        pa.array(list(ends), pa.binary()),
-        pa.array(list(values), pa.binary()),
+        pa.array(ops, pa.uint8()),
+        pa.array(keys, pa.binary()),
+        pa.array(ends, pa.binary()),
+        pa.array(values, pa.binary()),
     ]
     table = pa.table(arrays, schema=WRITES_SCHEMA)
-    given = {**(query or {}), "durability": durability}
-    return of_rows("batch", table, given, _timestamp_or_none, once=True)
+    given = {"durability": durability, "read_at": read_at}
+    request = of_rows("batch", table, given, _timestamp, once=True)
+    if len(request.body) > SERVER_BODY_BYTES_MAX:
+        raise UsageError(
+            f"the writes have {len(request.body)} bytes, at most {SERVER_BODY_BYTES_MAX} travel",
+            "commit smaller ones, or import the data (bulk.Import)",
+        )
+    return request
 
 
 # -- inside ---------------------------------------------------------------------------------

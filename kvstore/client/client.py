@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from types import TracebackType
 from typing import Any, TypeVar
 
 import pyarrow as pa
 
+from kvstore.batch import Batch
 from kvstore.changes.event import Expand, Images
 from kvstore.client import calls, streams
-from kvstore.client.batch import ClientBatch
 from kvstore.client.calls import ClientRequest
 from kvstore.client.pool import Pool
 from kvstore.client.reply import Reply
+from kvstore.client.transactions import RemoteTransactions
 from kvstore.commit import Durability
 from kvstore.mvcc import Version
 from kvstore.span import Span
 from kvstore.timestamp import TimeLike, Timestamp
-from kvstore.txn import UNCHECKED, Unchecked
+from kvstore.txn import UNCHECKED, Transaction, Unchecked, transact
 
 T = TypeVar("T")
 
@@ -34,6 +37,7 @@ class Client:
 
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
+        self._transactions = RemoteTransactions(pool)
 
     # -- the store --------------------------------------------------------------------------
 
@@ -216,13 +220,30 @@ class Client:
         request = calls.conditional("delete_if", key, None, expected, unchanged_since, durability)
         return self._pool.send(request)
 
-    def batch(self, *, durability: Durability | None = None) -> ClientBatch:
+    def pop(self, key: bytes, *, durability: Durability | None = None) -> bytes | None:
+        """See `Store.pop`."""
+        return self._pool.send(calls.pop(key, durability))
+
+    def batch(self, *, durability: Durability | None = None) -> Batch:
         """See `Store.batch`. The writes travel together when the block ends."""
+        return Batch(lambda writes: self._pool.send(calls.batch(writes, durability)))
 
-        def commit(operations: Iterable[calls.Operation]) -> Timestamp | None:
-            return self._pool.send(calls.batch(operations, durability))
+    def transaction(self, *, durability: Durability | None = None) -> Transaction:
+        """See `Store.transaction`. Each read is a round trip, and so is the commit, which brings
+        the reads with the writes. `HistoryGoneError` says that GC has passed the transaction."""
+        return self._transactions.begin(durability)
 
-        return ClientBatch(commit)
+    def transact(
+        self,
+        body: Callable[[Transaction], T],
+        *,
+        attempts: int | None = None,
+        wait: Callable[[float], None] = time.sleep,
+        durability: Durability | None = None,
+    ) -> T:
+        """See `Store.transact`."""
+        begin = partial(self.transaction, durability=durability)
+        return transact(begin, body, attempts=attempts, wait=wait)
 
     # -- other verbs ------------------------------------------------------------------------
 

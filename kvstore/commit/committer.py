@@ -18,7 +18,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 from kvstore.changes.capture import Begun, Capture
 from kvstore.changes.index import ChangeIndex, FullEntry
@@ -45,6 +45,18 @@ Stage: TypeAlias = "Callable[[WriteBatch, Timestamp, tuple[int, int]], Staged]"
 
 Count: TypeAlias = "tuple[Begun, int, int]"
 """A commit that was begun, the events it adds to the change index, and the `upper` above it."""
+
+
+class Note(Protocol):
+    """A record that a commit carries, and a check that may call the commit off."""
+
+    def check(self) -> None:
+        """Runs under the lock, before every other check."""
+        ...
+
+    def stage(self, batch: WriteBatch, timestamp: Timestamp) -> Callable[[], None]:
+        """Add the record to the engine batch of the commit; returns what publishes it."""
+        ...
 
 
 class Committer:
@@ -94,15 +106,21 @@ class Committer:
         *,
         durability: Durability | None = None,
         check: Callable[[], None] | None = None,
+        note: Note | None = None,
     ) -> Timestamp:
         """Commit a write set. `check` runs under the lock, before anything is written, and may
-        raise to call the commit off."""
+        raise to call the commit off. `note` adds a record to the commit."""
         writes.seal()
 
         def stage_writes(batch: WriteBatch, timestamp: Timestamp, tag: tuple[int, int]) -> Staged:
             events, full = self._writes.stage(batch, writes, timestamp, tag)
-            return events, partial(self._writes.publish, ((timestamp, writes),), full)
+            publish = partial(self._writes.publish, ((timestamp, writes),), full)
+            if note is not None:
+                publish = partial(_each, (publish, note.stage(batch, timestamp)))
+            return events, publish
 
+        if note is not None:
+            check = note.check if check is None else partial(_each, (note.check, check))
         return self.commit_staged(stage_writes, durability=durability, check=check)
 
     def commit_staged(
@@ -352,3 +370,9 @@ class Committer:
         """Raise as `Health.require`, and `UsageError` where nothing may be committed."""
         self.health.require()
         self.policy.require_commits()
+
+
+def _each(calls: Sequence[Callable[[], None]]) -> None:
+    """Make the calls, one after the other."""
+    for call in calls:
+        call()

@@ -332,3 +332,7 @@ REVERT_ATTEMPTS = 5
 
 VERIFY_PROBLEMS_MAX = 1000
 """Problems that a verification lists: enough to recognise the cause, few enough to read."""
+
+REQUEST_WRITERS_MAX = 4096
+"""Writers of other processes of whom a store notes the last request, in some 200 bytes each. As
+many may be between a request and its repetition at one time."""

@@ -190,7 +190,8 @@ class App:
             raise UsageError("no such path", "see /v1/openapi.json")
         verb = service.verb(path[len(_VERBS) :].decode("utf-8", "replace"))
         fields, table = _arguments(head, verb, body)
-        answer = await self._in_thread(partial(service.run, verb, access, fields, table))
+        run = partial(service.run, verb, access, fields, table, head.token)
+        answer = await self._in_thread(run)
         await self._reply(head, answer, send)
 
     async def _answer_key(
@@ -206,7 +207,8 @@ class App:
         if name != "get":
             if name == "put":
                 fields["value"] = body
-            answer = await self._in_thread(partial(service.run, verb, access, fields, None))
+            run = partial(service.run, verb, access, fields, None, head.token)
+            answer = await self._in_thread(run)
             await self._reply(head, answer, send)
             return
         access.require(verb.right)

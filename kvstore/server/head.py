@@ -9,13 +9,17 @@ Invariants
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 from urllib.parse import quote
 
 from kvstore.errors import AccessDeniedError, UsageError
 from kvstore.protocol import JSON_TYPE, unquoted
+from kvstore.store import RequestToken
 
+_TOKEN: Final = re.compile(rb"([A-Za-z0-9_-]{1,64})(?:\.(\d{1,18})(?:\.(\d{1,18}|[0-8]\d{18}))?)?")
+"""A writer, the number of its request, and a time before it was first sent."""
 _LOCAL_HOSTS: Final = frozenset({b"127.0.0.1", b"localhost", b"[::1]", b"kvstore"})
 _LOCAL_CLIENTS: Final = ("127.", "::1", "::ffff:127.")
 _STRANGE: Final = frozenset(
@@ -46,6 +50,22 @@ class Head(NamedTuple):
     def wants_json(self) -> bool:
         """Whether the caller asks for JSON where rows travel as Arrow."""
         return JSON_TYPE.encode() in self.headers.get(b"accept", b"")
+
+    @property
+    def token(self) -> RequestToken | None:
+        """The token of the request, by the header `Idempotency-Key`. Raises `UsageError`."""
+        text = self.headers.get(b"idempotency-key")
+        if text is None:
+            return None
+        match = _TOKEN.fullmatch(text)
+        if match is None:
+            raise UsageError(
+                "Idempotency-Key", "send up to 64 letters, digits, - and _, and a dot and a number"
+            )
+        writer, serial, known = match.groups()
+        return RequestToken(
+            writer.decode(), int(serial or 0), None if known is None else int(known)
+        )
 
     def require_local(self) -> None:
         """Raise `AccessDeniedError` unless a program on this machine calls. Serves servers without

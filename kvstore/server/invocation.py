@@ -22,14 +22,14 @@ from kvstore.errors import UsageError
 from kvstore.protocol import from_json
 from kvstore.server.access import Grant
 from kvstore.span import Span
-from kvstore.store import Store
+from kvstore.store import RequestToken, Store
 from kvstore.timestamp import TimeLike
 
 
 class Invocation:
     """The arguments of one call."""
 
-    __slots__ = ("_fields", "access", "store", "table")
+    __slots__ = ("_fields", "access", "store", "table", "token")
 
     def __init__(
         self,
@@ -37,8 +37,10 @@ class Invocation:
         access: Grant,
         fields: Mapping[str, Any],
         table: pa.Table | None = None,
+        token: RequestToken | None = None,
     ) -> None:
-        self.store, self.access, self._fields, self.table = store, access, fields, table
+        self.store, self.access, self._fields = store, access, fields
+        self.table, self.token = table, token
 
     def require_names(self, known: Sequence[str]) -> None:
         """Raise `UsageError` for an argument that is none of `known`."""

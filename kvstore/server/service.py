@@ -15,7 +15,7 @@ from kvstore.errors import UsageError
 from kvstore.server.access import Grant
 from kvstore.server.invocation import Invocation
 from kvstore.server.verbs import READS, WRITES, Answer, Verb
-from kvstore.store import Store
+from kvstore.store import RequestToken, Store
 
 VERBS: Final[Sequence[Verb]] = (*READS, *WRITES)
 
@@ -41,11 +41,12 @@ class Service:
         access: Grant,
         fields: Mapping[str, Any],
         table: pa.Table | None = None,
+        token: RequestToken | None = None,
     ) -> Answer:
         """The answer of a verb. Raises `AccessDeniedError` before it looks at an argument, and
         `UsageError` for a wrong one."""
         access.require(verb.right)
-        call = Invocation(self.store, access, fields, table)
+        call = Invocation(self.store, access, fields, table, token if verb.once else None)
         call.require_names(list(verb.parameters))
         return verb.run(call)
 

@@ -8,6 +8,7 @@ by parts that are built here, know nothing of the store, and can be built alone:
     feeds         `kvstore.feeds`              consumers of changes
     replication   `kvstore.store.replication`  the reads of copies, and the role of a replica
     layout        `kvstore.store.layout`       where the keys lie
+    requests      `kvstore.store.requests`     writes of other processes, each done once
     upkeep        `kvstore.store.upkeep`       GC in the background, rewriting of files
     tasks         `kvstore.tasks`              a queue of work that survives the process
 
@@ -83,6 +84,7 @@ from kvstore.snapshot import Snapshot
 from kvstore.span import Span, require_key
 from kvstore.store.layout import Layout
 from kvstore.store.replication import Replication
+from kvstore.store.requests import Requests
 from kvstore.store.tasks import LazyTasks
 from kvstore.store.upkeep import Upkeep
 from kvstore.tasks import Tasks
@@ -139,6 +141,7 @@ class Store:
         self.feeds = Feeds(parts, self._history, self._changesets)
         self.replication = Replication(parts, self._history)
         self.layout = Layout(engine)
+        self.requests = Requests(parts, Meta(engine), self._conditional, self._transactions)
         self.upkeep = Upkeep(engine, committer, self._collector, clock)
         self._endings = ExitStack()
         for ending in (

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from enum import Enum
 from typing import Final
 
-from kvstore.commit import Durability
+from kvstore.commit import Durability, Note
 from kvstore.errors import PreconditionError, UsageError
 from kvstore.mvcc import WriteSet
 from kvstore.parts import Parts
@@ -50,6 +50,7 @@ class Conditional:
         expected: bytes | Unchecked | None,
         unchanged_since: int | None,
         durability: Durability | None,
+        note: Note | None = None,
     ) -> Timestamp:
         """Commit `writes` if `key` has the value `expected` (None: absent) and no version newer
         than `unchanged_since`. One look-up each.
@@ -73,9 +74,11 @@ class Conditional:
             if unchanged_since is not None:
                 self._require_unchanged(key, unchanged_since)
 
-        return self._committer.commit(writes, durability=durability, check=check)
+        return self._committer.commit(writes, durability=durability, check=check, note=note)
 
-    def pop(self, key: bytes, *, durability: Durability | None) -> bytes | None:
+    def pop(
+        self, key: bytes, *, durability: Durability | None, note: Note | None = None
+    ) -> bytes | None:
         """Delete `key` and return its value; None, with nothing written, if the key is absent."""
         writes = WriteSet()
         writes.delete(key)
@@ -87,11 +90,16 @@ class Conditional:
             if found is None:
                 raise _CalledOffError
 
-        self._commit_unless_called_off(writes, check, durability)
+        self._commit_unless_called_off(writes, check, durability, note)
         return found
 
     def delete_live_range(
-        self, writes: WriteSet, span: Span, *, durability: Durability | None
+        self,
+        writes: WriteSet,
+        span: Span,
+        *,
+        durability: Durability | None,
+        note: Note | None = None,
     ) -> Timestamp | None:
         """Commit a range delete of `span` if a key in it is alive; else return None.
 
@@ -99,22 +107,26 @@ class Conditional:
         the lock one look-up of that key is enough.
         """
         alive = self._first_live(span)
-        if alive is None:
+        if alive is None and note is None:
             return None
 
         def check() -> None:
-            if self._newest(alive) is None and self._first_live(span) is None:
+            if (alive is None or self._newest(alive) is None) and self._first_live(span) is None:
                 raise _CalledOffError
 
-        return self._commit_unless_called_off(writes, check, durability)
+        return self._commit_unless_called_off(writes, check, durability, note)
 
     # -- inside -----------------------------------------------------------------------------
 
     def _commit_unless_called_off(
-        self, writes: WriteSet, check: Callable[[], None], durability: Durability | None
+        self,
+        writes: WriteSet,
+        check: Callable[[], None],
+        durability: Durability | None,
+        note: Note | None = None,
     ) -> Timestamp | None:
         try:
-            return self._committer.commit(writes, durability=durability, check=check)
+            return self._committer.commit(writes, durability=durability, check=check, note=note)
         except _CalledOffError:
             return None
 

@@ -69,6 +69,10 @@ class ReadSet:
                 return f"[{printable(start)}, {above})"
         return None
 
+    def points(self) -> Iterable[bytes]:
+        """The keys that were read one by one, in no order."""
+        return tuple(self._keys)
+
     def spans(self) -> Iterable[Span]:
         """The spans that cover the scans."""
         return tuple(self._spans)

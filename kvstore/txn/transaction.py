@@ -25,12 +25,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from itertools import chain, islice
 from types import TracebackType
-from typing import TypeVar, overload
+from typing import Protocol, TypeVar, overload
 
 from kvstore.arguments import key_list, require_limit
 from kvstore.changes.entry import OP_DELETE_RANGE, OP_IMPORT, OP_REVERT
-from kvstore.commit import Durability
-from kvstore.errors import ClosedError, ConflictError, ForkedError
+from kvstore.commit import Durability, Note
+from kvstore.errors import ClosedError, ConflictError, ForkedError, HistoryGoneError
 from kvstore.limits import BATCH_BYTES_MAX
 from kvstore.mvcc import Fragments, RangeTombstone, WriteSet
 from kvstore.parts import Parts
@@ -96,17 +96,36 @@ class Transactions:
 
         def check() -> None:
             if committer.upper - 1 != read_at:  # else no commit came meanwhile
-                for commit in self._since(read_at):
-                    where = reads.touched(commit.keys, commit.spans)
-                    if where is not None:
-                        raise ConflictError(
-                            read_at=read_at, written_at=commit.timestamp, where=where
-                        )
+                _require_untouched(reads, read_at, self._since(read_at))
             # The check of the reads is over: note the writes for the checks of other transactions.
             self._let_go(pin)
 
         committer.give_way()
         return committer.commit(writes, durability=durability, check=check)
+
+    def commit_reads(
+        self,
+        writes: WriteSet,
+        reads: ReadSet,
+        read_at: int,
+        *,
+        durability: Durability | None,
+        note: Note | None = None,
+    ) -> Timestamp:
+        """Commit `writes` if nothing in `reads` was written since `read_at`, without a transaction
+        that was begun here. The change index must be whole above `read_at`."""
+        committer = self._committer
+
+        def check() -> None:
+            if committer.since > read_at:  # GC may have trimmed the index
+                raise HistoryGoneError(as_of=read_at, since=committer.since)
+            if committer.upper - 1 != read_at:
+                is_watched = committer.recent.watchers > 0  # else the table is empty
+                since = self._since if is_watched else self._indexed
+                _require_untouched(reads, read_at, since(read_at))
+
+        committer.give_way()
+        return committer.commit(writes, durability=durability, check=check, note=note)
 
     def _let_go(self, pin: int) -> None:
         if self._pins.let_go(pin, None) is not None:
@@ -133,6 +152,49 @@ class Transactions:
             yield Touched(commit.timestamp, keys, spans)
 
 
+class ReadsVersions(Protocol):
+    """The versions that a transaction reads."""
+
+    def get(self, key: bytes, as_of: int) -> bytes | None:
+        """The value of `key` at `as_of`."""
+        ...
+
+    def scan(
+        self, span: Span, as_of: int, *, reverse: bool
+    ) -> Iterator[tuple[Sequence[bytes], Sequence[bytes]]]:
+        """Live keys and values of a span at `as_of`, chunk by chunk."""
+        ...
+
+
+class OwnsTransactions(Protocol):
+    """The store of a transaction: one in this process, or a client of one."""
+
+    @property
+    def versions(self) -> ReadsVersions:
+        """The versions that are read."""
+        ...
+
+    def commit(
+        self,
+        writes: WriteSet,
+        reads: ReadSet,
+        read_at: int,
+        pin: int,
+        *,
+        durability: Durability | None,
+    ) -> Timestamp:
+        """See `Transactions.commit`."""
+        ...
+
+    def end(self, pin: int) -> None:
+        """See `Transactions.end`."""
+        ...
+
+    def abandon(self, pin: int) -> None:
+        """See `Transactions.abandon`."""
+        ...
+
+
 class Transaction:
     """Reads at one time, and writes that only it sees until they are committed together.
 
@@ -145,7 +207,7 @@ class Transaction:
 
     def __init__(
         self,
-        owner: Transactions,
+        owner: OwnsTransactions,
         pin: int,
         *,
         durability: Durability | None,
@@ -298,6 +360,14 @@ class Transaction:
     def _require_open(self) -> None:
         if not self._is_open:
             raise ClosedError("the transaction")
+
+
+def _require_untouched(reads: ReadSet, read_at: int, commits: Iterator[Touched]) -> None:
+    """Raise `ConflictError` for the first commit that wrote what was read."""
+    for commit in commits:
+        where = reads.touched(commit.keys, commit.spans)
+        if where is not None:
+            raise ConflictError(read_at=read_at, written_at=commit.timestamp, where=where)
 
 
 class _Pass:

@@ -1,5 +1,8 @@
-"""The verbs that write: each is the method of `Store` with its name, and `batch` is also the commit
-of a transaction, whose reads come with its writes."""
+"""The verbs that write: each is the method of `Store` with its name. `batch` also commits a
+transaction, whose reads come with its writes.
+
+A request with a token is done once: see `kvstore.store.requests`.
+"""
 
 from __future__ import annotations
 
@@ -8,67 +11,92 @@ from typing import Any, Final
 from kvstore.commit import Durability
 from kvstore.commit.durability import DURABILITIES
 from kvstore.errors import UsageError
-from kvstore.protocol import WRITES_SCHEMA, WriteOp, from_json
+from kvstore.limits import BATCH_BYTES_MAX
+from kvstore.mvcc import WriteSet
+from kvstore.protocol import WRITES_SCHEMA, WriteOp, from_json, to_json
 from kvstore.server.access import WRITE
 from kvstore.server.invocation import Invocation
-from kvstore.server.verbs.verb import Answer, Verb, described
+from kvstore.server.verbs.verb import SPAN, Answer, Verb, described
 from kvstore.span import Span
+from kvstore.timestamp import to_timestamp
+from kvstore.txn import UNCHECKED, ReadSet
 
 _OPS: Final = {op.name.lower(): op for op in WriteOp}
+_CODES: Final = frozenset(int(op) for op in WriteOp)
+_RANGES: Final = (WriteOp.DELETE_RANGE, WriteOp.READ_RANGE)
 
 
 def put(call: Invocation) -> Answer:
     """Set a key."""
-    value = call.value()
-    if value is None:
-        raise UsageError("argument 'value' is missing", "pass the value, or call delete")
-    return _at(call.store.put(call.key(), value, durability=durability(call)))
+    writes = WriteSet()
+    writes.put(call.key(), _value(call))
+    return _commit(call, writes)
 
 
 def delete(call: Invocation) -> Answer:
     """Delete a key, which may be absent. Its history stays."""
-    return _at(call.store.delete(call.key(), durability=durability(call)))
+    writes = WriteSet()
+    writes.delete(call.key())
+    return _commit(call, writes)
 
 
 def delete_range(call: Invocation) -> Answer:
     """Delete all keys from `start` to below `end`; with `idempotent` only if one is alive."""
-    span = call.span()
+    span, writes = call.span(), WriteSet()
     if span.end is None:
         raise UsageError("argument 'end' is missing", "pass the least key that is to be kept")
-    return _at(
-        call.store.delete_range(
-            span.start, span.end, call.flag("idempotent"), durability=durability(call)
-        )
-    )
+    writes.delete_range(span.start, span.end)
+    if not call.flag("idempotent"):
+        return _commit(call, writes)
+    requests = call.store.requests
+    return _at(requests.delete_live_range(writes, span, call.token, durability(call)))
 
 
 def batch(call: Invocation) -> Answer:
-    """Writes that take effect together."""
-    with call.store.batch(durability=durability(call)) as writes:
-        for op, key, end, value in operations(call):
-            if value is not None:
-                writes.put(call.access.require_key(key), value)
-            elif op == WriteOp.DELETE:
-                writes.delete(call.access.require_key(key))
-            elif end is not None:
-                span = call.access.span(Span(key, end))
-                writes.delete_range(span.start, end)
-    return _at(writes.timestamp)
+    """Writes that take effect together. With `read_at` they are those of a transaction, and happen
+    only if nothing that it read, the operations `read` and `read_range`, was written since."""
+    writes, reads = WriteSet("the batch", BATCH_BYTES_MAX), ReadSet()
+    for op, key, end, value in operations(call):
+        if value is not None:
+            writes.put(call.access.require_key(key), value)
+        elif op == WriteOp.DELETE:
+            writes.delete(call.access.require_key(key))
+        elif op == WriteOp.READ:
+            reads.add_key(call.access.require_key(key))
+        else:
+            span = call.access.span(Span(key, end))
+            if op == WriteOp.READ_RANGE:
+                reads.add_span(span)
+            elif span.end is not None:
+                writes.delete_range(span.start, span.end)
+    if not writes:
+        return _at(None)
+    read_at = call.time("read_at")
+    if read_at is None:
+        return _commit(call, writes)
+    at = to_timestamp(read_at, name="read_at")
+    return _at(call.store.requests.commit_reads(writes, reads, at, call.token, durability(call)))
 
 
 def put_if(call: Invocation) -> Answer:
     """Set a key on a condition: its value is `expected` (null: it is absent), or it was not written
     after `unchanged_since`."""
-    value = call.value()
-    if value is None:
-        raise UsageError("argument 'value' is missing", "pass the value, or call delete_if")
-    condition = _condition(call)
-    return _at(call.store.put_if(call.key(), value, durability=durability(call), **condition))
+    writes = WriteSet()
+    writes.put(call.key(), _value(call))
+    return _commit_if(call, writes)
 
 
 def delete_if(call: Invocation) -> Answer:
     """Delete a key on a condition, which is that of `put_if`."""
-    return _at(call.store.delete_if(call.key(), durability=durability(call), **_condition(call)))
+    writes = WriteSet()
+    writes.delete(call.key())
+    return _commit_if(call, writes)
+
+
+def pop(call: Invocation) -> Answer:
+    """Delete a key, and return the value that it had."""
+    value = call.store.requests.pop(call.key(), call.token, durability(call))
+    return {"found": value is not None, "value": to_json(value)}
 
 
 def sync(call: Invocation) -> Answer:
@@ -97,57 +125,55 @@ def operations(call: Invocation) -> list[tuple[int, bytes, bytes | None, bytes |
     return found
 
 
+_KEY: Final = {"key": "bytes"}
+_CONDITION: Final = {"expected": "bytes", "unchanged_since": "time"}
+
 WRITES: Final = [
-    Verb(name, right, run, described(run), {**parameters, "durability": "text"}, rows, once=once)
-    for name, right, run, parameters, rows, once in (
-        ("put", WRITE, put, {"key": "bytes", "value": "bytes"}, None, True),
-        ("delete", WRITE, delete, {"key": "bytes"}, None, True),
-        (
-            "delete_range",
-            WRITE,
-            delete_range,
-            {"start": "bytes", "end": "bytes", "idempotent": "flag"},
-            None,
-            True,
-        ),
-        ("batch", WRITE, batch, {"ops": "list of operations"}, WRITES_SCHEMA, True),
-        (
-            "put_if",
-            WRITE,
-            put_if,
-            {"key": "bytes", "value": "bytes", "expected": "bytes", "unchanged_since": "time"},
-            None,
-            True,
-        ),
-        (
-            "delete_if",
-            WRITE,
-            delete_if,
-            {"key": "bytes", "expected": "bytes", "unchanged_since": "time"},
-            None,
-            True,
-        ),
-        ("sync", WRITE, sync, {}, None, False),
+    Verb(name, WRITE, run, described(run), {**parameters, "durability": "text"}, rows, once=True)
+    for name, run, parameters, rows in (
+        ("put", put, {**_KEY, "value": "bytes"}, None),
+        ("delete", delete, _KEY, None),
+        ("delete_range", delete_range, {**SPAN, "idempotent": "flag"}, None),
+        ("batch", batch, {"ops": "list of operations", "read_at": "time"}, WRITES_SCHEMA),
+        ("put_if", put_if, {**_KEY, "value": "bytes", **_CONDITION}, None),
+        ("delete_if", delete_if, {**_KEY, **_CONDITION}, None),
+        ("pop", pop, _KEY, None),
     )
 ]
-
-_CODES: Final = frozenset(int(op) for op in WriteOp)
-_RANGES: Final = (WriteOp.DELETE_RANGE, WriteOp.READ_RANGE)
+WRITES.append(Verb("sync", WRITE, sync, described(sync), {}))
 
 
-def _condition(call: Invocation) -> dict[str, Any]:
-    found: dict[str, Any] = {"unchanged_since": call.time("unchanged_since")}
-    if call.has("expected"):
-        found["expected"] = call.value("expected")
-    return found
+def _commit(call: Invocation, writes: WriteSet) -> Answer:
+    return _at(call.store.requests.commit(writes, call.token, durability(call)))
+
+
+def _commit_if(call: Invocation, writes: WriteSet) -> Answer:
+    since = call.time("unchanged_since")
+    timestamp = call.store.requests.write_if(
+        writes,
+        call.key(),
+        call.token,
+        durability(call),
+        expected=call.value("expected") if call.has("expected") else UNCHECKED,
+        unchanged_since=None if since is None else to_timestamp(since, name="unchanged_since"),
+    )
+    return _at(timestamp)
+
+
+def _value(call: Invocation) -> bytes:
+    value = call.value()
+    if value is None:
+        raise UsageError("argument 'value' is missing", "pass the value, or delete the key")
+    return value
 
 
 def _operation(item: Any, number: int) -> tuple[int, bytes, bytes | None, bytes | None]:
     if type(item) is not dict or not item.keys() <= {"op", "key", "end", "value"}:
         raise UsageError(f"ops[{number}]", 'pass {"op": ..., "key": ..., "end": ..., "value": ...}')
-    op = _OPS.get(item.get("op", ""))
+    name = item.get("op")
+    op = _OPS.get(name) if isinstance(name, str) else None
     if op is None:
-        raise UsageError(f"ops[{number}]: op {item.get('op')!r}", f"pass one of {', '.join(_OPS)}")
+        raise UsageError(f"ops[{number}]: op {name!r}", f"pass one of {', '.join(_OPS)}")
 
     def read(name: str) -> bytes | None:
         found = item.get(name)

@@ -1,0 +1,235 @@
+"""Requests: writes of other processes, each done once, however often it arrives.
+
+A caller that got no answer sends its request again, perhaps to a server that was killed and started
+anew. So the store keeps a note of the request in the commit that carries it out.
+
+    request/<writer>     := serial, timestamp     the last request of a writer, and its commit
+    requests-forgotten   := timestamp             notes of commits up to here may be gone
+
+A token names a writer and numbers the writer's requests, one after the other. `known` is a time at
+which the writer had not yet sent the request. Notes are bounded: the writer that wrote longest ago
+is forgotten first. A request of an unknown writer is new if it began after the last commit whose
+note is gone; otherwise nobody can tell, and it is refused.
+
+Invariants
+1. A note and the writes it tells of are in one engine batch: neither is there without the other.
+2. A request that was done is never done again. A request that may have been done is refused.
+3. A request is answered when the commit that did it is durable, also if that was an earlier one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import NamedTuple, TypeVar
+
+from kvstore.commit import Durability
+from kvstore.engine import WriteBatch
+from kvstore.errors import IndeterminateError, UsageError
+from kvstore.limits import REQUEST_WRITERS_MAX
+from kvstore.meta import Meta, timestamp_of
+from kvstore.mvcc import WriteSet
+from kvstore.parts import Parts
+from kvstore.span import Span
+from kvstore.timestamp import Timestamp
+from kvstore.txn import Conditional, ReadSet, Transactions, Unchecked
+
+_PREFIX = "request/"
+_FORGOTTEN = "requests-forgotten"
+
+T = TypeVar("T")
+
+
+class RequestToken(NamedTuple):
+    """The name of a request: the writer, its serial number, and a time before it was first sent;
+    without the time the request counts as new where the writer is unknown."""
+
+    writer: str
+    serial: int = 0
+    known: int | None = None
+
+
+class _Done(NamedTuple):
+    serial: int
+    timestamp: Timestamp
+
+
+class _RepeatedError(Exception):
+    """Calls off a commit that was done before."""
+
+    def __init__(self, timestamp: Timestamp) -> None:
+        super().__init__(timestamp)
+        self.timestamp = timestamp
+
+
+class _Note:
+    """The part of a commit that makes it happen once."""
+
+    def __init__(self, requests: Requests, token: RequestToken) -> None:
+        self._requests, self._token = requests, token
+
+    def check(self) -> None:
+        """Runs under the commit lock, before anything else of the commit."""
+        self._requests.require_new(self._token)
+
+    def stage(self, batch: WriteBatch, timestamp: Timestamp) -> Callable[[], None]:
+        """Add the note to the batch of the commit."""
+        return self._requests.stage(batch, self._token, timestamp)
+
+
+class Requests:
+    """Writes for the callers of a server. Without a token a write is an ordinary one."""
+
+    def __init__(
+        self, parts: Parts, meta: Meta, conditional: Conditional, transactions: Transactions
+    ) -> None:
+        self._committer, self._reads, self._versions = parts.committer, parts.reads, parts.versions
+        self._meta = meta
+        self._conditional, self._transactions = conditional, transactions
+        self._done: dict[str, _Done] | None = None
+        self._forgotten = 0
+
+    def commit(
+        self, writes: WriteSet, token: RequestToken | None, durability: Durability | None
+    ) -> Timestamp:
+        """Commit a write set."""
+        commit = partial(self._committer.commit, writes, durability=durability)
+        return self._once(commit, token, durability)
+
+    def write_if(
+        self,
+        writes: WriteSet,
+        key: bytes,
+        token: RequestToken | None,
+        durability: Durability | None,
+        *,
+        expected: bytes | Unchecked | None,
+        unchanged_since: int | None,
+    ) -> Timestamp:
+        """See `Store.put_if` and `Store.delete_if`."""
+        commit = partial(
+            self._conditional.write_if,
+            writes,
+            key,
+            expected=expected,
+            unchanged_since=unchanged_since,
+            durability=durability,
+        )
+        return self._once(commit, token, durability)
+
+    def delete_live_range(
+        self,
+        writes: WriteSet,
+        span: Span,
+        token: RequestToken | None,
+        durability: Durability | None,
+    ) -> Timestamp | None:
+        """See `Store.delete_range` with `idempotent`."""
+        commit = partial(self._conditional.delete_live_range, writes, span, durability=durability)
+        return self._once(commit, token, durability)
+
+    def pop(
+        self, key: bytes, token: RequestToken | None, durability: Durability | None
+    ) -> bytes | None:
+        """See `Store.pop`. A repetition looks up the value that the first one has found."""
+        found = self._once(partial(self._conditional.pop, key, durability=durability), token, None)
+        if isinstance(found, Timestamp):
+            read = partial(self._versions.get, key)
+            return self._reads.read(Timestamp(found - 1), Span.of_key(key), read)
+        return found
+
+    def commit_reads(
+        self,
+        writes: WriteSet,
+        reads: ReadSet,
+        read_at: int,
+        token: RequestToken | None,
+        durability: Durability | None,
+    ) -> Timestamp:
+        """Commit the writes of a transaction whose reads, at `read_at`, were made elsewhere.
+
+        Raises `ConflictError` if another commit has written what was read, and `HistoryGoneError`
+        if the history that would tell is gone: run the transaction again.
+        """
+        self._reads.require_kept(Span(), read_at)
+        self._reads.require_indexed(read_at)
+        commit = partial(
+            self._transactions.commit_reads, writes, reads, read_at, durability=durability
+        )
+        return self._once(commit, token, durability)
+
+    def wait_durable(self, timestamp: int) -> None:
+        """Return once the commit at `timestamp` is on disk. Commits that wait share an fsync."""
+        self._committer.syncs.wait(timestamp + 1)
+
+    # -- under the commit lock --------------------------------------------------------------
+
+    def require_new(self, token: RequestToken) -> None:
+        """Raise unless the request was surely not done."""
+        done = self._notes().get(token.writer)
+        if done is not None and token.serial == done.serial:
+            raise _RepeatedError(done.timestamp)
+        if done is not None and token.serial < done.serial:
+            raise UsageError(
+                f"request {token.serial} of {token.writer}, which has made request {done.serial}",
+                "number requests one after the other, and give each thread a writer of its own",
+            )
+        if done is None and token.known is not None and token.known < self._forgotten:
+            raise IndeterminateError(
+                f"request {token.serial} of {token.writer}",
+                "the note that would tell whether it was done is gone",
+            )
+
+    def stage(
+        self, batch: WriteBatch, token: RequestToken, timestamp: Timestamp
+    ) -> Callable[[], None]:
+        """Add the note of a request to its batch; returns what makes it known."""
+        notes = self._notes()
+        self._meta.stage(
+            batch, _PREFIX + token.writer, {"serial": token.serial, "timestamp": timestamp}
+        )
+        dropped: Sequence[str] = ()
+        forgotten = self._forgotten
+        if token.writer not in notes and len(notes) >= REQUEST_WRITERS_MAX:
+            dropped = list(notes)[: len(notes) + 1 - REQUEST_WRITERS_MAX]
+            forgotten = max(forgotten, *(notes[writer].timestamp for writer in dropped))
+            self._meta.stage_timestamp(batch, _FORGOTTEN, forgotten)
+            for writer in dropped:
+                self._meta.stage_delete(batch, _PREFIX + writer)
+
+        def publish() -> None:
+            for writer in dropped:
+                notes.pop(writer, None)
+            notes.pop(token.writer, None)  # the order of the notes is that of their commits
+            notes[token.writer] = _Done(token.serial, timestamp)
+            self._forgotten = forgotten
+
+        return publish
+
+    # -- inside -----------------------------------------------------------------------------
+
+    def _once(
+        self,
+        commit: Callable[..., T],
+        token: RequestToken | None,
+        durability: Durability | None,
+    ) -> T | Timestamp:
+        if token is None:
+            return commit()
+        try:
+            return commit(note=_Note(self, token))
+        except _RepeatedError as repeated:
+            if durability != "async":
+                self.wait_durable(repeated.timestamp)
+            return repeated.timestamp
+
+    def _notes(self) -> dict[str, _Done]:
+        """The notes, oldest first. They are read at the first request that has a token."""
+        if self._done is None:
+            self._forgotten = self._meta.timestamp(_FORGOTTEN)
+            found = [
+                (writer, _Done(record.integer("serial"), timestamp_of(record)))
+                for writer, record in self._meta.records(_PREFIX)
+            ]
+            self._done = dict(sorted(found, key=lambda note: note[1].timestamp))
+        return self._done
