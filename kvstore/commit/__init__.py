@@ -10,7 +10,7 @@ Floors, from the top:
 
 from __future__ import annotations
 
-from kvstore.commit.committer import Committer, Note, Stage, Staged
+from kvstore.commit.committer import CommitNote, Committer, Stage, Staged
 from kvstore.commit.durability import Durability, require_durability
 from kvstore.commit.frontiers import require_readable
 from kvstore.commit.policy import OPEN, Policy, read_only_policy, replica_policy
@@ -19,7 +19,7 @@ __all__ = [
     "OPEN",
     "Committer",
     "Durability",
-    "Note",
+    "CommitNote",
     "Policy",
     "Stage",
     "Staged",

@@ -47,7 +47,7 @@ Count: TypeAlias = "tuple[Begun, int, int]"
 """A commit that was begun, the events it adds to the change index, and the `upper` above it."""
 
 
-class Note(Protocol):
+class CommitNote(Protocol):
     """A record that a commit carries, and a check that may call the commit off."""
 
     def check(self) -> None:
@@ -82,7 +82,7 @@ class Committer:
         self._timeline = timeline
         self.capture = capture
         self._meta = Meta(self._engine)
-        self._durability = require_durability(durability)
+        self.durability = require_durability(durability)
         self.policy = policy
         self.lock = threading.RLock()
         self.recent = RecentCommits()
@@ -106,7 +106,7 @@ class Committer:
         *,
         durability: Durability | None = None,
         check: Callable[[], None] | None = None,
-        note: Note | None = None,
+        note: CommitNote | None = None,
     ) -> Timestamp:
         """Commit a write set. `check` runs under the lock, before anything is written, and may
         raise to call the commit off. `note` adds a record to the commit."""
@@ -131,7 +131,7 @@ class Committer:
         check: Callable[[], None] | None = None,
     ) -> Timestamp:
         """Commit whatever `stage_entries` adds to the batch, at one new timestamp."""
-        how = self._durability if durability is None else require_durability(durability)
+        how = self.durability if durability is None else require_durability(durability)
         with self.lock:
             if not self.frontiers.is_healthy or self.policy.commits is not None:
                 self.require_commits()

@@ -56,3 +56,7 @@ CLIENT_HEAD_BYTES_MAX = 64 << 10
 
 SERVER_BACKLOG = 1024
 """Connections that the kernel accepts before the server does."""
+
+SERVER_SHORT_BYTES_MAX = 64 << 10
+"""Bytes of a request that is done on the event loop, and of an answer that is sent without a watch
+on its time. A thread for it would cost 200 us; a commit of this size takes half of that."""

@@ -9,7 +9,7 @@ Floors, from the top:
     service
     verbs
     invocation
-    access extra head status streams
+    access extra head status streams syncs
 """
 
 from kvstore.server.access import Token, read_tokens

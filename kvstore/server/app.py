@@ -25,6 +25,7 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, MutableMapp
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, Final, TypeAlias, TypeVar
+from weakref import WeakKeyDictionary
 
 import pyarrow as pa
 
@@ -40,6 +41,7 @@ from kvstore.limits import (
     SERVER_BODY_BYTES_MAX,
     SERVER_MEMORY_BYTES_MAX,
     SERVER_REQUEST_S_MAX,
+    SERVER_SHORT_BYTES_MAX,
     SERVER_STREAMS_MAX,
     SERVER_THREADS_MAX,
 )
@@ -57,9 +59,11 @@ from kvstore.server.head import Head, fields_of, head_of
 from kvstore.server.service import Service
 from kvstore.server.status import status_of
 from kvstore.server.streams import BrokenStreamError, arrow_parts, json_rows
+from kvstore.server.syncs import Syncs
 from kvstore.server.verbs import Answer, Verb
-from kvstore.store import Store
+from kvstore.store import RequestToken, Store
 
+Message: TypeAlias = "MutableMapping[str, Any]"
 Scope: TypeAlias = "MutableMapping[str, Any]"
 Receive: TypeAlias = "Callable[[], Awaitable[MutableMapping[str, Any]]]"
 Send: TypeAlias = "Callable[[MutableMapping[str, Any]], Awaitable[None]]"
@@ -89,6 +93,7 @@ class App:
         self._threads: ThreadPoolExecutor | None = None
         self._bytes = 0
         self._streams = 0
+        self._syncs: WeakKeyDictionary[asyncio.AbstractEventLoop, Syncs] = WeakKeyDictionary()
 
     # -- beginning and end ------------------------------------------------------------------
 
@@ -190,9 +195,37 @@ class App:
             raise UsageError("no such path", "see /v1/openapi.json")
         verb = service.verb(path[len(_VERBS) :].decode("utf-8", "replace"))
         fields, table = _arguments(head, verb, body)
-        run = partial(service.run, verb, access, fields, table, head.token)
-        answer = await self._in_thread(run)
+        answer = await self._run(service, verb, access, fields, table, head.token, len(body))
         await self._reply(head, answer, send)
+
+    async def _run(
+        self,
+        service: Service,
+        verb: Verb,
+        access: Grant,
+        fields: dict[str, Any],
+        table: pa.Table | None,
+        token: RequestToken | None,
+        size: int,
+    ) -> Answer:
+        """The answer of a verb: on the event loop if it is short, else by a thread."""
+        if verb.is_short and size <= SERVER_SHORT_BYTES_MAX and "read_at" not in fields:
+            done = service.run_short(verb, access, fields, table, token)
+            if done is not None:
+                answer, upper = done
+                if upper:
+                    await self._durable(service, upper)
+                return answer
+        return await self._in_thread(partial(service.run, verb, access, fields, table, token))
+
+    async def _durable(self, service: Service, upper: int) -> None:
+        """Wait for the disk. The commits of one event loop wait together."""
+        loop = asyncio.get_running_loop()
+        syncs = self._syncs.get(loop)
+        if syncs is None:
+            wait = service.store.requests.wait_durable
+            syncs = self._syncs[loop] = Syncs(lambda upper: self._in_thread(partial(wait, upper)))
+        await syncs.wait(upper)
 
     async def _answer_key(
         self, service: Service, head: Head, access: Grant, body: bytes, send: Send
@@ -207,8 +240,7 @@ class App:
         if name != "get":
             if name == "put":
                 fields["value"] = body
-            run = partial(service.run, verb, access, fields, None, head.token)
-            answer = await self._in_thread(run)
+            answer = await self._run(service, verb, access, fields, None, head.token, len(body))
             await self._reply(head, answer, send)
             return
         access.require(verb.right)
@@ -318,15 +350,8 @@ async def _body(receive: Receive, most: int) -> bytes:
     """The body of a request. Raises `UsageError` if it is longer or slower than it may be."""
     parts: list[bytes] = []
     size = 0
-    ends_at = asyncio.get_running_loop().time() + SERVER_REQUEST_S_MAX
     while True:
-        left = ends_at - asyncio.get_running_loop().time()
-        try:
-            message = await asyncio.wait_for(receive(), left)
-        except asyncio.TimeoutError as error:
-            raise UsageError(
-                f"the request did not arrive within {SERVER_REQUEST_S_MAX:g} s", "send it faster"
-            ) from error
+        message = await _in_time(receive())
         if message["type"] != "http.request":
             raise ConnectionResetError("the client has gone")
         part = message.get("body", b"")
@@ -336,6 +361,29 @@ async def _body(receive: Receive, most: int) -> bytes:
         parts.append(part)
         if not message.get("more_body"):
             return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+async def _in_time(receiving: Awaitable[T]) -> T:
+    """Wait for more of a request, for a bounded time. A timer costs 1 us, `wait_for` 30."""
+    task, is_late = asyncio.current_task(), False
+    assert task is not None
+
+    def cancel() -> None:
+        nonlocal is_late
+        is_late = True
+        task.cancel()
+
+    timer = asyncio.get_running_loop().call_later(SERVER_REQUEST_S_MAX, cancel)
+    try:
+        return await receiving
+    except asyncio.CancelledError as error:
+        if not is_late:
+            raise
+        raise UsageError(
+            f"no more of the request came for {SERVER_REQUEST_S_MAX:g} s", "send it faster"
+        ) from error
+    finally:
+        timer.cancel()
 
 
 async def _within(sending: Awaitable[None]) -> None:
@@ -364,10 +412,11 @@ async def _send(
     body: bytes,
     extra: tuple[tuple[bytes, bytes], ...] = (),
 ) -> None:
-    start = _start(status, kind)
+    start: Message = _start(status, kind)
     start["headers"] += [(b"content-length", b"%d" % len(body)), *extra]
     await send(start)
-    await _within(send({"type": "http.response.body", "body": body}))
+    last: Message = {"type": "http.response.body", "body": body}
+    await (send(last) if len(body) < SERVER_SHORT_BYTES_MAX else _within(send(last)))
 
 
 def _start(status: int, kind: str) -> dict[str, Any]:

@@ -12,11 +12,15 @@ Invariants
 from __future__ import annotations
 
 import asyncio
+import signal
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from uvicorn import Config, Server
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.server import HANDLED_SIGNALS
 
 from kvstore.limits import (
     SERVER_CONNECTIONS_MAX,
@@ -104,6 +108,20 @@ class GuardedServer(Server):
     def __init__(self, config: Config) -> None:
         super().__init__(config)
         self.is_up = threading.Event()
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """End the server at a signal. uvicorn would raise the signal again behind its own end, and
+        the process would die with its store open."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = {each: signal.signal(each, self.handle_exit) for each in HANDLED_SIGNALS}
+        try:
+            yield
+        finally:
+            for each, handler in before.items():
+                signal.signal(each, handler)
 
     async def startup(self, sockets: Any = None) -> None:
         try:

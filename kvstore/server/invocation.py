@@ -12,7 +12,7 @@ Invariants
 from __future__ import annotations
 
 import base64
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -29,7 +29,7 @@ from kvstore.timestamp import TimeLike
 class Invocation:
     """The arguments of one call."""
 
-    __slots__ = ("_fields", "access", "store", "table", "token")
+    __slots__ = ("_fields", "access", "store", "table", "token", "waits")
 
     def __init__(
         self,
@@ -41,8 +41,10 @@ class Invocation:
     ) -> None:
         self.store, self.access, self._fields = store, access, fields
         self.table, self.token = table, token
+        self.waits: bool | None = None
+        """Whether the caller waits for the disk; None if the verb does. Set by `durability`."""
 
-    def require_names(self, known: Sequence[str]) -> None:
+    def require_names(self, known: Collection[str]) -> None:
         """Raise `UsageError` for an argument that is none of `known`."""
         for name in self._fields:
             if name not in known:

@@ -45,10 +45,37 @@ class Service:
     ) -> Answer:
         """The answer of a verb. Raises `AccessDeniedError` before it looks at an argument, and
         `UsageError` for a wrong one."""
+        return verb.run(self._call(verb, access, fields, table, token))
+
+    def run_short(
+        self,
+        verb: Verb,
+        access: Grant,
+        fields: Mapping[str, Any],
+        table: pa.Table | None = None,
+        token: RequestToken | None = None,
+    ) -> tuple[Answer, int] | None:
+        """The answer of a short verb, and the time below which the disk must have everything before
+        the answer is given; 0 for no time. None, with nothing done, if a lock is in the way."""
+        call = self._call(verb, access, fields, table, token)
+        call.waits = False
+        with self.store.requests.unless_busy() as is_ours:
+            if not is_ours:
+                return None
+            return verb.run(call), self.store.upper if call.waits else 0
+
+    def _call(
+        self,
+        verb: Verb,
+        access: Grant,
+        fields: Mapping[str, Any],
+        table: pa.Table | None,
+        token: RequestToken | None,
+    ) -> Invocation:
         access.require(verb.right)
         call = Invocation(self.store, access, fields, table, token if verb.once else None)
-        call.require_names(list(verb.parameters))
-        return verb.run(call)
+        call.require_names(verb.parameters)
+        return call
 
     def value(self, access: Grant, fields: Mapping[str, Any]) -> bytes | None:
         """The value of one key, as bytes: the verb `get` without its JSON."""

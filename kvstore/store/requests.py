@@ -19,7 +19,8 @@ Invariants
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import NamedTuple, TypeVar
 
@@ -158,9 +159,25 @@ class Requests:
         )
         return self._once(commit, token, durability)
 
-    def wait_durable(self, timestamp: int) -> None:
-        """Return once the commit at `timestamp` is on disk. Commits that wait share an fsync."""
-        self._committer.syncs.wait(timestamp + 1)
+    @property
+    def durability(self) -> Durability:
+        """The durability of a write that names none."""
+        return self._committer.durability
+
+    @contextmanager
+    def unless_busy(self) -> Iterator[bool]:
+        """Keep other commits away for the block; false if another thread is committing. A commit
+        inside the block waits for no lock."""
+        taken = self._committer.lock.acquire(blocking=False)
+        try:
+            yield taken
+        finally:
+            if taken:
+                self._committer.lock.release()
+
+    def wait_durable(self, upper: int) -> None:
+        """Return once everything below `upper` is on disk. Commits that wait share an fsync."""
+        self._committer.syncs.wait(upper)
 
     # -- under the commit lock --------------------------------------------------------------
 
@@ -220,7 +237,7 @@ class Requests:
             return commit(note=_Note(self, token))
         except _RepeatedError as repeated:
             if durability != "async":
-                self.wait_durable(repeated.timestamp)
+                self.wait_durable(repeated.timestamp + 1)
             return repeated.timestamp
 
     def _notes(self) -> dict[str, _Done]:

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from enum import Enum
 from typing import Final
 
-from kvstore.commit import Durability, Note
+from kvstore.commit import CommitNote, Durability
 from kvstore.errors import PreconditionError, UsageError
 from kvstore.mvcc import WriteSet
 from kvstore.parts import Parts
@@ -50,7 +50,7 @@ class Conditional:
         expected: bytes | Unchecked | None,
         unchanged_since: int | None,
         durability: Durability | None,
-        note: Note | None = None,
+        note: CommitNote | None = None,
     ) -> Timestamp:
         """Commit `writes` if `key` has the value `expected` (None: absent) and no version newer
         than `unchanged_since`. One look-up each.
@@ -77,7 +77,7 @@ class Conditional:
         return self._committer.commit(writes, durability=durability, check=check, note=note)
 
     def pop(
-        self, key: bytes, *, durability: Durability | None, note: Note | None = None
+        self, key: bytes, *, durability: Durability | None, note: CommitNote | None = None
     ) -> bytes | None:
         """Delete `key` and return its value; None, with nothing written, if the key is absent."""
         writes = WriteSet()
@@ -99,7 +99,7 @@ class Conditional:
         span: Span,
         *,
         durability: Durability | None,
-        note: Note | None = None,
+        note: CommitNote | None = None,
     ) -> Timestamp | None:
         """Commit a range delete of `span` if a key in it is alive; else return None.
 
@@ -123,7 +123,7 @@ class Conditional:
         writes: WriteSet,
         check: Callable[[], None],
         durability: Durability | None,
-        note: Note | None = None,
+        note: CommitNote | None = None,
     ) -> Timestamp | None:
         try:
             return self._committer.commit(writes, durability=durability, check=check, note=note)

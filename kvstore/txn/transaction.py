@@ -29,7 +29,7 @@ from typing import Protocol, TypeVar, overload
 
 from kvstore.arguments import key_list, require_limit
 from kvstore.changes.entry import OP_DELETE_RANGE, OP_IMPORT, OP_REVERT
-from kvstore.commit import Durability, Note
+from kvstore.commit import CommitNote, Durability
 from kvstore.errors import ClosedError, ConflictError, ForkedError, HistoryGoneError
 from kvstore.limits import BATCH_BYTES_MAX
 from kvstore.mvcc import Fragments, RangeTombstone, WriteSet
@@ -110,7 +110,7 @@ class Transactions:
         read_at: int,
         *,
         durability: Durability | None,
-        note: Note | None = None,
+        note: CommitNote | None = None,
     ) -> Timestamp:
         """Commit `writes` if nothing in `reads` was written since `read_at`, without a transaction
         that was begun here. The change index must be whole above `read_at`."""

@@ -22,7 +22,7 @@ class Verb:
 
     A verb with `rows` takes an Arrow stream instead of the JSON list of that name. A verb `is_read`
     may also be called by GET. A `once` verb does a request with a token once, however often it
-    comes.
+    comes. A verb `is_short` is done on the event loop if its request is small.
     """
 
     name: str
@@ -33,6 +33,7 @@ class Verb:
     rows: pa.Schema | None = None
     is_read: bool = False
     once: bool = False
+    is_short: bool = False
 
 
 KEY, VALUE, TIME = "bytes", "bytes", "time"

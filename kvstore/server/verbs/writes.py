@@ -53,7 +53,7 @@ def delete_range(call: Invocation) -> Answer:
 
 
 def batch(call: Invocation) -> Answer:
-    """Writes that take effect together. With `read_at` they are those of a transaction, and happen
+    """Writes that take effect together. With `read_at` they belong to a transaction, and happen
     only if nothing that it read, the operations `read` and `read_range`, was written since."""
     writes, reads = WriteSet("the batch", BATCH_BYTES_MAX), ReadSet()
     for op, key, end, value in operations(call):
@@ -105,9 +105,12 @@ def sync(call: Invocation) -> Answer:
 
 
 def durability(call: Invocation) -> Durability | None:
-    """The argument `durability`."""
+    """The durability of the commit: the argument, unless the server waits for the disk itself."""
     found: Durability | None = call.words("durability", DURABILITIES, "") or None
-    return found
+    if call.waits is None:
+        return found
+    call.waits = (found or call.store.requests.durability) != "async"
+    return "async"
 
 
 def operations(call: Invocation) -> list[tuple[int, bytes, bytes | None, bytes | None]]:
@@ -129,7 +132,16 @@ _KEY: Final = {"key": "bytes"}
 _CONDITION: Final = {"expected": "bytes", "unchanged_since": "time"}
 
 WRITES: Final = [
-    Verb(name, WRITE, run, described(run), {**parameters, "durability": "text"}, rows, once=True)
+    Verb(
+        name,
+        WRITE,
+        run,
+        described(run),
+        {**parameters, "durability": "text"},
+        rows,
+        once=True,
+        is_short=run is not delete_range,
+    )
     for name, run, parameters, rows in (
         ("put", put, {**_KEY, "value": "bytes"}, None),
         ("delete", delete, _KEY, None),

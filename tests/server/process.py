@@ -1,0 +1,55 @@
+"""A server in a process of its own, by the command, that tests kill and start again."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+
+class ServerProcess:
+    """`kvstore serve` on one store, at one address."""
+
+    def __init__(self, store: Path, listen: str, *options: str) -> None:
+        self._command = [sys.executable, "-m", "kvstore.cli", "serve", str(store), "--create"]
+        self._command += ["--listen", listen, *options]
+        self._process: subprocess.Popen[str] | None = None
+        self.url = ""
+
+    def start(self) -> str:
+        """Start it, and return its address once it listens."""
+        self._process = subprocess.Popen(self._command, stdout=subprocess.PIPE, text=True)
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        assert line.startswith("serving "), line
+        self.url = line.split()[1]
+        return self.url
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        self._end(signal.SIGKILL)
+
+    def stop(self) -> int:
+        """SIGTERM; returns the exit code."""
+        return self._end(signal.SIGTERM)
+
+    def memory_max(self) -> int:
+        """The most bytes that it has had in memory at once."""
+        for line in Path(f"/proc/{self.pid}/status").read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
+        raise AssertionError("no VmHWM")
+
+    def _end(self, number: int) -> int:
+        assert self._process is not None
+        self._process.send_signal(number)
+        code = self._process.wait()
+        assert self._process.stdout is not None
+        self._process.stdout.close()
+        return code
