@@ -20,6 +20,7 @@ from kvstore.holds import Hold
 from kvstore.imports import ImportRecord
 from kvstore.joins import Join, join
 from kvstore.late import __getattr__ as __getattr__
+from kvstore.live import LiveReader, follow
 from kvstore.mvcc import Version
 from kvstore.opening import (
     open,  # noqa: A004  # kvstore.open is the public name
@@ -50,6 +51,7 @@ __all__ = [
     "HoldRecord",
     "ImportRecord",
     "Join",
+    "LiveReader",
     "ManualClock",
     "Operation",
     "Position",
@@ -61,6 +63,7 @@ __all__ = [
     "Transaction",
     "Version",
     "__version__",
+    "follow",
     "join",
     "open",
     "open_read_only",

@@ -40,7 +40,12 @@ class Clears:
 
     def __init__(self, meta: Meta) -> None:
         self._meta = meta
-        self._clears = tuple(_read(number, record) for number, record in meta.numbered(_PREFIX))
+        self.reload()
+
+    def reload(self) -> None:
+        """Take the records as they are stored: another process may have written them."""
+        found = self._meta.numbered(_PREFIX)
+        self._clears = tuple(_read(number, record) for number, record in found)
 
     @property
     def newest(self) -> int:

@@ -94,9 +94,14 @@ class Holds:
     def __init__(self, meta: Meta, committer: Committer, pins: Pins) -> None:
         self._meta = meta
         self._committer = committer
-        self._records = {name: from_fields(name, fields) for name, fields in meta.records(_PREFIX)}
+        self.reload()
         self.pins = pins
         own(self, "the holds of a store", endings=("release",))
+
+    def reload(self) -> None:
+        """Take the records as they are stored: another process may have written them."""
+        found = self._meta.records(_PREFIX)
+        self._records = {name: from_fields(name, fields) for name, fields in found}
 
     def all(self) -> list[HoldRecord]:
         """All holds, by name."""

@@ -9,16 +9,23 @@ import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 from kvstore.arguments import require_path
 from kvstore.changes import ChangeIndex
 from kvstore.changes.capture import open_domain, passive_domain
 from kvstore.clock import Clock, Timeline, WallClock
-from kvstore.commit import Committer, Durability, read_only_policy, require_durability
+from kvstore.commit import (
+    Committer,
+    Durability,
+    DurableMark,
+    read_only_policy,
+    require_durability,
+)
 from kvstore.engine import DATA, Engine, WriteBatch
 from kvstore.engine.memory import MemoryEngine, is_memory_store
 from kvstore.engine.rocks import RocksEngine
+from kvstore.engine.rocks_secondary import SecondaryEngine
 from kvstore.errors import FormatVersionError, NotAStoreError, UsageError
 from kvstore.gc import GcPolicy
 from kvstore.journal.files import storage_errors
@@ -28,6 +35,8 @@ from kvstore.mvcc.write import stage_tombstones
 from kvstore.replica import stage_replica, stored_policy
 from kvstore.scanners import SCANS_DIRECTORY
 from kvstore.store import Store
+
+AnyStore = TypeVar("AnyStore", bound=Store)
 
 FORMAT_VERSION: Final = 1
 ENGINES: Final = ("rocksdb", "memory")
@@ -68,7 +77,7 @@ def open(  # noqa: A001  # kvstore.open is the public name
         raise UsageError(f"clock={clock!r}", "pass a Clock, or an object with wall_ns()")
     opened = _open_engine(directory, engine, create=create)
     try:
-        store = assemble(directory, opened, durability=durability, clock=clock or Clock())
+        store = assemble(Store, directory, opened, durability=durability, clock=clock or Clock())
         store.upkeep.merge_files()
         store.upkeep.remove_leftovers()
         if gc is not None:
@@ -134,23 +143,29 @@ def open_read_only(path: str | os.PathLike[str]) -> Store:
     else:
         opened = RocksEngine(directory, read_only=True)
     try:
-        if Meta(opened).read(FORMAT) is None:
-            raise NotAStoreError(str(path), "no format record", "open it with kvstore.open once")
-        return assemble(directory, opened, durability="async", clock=Clock(), read_only=True)
+        require_format(directory, opened)
+        return assemble(Store, directory, opened, durability="async", clock=Clock(), read_only=True)
     except BaseException:
         opened.close()
         raise
 
 
+def require_format(path: Path, engine: Engine) -> None:
+    """Raise `NotAStoreError` unless the engine at `path` has the format record of a store."""
+    if Meta(engine).read(FORMAT) is None:
+        raise NotAStoreError(str(path), "no format record", "open it with kvstore.open once")
+
+
 def assemble(
+    face: type[AnyStore],
     path: Path | None,
     engine: Engine,
     *,
     durability: Durability,
     clock: WallClock,
     read_only: bool = False,
-) -> Store:
-    """A store over an open engine."""
+) -> AnyStore:
+    """A store over an open engine, of the class `face`."""
     meta = Meta(engine)
     _require_format(path, engine, meta)
     index = ChangeIndex(engine)
@@ -158,10 +173,14 @@ def assemble(
     upper = max(meta.timestamp(UPPER), index.last() + 1, since + 1)
     where = _where(path, engine) if path is None else f"the store at {path}"
     policy = stored_policy(meta, where)
+    mark = None
     if read_only:
         capture = passive_domain(engine, upper=upper)
-        policy = read_only_policy(where, coming=policy.coming)
+        is_live = isinstance(engine, SecondaryEngine)
+        policy = read_only_policy(where, coming=policy.coming, is_live=is_live)
     else:
+        if path is not None and isinstance(engine, RocksEngine):
+            mark = DurableMark(path)
         capture = open_domain(engine, index, since=since, upper=upper)
     committer = Committer(
         versions := Versions(engine),
@@ -173,8 +192,9 @@ def assemble(
         durability=durability,
         where=where,
         policy=policy,
+        mark=mark,
     )
-    return Store(path, engine, versions, index, committer, clock=clock)
+    return face(path, engine, versions, index, committer, clock=clock)
 
 
 class StoreBuilder:

@@ -18,7 +18,7 @@ from typing import TypeVar
 from kvstore.claims import Pins
 from kvstore.clears import Clears
 from kvstore.commit import Committer
-from kvstore.errors import HistoryGoneError, UsageError
+from kvstore.errors import HistoryGoneError, KVStoreError, UsageError
 from kvstore.span import Span
 from kvstore.timestamp import TimeLike, Timestamp, to_timestamp
 
@@ -102,9 +102,31 @@ class Reads:
         try:
             pins.keep(pin, as_of, kind="pass over changes")
             self._clears.require(span, as_of)
-            yield from open_pass()
+            if self._committer.policy.is_live:
+                yield from self._watched(span, as_of, open_pass())
+            else:
+                yield from open_pass()
         finally:
             pins.let_go(pin, None)
+
+    def _watched(self, span: Span, as_of: int, rows: Iterator[T]) -> Iterator[T]:
+        """`rows`, while another process may remove history by GC and clears. Raises
+        `HistoryGoneError` before the first row that a removal may have changed."""
+        while True:
+            try:
+                row = next(rows)
+            except StopIteration:
+                self._require_untouched(span, as_of)
+                return
+            except KVStoreError:  # half of the history is like damage
+                self._require_untouched(span, as_of)
+                raise
+            self._require_untouched(span, as_of)
+            yield row
+
+    def _require_untouched(self, span: Span, as_of: int) -> None:
+        if as_of < self._frontiers.floor:
+            self.require_kept(span, as_of)
 
     def require_kept(self, span: Span, as_of: int) -> None:
         """Raise unless the whole of `span` can be read as of `as_of`."""

@@ -80,7 +80,9 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
 def spawn() -> Any:
     """Processes forked from one that has imported everything, opened nothing: cheap and clean."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["tests.backup.children", "tests.crash.children"])
+    context.set_forkserver_preload(
+        ["tests.backup.children", "tests.crash.children", "tests.live.children"]
+    )
     with pytest.MonkeyPatch.context() as patch:
         # All that its imports are looked up by; without them each child would import anew.
         patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))

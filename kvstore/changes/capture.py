@@ -166,6 +166,10 @@ class Capture:
         self._run += 1
         self._pending = array("Q")
 
+    def reload(self) -> None:
+        """Take the number of the next run from the stored runs: another process writes them."""
+        self._run, _, _ = last_run(self._meta)
+
     def pending(self) -> tuple[int, list[Epoch]]:
         """The number of the next run, and the epochs that will be in it."""
         begin, epochs = self._begin, []

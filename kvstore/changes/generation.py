@@ -114,7 +114,11 @@ class Generations:
 
     def __init__(self, meta: Meta) -> None:
         self._meta = meta
-        found = [_read(opened_at, record) for opened_at, record in meta.numbered(PREFIX)]
+        self.reload()
+
+    def reload(self) -> None:
+        """Take the records as they are stored: another process may have written them."""
+        found = [_read(opened_at, record) for opened_at, record in self._meta.numbered(PREFIX)]
         self._all = _closed(found or [generation(0, (CONTROL_STREAM,))])
 
     def all(self) -> tuple[Generation, ...]:

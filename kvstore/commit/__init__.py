@@ -4,14 +4,16 @@ Floors, from the top:
 
     committer           the order of a commit; it composes the parts below
     writes              write sets into batches, and to readers
-    durability          waiting for the disk; sound, poisoned, finished
+    durability          waiting for the disk; sound, suspended, poisoned, finished
     frontiers policy    what readers see; what a store takes
+    durable_mark        how far other processes find the store durable
 """
 
 from __future__ import annotations
 
 from kvstore.commit.committer import CommitNote, Committer, Stage, Staged
 from kvstore.commit.durability import Durability, require_durability
+from kvstore.commit.durable_mark import DurableMark, read_durable_mark
 from kvstore.commit.frontiers import require_readable
 from kvstore.commit.policy import OPEN, Policy, read_only_policy, replica_policy
 
@@ -20,11 +22,13 @@ __all__ = [
     "Committer",
     "Durability",
     "CommitNote",
+    "DurableMark",
     "Policy",
     "Stage",
     "Staged",
-    "replica_policy",
+    "read_durable_mark",
     "read_only_policy",
+    "replica_policy",
     "require_durability",
     "require_readable",
 ]

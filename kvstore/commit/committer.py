@@ -24,6 +24,7 @@ from kvstore.changes.capture import Begun, Capture
 from kvstore.changes.index import ChangeIndex, FullEntry
 from kvstore.clock import Timeline
 from kvstore.commit.durability import Durability, GroupSync, Health, require_durability
+from kvstore.commit.durable_mark import DurableMark
 from kvstore.commit.frontiers import Frontiers, require_readable
 from kvstore.commit.policy import OPEN, Policy
 from kvstore.commit.writes import Writes
@@ -60,7 +61,8 @@ class CommitNote(Protocol):
 
 
 class Committer:
-    """Orders the commits of one store. `where` names the store in errors.
+    """Orders the commits of one store. `where` names the store in errors. `mark` tells other
+    processes how far it is durable.
 
     All that is stored when it is made lies below `upper` and is durable.
     """
@@ -77,6 +79,7 @@ class Committer:
         durability: Durability,
         where: str,
         policy: Policy = OPEN,
+        mark: DurableMark | None = None,
     ) -> None:
         self._engine = versions.engine
         self._timeline = timeline
@@ -88,7 +91,8 @@ class Committer:
         self.recent = RecentCommits()
         self.frontiers = Frontiers(since=since, upper=upper)
         self.health = Health(self.frontiers, where)
-        self.syncs = GroupSync(self._engine, self.frontiers, self.health)
+        self.syncs = GroupSync(self._engine, self.frontiers, self.health, mark)
+        self._mark = mark
         self._writes = Writes(versions, index, self.recent, self.health)
         self._is_committing = False
         self.where = where
@@ -299,6 +303,8 @@ class Committer:
                 self.syncs.sync()  # commits that wait for the disk have it too
         finally:
             self.health.finish()
+            if self._mark is not None:
+                self._mark.close()
 
     def _stage_upper(self, upper: int, batch: WriteBatch) -> None:
         self._meta.stage_timestamp(batch, UPPER, upper)

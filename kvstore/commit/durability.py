@@ -5,7 +5,8 @@ commit that waits becomes the leader and syncs, outside the commit lock, for all
 then; the others wait for it, and one of the commits that came too late leads the next fsync.
 
     sound --a write or an fsync fails, or an interrupt comes between two steps--> poisoned
-    sound, poisoned --close--> finished
+    sound <--a live reader cannot show a whole state, or can again--> suspended
+    any --close--> finished
 
 Invariants
 1. `durable <= upper`, and everything below `durable` was written before an fsync that returned.
@@ -25,8 +26,10 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from copy import copy
 from typing import Literal, TypeAlias
 
+from kvstore.commit.durable_mark import DurableMark
 from kvstore.commit.frontiers import Frontiers
 from kvstore.engine.api import Engine
 from kvstore.errors import (
@@ -56,13 +59,17 @@ class Health:
         self._frontiers = frontiers
         self._where = where
         self._is_finished = False
+        self._suspended_by: KVStoreError | None = None
         self.poison = ""
         """Why the store is poisoned; empty while it is sound."""
 
     def require(self) -> None:
-        """Raise `PoisonedError` if an earlier write failed, `ClosedError` after `finish`."""
+        """Raise `PoisonedError` if an earlier write failed, `ClosedError` after `finish`, and the
+        error that suspended the store."""
         if self._is_finished:
             raise ClosedError(self._where)
+        if self._suspended_by is not None:
+            raise copy(self._suspended_by) from self._suspended_by
         if self.poison:
             raise PoisonedError(self._where, self.poison)
 
@@ -88,6 +95,12 @@ class Health:
         if not self._is_finished:
             self._end(self.poison or f"interrupted: {type(error).__name__}")
 
+    def suspend(self, error: KVStoreError | None) -> None:
+        """Have every call raise `error` from now on. None ends that."""
+        self._suspended_by = error
+        self._frontiers.is_healthy = not (error or self.poison or self._is_finished)
+        self._frontiers.wake()
+
     def finish(self) -> None:
         """The store was closed."""
         self._is_finished = True
@@ -102,12 +115,21 @@ class Health:
 class GroupSync:
     """The fsyncs of one store. All that lies below `upper` when it is opened is durable."""
 
-    def __init__(self, engine: Engine, frontiers: Frontiers, health: Health) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        frontiers: Frontiers,
+        health: Health,
+        mark: DurableMark | None = None,
+    ) -> None:
         self._engine = engine
         self._frontiers = frontiers
         self._health = health
         self.durable: int = frontiers.upper
         """Everything below it survives a crash."""
+        self._mark = mark
+        if mark is not None:
+            mark.write(self.durable)
         self._lock = threading.RLock()  # taken by `with`, as in `Frontiers`
         self._synced = threading.Condition(self._lock)
         self.is_syncing = False
@@ -146,6 +168,8 @@ class GroupSync:
             with self._lock:
                 if is_synced and not self._health.poison:
                     self.durable = max(self.durable, upper)
+                    if self._mark is not None:
+                        self._mark.write(self.durable)
                 if leading:
                     self.is_syncing = False
                 self._synced.notify_all()

@@ -3,6 +3,7 @@
     policy       own commits   records   upper follows
     open         taken         taken     the clock
     read only    refused       refused   nothing: it stands still
+    live         refused       refused   the process that writes the store
     following    refused       taken     the source, window by window
 
 A record is what lies beside the timeline: a hold, a frontier, the state of an import. A store that
@@ -35,7 +36,8 @@ class Policy:
     """The calls that a store refuses, and the source of its time.
 
     `source` is the id of the store that this one follows. Entries above `upper` may be stored
-    already up to the time `coming`; 0 says that there are none.
+    already up to the time `coming`; 0 says that there are none. If `is_live`, another process
+    writes the store, and its GC does not know the pins of this one.
     """
 
     commits: Refusal | None = None
@@ -43,6 +45,7 @@ class Policy:
     follows_clock: bool = True
     source: str | None = None
     coming: int = 0
+    is_live: bool = False
 
     def require_commits(self) -> None:
         """Raise `UsageError` unless the store takes commits of its own."""
@@ -59,10 +62,12 @@ OPEN: Final = Policy()
 """Every write is taken."""
 
 
-def read_only_policy(where: str, *, coming: int = 0) -> Policy:
+def read_only_policy(where: str, *, coming: int = 0, is_live: bool = False) -> Policy:
     """The policy of a store that is only read: a checkpoint, or a store that others have open."""
     refusal = Refusal(f"{where} was opened to be read only", "open it with kvstore.open to write")
-    return Policy(commits=refusal, records=refusal, follows_clock=False, coming=coming)
+    return Policy(
+        commits=refusal, records=refusal, follows_clock=False, coming=coming, is_live=is_live
+    )
 
 
 def replica_policy(where: str, source: str, *, coming: int = 0) -> Policy:

@@ -4,10 +4,11 @@ Floors, from the top:
 
     memory            ordered maps, made durable by a journal
     loose             sorted files that no store has taken
+    rocks_secondary   RocksDB, as another process writes it
     rocks             RocksDB
     rocks_merges      fewer files than RocksDB leaves
     passes rocks_opening small_files state
-    editions moment rocks_errors rocks_options threads wal
+    editions file_ends homes moment rocks_errors rocks_options threads wal
     api               the contract
 """
 

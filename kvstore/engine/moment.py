@@ -43,6 +43,19 @@ _LOG = re.compile(r"\d+\.log")
 _OPEN_FILES: Final = Path("/proc/self/fd")
 
 
+class ManifestEnd(NamedTuple):
+    """The MANIFEST that `CURRENT` names: its name, its file on the disk, and its length.
+
+    RocksDB adds to the MANIFEST whenever a file comes or goes. So two equal ends say that no file
+    came or went in between.
+    """
+
+    name: str
+    device: int
+    inode: int
+    size: int
+
+
 class _File(NamedTuple):
     """An open file. Its first `size` bytes belong to the moment."""
 
@@ -80,7 +93,8 @@ class Moment:
         """Whether the list of files has changed since this moment."""
         with storage_errors(str(self.directory)):
             try:
-                return _end_of_manifest(self.directory) != self._manifest._replace(descriptor=-1)
+                end = manifest_end(self.directory)
+                return (end.name, end.size) != (self._manifest.name, self._manifest.size)
             except FileNotFoundError:
                 return True
 
@@ -122,16 +136,16 @@ def _look(directory: Path) -> tuple[_File, list[_File]] | None:
     opened: list[int] = []
     is_steady = False
     try:
-        end = _end_of_manifest(directory)
+        end = manifest_end(directory)
         manifest = _open(directory, end.name, opened)
-        newest = max(map(_number, _logs(directory)), default=0)
-        names = [name for name in _logs(directory) if _number(name) <= newest]
+        newest = max(map(_number, log_names(directory)), default=0)
+        names = [name for name in log_names(directory) if _number(name) <= newest]
         logs = [(name, _open(directory, name, opened)) for name in names]
         ends = {name: os.fstat(log).st_size for name, log in reversed(logs)}
-        if _end_of_manifest(directory) == end:
+        if manifest_end(directory) == end:
             is_steady = True
             found = [_File(name, log, ends[name]) for name, log in logs]
-            return end._replace(descriptor=manifest), found
+            return _File(end.name, manifest, end.size), found
     except FileNotFoundError:  # the writer has just removed it
         if not (directory / "CURRENT").exists():
             raise
@@ -141,17 +155,21 @@ def _look(directory: Path) -> tuple[_File, list[_File]] | None:
     return None
 
 
-def _end_of_manifest(directory: Path) -> _File:
-    """The MANIFEST that `CURRENT` names, and its length. It is not opened: the descriptor is -1."""
+def manifest_end(directory: Path) -> ManifestEnd:
+    """The end of the MANIFEST that `CURRENT` names now. Takes 10 us.
+
+    Raises `FileNotFoundError` where there is no `CURRENT`, and where the writer has just removed
+    the MANIFEST that it named."""
     current = (directory / "CURRENT").read_bytes()
     match = _MANIFEST.fullmatch(current)
     if match is None:
         raise CorruptionError(str(directory / "CURRENT"), f"it names no MANIFEST: {current[:40]!r}")
     name = match[1].decode()
-    return _File(name, -1, os.stat(directory / name).st_size)
+    found = os.stat(directory / name)
+    return ManifestEnd(name, found.st_dev, found.st_ino, found.st_size)
 
 
-def _logs(directory: Path) -> list[str]:
+def log_names(directory: Path) -> list[str]:
     """The names of the logs, in order of their numbers."""
     return sorted(filter(_LOG.fullmatch, os.listdir(directory)), key=_number)
 

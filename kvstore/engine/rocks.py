@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import bisect
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
@@ -65,7 +65,7 @@ class RocksEngine:
     A `read_only` database shows the moment of its opening. A caller that has laid out such a moment
     passes its directory as `home`. A checkpoint is its own `home`. It is opened `beside` its source
     database: the two share a cache, which holds each common file once, and the checkpoint keeps few
-    files open.
+    files open. A caller that opens the database in its own way passes a function as `database`.
     """
 
     def __init__(
@@ -76,6 +76,7 @@ class RocksEngine:
         create: bool = True,
         home: Path | None = None,
         beside: RocksEngine | None = None,
+        database: Callable[[rocks.Cache], rocks.Rdict] | None = None,
     ) -> None:
         self.path = path
         self.is_read_only = read_only
@@ -85,11 +86,15 @@ class RocksEngine:
         require_store_directory(path, create=create and not read_only)
         if not read_only:
             make_store_directory(path)
-        size = PASSING_CACHE_BYTES if read_only else BLOCK_CACHE_BYTES
+        self._is_passing = read_only and database is None
+        """Whether most reads are passes that come once: they leave the cache alone."""
+        size = PASSING_CACHE_BYTES if self._is_passing else BLOCK_CACHE_BYTES
         self._cache: rocks.Cache = rocks.Cache(size) if beside is None else beside._cache
         self._moment: Moment | None = None
         self._db: rocks.Rdict | None
-        if read_only and home is None:
+        if database is not None:
+            self._db = database(self._cache)
+        elif read_only and home is None:
             self._db, self._moment = opened_at_once(path, self._cache)
         else:
             files_max = -1 if beside is None else BESIDE_OPEN_FILES_MAX
@@ -99,11 +104,7 @@ class RocksEngine:
                 if home is None or home == path or not lacks_a_file(error):
                     raise
                 raise StaleReaderError(str(path)) from error
-        with translated(str(path)):
-            self._family = {name: self._db.get_column_family(name) for name in FAMILIES}
-            self.families: Mapping[str, Any] = {
-                name: self._db.get_column_family_handle(name) for name in FAMILIES
-            }
+        self._take_families(self._db)
         self._readers = Readers(self._new_reader, self.check, IDLE_READERS_MAX)
         self.find = self._readers.find
         self.borrow = self._readers.borrow
@@ -113,6 +114,13 @@ class RocksEngine:
         self._cursors: weakref.WeakSet[RocksCursor] = weakref.WeakSet()
         self._merges = Merges(str(path), self._opened, self.cursor)
         own(self, f"the database at {path}", endings=("close", "give_back"))
+
+    def _take_families(self, database: rocks.Rdict) -> None:
+        with translated(str(self.path)):
+            self._family = {name: database.get_column_family(name) for name in FAMILIES}
+            self.families: Mapping[str, Any] = {
+                name: database.get_column_family_handle(name) for name in FAMILIES
+            }
 
     # -- writing --------------------------------------------------------------------------
 
@@ -160,7 +168,7 @@ class RocksEngine:
     ) -> RocksCursor:
         self._open()
         options = rocks.ReadOptions()
-        if self.is_read_only:  # saves 30 ns an entry; a pass reads no block twice
+        if self._is_passing:  # saves 30 ns an entry; a pass reads no block twice
             options.fill_cache(False)  # type: ignore[call-arg]  # as it is, not as its stub has it
             options.set_readahead_size(PASSING_READAHEAD_BYTES)
         if end is not None:

@@ -91,7 +91,7 @@ def _is_blank(path: Path, home: Path) -> bool:
     """Whether a database without our families is empty: a store whose creation was interrupted."""
     with translated(str(path), home):
         options = rocks.Options(raw_mode=True)
-        options.set_db_paths([_sorted_files(path)])
+        options.set_db_paths([sorted_files_at(path)])
         database = rocks.Rdict(str(home), options, None, rocks.AccessType.read_only(False))
         try:
             return next(iter(database.items()), None) is None
@@ -99,7 +99,8 @@ def _is_blank(path: Path, home: Path) -> bool:
             database.close()
 
 
-def _sorted_files(path: Path) -> rocks.DBPath:
+def sorted_files_at(path: Path) -> rocks.DBPath:
+    """The directory in which a database finds its sorted files."""
     return rocks.DBPath(str(path.absolute()), 1 << 62)
 
 
@@ -148,7 +149,7 @@ def opened(path: Path, cache: rocks.Cache, *, home: Path | None, files_max: int)
     access = rocks.AccessType.read_write()
     if is_read_only:
         access = rocks.AccessType.read_only(False)
-        options.set_db_paths([_sorted_files(path)])
+        options.set_db_paths([sorted_files_at(path)])
 
     def open_whole() -> rocks.Rdict:
         with storage_errors(str(path)):

@@ -19,7 +19,7 @@
     |   |-- DeterminateError        a blob or consensus call surely had no effect
     |   |-- UpperMismatchError      an append expected another upper; read it and decide anew
     |   |-- BusyError               another operation did not end in time
-    |   |-- StaleReaderError        the writer removed files that a reader needs; open it again
+    |   |-- StaleReaderError        the writer took away what a reader needs; open it again
     |   `-- LockedError             another owner has it open; wait, or stop the owner
     |-- HistoryGoneError        read at a newer time
     |-- NotYetWrittenError      wait until `upper` has passed the time

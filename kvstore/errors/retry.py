@@ -101,12 +101,13 @@ class BusyError(RetryableError):
 
 
 class StaleReaderError(RetryableError):
-    """The writer of the store at `path` has removed files that a read-only handle needs."""
+    """A handle that reads the store at `path` beside its writer can show no whole state: the writer
+    has removed files that it needs, or the store was replaced by another copy."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, what: str = "", remedy: str = "") -> None:
         super().__init__(
-            f"files of {path} were removed by the process that writes it",
-            "open it to be read again, or read a copy made by store.checkpoint",
+            what or f"files of {path} were removed by the process that writes it",
+            remedy or "open it to be read again, or read a copy made by store.checkpoint",
         )
         self.path = path
 

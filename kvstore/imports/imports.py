@@ -62,17 +62,22 @@ class Imports:
         self._loose = loose
         self._meta = Meta(self._engine)
         self._lists = KeyLists(self._meta)
-        self.past = PastImports(self._meta)
-        self._records = {
-            import_id: read_import(import_id, record)
-            for import_id, record in self._meta.numbered(IMPORT_PREFIX)
-        }
         self._aborting: set[int] = set()
         self._busy: dict[int, tuple[int, bool]] = {}
         """Imports that one thread has to itself: which thread, and whether it is adding."""
         self._busy_lock = threading.RLock()  # taken by `with`, as in `Frontiers`
         self._freed = threading.Condition(self._busy_lock)
-        versions.publish_stamps(
+        self.reload()
+
+    def reload(self) -> None:
+        """Take the records as they are stored: another process may have written them. Costs 10 us
+        an import."""
+        self.past = PastImports(self._meta)
+        self._records = {
+            import_id: read_import(import_id, record)
+            for import_id, record in self._meta.numbered(IMPORT_PREFIX)
+        }
+        self._versions.publish_stamps(
             {
                 record.reference: record.lifetime
                 for record in self._records.values()

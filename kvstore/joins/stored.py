@@ -68,6 +68,7 @@ class StoredAnswers:
         parts, asked = self._parts, Labels(_Keys(labels.keys), labels.times, labels.first)
         if self._limit is not None:
             _require_upto(asked, self._limit)
+        floor = parts.committer.frontiers.floor
         require_complete(parts, asked)
         lost = gone(parts, asked)
         if lost is not None and not search.is_gone_null:
@@ -77,6 +78,9 @@ class StoredAnswers:
         ordered = in_order(keys, asked.times[places])
         bounds = SearchBounds(search.age_max, search.bytes_max)
         found = parts.versions.get_timed(_repeated(ordered), ordered.times.data, bounds)
+        if parts.committer.frontiers.floor != floor:
+            # GC of another process (`kvstore.live`) may have taken some of `found` meanwhile.
+            return self.answer(labels, search)
         if found is None:
             return None
         places = places[ordered.places]

@@ -139,6 +139,28 @@ READ_ONLY_OPENINGS_MAX = 50
 """Attempts to open a store read-only beside its writer, which may remove files during each. A
 writer must first write as many bytes as it removes, so it cannot defeat many attempts."""
 
+FOLLOW_LOOKS_MAX = 200
+"""Catch-ups in a row that a live reader makes, beside its writer, to find one consistent state. A
+catch-up takes 1 ms; the writer changes its files a hundred times a second at most."""
+
+FOLLOW_FAILURES_MAX = 10
+"""Catch-ups in a row that may fail, because the writer has just removed a file, before the error is
+raised."""
+
+FOLLOW_RETRY_S_MAX = 1.0
+"""Longest pause, in seconds, between two looks of a live reader after one has failed."""
+
+FOLLOW_WAIT_S = 0.002
+"""Seconds between two looks of a live reader that is waited for: `LiveReader.wait_beyond`. A look
+takes 20 us."""
+
+FOLLOW_INTERVAL_S_MIN = 0.001
+"""Shortest pause between two looks of a live reader, whatever its `max_staleness`."""
+
+DIRECTORY_TICK_S_MAX = 0.1
+"""Seconds during which two changes of a directory may carry one time. File systems take the time of
+the kernel's last tick, at most 10 ms old."""
+
 PASSING_READAHEAD_BYTES = 32 << 10
 """Bytes that a pass over a read-only store reads from a file at once, from its first block on. An
 entry takes 220 ns; 235 ns where RocksDB has to recognise the pass by itself. A scan of ten rows

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Final
 
 from kvstore.engine import Engine, FileSpan
 from kvstore.engine.rocks import RocksEngine
+from kvstore.engine.rocks_secondary import SecondaryEngine
 from kvstore.errors import ClosedError, StorageError
 from kvstore.forks import own
 from kvstore.limits import (
@@ -172,7 +173,10 @@ def _new_directory(engine: RocksEngine) -> Path:
 
 
 def is_worth_workers(engine: RocksEngine, span: Span) -> bool:
-    """Whether `span` may hold so many bytes, in files and memtables, that processes are faster."""
+    """Whether `span` may hold so many bytes, in files and memtables, that processes are faster.
+    Other processes cannot open the state of a database that another process writes."""
+    if isinstance(engine, SecondaryEngine):
+        return False
     size = sum(file.size_bytes for file in _files(engine, span))
     return size + engine.stats()["data_memtable_bytes"] >= SCAN_WORKERS_BYTES_MIN
 

@@ -55,7 +55,7 @@ def crafted_store(stored: Mapping[str, Mapping[bytes, bytes]]) -> Iterator[Store
     """A store in memory that holds these entries. Raises what opening it raises."""
     engine = MemoryEngine(None)
     write_over(engine, stored)
-    store = assemble(None, engine, durability="async", clock=ManualClock(1))
+    store = assemble(Store, None, engine, durability="async", clock=ManualClock(1))
     try:
         yield store
     finally:

@@ -260,6 +260,26 @@ def exit_handlers(place: Path) -> None:
     assert scratch.exists()
 
 
+def live_readers(place: Path) -> None:
+    """A child has no reader of its parent's, and follows the store by one of its own."""
+    with kvstore.open(place / "store") as store:
+        store.put(b"k", b"1")
+        with kvstore.follow(place / "store", max_staleness=0.001) as reader:
+
+            def child() -> None:
+                refused(lambda: reader.get(b"k"))
+                refused(lambda: reader.refresh())
+                refused(lambda: reader.wait_beyond(0))
+                reader.close()
+                with kvstore.follow(place / "store") as own:
+                    assert own.get(b"k") == b"1"
+
+            for _ in range(5):
+                assert fork(child) == STATUS
+            reader.wait_beyond(store.put(b"k", b"2"))
+            assert reader.get(b"k") == b"2"
+
+
 def serve_row(key: bytes) -> bytes | None:
     """A task of a pool, by a store that its parent has opened."""
     return SERVED["store"].get(key)

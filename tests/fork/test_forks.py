@@ -82,6 +82,7 @@ def test_acknowledged_rows_survive_children_that_misbehave(
         "object_stores",
         "from_c",
         "exit_handlers",
+        "live_readers",
     ],
 )
 def test_forks_of(tmp_path: Path, program: str) -> None:
