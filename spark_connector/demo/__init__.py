@@ -2,7 +2,7 @@
 
 Floors, from the top:
 
-    __main__
+    __main__ known
     report traffic
-    flights
+    flights place
 """

