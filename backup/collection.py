@@ -29,6 +29,7 @@ from backup.overview import CollectionInfo, overview
 from backup.place import find_place, sealed
 from backup.restore import Build, build_here, restore_into_store, restore_store
 from backup.sealed import Secret
+from backup.seeding import Write, seed_collection
 from backup.shard import (
     VERSIONS,
     AsOf,
@@ -232,6 +233,16 @@ class Collection:
         address = (self._address, self._is_lasting)
         request = Request(store, *address, full, token, max_age, upload, progress)
         return back_up(self._chains, request)
+
+    def seed(self, write: Write, *, since: TimeLike = 0) -> Timestamp:
+        """Begin the collection with versions that have times of their own; returns the newest time.
+
+        `write` gets the name of the first chain. It writes the parts, and returns the batch that
+        names them (`spark_connector.seed`). The history is readable from `since` on. No store can
+        append to the collection afterwards. Raises `UsageError` if it is not new.
+        """
+        low = int(to_timestamp(since, name="since"))
+        return seed_collection(self._chains, write, since=low)
 
     # -- reading ----------------------------------------------------------------------------
 

@@ -96,6 +96,14 @@ def seed(
     return Timestamp(rows.newest)
 
 
+class CheckedRows(NamedTuple):
+    """Rows that can be stored. The value is null in a row that deletes."""
+
+    keys: pa.Array
+    times: npt.NDArray[np.int64]
+    values: pa.Array
+
+
 class SeedRows:
     """Reads rows as entries to be sorted, and notes the newest time."""
 
@@ -109,12 +117,18 @@ class SeedRows:
     def entries(self, batches: Iterable[pa.RecordBatch] | object) -> Iterator[pa.RecordBatch]:
         """The rows as batches of `_ENTRIES`. Raises `UsageError` for rows that cannot be
         stored."""
+        for rows in self.checked(batches):
+            columns = [version_prefixes(rows.keys, rows.times), rows.values]
+            yield pa.RecordBatch.from_arrays(columns, schema=_ENTRIES)
+
+    def checked(self, batches: Iterable[pa.RecordBatch] | object) -> Iterator[CheckedRows]:
+        """The rows in small batches. Raises `UsageError` for rows that cannot be stored."""
         for batch in _batches_of(batches):
             self._require_columns(batch)
             for at in range(0, batch.num_rows, ARROW_ROWS_MAX):
-                yield self._entries(batch.slice(at, ARROW_ROWS_MAX))
+                yield self._checked(batch.slice(at, ARROW_ROWS_MAX))
 
-    def _entries(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+    def _checked(self, batch: pa.RecordBatch) -> CheckedRows:
         names, first = self._columns, self._rows
         keys = key_column(batch.column(names.key), names.key, first)
         times = time_column(batch.column(names.at), names.at, first)
@@ -122,7 +136,7 @@ class SeedRows:
         values = _values(batch, names, first)
         self._rows += batch.num_rows
         self.newest = max(self.newest, int(times.max()))
-        return pa.RecordBatch.from_arrays([version_prefixes(keys, times), values], schema=_ENTRIES)
+        return CheckedRows(keys, times, values)
 
     def _require_columns(self, batch: pa.RecordBatch) -> None:
         if not isinstance(batch, pa.RecordBatch):

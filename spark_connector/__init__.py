@@ -7,6 +7,7 @@ from spark_connector.loading.load import ImportReport, bulk_import, run_import, 
 from spark_connector.loading.rows import ImportRows, sorted_rows
 from spark_connector.loading.sink import batch_importer
 from spark_connector.reading.native import read_collection
+from spark_connector.seeding.seed import seed
 from spark_connector.session import session
 from spark_connector.source import register
 
@@ -20,6 +21,7 @@ __all__ = [
     "read_collection",
     "register",
     "run_import",
+    "seed",
     "session",
     "sorted_rows",
     "stage_import",

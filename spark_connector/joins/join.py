@@ -16,14 +16,7 @@ from typing import Final
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812  # as every Spark program has it
-from pyspark.sql.types import (
-    BinaryType,
-    DataType,
-    IntegralType,
-    StructType,
-    TimestampNTZType,
-    TimestampType,
-)
+from pyspark.sql.types import BinaryType, StructType
 
 from kvstore.arguments import require_age
 from kvstore.errors import UsageError
@@ -38,6 +31,7 @@ from spark_connector.loading.columns import (
     key_of,
     partition_of,
     require_bytes,
+    require_time,
     selected,
 )
 
@@ -155,18 +149,8 @@ def _labels(df: DataFrame, key: Columns, at: Column, at_name: str) -> DataFrame:
     wanted = [F.col("*"), key_of(df, key, _WHAT).alias(KEY), at.alias(AT)]
     labels = selected(df, wanted, _WHAT)
     require_bytes("key", key, labels.schema[KEY].dataType)
-    _require_time(at_name, labels.schema[AT].dataType)
+    require_time(at_name, labels.schema[AT].dataType)
     return labels.withColumn(KEY, F.col(KEY).cast(BinaryType()))
-
-
-def _require_time(name: str, found: DataType) -> None:
-    if isinstance(found, TimestampNTZType):
-        raise UsageError(f"column {name} has times without a time zone", "cast it to timestamp")
-    if not isinstance(found, (TimestampType, IntegralType)):
-        raise UsageError(
-            f"column {name} is {found.simpleString()}, and no time",
-            "pass a timestamp, or an integer of nanoseconds",
-        )
 
 
 def _joined(labels: DataFrame, found: Plan, question: Question, schema: StructType) -> DataFrame:

@@ -7,5 +7,5 @@ Floors, from the top:
     build writer     files built by tasks: by our sort, or from rows that Spark has sorted
     rows             the rows of a load, in any order or sorted by key
     columns          the columns that a caller chooses
-    keys progress
+    keys progress results
 """

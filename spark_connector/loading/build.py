@@ -17,41 +17,29 @@ computes it twice, because it samples first. If the rows change between two runs
 
 from __future__ import annotations
 
-import pickle
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Final, TypeAlias
 
 import pyarrow as pa
-from pyspark.sql import DataFrame
 
 import bulk
 from bulk.manifest import Manifest
 from bulk.part import Part, PartWriter
 from bulk.sort import Run, cuts, merged, sorted_runs
 from bulk.staging import discard
-from kvstore.errors import KeyOrderError, UsageError
 from kvstore.span import Span
 from spark_connector.loading.progress import Progress, watched
+from spark_connector.loading.results import RESULT, as_batches, results, spans_of
 from spark_connector.loading.rows import ImportRows, without_repeats
-from spark_connector.worker import freeze_objects
 
-_RESULT_SCHEMA: Final = "result binary"
 _SCRATCH: Final = "sorting"
 """The folder of the sorted runs in the staging directory, which take as much room as the rows."""
 
 _Task: TypeAlias = "Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]"
-
-
-class _Refusal(NamedTuple):
-    """An error in the rows of a task. It comes back as a result, because a retry cannot help."""
-
-    what: str
-    remedy: str
-    twice: bytes | None = None
 
 
 def build_import(
@@ -66,15 +54,15 @@ def build_import(
     try:
         with watched(spark, progress):
             if rows.order_by is None:
-                runs = _results(directory, chosen.mapInArrow(sorter(place), _RESULT_SCHEMA))
+                runs = results(directory, chosen.mapInArrow(sorter(place), RESULT))
                 borders = cuts(runs, count) if rows.splits is None else rows.splits
-                build = merger(place, staged.import_id, runs, _spans(borders))
+                build = merger(place, staged.import_id, runs, spans_of(borders))
                 spans = len(borders) + 1 if runs else 0
                 tasks = spark.range(0, spans, 1, max(spans, 1))
             else:
                 build = builder(place, staged.import_id)
                 tasks = rows.by_key()
-            parts = _results(directory, tasks.mapInArrow(build, _RESULT_SCHEMA))
+            parts = results(directory, tasks.mapInArrow(build, RESULT))
         shutil.rmtree(directory / _SCRATCH, ignore_errors=True)
         return staged.seal(parts)
     except BaseException:
@@ -82,27 +70,11 @@ def build_import(
         raise
 
 
-def _spans(borders: Sequence[bytes]) -> list[Span]:
-    ends: list[bytes | None] = [*borders, None]
-    return [Span(start, end) for start, end in zip([b"", *borders], ends, strict=True)]
-
-
-def _results(staging: Path, tasks: DataFrame) -> list[Any]:
-    """The results of the tasks. Raises the error that a task has found in its rows."""
-    results = [pickle.loads(row[0]) for row in tasks.collect()]
-    for result in results:
-        if isinstance(result, _Refusal):
-            if result.twice is not None:
-                raise KeyOrderError(str(staging), previous=result.twice, key=result.twice)
-            raise UsageError(result.what, result.remedy)
-    return results
-
-
 def sorter(staging: Path) -> _Task:
     """The task that sorts the rows of one partition into runs."""
 
     def sort(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        return _as_batches(partial(sorted_runs, batches, staging / _SCRATCH))
+        return as_batches(partial(sorted_runs, batches, staging / _SCRATCH))
 
     return sort
 
@@ -116,7 +88,7 @@ def merger(staging: Path, import_id: int, runs: Sequence[Run], spans: Sequence[S
     def merge(numbers: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for number in chain.from_iterable(batch.column(0).to_pylist() for batch in numbers):
             rows = merged(runs, spans[number])
-            yield from _as_batches(partial(_written, staging, import_id, rows))
+            yield from as_batches(partial(_written, staging, import_id, rows))
 
     return merge
 
@@ -125,23 +97,9 @@ def builder(staging: Path, import_id: int) -> _Task:
     """The task that writes the first row of each key of sorted rows into one part."""
 
     def build(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        return _as_batches(partial(_written, staging, import_id, without_repeats(batches)))
+        return as_batches(partial(_written, staging, import_id, without_repeats(batches)))
 
     return build
-
-
-def _as_batches(work: Callable[[], Sequence[Run | Part]]) -> Iterator[pa.RecordBatch]:
-    """The results of `work`, or its refusal, as the only rows that its task returns."""
-    freeze_objects()
-    results: Sequence[Run | Part | _Refusal]
-    try:
-        results = work()
-    except KeyOrderError as error:
-        results = [_Refusal(error.what, error.remedy, twice=error.key)]
-    except UsageError as error:
-        results = [_Refusal(error.what, error.remedy)]
-    for result in results:
-        yield pa.record_batch({"result": pa.array([pickle.dumps(result)], pa.binary())})
 
 
 def _written(staging: Path, import_id: int, rows: Iterable[pa.RecordBatch]) -> list[Part]:

@@ -8,7 +8,14 @@ from typing import TypeAlias
 from pyspark.errors import AnalysisException
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812  # as every Spark program has it
-from pyspark.sql.types import BinaryType, DataType, StringType
+from pyspark.sql.types import (
+    BinaryType,
+    DataType,
+    IntegralType,
+    StringType,
+    TimestampNTZType,
+    TimestampType,
+)
 
 from kvstore.errors import UsageError
 from spark_connector.loading.keys import require_ordered, tuple_key
@@ -64,6 +71,17 @@ def require_bytes(name: str, given: object, found: DataType) -> None:
             "encode it so that its bytes sort as scans should; a list of columns is encoded"
             if name == "key"
             else "encode it",
+        )
+
+
+def require_time(name: str, found: DataType) -> None:
+    """Raise `UsageError` unless the column has instants, or integers of nanoseconds."""
+    if isinstance(found, TimestampNTZType):
+        raise UsageError(f"column {name} has times without a time zone", "cast it to timestamp")
+    if not isinstance(found, (TimestampType, IntegralType)):
+        raise UsageError(
+            f"column {name} is {found.simpleString()}, and no time",
+            "pass a timestamp, or an integer of nanoseconds",
         )
 
 

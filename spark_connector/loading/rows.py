@@ -82,7 +82,7 @@ class ImportRows:
                 raise UsageError("partitions and splits are both given", "pass one")
             return len(_checked(self.splits)) + 1
         if self.partitions is None:
-            return _estimated_count(self.df)
+            return estimated_count(self.df)
         return require_count(self.partitions, name="partitions", most=PARTITIONS_MAX)
 
     def chosen(self) -> DataFrame:
@@ -171,7 +171,7 @@ def _checked(splits: Sequence[bytes]) -> Sequence[bytes]:
     return splits
 
 
-def _estimated_count(df: DataFrame) -> int:
+def estimated_count(df: DataFrame) -> int:
     """The number of files by Spark's estimate of the input, at least one per core."""
     context = df.sparkSession.sparkContext
     size = int(str(df._jdf.queryExecution().optimizedPlan().stats().sizeInBytes()))

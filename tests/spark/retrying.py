@@ -23,9 +23,12 @@ import kvstore
 from backup import Collection
 from bulk.part import PartWriter
 from kvstore import Store
-from spark_connector import session, stage_import
+from spark_connector import point_in_time_join, seed, session, stage_import
 from spark_connector.jobs import backup, compact, restore
+from spark_connector.joins import join as joining
 from spark_connector.loading import build
+from spark_connector.seeding import collection as seeding_collection
+from spark_connector.seeding import store as seeding_store
 
 ROWS = 6000
 
@@ -80,6 +83,7 @@ def main(directory: Path) -> None:
         rows = [key.decode() for key, _ in store.scan()]
         changes = list(store.changes(0, order="time"))
         jobs = _jobs_are_right(spark, store, directory)
+        seeds = _seeds_and_joins_are_right(spark, directory)
         print(
             json.dumps(
                 {
@@ -89,6 +93,7 @@ def main(directory: Path) -> None:
                     "manifest_rows": manifest.rows,
                     "orphans": orphans,
                     "jobs": jobs,
+                    "seeds": seeds,
                 }
             )
         )
@@ -135,6 +140,47 @@ def _jobs_are_right(spark: SparkSession, store: Store, directory: Path) -> dict[
     left = [entry.name for entry in directory.iterdir() if entry.name.startswith(".")]
     batches = len(collection.list())
     return {"lost": lost, "rows": compared, "same": same, "left": left, "batches": batches}
+
+
+def _seeds_and_joins_are_right(spark: SparkSession, directory: Path) -> list[int]:
+    """The labels that find their version, in a seeded store and in a seeded collection. Workers die
+    when they have sorted, written and joined."""
+    for module, name in (
+        (seeding_store, "sorter"),
+        (seeding_store, "merger"),
+        (seeding_collection, "writer"),
+        (joining, "joiner"),
+    ):
+        setattr(module, name, _dying(getattr(module, name)))
+    rows = spark.sql(
+        f"SELECT lpad(CAST(id % 100 AS STRING), 3, '0') AS id, id + 1 AS ts, "
+        f"CAST(id + 1 AS STRING) AS said FROM range(0, {ROWS}, 1, 3)"
+    )
+    found = []
+    for target in (directory / "seeded", f"file://{directory}/seeded-collection"):
+        assert seed(rows, target, "id", "said", partitions=3) == ROWS
+        joined = point_in_time_join(rows, target, "id")
+        found.append(joined.where("CAST(f_value AS STRING) = said").count())
+    return found
+
+
+def _dying(maker: Callable[..., Any]) -> Callable[..., Any]:
+    """The maker of a task whose worker dies at its first attempt, after its work."""
+
+    def made(*args: Any) -> Any:
+        work = maker(*args)
+
+        def attempt(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            context = TaskContext.get()
+            assert context is not None
+            results = list(work(batches))
+            if context.attemptNumber() == 0 and context.partitionId() == 0:
+                os._exit(1)
+            yield from results
+
+        return attempt
+
+    return made
 
 
 def _failing(work: Callable[[Any], Any]) -> Callable[[Any], Any]:
