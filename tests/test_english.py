@@ -1,7 +1,8 @@
 """Sentences are read once. They have a noun: none begins with "What was written ..." or "Who ...".
 None leans on "those of" or "those that", and none says "goes on" or "let go", which mean too much.
 
-Docstrings, comments and documents are read, code blocks are not. Questions may begin so.
+Docstrings, comments, documents and the messages of the packages are read, code blocks are not.
+Questions may begin so.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import io
 import re
 import tokenize
 from collections.abc import Iterator
+from functools import cache
 from itertools import groupby
 from pathlib import Path
 
@@ -35,6 +37,7 @@ _VAGUE = re.compile(
     re.IGNORECASE,
 )
 _FENCED = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
+_DOCSTRING = re.compile(r'"""(.*?)"""', re.DOTALL)
 _CODE = re.compile(r"`[^`]*`|\"[^\"]*\"")
 """Code, and words that are quoted."""
 
@@ -75,21 +78,33 @@ def nounless(text: str) -> list[str]:
 def files(place: str) -> list[Path]:
     if "*" in place:
         return sorted(ROOT.glob(place))
-    found = [path for kind in ("py", "md") for path in sorted((ROOT / place).rglob(f"*.{kind}"))]
+    kinds = ("py", "pyx", "pxi", "md")
+    found = [path for kind in kinds for path in sorted((ROOT / place).rglob(f"*.{kind}"))]
     return [path for path in found if not path.match("_[!_]*.md")]  # made by the build
 
 
-def texts(file: Path) -> Iterator[str]:
-    """A document, or the docstrings and the comments of a module."""
+@cache
+def texts(file: Path) -> tuple[str, ...]:
+    """A document, or the docstrings and the comments of a module, and the messages of a package."""
+    return tuple(_texts(file))
+
+
+def _texts(file: Path) -> Iterator[str]:
     source = file.read_text(encoding="utf-8")
     if file.suffix == ".md":
         yield _FENCED.sub("", source)
         return
+    yield from comments(source)
+    if file.suffix != ".py":  # Cython, which the parser does not know
+        yield from _DOCSTRING.findall(source)
+        return
+    is_ours = file.relative_to(ROOT).parts[0] not in ("tests", "benchmarks", "docs")
     for node in ast.walk(ast.parse(source)):
         match node:
             case ast.Expr(value=ast.Constant(value=str(docstring))):
                 yield docstring
-    yield from comments(source)
+            case ast.Constant(value=str(message)) if is_ours and message.count(" ") >= 2:
+                yield message
 
 
 def comments(source: str) -> Iterator[str]:
@@ -120,3 +135,11 @@ def test_vague_phrases_are_found_and_quoted_words_are_not() -> None:
     assert vague("It keeps those\nof the store.") == ["those of the store."]
     assert len(vague("The scan goes on. It lets the lock go; those who wait go on.")) == 4
     assert vague('These go on disk. "Those of" and `let_go` are words. It goes to the end.') == []
+
+
+def test_messages_and_the_texts_of_compiled_modules_are_read() -> None:
+    found = texts(ROOT / "kvstore/verify/records.py")
+    assert "the stamps in use differ from the records" in found
+    assert any(
+        "The value of `key`" in text for text in texts(ROOT / "kvstore/loops/compiled/lookup.pyx")
+    )
