@@ -6,6 +6,7 @@ import shutil
 from functools import cached_property
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -109,6 +110,20 @@ class WholeMachine(StoreMachine):
         lower = self.collection.upper
         info = self.collection.backup(self.store)
         assert (info.lower, info.upper) == (lower, self.store.upper)
+
+    @rule(data=st.data(), asked=st.lists(keys, max_size=8))
+    def join_backups(self, data: st.DataObject, asked: list[bytes]) -> None:
+        if not self.collection.upper:
+            return
+        low, high = self.collection.since, self.collection.upper - 1
+        times = [max(low, min(self.time(data), high)) for _ in asked]
+        labels = pa.table({"id": pa.array(asked, pa.binary()), "ts": pa.array(times, pa.int64())})
+        values = self.collection.join(labels).read_all()["value"].to_pylist()
+        assert values == [self.model.get(key, time) for key, time in zip(asked, times, strict=True)]
+
+    @rule()
+    def compact_backups(self) -> None:
+        self.collection.compact()
 
     @rule(data=st.data(), history=st.booleans())
     def restore(self, data: st.DataObject, history: bool) -> None:
