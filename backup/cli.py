@@ -115,7 +115,7 @@ def run(
 ) -> None:
     """Back up all commits since the last backup; the first backup is full.
 
-    A store that a service has open is backed up in that service: Collection.backup(store).
+    A service may have the store open. It must listen: kvstore.open(path, control=True).
 
     \b
     Examples:

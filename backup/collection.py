@@ -54,6 +54,7 @@ from backup.window import BackupInfo, Request, back_up, info
 from kvstore.arguments import require_age
 from kvstore.arrow import ROWS_SCHEMA
 from kvstore.clock import Clock, WallClock
+from kvstore.control.scripts import StoreOrClient, as_store
 from kvstore.errors import CorruptionError, UsageError
 from kvstore.forks import own
 from kvstore.joins import VALUE_COLUMNS, Join, OnGone, join
@@ -198,7 +199,7 @@ class Collection:
 
     def backup(
         self,
-        store: Store,
+        store: StoreOrClient,
         *,
         full: bool = False,
         token: str | None = None,
@@ -207,6 +208,9 @@ class Collection:
         upload: Upload = upload_here,
     ) -> BackupInfo:
         """Append all commits of `store` since the last backup; the first backup is full.
+
+        `store` may be a client by path (`kvstore.connect(path)`). Then this process reads the files
+        of the store beside its owner, and the owner keeps the history.
 
         The backup has everything that was committed before the call, and nothing that a crash can
         take back. Two scripts at once each take a window of their own. A `token` names this backup.
@@ -231,6 +235,10 @@ class Collection:
         if token is not None and not token:
             raise UsageError("the token is empty", "name the backup, or pass no token")
         address = (self._address, self._is_lasting)
+        if not isinstance(store, Store):
+            with as_store(store) as source:
+                request = Request(source, *address, full, token, max_age, upload, progress)
+                return back_up(self._chains, request)
         request = Request(store, *address, full, token, max_age, upload, progress)
         return back_up(self._chains, request)
 
@@ -280,7 +288,7 @@ class Collection:
 
     def restore_into(
         self,
-        store: Store,
+        store: StoreOrClient,
         as_of: TimeLike | None = None,
         prefix: bytes | None = None,
         *,
@@ -288,15 +296,16 @@ class Collection:
         end: bytes | None = None,
         progress: OnProgress | None = None,
     ) -> Timestamp:
-        """Import the rows alive at `as_of` into a live store, as one import; returns its stamp.
+        """Import the rows alive at `as_of` into a live store, or that of a client by path, as one
+        import; returns its stamp.
 
         Keys that the backup does not have stay as they are: delete their range first to replace
         it. `progress` and errors are as in `restore`. After an error nothing was added.
         """
         span = Span.of(start, end, prefix)
-        with self.snapshot(as_of) as (_, snapshot):
+        with as_store(store) as into, self.snapshot(as_of) as (_, snapshot):
             rows = Tally(progress).over(snapshot.read(span))
-            return restore_into_store(store, rows)
+            return restore_into_store(into, rows)
 
     def scan_batches(
         self, as_of: TimeLike | None = None, prefix: bytes | None = None

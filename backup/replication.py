@@ -18,6 +18,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing
 from datetime import timedelta
 from functools import partial
 from itertools import chain, groupby
@@ -31,7 +32,8 @@ import kvstore
 from backup.collection import Collection
 from backup.restore import built_from, restore_store, version_files
 from backup.shard import OP_DELETE, OP_PUT
-from backup.source import CollectionSource, Source, SourceWindow, Stop, StoreSource
+from backup.source import ClientSource, CollectionSource, Source, SourceWindow, Stop, StoreSource
+from kvstore.control.scripts import StoreOrClient, client_of
 from kvstore.errors import UsageError
 from kvstore.limits import REPLICA_BATCH_ROWS, REPLICA_WINDOW_BYTES, REPLICA_WINDOW_ROWS
 from kvstore.mvcc import RangeTombstone, WriteSet
@@ -41,7 +43,7 @@ from kvstore.timestamp import Timestamp
 
 
 def replicate(
-    source: Store | Collection | str,
+    source: StoreOrClient | Collection | str,
     target: str | os.PathLike[str] | Store,
     follow: bool = False,
     *,
@@ -51,7 +53,8 @@ def replicate(
 ) -> Timestamp:
     """Bring the replica `target` up to `source`; returns the replica's `upper`.
 
-    `source` is a live store, or a collection of backups (or its URL). `target` is a path, where a
+    `source` is a live store, the client of one by its path (`kvstore.connect(path)`), or a
+    collection of backups (or its URL). `target` is a path, where a
     replica is made if there is none, or an open replica, which can be read meanwhile. With `follow`
     the call continues until `stop` is set: commits of a live store are copied as they come, and a
     collection is polled every few seconds. `progress` is called with the replica's `upper` once it
@@ -65,16 +68,17 @@ def replicate(
     """
     stop = stop or Stop()
     path = _path_of(target)
-    if isinstance(source, Store) and source.path and source.path.resolve() == path.resolve():
+    live = None if isinstance(source, Collection | str) else source.path
+    if live is not None and live.resolve() == path.resolve():
         raise UsageError(f"{path} is the source itself", "replicate into a path of its own")
-    origin = _source(source, path, max_age)
-    if not isinstance(target, Store) and not path.exists():
-        first_copy(origin, path)
     until, tell = stop if follow else None, progress or (lambda upper: None)
-    if isinstance(target, Store):
-        return _follow(origin, target, until, tell)
-    with kvstore.open(path, create=False) as store:
-        return _follow(origin, store, until, tell)
+    with closing(_source(source, path, max_age)) as origin:
+        if not isinstance(target, Store) and not path.exists():
+            first_copy(origin, path)
+        if isinstance(target, Store):
+            return _follow(origin, target, until, tell)
+        with kvstore.open(path, create=False) as store:
+            return _follow(origin, store, until, tell)
 
 
 def first_copy(source: Source, path: Path) -> None:
@@ -200,11 +204,15 @@ def _path_of(target: str | os.PathLike[str] | Store) -> Path:
     return Path(target)
 
 
-def _source(source: Store | Collection | str, path: Path, max_age: timedelta | None) -> Source:
-    if isinstance(source, Store):
-        # Named after the target's place, so that a repeated first copy finds its own hold.
-        digest = hashlib.blake2b(os.fsencode(path.resolve()), digest_size=6).hexdigest()
-        return StoreSource(
-            source, f"replica-{digest}", max_age=max_age, address=str(path.absolute())
-        )
-    return CollectionSource(Collection(source) if isinstance(source, str) else source)
+def _source(
+    source: StoreOrClient | Collection | str, path: Path, max_age: timedelta | None
+) -> Source:
+    if isinstance(source, Collection | str):
+        return CollectionSource(Collection(source) if isinstance(source, str) else source)
+    # Named after the target's place, so that a repeated first copy finds its own hold.
+    name = f"replica-{hashlib.blake2b(os.fsencode(path.resolve()), digest_size=6).hexdigest()}"
+    client = client_of(source)
+    if client is not None:
+        return ClientSource(client, name, max_age=max_age, address=str(path.absolute()))
+    assert isinstance(source, Store)
+    return StoreSource(source, name, max_age=max_age, address=str(path.absolute()))

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from datetime import timedelta
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import pyarrow as pa
 
@@ -15,9 +15,14 @@ from backup.collection import Collection
 from backup.export import exported
 from backup.shard import Window
 from kvstore.claims import REPLICA
+from kvstore.control.scripts import as_store
 from kvstore.errors import HistoryGoneError, KVStoreError
 from kvstore.holds import Hold
+from kvstore.limits import CONTROL_POLL_S
 from kvstore.store import Store
+
+if TYPE_CHECKING:
+    from kvstore.client import Client
 
 POLL_SECONDS = 5.0
 """How often a collection is polled: storage sends no news, and backups come by the minute."""
@@ -88,9 +93,13 @@ class Source(Protocol):
         """Return when there may be history above `upper`, or once `stop` is set."""
         ...
 
+    def close(self) -> None:
+        """Close what this source has opened. The store or collection stays as it was."""
+        ...
+
 
 class StoreSource:
-    """A live store of this process. A hold keeps the history that the replica still lacks."""
+    """A live store. A hold keeps the history that the replica still lacks."""
 
     def __init__(self, store: Store, hold: str, *, max_age: timedelta | None, address: str) -> None:
         """`hold` names the hold, and `address` is shown beside it in lists of holds."""
@@ -146,6 +155,37 @@ class StoreSource:
         stop.wakes(self._store.replication.wake)
         self._store.wait_beyond(upper, stop=stop.is_set)
 
+    def close(self) -> None:
+        """See `Source.close`."""
+
+
+class ClientSource(StoreSource):
+    """A live store that another process of this machine owns. Each window is read from the files
+    as they are when it begins."""
+
+    def __init__(
+        self, client: Client, hold: str, *, max_age: timedelta | None, address: str
+    ) -> None:
+        self._client = client
+        self._opened = ExitStack()
+        store = self._opened.enter_context(as_store(client))
+        super().__init__(store, hold, max_age=max_age, address=address)
+
+    def upper(self) -> int:
+        """See `Source.upper`. Opens the store's files anew."""
+        self._opened.close()
+        self._store = self._opened.enter_context(as_store(self._client))
+        return super().upper()
+
+    def wait(self, upper: int, stop: Stop) -> None:
+        """See `Source.wait`. The owner is asked every `CONTROL_POLL_S`."""
+        while self._client.upper <= upper and not stop.wait(CONTROL_POLL_S):
+            pass
+
+    def close(self) -> None:
+        """Close the files."""
+        self._opened.close()
+
 
 class CollectionSource:
     """A collection of backups: the replica is as fresh as the newest backup."""
@@ -197,3 +237,6 @@ class CollectionSource:
         """See `Source.wait`."""
         while not stop.wait(self._poll_seconds) and self.upper() <= upper:
             pass
+
+    def close(self) -> None:
+        """See `Source.close`."""

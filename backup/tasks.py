@@ -28,8 +28,8 @@ from backup.collection import Collection
 from backup.shard.storage.address import require_address
 from kvstore.arguments import require_age
 from kvstore.codec.json import JsonObject
+from kvstore.control.scripts import StoreOrClient
 from kvstore.errors import UsageError
-from kvstore.store import Store
 from kvstore.tasks import Arguments, Handler, TaskProgress, age_of, handler, submit
 from kvstore.timestamp import TIMESTAMP_MAX, TimeLike, to_timestamp
 
@@ -39,7 +39,7 @@ EXPIRE_QUEUE: Final = "expire-collection"
 
 
 def handlers(
-    store: Store,
+    store: StoreOrClient,
     *,
     open_collection: Callable[[str], Collection] = Collection,
     every_s: float | None = None,
@@ -58,7 +58,7 @@ def handlers(
 
 
 def submit_backup(
-    store: Store,
+    store: StoreOrClient,
     url: str | os.PathLike[str],
     *,
     full: bool = False,
@@ -78,7 +78,7 @@ def submit_backup(
 
 
 def submit_compact(
-    store: Store,
+    store: StoreOrClient,
     url: str | os.PathLike[str],
     *,
     task_id: str | None = None,
@@ -90,7 +90,7 @@ def submit_compact(
 
 
 def submit_expire(
-    store: Store,
+    store: StoreOrClient,
     url: str | os.PathLike[str],
     before: TimeLike | None = None,
     *,
@@ -129,7 +129,7 @@ def _place(url: str | os.PathLike[str]) -> str:
 
 
 def _backup(
-    store: Store,
+    store: StoreOrClient,
     open_collection: Callable[[str], Collection],
     arguments: JsonObject,
     progress: TaskProgress,

@@ -1,7 +1,7 @@
 """`on_conflict="error"` refuses an import that has a row, a put or a delete, for a live key.
 
 The keys are looked up before the files enter the store, without the commit lock: one look-up a row.
-Later commits are checked under the lock, just before the import is added.
+Later commits are checked under the lock, just before the import is added (`kvstore.arrivals`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from kvstore.codec.keys import TAIL_BYTES
 from kvstore.codec.ordered import unframe
 from kvstore.engine.loose import LooseFiles
 from kvstore.errors import KEYS_NAMED_MAX, KeyConflictError
-from kvstore.imports import ImportRecord
 from kvstore.store import Store
 
 
@@ -25,26 +24,6 @@ def require_no_live_keys(store: Store, files: Sequence[Path]) -> None:
             store,
             (unframe(entry[:-TAIL_BYTES]) for entries, _ in loose.rows() for entry in entries),
         )
-
-
-def require_none_came(store: Store, record: ImportRecord, since: int) -> None:
-    """Raise `KeyConflictError` if a key of the linked import came alive after `since`.
-
-    `since=0` checks all live keys. The caller holds the commit lock, so no commit comes between.
-    """
-    changes = (
-        store.changes(since, order="time")
-        if since
-        else store.changes(0, revisions="latest")  # the newest state is always readable
-    )
-    _require_dead(
-        store,
-        (
-            change.key
-            for change in changes
-            if change.op == "put" and store.imports.has_row(record, change.key)
-        ),
-    )
 
 
 def _require_dead(store: Store, keys: Iterable[bytes]) -> None:

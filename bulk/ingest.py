@@ -26,15 +26,16 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from functools import partial
 from pathlib import Path
 from typing import Final, Literal, TypeAlias
 
-from bulk.conflicts import require_no_live_keys, require_none_came
+from bulk.conflicts import require_no_live_keys
 from bulk.contents import FILES_AT_ONCE, require_disjoint, require_rows, require_told
 from bulk.manifest import Manifest
 from bulk.staging import Identity, open_staged, opened_path, read_manifest, require_unaltered
 from kvstore.arguments import require_path
+from kvstore.arrivals import NoneCame
+from kvstore.control.scripts import StoreOrClient, as_store
 from kvstore.errors import (
     CorruptionError,
     ImportRefusedError,
@@ -57,7 +58,7 @@ _COPY_BYTES: Final = 1 << 20
 
 
 def ingest(
-    store: Store,
+    store: StoreOrClient,
     staging: str | os.PathLike[str],
     on_conflict: OnConflict = "overwrite",
     move: bool = False,
@@ -66,6 +67,9 @@ def ingest(
     progress: Callable[[str], None] | None = None,
 ) -> Timestamp:
     """Add a sealed import to `store`. Returns the timestamp at which all its rows became visible.
+
+    For a client (`kvstore.connect(path)`) this process checks and brings the files, and the owner
+    of the store adds them.
 
     Adding the same import again returns the first timestamp. `on_conflict="error"` raises
     `KeyConflictError`, which names the first live keys, instead of covering them; it looks up each
@@ -83,8 +87,8 @@ def ingest(
     directory = require_path(staging, name="staging")
     manifest = read_manifest(directory)
     tell = progress or (lambda step: None)
-    with store.imports.alone(manifest.import_id, adding=True):
-        return _ingest(store, directory, manifest, on_conflict, move, thorough, tell)
+    with as_store(store) as into, into.imports.alone(manifest.import_id, adding=True):
+        return _ingest(into, directory, manifest, on_conflict, move, thorough, tell)
 
 
 def require_on_conflict(given: str) -> None:
@@ -123,7 +127,7 @@ def _ingest(
             if not linked:
                 located = [_locate(directory, incoming, part.name) for part in manifest.parts]
                 require_no_live_keys(store, located)
-            check = partial(require_none_came, store, record, 0 if linked else checked_at)
+            check = NoneCame(store, record, 0 if linked else checked_at)
         tell("prepare")
         store.imports.prepare(record, keys)
         if not linked:
@@ -166,7 +170,7 @@ def record_of(manifest: Manifest) -> ImportRecord:
 def _incoming(store: Store, directory: Path, manifest: Manifest) -> Path:
     """The directory from which the engine takes the files. A store without a directory only reads
     them, so they stay where they were staged."""
-    name = f"{manifest.import_id:016x}"
+    name = f"{manifest.import_id:016x}{store.imports.place_suffix}"
     if store.path is None:
         return directory / f"{INGEST_DIRECTORY}-{name}"
     return store.path / INGEST_DIRECTORY / name

@@ -20,19 +20,19 @@ from typing import Final, cast
 from bulk.ingest import OnConflict, ingest
 from bulk.staging import read_manifest
 from kvstore.codec.json import JsonObject
-from kvstore.store import Store
+from kvstore.control.scripts import StoreOrClient
 from kvstore.tasks import Arguments, Handler, TaskProgress, handler, submit
 
 IMPORT_QUEUE: Final = "import"
 
 
-def handlers(store: Store) -> Mapping[str, Handler]:
+def handlers(store: StoreOrClient) -> Mapping[str, Handler]:
     """The handlers of the tasks that this module submits."""
     return {IMPORT_QUEUE: handler(partial(_import, store))}
 
 
 def submit_import(
-    store: Store,
+    store: StoreOrClient,
     staging: str | os.PathLike[str],
     on_conflict: OnConflict = "overwrite",
     move: bool = False,
@@ -62,7 +62,7 @@ def submit_import(
     )
 
 
-def _import(store: Store, arguments: JsonObject, progress: TaskProgress) -> Arguments:
+def _import(store: StoreOrClient, arguments: JsonObject, progress: TaskProgress) -> Arguments:
     # `ingest` checks the choice of `on_conflict`.
     on_conflict = cast("OnConflict", arguments.text("on_conflict"))
     stamp = ingest(

@@ -14,6 +14,7 @@ from kvstore.changes.generation import Generation
 from kvstore.claims import HoldRecord
 from kvstore.clock import Clock, ManualClock
 from kvstore.commit import Durability
+from kvstore.control import open  # noqa: A004  # kvstore.open is the public name
 from kvstore.feeds import Feed, FeedBatch, Position, Share
 from kvstore.gc import GcPolicy, GcReport
 from kvstore.holds import Hold
@@ -22,10 +23,7 @@ from kvstore.joins import Join, join
 from kvstore.late import __getattr__ as __getattr__
 from kvstore.live import LiveReader, follow
 from kvstore.mvcc import Version
-from kvstore.opening import (
-    open,  # noqa: A004  # kvstore.open is the public name
-    open_read_only,
-)
+from kvstore.opening import open_read_only
 from kvstore.snapshot import Snapshot
 from kvstore.span import Span
 from kvstore.store import Store

@@ -42,7 +42,7 @@ FORMAT_VERSION: Final = 1
 ENGINES: Final = ("rocksdb", "memory")
 
 
-def open(  # noqa: A001  # kvstore.open is the public name
+def open(  # noqa: A001  # named as the public call, which is in `kvstore.control`
     path: str | os.PathLike[str] | None,
     engine: str | Engine = "rocksdb",
     durability: Durability = "group",
@@ -51,33 +51,28 @@ def open(  # noqa: A001  # kvstore.open is the public name
     create: bool = True,
     gc: GcPolicy | None = None,
 ) -> Store:
-    """Open the store at `path`, creating it where nothing is (unless `create=False`).
+    """Open as `kvstore.open` does; the process does not listen."""
+    return open_as(Store, path, engine, durability, clock, create=create, gc=gc)
 
-    `durability` is the default of commits: `"sync"` (an fsync each), `"group"` (an fsync shared by
-    commits that wait together) or `"async"` (none; `store.sync()` makes all durable).
-    `engine="memory"` keeps everything in memory, and in a journal at `path`; with `path=None`
-    nothing is kept when the store is closed. With `path=None` an open `Engine` of your own may be
-    the `engine` (see `kvstore.testing.engines`): the store closes it. `clock` tells the time; the
-    machine's by default. `gc` collects garbage in the background (`Upkeep.start_gc`); without it
-    history is kept until `store.gc` is called.
 
-    The store belongs to the process that opens it: in a forked child each call raises
-    `ForkedError`, and `close` does nothing. Servers that fork their workers open in each worker.
-    A child forked while a RocksDB store is open can open others to read only (`open_read_only`),
-    for its copy of RocksDB has no threads; spawn and forkserver start processes without that limit.
-
-    Raises `LockedError` while another handle has it open, `NotAStoreError` where something else
-    (or a store of another engine) lies at `path`, `FormatVersionError` if a newer release wrote
-    it, `CorruptionError` if bytes are damaged. Costs some 7 ms, and 1 us per range tombstone
-    and import; in memory some 5 us per entry.
-    """
+def open_as(
+    face: type[AnyStore],
+    path: str | os.PathLike[str] | None,
+    engine: str | Engine,
+    durability: Durability,
+    clock: WallClock | None,
+    *,
+    create: bool,
+    gc: GcPolicy | None,
+) -> AnyStore:
+    """Open a store of the class `face`, as `kvstore.open` does."""
     require_durability(durability)
     directory = None if path is None else require_path(path)
     if clock is not None and not callable(getattr(clock, "wall_ns", None)):
         raise UsageError(f"clock={clock!r}", "pass a Clock, or an object with wall_ns()")
     opened = _open_engine(directory, engine, create=create)
     try:
-        store = assemble(Store, directory, opened, durability=durability, clock=clock or Clock())
+        store = assemble(face, directory, opened, durability=durability, clock=clock or Clock())
         store.upkeep.merge_files()
         store.upkeep.remove_leftovers()
         if gc is not None:
@@ -136,6 +131,11 @@ def open_read_only(path: str | os.PathLike[str]) -> Store:
     unflushed log. Files that the writer removes later stay readable here, on disk too, until the
     handle is closed.
     """
+    return read_as(Store, path)
+
+
+def read_as(face: type[AnyStore], path: str | os.PathLike[str]) -> AnyStore:
+    """Open a store of the class `face`, as `open_read_only` does."""
     directory = require_path(path)
     opened: Engine
     if engine_at(directory) == "memory":
@@ -144,7 +144,7 @@ def open_read_only(path: str | os.PathLike[str]) -> Store:
         opened = RocksEngine(directory, read_only=True)
     try:
         require_format(directory, opened)
-        return assemble(Store, directory, opened, durability="async", clock=Clock(), read_only=True)
+        return assemble(face, directory, opened, durability="async", clock=Clock(), read_only=True)
     except BaseException:
         opened.close()
         raise

@@ -6,6 +6,7 @@ import base64
 import binascii
 import re
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from datetime import timedelta
 from enum import Enum
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Annotated, Final, TypeVar
 
 import typer
 
+from kvstore.control.scripts import opened
 from kvstore.errors import NotAStoreError, UsageError
 from kvstore.opening import engine_at
 from kvstore.opening import open as open_store
@@ -135,16 +137,21 @@ def iso(timestamp: int) -> str:
     return str(Timestamp(timestamp))
 
 
-def open_to_write(path: Path) -> Store:
-    """Open a store by the engine that made it."""
-    made_by = engine_at(path)
-    return open_store(path, create=False) if made_by is None else open_store(path, made_by)
+def open_to_write(path: Path) -> AbstractContextManager[Store]:
+    """Open a store by the engine that made it. If a process that listens has it open, the store is
+    read from its files, and the process does the writes."""
+    return opened(path, _open_here)
 
 
-def open_or_create(path: Path, engine: str, *, create: bool) -> Store:
-    """Open a store. Where nothing is, make one of `engine` if `create`."""
+def open_or_create(path: Path, engine: str, *, create: bool) -> AbstractContextManager[Store]:
+    """Open a store as `open_to_write`. Where nothing is, make one of `engine` if `create`."""
     if create and engine_at(path) is None:
         return open_store(path, engine)
     if not create and not path.exists():
         raise NotAStoreError(str(path), "no store is there", "check the path, or pass --create")
     return open_to_write(path)
+
+
+def _open_here(path: Path) -> Store:
+    made_by = engine_at(path)
+    return open_store(path, create=False) if made_by is None else open_store(path, made_by)

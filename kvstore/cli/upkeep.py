@@ -161,8 +161,7 @@ def drop_hold(
 ) -> None:
     """Drop a hold whose owner is gone for good. The next gc removes the history that it kept.
 
-    The command prints the consequences for an owner that comes back after all. If a service has the
-    store open, call Store.drop_hold(name) in that service instead.
+    The command prints the consequences for an owner that comes back after all.
 
     \b
     Examples:

@@ -1,4 +1,4 @@
-"""Commands that write one key: put, delete. No other process may have the store open."""
+"""Commands that write one key: put, delete. A process that has the store open does it for them."""
 
 from __future__ import annotations
 

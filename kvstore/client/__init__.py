@@ -8,7 +8,7 @@ Floors, from the top:
     streams               rows as they arrive
     pool                  idle connections, and attempts
     calls connection      requests without a socket; HTTP/1.1 on one socket
-    endpoint reply        where a server is; an answer, parsed
+    endpoint reply tasks  where a server is; an answer, parsed; tasks for its queue
 """
 
 from kvstore.client.client import Client

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -16,10 +17,12 @@ from kvstore.client import calls, streams
 from kvstore.client.calls import ClientRequest
 from kvstore.client.pool import Pool
 from kvstore.client.reply import Reply
+from kvstore.client.tasks import ClientTasks
 from kvstore.client.transactions import RemoteTransactions
 from kvstore.commit import Durability
 from kvstore.mvcc import Version
 from kvstore.span import Span
+from kvstore.tasks import Tasks
 from kvstore.timestamp import TimeLike, Timestamp
 from kvstore.txn import UNCHECKED, Transaction, Unchecked, transact
 
@@ -70,6 +73,16 @@ class Client:
     def store_id(self) -> str:
         """See `Store.store_id`."""
         return str(self._times()["store_id"])
+
+    @property
+    def path(self) -> Path | None:
+        """The directory of the store, for a client by this path; None for one of an address."""
+        return self._pool.endpoint.store
+
+    @property
+    def tasks(self) -> Tasks:
+        """The queue of the store's tasks, to submit tasks to. The owner's process does them."""
+        return ClientTasks(self.call)
 
     def now(self) -> Timestamp:
         """See `Store.now`."""
@@ -251,6 +264,11 @@ class Client:
         """Call a verb by its name, with arguments as JSON: for verbs that this client lacks."""
         request: ClientRequest[dict[str, Any]] = calls.verb(verb, arguments, Reply.json)
         return self._pool.send(request)
+
+    def rows(self, verb: str, **arguments: Any) -> pa.RecordBatchReader:
+        """Call a verb that answers with rows, as `call`. The call is sent once."""
+        request: ClientRequest[dict[str, Any]] = calls.verb(verb, arguments, Reply.json)
+        return streams.rows(self._pool, request)
 
     def _times(self) -> dict[str, Any]:
         return self._pool.send(calls.fields_of("times"))

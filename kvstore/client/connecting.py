@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 from kvstore.arguments import require_seconds
 from kvstore.client import calls
 from kvstore.client.client import Client
 from kvstore.client.endpoint import Endpoint, client_tls
 from kvstore.client.pool import Pool
-from kvstore.limits import CLIENT_PATIENCE_S, CLIENT_TIMEOUT_S
+from kvstore.limits import CLIENT_PATIENCE_S, CLIENT_TIMEOUT_S, CONTROL_DIAL_S
 
 
 def connect(
@@ -20,8 +21,9 @@ def connect(
     timeout: float | None = None,
     patience: float | None = None,
 ) -> Client:
-    """A client of the store that is served at `address`: an `http` or `https` URL, or the path of a
-    Unix socket.
+    """A client of the store that is served at `address`: an `http` or `https` URL, the path of a
+    Unix socket, or the directory of a store, whose owner listens (`kvstore.open(path,
+    control=True)`).
 
     `token` goes with every call. `ca` is a file with the certificates of trusted issuers; by
     default these are the issuers that the machine trusts. `timeout` bounds each wait for the
@@ -34,6 +36,9 @@ def connect(
     if isinstance(text, str) and "://" in text:
         tls = client_tls(ca) if text.startswith("https:") else None
         endpoint = Endpoint.parse(text, token=token, tls=tls)
+    elif os.path.isdir(text):
+        endpoint = Endpoint.of_store(Path(os.fsdecode(text)).absolute())
+        endpoint.open(CONTROL_DIAL_S).close()  # where nobody listens, patience is of no use
     else:
         endpoint = Endpoint.at_path(text, token=token)
     wait = CLIENT_TIMEOUT_S if timeout is None else require_seconds(timeout, name="timeout")

@@ -6,8 +6,10 @@ import os
 import socket
 import ssl
 from dataclasses import dataclass, field
+from pathlib import Path
 from urllib.parse import quote, urlsplit
 
+from kvstore import control_socket
 from kvstore.errors import AccessDeniedError, DeterminateError, UsageError
 
 _PORT = 7447
@@ -24,6 +26,8 @@ class Endpoint:
     """The path at which an application has mounted the server."""
     tls: ssl.SSLContext | None = None
     token: str | None = field(default=None, repr=False)
+    store: Path | None = None
+    """The directory of a store, whose owner listens there."""
 
     @classmethod
     def parse(
@@ -59,7 +63,14 @@ class Endpoint:
         """The endpoint of a Unix socket."""
         return cls(path=path, token=_bearer(token))
 
+    @classmethod
+    def of_store(cls, directory: Path) -> Endpoint:
+        """The endpoint of the process that has the store in `directory` open."""
+        return cls(store=directory)
+
     def __str__(self) -> str:
+        if self.store is not None:
+            return f"the owner of {self.store}"
         host = f"[{self.host}]" if ":" in self.host else self.host
         return self.path or f"{'https' if self.tls else 'http'}://{host}:{self.port}{self.root}"
 
@@ -92,6 +103,8 @@ class Endpoint:
             raise DeterminateError(f"connecting to {self}", str(error)) from error
 
     def _open(self, timeout: float) -> socket.socket:
+        if self.store is not None:
+            return control_socket.dial(self.store, timeout)
         if self.path:
             opened = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             try:

@@ -20,7 +20,8 @@
     |   |-- UpperMismatchError      an append expected another upper; read it and decide anew
     |   |-- BusyError               another operation did not end in time
     |   |-- StaleReaderError        the writer took away what a reader needs; open it again
-    |   `-- LockedError             another owner has it open; wait, or stop the owner
+    |   |-- LockedError             another owner has it open; wait, or stop the owner
+    |   `-- NotListeningError       no owner listens; open it, or open it there with control=True
     |-- HistoryGoneError        read at a newer time
     |-- NotYetWrittenError      wait until `upper` has passed the time
     |-- FencedError             step down: a newer owner has taken over
@@ -72,6 +73,7 @@ from kvstore.errors.retry import (
     DeterminateError,
     HistoryHeldError,
     LockedError,
+    NotListeningError,
     PreconditionError,
     RetryableError,
     StaleReaderError,
@@ -123,6 +125,7 @@ __all__ = [
     "BusyError",
     "StaleReaderError",
     "LockedError",
+    "NotListeningError",
     "HistoryGoneError",
     "NotYetWrittenError",
     "FencedError",

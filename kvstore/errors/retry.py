@@ -115,10 +115,27 @@ class StaleReaderError(RetryableError):
 class LockedError(RetryableError):
     """Another owner holds `path` open for writing."""
 
-    def __init__(self, path: str, owner: str = "another process") -> None:
-        super().__init__(f"{path} is held by {owner}", "close it there, or wait until it is closed")
+    def __init__(
+        self,
+        path: str,
+        owner: str = "another process",
+        remedy: str = "close it there, or wait until it is closed",
+    ) -> None:
+        super().__init__(f"{path} is held by {owner}", remedy)
         self.path = path
         self.owner = owner
+
+
+class NotListeningError(RetryableError):
+    """No process listens at the store at `path`: none has it open with `control=True`."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(
+            f"no process listens at {path}",
+            "open the store here; or have the process that has it open listen: "
+            "kvstore.open(path, control=True)",
+        )
+        self.path = path
 
 
 def _version_text(version: int | None) -> str:

@@ -13,6 +13,6 @@ Floors, from the top:
 """
 
 from kvstore.imports.imports import INGEST_DIRECTORY, Imports
-from kvstore.imports.record import ImportRecord
+from kvstore.imports.record import ImportRecord, import_fields, read_import
 
-__all__ = ["INGEST_DIRECTORY", "ImportRecord", "Imports"]
+__all__ = ["INGEST_DIRECTORY", "ImportRecord", "Imports", "import_fields", "read_import"]

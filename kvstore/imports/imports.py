@@ -60,6 +60,9 @@ class Imports:
         self._index = index
         self._committer = committer
         self._loose = loose
+        self.place_suffix = ""
+        """The end of the names of directories in `ingest/`. Two processes must not bring files to
+        one directory."""
         self._meta = Meta(self._engine)
         self._lists = KeyLists(self._meta)
         self._aborting: set[int] = set()

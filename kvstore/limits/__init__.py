@@ -2,10 +2,11 @@
 
 Floors, from the top:
 
-    backup service
+    backup control service
     store
 """
 
 from kvstore.limits.backup import *  # noqa: F403  # each bound is defined once, and named here
+from kvstore.limits.control import *  # noqa: F403
 from kvstore.limits.service import *  # noqa: F403
 from kvstore.limits.store import *  # noqa: F403

@@ -25,12 +25,12 @@ if not __package__:
 
 from pyspark.sql import SparkSession
 
-import kvstore
 from backup.export import RowPosition, exported
 from backup.shard import VERSIONS, BatchDesc, OnProgress, Shard, ShardBatch, part_names, write_batch
 from backup.uploads import Attempt, Uploaded, upload_window
 from backup.window import BackupInfo
 from kvstore import Store
+from kvstore.control.scripts import StoreOrClient, opened
 from kvstore.opening import open_read_only
 from kvstore.span import Span
 from spark_connector.access import Access, Address
@@ -71,12 +71,12 @@ class SparkUpload:
             return upload_window(window, shard, attempt, progress)
         del window  # ends the pass that it has begun
         with copy_of(store, self.copies) as copy:
-            with open_read_only(copy) as opened:
+            with open_read_only(copy) as reader:
                 # GC may have run before the copy was taken: then the copy keeps less history.
-                newest = min(upto, int(opened.upper) - 1)
-                whole_since = exported(opened, since=attempt.since, upto=newest).whole_since
-                size = sum(file.size_bytes for file in opened.layout.files())
-                spans = opened.layout.splits(
+                newest = min(upto, int(reader.upper) - 1)
+                whole_since = exported(reader, since=attempt.since, upto=newest).whole_since
+                size = sum(file.size_bytes for file in reader.layout.files())
+                spans = reader.layout.splits(
                     task_count(self.spark, size, self.tasks),
                     None if attempt.after is None else Span(attempt.after.key),
                 )
@@ -111,7 +111,7 @@ def write_parts(task: BackupTask) -> ShardBatch:
 
 def backup(
     spark: SparkSession,
-    store: Store,
+    store: StoreOrClient,
     access: Address,
     *,
     full: bool = False,
@@ -135,13 +135,15 @@ def backup(
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line; returns the exit status."""
     parser = parser_of("backup", "Back a store up into a collection, in parallel.")
-    parser.add_argument("store", help="directory; no other process may have it open")
+    parser.add_argument(
+        "store", help="directory; a process that has it open must listen (control=True)"
+    )
     parser.add_argument("collection", help="path or URL, as all of Spark's machines see it")
     parser.add_argument("--full", action="store_true", help="begin a chain beside the present one")
     parser.add_argument("--token", help="name of this backup: running it again makes no second one")
     parser.add_argument("--tasks", type=int, help="number of tasks (default: by size)")
     given = parser.parse_args(arguments)
-    with job_session("backup", given) as spark, kvstore.open(given.store, create=False) as store:
+    with job_session("backup", given) as spark, opened(given.store) as store:
         info = backup(
             spark,
             store,

@@ -1,4 +1,4 @@
-"""The checkpoint of a store that tasks read, because one process alone can open the store."""
+"""The checkpoint of a store that tasks read: one process alone can open the store to write."""
 
 from __future__ import annotations
 
@@ -21,8 +21,7 @@ def copy_of(store: Store, copies: Path | None = None) -> Iterator[Path]:
     beside = Path(tempfile.gettempdir()) if store.path is None else store.path.absolute().parent
     directory = beside if copies is None else copies
     for left in directory.glob(f"{name}*"):
-        # Only this process has the store open: a killed process left the other copies of it.
-        if left.name.split("-")[-2] != str(os.getpid()):
+        if not _is_alive(int(left.name.split("-")[-2])):
             shutil.rmtree(left, ignore_errors=True)
     copy = directory / f"{name}{os.getpid()}-{secrets.token_hex(4)}"
     try:
@@ -30,3 +29,15 @@ def copy_of(store: Store, copies: Path | None = None) -> Iterator[Path]:
         yield copy
     finally:
         shutil.rmtree(copy, ignore_errors=True)
+
+
+def _is_alive(process: int) -> bool:
+    """Whether a process is there. All processes that copy a store run on the machine of its owner.
+    So a killed process left a copy whose number belongs to none."""
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:  # it belongs to another user
+        return True
+    return True

@@ -24,10 +24,9 @@ if not __package__:
 
 from pyspark.sql import SparkSession
 
-import kvstore
 from backup.restore import Built, built_from
 from backup.shard import ShardSnapshot, Split, Tally, View
-from kvstore import Store
+from kvstore.control.scripts import StoreOrClient, opened
 from kvstore.errors import UsageError
 from kvstore.span import Span
 from kvstore.timestamp import TimeLike, Timestamp
@@ -104,7 +103,7 @@ def restore(
 def restore_into(
     spark: SparkSession,
     access: Address,
-    store: Store,
+    store: StoreOrClient,
     *,
     as_of: TimeLike | None = None,
     prefix: bytes | str | None = None,
@@ -147,7 +146,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if given.into:
             with (
                 access.open().snapshot(_time(given.as_of)),
-                kvstore.open(given.path, create=False) as store,
+                opened(given.path) as store,
             ):
                 report = restore_into(spark, access, store, as_of=given.as_of, prefix=given.prefix)
             text = f"{report.rows:,} rows in {report.files} files, visible at {report.stamp}"

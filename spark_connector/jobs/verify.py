@@ -23,7 +23,6 @@ if not __package__:
 
 from pyspark.sql import SparkSession
 
-import kvstore
 from backup import VerifyReport
 from backup.chains import no_backup
 from backup.shard import AsOf, ShardBatch, ShardPart, Split, Window
@@ -167,7 +166,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with job_session("verify", given) as spark, ExitStack() as stack:
         store = None
         if given.contents is not None:
-            store = stack.enter_context(kvstore.open(given.contents, create=False))
+            store = stack.enter_context(open_read_only(given.contents))
         report = verify(spark, access_of(given), store)
     compared = f", {report.rows:,} rows as in the store" if given.contents is not None else ""
     sys.stdout.write(f"{report.parts} parts, {report.bytes:,} bytes: as written{compared}\n")

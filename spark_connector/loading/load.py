@@ -1,6 +1,6 @@
 """A DataFrame into a store as one import: `bulk_import`, or `stage_import` and later `bulk.ingest`.
 
-The process that calls adds the import, because it alone has the store open.
+The process that calls adds the import, or its owner does so for it.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import bulk
 from bulk.ingest import OnConflict, require_on_conflict
 from bulk.manifest import Manifest
 from bulk.sort import Duplicates
+from kvstore.control.scripts import StoreOrClient, as_store
 from kvstore.errors import ImportRefusedError, UsageError
 from kvstore.imports import INGEST_DIRECTORY
 from kvstore.store import Store
@@ -43,7 +44,7 @@ class ImportReport:
 
 def bulk_import(
     df: DataFrame,
-    store: Store,
+    store: StoreOrClient,
     key: Columns,
     value: Column | str,
     staging: str | Path | None = None,
@@ -59,6 +60,7 @@ def bulk_import(
 ) -> Timestamp:
     """Load `df` into `store`. Returns the timestamp at which all its rows became visible.
 
+    `store` is open in this process, or the client of its owner (`kvstore.connect(path)`).
     `staging` must be an empty or new directory that the workers share with this process. If it is
     on the store's file system, its files are moved, not copied. The default is a directory beside
     the store's files. It needs room for the rows twice, and is removed after the import is added.
@@ -76,7 +78,7 @@ def bulk_import(
 
 def run_import(
     rows: ImportRows,
-    store: Store,
+    store: StoreOrClient,
     staging: str | Path | None = None,
     on_conflict: OnConflict = "overwrite",
     *,
@@ -88,6 +90,18 @@ def run_import(
     The seconds of the report are 0 if the job ran before.
     """
     require_on_conflict(on_conflict)
+    with as_store(store) as into:
+        return _run(rows, into, staging, on_conflict, import_id, progress)
+
+
+def _run(
+    rows: ImportRows,
+    store: Store,
+    staging: str | Path | None,
+    on_conflict: OnConflict,
+    import_id: int | None,
+    progress: Progress | None,
+) -> ImportReport:
     if import_id is not None and (known := _added_before(store, import_id)) is not None:
         return known
     directory = _staging_directory(store, staging)

@@ -17,15 +17,15 @@ from pyspark.sql import Column, DataFrame
 from bulk.ingest import OnConflict
 from bulk.sort import Duplicates
 from kvstore.codec.keys import IMPORT_ID_MAX
+from kvstore.control.scripts import StoreOrClient
 from kvstore.errors import UsageError
-from kvstore.store import Store
 from spark_connector.loading.columns import Columns
 from spark_connector.loading.load import run_import
 from spark_connector.loading.rows import ImportRows
 
 
 def batch_importer(
-    store: Store,
+    store: StoreOrClient,
     name: str,
     key: Columns,
     value: Column | str,

@@ -139,7 +139,9 @@ def test_bad_rows_are_named_and_leave_nothing(
 
 
 @pytest.mark.parametrize(
-    "rows", [None, "path.parquet", {"key": [b"a"]}, [1], pa.array([1])], ids=repr
+    "rows",
+    [None, "path.parquet", {"key": [b"a"]}, [1], pa.array([1])],
+    ids=lambda rows: type(rows).__name__,
 )
 def test_rows_of_no_table_are_refused(tmp_path: Path, rows: Any) -> None:
     with pytest.raises(UsageError, match=r"rows|batch"):

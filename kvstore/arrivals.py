@@ -1,0 +1,41 @@
+"""Live keys that came in the way of an import after it was checked against the store."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import islice
+
+from kvstore.errors import KEYS_NAMED_MAX, KeyConflictError
+from kvstore.imports import ImportRecord
+from kvstore.store import Store
+
+
+@dataclass(frozen=True, slots=True)
+class NoneCame:
+    """The check that no key of the linked import `record` came alive after `since`.
+
+    `since=0` checks all live keys: the newest state is always readable. The caller holds the commit
+    lock, so no commit comes between. Costs a look-up for each key that was put since.
+    """
+
+    store: Store
+    record: ImportRecord
+    since: int
+
+    def __call__(self) -> None:
+        """Raise `KeyConflictError` for keys that came alive."""
+        changes = (
+            self.store.changes(self.since, order="time")
+            if self.since
+            else self.store.changes(0, revisions="latest")
+        )
+        keys = (
+            change.key
+            for change in changes
+            if change.op == "put" and self.store.imports.has_row(self.record, change.key)
+        )
+        alive = list(
+            islice((key for key in keys if self.store.get(key) is not None), KEYS_NAMED_MAX)
+        )
+        if alive:
+            raise KeyConflictError(alive)

@@ -1,0 +1,12 @@
+"""Scripts beside the process that owns a store: the owner listens, and scripts ask it for little.
+
+Floors, from the top:
+
+    opening scripts    `kvstore.open`; how a script reaches a store
+    listener beside    the thread that answers; a store that another process owns
+    verbs              what a script asks of the owner
+"""
+
+from kvstore.control.opening import open  # noqa: A004  # kvstore.open is the public name
+
+__all__ = ["open"]

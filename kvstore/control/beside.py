@@ -1,0 +1,281 @@
+"""A store that another process owns: it is read from its files, and its owner does the rest.
+
+    with as_store(client) as store:
+        collection.backup(store)
+
+A script beside a service reads by itself, so the heavy work costs the owner nothing. It asks the
+owner for little: holds, records of imports, durable frontiers, checkpoints.
+
+Invariants
+1. All that the handle shows was durable before the handle was given out, so no crash of the owner
+   takes back what a backup has stored.
+2. The handle shows one moment. Windows of backups end below its `upper`, also where the owner has
+   newer commits.
+3. Holds and imports are read from the owner at the moment of the call, never from the files.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from kvstore import opening
+from kvstore.arguments import require_path
+from kvstore.arrivals import NoneCame
+from kvstore.changes import ChangeIndex
+from kvstore.claims import USER, HoldRecord, Pins, from_fields
+from kvstore.client import Client
+from kvstore.codec.json import JsonObject
+from kvstore.commit import Committer, Durability
+from kvstore.errors import IndeterminateError, UsageError
+from kvstore.gc import GcReport
+from kvstore.holds import Hold, Holds
+from kvstore.imports import ImportRecord, Imports, import_fields, read_import
+from kvstore.meta import Meta
+from kvstore.mvcc import Versions
+from kvstore.protocol import failure_of, to_json
+from kvstore.store import Store
+from kvstore.tasks import Tasks
+from kvstore.timestamp import TimeLike, Timestamp, to_timestamp
+
+
+class StoreBeside(Store):
+    """A store at one moment, read from its files beside its owner. The owner takes claims and
+    writes."""
+
+    owner: Client
+
+    def attend(self, owner: Client) -> None:
+        """Have `owner` take claims and writes."""
+        self.owner, parts = owner, self._parts
+        meta = Meta(self._engine)
+        self.holds = HoldsBeside(meta, parts.committer, parts.pins, owner=owner)
+        self.imports = ImportsBeside(parts.versions, parts.index, parts.committer, owner=owner)
+
+    def checkpoint(self, path: str | Path) -> Timestamp:
+        """A copy that the owner makes; see `Store.checkpoint`."""
+        target = require_path(path).absolute()
+        if target.exists():
+            raise UsageError(f"{target} exists", "checkpoint into a path that does not")
+        return Timestamp(work_of(self.owner, "checkpoint", None, path=str(target))["timestamp"])
+
+    @property
+    def tasks(self) -> Tasks:
+        """The queue of the owner. Tasks can be submitted to it; its own process does them."""
+        return self.owner.tasks
+
+    # -- writes -----------------------------------------------------------------------------
+
+    def put(self, key: bytes, value: bytes, *, durability: Durability | None = None) -> Timestamp:
+        """See `Store.put`. This handle does not show it."""
+        return self.owner.put(key, value, durability=durability)
+
+    def delete(self, key: bytes, *, durability: Durability | None = None) -> Timestamp:
+        """See `Store.delete`."""
+        return self.owner.delete(key, durability=durability)
+
+    def revert_import(self, import_id: int) -> Timestamp:
+        """See `Store.revert_import`."""
+        found = self.owner.call("revert_import", import_id=f"{import_id:016x}")
+        return Timestamp(found["timestamp"])
+
+    def clear_range(self, start: bytes, end: bytes, *, compact: bool = True) -> Timestamp:
+        """See `Store.clear_range`."""
+        fields = {"start": to_json(start), "end": to_json(end), "compact": compact}
+        return Timestamp(work_of(self.owner, "clear_range", None, **fields)["timestamp"])
+
+    def gc(
+        self,
+        before: TimeLike | None = None,
+        keep: timedelta | None = None,
+        *,
+        compact: bool = False,
+        progress: Callable[[int], None] | None = None,
+    ) -> GcReport:
+        """See `Store.gc`. An error that `progress` raises ends the run of the owner."""
+        found = work_of(
+            self.owner,
+            "gc",
+            progress,
+            before=None if before is None else int(to_timestamp(before, name="before")),
+            keep=None if keep is None else keep.total_seconds(),
+            compact=compact,
+        )
+        claims = {
+            name: tuple(_hold_record(fields) for fields in found[name])
+            for name in ("lost_holds", "held_by")
+        }
+        return GcReport(**{**found, **claims})
+
+
+class HoldsBeside(Holds):
+    """The holds of a store that another process owns."""
+
+    def __init__(self, meta: Meta, committer: Committer, pins: Pins, *, owner: Client) -> None:
+        super().__init__(meta, committer, pins)
+        self.owner = owner
+        self._newest = committer.upper - 1
+
+    def all(self) -> list[HoldRecord]:
+        """See `Holds.all`."""
+        return [_hold_record(fields) for fields in self.owner.call("holds")["holds"]]
+
+    def take(
+        self,
+        name: str,
+        at: TimeLike | None = None,
+        max_age: timedelta | None = None,
+        *,
+        durable: bool = True,
+        kind: str = USER,
+        address: str = "",
+    ) -> Hold:
+        """See `Holds.take`. A new hold stands at the newest time of this handle: what is read here
+        must stay."""
+        if at is None and not any(each.name == name and not each.lost for each in self.all()):
+            at = self._newest
+        found = self.owner.call(
+            "hold",
+            name=name,
+            at=None if at is None else int(to_timestamp(at, name="at")),
+            max_age=None if max_age is None else max_age.total_seconds(),
+            durable=durable,
+            kind=kind,
+            address=address,
+        )
+        return Hold(self, name, found["token"], is_new=found["is_new"])
+
+    def move(
+        self,
+        name: str,
+        token: str,
+        to: TimeLike,
+        *,
+        durable: bool = True,
+        reached: TimeLike | None = None,
+    ) -> None:
+        """See `Holds.move`."""
+        self.owner.call(
+            "move_hold",
+            name=name,
+            token=token,
+            to=int(to_timestamp(to, name="to")),
+            durable=durable,
+            reached=None if reached is None else int(to_timestamp(reached, name="reached")),
+        )
+
+    def release(self, name: str, token: str) -> None:
+        """See `Holds.release`."""
+        self.owner.call("release_hold", name=name, token=token)
+
+    def drop(self, name: str) -> HoldRecord:
+        """See `Holds.drop`."""
+        return _hold_record(self.owner.call("drop_hold", name=name))
+
+    def require_owned(self, name: str, token: str) -> HoldRecord:
+        """See `Holds.require_owned`."""
+        return _hold_record(self.owner.call("held", name=name, token=token))
+
+
+class ImportsBeside(Imports):
+    """The imports of a store that another process owns. The files are brought here; the owner takes
+    them, in the call that adds the import."""
+
+    def __init__(
+        self, versions: Versions, index: ChangeIndex, committer: Committer, *, owner: Client
+    ) -> None:
+        super().__init__(versions, index, committer)
+        self.owner = owner
+        self._prepared: dict[int, ImportRecord] = {}
+        self._files: list[str] = []
+        self.place_suffix = f"-{secrets.token_hex(4)}"
+
+    def get(self, import_id: int) -> ImportRecord | None:
+        """See `Imports.get`."""
+        fields = self.owner.call("known_import", import_id=f"{import_id:016x}")["import"]
+        if fields is None:
+            return None
+        return read_import(import_id, JsonObject(fields, where="the owner's answer"))
+
+    def is_linked(self, record: ImportRecord) -> bool:
+        """False: the owner looks when it takes the files."""
+        return False
+
+    def prepare(self, record: ImportRecord, keys: Collection[bytes] | None = None) -> None:
+        """See `Imports.prepare`."""
+        self._prepared[record.import_id] = record
+        listed = None if keys is None else [to_json(key) for key in keys]
+        self.owner.call("prepare_import", **_import_named(record), keys=listed)
+
+    def link(self, files: Sequence[Path]) -> None:
+        """Note the files. The owner takes them in `add`."""
+        self._files = [f"{file.parent.name}/{file.name}" for file in files]
+
+    def add(self, import_id: int, *, check: Callable[[], None] | None = None) -> Timestamp:
+        """See `Imports.add`. `check` is a `NoneCame`, which the owner makes again."""
+        assert check is None or isinstance(check, NoneCame)
+        found = work_of(
+            self.owner,
+            "add_import",
+            None,
+            **_import_named(self._prepared[import_id]),
+            files=self._files,
+            none_since=None if check is None else int(check.since),
+        )
+        return Timestamp(found["timestamp"])
+
+    def abort(self, import_id: int) -> bool:
+        """See `Imports.abort`."""
+        found = work_of(self.owner, "abort_import", None, import_id=f"{import_id:016x}")
+        return bool(found["aborted"])
+
+    def revert(self, import_id: int) -> Timestamp:
+        """See `Imports.revert`."""
+        found = self.owner.call("revert_import", import_id=f"{import_id:016x}")
+        return Timestamp(found["timestamp"])
+
+
+def work_of(
+    owner: Client, verb: str, progress: Callable[[int], None] | None, /, **fields: Any
+) -> Mapping[str, Any]:
+    """Have the owner do long work, and return its result. An error that `progress` raises ends the
+    work at its next step."""
+    for batch in owner.rows(verb, **fields):
+        (row,) = batch.to_pylist()
+        if row["result"] is not None:
+            result: Mapping[str, Any] = json.loads(row["result"])
+            return result
+        if row["error"] is not None:
+            raise failure_of(json.loads(row["error"]), status=500, where=repr(owner))
+        if progress is not None:
+            progress(row["done"])
+    raise IndeterminateError(f"{verb} by {owner!r}", "the answer ended without a result")
+
+
+@contextmanager
+def beside(owner: Client) -> Iterator[StoreBeside]:
+    """The store of `owner` as of now, for the time of the block; see `kvstore.control.scripts`."""
+    if owner.path is None:
+        raise UsageError(
+            f"{owner!r} reaches a store whose files are elsewhere",
+            "run this on the machine of the store, with kvstore.connect(path)",
+        )
+    durable = owner.sync()
+    with opening.read_as(StoreBeside, owner.path) as opened:
+        opened.attend(owner)
+        if opened.upper > durable:  # commits that came meanwhile
+            owner.sync()
+        yield opened
+
+
+def _hold_record(fields: Mapping[str, Any]) -> HoldRecord:
+    return from_fields(fields["name"], JsonObject(dict(fields), where="the owner's answer"))
+
+
+def _import_named(record: ImportRecord) -> dict[str, str]:
+    return {"import_id": f"{record.import_id:016x}", "record": json.dumps(import_fields(record))}

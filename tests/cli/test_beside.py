@@ -1,0 +1,76 @@
+"""Commands beside a service that has the store open: the service does the writes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import bulk
+import kvstore
+from kvstore.testing.bounds import bounds
+from tests.cli.installed import Run, told
+
+pytestmark = pytest.mark.usefixtures("each_engine")
+
+
+@pytest.fixture
+def service(tmp_path: Path) -> Iterator[kvstore.Store]:
+    with kvstore.open(tmp_path / "store", control=True) as store:
+        store.put(b"AA1", b"on time")
+        yield store
+
+
+def test_commands_that_write(service: kvstore.Store, run: Run, tmp_path: Path) -> None:
+    run("put", service.path, "AA2", "late")
+    assert service.get(b"AA2") == b"late"
+    run("delete", service.path, "AA2")
+    assert service.get(b"AA2") is None
+    (tmp_path / "rows.csv").write_text("key,value\nBB1,early\n")
+    assert told(run("import", service.path, tmp_path / "rows.csv", "--json"))["rows"] == 1
+    assert service.get(b"BB1") == b"early"
+    made = bulk.Import.create(tmp_path / "staged")
+    with made.writer() as writer:
+        writer.put(b"CC1", b"gone")
+    made.seal()
+    run("import", service.path, tmp_path / "staged", "--move")
+    assert service.get(b"CC1") == b"gone"
+    run("import", service.path, tmp_path / "rows.csv", "--on-conflict", "error", code=2)
+
+
+def test_commands_of_upkeep(service: kvstore.Store, run: Run) -> None:
+    service.put(b"AA1", b"late")
+    service.hold("abandoned")
+    dropped = told(run("holds", "drop", service.path, "abandoned", "--json"))
+    assert dropped["name"] == "abandoned"
+    report = told(run("gc", service.path, "--keep", "0s", "--json"))
+    assert report["versions"] == 1
+    assert len(service.history(b"AA1")) == 1
+    assert told(run("verify", service.path, "--json"))["ok"]
+
+
+def test_commands_of_backups(service: kvstore.Store, run: Run, tmp_path: Path) -> None:
+    collection, standby = tmp_path / "collection", tmp_path / "standby"
+    assert told(run("backup", "run", service.path, collection, "--json"))["rows"] == 1
+    service.put(b"AA1", b"late")
+    assert told(run("backup", "run", service.path, collection, "--json"))["rows"] == 1
+    run("backup", "verify", collection, "--depth", "contents", "--store", service.path)
+    run("backup", "replicate", service.path, standby)
+    with kvstore.open_read_only(standby) as copy:
+        assert dict(copy.scan()) == dict(service.scan())
+    service.delete(b"AA1")
+    run("backup", "restore", collection, service.path, "--into")
+    assert service.get(b"AA1") == b"late"
+
+
+def test_a_service_that_does_not_listen_is_named(tmp_path: Path, run: Run) -> None:
+    with (
+        bounds({"CONTROL_TRY_S": 0.0}),
+        kvstore.open(tmp_path / "store"),
+    ):
+        for words in (
+            ("put", tmp_path / "store", "k", "v"),
+            ("backup", "run", tmp_path / "store", tmp_path / "collection"),
+        ):
+            assert "control=True" in run(*words, code=3).output
