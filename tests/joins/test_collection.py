@@ -215,3 +215,24 @@ def test_a_damaged_part_is_named(store: Store, collection: backup.Collection) ->
     file.write_bytes(data)
     with pytest.raises(CorruptionError, match="part"):
         collection.join(table([(b"a", at)])).read_all()
+
+
+def test_many_range_deletes_over_one_key_hide_what_they_should(
+    store: Store, clock: ManualClock, collection: backup.Collection
+) -> None:
+    """Ranges nest, cross, abut and share times with one another, in two windows."""
+    pick = random.Random(seed_of(SEED, None))
+    times = []
+    for number in range(300):
+        clock.advance(10)
+        low, high = sorted(pick.sample(range(100), 2))
+        with store.transaction() as txn:
+            txn.put(b"%02d" % pick.randrange(100), b"%d" % number)
+            if pick.random() < 0.6:
+                txn.delete_range(b"%02d" % low, b"%02d" % high)
+        times.append(int(store.upper) - 1)
+        if number == 150:
+            collection.backup(store)
+    collection.backup(store)
+    labels = table([(b"%02d" % pick.randrange(100), pick.choice(times)) for _ in range(3000)])
+    assert collection.join(labels).read_all().equals(store.join(labels).read_all())

@@ -13,6 +13,7 @@ Invariants
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -107,6 +108,26 @@ class _Group(NamedTuple):
         return values
 
 
+class _Tombstone(NamedTuple):
+    """A range tombstone. `start` is below `end`."""
+
+    start: bytes
+    end: bytes
+    timestamp: int
+
+
+def _tombstones(group: _Group, times: Longs, ops: Longs) -> list[_Tombstone]:
+    rows = np.flatnonzero((ops == OP_DELETE_RANGE) & (times >= group.part.drop_below))
+    starts = group.rows.column("key").take(pa.array(rows)).to_pylist()
+    ends = group.rows.column("end_key").take(pa.array(rows)).to_pylist()
+    with translated(group.part):
+        if not all(
+            end is not None and start < end for start, end in zip(starts, ends, strict=True)
+        ):
+            raise ValueError("a range delete has no end behind its start")
+    return list(map(_Tombstone, starts, ends, times[rows].tolist()))
+
+
 def _touched(keys: pa.Array, low: bytes, high: bytes | None) -> tuple[int, int]:
     """The first of the sorted keys in `[low, high]`, and the first behind them."""
     end = len(keys) if high is None else lower_bound(keys, high + b"\0")
@@ -167,6 +188,7 @@ class _Search:
         self._times = np.full(count, _NOTHING, np.int64)
         self._cover = np.full(count, _NOTHING, np.int64)
         self._sources = np.full(count, _NOTHING, np.int64)
+        self._tombstones: list[_Tombstone] = []
         self._values: list[pa.Array] = []
         self._rows = self._nbytes = 0
 
@@ -175,7 +197,7 @@ class _Search:
         times = column_numpy(group.rows, "timestamp")
         ops = group.rows.column("op").to_numpy()
         if "end_key" in group.rows.schema.names:
-            self._cover_with(group, times, ops)
+            self._tombstones += _tombstones(group, times, ops)
         labels, rows = self._matched(group, times, ops)
         better = self._is_open[labels] & (times[rows] > self._times[labels])
         better &= times[rows] >= group.part.drop_below
@@ -184,11 +206,11 @@ class _Search:
         self._sources[labels] = _NOTHING
         is_shown = ops[rows] == OP_PUT
         is_shown &= self._labels.times[labels] - times[rows] <= self._bounds.age_max
-        is_shown &= self._cover[labels] <= times[rows]
         return self._take_values(group, labels[is_shown], rows[is_shown])
 
     def end_batch(self) -> bool:
         """Close the labels that a row has answered. Returns whether any label is open."""
+        self._cover_labels()
         self._is_open &= (self._times == _NOTHING) & (self._cover == _NOTHING)
         return bool(self._is_open.any())
 
@@ -219,21 +241,32 @@ class _Search:
         )
         return np.frombuffer(found[0], np.int64), np.frombuffer(found[1], np.int64)
 
-    def _cover_with(self, group: _Group, times: Longs, ops: Longs) -> None:
-        """Note the range tombstones of a row group. Each costs two binary searches, and a look at
-        the labels that it covers."""
-        rows = np.flatnonzero((ops == OP_DELETE_RANGE) & (times >= group.part.drop_below))
-        starts = group.rows.column("key").take(pa.array(rows)).to_pylist()
-        ends = group.rows.column("end_key").take(pa.array(rows))
-        if ends.null_count:
-            with translated(group.part):
-                raise ValueError("a range delete has no end")
-        for start, end, time in zip(starts, ends.to_pylist(), times[rows].tolist(), strict=True):
-            first, last = (lower_bound(self._labels.keys, key) for key in (start, end))
+    def _cover_labels(self) -> None:
+        """Note for each label the newest range tombstone of the batch that its read sees.
+
+        Between two borders of tombstones the same ones cover all keys. So a sort of the borders,
+        and a binary search for each label, are enough however many tombstones lie over a key.
+        """
+        keys, starts, times = self._labels.keys, self._labels.starts, self._labels.times
+        borders: list[tuple[int, bool, int]] = []
+        for each in self._tombstones:
+            first, last = lower_bound(keys, each.start), lower_bound(keys, each.end)
             if first < last:
-                under = slice(self._labels.starts[first], self._labels.starts[last])
-                seen = np.where(self._labels.times[under] >= time, time, _NOTHING)
-                np.maximum(self._cover[under], seen, out=self._cover[under])
+                borders += [(first, True, each.timestamp), (last, False, each.timestamp)]
+        self._tombstones = []
+        active: list[int] = []
+        before = 0
+        for at, is_start, time in sorted(borders):
+            if active and at > before:
+                under = slice(starts[before], starts[at])
+                place = np.searchsorted(active, times[under], side="right")
+                newest = np.array([_NOTHING, *active])[place]
+                np.maximum(self._cover[under], newest, out=self._cover[under])
+            before = at
+            if is_start:
+                bisect.insort(active, time)
+            else:
+                active.remove(time)
 
     def _take_values(self, group: _Group, labels: Longs, rows: Longs) -> bool:
         if not len(rows):
