@@ -19,7 +19,7 @@ PACKAGES = ("kvstore", "bulk", "backup")
 INNER_LOOPS = "kvstore/loops/"
 """Compiled where they are measured: they open no frame there."""
 
-FILES_MAX = 53
+FILES_MAX = 54
 """Decision 70 tells why it is not 30."""
 BACKUP_FILES_MAX = 20
 
