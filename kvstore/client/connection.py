@@ -6,6 +6,7 @@ Python's `http.client` takes three times as long for a small request, most of it
 from __future__ import annotations
 
 import contextlib
+import select
 import socket
 import ssl
 import struct
@@ -102,14 +103,20 @@ class Connection:
         """Whether the server has closed an idle connection, or sent what nobody asked for."""
         if self._buffer:
             return True
+        is_tls = isinstance(self._socket, ssl.SSLSocket)
         try:
+            if is_tls:  # a socket with a timeout of Python's would wait for it
+                ready = select.poll()
+                ready.register(self._socket, select.POLLIN)
+                if not ready.poll(0):
+                    return False
             # Below TLS, whose tickets may lie there unasked.
             news = socket.socket.recv(self._socket, 1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
         except BlockingIOError:
             return False
         except OSError:
             return True
-        return not news or not isinstance(self._socket, ssl.SSLSocket)
+        return not news or not is_tls
 
     def close(self) -> None:
         """Close the socket. Repeatable."""

@@ -147,12 +147,14 @@ class App:
     # -- one request ------------------------------------------------------------------------
 
     async def _serve(self, head: Head, receive: Receive, send: Send) -> None:
-        taken = 0
+        taken, status = 0, 0
         try:
             if head.path == b"/healthz":
                 await _send_json(send, {"ok": True})
                 return
+            status = 401  # of a caller without a token that is known
             access = self._admit(head)
+            status = 0
             length = head.length
             if length is None or length > SERVER_BODY_BYTES_MAX:
                 if length is not None:
@@ -168,7 +170,7 @@ class App:
             body = await _body(receive, length) if length else b""
             await self._answer(head, access, body, send)
         except KVStoreError as error:
-            await _send_error(send, error)
+            await _send_error(send, error, status if self.has_tokens else 0)
         except (BrokenStreamError, asyncio.CancelledError, OSError):
             raise
         except Exception as error:
@@ -236,6 +238,8 @@ class App:
         verb = service.verb(name)
         key = unquoted(head.path[len(_KEYS) :])
         fields = fields_of(head.query) if head.query else {}
+        if "key" in fields or "value" in fields:
+            raise UsageError("a key and a value in the query", "the path is the key")
         fields["key"] = key
         if name != "get":
             if name == "put":
@@ -398,8 +402,8 @@ async def _send_json(send: Send, answer: Any, status: int = 200) -> None:
     await _send(send, status, JSON_TYPE, json.dumps(answer).encode())
 
 
-async def _send_error(send: Send, error: KVStoreError) -> None:
-    status = status_of(error)
+async def _send_error(send: Send, error: KVStoreError, status: int = 0) -> None:
+    status = status or status_of(error)
     body = json.dumps(failure_fields(error)).encode()
     extra = ((b"www-authenticate", b"Bearer"),) if status == 401 else ()
     await _send(send, status, JSON_TYPE, body, extra)

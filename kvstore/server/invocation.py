@@ -67,8 +67,10 @@ class Invocation:
         )
 
     def column(self, name: str) -> list[Any]:
-        """The column `name` of the Arrow table, as a list."""
+        """The column `name` of the Arrow table, as a list. A column that was left out is null."""
         assert self.table is not None
+        if name not in self.table.column_names:
+            return [None] * self.table.num_rows
         return list(self.table.column(name).to_pylist())
 
     def span(self) -> Span:

@@ -1,0 +1,158 @@
+"""TLS with a certificate that the test makes, and the addresses that are served without it."""
+
+from __future__ import annotations
+
+import datetime
+import ipaddress
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+import kvstore
+from kvstore.client import connect
+from kvstore.errors import AccessDeniedError, KVStoreError, LockedError, UsageError
+from kvstore.server import ListenAddress, Token, app, read_tokens, server_tls, serving
+from tests.server.process import ServerProcess
+
+SECRET = "s" * 32
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """The files of a certificate for this machine, and of its key."""
+    place = tmp_path_factory.mktemp("tls")
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "localhost")])
+    now = datetime.datetime.now(datetime.timezone.utc)
+    names = [x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]
+    made = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(1)
+        .not_valid_before(now - datetime.timedelta(hours=1))
+        .not_valid_after(now + datetime.timedelta(hours=1))
+        .add_extension(x509.SubjectAlternativeName(names), critical=False)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    cert_file, key_file = place / "cert.pem", place / "key.pem"
+    cert_file.write_bytes(made.public_bytes(serialization.Encoding.PEM))
+    key_file.write_bytes(
+        key.private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.NoEncryption(),
+        )
+    )
+    return cert_file, key_file
+
+
+@pytest.fixture
+def tokens(tmp_path: Path) -> Iterator[Path]:
+    file = tmp_path / "tokens"
+    file.write_text(f"# tokens\n\nread,write UA%2F {SECRET}\nadmin {'a' * 40}\n")
+    file.chmod(0o600)
+    return file
+
+
+def test_a_server_off_the_machine_is_reached_by_tls_and_a_token(
+    tmp_path: Path, certificate: tuple[Path, Path], tokens: Path
+) -> None:
+    cert, key = map(str, certificate)
+    options = ["--token-file", str(tokens), "--tls-cert", cert, "--tls-key", key]
+    server = ServerProcess(tmp_path / "store", "0.0.0.0:0", *options)
+    port = server.start().rpartition(":")[2]
+    url = f"https://127.0.0.1:{port}"
+    with connect(url, SECRET, ca=cert) as client:
+        client.put(b"UA/1", b"v" * 100_000)
+        assert client.get(b"UA/1") == b"v" * 100_000
+        assert [key for key, _ in client.scan()] == [b"UA/1"]
+        with pytest.raises(AccessDeniedError):
+            client.put(b"DL/1", b"v")
+    with pytest.raises(AccessDeniedError, match="its certificate"):
+        connect(url, SECRET)
+    with pytest.raises(AccessDeniedError, match="does not know the token"):
+        connect(url, "b" * 40, ca=cert)
+    with pytest.raises(KVStoreError):
+        connect(f"http://127.0.0.1:{port}", SECRET, patience=0)
+    assert server.stop() == 0
+
+
+@pytest.mark.parametrize(
+    ("address", "has_tls", "has_tokens", "match"),
+    [
+        ("0.0.0.0:0", False, True, "--tls-cert"),
+        ("[::]:0", False, False, "--tls-cert"),
+        ("192.0.2.1:0", True, False, "--token-file"),
+    ],
+)
+def test_an_address_off_the_machine_is_refused_without_tls_or_tokens(
+    store: kvstore.Store,
+    certificate: tuple[Path, Path],
+    address: str,
+    has_tls: bool,
+    has_tokens: bool,
+    match: str,
+) -> None:
+    served = app(store, [Token(SECRET)] if has_tokens else None)
+    tls = server_tls(*certificate) if has_tls else None
+    listening = ListenAddress.parse(address)
+    with pytest.raises(UsageError, match=match), serving(served, listening, tls=tls):
+        pass
+
+
+def test_a_token_is_not_sent_in_the_clear() -> None:
+    with pytest.raises(UsageError, match="in the clear"):
+        connect("http://flights.example:7447", SECRET)
+
+
+@pytest.mark.parametrize(
+    ("text", "match"),
+    [
+        ("admin", "line 1"),
+        ("admin short", "16 to 512"),
+        (f"root {SECRET}", "right 'root'"),
+        (f"read a b {SECRET}", "write: rights"),
+    ],
+)
+def test_a_token_file_with_a_wrong_line_is_refused(tmp_path: Path, text: str, match: str) -> None:
+    file = tmp_path / "tokens"
+    file.write_text(text)
+    file.chmod(0o600)
+    with pytest.raises(UsageError, match=match) as caught:
+        read_tokens(file)
+    assert SECRET not in str(caught.value)
+
+
+def test_a_token_file_that_others_may_read_is_refused(tokens: Path) -> None:
+    assert [token.prefix for token in read_tokens(tokens)] == [b"UA/", b""]
+    tokens.chmod(0o640)
+    with pytest.raises(UsageError, match="chmod 600"):
+        read_tokens(tokens)
+
+
+def test_a_socket_is_taken_from_the_dead_and_not_from_the_living(
+    store: kvstore.Store, tmp_path: Path
+) -> None:
+    address = ListenAddress(path=str(tmp_path / "socket"))
+    dead = ServerProcess(tmp_path / "other", address.path)
+    dead.start()
+    dead.kill()
+    assert (tmp_path / "socket").is_socket()
+    with serving(app(store), address):
+        assert (tmp_path / "socket").stat().st_mode & 0o777 == 0o600
+        with pytest.raises(LockedError), serving(app(store), address):
+            pass
+        with connect(tmp_path / "socket") as client:
+            assert client.get(b"k") is None
+    assert not (tmp_path / "socket").exists()
+    (tmp_path / "socket").write_text("mine")
+    with pytest.raises(UsageError, match="no socket"), serving(app(store), address):
+        pass
