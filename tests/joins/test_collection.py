@@ -160,7 +160,7 @@ def test_only_the_row_groups_that_labels_touch_are_read(
     labels = table([(b"015", at), (b"015", at + 1), (b"/", at), (b"zzzzz", at)])
     assert [value for value, _ in pairs(collection.join(labels))] == [b"v" * 20] * 2 + [None] * 2
     ((number, keys), (other, values)) = read
-    assert (number, keys, values) == (other, ["key", "timestamp", "op"], ["value"])
+    assert (number, keys, values) == (other, ["key", "timestamp"], ["value"])
 
 
 def test_several_sources_stand_side_by_side(
