@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from contextlib import suppress
 from functools import cached_property
 from typing import Any
 
@@ -22,9 +23,10 @@ from kvstore.errors import (
     UsageError,
 )
 from kvstore.store import Store
-from kvstore.testing.histories import StoreMachine, check_whole
+from kvstore.testing.bounds import bounds
+from kvstore.testing.histories import StoreMachine, check_changes, check_whole
 from kvstore.testing.parts import parts_of
-from kvstore.testing.strategies import keys, rows
+from kvstore.testing.strategies import keys, ops, rows
 from kvstore.timestamp import TIMESTAMP_MAX
 from tests.mvcc.invariants import check_fragments
 
@@ -98,6 +100,31 @@ class WholeMachine(StoreMachine):
         at = self.store.revert_import(import_id)
         self.model.revert(at, import_id)
         assert self.store.revert_import(import_id) == at
+
+    @rule(data=st.data(), content=rows, writes=ops, steps=st.integers(1, 4))
+    def settle_in_part(
+        self, data: st.DataObject, content: dict[bytes, bytes | None], writes: Any, steps: int
+    ) -> None:
+        """GC that ends at a step of settling. At each step readers see both forms of rows alike."""
+        self.ingest(self.stage_import(content, b"m"), move=True, on_conflict="overwrite")
+        collector, since = parts_of(self.store).collector, self.store.upper - 1
+        self.batch(writes)
+        left = [steps]
+
+        def look(step: str) -> None:
+            if step == "settled":
+                left[0] -= 1
+                times = sorted((self.time(data), self.time(data)))
+                for time in times:
+                    self.check_state(time)
+                check_changes(self.store, self.model, *times, (b"", None), latest=False)
+                if not left[0]:
+                    raise InterruptedError
+
+        with suppress(InterruptedError), bounds({"SETTLE_STEP_ROWS": 1}):
+            collector.at_step = look
+            self.store.gc(before=since)
+        collector.at_step = lambda step: None
 
     # -- backups ----------------------------------------------------------------------------
 
