@@ -74,7 +74,7 @@ class Joins(Subject):
         """Compare the answers with the answers of the first subject."""
 
         def work() -> int:
-            labels = _labels(COMPARED, self.versions, 0)
+            labels = labels_of(COMPARED, self.versions, 0)
             found = self.answers(self.place / "whole", labels)
             expected = self.place / "answers.parquet"
             if not expected.exists():
@@ -86,13 +86,13 @@ class Joins(Subject):
 
     def join(self, share: float, step: int) -> Work:
         """Give a share of as many labels as there are versions their values."""
-        labels = _labels(max(int(self.versions * share), 1), self.versions, step)
+        labels = labels_of(max(int(self.versions * share), 1), self.versions, step)
         return lambda: len(self.joined(self.place / "whole", labels))
 
     def right(self) -> Work:
         """Join labels to the events of which some became known late. A join counts as many items a
         second as labels got the value that was known at their time."""
-        labels = _labels(LATE // 10, LATE, 7)
+        labels = labels_of(LATE // 10, LATE, 7)
         found = self.answers(self.place / "late", labels)["value"]
         known = pq.read_table(self.place / "late" / "known.parquet")
         expected = _as_of(known, labels)
@@ -244,7 +244,8 @@ def _write(place: Path, events: pa.Table, known: Any) -> None:
         backup.Collection(place / "collection").backup(store)
 
 
-def _labels(count: int, versions: int, step: int) -> pa.Table:
+def labels_of(count: int, versions: int, step: int) -> pa.Table:
+    """Labels of random keys and times, in no order."""
     rng = np.random.default_rng((_SEED, step))
     times = _FIRST_NS + rng.integers(0, _SPAN_US, count) * 1000
     return pa.table(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks.workloads.plan import JOINS, Call, Contender, Size, Workload
+from benchmarks.workloads.plan import JOINS, SPARK_JOINS, Call, Contender, Size, Workload
 
 REACHES = {
     "store": (50.0, 6.0, 1.0, 0.6),
@@ -12,6 +12,13 @@ REACHES = {
 }
 SHARES = (0.001, 0.01, 0.1, 1.0)
 PEERS = {"store": "duckdb", "collection": "duckdb", "polars": "polars", "pandas": "pandas"}
+SPARK_REACHES = (10.0, 5.0, 2.0, 1.0)
+SPARK_WAYS = (
+    ("checkpoint", "checkpoint", "asof"),
+    ("collection", "collection", "asof"),
+    ("window", "checkpoint", "window"),
+)
+"""The names of rows, our ways, and Spark's ways that they are compared with."""
 
 
 def joins(size: Size) -> list[Workload]:
@@ -36,3 +43,23 @@ def joins(size: Size) -> list[Workload]:
         name = f"join-late-{peer}"
         found.append(Workload(name, Contender(JOINS[peer], call), Contender(JOINS["store"], call)))
     return found
+
+
+def spark_joins() -> list[Workload]:
+    """The join from a checkpoint and from a collection against Spark's own joins."""
+
+    def by(way: str, share: float) -> Contender:
+        return Contender(SPARK_JOINS, Call("join_by", {"way": way, "share": share}), way)
+
+    return [
+        Workload(
+            f"spark-join-{name}-{share * 100:g}",
+            by(theirs, share),
+            by(ours, share),
+            reach=reach,
+            warm=True,
+            has_cpu=False,
+        )
+        for name, ours, theirs in SPARK_WAYS
+        for share, reach in zip(SHARES, SPARK_REACHES, strict=True)
+    ]

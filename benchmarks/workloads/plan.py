@@ -17,6 +17,7 @@ FLUSHED = "benchmarks.states:Flushed"
 JOURNAL = "benchmarks.journal:JournalLog"
 PLAIN = "benchmarks.journal:PlainLog"
 SPARK = "benchmarks.spark:Jobs"
+SPARK_JOINS = "benchmarks.spark_joins:SparkJoins"
 JOINS = {
     "store": "benchmarks.joins:JoinStore",
     "collection": "benchmarks.joins:JoinCollection",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks.workloads.joins import joins
+from benchmarks.workloads.joins import joins, spark_joins
 from benchmarks.workloads.journal import journal
 from benchmarks.workloads.plan import Call, Scene, Size, Stage, Workload
 from benchmarks.workloads.reading import beside_ranges, changes, reading
@@ -48,6 +48,7 @@ def scenes(size: Size) -> list[Scene]:
         Scene([Stage((Call("histories"), Call("agree")), joins(size))]),
         Scene([Stage((), journal(size))]),
         Scene([Stage((), spark())], is_quick=False),
+        Scene([Stage((Call("histories"), Call("agree")), spark_joins())], is_quick=False),
     ]
 
 

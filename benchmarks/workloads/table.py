@@ -96,6 +96,10 @@ spark-read-source   a collection by format("kvstore"), likewise
 spark-read-checkpoint  a checkpoint, likewise
 spark-read-changes  all changes of a collection, likewise
 spark-read-delta    read_collection, against Spark's scan of the files that delta-rs names
+spark-join-checkpoint-...  labels, 0.1 to 100 % of as many as versions, joined with a checkpoint,
+                    against Spark's ASOF JOIN over Parquet of the same history
+spark-join-collection-...  the same with a collection
+spark-join-window-...  the join with a checkpoint, against a window function over Parquet
 spark-backup        a full backup by tasks on two cores, against one process
 spark-backup-delta  the same, against copying a table into another by delta-rs
 """
