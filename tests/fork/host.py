@@ -186,7 +186,12 @@ def on_collection(place: Path, held: ExitStack) -> Calls:
     parallel = held.enter_context(kvstore.open_read_only(place / "source"))
     scan = reader.scan()
     next(scan)
+    labels = pa.table({"id": [b"0001"]})
+    begun, of_store = collection.join(labels, at=None), reader.join(labels, at=None)
     return {
+        "collection.join": lambda: collection.join(labels, at=None),
+        "a begun join of a collection": lambda: begun.read_all(),
+        "a begun join": lambda: of_store.read_all(),
         "collection.list": lambda: collection.list(),
         "collection.upper": lambda: collection.upper,
         "collection.restore": lambda: collection.restore(place / "restored"),
