@@ -70,8 +70,8 @@ class _Handle(weakref.ref[Any]):
 
 
 OPEN_ANEW: Final = (
-    "open it in this process, after the fork: kvstore.open_read_only(path) reads beside its owner "
-    "(docs/how-to/workers.md has the patterns for servers and pools)"
+    "after the fork, kvstore.follow(path) or kvstore.open_read_only(path) reads beside the owner, "
+    "and kvstore.connect(path) writes through it (docs/how-to/workers.md has the patterns)"
 )
 
 _HANDLES: Final[dict[int, _Handle]] = {}

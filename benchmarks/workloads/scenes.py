@@ -8,7 +8,7 @@ from benchmarks.workloads.plan import Call, Scene, Size, Stage, Workload
 from benchmarks.workloads.reading import beside_ranges, changes, reading
 from benchmarks.workloads.spark import spark
 from benchmarks.workloads.table import line_of, lines
-from benchmarks.workloads.upkeep import collections, ending, flat, flushed
+from benchmarks.workloads.upkeep import beside, collections, ending, flat, flushed
 from benchmarks.workloads.writing import committing, loading
 
 
@@ -46,6 +46,7 @@ def scenes(size: Size) -> list[Scene]:
         Scene([Stage((), flushed(size))]),
         Scene([Stage((fill, loaded, warm_up, change), collections(size))], is_quick=False),
         Scene([Stage((Call("histories"), Call("agree")), joins(size))]),
+        Scene([Stage((fill,), beside())]),
         Scene([Stage((), journal(size))]),
         Scene([Stage((), spark())], is_quick=False),
         Scene([Stage((Call("histories"), Call("agree")), spark_joins())], is_quick=False),

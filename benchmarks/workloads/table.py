@@ -74,6 +74,8 @@ backup-copied       the same, against copying the new files of the store's own c
 backup-single       the median one, by a handle just opened, against the median copy
 backup-full         all rows, against copying a checkpoint's files
 backup-flat         a single increment in a store of all rows, against one of a tenth
+backup-beside       the 99th percentile of the waits of a service's commits while a script backs its
+                    store up in full, against that of the same service alone
 backup-scan         rows of a collection as of a time, against delta-rs at that version
 restore             the newest state from a collection, against a bulk load from Parquet
 increments-list     list many increments, against a quarter of them: seconds per byte

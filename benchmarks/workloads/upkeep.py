@@ -9,6 +9,7 @@ from benchmarks.workloads.plan import (
     FLUSHED,
     OURS,
     PEERS,
+    SERVICE,
     TENTH,
     UNINDEXED,
     Call,
@@ -59,6 +60,24 @@ def ending(size: Size) -> list[Workload]:
             reach=0.67,
             **ends,
         ),
+    ]
+
+
+def beside() -> list[Workload]:
+    """A service alone, against the same service with a script that backs it up."""
+
+    def wait(backups: bool, label: str) -> Contender:
+        return Contender(SERVICE, Call("wait", {"commits": 500, "backups": backups}), label)
+
+    return [
+        Workload(
+            "backup-beside",
+            wait(False, "service alone"),
+            wait(True, "kvstore"),
+            items=1,
+            reach=0.67,
+            has_cpu=False,
+        )
     ]
 
 

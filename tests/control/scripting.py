@@ -1,0 +1,118 @@
+"""Scripts beside an owner: backups, imports and garbage collection, one after the other, until they
+are killed.
+
+A script tells what it begins and what it has done. Where its owner ends, it waits for the next one.
+"""
+
+from __future__ import annotations
+
+import random
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import bulk
+import kvstore
+from backup import Collection
+from kvstore.control.scripts import as_store
+from kvstore.errors import KVStoreError, NotListeningError
+
+ROWS = 40
+"""Of each import."""
+
+TURNS = ("backup", "import", "gc", "backup", "import")
+
+
+def imported(number: int) -> dict[bytes, bytes]:
+    """The rows of an import."""
+    return {b"import/%04d/%02d" % (number, row): b"%d" % number for row in range(ROWS)}
+
+
+def staging(place: Path, number: int) -> Path:
+    return place / f"staged-{number:04d}"
+
+
+def stage(place: Path, number: int) -> Path:
+    """The staging directory of an import, built anew unless it was sealed."""
+    directory = staging(place, number)
+    if not (directory / "import.json").exists():
+        shutil.rmtree(directory, ignore_errors=True)
+        made = bulk.Import.create(directory)
+        with made.writer() as writer:
+            for key, value in imported(number).items():
+                writer.put(key, value)
+        made.seal()
+    return directory
+
+
+def work(place: Path, seed: int, number: int, pipe: Connection) -> None:
+    """Work until killed. Imports are numbered from `number` on."""
+    rng = random.Random(seed)
+    while True:
+        with connected(place / "store") as client:
+            try:
+                while True:
+                    turn = rng.choice(TURNS)
+                    pipe.send(("begun", turn, number))
+                    pipe.send(("done", turn, number, do(client, place, turn, number)))
+                    number += turn == "import"
+            except KVStoreError as error:
+                pipe.send(("failed", type(error).__name__, str(error)))
+
+
+def do(client: kvstore.Client, place: Path, turn: str, number: int) -> int:
+    """Do one turn; returns a time that it gave."""
+    if turn == "backup":
+        return int(Collection(place / "collection").backup(client).upper)
+    if turn == "import":
+        return int(bulk.ingest(client, stage(place, number)))
+    with as_store(client) as store:
+        return int(store.gc(keep=timedelta(0)).since)
+
+
+@contextmanager
+def connected(path: Path) -> Iterator[kvstore.Client]:
+    """A client, once an owner listens."""
+    while True:
+        try:
+            client = kvstore.connect(path, timeout=60)
+        except (NotListeningError, KVStoreError):
+            continue  # the next owner is about to come
+        with client:
+            yield client
+        return
+
+
+class Script:
+    """A process that works beside the owner."""
+
+    def __init__(self, spawn: Any, place: Path, seed: int, number: int) -> None:
+        self._pipe, theirs = spawn.Pipe(duplex=False)
+        self.process = spawn.Process(target=work, args=(place, seed, number, theirs))
+        self.process.start()
+        theirs.close()
+
+    def told(self, timeout: float) -> Iterator[tuple[Any, ...]]:
+        """The messages of the next seconds, and all messages before its end."""
+        try:
+            while self._pipe.poll(timeout):
+                yield self._pipe.recv()
+        except (EOFError, OSError):
+            return
+
+    def wait(self, kind: str) -> list[tuple[Any, ...]]:
+        """All that it tells up to a message of this kind."""
+        found = [self._pipe.recv()]
+        while found[-1][0] != kind:
+            found.append(self._pipe.recv())
+        return found
+
+    def kill(self) -> list[tuple[Any, ...]]:
+        """Kill it; returns what it had told."""
+        self.process.kill()
+        self.process.join()
+        return list(self.told(0))
