@@ -45,7 +45,7 @@ def scenes(size: Size) -> list[Scene]:
         Scene([Stage((fill, settle, *windows), flat(size))]),
         Scene([Stage((), flushed(size))]),
         Scene([Stage((fill, loaded, warm_up, change), collections(size))], is_quick=False),
-        Scene([Stage((Call("histories"), Call("agree")), joins(size))]),
+        Scene([Stage((Call("histories"), Call("agree")), joins(size))], is_quick=False),
         Scene([Stage((fill,), beside())]),
         Scene([Stage((), journal(size))]),
         Scene([Stage((), spark())], is_quick=False),
