@@ -4,7 +4,7 @@ Floors, from the top:
 
     connecting            `kvstore.connect`: a URL or a path becomes a client
     client
-    transactions
+    feeds transactions
     streams               rows as they arrive
     pool                  idle connections, and attempts
     calls connection      requests without a socket; HTTP/1.1 on one socket

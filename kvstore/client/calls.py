@@ -137,7 +137,7 @@ def scan(
 ) -> ClientRequest[Reply]:
     """See `Store.scan_batches`."""
     fields = {
-        **_span(span),
+        **span_fields(span),
         "as_of": ns(as_of),
         "reverse": reverse,
         "limit": require_limit(limit),
@@ -151,7 +151,7 @@ def changes(
 ) -> ClientRequest[Reply]:
     """See `Store.changes_batches`."""
     window = {"since": ns(since, "since"), "upto": ns(upto, "upto")}
-    fields = {**window, **_span(span), "images": images, "expand": expand}
+    fields = {**window, **span_fields(span), "images": images, "expand": expand}
     return verb("changes", fields, _whole, is_read=True)
 
 
@@ -288,7 +288,8 @@ def _many(
     return of_rows(name, table, given, lambda reply: rows(reply.table()), is_read=True)
 
 
-def _span(span: Span) -> dict[str, Any]:
+def span_fields(span: Span) -> dict[str, Any]:
+    """The bounds of a span as arguments."""
     return {"start": to_json(span.start) if span.start else None, "end": to_json(span.end)}
 
 

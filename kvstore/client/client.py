@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -15,11 +16,13 @@ from kvstore.batch import Batch
 from kvstore.changes.event import Expand, Images
 from kvstore.client import calls, streams
 from kvstore.client.calls import ClientRequest
+from kvstore.client.feeds import ClientFeed
 from kvstore.client.pool import Pool
 from kvstore.client.reply import Reply
 from kvstore.client.tasks import ClientTasks
 from kvstore.client.transactions import RemoteTransactions
 from kvstore.commit import Durability
+from kvstore.feeds import Position
 from kvstore.mvcc import Version
 from kvstore.span import Span
 from kvstore.tasks import Tasks
@@ -186,6 +189,45 @@ class Client:
         """See `Store.changes_batches`."""
         request = calls.changes(since, upto, span or Span(), images, expand)
         return streams.rows(self._pool, request)
+
+    def feed(
+        self,
+        name: str,
+        start: TimeLike | Position | None = None,
+        streams: tuple[int, int] | None = None,
+        images: Images = "delta",
+        expand: Expand = "imports",
+        *,
+        span: Span | None = None,
+        max_age: timedelta | None = None,
+        batch_rows: int | None = None,
+        batch_bytes: int | None = None,
+    ) -> ClientFeed:
+        """See `Store.feed`. The position is with the store, so the server may be started anew."""
+        worker, workers = (None, None) if streams is None else streams
+        fields = {
+            "name": name,
+            "worker": worker,
+            "workers": workers,
+            "images": images,
+            "expand": expand,
+            **calls.span_fields(span or Span()),
+            "batch_rows": batch_rows,
+            "batch_bytes": batch_bytes,
+        }
+        taken = start.taken if isinstance(start, Position) else None
+        since = start.timestamp if isinstance(start, Position) else start
+        opening = {
+            **fields,
+            "since": since if since == "now" else calls.ns(since, "start"),
+            "taken": taken,
+            "max_age": None if max_age is None else max_age.total_seconds(),
+        }
+        return ClientFeed(self._pool, fields, self.call("open_feed", **opening))
+
+    def drop_feed(self, name: str) -> None:
+        """Give up a feed: its position, and its claim on history."""
+        self.call("drop_feed", name=name)
 
     # -- writing ----------------------------------------------------------------------------
 

@@ -4,7 +4,6 @@ Floors, from the top:
 
     opening scripts    `kvstore.open`; how a script reaches a store
     listener beside    the thread that answers; a store that another process owns
-    verbs              what a script asks of the owner
 """
 
 from kvstore.control.opening import open  # noqa: A004  # kvstore.open is the public name

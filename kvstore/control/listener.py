@@ -19,7 +19,6 @@ from typing import Any
 from uvicorn import Config
 
 from kvstore import control_socket
-from kvstore.control.verbs import VERBS
 from kvstore.forks import own, undivided
 from kvstore.limits import CONTROL_END_S, SERVER_IDLE_S_MAX
 from kvstore.server.app import App, app
@@ -49,7 +48,7 @@ class Listener:
     def __init__(self, store: Store) -> None:
         assert store.path is not None
         self._path = store.path
-        self._app: App = app(store, verbs=VERBS)
+        self._app: App = app(store)
         config = Config(
             self._app,
             http=GuardedProtocol,

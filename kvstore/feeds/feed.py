@@ -218,6 +218,11 @@ class Feed:
         return self._tail.position
 
     @property
+    def token(self) -> str:
+        """The token of the feed's hold, by which `Feeds.resume` knows this consumer again."""
+        return self._hold.token
+
+    @property
     def acked(self) -> Timestamp:
         """The time from which a new consumer of this name starts. Raises as `ack`."""
         return self._hold.timestamp

@@ -58,10 +58,6 @@ class Feeds:
         """See `Store.feed`."""
         share = Share.of(streams)
         wanted = Wanted(require_span(span), require_images(images), require_expand(expand))
-        rows_max = FEED_BATCH_ROWS if batch_rows is None else batch_rows
-        bytes_max = FEED_BATCH_BYTES if batch_bytes is None else batch_bytes
-        require_count(rows_max, name="batch_rows")
-        require_count(bytes_max, name="batch_bytes")
         require_age(max_age, name="max_age")
         self._committer.health.require()
         require_name(name)
@@ -71,6 +67,48 @@ class Feeds:
             self._reads.require_indexed(position.timestamp)
             self._reads.require_kept(wanted.span, position.timestamp)
             hold = self._take(name, share, position, max_age=max_age, reset=start is not None)
+        return self._feed(name, share, hold, position, wanted, batch_rows, batch_bytes)
+
+    def resume(
+        self,
+        name: str,
+        token: str,
+        position: Position,
+        streams: tuple[int, int] | None = None,
+        images: Images = "delta",
+        expand: Expand = "imports",
+        *,
+        span: Span | None = None,
+        batch_rows: int | None = None,
+        batch_bytes: int | None = None,
+    ) -> Feed:
+        """The feed of a consumer that has opened it before, at a position that it was delivered:
+        for a consumer whose handle cannot live here. `token` is `Feed.token`.
+
+        Raises `FencedError` if a newer consumer has the name. Nothing is written. A batch from a
+        position below the last ack may lack history.
+        """
+        share = Share.of(streams)
+        wanted = Wanted(require_span(span), require_images(images), require_expand(expand))
+        hold = Hold(self._holds, hold_name(require_name(name), share), token)
+        _ = hold.timestamp  # raises if it is not the caller's
+        self._committer.readable(position.timestamp)
+        return self._feed(name, share, hold, position, wanted, batch_rows, batch_bytes)
+
+    def _feed(
+        self,
+        name: str,
+        share: Share,
+        hold: Hold,
+        position: Position,
+        wanted: Wanted,
+        batch_rows: int | None,
+        batch_bytes: int | None,
+    ) -> Feed:
+        rows_max = FEED_BATCH_ROWS if batch_rows is None else batch_rows
+        bytes_max = FEED_BATCH_BYTES if batch_bytes is None else batch_bytes
+        require_count(rows_max, name="batch_rows")
+        require_count(bytes_max, name="batch_bytes")
         if share.workers > 1:
             wanted = replace(wanted, select=share.select)
 

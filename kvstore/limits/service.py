@@ -60,3 +60,10 @@ SERVER_BACKLOG = 1024
 SERVER_SHORT_BYTES_MAX = 64 << 10
 """Bytes of a request that is done on the event loop, and of an answer that is sent without a watch
 on its time. A thread for it would cost 200 us; a commit of this size takes half of that."""
+
+SERVER_WAITS_MAX = 64
+"""Consumers of feeds that wait for a change at one time, each in a thread."""
+
+FEED_POLL_S_MAX = 10.0
+"""Seconds for which one fetch of a feed waits for a change: a consumer that has gone costs a thread
+for no longer."""

@@ -26,6 +26,10 @@ ERROR_NAME: Final = b"kvstore.error"
 """The key of the metadata that carries the error of a stream."""
 
 
+POSITION_NAME: Final = b"kvstore.position"
+"""The key of the metadata that carries the position of a feed behind a batch."""
+
+
 class WriteOp(IntEnum):
     """The operation of a row of a batch. The codes of writes are the same as in the change
     index."""

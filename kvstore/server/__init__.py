@@ -6,7 +6,7 @@ Floors, from the top:
 
     running                the application on a socket, by uvicorn
     app guarded
-    service
+    exchange openapi service
     verbs
     invocation
     access extra head status streams syncs

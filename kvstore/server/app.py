@@ -17,11 +17,10 @@ Invariants
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import os
 import threading
-from collections.abc import Awaitable, Callable, Iterable, Iterator, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, Final, TypeAlias, TypeVar
@@ -30,9 +29,7 @@ from weakref import WeakKeyDictionary
 import pyarrow as pa
 
 from kvstore import opening
-from kvstore.codec.json import read_object
 from kvstore.errors import (
-    CorruptionError,
     KVStoreError,
     RetryableError,
     UsageError,
@@ -40,37 +37,44 @@ from kvstore.errors import (
 from kvstore.limits import (
     SERVER_BODY_BYTES_MAX,
     SERVER_MEMORY_BYTES_MAX,
-    SERVER_REQUEST_S_MAX,
     SERVER_SHORT_BYTES_MAX,
     SERVER_STREAMS_MAX,
     SERVER_THREADS_MAX,
+    SERVER_WAITS_MAX,
 )
 from kvstore.protocol import (
     ARROW_TYPE,
-    JSON_TYPE,
     KEYS_PATH,
     OCTETS_TYPE,
     VERBS_PATH,
-    failure_fields,
     unquoted,
 )
 from kvstore.server.access import WHOLE, Grant, Token, Tokens
+from kvstore.server.exchange import (
+    Receive,
+    Send,
+    arguments_of,
+    read_body,
+    send_error,
+    send_json,
+    send_whole,
+    start_of,
+    within_time,
+)
 from kvstore.server.head import Head, fields_of, head_of
+from kvstore.server.openapi import openapi
 from kvstore.server.service import Service
-from kvstore.server.status import status_of
 from kvstore.server.streams import BrokenStreamError, arrow_parts, json_rows
 from kvstore.server.syncs import Syncs
 from kvstore.server.verbs import Answer, Verb
 from kvstore.store import RequestToken, Store
 
-Message: TypeAlias = "MutableMapping[str, Any]"
 Scope: TypeAlias = "MutableMapping[str, Any]"
-Receive: TypeAlias = "Callable[[], Awaitable[MutableMapping[str, Any]]]"
-Send: TypeAlias = "Callable[[MutableMapping[str, Any]], Awaitable[None]]"
 T = TypeVar("T")
 
 _KEYS: Final = KEYS_PATH.encode()
 _VERBS: Final = VERBS_PATH.encode()
+_OPENAPI: Final = _VERBS + b"openapi.json"
 _KEY_VERBS: Final = {"GET": "get", "HEAD": "get", "PUT": "put", "DELETE": "delete"}
 _LOGGER: Final = logging.getLogger("kvstore.server")
 
@@ -91,8 +95,9 @@ class App:
         self._lock = threading.Lock()
         self._service: Service | None = None
         self._threads: ThreadPoolExecutor | None = None
+        self._waiters: ThreadPoolExecutor | None = None
         self._bytes = 0
-        self._streams = 0
+        self._streams = self._waits = 0
         self._syncs: WeakKeyDictionary[asyncio.AbstractEventLoop, Syncs] = WeakKeyDictionary()
 
     # -- beginning and end ------------------------------------------------------------------
@@ -106,6 +111,7 @@ class App:
                     given = self._source
                     store = given if isinstance(given, Store) else opening.open(given)
                     self._threads = ThreadPoolExecutor(SERVER_THREADS_MAX, "kvstore-server")
+                    self._waiters = ThreadPoolExecutor(SERVER_WAITS_MAX, "kvstore-waiter")
                     self._service = Service(store, self._verbs)
         return self._service
 
@@ -119,8 +125,9 @@ class App:
         with self._lock:
             service, self._service = self._service, None
             threads, self._threads = self._threads, None
-        if threads is not None:
-            threads.shutdown(wait=True, cancel_futures=True)
+        for each in (threads, self._waiters):
+            if each is not None:
+                each.shutdown(wait=True, cancel_futures=True)
         if service is not None and not isinstance(self._source, Store):
             service.store.close()
 
@@ -150,7 +157,7 @@ class App:
         taken, status = 0, 0
         try:
             if head.path == b"/healthz":
-                await _send_json(send, {"ok": True})
+                await send_json(send, {"ok": True})
                 return
             status = 401  # of a caller without a token that is known
             access = self._admit(head)
@@ -167,16 +174,16 @@ class App:
                 raise RetryableError("the server has requests of too many bytes", "try again")
             self._bytes += length
             taken = length
-            body = await _body(receive, length) if length else b""
+            body = await read_body(receive, length) if length else b""
             await self._answer(head, access, body, send)
         except KVStoreError as error:
-            await _send_error(send, error, status if self.has_tokens else 0)
+            await send_error(send, error, status if self.has_tokens else 0)
         except (BrokenStreamError, asyncio.CancelledError, OSError):
             raise
         except Exception as error:
             _LOGGER.exception("a call of %s failed", head.path[:100])
             hidden = KVStoreError("the server has a defect", "see its log")
-            await _send_error(send, hidden)
+            await send_error(send, hidden)
             raise error
         finally:
             self._bytes -= taken
@@ -195,8 +202,11 @@ class App:
             return
         if not path.startswith(_VERBS):
             raise UsageError("no such path", "see /v1/openapi.json")
+        if path == _OPENAPI:
+            await send_json(send, openapi(service.verbs.values()))
+            return
         verb = service.verb(path[len(_VERBS) :].decode("utf-8", "replace"))
-        fields, table = _arguments(head, verb, body)
+        fields, table = arguments_of(head, verb, body)
         answer = await self._run(service, verb, access, fields, table, head.token, len(body))
         await self._reply(head, answer, send)
 
@@ -218,7 +228,18 @@ class App:
                 if upper:
                     await self._durable(service, upper)
                 return answer
-        return await self._in_thread(partial(service.run, verb, access, fields, table, token))
+        run = partial(service.run, verb, access, fields, table, token)
+        return await (self._wait(run) if verb.waits else self._in_thread(run))
+
+    async def _wait(self, work: Callable[[], T]) -> T:
+        """Do work that waits for others, by a thread that nothing else needs."""
+        if self._waits >= SERVER_WAITS_MAX:
+            raise RetryableError(f"{self._waits} callers of the server wait", "try again later")
+        self._waits += 1
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._waiters, work)
+        finally:
+            self._waits -= 1
 
     async def _durable(self, service: Service, upper: int) -> None:
         """Wait for the disk. The commits of one event loop wait together."""
@@ -253,18 +274,18 @@ class App:
             return
         value = service.value(access, fields)
         if value is None:
-            await _send_json(send, {"found": False}, status=404)
+            await send_json(send, {"found": False}, status=404)
         else:
-            await _send(send, 200, OCTETS_TYPE, value)
+            await send_whole(send, 200, OCTETS_TYPE, value)
 
     # -- answers ----------------------------------------------------------------------------
 
     async def _reply(self, head: Head, answer: Answer, send: Send) -> None:
         if not isinstance(answer, pa.RecordBatchReader):
-            await _send_json(send, answer)
+            await send_json(send, answer)
         elif head.wants_json:
             rows, whole = await self._in_thread(partial(json_rows, answer))
-            await _send_json(send, {"rows": rows, "whole": whole})
+            await send_json(send, {"rows": rows, "whole": whole})
         else:
             await self._stream(answer, send)
 
@@ -275,10 +296,14 @@ class App:
         parts = arrow_parts(reader)
         try:
             first = await self._in_thread(partial(next, parts))
-            await send(_start(200, ARROW_TYPE))
-            await _within(send({"type": "http.response.body", "body": first, "more_body": True}))
+            await send(start_of(200, ARROW_TYPE))
+            await within_time(
+                send({"type": "http.response.body", "body": first, "more_body": True})
+            )
             while (part := await self._in_thread(partial(next, parts, None))) is not None:
-                await _within(send({"type": "http.response.body", "body": part, "more_body": True}))
+                await within_time(
+                    send({"type": "http.response.body", "body": part, "more_body": True})
+                )
             await send({"type": "http.response.body", "body": b""})
         finally:
             self._streams -= 1
@@ -302,133 +327,6 @@ def app(
     to the verbs of every store. Costs nothing until it is called.
     """
     return App(store, tokens=tokens, verbs=verbs)
-
-
-def _arguments(head: Head, verb: Verb, body: bytes) -> tuple[dict[str, Any], pa.Table | None]:
-    """The arguments of a verb, from the query and the body. Raises `UsageError`."""
-    fields = fields_of(head.query)
-    if head.method in ("GET", "HEAD"):
-        if not verb.is_read:
-            raise UsageError(f"{verb.name} by {head.method}", "use POST")
-        return fields, None
-    if head.method != "POST":
-        raise UsageError(f"{verb.name} by {head.method}", "use POST")
-    kind = head.headers.get(b"content-type", b"").partition(b";")[0].strip().decode("latin-1")
-    if kind == ARROW_TYPE:
-        if verb.rows is None:
-            raise UsageError(f"{verb.name} takes no rows", f"send {JSON_TYPE}")
-        return fields, _table(body, verb.rows)
-    if kind == JSON_TYPE:
-        try:
-            return {**fields, **read_object(body or b"{}", where="the request")}, None
-        except CorruptionError as error:
-            raise UsageError(f"the request: {error.problem}", "send a JSON object") from error
-    if body:
-        raise UsageError(f"content-type {kind[:100]!r}", f"send {JSON_TYPE} or {ARROW_TYPE}")
-    return fields, None
-
-
-def _table(body: bytes, schema: pa.Schema) -> pa.Table:
-    """The rows of an Arrow stream, checked in full: their buffers come from a stranger."""
-    try:
-        with pa.ipc.open_stream(body) as reader:
-            names = [field.name for field in schema if field.name in reader.schema.names]
-            table = reader.read_all()
-        table.validate(full=True)
-        wanted = pa.schema([schema.field(name) for name in names])
-        missing = [f.name for f in schema if not f.nullable and f.name not in names]
-        if missing or table.num_columns != len(names):
-            raise UsageError("the columns of the Arrow stream", f"send {', '.join(schema.names)}")
-        found = table.cast(wanted)
-    except (pa.ArrowException, ValueError, OSError) as error:
-        if isinstance(error, UsageError):
-            raise
-        raise UsageError(f"the Arrow stream: {error}", "send an Arrow IPC stream") from error
-    for field in wanted:
-        if not field.nullable and found.column(field.name).null_count:
-            raise UsageError(f"a null in column {field.name!r}", "send none")
-    return found
-
-
-async def _body(receive: Receive, most: int) -> bytes:
-    """The body of a request. Raises `UsageError` if it is longer or slower than it may be."""
-    parts: list[bytes] = []
-    size = 0
-    while True:
-        message = await _in_time(receive())
-        if message["type"] != "http.request":
-            raise ConnectionResetError("the client has gone")
-        part = message.get("body", b"")
-        size += len(part)
-        if size > most:
-            raise UsageError(f"a request of more than {most} bytes", "send smaller batches")
-        parts.append(part)
-        if not message.get("more_body"):
-            return parts[0] if len(parts) == 1 else b"".join(parts)
-
-
-async def _in_time(receiving: Awaitable[T]) -> T:
-    """Wait for more of a request, for a bounded time. A timer costs 1 us, `wait_for` 30."""
-    task, is_late = asyncio.current_task(), False
-    assert task is not None
-
-    def cancel() -> None:
-        nonlocal is_late
-        is_late = True
-        task.cancel()
-
-    timer = asyncio.get_running_loop().call_later(SERVER_REQUEST_S_MAX, cancel)
-    try:
-        return await receiving
-    except asyncio.CancelledError as error:
-        if not is_late:
-            raise
-        raise UsageError(
-            f"no more of the request came for {SERVER_REQUEST_S_MAX:g} s", "send it faster"
-        ) from error
-    finally:
-        timer.cancel()
-
-
-async def _within(sending: Awaitable[None]) -> None:
-    """Wait for a client to take its answer, for a bounded time."""
-    try:
-        await asyncio.wait_for(sending, SERVER_REQUEST_S_MAX)
-    except asyncio.TimeoutError as error:
-        raise ConnectionAbortedError("the client does not read its answer") from error
-
-
-async def _send_json(send: Send, answer: Any, status: int = 200) -> None:
-    await _send(send, status, JSON_TYPE, json.dumps(answer).encode())
-
-
-async def _send_error(send: Send, error: KVStoreError, status: int = 0) -> None:
-    status = status or status_of(error)
-    body = json.dumps(failure_fields(error)).encode()
-    extra = ((b"www-authenticate", b"Bearer"),) if status == 401 else ()
-    await _send(send, status, JSON_TYPE, body, extra)
-
-
-async def _send(
-    send: Send,
-    status: int,
-    kind: str,
-    body: bytes,
-    extra: tuple[tuple[bytes, bytes], ...] = (),
-) -> None:
-    start: Message = _start(status, kind)
-    start["headers"] += [(b"content-length", b"%d" % len(body)), *extra]
-    await send(start)
-    last: Message = {"type": "http.response.body", "body": body}
-    await (send(last) if len(body) < SERVER_SHORT_BYTES_MAX else _within(send(last)))
-
-
-def _start(status: int, kind: str) -> dict[str, Any]:
-    return {
-        "type": "http.response.start",
-        "status": status,
-        "headers": [(b"content-type", kind.encode()), (b"cache-control", b"no-store")],
-    }
 
 
 def _end(parts: Iterator[bytes], reader: pa.RecordBatchReader) -> None:

@@ -12,12 +12,12 @@ from typing import Any, Final
 import pyarrow as pa
 
 from kvstore.errors import UsageError
-from kvstore.server.access import Grant
+from kvstore.server.access import ADMIN, Grant
 from kvstore.server.invocation import Invocation
-from kvstore.server.verbs import READS, WRITES, Answer, Verb
+from kvstore.server.verbs import FEEDS, READS, UPKEEP, WRITES, Answer, Verb
 from kvstore.store import RequestToken, Store
 
-VERBS: Final[Sequence[Verb]] = (*READS, *WRITES)
+VERBS: Final[Sequence[Verb]] = (*READS, *WRITES, *FEEDS, *UPKEEP)
 
 
 class Service:
@@ -73,6 +73,8 @@ class Service:
         token: RequestToken | None,
     ) -> Invocation:
         access.require(verb.right)
+        if verb.right == ADMIN:
+            access.require_whole(verb.name)
         call = Invocation(self.store, access, fields, table, token if verb.once else None)
         call.require_names(verb.parameters)
         return call

@@ -179,3 +179,14 @@ def test_nobody_at_an_address_is_told(tmp_path: Path) -> None:
         connect(tmp_path / "nothing", patience=0)
     with pytest.raises(DeterminateError, match="connecting to"):
         connect("http://127.0.0.1:1", patience=0)
+
+
+def test_the_openapi_document_describes_every_verb(client: Client) -> None:
+    document = client.call("openapi.json")
+    named = {path.rpartition("/")[2] for path in document["paths"]}
+    assert {"scan", "batch", "open_feed", "fetch", "gc", "{key}"} <= named
+    for path, operations in document["paths"].items():
+        for method, operation in operations.items():
+            assert method == "parameters" or operation["description"], path
+    schemas = document["components"]["schemas"]
+    assert set(schemas) == {"Bytes", "Time", "Error"}

@@ -2,12 +2,14 @@
 
 Floors, from the top:
 
-    reads writes
+    feeds reads upkeep writes
     verb
 """
 
+from kvstore.server.verbs.feeds import FEEDS
 from kvstore.server.verbs.reads import READS
+from kvstore.server.verbs.upkeep import UPKEEP
 from kvstore.server.verbs.verb import Answer, Verb
 from kvstore.server.verbs.writes import WRITES
 
-__all__ = ["READS", "WRITES", "Answer", "Verb"]
+__all__ = ["FEEDS", "READS", "UPKEEP", "WRITES", "Answer", "Verb"]

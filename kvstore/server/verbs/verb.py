@@ -22,7 +22,8 @@ class Verb:
 
     A verb with `rows` takes an Arrow stream instead of the JSON list of that name. A verb `is_read`
     may also be called by GET. A `once` verb does a request with a token once, however often it
-    comes. A verb `is_short` is done on the event loop if its request is small.
+    comes. A verb `is_short` is done on the event loop if its request is small, and a verb that
+    `waits` is done by a thread of its own.
     """
 
     name: str
@@ -34,6 +35,7 @@ class Verb:
     is_read: bool = False
     once: bool = False
     is_short: bool = False
+    waits: bool = False
 
 
 KEY, VALUE, TIME = "bytes", "bytes", "time"

@@ -1,4 +1,4 @@
-"""The verbs of the control socket: what a script beside the owner of a store asks of it.
+"""The verbs of upkeep, which only the owner of a store can do for a script beside it.
 
 Claims on history, the records of imports, and the work that only the owner can do. Each is the
 method of `Store`, or of one of its parts, with that name.
@@ -215,7 +215,7 @@ _GC_COUNTS: Final = (
     "seconds",
 )
 
-VERBS: Final = [
+UPKEEP: Final = [
     Verb(run.__name__, ADMIN, run, described(run), parameters)
     for run, parameters in (
         (holds, {}),

@@ -1,0 +1,126 @@
+"""A feed of a client: the consumer of changes is here, and its position is with the store."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+import pyarrow as pa
+
+from kvstore.arguments import require_seconds
+from kvstore.changes.changeset import ChangesetId
+from kvstore.changes.event import Event, Operation
+from kvstore.client import calls, streams
+from kvstore.client.pool import Pool
+from kvstore.client.reply import Reply, strange
+from kvstore.errors import ClosedError, UsageError
+from kvstore.feeds import FeedBatch, Position, Share
+from kvstore.limits import FEED_POLL_S_MAX
+from kvstore.protocol import POSITION_NAME
+from kvstore.timestamp import Timestamp
+
+
+class ClientFeed:
+    """A consumer's handle on a feed of a served store; `Client.feed` makes it. See `Feed`.
+
+    It outlives the server: a call that fails on its way is sent again, and delivers nothing twice.
+    """
+
+    def __init__(self, pool: Pool, fields: Mapping[str, Any], opened: Mapping[str, Any]) -> None:
+        """`fields` are the arguments of each call, `opened` the answer to the opening."""
+        self._pool = pool
+        self._fields = {**fields, "token": opened["token"]}
+        self.name = str(fields["name"])
+        self.share = Share(fields.get("worker") or 0, fields.get("workers") or 1)
+        self.position = Position(Timestamp(opened["timestamp"]), opened["taken"])
+        """The position after the last delivery of this handle."""
+        self._closed = False
+
+    def batches(
+        self, *, follow: bool = False, heartbeat: float | None = None
+    ) -> Iterator[FeedBatch]:
+        """See `Feed.batches`. Each batch is a round trip; following waits at the server."""
+        if heartbeat is not None and not require_seconds(heartbeat, name="heartbeat"):
+            raise UsageError(f"heartbeat={heartbeat}", "pass seconds above 0, or None")
+        wait = min(heartbeat or FEED_POLL_S_MAX, FEED_POLL_S_MAX) if follow else 0.0
+        while True:
+            batch = self._fetch(wait)
+            self.position = batch.position
+            if batch.events or not follow or heartbeat is not None:
+                yield batch
+            if not follow and not batch.events:
+                return
+
+    def __iter__(self) -> Iterator[FeedBatch]:
+        return self.batches()
+
+    def ack(self, upto: FeedBatch | Position) -> None:
+        """See `Feed.ack`."""
+        position = upto.position if isinstance(upto, FeedBatch) else upto
+        if position > self.position:
+            raise UsageError(f"{position} was not delivered yet", "ack what was delivered")
+        self._pool.send(calls.verb("ack", self._at(position), Reply.json, is_read=True))
+
+    def close(self) -> None:
+        """Close the handle. The position stays. Repeatable."""
+        self._closed = True
+
+    def __enter__(self) -> ClientFeed:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<kvstore.ClientFeed {self.name!r}>"
+
+    def _fetch(self, wait: float) -> FeedBatch:
+        fields = {**self._at(self.position), "wait": wait}
+        reader = streams.rows(self._pool, calls.verb("fetch", fields, Reply.json, is_read=True))
+        told = (reader.schema.metadata or {}).get(POSITION_NAME)
+        if told is None:
+            raise strange(self._pool.where, "a batch without a position")
+        found = json.loads(told)
+        position = Position(Timestamp(found["timestamp"]), found["taken"])
+        return FeedBatch(list(_events(reader.read_all(), is_cut=position.taken > 0)), position)
+
+    def _at(self, position: Position) -> dict[str, Any]:
+        if self._closed:
+            raise ClosedError(f"feed {self.name!r}")
+        return {**self._fields, "timestamp": int(position.timestamp), "taken": position.taken}
+
+
+_COLUMNS: Final = (
+    "timestamp",
+    "seq",
+    "op",
+    "key",
+    "end_key",
+    "value",
+    "pre",
+    "post",
+    "changeset",
+    "stream",
+)
+
+
+def _events(table: pa.Table, *, is_cut: bool) -> Iterator[Event]:
+    """The events of a batch, of which the last is inside a commit if the batch `is_cut`."""
+    rows = list(zip(*(table.column(name).to_pylist() for name in _COLUMNS), strict=True))
+    for number, row in enumerate(rows):
+        time, sequence, op, key, end_key, value, pre, post, changeset, stream = row
+        is_last = number + 1 == len(rows)
+        yield Event(
+            Timestamp(time),
+            sequence,
+            Operation(op),
+            key,
+            end_key,
+            value,
+            pre,
+            post,
+            ChangesetId(int.from_bytes(changeset[:8], "big"), int.from_bytes(changeset[8:], "big")),
+            stream,
+            not is_cut if is_last else rows[number + 1][0] != time,
+        )

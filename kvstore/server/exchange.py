@@ -1,0 +1,159 @@
+"""One exchange over ASGI: the body and the arguments of a request in, a whole answer out.
+
+Invariants
+1. A body is bounded in bytes, and so is the time between two parts of it.
+2. Arrow data of a caller is checked in full before anything reads its buffers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any, TypeAlias, TypeVar
+
+import pyarrow as pa
+
+from kvstore.codec.json import read_object
+from kvstore.errors import CorruptionError, KVStoreError, UsageError
+from kvstore.limits import SERVER_REQUEST_S_MAX, SERVER_SHORT_BYTES_MAX
+from kvstore.protocol import ARROW_TYPE, JSON_TYPE, failure_fields
+from kvstore.server.head import Head, fields_of
+from kvstore.server.status import status_of
+from kvstore.server.verbs import Verb
+
+Message: TypeAlias = "MutableMapping[str, Any]"
+Receive: TypeAlias = "Callable[[], Awaitable[MutableMapping[str, Any]]]"
+Send: TypeAlias = "Callable[[MutableMapping[str, Any]], Awaitable[None]]"
+T = TypeVar("T")
+
+
+def arguments_of(head: Head, verb: Verb, body: bytes) -> tuple[dict[str, Any], pa.Table | None]:
+    """The arguments of a verb, from the query and the body. Raises `UsageError`."""
+    fields = fields_of(head.query)
+    if head.method in ("GET", "HEAD"):
+        if not verb.is_read:
+            raise UsageError(f"{verb.name} by {head.method}", "use POST")
+        return fields, None
+    if head.method != "POST":
+        raise UsageError(f"{verb.name} by {head.method}", "use POST")
+    kind = head.headers.get(b"content-type", b"").partition(b";")[0].strip().decode("latin-1")
+    if kind == ARROW_TYPE:
+        if verb.rows is None:
+            raise UsageError(f"{verb.name} takes no rows", f"send {JSON_TYPE}")
+        return fields, _table(body, verb.rows)
+    if kind == JSON_TYPE:
+        try:
+            return {**fields, **read_object(body or b"{}", where="the request")}, None
+        except CorruptionError as error:
+            raise UsageError(f"the request: {error.problem}", "send a JSON object") from error
+    if body:
+        raise UsageError(f"content-type {kind[:100]!r}", f"send {JSON_TYPE} or {ARROW_TYPE}")
+    return fields, None
+
+
+def _table(body: bytes, schema: pa.Schema) -> pa.Table:
+    """The rows of an Arrow stream, checked in full: their buffers come from a stranger."""
+    try:
+        with pa.ipc.open_stream(body) as reader:
+            names = [field.name for field in schema if field.name in reader.schema.names]
+            table = reader.read_all()
+        table.validate(full=True)
+        wanted = pa.schema([schema.field(name) for name in names])
+        missing = [f.name for f in schema if not f.nullable and f.name not in names]
+        if missing or table.num_columns != len(names):
+            raise UsageError("the columns of the Arrow stream", f"send {', '.join(schema.names)}")
+        found = table.cast(wanted)
+    except (pa.ArrowException, ValueError, OSError) as error:
+        if isinstance(error, UsageError):
+            raise
+        raise UsageError(f"the Arrow stream: {error}", "send an Arrow IPC stream") from error
+    for field in wanted:
+        if not field.nullable and found.column(field.name).null_count:
+            raise UsageError(f"a null in column {field.name!r}", "send none")
+    return found
+
+
+async def read_body(receive: Receive, most: int) -> bytes:
+    """The body of a request. Raises `UsageError` if it is longer or slower than it may be."""
+    parts: list[bytes] = []
+    size = 0
+    while True:
+        message = await _in_time(receive())
+        if message["type"] != "http.request":
+            raise ConnectionResetError("the client has gone")
+        part = message.get("body", b"")
+        size += len(part)
+        if size > most:
+            raise UsageError(f"a request of more than {most} bytes", "send smaller batches")
+        parts.append(part)
+        if not message.get("more_body"):
+            return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+async def _in_time(receiving: Awaitable[T]) -> T:
+    """Wait for more of a request, for a bounded time. A timer costs 1 us, `wait_for` 30."""
+    task, is_late = asyncio.current_task(), False
+    assert task is not None
+
+    def cancel() -> None:
+        nonlocal is_late
+        is_late = True
+        task.cancel()
+
+    timer = asyncio.get_running_loop().call_later(SERVER_REQUEST_S_MAX, cancel)
+    try:
+        return await receiving
+    except asyncio.CancelledError as error:
+        if not is_late:
+            raise
+        raise UsageError(
+            f"no more of the request came for {SERVER_REQUEST_S_MAX:g} s", "send it faster"
+        ) from error
+    finally:
+        timer.cancel()
+
+
+async def within_time(sending: Awaitable[None]) -> None:
+    """Wait for a client to take its answer, for a bounded time."""
+    try:
+        await asyncio.wait_for(sending, SERVER_REQUEST_S_MAX)
+    except asyncio.TimeoutError as error:
+        raise ConnectionAbortedError("the client does not read its answer") from error
+
+
+async def send_json(send: Send, answer: Any, status: int = 200) -> None:
+    """Answer with JSON."""
+    await send_whole(send, status, JSON_TYPE, json.dumps(answer).encode())
+
+
+async def send_error(send: Send, error: KVStoreError, status: int = 0) -> None:
+    """Answer with an error. A `status` above 0 replaces that of its class."""
+    status = status or status_of(error)
+    body = json.dumps(failure_fields(error)).encode()
+    extra = ((b"www-authenticate", b"Bearer"),) if status == 401 else ()
+    await send_whole(send, status, JSON_TYPE, body, extra)
+
+
+async def send_whole(
+    send: Send,
+    status: int,
+    kind: str,
+    body: bytes,
+    extra: tuple[tuple[bytes, bytes], ...] = (),
+) -> None:
+    """Answer with a whole body."""
+    start: Message = start_of(status, kind)
+    start["headers"] += [(b"content-length", b"%d" % len(body)), *extra]
+    await send(start)
+    last: Message = {"type": "http.response.body", "body": body}
+    await (send(last) if len(body) < SERVER_SHORT_BYTES_MAX else within_time(send(last)))
+
+
+def start_of(status: int, kind: str) -> dict[str, Any]:
+    """The beginning of an answer."""
+    return {
+        "type": "http.response.start",
+        "status": status,
+        "headers": [(b"content-type", kind.encode()), (b"cache-control", b"no-store")],
+    }

@@ -1,0 +1,123 @@
+"""The verbs of feeds: a consumer on another machine, whose position is a hold of the store.
+
+The server keeps nothing of a consumer between two calls. Each call brings the name, the token of
+the hold and the position, so a consumer goes ahead with a server that was started anew.
+
+Invariants
+1. A call with the token of a consumer that was fenced raises `FencedError`, and delivers nothing.
+2. A fetch waits `FEED_POLL_S_MAX` at most.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Final
+
+import pyarrow as pa
+
+from kvstore.changes.columns import CHANGES_SCHEMA
+from kvstore.changes.event import EXPAND, IMAGES
+from kvstore.errors import HistoryGoneError, UsageError
+from kvstore.feeds import Feed, FeedBatch, Position
+from kvstore.limits import FEED_BATCH_BYTES, FEED_BATCH_ROWS, FEED_POLL_S_MAX
+from kvstore.protocol import POSITION_NAME
+from kvstore.server.access import WRITE
+from kvstore.server.invocation import Invocation
+from kvstore.server.verbs.verb import SPAN, Answer, Verb, described
+from kvstore.span import Span
+from kvstore.timestamp import to_timestamp
+
+
+def open_feed(call: Invocation) -> Answer:
+    """Open a feed: take its hold, and fence its former consumer. `since` is a time, `now` or
+    nothing, `taken` the events that were taken of the commit behind it."""
+    start: Any = call.time("since")  # `now` is left to the store
+    taken = call.count("taken")
+    if taken is not None and start is not None:
+        start = Position(to_timestamp(start, name="since"), taken)
+    feed = call.store.feeds.open(
+        _name(call), start, _streams(call), max_age=call.age("max_age"), **_wanted(call)
+    )
+    timestamp, taken = feed.position
+    return {"token": feed.token, "timestamp": int(timestamp), "taken": taken}
+
+
+def fetch(call: Invocation) -> Answer:
+    """The next batch of a feed, with the position behind it. Without an event the call waits for
+    one, for `wait` seconds at most."""
+    feed = _resumed(call)
+    if feed.position.timestamp < feed.acked:
+        raise HistoryGoneError(as_of=feed.position.timestamp, since=feed.acked)
+    wait = min(call.seconds("wait") or 0.0, FEED_POLL_S_MAX)
+    batches = feed.batches(follow=bool(wait), heartbeat=wait or None)
+    batch = next(batches, FeedBatch([], feed.position))
+    if not batch.events and wait:
+        batch = next(batches)
+    told = json.dumps({"timestamp": int(batch.position.timestamp), "taken": batch.position.taken})
+    schema = CHANGES_SCHEMA.with_metadata({POSITION_NAME: told.encode()})
+    found = batch.to_arrow().replace_schema_metadata(schema.metadata)
+    return pa.RecordBatchReader.from_batches(schema, [found])
+
+
+def ack(call: Invocation) -> Answer:
+    """Release the history up to a position: the consumer has processed it."""
+    feed = _resumed(call)
+    feed.ack(feed.position)
+    return {"acked": int(feed.acked)}
+
+
+def drop_feed(call: Invocation) -> Answer:
+    """Give up a feed: its position, and its claim on history."""
+    call.access.require_whole("dropping a feed")
+    call.store.feeds.drop(_name(call))
+    return {}
+
+
+_SHARE: Final = {"name": "text", "worker": "count", "workers": "count"}
+_WANTED: Final = {
+    **SPAN,
+    "images": "text",
+    "expand": "text",
+    "batch_rows": "count",
+    "batch_bytes": "count",
+}
+_PLACE: Final = {"token": "text", "timestamp": "time", "taken": "count"}
+
+FEEDS: Final = [
+    Verb(run.__name__, WRITE, run, described(run), parameters, waits=run is fetch)
+    for run, parameters in (
+        (open_feed, {**_SHARE, **_WANTED, "since": "time", "taken": "count", "max_age": "seconds"}),
+        (fetch, {**_SHARE, **_WANTED, **_PLACE, "wait": "seconds"}),
+        (ack, {**_SHARE, **_WANTED, **_PLACE}),
+        (drop_feed, {"name": "text"}),
+    )
+]
+
+
+def _resumed(call: Invocation) -> Feed:
+    at = call.time("timestamp")
+    if at is None:
+        raise UsageError("argument 'timestamp' is missing", "pass the position of the last batch")
+    position = Position(to_timestamp(at, name="timestamp"), call.count("taken") or 0)
+    token = call.text("token") or ""
+    return call.store.feeds.resume(_name(call), token, position, _streams(call), **_wanted(call))
+
+
+def _wanted(call: Invocation) -> dict[str, Any]:
+    span = call.span()
+    return {
+        "images": call.words("images", IMAGES, "delta"),
+        "expand": call.words("expand", EXPAND, "imports"),
+        "span": None if span == Span() else span,
+        "batch_rows": min(call.count("batch_rows") or FEED_BATCH_ROWS, FEED_BATCH_ROWS),
+        "batch_bytes": min(call.count("batch_bytes") or FEED_BATCH_BYTES, FEED_BATCH_BYTES),
+    }
+
+
+def _streams(call: Invocation) -> tuple[int, int] | None:
+    workers = call.count("workers")
+    return None if workers is None else (call.count("worker") or 0, workers)
+
+
+def _name(call: Invocation) -> str:
+    return call.text("name") or ""

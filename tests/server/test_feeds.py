@@ -1,0 +1,102 @@
+"""Feeds through a server: each durable change once, in order, over fencing and new servers."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+
+import kvstore
+from kvstore.client import connect
+from kvstore.errors import FencedError, UsageError
+from kvstore.server import ListenAddress, app, serving
+from kvstore.testing.bounds import bounds
+
+LOCAL = ListenAddress("127.0.0.1", 0)
+
+
+@pytest.mark.tiny_limits
+def test_a_feed_delivers_what_a_feed_of_the_store_delivers(store: kvstore.Store) -> None:
+    with serving(app(store), LOCAL) as running, connect(running.url) as client:
+        for number in range(20):
+            with store.batch() as batch:
+                for key in range(number % 5 + 1):
+                    batch.put(b"%d" % key, b"%d" % number)
+        store.delete_range(b"1", b"3")
+        feed = client.feed("remote", start=0, batch_rows=7)
+        found = [event for batch in feed.batches() for event in batch.events]
+        local = store.feed("local", start=0)
+        assert found == [event for batch in local.batches() for event in batch.events]
+        assert feed.position.taken == 0
+        assert list(client.feed("remote", start="now").batches())[-1].events == []
+
+
+def test_a_consumer_resumes_after_its_ack_and_fences_the_one_before(store: kvstore.Store) -> None:
+    with serving(app(store), LOCAL) as running, connect(running.url) as client:
+        for number in range(9):
+            store.put(b"k", b"%d" % number)
+        first = client.feed("feed", start=0, batch_rows=4)
+        batches = first.batches()
+        batch = next(batches)
+        first.ack(batch)
+        with pytest.raises(UsageError, match="not delivered yet"):
+            first.ack(kvstore.Position(kvstore.Timestamp(1 << 62)))
+        second = client.feed("feed")
+        with pytest.raises(FencedError):
+            next(batches)
+        with pytest.raises(FencedError):
+            first.ack(batch)
+        values = [event.value for each in second.batches() for event in each.events]
+        assert values == [b"%d" % number for number in range(4, 9)]
+        second.ack(second.position)
+        second.ack(batch)  # an ack that came late moves nothing back
+        assert list(client.feed("feed"))[-1].events == []
+        second = client.feed("feed")
+        client.drop_feed("feed")
+        with pytest.raises(FencedError):
+            next(second.batches())
+        with pytest.raises(UsageError, match="no feed 'feed'"):
+            client.feed("feed")
+
+
+def test_a_consumer_goes_ahead_with_the_next_server(tmp_path: Path) -> None:
+    address = ListenAddress(path=str(tmp_path / "socket"))
+    seen: list[bytes | None] = []
+    with kvstore.open(tmp_path / "store") as store:
+        with serving(app(store), address) as running, connect(running.url, patience=60) as client:
+            store.put(b"k", b"1")
+            feed = client.feed("feed", start=0)
+            batches = feed.batches(follow=True)
+            seen += [event.value for event in next(batches).events]
+        store.put(b"k", b"2")
+    with (
+        kvstore.open(tmp_path / "store") as store,
+        serving(app(store), address),
+        connect(running.url) as client,
+    ):
+        again = client.feed("feed", start=feed.position)
+        seen += [event.value for event in next(again.batches(follow=True)).events]
+    assert seen == [b"1", b"2"]
+
+
+def test_following_waits_for_the_next_change(store: kvstore.Store) -> None:
+    with serving(app(store), LOCAL) as running, connect(running.url) as client:
+        feed = client.feed("feed", start="now")
+        found: list[bytes | None] = []
+
+        def follow() -> None:
+            for batch in feed.batches(follow=True):
+                found.extend(event.value for event in batch.events)
+                if len(found) == 3:
+                    return
+
+        with bounds(FEED_POLL_S_MAX=0.2):
+            follower = threading.Thread(target=follow)
+            follower.start()
+            for number in range(3):
+                store.put(b"k", b"%d" % number, durability="sync")
+            follower.join()
+        assert found == [b"0", b"1", b"2"]
+        beats = feed.batches(follow=True, heartbeat=0.01)
+        assert [next(beats).events for _ in range(2)] == [[], []]
