@@ -6,7 +6,7 @@ from pathlib import Path
 
 import rocksdict as rocks
 
-from kvstore.limits import BLOCK_BYTES, INFO_LOG_BYTES_MAX, MANIFEST_BYTES_MAX
+from kvstore.limits import BLOCK_BYTES, INFO_LOG_BYTES_MAX, LOG_BYTES_MAX, MANIFEST_BYTES_MAX
 
 
 def database_options(cache: rocks.Cache, *, requires_logs: bool = True) -> rocks.Options:
@@ -22,6 +22,7 @@ def database_options(cache: rocks.Cache, *, requires_logs: bool = True) -> rocks
     options.set_keep_log_file_num(4)
     options.set_max_log_file_size(INFO_LOG_BYTES_MAX)
     options.set_max_manifest_file_size(MANIFEST_BYTES_MAX)
+    options.set_max_total_wal_size(LOG_BYTES_MAX)
     # A crash leaves a torn record at the end of the log. A bad record before the end is damage.
     options.set_wal_recovery_mode(rocks.DBRecoveryMode.tolerate_corrupted_tail_records())
     return options

@@ -19,8 +19,9 @@ Invariants
 2. Iterators are made under `lock`, and the caller holds `lock` from the catch-up until it has
    published the new frontiers. So an iterator never shows a state that readers have not been told
    of. RocksDB keeps the state of an iterator until the iterator ends.
-3. A new MANIFEST, and a file that shrank or was replaced, mean that the writer or the whole store
-   was replaced. The instance is then opened anew, because RocksDB would mix old bytes with new.
+3. The instance is opened anew after a flush of the writer (`kvstore.engine.edits` has the reason).
+   The same holds for a new MANIFEST, and for a file that shrank or was replaced: the writer or the
+   whole store was replaced, and RocksDB would mix old bytes with new.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from typing import Any, Final, NamedTuple
 import rocksdict as rocks
 
 from kvstore.engine.api import FAMILIES, EntryReader
+from kvstore.engine.edits import EditReader
 from kvstore.engine.file_ends import FileEnd, file_end
 from kvstore.engine.homes import ReaderHome
 from kvstore.engine.moment import ManifestEnd, log_names, manifest_end
@@ -64,8 +66,9 @@ class _Look(NamedTuple):
     log_size: int
 
     def continues(self, former: _Look) -> bool:
-        """Whether nothing but logs was written since the look `former`."""
-        if self.manifest != former.manifest:
+        """Whether the writer has only added bytes to the files since the look `former`."""
+        now, then = self.manifest, former.manifest
+        if now[:3] != then[:3] or now.size < then.size:
             return False
         return self.log != former.log or (
             self.log_inode == former.log_inode and self.log_size >= former.log_size
@@ -87,6 +90,7 @@ class SecondaryEngine(RocksEngine):
         self._current = self._listed_of = _NO_FILE
         self._settled_at = 0.0
         self._manifest_name = self._log = ""
+        self._edits = EditReader(path)
         super().__init__(path, read_only=True, database=self._first)
 
     def catch_up(self) -> bool:
@@ -157,7 +161,8 @@ class SecondaryEngine(RocksEngine):
         for _ in range(FOLLOW_LOOKS_MAX):
             before = self._look()
             try:
-                if database is None or self._seen is None or not before.continues(self._seen):
+                rearranged = self._only_rearranged(before)
+                if database is None or not rearranged:
                     database = self._new_instance(cache)
                 else:
                     with translated(self._where):
@@ -173,6 +178,15 @@ class SecondaryEngine(RocksEngine):
                 self._proven = before
                 return database
         raise StaleReaderError(self._where)
+
+    def _only_rearranged(self, look: _Look) -> bool:
+        """Whether the instance, which has seen the files of the last look, may catch up with this
+        look. See `kvstore.engine.edits`."""
+        if self._seen is None or not look.continues(self._seen):
+            self._edits = EditReader(self.path / look.manifest.name)
+            self._edits.rearrange(look.manifest.size)
+            return False
+        return look.manifest == self._seen.manifest or self._edits.rearrange(look.manifest.size)
 
     def _new_instance(self, cache: rocks.Cache) -> rocks.Rdict:
         with storage_errors(self._where):

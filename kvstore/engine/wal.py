@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 BLOCK_BYTES: Final = 32 * 1024
-_RECORD = struct.Struct("<IHB")
+RECORD: Final = struct.Struct("<IHB")
 _RECYCLED: Final = frozenset((5, 6, 7, 8, 11))
 _MASK_DELTA: Final = 0xA282EAD8
 _CASTAGNOLI: Final = 0x82F63B78
@@ -110,12 +110,12 @@ def _kinds(log: bytes) -> set[int]:
     for block in range(0, len(log), BLOCK_BYTES):
         end = min(block + BLOCK_BYTES, len(log))
         at = block
-        while at + _RECORD.size <= end:
-            _, length, kind = _RECORD.unpack_from(log, at)
+        while at + RECORD.size <= end:
+            _, length, kind = RECORD.unpack_from(log, at)
             kinds.add(kind)
             if not (kind or length):
                 break
-            at += _RECORD.size + length
+            at += RECORD.size + length
     return kinds
 
 
@@ -125,13 +125,13 @@ def records_of(log: bytes) -> Iterator[tuple[int, bool]]:
     for block in range(0, len(log), BLOCK_BYTES):
         end = min(block + BLOCK_BYTES, len(log))
         at = block
-        while at + _RECORD.size <= end:
-            masked, length, kind = _RECORD.unpack_from(log, at)
-            stop = at + _RECORD.size + length
+        while at + RECORD.size <= end:
+            masked, length, kind = RECORD.unpack_from(log, at)
+            stop = at + RECORD.size + length
             if stop > end or not (kind or length):
                 yield at, False
                 break
-            yield at, _masked_crc32c(log[at + _RECORD.size - 1 : stop]) == masked
+            yield at, _masked_crc32c(log[at + RECORD.size - 1 : stop]) == masked
             at = stop
 
 
