@@ -230,10 +230,11 @@ class Imports:
     def keys_in(self, record: ImportRecord, files: Sequence[Path | str]) -> set[bytes]:
         """The keys of the rows that an import has in sorted files. One pass over the files."""
         self._committer.health.require()
+        reference = record.reference
         return {
             unframe(entry[:-TAIL_BYTES])
             for entry in self._loose.entries(files)
-            if entry[-TAIL_BYTES:-1] == record.reference
+            if entry[-TAIL_BYTES:-1] == reference
         }
 
     def link(self, files: Sequence[Path]) -> None:
