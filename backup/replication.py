@@ -36,7 +36,7 @@ from backup.source import ClientSource, CollectionSource, Source, SourceWindow, 
 from kvstore.control.scripts import StoreOrClient, client_of
 from kvstore.errors import UsageError
 from kvstore.limits import REPLICA_BATCH_ROWS, REPLICA_WINDOW_BYTES, REPLICA_WINDOW_ROWS
-from kvstore.mvcc import RangeTombstone, WriteSet
+from kvstore.mvcc import OpenWriteSet, RangeTombstone, WriteSet
 from kvstore.replica import Replica
 from kvstore.store import Store
 from kvstore.timestamp import Timestamp
@@ -161,7 +161,7 @@ def _commits(
         if count >= REPLICA_BATCH_ROWS:
             yield pending, pending[-1][0] + 1
             pending, count = [], 0
-        writes = WriteSet()
+        writes = OpenWriteSet()
         for _, op, key, value, end in rows:
             count += 1
             if op == OP_PUT:

@@ -112,6 +112,8 @@ def _ingest(
         if move:
             _take_away(directory, manifest)
         return known.added
+    for span in record.spans:
+        store.layout.require_importable(span)
     incoming = _incoming(store, directory, manifest)
     linked = known is not None and store.imports.is_linked(record)
     tell("check")

@@ -27,6 +27,7 @@ from kvstore.opening import open_read_only
 from kvstore.snapshot import Snapshot
 from kvstore.span import Span
 from kvstore.store import Store
+from kvstore.tables import Table, desc, unique
 from kvstore.timestamp import Timestamp
 from kvstore.txn import Transaction
 from kvstore.version import __version__
@@ -57,12 +58,15 @@ __all__ = [
     "Snapshot",
     "Span",
     "Store",
+    "Table",
     "Timestamp",
     "Transaction",
     "Version",
     "__version__",
+    "desc",
     "follow",
     "join",
     "open",
     "open_read_only",
+    "unique",
 ]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Final
 
 from kvstore.limits import BATCH_BYTES_MAX
 from kvstore.mvcc.write import WriteSet
+from kvstore.tables.sources import BatchRows, StoreRows
+from kvstore.tables.table import Table
 from kvstore.timestamp import Timestamp
 
 
@@ -17,9 +19,17 @@ class Batch:
     `timestamp` is set once committed; None for a batch that was empty or dropped.
     """
 
-    def __init__(self, commit: Callable[[WriteSet], Timestamp]) -> None:
+    def __init__(
+        self,
+        commit: Callable[..., Timestamp],
+        writes: type[WriteSet] = WriteSet,
+        *,
+        rows: StoreRows | None = None,
+    ) -> None:
+        self._rows = rows
         self._commit = commit
-        self._writes = WriteSet("the batch", BATCH_BYTES_MAX)
+        self._writes = writes("the batch", BATCH_BYTES_MAX)
+        self._checks: list[Callable[[], None]] = []
         self.timestamp: Timestamp | None = None
 
     def put(self, key: bytes, value: bytes) -> None:
@@ -37,6 +47,26 @@ class Batch:
         """
         self._writes.delete_range(start, end)
 
+    def table(self, name: str) -> Table:
+        """The table `name`, written by this batch."""
+        self._writes.require_open()
+        assert self._rows is not None, "batches of a store have rows"
+        self._rows.codec(name)
+        return Table(name, None, BatchRows(self, self._rows))
+
+    def put_rows(self, keys: Sequence[bytes], values: Sequence[bytes]) -> None:
+        """Set keys of a table: see `kvstore.tables`."""
+        self._writes.put_rows(keys, values)
+
+    def delete_rows(self, keys: Sequence[bytes]) -> None:
+        """Delete keys of a table: see `kvstore.tables`."""
+        self._writes.delete_rows(keys)
+
+    def require(self, check: Callable[[], None]) -> None:
+        """Call `check` under the commit lock, right before the commit. It may raise to call the
+        commit off."""
+        self._checks.append(check)
+
     def __enter__(self) -> Batch:
         self._writes.require_open()
         return self
@@ -46,7 +76,11 @@ class Batch:
     ) -> None:
         writes, self._writes = self._writes, _ENDED
         if error is None and writes:
-            self.timestamp = self._commit(writes)
+            self.timestamp = self._commit(writes, check=self._check if self._checks else None)
+
+    def _check(self) -> None:
+        for check in self._checks:
+            check()
 
 
 _ENDED: Final = WriteSet("the batch", size_max=-1)

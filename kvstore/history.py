@@ -12,6 +12,7 @@ Invariants
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from kvstore.arguments import require_span
@@ -33,7 +34,7 @@ class History:
 
     def __init__(self, parts: Parts) -> None:
         versions, index = parts.versions, parts.index
-        self._reads = parts.reads
+        self._reads, self._narrow = parts.reads, parts.reserve.narrow
         self._changes = ChangeReader(versions, index, parts.imports.rows_in)
         self.event_reader = EventReader(versions, index, self._changes)
         self.column_reader = ColumnReader(versions, index, self.event_reader)
@@ -73,7 +74,7 @@ class History:
 
     def latest(self, since: int, upto: int) -> Iterator[Change]:
         """The newest change of each key in `(since, upto]`, by key."""
-        return self.changes(since, upto, span=Span(), revisions="latest")
+        return self.changes(since, upto, span=self._narrow(Span()), revisions="latest")
 
     def events(
         self,
@@ -104,6 +105,11 @@ class History:
         )
         return record_batch_reader(found)
 
+    def plain(self, wanted: Wanted) -> Wanted:
+        """`wanted` without the keys of tables, unless its span begins among them."""
+        span = self._narrow(wanted.span)
+        return wanted if span is wanted.span else replace(wanted, span=span)
+
     def wanted(
         self,
         since: TimeLike,
@@ -117,6 +123,7 @@ class History:
         Raises unless history and the change index are whole above `since`.
         """
         wanted = Wanted(require_span(span), require_images(images), require_expand(expand))
+        wanted = self.plain(wanted)
         low, high = self._reads.window(since, upto)
         self._reads.require_kept(wanted.span, low)
         self._reads.require_indexed(low)

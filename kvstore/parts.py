@@ -16,6 +16,7 @@ from kvstore.imports import Imports
 from kvstore.meta import INDEX_FLOOR, Meta
 from kvstore.mvcc import Versions
 from kvstore.reads import Reads
+from kvstore.reserve import Reserve
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +31,7 @@ class Parts:
     imports: Imports
     clears: Clears
     reads: Reads
+    reserve: Reserve
 
     @classmethod
     def of(
@@ -45,4 +47,5 @@ class Parts:
         holds = Holds(meta, committer, pins)
         imports = Imports(versions, index, committer, loose)
         reads = Reads(committer, pins, clears, index_floor=meta.timestamp(INDEX_FLOOR))
-        return cls(versions, index, committer, pins, holds, imports, clears, reads)
+        reserve = Reserve(versions.engine)
+        return cls(versions, index, committer, pins, holds, imports, clears, reads, reserve)

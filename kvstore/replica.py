@@ -53,7 +53,7 @@ class Replica:
 
     def __init__(self, parts: Parts) -> None:
         self._versions, self._index, self._committer = parts.versions, parts.index, parts.committer
-        self._reads = parts.reads
+        self._reads, self._reserve = parts.reads, parts.reserve
         self._engine = parts.versions.engine
         self._meta = Meta(self._engine)
 
@@ -81,6 +81,8 @@ class Replica:
         with self._committer.lock:
             self._require_window([timestamp for timestamp, _ in commits], upper)
             self._committer.apply(commits, upper)
+            if not self._reserve.has_tables:  # the window may bring the first one
+                self._reserve.look()
 
     def ingest(
         self, files: Iterable[Path], tombstones: Callable[[], list[RangeTombstone]], upper: int
@@ -145,6 +147,7 @@ class Replica:
             def publish() -> None:
                 self._reads.raise_index_floor(upto)
                 self._versions.publish_ranges(list(tombstones))
+                self._reserve.look()
                 committer.recent.add(upto, (), [(b"", None)])  # any key may be in the files
 
             committer.write_commits(batch, publish, Timestamp(upto + 1))

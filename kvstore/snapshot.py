@@ -8,6 +8,9 @@ from typing import TYPE_CHECKING, Protocol
 
 from kvstore.errors import ClosedError
 from kvstore.joins import VALUE_COLUMNS, Join, OnGone, StoredSide, join
+from kvstore.tables.catalogue import Catalogue
+from kvstore.tables.sources import SnapshotRows
+from kvstore.tables.table import Table
 from kvstore.timestamp import Timestamp
 
 if TYPE_CHECKING:
@@ -77,7 +80,9 @@ class Snapshot:
         as_of: Timestamp,
         release: Callable[[], object],
         side: StoredSide,
+        catalogue: Catalogue,
     ) -> None:
+        self._catalogue = catalogue
         self._release = release
         self._side = side
         self.as_of = as_of
@@ -155,6 +160,13 @@ class Snapshot:
             batch_rows=batch_rows,
             workers=workers,
         )
+
+    def table(self, name: str) -> Table:
+        """The table `name`, with the columns and rows that it had at this snapshot's time."""
+        self._open()
+        rows = SnapshotRows(self, self._catalogue)
+        rows.codec(name)
+        return Table(name, rows, None)
 
     def close(self) -> None:
         """End the claim on history. Repeatable."""

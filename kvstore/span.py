@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Final
 
 from kvstore.errors import UsageError, printable
 from kvstore.limits import KEY_BYTES_MAX
+
+RESERVED: Final = b"\xff" * 9
+"""The keys from here on belong to tables. Each of them begins with these bytes, so one bound keeps
+them out of a span. Eight bytes would be the largest integer of 64 bits, which is a likely key."""
 
 
 def require_key(key: object, *, name: str = "key", room: int = 0) -> bytes:
@@ -72,6 +77,13 @@ class Span:
 
     def __contains__(self, key: bytes) -> bool:
         return self.start <= key and (self.end is None or key < self.end)
+
+    def plain(self) -> Span:
+        """The span without the keys of tables. A span that begins among them asks for them and
+        stays as it is."""
+        if self.start >= RESERVED or (self.end is not None and self.end <= RESERVED):
+            return self
+        return Span(self.start, RESERVED)
 
     def intersect(self, start: bytes, end: bytes | None) -> Span | None:
         """The common part of this span and `[start, end)`. None if there is none."""

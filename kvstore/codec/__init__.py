@@ -3,5 +3,5 @@
 Floors, from the top:
 
     keys tuples           versioned keys; several values as one key
-    json ordered varint
+    json ordered varint decimals
 """

@@ -280,6 +280,10 @@ class Committer:
         self.syncs.wait(upper)
         return upper
 
+    def is_following(self) -> bool:
+        """Whether commits come from elsewhere: from a source, or from the process that writes."""
+        return self.policy.source is not None or self.policy.is_live
+
     def adopt(self, policy: Policy) -> None:
         """Follow `policy` from now on. The caller holds the lock.
 

@@ -10,9 +10,11 @@
     |   |-- ForkedError             a handle belongs to the process that opened it
     |   |-- KeyOrderError           keys must come in ascending order, each once
     |   |-- ImportRefusedError      a staged import is incomplete, altered or foreign
+    |   |-- NotUniqueError          a row has the values of another one in a unique index
     |   `-- KeyConflictError        an import would cover live keys (on_conflict="error")
     |-- RetryableError          surely not done: try again
     |   |-- ConflictError           another commit changed a key that a transaction read
+    |   |-- TableAlteredError       another call altered the table meanwhile
     |   |-- PreconditionError       a conditional write found another value than expected
     |   |-- DependencyError         tasks are not at the versions that a change depends on
     |   |-- HistoryHeldError        a hold or reader needs the history that the call would clear
@@ -77,6 +79,7 @@ from kvstore.errors.retry import (
     PreconditionError,
     RetryableError,
     StaleReaderError,
+    TableAlteredError,
     UpperMismatchError,
 )
 from kvstore.errors.root import (
@@ -100,6 +103,7 @@ from kvstore.errors.usage import (
     KeyConflictError,
     KeyOrderError,
     NotAStoreError,
+    NotUniqueError,
     UsageError,
 )
 
@@ -114,9 +118,11 @@ __all__ = [
     "ForkedError",
     "KeyOrderError",
     "ImportRefusedError",
+    "NotUniqueError",
     "KeyConflictError",
     "RetryableError",
     "ConflictError",
+    "TableAlteredError",
     "PreconditionError",
     "DependencyError",
     "HistoryHeldError",

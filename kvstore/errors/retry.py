@@ -24,6 +24,16 @@ class ConflictError(RetryableError):
         self.where = where
 
 
+class TableAlteredError(RetryableError):
+    """Another call altered the table meanwhile. Nothing was written."""
+
+    def __init__(self, table: str) -> None:
+        super().__init__(
+            f"table {table!r} was altered by another call meanwhile", "look at it and try again"
+        )
+        self.table = table
+
+
 class PreconditionError(RetryableError):
     """A conditional write did not find what it expected; nothing was written."""
 

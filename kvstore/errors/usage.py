@@ -100,6 +100,16 @@ class ImportRefusedError(UsageError):
         self.problem = problem
 
 
+class NotUniqueError(UsageError):
+    """A row has the values of another row in a unique index. Nothing was written."""
+
+    def __init__(self, where: str, *, values: str, other: str) -> None:
+        super().__init__(f"{where}: {values} is taken by the row {other}", "choose other values")
+        self.where = where
+        self.values = values
+        self.other = other
+
+
 class KeyConflictError(UsageError):
     """An import would cover live keys, which its caller asked to refuse. Nothing was added."""
 

@@ -113,7 +113,7 @@ class Tail:
         self,
         events: EventReader,
         committer: Committer,
-        wanted: Wanted,
+        wanted: Callable[[], Wanted],
         position: Position,
         *,
         guard: Callable[[], None],
@@ -121,8 +121,8 @@ class Tail:
         rows_max: int | None = None,
         bytes_max: int | None = None,
     ) -> None:
-        """`guard` is called before each delivery and raises to stop it. `require_indexed` raises if
-        the change index begins above a time."""
+        """`wanted` is called before each window. `guard` is called before each delivery and raises
+        to stop it. `require_indexed` raises if the change index begins above a time."""
         self._events = events
         self._committer = committer
         self._wanted = wanted
@@ -166,7 +166,7 @@ class Tail:
             return
         self._require_indexed(resolved)  # a replica may have taken the window as files
         try:
-            events = self._events.events(self._wanted, since=resolved, upto=target)
+            events = self._events.events(self._wanted(), since=resolved, upto=target)
             events = islice(events, taken, None)
             while True:
                 rows: list[Event] = []

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 
 from kvstore.arguments import require_age, require_count, require_span
 from kvstore.changes.event import Expand, Images, require_expand, require_images
@@ -116,7 +117,7 @@ class Feeds:
             return Tail(
                 self._events,
                 self._committer,
-                wanted,
+                partial(self._history.plain, wanted),
                 position,
                 guard=guard,
                 require_indexed=self._reads.require_indexed,
@@ -184,7 +185,7 @@ class Feeds:
         tail = Tail(
             self._events,
             self._committer,
-            wanted,
+            partial(self._history.plain, wanted),
             position,
             guard=self._committer.health.require,
             require_indexed=self._reads.require_indexed,

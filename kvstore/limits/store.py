@@ -364,3 +364,13 @@ VERIFY_PROBLEMS_MAX = 1000
 REQUEST_WRITERS_MAX = 4096
 """Writers of other processes of whom a store notes the last request, in some 200 bytes each. As
 many may be between a request and its repetition at one time."""
+
+TABLE_NAME_BYTES_MAX = 200
+"""Bytes of the name of a table. It is part of a key, and stands in errors."""
+
+TABLE_COLUMNS_MAX = 2000
+"""Columns of a table. Each costs 100 bytes of its definition for each layout of its rows."""
+
+TABLE_LAYOUTS_MAX = 1000
+"""Layouts that the rows of a table may have over its life: one for each column added, dropped or
+widened. A definition with all of them has 400 kB at eight columns. Rows name it in two bytes."""

@@ -4,10 +4,12 @@
     compiled/  the same loops in Cython
 
     columns    Arrow columns and change entries: join, cut, check, order
+    elements   columns as keys that sort as their rows do
     floors     the greatest live key at or below a place
     live       the entries of a pass over `data` that a read sees
     lookup     the value of one key, or of many
     matches    the rows of columns that answer labels
+    rows       columns as the values of a table's rows
     timed      the value of many keys, each at a time of its own
     writes     puts that a commit collects, and their entries in key order
 
@@ -36,6 +38,10 @@ from kvstore.loops.chosen import (
     arrange,
     collect,
     cut,
+    decode_keys,
+    decode_rows,
+    encode_keys,
+    encode_rows,
     find_among,
     find_floors,
     find_many,
@@ -79,6 +85,10 @@ __all__ = [
     "arrange",
     "collect",
     "cut",
+    "decode_keys",
+    "decode_rows",
+    "encode_keys",
+    "encode_rows",
     "find_among",
     "find_floors",
     "find_many",

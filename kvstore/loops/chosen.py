@@ -12,14 +12,34 @@ import os
 from importlib import import_module
 from typing import TYPE_CHECKING, Final
 
-from kvstore.loops.plain import columns, floors, live, lookup, matches, timed, writes
+from kvstore.loops.plain import (
+    columns,
+    elements,
+    floors,
+    live,
+    lookup,
+    matches,
+    rows,
+    timed,
+    writes,
+)
 
-REVISION: Final = 13
+REVISION: Final = 14
 """Add one with each change of a name, an argument or a meaning in the loops. `compiled/shared.pxi`
 holds the same number. A checkout that was updated and not compiled again then runs plain loops."""
 
 VARIABLE: Final = "KVSTORE_LOOPS"
-TWINS: Final = ("columns", "floors", "live", "lookup", "matches", "timed", "writes")
+TWINS: Final = (
+    "columns",
+    "elements",
+    "floors",
+    "live",
+    "lookup",
+    "matches",
+    "rows",
+    "timed",
+    "writes",
+)
 
 COMPILED = False
 
@@ -30,7 +50,7 @@ if not TYPE_CHECKING and os.environ.get(VARIABLE) != "plain":
         pass
     else:
         if all(module.REVISION == REVISION for module in _compiled):
-            columns, floors, live, lookup, matches, timed, writes = _compiled
+            columns, elements, floors, live, lookup, matches, rows, timed, writes = _compiled
             COMPILED = True
 
 arrange = columns.arrange
@@ -41,6 +61,9 @@ join_puts = columns.join_puts
 lz4_size = columns.lz4_size
 survey = columns.survey
 tuples = columns.tuples
+
+decode_keys = elements.decode_keys
+encode_keys = elements.encode_keys
 
 find_floors = floors.find_floors
 
@@ -57,6 +80,9 @@ find_among = lookup.find_among
 find_many = lookup.find_many
 
 match = matches.match
+
+decode_rows = rows.decode_rows
+encode_rows = rows.encode_rows
 
 find_timed = timed.find_timed
 

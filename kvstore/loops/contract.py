@@ -5,6 +5,7 @@ Format constants are not here: both halves take them from `kvstore.codec`.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import Enum
 from typing import Any, Final, Literal, Protocol, TypeAlias
 
@@ -38,6 +39,28 @@ RULE_SPAN: Final = 4
 """The rules by which `survey` checks a row, chosen by the row's operation: any key and value; no
 value; a key of eight bytes and no value; a value above the key. An operation with rule 0 is
 unknown."""
+
+ROW_FORMAT: Final = 1
+"""The version of the format of rows."""
+
+SIGNED: Final = 0
+UNSIGNED: Final = 1
+DOUBLE: Final = 2
+FRAMED: Final = 3
+BOOLEAN: Final = 4
+FIXED: Final = 5
+WHOLE: Final = 6
+"""How a column becomes elements of keys: eight bytes of a signed or unsigned integer or of a
+double; bytes to frame; a byte that is 0 or 1; other bytes of a fixed number; the bytes of a
+decimal as they are."""
+
+Column: TypeAlias = "tuple[int, Buffer | None, int, Buffer | None, Buffer | None]"
+"""A column of values: their width in bytes, 0 if it varies; bits of validity, None where no value
+is null; the first row; the bytes of the values; where it varies, the offsets of the values."""
+
+Made: TypeAlias = "Sequence[Any]"
+"""The buffers of a column that was made: bits of validity, the bytes of the values, and where
+their width varies, the offsets."""
 
 
 class Seeker(Protocol):

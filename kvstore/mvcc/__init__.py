@@ -13,13 +13,14 @@ from kvstore.mvcc.diff import Difference
 from kvstore.mvcc.fragments import Cover, Fragments, RangeTombstone
 from kvstore.mvcc.version import Lifetime, Stamps, Version, timeline
 from kvstore.mvcc.versions import ReadView, Versions
-from kvstore.mvcc.write import WriteSet, stage
+from kvstore.mvcc.write import OpenWriteSet, WriteSet, stage
 
 __all__ = [
     "Cover",
     "Difference",
     "Fragments",
     "Lifetime",
+    "OpenWriteSet",
     "RangeTombstone",
     "Stamps",
     "Version",

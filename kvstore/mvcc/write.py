@@ -11,17 +11,17 @@ from __future__ import annotations
 
 import bisect
 import sys
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, ClassVar
 
 from kvstore.codec.keys import encode_range_key, encode_suffix
 from kvstore.codec.ordered import escape
 from kvstore.engine.api import DATA, RANGES, WriteBatch
-from kvstore.errors import ClosedError, UsageError
+from kvstore.errors import ClosedError, UsageError, printable
 from kvstore.limits import VALUE_BYTES_MAX
 from kvstore.loops import Puts, put_all
 from kvstore.mvcc.fragments import RangeTombstone
-from kvstore.span import Span, require_key
+from kvstore.span import RESERVED, Span, require_key
 
 
 class WriteSet(Puts):
@@ -32,6 +32,9 @@ class WriteSet(Puts):
     """
 
     __slots__ = ("_whose",)
+
+    is_plain: ClassVar[bool] = True
+    """Whether the keys of tables are refused. Tables write theirs with `put_rows`."""
 
     def __init__(self, whose: str = "the write set", size_max: int = sys.maxsize) -> None:
         super().__init__(size_max)
@@ -52,15 +55,30 @@ class WriteSet(Puts):
 
     def put_otherwise(self, key: bytes, value: bytes) -> None:
         self.require_open()
-        key, value = require_key(key), _require_value(value)
+        key, value = self._require_own(key), _require_value(value)
         self._points[key] = value
         self._size += len(key) + len(value)
 
     def delete(self, key: bytes) -> None:
         """Delete `key`, whether or not it exists."""
         self.require_open()
-        self._points[require_key(key)] = None
+        self._points[self._require_own(key)] = None
         self._size += len(key)
+
+    def put_rows(self, keys: Sequence[bytes], values: Sequence[bytes]) -> None:
+        """Set keys of a table."""
+        self.require_open()
+        self._points.update(zip(keys, values, strict=True))
+        self._size += sum(map(len, keys)) + sum(map(len, values))
+        self._require_room()
+
+    def delete_rows(self, keys: Iterable[bytes]) -> None:
+        """Delete keys of a table, whether or not they exist."""
+        self.require_open()
+        for key in keys:
+            self._points[key] = None
+            self._size += len(key)
+        self._require_room()
 
     def delete_range(self, start: bytes, end: bytes) -> None:
         """Delete all keys `start <= key < end`. Drops the earlier writes of this set inside the
@@ -69,8 +87,12 @@ class WriteSet(Puts):
         span = Span(start, end)
         if span.end is None:
             raise UsageError("delete_range needs an end", "pass the least key that is to be kept")
+        if self.is_plain:
+            self._require_own(span.start)
+            span = span.plain()
         for key in [key for key in self._points if key in span]:
             del self._points[key]
+        assert span.end is not None, "it ends where tables begin, or before"
         self._add_range(span.start, span.end)
 
     def delete_range_below(self, start: bytes, end: bytes) -> None:
@@ -78,6 +100,21 @@ class WriteSet(Puts):
         takes the parts of a sealed batch in any order."""
         self.require_open()
         self._add_range(start, end)
+
+    def _require_own(self, key: object) -> bytes:
+        """`key`, if it can be stored and does not belong to tables."""
+        found = require_key(key)
+        if self.is_plain and found >= RESERVED:
+            raise UsageError(
+                f"key {printable(found)} belongs to tables",
+                "write to the table, or choose a key that does not begin with nine bytes ff",
+            )
+        return found
+
+    def _require_room(self) -> None:
+        """Raise `UsageError` for more than fits, which `put` would find at the next write."""
+        if self.size > self.size_max:
+            self.require_open()
 
     def _add_range(self, start: bytes, end: bytes) -> None:
         self._ranges.append((start, end))
@@ -103,6 +140,14 @@ class WriteSet(Puts):
     def tombstones(self, timestamp: int) -> list[RangeTombstone]:
         """The sealed batch's range deletes at `timestamp`."""
         return [RangeTombstone(start, end, timestamp) for start, end in self._ranges]
+
+
+class OpenWriteSet(WriteSet):
+    """The writes of a store of before tables, or of a copy: any key may be one of its own."""
+
+    __slots__ = ()
+
+    is_plain: ClassVar[bool] = False
 
 
 def _require_value(value: object) -> bytes:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from kvstore.arguments import require_count, require_span
 from kvstore.engine import Engine, FileSpan
 from kvstore.limits import SCAN_PIECES_MAX
+from kvstore.reserve import Reserve
 from kvstore.span import Span
 from kvstore.splits import split_span, user_spans
 
@@ -12,8 +13,13 @@ from kvstore.splits import split_span, user_spans
 class Layout:
     """The layout of the keys of one store. Reads the bounds of the files, never a row."""
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
+    def __init__(self, engine: Engine, reserve: Reserve) -> None:
+        self._engine, self._reserve = engine, reserve
+
+    def require_importable(self, span: Span) -> None:
+        """Raise `UsageError` unless an import may bring keys of `span`: plain keys, or rows and
+        entries of tables that the store has."""
+        self._reserve.require_importable(span)
 
     def files(self) -> list[FileSpan]:
         """The files that hold versions, by the user keys they lie between."""

@@ -23,7 +23,7 @@ Invariants
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from datetime import timedelta
 from functools import cached_property, partial
@@ -53,6 +53,7 @@ from kvstore.changes.generation import Generation
 from kvstore.changesets import Changesets
 from kvstore.claims import USER, HoldRecord
 from kvstore.clock import WallClock
+from kvstore.codec.tuples import desc
 from kvstore.commit import Committer, Durability, require_durability
 from kvstore.engine import Engine, WriteBatch
 from kvstore.engine.loose import LOOSE_ONCE, Teller
@@ -87,6 +88,11 @@ from kvstore.store.replication import Replication
 from kvstore.store.requests import Requests
 from kvstore.store.tasks import LazyTasks
 from kvstore.store.upkeep import Upkeep
+from kvstore.tables.catalogue import Catalogue, StoreDefinitions
+from kvstore.tables.evolve import IndexColumns
+from kvstore.tables.opening import open_table
+from kvstore.tables.sources import StoreRows
+from kvstore.tables.table import Table
 from kvstore.tasks import Tasks
 from kvstore.timestamp import TimeLike, Timestamp, to_timestamp
 from kvstore.txn import (
@@ -132,7 +138,8 @@ class Store:
         self._history = History(parts)
         self._changesets = Changesets(Meta(engine), committer)
         self._conditional = Conditional(parts)
-        self._transactions = Transactions(parts)
+        catalogue = Catalogue(StoreDefinitions(parts), moves=committer.is_following)
+        self._transactions = Transactions(parts, catalogue)
         self._clearing = Clearing(parts)
         self._collector = Collector(parts, path)
         self._scanners = Scanners()
@@ -140,20 +147,13 @@ class Store:
         self.imports, self.holds = parts.imports, parts.holds
         self.feeds = Feeds(parts, self._history, self._changesets)
         self.replication = Replication(parts, self._history)
-        self.layout = Layout(engine)
+        self.layout = Layout(engine, parts.reserve)
         self.requests = Requests(parts, Meta(engine), self._conditional, self._transactions)
         self.upkeep = Upkeep(engine, committer, self._collector, clock)
         self._endings = ExitStack()
-        for ending in (
-            engine.close,
-            self._scanners.close,
-            teller.close,
-            self._changesets.wake,
-            partial(_finish, committer),
-            self.upkeep.stop_gc,
-            self._collector.stop,
-            self._tasks.close,
-        ):
+        first = (engine.close, self._scanners.close, teller.close, self._changesets.wake)
+        last = (self.upkeep.stop_gc, self._collector.stop, self._tasks.close)
+        for ending in (*first, partial(_finish, committer), *last):
             self._endings.callback(ending)
         # Hot: a method of Python that calls the look-up would take 0.3 us of a get's 3.
         if type(self).get is _GET:  # a subclass or a profiler may have replaced it
@@ -342,7 +342,7 @@ class Store:
         sees the same state to its end: later commits do not show.
         """
         require_limit(limit)
-        span = Span.of(start, end, prefix)
+        span = self._parts.reserve.narrow(Span.of(start, end, prefix))
         scan = partial(self._versions.scan, span, reverse=reverse, limit=limit)
         chunks = self._reads.read(as_of, span, scan)
         rows = chain.from_iterable(map(_pairs, chunks))
@@ -372,7 +372,7 @@ class Store:
         24 MB, and with `reverse` or `limit`.
         """
         require_limit(limit)
-        span = Span.of(start, end, prefix)
+        span = self._parts.reserve.narrow(Span.of(start, end, prefix))
         batch_rows = SCAN_CHUNK if batch_rows is None else batch_rows
         require_count(batch_rows, name="batch_rows")
         require_count(workers, name="workers", most=SCAN_WORKERS_MAX)
@@ -412,7 +412,9 @@ class Store:
         with self._committer.lock:
             at, pin = Timestamp(self._reads.at(as_of)), pins.new()
             side = StoredSide(self._parts, at)
-            snapshot = Snapshot(self, at, lambda: pins.let_go(pin, None), side)
+            snapshot = Snapshot(
+                self, at, lambda: pins.let_go(pin, None), side, self._transactions.catalogue
+            )
             pins.keep(pin, at, kind="snapshot")
         return snapshot
 
@@ -420,13 +422,13 @@ class Store:
 
     def put(self, key: bytes, value: bytes, *, durability: Durability | None = None) -> Timestamp:
         """Set `key`; returns the timestamp of the commit. Never reads. `durability`: see `open`."""
-        writes = WriteSet()
+        writes = self._parts.reserve.write_set()
         writes.put(key, value)
         return self._committer.commit(writes, durability=durability)
 
     def delete(self, key: bytes, *, durability: Durability | None = None) -> Timestamp:
         """Delete `key`, whether or not it exists. Its history stays. Never reads."""
-        writes = WriteSet()
+        writes = self._parts.reserve.write_set()
         writes.delete(key)
         return self._committer.commit(writes, durability=durability)
 
@@ -443,10 +445,10 @@ class Store:
         With `idempotent` the write happens only if a key in the span is alive; otherwise the result
         is None. The check reads up to the first live key of the span.
         """
-        writes = WriteSet()
+        writes = self._parts.reserve.write_set()
         writes.delete_range(start, end)
         if idempotent:
-            span = Span(start, end)
+            span = Span(*writes.ranges[0])
             return self._conditional.delete_live_range(writes, span, durability=durability)
         return self._committer.commit(writes, durability=durability)
 
@@ -464,7 +466,7 @@ class Store:
         The value of `key` must be `expected`; None says that the key is absent. With
         `unchanged_since` the key must not have been written after that time.
         """
-        writes = WriteSet()
+        writes = self._parts.reserve.write_set()
         writes.put(key, value)
         return self._write_if(writes, key, expected, unchanged_since, durability)
 
@@ -477,7 +479,7 @@ class Store:
         durability: Durability | None = None,
     ) -> Timestamp:
         """Delete `key` on a condition. The condition is that of `put_if`."""
-        writes = WriteSet()
+        writes = self._parts.reserve.write_set()
         writes.delete(key)
         return self._write_if(writes, key, expected, unchanged_since, durability)
 
@@ -515,7 +517,9 @@ class Store:
         self._committer.health.require()
         if durability is not None:
             require_durability(durability)
-        return Batch(partial(self._committer.commit, durability=durability))
+        rows = StoreRows(self, self._transactions.catalogue, self._parts)
+        commit = partial(self._committer.commit, durability=durability)
+        return Batch(commit, self._parts.reserve.write_set, rows=rows)
 
     def revert_range(self, start: bytes, end: bytes | None, to: TimeLike) -> Timestamp | None:
         """Restore the state of `start <= key < end` at the time `to` by new versions.
@@ -526,7 +530,7 @@ class Store:
         `HistoryGoneError` if `to` is below `since`, `ConflictError` if others keep writing into the
         span.
         """
-        span, at = Span(start, end), to_timestamp(to, name="to")
+        span, at = self._parts.reserve.narrow(Span(start, end)), to_timestamp(to, name="to")
         with self.snapshot(at):
             self._reads.require_kept(span, at)
             return revert_range(
@@ -544,6 +548,37 @@ class Store:
         or below `since`. A second revert returns the timestamp of the first.
         """
         return self.imports.revert(import_id)
+
+    # -- tables -----------------------------------------------------------------------------
+
+    def table(
+        self,
+        name: str,
+        schema: pa.Schema | None = None,
+        key: str | desc | Sequence[str | desc] | None = None,
+        indexes: Mapping[str, IndexColumns] | None = None,
+        event_time: str | None = None,
+    ) -> Table:
+        """The table `name`: typed rows with a composite key. With `schema` it is made if it is new.
+
+        `schema` has the columns, `key` names the columns of the key in their order (a falling one
+        as `desc(name)`), `indexes` the columns of each index by its name (`unique(name)` for a
+        unique one). `event_time` names a column that is put last in the key, newest first.
+
+        Tables lie above all other keys. Plain writes refuse their keys, and plain scans, feeds and
+        counts leave them out unless they begin among them. Raises `UsageError` for a table that is
+        not there, for one that has other columns, key or indexes, and where the store has keys of
+        its own in the place of tables.
+        """
+        self._require_open()
+        return open_table(
+            self, self._parts, self._transactions.catalogue, name, schema, key, indexes, event_time
+        )
+
+    def tables(self) -> list[str]:
+        """The names of the tables."""
+        self._require_open()
+        return self._transactions.catalogue.names()
 
     # -- changes ----------------------------------------------------------------------------
 
@@ -566,7 +601,7 @@ class Store:
         pass over the spans of its files. Raises `HistoryGoneError` if `since` is below the
         `since` of the store: take a full read instead.
         """
-        span = Span.of(start, end, prefix)
+        span = self._parts.reserve.narrow(Span.of(start, end, prefix))
         return self._history.changes(since, upto, span=span, revisions=revisions, order=order)
 
     def events(
@@ -768,7 +803,7 @@ class Store:
         depend on the span, and the space comes back as RocksDB compacts.
         """
         self._committer.require_commits()
-        return self._clearing.clear(Span(start, end), compact=compact)
+        return self._clearing.clear(self._parts.reserve.narrow(Span(start, end)), compact=compact)
 
     def checkpoint(self, path: str | Path) -> Timestamp:
         """Make a durable copy of the store as of now at `path`, which must not exist.
@@ -803,7 +838,8 @@ class Store:
         """Counts and sizes, by name: frontiers, records, estimates of the engine
         (`<family>_bytes`, `<family>_memtable_bytes`, `<family>_entries`).
 
-        `held_by` describes the claims that keep history, oldest first. `gc_failures`,
+        `reserved_keys_taken` tells that the store is from before tables and has keys of its own in
+        their place. `held_by` describes the claims that keep history, oldest first. `gc_failures`,
         `gc_last_error` and `gc_failed_at_ns` tell failures of background collection; the same names
         with `tasks` tell failures of tasks. Costs microseconds; a store in memory counts its sizes,
         0.03 us per entry.
@@ -822,6 +858,7 @@ class Store:
             "holds": len(holds),
             "holds_lost": sum(hold.lost for hold in holds),
             "clears": len(parts.clears.all()),
+            "reserved_keys_taken": self._parts.reserve.is_taken,
             "held_by": [claim.describe(now) for claim in self.holds.needing()],
             **self.upkeep.figures(),
             **self._tasks.figures(),

@@ -4,6 +4,7 @@ Floors, from the top:
 
     retry revert
     transaction
+    owners
     conditional reads
 """
 

@@ -25,18 +25,22 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from itertools import chain, islice
 from types import TracebackType
-from typing import Protocol, TypeVar, overload
+from typing import TypeVar, overload
 
 from kvstore.arguments import key_list, require_limit
 from kvstore.changes.entry import OP_DELETE_RANGE, OP_IMPORT, OP_REVERT
 from kvstore.commit import CommitNote, Durability
-from kvstore.errors import ClosedError, ConflictError, ForkedError, HistoryGoneError
+from kvstore.errors import ClosedError, ConflictError, ForkedError, HistoryGoneError, UsageError
 from kvstore.limits import BATCH_BYTES_MAX
 from kvstore.mvcc import Fragments, RangeTombstone, WriteSet
 from kvstore.parts import Parts
 from kvstore.recent import Touched
 from kvstore.span import Span, require_key
+from kvstore.tables.catalogue import Catalogue, StoreDefinitions
+from kvstore.tables.sources import TransactionRows
+from kvstore.tables.table import Table
 from kvstore.timestamp import Timestamp
+from kvstore.txn.owners import OwnsTransactions
 from kvstore.txn.reads import ReadSet
 
 T = TypeVar("T")
@@ -48,9 +52,11 @@ _ENDED = WriteSet("the transaction", size_max=-1)
 class Transactions:
     """Begins and ends the transactions of one store."""
 
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, parts: Parts, catalogue: Catalogue | None = None) -> None:
         self.versions, self._index, self._committer = parts.versions, parts.index, parts.committer
         self._pins, self._imports = parts.pins, parts.imports
+        self.write_set, self.narrow = parts.reserve.write_set, parts.reserve.narrow
+        self.catalogue = catalogue or Catalogue(StoreDefinitions(parts))
         self._abandoned: deque[int] = deque()
 
     def begin(self, *, durability: Durability | None = None) -> Transaction:
@@ -152,49 +158,6 @@ class Transactions:
             yield Touched(commit.timestamp, keys, spans)
 
 
-class ReadsVersions(Protocol):
-    """The versions that a transaction reads."""
-
-    def get(self, key: bytes, as_of: int) -> bytes | None:
-        """The value of `key` at `as_of`."""
-        ...
-
-    def scan(
-        self, span: Span, as_of: int, *, reverse: bool
-    ) -> Iterator[tuple[Sequence[bytes], Sequence[bytes]]]:
-        """Live keys and values of a span at `as_of`, chunk by chunk."""
-        ...
-
-
-class OwnsTransactions(Protocol):
-    """The store of a transaction: one in this process, or a client of one."""
-
-    @property
-    def versions(self) -> ReadsVersions:
-        """The versions that are read."""
-        ...
-
-    def commit(
-        self,
-        writes: WriteSet,
-        reads: ReadSet,
-        read_at: int,
-        pin: int,
-        *,
-        durability: Durability | None,
-    ) -> Timestamp:
-        """See `Transactions.commit`."""
-        ...
-
-    def end(self, pin: int) -> None:
-        """See `Transactions.end`."""
-        ...
-
-    def abandon(self, pin: int) -> None:
-        """See `Transactions.abandon`."""
-        ...
-
-
 class Transaction:
     """Reads at one time, and writes that only it sees until they are committed together.
 
@@ -215,7 +178,7 @@ class Transaction:
         self._owner = owner
         self._durability = durability
         self.pin = pin
-        self._writes = WriteSet("the transaction", BATCH_BYTES_MAX)
+        self._writes = owner.write_set("the transaction", BATCH_BYTES_MAX)
         self._deleted = _NOTHING_DELETED
         self._reads = ReadSet()
         self._passes: list[_Pass] = []
@@ -265,7 +228,8 @@ class Transaction:
         """
         self._require_open()
         require_limit(limit)
-        scanned = _Pass(Span.of(start, end, prefix), reverse=reverse)
+        span = self._owner.narrow(Span.of(start, end, prefix))
+        scanned = _Pass(span, reverse=reverse)
         self._passes.append(scanned)
         chunks = self._owner.versions.scan(scanned.span, self.read_at, reverse=reverse)
         stored = chain.from_iterable(zip(*chunk, strict=True) for chunk in chunks)
@@ -285,7 +249,26 @@ class Transaction:
     def delete_range(self, start: bytes, end: bytes) -> None:
         """Delete `start <= key < end`, including own writes made before."""
         self._writes.delete_range(start, end)
+        start, end = self._writes.ranges[-1]
         self._deleted = self._deleted.adding(RangeTombstone(start, end, 1))
+
+    def put_rows(self, keys: Sequence[bytes], values: Sequence[bytes]) -> None:
+        """Set keys of a table: see `kvstore.tables`."""
+        self._writes.put_rows(keys, values)
+
+    def delete_rows(self, keys: Sequence[bytes]) -> None:
+        """Delete keys of a table: see `kvstore.tables`."""
+        self._writes.delete_rows(keys)
+
+    def table(self, name: str) -> Table:
+        """The table `name`, read and written by this transaction."""
+        self._require_open()
+        catalogue = self._owner.catalogue
+        if catalogue is None:
+            raise UsageError("a client's transaction has no tables", "use them beside the store")
+        rows = TransactionRows(self, catalogue)
+        rows.codec(name)
+        return Table(name, rows, rows)
 
     # -- ending -----------------------------------------------------------------------------
 

@@ -122,7 +122,7 @@ def test_keys_of_any_bytes_survive(store: kvstore.Store, tmp_path: Path) -> None
         b"a",
         b"a\x00",
         b"\xff",
-        b"\xff" * 9,
+        b"\xff" * 8,
     ]
     rows = {key: bytes([index]) for index, key in enumerate(keys)}
     stage(tmp_path / "staged", rows)

@@ -30,7 +30,7 @@ TESTS: Final = (
 
 _CHECK: Final = """\
 from kvstore.loops import COMPILED, chosen
-modules = [chosen.columns, chosen.live, chosen.lookup, chosen.writes]
+modules = [getattr(chosen, name) for name in chosen.TWINS]
 assert COMPILED and all("sanitized" in module.__file__ for module in modules), modules
 """
 

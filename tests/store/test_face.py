@@ -25,6 +25,7 @@ READS = {
     "floor",
     "floor_many",
     "join",
+    "join_side",
     "scan",
     "scan_batches",
     "history",
@@ -36,10 +37,11 @@ CHANGES = {"changes", "events", "changes_batches", "feed", "wait_beyond"}
 CAPTURE = {"changeset", "epochs", "force_quiescence", "generations", "reshard"}
 UNDOING = {"revert_range", "revert_import"}
 KEEPING = {"hold", "drop_hold", "gc", "clear_range", "checkpoint", "verify", "stats"}
-OBJECTS = {"imports", "holds", "feeds", "replication", "layout", "upkeep", "tasks"}
+TABLES = {"table", "tables"}
+OBJECTS = {"imports", "holds", "feeds", "replication", "layout", "upkeep", "tasks", "requests"}
 
 FACE = FRONTIERS.union(
-    LIFE, READS, WRITES, TRANSACTIONS, CHANGES, CAPTURE, UNDOING, KEEPING, OBJECTS
+    LIFE, READS, WRITES, TRANSACTIONS, CHANGES, CAPTURE, UNDOING, KEEPING, TABLES, OBJECTS
 )
 """Reviewed: a verb that is added here is one that users should call on the store itself."""
 

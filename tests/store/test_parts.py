@@ -30,6 +30,7 @@ from kvstore.gc import Collector
 from kvstore.history import History
 from kvstore.meta import INDEX_FLOOR, Meta
 from kvstore.parts import Parts
+from kvstore.reserve import Reserve
 from kvstore.store import Layout, Replication, SmallExport, Upkeep
 from kvstore.store.tasks import LazyTasks
 from kvstore.timestamp import Timestamp
@@ -236,7 +237,7 @@ def test_replication_gives_what_copies_read(alone: Alone) -> None:
 
 def test_layout_cuts_all_keys_into_pieces(alone: Alone) -> None:
     alone.put(**{f"k{number:03d}": b"v" * 100 for number in range(500)})
-    layout = Layout(alone.bench.engine)
+    layout = Layout(alone.bench.engine, Reserve(alone.bench.engine))
     pieces = layout.splits(4)
     assert 1 < len(pieces) <= 4
     assert pieces[0].start == b""

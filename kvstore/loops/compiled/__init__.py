@@ -2,5 +2,5 @@
 
 Floors, from the top:
 
-    columns floors live lookup matches timed writes
+    columns elements floors live lookup matches rows timed writes
 """

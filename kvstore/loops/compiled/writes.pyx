@@ -9,6 +9,11 @@ include "order.pxi"
 
 from kvstore.limits import KEY_BYTES_MAX, VALUE_BYTES_MAX
 
+from kvstore.span import RESERVED as _RESERVED
+
+cdef bytes RESERVED = _RESERVED
+cdef Py_ssize_t RESERVED_SIZE = len(_RESERVED)
+
 cdef extern from "Python.h":
     const Py_ssize_t PY_SSIZE_T_MAX
 
@@ -22,6 +27,14 @@ def take_bounds():
 
 
 take_bounds()
+
+
+cdef inline bint is_reserved(bytes key) noexcept:
+    return (
+        <unsigned char>PyBytes_AS_STRING(key)[0] == 255  # hot: an empty key ends with a zero
+        and PyBytes_GET_SIZE(key) >= RESERVED_SIZE
+        and not memcmp(PyBytes_AS_STRING(key), PyBytes_AS_STRING(RESERVED), RESERVED_SIZE)
+    )
 
 
 cdef class Puts:
@@ -56,6 +69,7 @@ cdef class Puts:
             and type(key) is bytes
             and type(value) is bytes
             and PyBytes_GET_SIZE(key) <= LONGEST_KEY
+            and not is_reserved(<bytes>key)
             and PyBytes_GET_SIZE(value) <= LONGEST_VALUE
         ):
             self._points[key] = value

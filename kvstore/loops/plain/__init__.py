@@ -2,6 +2,6 @@
 
 Floors, from the top:
 
-    floors live lookup matches timed writes
-    columns
+    elements floors live lookup matches rows timed writes
+    buffers columns
 """

@@ -9,6 +9,7 @@ from typing import Any
 from kvstore.codec.keys import TOMBSTONE, VALUE
 from kvstore.codec.ordered import TERMINATOR, escape
 from kvstore.limits import KEY_BYTES_MAX, VALUE_BYTES_MAX
+from kvstore.span import RESERVED
 
 
 class Puts:
@@ -55,6 +56,7 @@ class Puts:
             or type(key) is not bytes
             or type(value) is not bytes
             or len(key) > KEY_BYTES_MAX
+            or key >= RESERVED
             or len(value) > VALUE_BYTES_MAX
         ):
             self.put_otherwise(key, value)

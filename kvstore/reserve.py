@@ -1,0 +1,75 @@
+"""The keys that belong to tables, and the stores of before that have keys of their own there.
+
+Tables lie above all other keys (`RESERVED` in kvstore.span), and the definitions of tables first
+among them. So the first stored key there tells all.
+
+Invariants
+1. Without tables every span is left as it is: a store without tables pays nothing for them.
+2. A store with keys of its own among the reserved ones is as it was: it reads and writes them, and
+   takes no table.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from kvstore.codec.ordered import escape
+from kvstore.engine.api import DATA, Engine
+from kvstore.errors import UsageError, printable
+from kvstore.mvcc.write import OpenWriteSet, WriteSet
+from kvstore.span import RESERVED, Span
+
+CATALOGUE: Final = RESERVED + b"\x00kvstore.tables\x00"
+"""The definitions of tables have keys that begin with this."""
+
+FIRST_ROW: Final = RESERVED + b"\x01"
+"""The rows of tables, and the entries of their indexes, begin here."""
+
+
+class Reserve:
+    """The reserved keys of one store."""
+
+    has_tables = False
+    write_set: type[WriteSet] = WriteSet
+    """The kind of write sets that collect plain writes to the store."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self.look()
+
+    def look(self) -> None:
+        """Find out what lies among the reserved keys. One seek."""
+        keys, _ = self._engine.cursor(DATA, escape(RESERVED)).take(1)
+        self.has_tables = bool(keys) and keys[0].startswith(escape(CATALOGUE))
+        is_taken = bool(keys) and not self.has_tables
+        self.write_set = OpenWriteSet if is_taken else WriteSet
+
+    @property
+    def is_taken(self) -> bool:
+        """Whether the store has keys of its own there."""
+        return not self.write_set.is_plain
+
+    def narrow(self, span: Span) -> Span:
+        """The span without the keys of tables, unless it begins among them."""
+        return span.plain() if self.has_tables else span
+
+    def require_importable(self, span: Span) -> None:
+        """Raise `UsageError` unless an import may bring keys of `span`: plain keys, or rows and
+        entries of tables where there are some."""
+        reserved = span.intersect(RESERVED, None)
+        if reserved is None or self.is_taken:
+            return
+        if not self.has_tables or reserved.start < FIRST_ROW:
+            raise UsageError(
+                f"the import has keys from {printable(reserved.start)} on, which belong to tables",
+                "make the tables first, and import their rows; restore a backup with tables into "
+                "a new store",
+            )
+
+    def require_free(self, where: str) -> None:
+        """Raise `UsageError` if the store has keys of its own there."""
+        if self.is_taken:
+            raise UsageError(
+                f"{where} has keys that begin with nine bytes ff, where tables lie",
+                "move them to other keys and open the store again, or keep tables in another store",
+            )

@@ -1,0 +1,24 @@
+"""Tables: typed rows over the keys and values of a store.
+
+Floors, from the top:
+
+    opening
+    table                   the face
+    finding writing         rows by an index; changes of rows
+    sources                 a store, a snapshot, a transaction or a batch
+    catalogue conform       the definitions of a store; rows as they arrive
+    evolve                  how tables begin and change
+    codec                   rows as keys and values, and back
+    keys
+    rows                    the values of rows
+    definition
+    kinds space             types of columns; where tables lie among the keys
+    cells
+"""
+
+from kvstore.codec.tuples import desc
+from kvstore.tables.codec import TableCodec
+from kvstore.tables.evolve import unique
+from kvstore.tables.table import FoundRows, Table
+
+__all__ = ["FoundRows", "Table", "TableCodec", "desc", "unique"]

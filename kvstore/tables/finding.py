@@ -1,0 +1,85 @@
+"""Rows by an index. An entry is a hint, and the row decides.
+
+An entry leads to the row of its key at the same time. The row is found only if its own entry has
+the same bytes. So entries that were left behind find nothing, at whatever time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from kvstore.errors import UsageError
+from kvstore.span import Span
+from kvstore.tables.codec import TableCodec
+from kvstore.tables.definition import Index
+from kvstore.tables.sources import RowReader
+
+
+def whole_index(codec: TableCodec, name: object) -> Index:
+    """The index `name`. Raises `UsageError` where there is none, or its entries are not all
+    there."""
+    index = codec.definition.index(name)
+    if not index.is_whole:
+        raise UsageError(
+            f"{codec.definition.where}: index {index.name!r} is not whole at that time",
+            "run table.build_index, or scan",
+        )
+    return index
+
+
+def index_span(codec: TableCodec, index: Index, values: Sequence[Any]) -> Span:
+    """The entries of an index that begin with these values."""
+    if len(values) > len(index.parts):
+        names = ", ".join(codec.definition.parts_named(index.parts))
+        raise UsageError(
+            f"{codec.definition.where}, index {index.name!r}: {len(values)} values",
+            f"its columns are {names}",
+        )
+    return Span.of_prefix(codec.index_codec(index).key(values))
+
+
+def found_batches(
+    codec: TableCodec,
+    reader: RowReader,
+    index: Index,
+    span: Span,
+    *,
+    columns: Sequence[str] | None,
+    reverse: bool,
+    limit: int | None,
+) -> Iterator[pa.RecordBatch]:
+    """The rows with entries in a span of an index, in the order of the index."""
+    missing = limit
+    for batch in reader.batches(span, None, reverse=reverse, limit=None):
+        rows = _rows_of(codec, reader, index, batch.column(0))
+        if columns is not None:
+            rows = rows.select(list(columns))
+        if missing is not None:
+            rows = rows.slice(0, missing)
+            missing -= rows.num_rows
+        if rows.num_rows:
+            yield rows
+        if missing == 0:
+            return
+
+
+def _rows_of(
+    codec: TableCodec, reader: RowReader, index: Index, entries: pa.Array
+) -> pa.RecordBatch:
+    """The rows that entries lead to. A row that its entry does not fit is left out."""
+    found = entries.to_pylist()
+    ends = codec.index_codec(index).part_ends(entries, len(index.parts))
+    keys = [codec.key.prefix + entry[end:] for entry, end in zip(found, ends, strict=True)]
+    values = reader.get_many(keys)
+    alive = [at for at, value in enumerate(values) if value is not None]
+    batch = codec.decode(
+        pa.array([keys[at] for at in alive], pa.binary()),
+        pa.array([values[at] for at in alive], pa.binary()),
+    )
+    again = codec.entries(index, batch).to_pylist()
+    fits = [found[at] == entry for at, entry in zip(alive, again, strict=True)]
+    return batch if all(fits) else batch.filter(pa.array(np.array(fits, bool)))

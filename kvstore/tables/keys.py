@@ -1,0 +1,254 @@
+"""Keys of rows and entries of indexes: some columns as bytes that sort as the columns do."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Sequence
+from typing import Any, Final, NoReturn
+
+import numpy as np
+import pyarrow as pa
+
+from kvstore.arrow import array_of
+from kvstore.codec.decimals import decode_decimal, encode_decimal
+from kvstore.codec.ordered import frame
+from kvstore.codec.tuples import (
+    FALSE,
+    NULL,
+    SIGN,
+    TRUE,
+    UNSIGNED,
+    desc,
+    elements,
+    encode_double,
+    flip,
+)
+from kvstore.errors import CorruptionError, UsageError
+from kvstore.limits import KEY_BYTES_MAX
+from kvstore.loops import contract, decode_keys, encode_keys
+from kvstore.tables.definition import Column, Definition, KeyPart
+from kvstore.tables.kinds import Kind
+from kvstore.tables.rows import array_made, cell_buffers
+
+_TAGGED: Final = struct.Struct(">BQ")
+_EIGHT_BYTES: Final = struct.Struct(">Q")
+_OneElement = Callable[[Any], bytes]
+
+
+class KeyCodec:
+    """Keys of `prefix` and, behind it, the columns of `parts`."""
+
+    def __init__(self, definition: Definition, prefix: bytes, parts: Sequence[KeyPart]) -> None:
+        self.prefix = prefix
+        self._where = definition.where
+        self.columns = [definition.by_id[part.id] for part in parts]
+        self._parts = tuple(parts)
+        self._makers = [
+            _maker(column.kind, is_falling=part.is_falling)
+            for column, part in zip(self.columns, parts, strict=True)
+        ]
+        self._shapes = [
+            (column.kind.key_kind, column.kind.tag[0], part.is_falling, column.kind.key_width)
+            for column, part in zip(self.columns, parts, strict=True)
+        ]
+
+    def key(self, values: Sequence[Any]) -> bytes:
+        """The key that begins with `values`, of some of the columns from the first on."""
+        key = self.prefix
+        if len(values) > len(self._makers):
+            raise UsageError(
+                f"{self._where}: {len(values)} values for a key of {len(self._makers)}",
+                f"the key is {', '.join(column.name for column in self.columns)}",
+            )
+        at = 0
+        try:
+            for at, value in enumerate(values):
+                key += self._makers[at](value)
+        except ValueError as error:
+            name = self.columns[at].name
+            raise UsageError(f"{self._where}, column {name!r}: {error}") from None
+        return key
+
+    def whole_key(self, values: Sequence[Any]) -> bytes:
+        """The key of values for all columns, none of them null."""
+        if len(values) != len(self._makers) or None in values:
+            self._refuse_values(values)
+        return self.key(values)
+
+    def keys(self, batch: pa.RecordBatch) -> pa.Array:
+        """The keys of the rows of a batch, binary."""
+        columns = [
+            (kind, tag, is_falling, *_key_buffers(column.kind, batch.column(column.name)))
+            for column, (kind, tag, is_falling, _) in zip(self.columns, self._shapes, strict=True)
+        ]
+        encoded = encode_keys(self.prefix, columns, batch.num_rows)
+        if encoded is None:
+            raise UsageError(
+                f"{self._where}: the keys of {batch.num_rows} rows have 2 GiB", "pass fewer rows"
+            )
+        keys = array_of(batch.num_rows, *encoded)
+        lengths = np.diff(np.frombuffer(encoded[0], np.int32))
+        if len(lengths) and lengths.max() > KEY_BYTES_MAX:
+            at = int(lengths.argmax())
+            raise UsageError(
+                f"{self._where}: the key of row {at} has {lengths[at]} bytes",
+                f"at most {KEY_BYTES_MAX} are allowed",
+            )
+        return keys
+
+    def arrays(self, keys: pa.Array) -> list[pa.Array]:
+        """The columns of keys. Raises `CorruptionError` for bytes that are no key."""
+        made, ends = self._decoded(keys, len(self.columns))
+        _, offsets, _ = keys.buffers()
+        bounds = np.frombuffer(offsets or b"", np.int32)
+        bounds = bounds[keys.offset + 1 : keys.offset + len(keys) + 1]
+        wrong = np.flatnonzero(ends != bounds)
+        if len(wrong):
+            self._refuse_key(keys[int(wrong[0])].as_py())
+        return [
+            _key_array(column, buffers, len(keys), self._where)
+            for column, buffers in zip(self.columns, made, strict=True)
+        ]
+
+    def part_ends(self, keys: pa.Array, count: int) -> list[int]:
+        """Where the first `count` columns of each key end."""
+        _, offsets, _ = keys.buffers()
+        starts = np.frombuffer(offsets or b"", np.int32)[keys.offset : keys.offset + len(keys)]
+        ends: list[int] = (self._decoded(keys, count)[1] - starts).tolist()
+        return ends
+
+    def _decoded(self, keys: pa.Array, count: int) -> tuple[Any, Any]:
+        """The buffers of the first `count` columns of keys, and the offset within the bytes of
+        `keys` at which they end in each."""
+        _, offsets, data = keys.buffers()
+        made, ends = decode_keys(
+            *(offsets, data or b"", keys.offset, len(keys)),
+            *(len(self.prefix), self._shapes[:count], self._where),
+        )
+        return made, np.frombuffer(ends, np.int32)
+
+    def values(self, key: bytes) -> list[Any]:
+        """The values of the columns of one key. Raises as `arrays`."""
+        found: list[Any] = []
+        end = 0
+        for column, part, (element, end) in zip(  # noqa: B007  # the end of the last one counts
+            self.columns, self._parts, elements(key, len(self.prefix)), strict=False
+        ):
+            value = element.value if isinstance(element, desc) else element
+            found.append(_typed(column, value))
+            if isinstance(element, desc) is not part.is_falling:
+                self._refuse_key(key)
+        if len(found) != len(self.columns) or end != len(key):
+            self._refuse_key(key)
+        return found
+
+    def _refuse_key(self, key: bytes) -> NoReturn:
+        raise CorruptionError(f"{self._where}, key {key.hex()}", "no key of its table")
+
+    def _refuse_values(self, values: Sequence[Any]) -> None:
+        names = ", ".join(column.name for column in self.columns)
+        if len(values) != len(self._makers):
+            raise UsageError(
+                f"{self._where}: {len(values)} values for a key of {len(self._makers)}",
+                f"the key is {names}",
+            )
+        null = self.columns[list(values).index(None)]
+        raise UsageError(f"{self._where}, column {null.name!r}: a key is never null")
+
+
+def _maker(kind: Kind, *, is_falling: bool) -> _OneElement:
+    """The function that makes an element of one value."""
+    make = _plain_maker(kind)
+
+    def falling(value: Any) -> bytes:
+        return flip(NULL if value is None else make(value))
+
+    def rising(value: Any) -> bytes:
+        return NULL if value is None else make(value)
+
+    return falling if is_falling else rising
+
+
+def _plain_maker(kind: Kind) -> _OneElement:
+    stored, tag = kind.stored, kind.tag
+    number, pack = tag[0], _TAGGED.pack
+    if kind.key_kind == contract.SIGNED:
+        return lambda value: pack(number, stored(value) + SIGN)
+    if kind.key_kind == contract.UNSIGNED:
+
+        def unsigned(value: Any) -> bytes:
+            found = stored(value)
+            is_large = found >= SIGN
+            return UNSIGNED + _EIGHT_BYTES.pack(found) if is_large else pack(number, found + SIGN)
+
+        return unsigned
+    if kind.key_kind == contract.DOUBLE:
+        if kind.width == 4:  # as the column of floats has it
+            single = struct.Struct("<f")
+            return lambda value: tag + encode_double(single.unpack(single.pack(stored(value)))[0])
+        return lambda value: tag + encode_double(stored(value))
+    if kind.key_kind == contract.BOOLEAN:
+        return lambda value: TRUE if stored(value) else FALSE
+    if kind.key_kind == contract.FIXED:
+        return lambda value: tag + stored(value)
+    if kind.key_kind == contract.WHOLE:
+        value_of = kind.value
+        assert value_of is not None
+        return lambda value: tag + encode_decimal(value_of(stored(value)))
+    return lambda value: tag + frame(stored(value))
+
+
+def _key_buffers(kind: Kind, column: pa.Array) -> contract.Column:
+    """The buffers of a column as the loops of keys take it."""
+    if kind.key_kind == contract.WHOLE:
+        cells = [None if each is None else encode_decimal(each) for each in column.to_pylist()]
+        return cell_buffers(pa.array(cells, pa.binary()), 0)
+    if kind.key_kind == contract.DOUBLE:
+        column = column.cast(pa.float64())
+    elif kind.key_kind in (contract.SIGNED, contract.UNSIGNED) and kind.width < 8:
+        if not pa.types.is_integer(column.type):
+            column = column.cast(pa.int32())
+        column = column.cast(pa.int64())
+    elif kind.key_kind == contract.FRAMED and kind.width:
+        column = column.cast(pa.binary())
+    return cell_buffers(column, kind.key_width)
+
+
+def _key_array(column: Column, buffers: contract.Made, count: int, where: str) -> pa.Array:
+    """A column of a key from its buffers."""
+    kind = column.kind
+    if kind.key_kind == contract.WHOLE:
+        from_cell = _decimal_values(array_made(pa.binary(), buffers, count, where))
+        return pa.array(from_cell, kind.type)
+    if kind.key_kind in (contract.SIGNED, contract.UNSIGNED, contract.DOUBLE):
+        if kind.width == 8:
+            return array_made(kind.type, buffers, count, where)
+        wide = pa.float64() if kind.key_kind == contract.DOUBLE else pa.int64()
+        narrow = kind.type if pa.types.is_primitive(kind.type) else kind.storage
+        found = array_made(wide, buffers, count, where)
+        try:
+            if not pa.types.is_integer(narrow) and kind.key_kind == contract.SIGNED:
+                found = found.cast(pa.int32())
+            return found.cast(narrow)
+        except pa.ArrowInvalid as error:
+            raise CorruptionError(f"{where}, column {column.name!r}", str(error)) from error
+    if kind.key_kind == contract.FRAMED and kind.width:
+        return array_made(pa.binary(), buffers, count, where).cast(kind.type)
+    return array_made(kind.type, buffers, count, where)
+
+
+def _decimal_values(cells: pa.Array) -> list[Any]:
+    return [None if cell is None else decode_decimal(cell) for cell in cells.to_pylist()]
+
+
+def _typed(column: Column, value: Any) -> Any:
+    """A value of a tuple as its column has it."""
+    kind = column.kind
+    if value is None:
+        return None
+    if kind.key_kind == contract.WHOLE:
+        assert kind.value is not None
+        return kind.value(kind.stored(value))
+    if type(value) is int and kind.value is not None:
+        return kind.value(value)
+    return value

@@ -1,0 +1,310 @@
+"""A table: typed rows of a store, of a snapshot, of a transaction or of a batch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
+from typing import Any, NamedTuple, NoReturn
+
+import pyarrow as pa
+
+from kvstore.arguments import require_limit
+from kvstore.codec.tuples import desc
+from kvstore.errors import UsageError
+from kvstore.span import Span
+from kvstore.tables.codec import TableCodec, dicts
+from kvstore.tables.conform import batches_of
+from kvstore.tables.evolve import Added, Alteration, IndexColumns
+from kvstore.tables.finding import found_batches, index_span, whole_index
+from kvstore.tables.sources import RowChange, RowReader, RowWriter, StoreRows
+from kvstore.tables.writing import delete_row, put_batches, put_row, put_rows
+from kvstore.timestamp import TimeLike, Timestamp
+
+
+class FoundRows:
+    """Rows of a table: an iterator of dicts, and Arrow data for whoever speaks Arrow."""
+
+    def __init__(self, schema: pa.Schema, batches: Iterator[pa.RecordBatch]) -> None:
+        self.schema = schema
+        self._batches = batches
+        self._rows: Iterator[dict[str, Any]] = chain.from_iterable(map(dicts, batches))
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        return self._rows
+
+    def __next__(self) -> dict[str, Any]:
+        return next(self._rows)
+
+    def to_reader(self) -> pa.RecordBatchReader:
+        """The rows as typed record batches."""
+        return pa.RecordBatchReader.from_batches(self.schema, self._batches)
+
+    def read_all(self) -> pa.Table:
+        """The rows as one Arrow table."""
+        return self.to_reader().read_all()
+
+    def __arrow_c_stream__(self, requested_schema: object = None) -> object:
+        return self.to_reader().__arrow_c_stream__(requested_schema)
+
+
+class RowVersion(NamedTuple):
+    """A row from a time on. `row` is None from its deletion on."""
+
+    timestamp: Timestamp
+    row: dict[str, Any] | None
+
+
+class Table:
+    """Typed rows with a composite key. `store.table`, `snapshot.table`, `transaction.table` and
+    `batch.table` give one.
+
+    A read as of a time has the columns that the table had then. Times are given as to `Store`.
+    """
+
+    def __init__(self, name: str, reader: RowReader | None, writer: RowWriter | None) -> None:
+        self.name = name
+        self._rows, self._writer = reader, writer
+
+    # -- what it is -------------------------------------------------------------------------
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The columns, as they are now."""
+        return self._codec().definition.schema
+
+    @property
+    def key(self) -> list[str | desc]:
+        """The columns of the key; a falling one as `desc(name)`. The event time is the last."""
+        definition = self._codec().definition
+        return [
+            desc(name) if part.is_falling else name
+            for name, part in zip(
+                definition.parts_named(definition.key), definition.key, strict=True
+            )
+        ]
+
+    @property
+    def indexes(self) -> dict[str, list[str | desc]]:
+        """The columns of each index."""
+        definition = self._codec().definition
+        return {
+            index.name: [
+                desc(name) if part.is_falling else name
+                for name, part in zip(definition.parts_named(index.parts), index.parts, strict=True)
+            ]
+            for index in definition.indexes
+        }
+
+    @property
+    def event_time(self) -> str | None:
+        """The column of the event time, if the table has one."""
+        definition = self._codec().definition
+        return definition.key_columns[-1].name if definition.has_event_time else None
+
+    def codec(self, as_of: TimeLike | None = None) -> TableCodec:
+        """What encodes and decodes the rows of the table, as it was at a time. It needs no store,
+        so that other processes can build rows."""
+        return self._codec(as_of)
+
+    # -- reading ----------------------------------------------------------------------------
+
+    def get(
+        self, *key: Any, as_of: TimeLike | None = None, columns: Sequence[str] | None = None
+    ) -> dict[str, Any] | None:
+        """The row of a key; None if there is none. One look-up."""
+        rows = self._reader()
+        codec = rows.codec(self.name, as_of)
+        stored_key = codec.key.whole_key(key)
+        value = rows.get(stored_key, as_of)
+        if value is None:
+            return None
+        names = None if columns is None else tuple(columns)
+        return codec.to_dict(stored_key, value, names)
+
+    def get_many(
+        self,
+        keys: Iterable[Sequence[Any]],
+        as_of: TimeLike | None = None,
+        *,
+        columns: Sequence[str] | None = None,
+    ) -> list[dict[str, Any] | None]:
+        """The rows of keys, each a tuple, in their order; None for an absent one."""
+        rows = self._reader()
+        codec = rows.codec(self.name, as_of)
+        single = len(codec.key.columns) == 1
+        stored = [
+            codec.key.whole_key((key,) if single and not isinstance(key, tuple | list) else key)
+            for key in keys
+        ]
+        names = None if columns is None else tuple(columns)
+        return [
+            None if value is None else codec.to_dict(key, value, names)
+            for key, value in zip(stored, rows.get_many(stored, as_of), strict=True)
+        ]
+
+    def scan(
+        self,
+        *key: Any,
+        as_of: TimeLike | None = None,
+        columns: Sequence[str] | None = None,
+        reverse: bool = False,
+        limit: int | None = None,
+    ) -> pa.RecordBatchReader:
+        """The rows whose key begins with the values `key`, in key order, as typed batches. Columns
+        that are not asked for are not decoded. Memory is bounded."""
+        require_limit(limit)
+        rows = self._reader()
+        codec = rows.codec(self.name, as_of)
+        span = Span.of_prefix(codec.key.key(key))
+        schema = codec.schema_of(columns)
+        batches = rows.batches(span, as_of, reverse=reverse, limit=limit)
+        decoded = (codec.decode(batch.column(0), batch.column(1), columns) for batch in batches)
+        return pa.RecordBatchReader.from_batches(schema, decoded)
+
+    def rows(
+        self,
+        *key: Any,
+        as_of: TimeLike | None = None,
+        columns: Sequence[str] | None = None,
+        reverse: bool = False,
+        limit: int | None = None,
+    ) -> Iterator[dict[str, Any]]:
+        """The rows of `scan`, one by one."""
+        reader = self.scan(*key, as_of=as_of, columns=columns, reverse=reverse, limit=limit)
+        return chain.from_iterable(map(dicts, reader))
+
+    def find(
+        self,
+        index: str,
+        *values: Any,
+        as_of: TimeLike | None = None,
+        columns: Sequence[str] | None = None,
+        reverse: bool = False,
+        limit: int | None = None,
+    ) -> FoundRows:
+        """The rows whose columns of `index` begin with `values`, in the order of the index.
+
+        Raises `UsageError` where the index was not whole at that time. Costs a look-up for each
+        entry.
+        """
+        require_limit(limit)
+        rows = self._reader()
+        codec = rows.codec(self.name, as_of)
+        found = whole_index(codec, index)
+        span = index_span(codec, found, values)
+
+        def batches() -> Iterator[pa.RecordBatch]:
+            with rows.held(as_of) as held:
+                yield from found_batches(
+                    codec, held, found, span, columns=columns, reverse=reverse, limit=limit
+                )
+
+        return FoundRows(codec.schema_of(columns), batches())
+
+    def history(self, *key: Any) -> list[RowVersion]:
+        """All kept versions of a row, newest first, each with the columns of its time."""
+        rows = self._reader()
+        stored_key = rows.codec(self.name).key.whole_key(key)
+        return [
+            RowVersion(
+                version.timestamp,
+                None
+                if version.value is None
+                else rows.codec(self.name, version.timestamp).to_dict(stored_key, version.value),
+            )
+            for version in rows.history(stored_key)
+        ]
+
+    # -- writing ----------------------------------------------------------------------------
+
+    def put(self, row: Mapping[str, Any]) -> Timestamp | None:
+        """Set a row; one that has the same key is replaced. A column that is missing is null, or
+        has its default."""
+        if not isinstance(row, Mapping):
+            raise UsageError(f"a row is a dict, not {type(row).__name__}", "pass {column: value}")
+        return self._write(lambda codec, rows: put_row(codec, rows, row))
+
+    def put_batch(self, rows: object) -> Timestamp | None:
+        """Set the rows of an Arrow table, of batches, or of a frame of Polars, DuckDB or pandas;
+        or of a list of dicts. One commit."""
+        given = list(rows) if isinstance(rows, list | tuple) else rows
+        if isinstance(given, list) and all(isinstance(row, Mapping) for row in given):
+            return self._write(lambda codec, reader: put_rows(codec, reader, given))
+        if isinstance(given, pa.RecordBatchReader):
+            given = given.read_all()  # the commit may have to begin again
+        return self._write(
+            lambda codec, reader: put_batches(codec, reader, batches_of(codec.definition, given))
+        )
+
+    def update(self, *key: Any, **columns: Any) -> Timestamp | None:
+        """Set some columns of a row. Raises `UsageError` if there is no such row."""
+        if not columns:
+            raise UsageError("update of no column", "pass column=value")
+
+        def make(codec: TableCodec, rows: RowReader) -> RowChange:
+            stored_key = codec.key.whole_key(key)
+            value = rows.get(stored_key)
+            if value is None:
+                raise UsageError(f"{codec.definition.where} has no row {key!r:.200}", "put it")
+            row = codec.to_dict(stored_key, value)
+            for name in columns:
+                if codec.definition.column(name).id in codec.definition.key_ids:
+                    raise UsageError(
+                        f"{codec.definition.where}: {name!r} is in the key",
+                        "put the new row and delete the old one",
+                    )
+            return put_row(codec, rows, row | columns)
+
+        return self._write(make, is_checked=True)
+
+    def delete(self, *key: Any) -> Timestamp | None:
+        """Delete a row, whether or not it exists. Its history stays."""
+        return self._write(lambda codec, rows: delete_row(codec, rows, codec.key.whole_key(key)))
+
+    def alter(
+        self,
+        add: Mapping[str, Added] | None = None,
+        drop: Sequence[str] | str | None = None,
+        widen: Mapping[str, pa.DataType | pa.Field] | None = None,
+        add_index: Mapping[str, IndexColumns] | None = None,
+        drop_index: Sequence[str] | str | None = None,
+    ) -> None:
+        """RowChange the columns and indexes of the table from now on. Stored rows stay as they are.
+
+        `add={"tip": pa.float64()}` adds a column that is null in older rows, and
+        `add={"tip": (pa.float64(), 0.0)}` one that is 0.0 there. `widen` gives columns a type that
+        holds all values of theirs. A new index is not whole until `build_index` has run.
+
+        Raises `UsageError` for a change that cannot be, `TableAlteredError` if another call altered
+        the table meanwhile. Costs one commit, whatever the number of rows.
+        """
+        if not isinstance(self._rows, StoreRows):
+            self._refuse("altered here", "alter the table of the store")
+        self._rows.alter(self.name, Alteration(add, drop, widen, add_index, drop_index))
+
+    # -- inside -----------------------------------------------------------------------------
+
+    def _codec(self, as_of: TimeLike | None = None) -> TableCodec:
+        return self._reader().codec(self.name, as_of)
+
+    def _reader(self) -> RowReader:
+        if self._rows is None:
+            self._refuse("read in a batch", "read the store, or use a transaction")
+        return self._rows
+
+    def _write(self, make: Any, *, is_checked: bool = False) -> Timestamp | None:
+        if self._writer is None:
+            self._refuse("written here", "write to the store")
+
+        def once(codec: TableCodec, rows: RowReader) -> RowChange:
+            return make(codec, rows)  # type: ignore[no-any-return]  # of the caller
+
+        if not is_checked and self._rows is not None:
+            is_checked = any(index.is_unique for index in self._codec().definition.indexes)
+        return self._writer.write(self.name, once, is_checked=is_checked)
+
+    def _refuse(self, what: str, remedy: str) -> NoReturn:
+        raise UsageError(f"table {self.name!r} cannot be {what}", remedy)
+
+    def __repr__(self) -> str:
+        return f"<kvstore.Table {self.name!r}>"

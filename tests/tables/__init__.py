@@ -1,0 +1,1 @@
+"""Tables: typed rows over bytes."""
