@@ -35,6 +35,7 @@ from kvstore.cli.options import (
     StoreArgument,
     iso,
     one_of,
+    open_here,
     open_to_write,
     to_duration,
     to_json,
@@ -407,7 +408,7 @@ def promote(
     Examples:
       kvstore backup promote standby.db
     """
-    with open_to_write(standby) as opened:
+    with open_here(standby) as opened:
         print_figures({"upper": iso(opened.replication.promote())}, as_json=as_json)
 
 

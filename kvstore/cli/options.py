@@ -14,6 +14,7 @@ from typing import Annotated, Final, TypeVar
 
 import typer
 
+from kvstore.control.opening import open as open_control
 from kvstore.control.scripts import opened
 from kvstore.errors import NotAStoreError, UsageError
 from kvstore.opening import engine_at
@@ -140,18 +141,29 @@ def iso(timestamp: int) -> str:
 def open_to_write(path: Path) -> AbstractContextManager[Store]:
     """Open a store by the engine that made it. If a process that listens has it open, the store is
     read from its files, and the process does the writes."""
-    return opened(path, _open_here)
+    return opened(path, open_here)
 
 
 def open_or_create(path: Path, engine: str, *, create: bool) -> AbstractContextManager[Store]:
     """Open a store as `open_to_write`. Where nothing is, make one of `engine` if `create`."""
     if create and engine_at(path) is None:
         return open_store(path, engine)
-    if not create and not path.exists():
-        raise NotAStoreError(str(path), "no store is there", "check the path, or pass --create")
+    _require_store(path, create=create)
     return open_to_write(path)
 
 
-def _open_here(path: Path) -> Store:
+def open_to_own(path: Path, engine: str, *, create: bool) -> Store:
+    """Open or create a store in this process, which listens: scripts run beside it."""
+    _require_store(path, create=create)
+    return open_control(path, engine_at(path) or engine, create=create, control=True)
+
+
+def _require_store(path: Path, *, create: bool) -> None:
+    if not create and not path.exists():
+        raise NotAStoreError(str(path), "no store is there", "check the path, or pass --create")
+
+
+def open_here(path: Path) -> Store:
+    """Open a store in this process, by the engine that made it."""
     made_by = engine_at(path)
     return open_store(path, create=False) if made_by is None else open_store(path, made_by)

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from kvstore.cli.options import StoreArgument, open_or_create
+from kvstore.cli.options import StoreArgument, open_to_own
 from kvstore.cli.output import print_line
 from kvstore.errors import UsageError
 
@@ -36,7 +36,8 @@ def serve(
 ) -> None:
     """Serve a store until a signal ends the process (SIGINT or SIGTERM).
 
-    Other machines are served with TLS and tokens only. Needs the extra `server`.
+    Other machines are served with TLS and tokens only. Commands of the same user on this machine,
+    such as `kvstore backup run`, work beside it. Needs the extra `server`.
 
     \b
     Examples:
@@ -53,6 +54,6 @@ def serve(
     tls = None if tls_cert is None or tls_key is None else server_tls(tls_cert, tls_key)
     tokens = None if token_file is None else read_tokens(token_file)
     address = ListenAddress.parse(listen)
-    with open_or_create(store, "rocksdb", create=create) as opened:
+    with open_to_own(store, "rocksdb", create=create) as opened:
         served = app(opened, tokens)
         serve_app(served, address, tls=tls, ready=lambda url: print_line(f"serving {url}"))

@@ -1,4 +1,4 @@
-"""Commands that write one key: put, delete. A process that has the store open does it for them."""
+"""Commands that write: put, delete, revert. A process that has the store open does it for them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from kvstore.timestamp import Timestamp
 
 def register(app: typer.Typer) -> None:
     """Add the commands."""
-    for command in (put, delete):
+    for command in (put, delete, revert):
         app.command()(command)
 
 
@@ -74,6 +74,32 @@ def delete(
     """
     with open_to_write(store) as opened:
         _told(opened.delete(to_bytes(key, encoding), durability="sync"), as_json)
+
+
+def revert(
+    store: StoreArgument,
+    import_id: Annotated[
+        str,
+        typer.Argument(
+            metavar="IMPORT", help="The id that `kvstore import` printed.", show_default=False
+        ),
+    ],
+    as_json: JsonOption = False,
+) -> None:
+    """Undo an import from now on, and print the timestamp. Its history stays.
+
+    One record for an import of any size. A repeated command prints the first timestamp.
+
+    \b
+    Examples:
+      kvstore revert flights.db 5e0c1d2f3a4b5c6d
+    """
+    try:
+        number = int(import_id, 16)
+    except ValueError as error:
+        raise UsageError(f"{import_id!r} is no id of an import", "pass its hex digits") from error
+    with open_to_write(store) as opened:
+        _told(opened.revert_import(number), as_json)
 
 
 def _told(timestamp: Timestamp, as_json: bool) -> None:

@@ -12,7 +12,7 @@ CONTROL_PROGRESS_S = 5.0
 CONTROL_POLL_S = 0.5
 """How often a replica beside the owner asks for its `upper`, at the cost of one small call."""
 
-CONTROL_END_S = 5.0
+CONTROL_END_S = 1.0
 """How long `close` waits for calls under way. They are short, or end at their next step."""
 
 CONTROL_TRIES = 3

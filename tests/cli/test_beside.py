@@ -37,6 +37,10 @@ def test_commands_that_write(service: kvstore.Store, run: Run, tmp_path: Path) -
     run("import", service.path, tmp_path / "staged", "--move")
     assert service.get(b"CC1") == b"gone"
     run("import", service.path, tmp_path / "rows.csv", "--on-conflict", "error", code=2)
+    run("revert", service.path, f"{made.import_id:016x}")
+    assert service.get(b"CC1") is None
+    run("revert", service.path, "no-id", code=2)
+    run("revert", service.path, "17", code=2)
 
 
 def test_commands_of_upkeep(service: kvstore.Store, run: Run) -> None:
@@ -48,6 +52,26 @@ def test_commands_of_upkeep(service: kvstore.Store, run: Run) -> None:
     assert report["versions"] == 1
     assert len(service.history(b"AA1")) == 1
     assert told(run("verify", service.path, "--json"))["ok"]
+
+
+def test_commands_that_copy(service: kvstore.Store, run: Run, tmp_path: Path) -> None:
+    run("checkpoint", service.path, tmp_path / "copy")
+    run("checkpoint", service.path, tmp_path / "copy", code=2)
+    with kvstore.open_read_only(tmp_path / "copy") as copy:
+        assert dict(copy.scan()) == dict(service.scan())
+
+
+def test_a_replica_is_promoted_by_the_process_that_opens_it(
+    service: kvstore.Store, run: Run, tmp_path: Path
+) -> None:
+    run("backup", "replicate", service.path, tmp_path / "standby")
+    with kvstore.open(tmp_path / "standby", control=True):
+        assert "held by" in run("backup", "promote", tmp_path / "standby", code=3).output
+    run("backup", "promote", tmp_path / "standby")
+
+
+def test_a_service_is_not_served_twice(service: kvstore.Store, run: Run, tmp_path: Path) -> None:
+    run("serve", service.path, "--listen", tmp_path / "socket", code=3)
 
 
 def test_commands_of_backups(service: kvstore.Store, run: Run, tmp_path: Path) -> None:

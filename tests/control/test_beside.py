@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from kvstore.errors import (
     HistoryGoneError,
     ImportRefusedError,
     KeyConflictError,
+    KVStoreError,
     LockedError,
     UsageError,
 )
@@ -31,7 +33,7 @@ from kvstore.tasks.worker import Worker
 from kvstore.testing.bounds import bounds
 from tests.control.owners import owning
 
-pytestmark = pytest.mark.usefixtures("each_engine")
+pytestmark = [pytest.mark.usefixtures("each_engine"), pytest.mark.tiny_limits]
 
 
 @pytest.fixture
@@ -304,6 +306,22 @@ def test_a_script_that_calls_gc_off_ends_it(owner: kvstore.Store, client: kvstor
             report = store.gc(keep=timedelta(0))  # waits for the end of the first run
     assert all(len(owner.history(b"%02d" % number)) == 1 for number in range(40))
     assert report.since == owner.since
+
+
+def test_closing_ends_the_work_of_a_script(owner: kvstore.Store, client: kvstore.Client) -> None:
+    for number in range(400):
+        owner.put(b"%02d" % (number % 40), b"%d" % number)
+    closing = threading.Thread(target=owner.close)
+
+    def close(count: int) -> None:
+        if closing.ident is None:
+            closing.start()
+        closing.join()  # the script does not take the rest of its answer
+
+    with bounds({"GC_KEYS_PER_STEP": 2}), as_store(client) as store, suppress(KVStoreError):
+        store.gc(keep=timedelta(0), progress=close)  # its last step may be done already
+    with pytest.raises(KVStoreError):
+        client.get(b"00")
 
 
 def test_writes_by_the_word_of_a_script(

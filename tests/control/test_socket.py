@@ -199,3 +199,20 @@ def test_callers_of_a_killed_owner_see_the_end_although_its_child_lives(
                 kvstore.connect(path)
         finally:
             os.kill(child, signal.SIGKILL)
+
+
+def test_a_hundred_scripts_leave_nothing(tmp_path: Path) -> None:
+    with kvstore.open(tmp_path / "store", control=True) as store:
+
+        def call() -> None:
+            with kvstore.connect(tmp_path / "store") as client:
+                client.put(b"k", b"v")
+
+        call()
+        before = len(os.listdir("/proc/self/fd"))
+        for _ in range(100):
+            call()
+        with kvstore.connect(tmp_path / "store") as client:
+            client.get(b"k")  # by now the server has seen the others go
+            assert len(os.listdir("/proc/self/fd")) <= before + 8
+        assert store.get(b"k") == b"v"

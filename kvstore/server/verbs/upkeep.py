@@ -10,7 +10,6 @@ the `result` or the `error`, as JSON. A caller that goes away ends the work at i
 from __future__ import annotations
 
 import json
-import queue
 import re
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -290,52 +289,67 @@ def _brought(store: Path | None, name: Any) -> Path:
 
 
 def _told(work: Work) -> pa.RecordBatchReader:
-    """Do long work in a thread, and stream its progress, then its result.
-
-    The stream's end ends the work: what is told then raises an error in it.
-    """
-    return pa.RecordBatchReader.from_batches(PROGRESS_SCHEMA, _progress(work))
+    """Do long work in a thread, and stream its progress, then its outcome."""
+    return pa.RecordBatchReader.from_batches(PROGRESS_SCHEMA, _Progress(work).rows())
 
 
-def _progress(work: Work) -> Iterator[pa.RecordBatch]:
-    told: queue.SimpleQueue[int | Mapping[str, Any] | BaseException] = queue.SimpleQueue()
-    gone = threading.Event()
+class _Progress:
+    """Long work in a thread of its own: the latest progress, and the outcome."""
 
-    def tell(done: int) -> None:
-        if gone.is_set():
-            raise RetryableError("the caller of this work went away", "call it again")
-        told.put(done)
+    def __init__(self, work: Work) -> None:
+        self._work = work
+        self._changed = threading.Condition()
+        self._done = 0
+        self._outcome: Mapping[str, Any] | BaseException | None = None
+        self._is_gone = False
 
-    def run() -> None:
+    def rows(self) -> Iterator[pa.RecordBatch]:
+        """A row for each progress that the caller has time to take, and the last one for the
+        outcome. The end of the rows ends the work: `_tell` raises then."""
+        thread = threading.Thread(target=self._run, name="kvstore-control-work", daemon=True)
+        thread.start()
+        told = 0
         try:
-            told.put(work(tell))
-        except BaseException as error:  # noqa: BLE001  # raised where the stream is read
-            told.put(error)
+            while True:
+                with self._changed:
+                    self._changed.wait_for(self._has_news(told), CONTROL_PROGRESS_S)
+                    done, outcome = self._done, self._outcome
+                if done != told or outcome is None:  # also says that the work goes ahead
+                    yield _row(done)
+                    told = done
+                if outcome is not None:
+                    yield _ended(done, outcome)
+                    return
+        finally:
+            self._is_gone = True
+            thread.join()
 
-    thread = threading.Thread(target=run, name="kvstore-control-work", daemon=True)
-    thread.start()
-    done = 0
-    try:
-        while True:
-            try:
-                item = told.get(timeout=CONTROL_PROGRESS_S)
-                while isinstance(item, int) and not told.empty():
-                    item = told.get()
-            except queue.Empty:
-                item = done  # says that the work goes ahead
-            if isinstance(item, KVStoreError):
-                yield _row(done, error=json.dumps(failure_fields(item)))
-                return
-            if isinstance(item, BaseException):
-                raise item
-            if not isinstance(item, int):
-                yield _row(done, result=json.dumps(item))
-                return
-            done = item
-            yield _row(done)
-    finally:
-        gone.set()
-        thread.join()
+    def _has_news(self, told: int) -> Callable[[], bool]:
+        return lambda: self._done != told or self._outcome is not None
+
+    def _tell(self, done: int) -> None:
+        if self._is_gone:
+            raise RetryableError("the caller of this work went away", "call it again")
+        with self._changed:
+            self._done = done
+            self._changed.notify_all()
+
+    def _run(self) -> None:
+        try:
+            outcome: Mapping[str, Any] | BaseException = self._work(self._tell)
+        except BaseException as error:  # noqa: BLE001  # raised where the rows are read
+            outcome = error
+        with self._changed:
+            self._outcome = outcome
+            self._changed.notify_all()
+
+
+def _ended(done: int, outcome: Mapping[str, Any] | BaseException) -> pa.RecordBatch:
+    if isinstance(outcome, KVStoreError):
+        return _row(done, error=json.dumps(failure_fields(outcome)))
+    if isinstance(outcome, BaseException):
+        raise outcome
+    return _row(done, result=json.dumps(outcome))
 
 
 def _row(done: int, **ending: str) -> pa.RecordBatch:
