@@ -249,7 +249,7 @@ class Collection:
         names them (`spark_connector.seed`). The history is readable from `since` on. No store can
         append to the collection afterwards. Raises `UsageError` if it is not new.
         """
-        low = int(to_timestamp(since, name="since"))
+        low = int(to_timestamp(since, name="since", now=self._clock.wall_ns))
         return seed_collection(self._chains, write, since=low)
 
     # -- reading ----------------------------------------------------------------------------
@@ -334,7 +334,9 @@ class Collection:
         self, as_of: TimeLike | None
     ) -> AbstractContextManager[tuple[Shard, ShardSnapshot]]:
         """A snapshot of the newest chain that covers `as_of`. Raises as `restore` does."""
-        at = None if as_of is None else int(to_timestamp(as_of, name="as_of"))
+        at = None
+        if as_of is not None:
+            at = int(to_timestamp(as_of, name="as_of", now=self._clock.wall_ns))
         return self._chains.snapshot(at)
 
     def snapshots(self) -> AbstractContextManager[Mapping[Shard, ShardSnapshot]]:
@@ -415,7 +417,7 @@ class Collection:
             limit = self._clock.wall_ns() - _ns(age)
         else:
             assert before is not None
-            limit = int(to_timestamp(before, name="before"))
+            limit = int(to_timestamp(before, name="before", now=self._clock.wall_ns))
         return Timestamp(expiry.expire(self._chains, limit, progress))
 
 

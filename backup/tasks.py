@@ -106,7 +106,7 @@ def submit_expire(
         raise UsageError("expire takes before= or keep=", "pass one of the two")
     arguments: dict[str, Any] = {"url": _place(url)}
     if before is not None:
-        arguments["before"] = int(to_timestamp(before, name="before"))
+        arguments["before"] = int(to_timestamp(before, name="before", now=store.now))
     if (age := require_age(keep, name="keep")) is not None:
         arguments["keep_s"] = age.total_seconds()
     return submit(store.tasks, EXPIRE_QUEUE, arguments, task_id=task_id, report_to=report_to)

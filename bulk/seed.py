@@ -82,7 +82,7 @@ def seed(
     disk meanwhile.
     """
     columns, clock = SeedColumns(key, value, at, op), clock or Clock()
-    low = int(to_timestamp(since, name="since"))
+    low = int(to_timestamp(since, name="since", now=clock.wall_ns))
     require_path(path)
     place = Path(os.path.abspath(path))  # a link is something that is there
     rows = SeedRows(columns, since=low, upto=clock.wall_ns())

@@ -5,6 +5,7 @@ stamp = store.put(b"AA1", b"on time")
 store.get(b"AA1", as_of=stamp)
 """
 
+from kvstore import codec, errors
 from kvstore.batch import Batch
 from kvstore.changes import Change
 from kvstore.changes.changeset import Changeset, ChangesetId
@@ -63,7 +64,9 @@ __all__ = [
     "Transaction",
     "Version",
     "__version__",
+    "codec",
     "desc",
+    "errors",
     "follow",
     "join",
     "open",

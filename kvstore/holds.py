@@ -42,7 +42,7 @@ from kvstore.engine.api import WriteBatch
 from kvstore.errors import FencedError, HoldLostError, UsageError
 from kvstore.forks import own
 from kvstore.meta import Meta
-from kvstore.timestamp import NS_PER_SECOND, TimeLike, Timestamp, to_timestamp
+from kvstore.timestamp import NS_PER_SECOND, TimeLike, Timestamp
 
 _PREFIX = "hold/"
 _NAME = attrgetter("name")
@@ -122,7 +122,7 @@ class Holds:
         A new hold stands at `at`, or the newest complete time. An existing one stays where it is
         unless `at` is given. Raises `HistoryGoneError` if `at` is below `since`.
         """
-        when = None if at is None else to_timestamp(at, name="at")
+        when = None if at is None else self._committer.to_time(at, name="at")
         require_age(max_age, name="max_age")
         self._committer.health.require()
         taken = self.take_all(
@@ -188,8 +188,8 @@ class Holds:
         reached: TimeLike | None = None,
     ) -> None:
         """Compare-and-set on the token; see `Hold.move`."""
-        at = to_timestamp(to, name="to")
-        noted = None if reached is None else to_timestamp(reached, name="reached")
+        at = self._committer.to_time(to, name="to")
+        noted = None if reached is None else self._committer.to_time(reached, name="reached")
         with self._committer.lock:
             record = self.require_owned(name, token)
             self._committer.readable(at)

@@ -3,11 +3,13 @@ together."""
 
 from __future__ import annotations
 
+import logging
 import os
 import secrets
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -29,6 +31,7 @@ from kvstore.engine.rocks_secondary import SecondaryEngine
 from kvstore.errors import FormatVersionError, NotAStoreError, UsageError
 from kvstore.gc import GcPolicy
 from kvstore.journal.files import storage_errors
+from kvstore.loops import COMPILED
 from kvstore.meta import FORMAT, INDEX_FLOOR, SINCE, UPPER, Meta
 from kvstore.mvcc import RangeTombstone, Versions
 from kvstore.mvcc.write import stage_tombstones
@@ -40,6 +43,7 @@ AnyStore = TypeVar("AnyStore", bound=Store)
 
 FORMAT_VERSION: Final = 1
 ENGINES: Final = ("rocksdb", "memory")
+_LOGGER: Final = logging.getLogger("kvstore.loops")
 
 
 def open(  # noqa: A001  # named as the public call, which is in `kvstore.control`
@@ -67,6 +71,12 @@ def open_as(
 ) -> AnyStore:
     """Open a store of the class `face`, as `kvstore.open` does."""
     require_durability(durability)
+    if path == ":memory:":
+        raise UsageError(
+            f"{path!r} would be a directory of that name",
+            'for a store in memory: kvstore.open(None, engine="memory")',
+        )
+    _tell_of_plain_loops()
     directory = None if path is None else require_path(path)
     if clock is not None and not callable(getattr(clock, "wall_ns", None)):
         raise UsageError(f"clock={clock!r}", "pass a Clock, or an object with wall_ns()")
@@ -81,6 +91,16 @@ def open_as(
     except BaseException:
         opened.close()
         raise
+
+
+@cache
+def _tell_of_plain_loops() -> None:
+    """Log once that the loops are not compiled: nothing else shows why a process is slow."""
+    if not COMPILED:
+        _LOGGER.warning(
+            "the plain loops run: reads and commits take several times as long; "
+            "install a wheel, or compile them (`make setup`), and unset KVSTORE_LOOPS"
+        )
 
 
 def engine_at(path: Path) -> str | None:

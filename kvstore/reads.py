@@ -20,7 +20,7 @@ from kvstore.clears import Clears
 from kvstore.commit import Committer
 from kvstore.errors import HistoryGoneError, KVStoreError, UsageError
 from kvstore.span import Span
-from kvstore.timestamp import TimeLike, Timestamp, to_timestamp
+from kvstore.timestamp import TimeLike, Timestamp
 
 T = TypeVar("T")
 
@@ -62,11 +62,11 @@ class Reads:
             return frontiers.upper - 1
         if type(as_of) is Timestamp and frontiers.since <= as_of < frontiers.upper:
             return as_of
-        return self._committer.readable(to_timestamp(as_of, name="as_of"))
+        return self._committer.readable(self._committer.to_time(as_of, name="as_of"))
 
     def window(self, since: TimeLike, upto: TimeLike | None) -> tuple[int, int]:
         """The bounds of `(since, upto]`. Without `upto` an empty window has equal bounds."""
-        low, high = to_timestamp(since, name="since"), self.at(upto)
+        low, high = self._committer.to_time(since, name="since"), self.at(upto)
         if low > high and upto is not None:
             raise UsageError(f"since {low} is above upto {high}", "swap them")
         return low, max(low, high)

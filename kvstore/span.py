@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeAlias
 
 from kvstore.errors import UsageError, printable
 from kvstore.limits import KEY_BYTES_MAX
@@ -12,16 +12,19 @@ from kvstore.limits import KEY_BYTES_MAX
 RESERVED: Final = b"\xff" * 9
 """The keys from here on belong to tables. Each of them begins with these bytes, so one bound keeps
 them out of a span. Eight bytes would be the largest integer of 64 bits, which is a likely key."""
+BytesLike: TypeAlias = bytes | bytearray | memoryview
+"""A key or a value as callers pass it. A buffer that can change is copied."""
 
 
 def require_key(key: object, *, name: str = "key", room: int = 0) -> bytes:
     """Return `key` if it can be stored. Raises `UsageError` on another type and on a longer key.
 
-    A key of a subclass of `bytes` (numpy has one) is returned as plain bytes, because the layers
-    below take nothing else. The key may be `room` bytes longer than the longest key.
+    A key of a subclass of `bytes` (numpy has one), a `bytearray` or a `memoryview` is copied into
+    plain bytes, because the layers below take nothing else. The key may be `room` bytes longer than
+    the longest key.
     """
     if type(key) is not bytes:
-        if not isinstance(key, bytes):
+        if not isinstance(key, bytes | bytearray | memoryview):
             raise UsageError(f"{name} must be bytes, not {type(key).__name__}", "encode it first")
         key = bytes(key)
     if len(key) - room > KEY_BYTES_MAX:
@@ -54,12 +57,14 @@ class Span:
     @classmethod
     def of_prefix(cls, prefix: bytes) -> Span:
         """All keys that begin with `prefix`; an empty prefix is every key."""
-        return cls(require_key(prefix, name="prefix"), prefix_end(prefix))
+        prefix = require_key(prefix, name="prefix")
+        return cls(prefix, prefix_end(prefix))
 
     @classmethod
     def of_key(cls, key: bytes) -> Span:
         """The one key, as a span."""
-        return cls(require_key(key), key + b"\0")
+        key = require_key(key)
+        return cls(key, key + b"\0")
 
     @classmethod
     def of(

@@ -8,14 +8,19 @@ has microseconds only: converting to one truncates.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 from kvstore.errors import UsageError
 
 NS_PER_SECOND = 1_000_000_000
 TIMESTAMP_MAX = (1 << 63) - 1
 """The largest timestamp (year 2262): the sign bit stays free for Arrow and Spark longs."""
+OTHER_UNITS_MAX = 4 * 10**15
+"""A plain int above this is taken as nanoseconds. A smaller one may be seconds, milliseconds or
+microseconds since 1970 by mistake."""
+NOW: Final = "now"
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 _MICROSECOND = timedelta(microseconds=1)
@@ -88,25 +93,93 @@ class Timestamp(int):
         return f"Timestamp({int(self)})"
 
 
-TimeLike: TypeAlias = "int | datetime | str"
-"""A time as callers pass it: a Timestamp (or int), an aware datetime, or ISO-8601 text."""
+TimeLike: TypeAlias = "int | datetime | timedelta | str"
+"""A time as callers pass it: a Timestamp, an aware datetime, ISO-8601 text with a zone, `"now"`,
+an age as text (`"-1h"`) or as a timedelta (that long ago), or nanoseconds as a plain int."""
+
+_WANTED = 'a Timestamp, an aware datetime, ISO-8601 text, "now", "-1h" or a timedelta'
+_AGE = re.compile(r"-(\d{1,18})(us|ms|s|m|h|d|w)", re.ASCII)
+_UNITS_NS: Final = {
+    "us": 1_000,
+    "ms": 1_000_000,
+    "s": NS_PER_SECOND,
+    "m": 60 * NS_PER_SECOND,
+    "h": 3_600 * NS_PER_SECOND,
+    "d": 86_400 * NS_PER_SECOND,
+    "w": 604_800 * NS_PER_SECOND,
+}
+_OTHER_UNITS: Final = (("seconds", NS_PER_SECOND), ("milliseconds", 10**6), ("microseconds", 1000))
+_TODAY_LEAST_S: Final = 10**9  # September 2001
+_TODAY_MOST_S: Final = 4 * 10**9  # October 2096
 
 
-def to_timestamp(value: TimeLike, *, name: str = "timestamp") -> Timestamp:
-    """Read what a caller gave as `name`. Raises `UsageError` on other types and out of range."""
+def to_timestamp(
+    value: TimeLike, *, name: str = "timestamp", now: Callable[[], int] | None = None
+) -> Timestamp:
+    """Read what a caller gave as `name`. Raises `UsageError` on other types and out of range.
+
+    `now` tells the time that words count from; without it a word is refused. A plain int is refused
+    if it is surely no count of nanoseconds: see `is_other_unit`.
+    """
     if isinstance(value, Timestamp) and 0 <= value <= TIMESTAMP_MAX:
         return value
     if isinstance(value, bool):
-        raise UsageError(f"{name} must be a Timestamp, an aware datetime or ISO-8601, not a bool")
+        raise UsageError(f"{name} must be {_WANTED}, not a bool")
     if isinstance(value, int):
-        return Timestamp.from_ns(value)
+        return _of_number(value, name, now)
     if isinstance(value, datetime):
         return Timestamp.from_datetime(value)
+    age = age_of(value, name)
+    if age is None:
+        if isinstance(value, str):
+            return Timestamp.parse(value)
+        raise UsageError(f"{name} must be {_WANTED}, not {type(value).__name__}")
+    if now is None:
+        raise UsageError(f"{name}={value!r} counts from now", "pass a time that stands still")
+    at = now() - age
+    if at < 0:
+        raise UsageError(f"{name}={value!r} is before 1970", "pass a shorter age")
+    return Timestamp.from_ns(at)
+
+
+def is_other_unit(value: int, now: int) -> str | None:
+    """The unit, if a count of nanoseconds is surely one of another unit; else None.
+
+    That is so if `value` names a time from 2001 to 2096 in the other unit, and a day of 1970 in
+    nanoseconds, while the timeline has passed 2001. A test with a clock of its own lies below.
+    """
+    if now < _TODAY_LEAST_S * NS_PER_SECOND:
+        return None
+    for unit, size in _OTHER_UNITS:
+        if _TODAY_LEAST_S <= value * size // NS_PER_SECOND < _TODAY_MOST_S:
+            return unit
+    return None
+
+
+def age_of(value: object, name: str) -> int | None:
+    """The nanoseconds that a word or a timedelta counts back from now. None for other values."""
+    if isinstance(value, timedelta):
+        if value < timedelta(0):
+            raise UsageError(f"{name}={value!r} lies ahead", "pass how long ago it is")
+        return value // _MICROSECOND * 1000
     if isinstance(value, str):
-        return Timestamp.parse(value)
-    raise UsageError(
-        f"{name} must be a Timestamp, an aware datetime or ISO-8601, not {type(value).__name__}"
-    )
+        text = value.strip()
+        if text == NOW:
+            return 0
+        if (match := _AGE.fullmatch(text)) is not None:
+            return int(match[1]) * _UNITS_NS[match[2]]
+    return None
+
+
+def _of_number(value: int, name: str, now: Callable[[], int] | None) -> Timestamp:
+    found = Timestamp.from_ns(value)
+    unit = None if now is None or value > OTHER_UNITS_MAX else is_other_unit(value, now())
+    if unit is not None:
+        raise UsageError(
+            f"{name}={value} is {found} in nanoseconds, and looks like {unit}",
+            "pass an aware datetime, or a Timestamp where 1970 is meant",
+        )
+    return found
 
 
 def _microseconds(moment: datetime) -> int:

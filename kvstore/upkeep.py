@@ -57,7 +57,7 @@ def submit_gc(
         raise UsageError("gc takes either before or keep", "pass one of them")
     arguments: dict[str, Any] = {"compact": compact}
     if before is not None:
-        arguments["before"] = int(to_timestamp(before, name="before"))
+        arguments["before"] = int(to_timestamp(before, name="before", now=store.now))
     if (age := require_age(keep, name="keep")) is not None:
         arguments["keep_s"] = age.total_seconds()
     return submit(store.tasks, GC_QUEUE, arguments, task_id=task_id, report_to=report_to)

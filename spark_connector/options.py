@@ -28,6 +28,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeAlias
 
 from kvstore.changes import Revisions
+from kvstore.clock import Clock
 from kvstore.errors import UsageError
 from kvstore.limits import ARROW_BYTES_MAX, ARROW_ROWS_MAX
 from kvstore.span import Span
@@ -233,7 +234,7 @@ def _time(given: Mapping[str, str], *names: str) -> Timestamp | None:
     text = given[present[0]].strip()
     value: Any = int(text) if text.isascii() and text.isdigit() else text
     try:
-        return to_timestamp(value, name=_KNOWN[present[0]])
+        return to_timestamp(value, name=_KNOWN[present[0]], now=Clock().wall_ns)
     except UsageError as error:
         raise UsageError(f"{_KNOWN[present[0]]}: {error.what}", error.remedy) from None
 

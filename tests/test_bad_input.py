@@ -67,7 +67,9 @@ def batch_with(op: str, *arguments: Any) -> Callable[[Store], None]:
 WRONG_TYPES: dict[str, Callable[[Store], Any]] = {
     "put key text": lambda s: s.put("k", b"v"),
     "put key none": lambda s: s.put(None, b"v"),
-    "put key bytearray": lambda s: s.put(bytearray(b"k"), b"v"),
+    "put key of numbers": lambda s: s.put([1, 2], b"v"),
+    "get in words": lambda s: s.get(b"k", "an hour ago"),
+    "get in seconds": lambda s: s.get(b"k", 5.0),
     "put value text": lambda s: s.put(b"k", "v"),
     "put value none": lambda s: s.put(b"k", None),
     "put durability": lambda s: s.put(b"k", b"v", durability="maybe"),

@@ -5,8 +5,9 @@ from __future__ import annotations
 import base64
 import binascii
 import re
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from datetime import timedelta
 from enum import Enum
 from pathlib import Path
@@ -147,7 +148,7 @@ def open_to_write(path: Path) -> AbstractContextManager[Store]:
 def open_or_create(path: Path, engine: str, *, create: bool) -> AbstractContextManager[Store]:
     """Open a store as `open_to_write`. Where nothing is, make one of `engine` if `create`."""
     if create and engine_at(path) is None:
-        return open_store(path, engine)
+        return _created(path, engine)
     _require_store(path, create=create)
     return open_to_write(path)
 
@@ -161,6 +162,24 @@ def open_to_own(path: Path, engine: str, *, create: bool) -> Store:
 def _require_store(path: Path, *, create: bool) -> None:
     if not create and not path.exists():
         raise NotAStoreError(str(path), "no store is there", "check the path, or pass --create")
+
+
+@contextmanager
+def _created(path: Path, engine: str) -> Iterator[Store]:
+    """A new store. A command that is refused leaves none behind, unless something was written."""
+    is_new = not path.exists()
+    store = open_store(path, engine)
+    try:
+        with store:
+            try:
+                yield store
+            except UsageError:
+                is_new = is_new and next(store.changes(0), None) is None
+                raise
+    except UsageError:
+        if is_new:
+            shutil.rmtree(path, ignore_errors=True)
+        raise
 
 
 def open_here(path: Path) -> Store:

@@ -219,7 +219,7 @@ def changes(
 
 def _changes_after(opened: Store, after: TimeLike, span: Span, images: Images) -> Iterator[str]:
     """Restored changes come from the versions, all others from the change index."""
-    begun, indexed = to_timestamp(after, name="since"), opened.indexed_since
+    begun, indexed = to_timestamp(after, name="since", now=opened.now), opened.indexed_since
     if begun < indexed and images in ("none", "delta"):
         upto = min(indexed, opened.upper - 1)
         restored = opened.changes(begun, upto, span.start, span.end, order="time")

@@ -33,7 +33,7 @@ from kvstore.protocol import (
     to_json,
 )
 from kvstore.span import Span, require_key
-from kvstore.timestamp import TimeLike, Timestamp, to_timestamp
+from kvstore.timestamp import OTHER_UNITS_MAX, TimeLike, Timestamp, age_of, to_timestamp
 from kvstore.txn import UNCHECKED, ReadSet, Unchecked
 
 T = TypeVar("T")
@@ -82,9 +82,15 @@ def of_rows(
     return ClientRequest("POST", target, read, sink.getvalue(), ARROW_TYPE, **how)
 
 
-def ns(time: TimeLike | None, name: str = "as_of") -> int | None:
-    """A time as a number."""
-    return None if time is None else int(to_timestamp(time, name=name))
+def ns(time: TimeLike | None, name: str = "as_of") -> int | str | None:
+    """A time as the server reads it: a number, or a word, which counts from the server's time."""
+    if time is None:
+        return None
+    if (age := age_of(time, name)) is not None:
+        return f"-{age // 1000}us"
+    if type(time) is Timestamp and 0 <= time <= OTHER_UNITS_MAX:
+        return str(time)  # a small number would be refused: it may count seconds
+    return int(to_timestamp(time, name=name))
 
 
 # -- reads ----------------------------------------------------------------------------------
@@ -211,11 +217,16 @@ def conditional(
     request = verb(name, fields, _timestamp, once=True)
     if expected is UNCHECKED:
         return request
-    if expected is not None and not isinstance(expected, bytes):
+    if expected is not None and not isinstance(expected, bytes | bytearray | memoryview):
         raise UsageError(
             f"expected must be bytes or None, not {type(expected).__name__}", "encode it first"
         )
-    body = json.dumps({**json.loads(request.body), "expected": to_json(expected)}).encode()
+    body = json.dumps(
+        {
+            **json.loads(request.body),
+            "expected": expected if expected is None else to_json(bytes(expected)),
+        }
+    ).encode()
     return ClientRequest("POST", VERBS_PATH + name, _timestamp, body, JSON_TYPE, once=True)
 
 
@@ -279,7 +290,7 @@ def _many(
     if isinstance(as_of, Sequence) and not isinstance(as_of, str):
         if len(as_of) != len(keys):
             raise UsageError(f"{len(as_of)} times for {len(keys)} keys", "pass a time for each key")
-        arrays.append(pa.array([ns(time) for time in as_of], pa.int64()))
+        arrays.append(pa.array([to_timestamp(time, name="as_of") for time in as_of], pa.int64()))
         names.append("as_of")
     else:
         given["as_of"] = ns(as_of)

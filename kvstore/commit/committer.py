@@ -35,7 +35,7 @@ from kvstore.meta import SINCE, UPPER, Meta
 from kvstore.mvcc.versions import Versions
 from kvstore.mvcc.write import WriteSet
 from kvstore.recent import RecentCommits
-from kvstore.timestamp import Timestamp
+from kvstore.timestamp import TimeLike, Timestamp, to_timestamp
 
 Staged: TypeAlias = "tuple[int, Callable[[], None]]"
 """The events that a commit adds to the change index, and the call that shows the commit to
@@ -344,6 +344,14 @@ class Committer:
         """The time now, on this store's timeline."""
         with self.lock:
             return self._timeline.now()
+
+    def to_time(self, value: TimeLike, *, name: str) -> Timestamp:
+        """A time as a caller gave it, as `to_timestamp`. Words count from the time now; in a store
+        whose time does not follow the clock, from its newest complete time."""
+        return to_timestamp(value, name=name, now=self._present)
+
+    def _present(self) -> int:
+        return self.now() if self.policy.follows_clock else self.frontiers.upper - 1
 
     def move_since(self, since: int) -> None:
         """Give up history below `since`. The caller has asked the holds.

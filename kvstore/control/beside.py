@@ -30,6 +30,7 @@ from kvstore.arrivals import NoneCame
 from kvstore.changes import ChangeIndex
 from kvstore.claims import USER, HoldRecord, Pins, from_fields
 from kvstore.client import Client
+from kvstore.client.calls import ns
 from kvstore.codec.json import JsonObject
 from kvstore.commit import Committer, Durability
 from kvstore.errors import IndeterminateError, UsageError
@@ -41,7 +42,7 @@ from kvstore.mvcc import Versions
 from kvstore.protocol import failure_of, to_json
 from kvstore.store import Store
 from kvstore.tasks import Tasks
-from kvstore.timestamp import TimeLike, Timestamp, to_timestamp
+from kvstore.timestamp import TimeLike, Timestamp
 
 
 class StoreBeside(Store):
@@ -102,7 +103,7 @@ class StoreBeside(Store):
             self.owner,
             "gc",
             progress,
-            before=None if before is None else int(to_timestamp(before, name="before")),
+            before=ns(before, "before"),
             keep=None if keep is None else keep.total_seconds(),
             compact=compact,
         )
@@ -142,7 +143,7 @@ class HoldsBeside(Holds):
         found = self.owner.call(
             "hold",
             name=name,
-            at=None if at is None else int(to_timestamp(at, name="at")),
+            at=ns(at, "at"),
             max_age=None if max_age is None else max_age.total_seconds(),
             durable=durable,
             kind=kind,
@@ -164,9 +165,9 @@ class HoldsBeside(Holds):
             "move_hold",
             name=name,
             token=token,
-            to=int(to_timestamp(to, name="to")),
+            to=ns(to, "to"),
             durable=durable,
-            reached=None if reached is None else int(to_timestamp(reached, name="reached")),
+            reached=ns(reached, "reached"),
         )
 
     def release(self, name: str, token: str) -> None:

@@ -27,10 +27,9 @@ from kvstore.holds import Hold
 from kvstore.limits import FEED_BATCH_BYTES, FEED_BATCH_ROWS
 from kvstore.parts import Parts
 from kvstore.span import Span
-from kvstore.timestamp import NS_PER_SECOND, TimeLike, Timestamp, to_timestamp
+from kvstore.timestamp import NOW, NS_PER_SECOND, TimeLike, Timestamp
 
 _PREFIX = "feed/"
-NOW = "now"
 
 
 class Feeds:
@@ -164,7 +163,7 @@ class Feeds:
         The changes between are checked: `EventsMissingError` where the epochs show a gap, or count
         other events than there are.
         """
-        start = to_timestamp(since, name="since")
+        start = self._committer.to_time(since, name="since")
         self._reads.require_kept(Span(), start)
         return QuiescentReader(
             self._index,
@@ -210,12 +209,13 @@ class Feeds:
 
     def _start(self, name: str, start: TimeLike | Position | None, share: Share) -> Position:
         if isinstance(start, Position):
-            at = Timestamp(self._committer.readable(to_timestamp(start.timestamp, name="start")))
-            return Position(at, require_count(start.taken, name="taken", least=0))
+            return Position(
+                self._begin(start.timestamp), require_count(start.taken, name="taken", least=0)
+            )
         if start == NOW:
             return Position(Timestamp(self._committer.close_upto_now() - 1))
         if start is not None:
-            return Position(Timestamp(self._committer.readable(to_timestamp(start, name="start"))))
+            return Position(self._begin(start))
         known = self._known(name)
         if not known:
             raise UsageError(
@@ -227,6 +227,11 @@ class Feeds:
                 budget = (record.max_age_ns or 0) / NS_PER_SECOND
                 raise HoldLostError(record.name, held=record.timestamp, budget_seconds=budget)
         return Position(min(each.timestamp for each in ([mine] if mine else known.values())))
+
+    def _begin(self, start: TimeLike) -> Timestamp:
+        """The readable time that `start` names."""
+        committer = self._committer
+        return Timestamp(committer.readable(committer.to_time(start, name="start")))
 
     def _take(
         self,

@@ -21,7 +21,7 @@ from typing_extensions import TypeIs
 from kvstore.errors import HistoryGoneError, NotYetWrittenError, UsageError, printable
 from kvstore.parts import Parts
 from kvstore.span import Span
-from kvstore.timestamp import TimeLike, Timestamp, to_timestamp
+from kvstore.timestamp import OTHER_UNITS_MAX, TimeLike, Timestamp
 
 Numbers: TypeAlias = npt.NDArray[np.int64]
 
@@ -38,9 +38,9 @@ class Labels(NamedTuple):
         return f"row {self.first + at}, key {printable(self.keys[at])}"
 
 
-def times_of(as_of: Sequence[TimeLike], count: int) -> Numbers:
-    """The times that a caller gave for `count` keys. Raises `UsageError` for another number of
-    them, and for a value that is no time."""
+def times_of(parts: Parts, as_of: Sequence[TimeLike], count: int) -> Numbers:
+    """The times that a caller gave for `count` keys, in the forms that a single time may have.
+    Raises `UsageError` for another number of them, and for a value that is no time."""
     kind = getattr(getattr(as_of, "dtype", None), "kind", "O")
     if kind == "M":
         raise UsageError("as_of has numpy's datetimes, which have no time zone", "pass Timestamps")
@@ -50,9 +50,9 @@ def times_of(as_of: Sequence[TimeLike], count: int) -> Numbers:
     if {int, Timestamp}.issuperset(map(type, given)):
         with suppress(OverflowError):
             times = np.frombuffer(array("q", cast("list[int]", given)), np.int64)
-            if not count or times.min() >= 0:
+            if not count or times.min() > OTHER_UNITS_MAX:
                 return times
-    checked = [to_timestamp(_plain(time), name="as_of") for time in given]
+    checked = [parts.committer.to_time(_plain(time), name="as_of") for time in given]
     return np.frombuffer(array("q", checked), np.int64)
 
 

@@ -28,7 +28,7 @@ LiveRow = tuple[bytes, bytes]
 
 def values(parts: Parts, keys: list[bytes], as_of: Sequence[TimeLike]) -> list[bytes | None]:
     """The value of each key at its own time. At most a seek for each version."""
-    labels = Labels(keys, times_of(as_of, len(keys)))
+    labels = Labels(keys, times_of(parts, as_of, len(keys)))
     require_complete(parts, labels)
     require_kept(parts, labels)
     found = parts.versions.get_timed(keys, labels.times.data)
@@ -52,7 +52,7 @@ def floors(
         hull = Span(span.start, max([span.start, *keys]) + b"\0")
         return parts.reads.read(None, hull, partial(_floors_at_once, parts, keys, span))
     if is_many(as_of):
-        labels = Labels(keys, times_of(as_of, len(keys)))
+        labels = Labels(keys, times_of(parts, as_of, len(keys)))
         require_complete(parts, labels)
         if len(keys) and int(labels.times.min()) < parts.committer.since:
             require_kept(parts, labels)

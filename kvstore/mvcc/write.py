@@ -151,12 +151,13 @@ class OpenWriteSet(WriteSet):
 
 
 def _require_value(value: object) -> bytes:
-    if not isinstance(value, bytes):
+    if not isinstance(value, bytes | bytearray | memoryview):
         raise UsageError(
             f"value must be bytes, not {type(value).__name__}", "encode it; None: use delete"
         )
-    if len(value) > VALUE_BYTES_MAX:
-        raise UsageError(f"value has {len(value)} bytes, at most {VALUE_BYTES_MAX} are stored")
+    size = value.nbytes if isinstance(value, memoryview) else len(value)
+    if size > VALUE_BYTES_MAX:
+        raise UsageError(f"value has {size} bytes, at most {VALUE_BYTES_MAX} are stored")
     return bytes(value)
 
 

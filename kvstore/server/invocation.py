@@ -93,7 +93,7 @@ class Invocation:
         return type(self._fields.get(name)) is list
 
     def time(self, name: str) -> TimeLike | None:
-        """A time: nanoseconds, or ISO-8601."""
+        """A time: nanoseconds, ISO-8601, or a word such as `-1h`."""
         found = self._fields.get(name)
         if isinstance(found, bytes):
             found = self._text(name)

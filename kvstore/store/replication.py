@@ -19,7 +19,7 @@ from kvstore.mvcc.export import VersionColumns
 from kvstore.parts import Parts
 from kvstore.replica import Replica
 from kvstore.span import Span
-from kvstore.timestamp import TimeLike, Timestamp, to_timestamp
+from kvstore.timestamp import TimeLike, Timestamp
 
 
 class SmallExport(NamedTuple):
@@ -79,7 +79,7 @@ class Replication:
             columns, tombstones = self._versions.export(whole, since=0, upto=high)
             # The pass shows the entries of this moment, also if GC or a clear removes them later.
             return PassExport(reads.whole_since, columns, tombstones)
-        low = to_timestamp(since, name="since")
+        low = self._parts.committer.to_time(since, name="since")
         pin = self._pins.new()
         try:
             # Without a pin, a large value that a clear takes meanwhile would look damaged.
@@ -99,7 +99,7 @@ class Replication:
         Serves owners of a copy of the history: a store that was put back from an older copy of
         itself lacks commits that they have. One seek per stream.
         """
-        time = to_timestamp(at, name="at")
+        time = self._parts.committer.to_time(at, name="at")
         if time and any(self._parts.index.headers(since=time - 1, upto=time)):
             return True
         # Looked at last: GC moves `since` before it trims the index.
@@ -112,7 +112,7 @@ class Replication:
 
         Serves readers of the window in pieces: `changes` cuts range deletes to each piece.
         """
-        low, high = to_timestamp(since, name="since"), self._reads.at(upto)
+        low, high = self._parts.committer.to_time(since, name="since"), self._reads.at(upto)
         if low == 0 and revisions == "latest":
             return []  # that window is the state at `upto`, without deletions
         found = self._versions.view.fragments.tombstones(

@@ -94,7 +94,7 @@ from kvstore.tables.opening import open_table
 from kvstore.tables.sources import StoreRows
 from kvstore.tables.table import Table
 from kvstore.tasks import Tasks
-from kvstore.timestamp import TimeLike, Timestamp, to_timestamp
+from kvstore.timestamp import TimeLike, Timestamp
 from kvstore.txn import (
     UNCHECKED,
     Conditional,
@@ -112,8 +112,10 @@ T = TypeVar("T")
 class Store:
     """A multi-version key-value store. Open one with `kvstore.open`; use it from any thread.
 
-    Times (`as_of`, `since`, `upto`, `at`) are a `Timestamp`, an aware `datetime` or ISO-8601
-    text; None is the newest complete time. Reading below `since` raises `HistoryGoneError`, in
+    Times (`as_of`, `since`, `upto`, `at`) are a `Timestamp`, an aware `datetime`, ISO-8601 text
+    with a zone, `"now"`, `"-1h"` or a `timedelta` (that long ago), or nanoseconds as an int; None
+    is the newest complete time. Keys and values are bytes, or a `bytearray` or `memoryview`, which
+    is copied. Reading below `since` raises `HistoryGoneError`, in
     the future `NotYetWrittenError`. Writes are visible to all readers when they return.
     """
 
@@ -203,6 +205,10 @@ class Store:
         """The time now, on this store's timeline."""
         return self._committer.now()
 
+    def to_time(self, time: TimeLike, *, name: str = "time") -> Timestamp:
+        """A time in any form that the verbs take. Errors call it `name`. Raises `UsageError`."""
+        return self._committer.to_time(time, name=name)
+
     def sync(self) -> Timestamp:
         """Complete the time until now and make all changes in it durable; returns `upper`. One
         fsync."""
@@ -218,8 +224,12 @@ class Store:
         self._endings.close()
 
     def __repr__(self) -> str:
-        where = "in memory" if self.path is None else self.path
-        return f"<kvstore.Store {where}{', closed' if self._closed else ''}>"
+        where = "in memory" if self.path is None else str(self.path)
+        if self._closed:
+            return f"<kvstore.Store {where}, closed>"
+        kind = type(self._engine).__name__
+        times = f"since {self.since}, upper {self.upper}, durable {self.durable}"
+        return f"<kvstore.Store {where} ({kind}), {times}>"
 
     def __enter__(self) -> Self:
         self._require_open()
@@ -530,7 +540,8 @@ class Store:
         `HistoryGoneError` if `to` is below `since`, `ConflictError` if others keep writing into the
         span.
         """
-        span, at = self._parts.reserve.narrow(Span(start, end)), to_timestamp(to, name="to")
+        span = self._parts.reserve.narrow(Span(start, end))
+        at = self._committer.to_time(to, name="to")
         with self.snapshot(at):
             self._reads.require_kept(span, at)
             return revert_range(
@@ -707,7 +718,7 @@ class Store:
     def epochs(self, since: TimeLike = 0) -> Iterator[Epoch]:
         """The epochs that closed above `since`: runs of changesets, with counts of their events."""
         self._require_open()
-        return self._changesets.epochs(to_timestamp(since, name="since"))
+        return self._changesets.epochs(self._committer.to_time(since, name="since"))
 
     def force_quiescence(
         self, after: timedelta | None = None, *, timeout: float | None = None
@@ -790,7 +801,7 @@ class Store:
         with the number of versions removed so far. An error that it raises ends the run; the next
         run continues there.
         """
-        when = None if before is None else to_timestamp(before, name="before")
+        when = None if before is None else self._committer.to_time(before, name="before")
         require_age(keep, name="keep")
         return self._collector.collect(when, keep, compact=compact, progress=progress)
 
@@ -887,7 +898,7 @@ class Store:
     ) -> Timestamp:
         since = None
         if unchanged_since is not None:
-            since = to_timestamp(unchanged_since, name="unchanged_since")
+            since = self._committer.to_time(unchanged_since, name="unchanged_since")
         return self._conditional.write_if(
             writes, key, expected=expected, unchanged_since=since, durability=durability
         )

@@ -26,7 +26,7 @@ from kvstore.tables.codec import TableCodec
 from kvstore.tables.definition import Definition
 from kvstore.tables.evolve import Alteration
 from kvstore.tables.space import definition_key
-from kvstore.timestamp import TimeLike, Timestamp, to_timestamp
+from kvstore.timestamp import TimeLike, Timestamp
 
 
 @dataclass(slots=True)
@@ -92,7 +92,7 @@ class StoreRows:
         self.get = store.get  # hot: the store's shortcut, if it has one
 
     def codec(self, name: str, as_of: TimeLike | None = None) -> TableCodec:
-        at = None if as_of is None else to_timestamp(as_of, name="as_of")
+        at = None if as_of is None else self._committer.to_time(as_of, name="as_of")
         return self._catalogue.codec(name, at)
 
     def get_many(

@@ -18,7 +18,7 @@ from kvstore.commit import CommitNote, Durability
 from kvstore.errors import PreconditionError, UsageError
 from kvstore.mvcc import WriteSet
 from kvstore.parts import Parts
-from kvstore.span import Span, require_key
+from kvstore.span import BytesLike, Span, require_key
 from kvstore.timestamp import Timestamp
 
 
@@ -47,7 +47,7 @@ class Conditional:
         writes: WriteSet,
         key: bytes,
         *,
-        expected: bytes | Unchecked | None,
+        expected: BytesLike | Unchecked | None,
         unchanged_since: int | None,
         durability: Durability | None,
         note: CommitNote | None = None,
@@ -58,7 +58,7 @@ class Conditional:
         Raises `PreconditionError` if the condition does not hold, `HistoryGoneError` if history
         that would decide it is gone.
         """
-        _require_expected(expected)
+        key, expected = require_key(key), _require_expected(expected)
         if expected is UNCHECKED and unchanged_since is None:
             raise UsageError(
                 "a conditional write without a condition", "pass expected or unchanged_since"
@@ -153,9 +153,13 @@ class Conditional:
             )
 
 
-def _require_expected(expected: object) -> None:
-    """Raise `UsageError` unless `expected` is bytes or None: a text would never equal a value."""
-    if expected is not None and not isinstance(expected, (bytes, Unchecked)):
+def _require_expected(expected: BytesLike | Unchecked | None) -> bytes | Unchecked | None:
+    """`expected` as bytes, if it is a buffer. Raises `UsageError` for another type: a text would
+    never equal a value."""
+    if isinstance(expected, bytearray | memoryview):
+        return bytes(expected)
+    if expected is not None and not isinstance(expected, bytes | Unchecked):
         raise UsageError(
             f"expected must be bytes or None, not {type(expected).__name__}", "encode it first"
         )
+    return expected

@@ -19,6 +19,7 @@ from pyspark.sql import functions as F  # noqa: N812  # as every Spark program h
 from pyspark.sql.types import BinaryType, StructType
 
 from kvstore.arguments import require_age
+from kvstore.clock import Clock
 from kvstore.errors import UsageError
 from kvstore.joins import OnGone
 from kvstore.timestamp import TimeLike, to_timestamp
@@ -105,7 +106,9 @@ def lookup_join(
     """
     _require_bytes_of(source, table, None)
     added = added_fields(df.schema, columns, prefix)
-    time = None if as_of is None else int(to_timestamp(as_of, name="as_of"))
+    time = None
+    if as_of is not None:
+        time = int(to_timestamp(as_of, name="as_of", now=Clock().wall_ns))
     labels = _labels(df, key, F.lit(0), "as_of")
     found = plan(df.sparkSession, Access.of(source), time)
     labels = labels.withColumn(AT, F.lit(found.newest if time is None else time).cast("long"))

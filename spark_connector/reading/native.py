@@ -35,6 +35,7 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from backup.shard import OP_PUT, UNTIL, FileBlob, ShardPart
 from backup.shard.rows.part_reader import touches
+from kvstore.clock import Clock
 from kvstore.commit import require_readable
 from kvstore.errors import UsageError
 from kvstore.limits import ARROW_ROWS_MAX
@@ -121,7 +122,7 @@ def read_collection(
     """
     access = Access.of(collection)
     span = Span.of(start, end, prefix)
-    asked = None if as_of is None else to_timestamp(as_of, name="as_of")
+    asked = None if as_of is None else to_timestamp(as_of, name="as_of", now=Clock().wall_ns)
     names = offered(changes=False, columns=columns).names
     place = find(access)
     if not place.is_collection:

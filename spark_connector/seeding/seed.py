@@ -48,7 +48,8 @@ def seed(
     the tasks. A collection costs two computations of `df`, because Spark samples it first.
     """
     rows = seed_rows(df, key, value, at, op)
-    times = SeedTimes(int(to_timestamp(since, name="since")), Clock().wall_ns())
+    now = Clock().wall_ns()
+    times = SeedTimes(int(to_timestamp(since, name="since", now=lambda: now)), now)
     count = _estimated(df) if partitions is None else partitions
     require_count(count, name="partitions", most=PARTITIONS_MAX)
     if isinstance(url_or_path, Access) or "://" in os.fspath(url_or_path):

@@ -397,3 +397,26 @@ def test_following_opens_the_store_again_only_when_its_files_have_changed(
         found = run("changes", path, "--since", f"{since:d}", "--follow", code=130)
     assert [line["key"] for line in lines(found)] == ["new"]
     assert len(opened) == 2
+
+
+def test_a_refused_create_leaves_no_store_behind(run: Run, tmp_path: Path) -> None:
+    refused = [("put", "--", "a" * 70_000, "1"), ("put", "zz", "00", "-e", "hex")]
+    for command, *words in refused:
+        run(command, tmp_path / "s", "--create", *words, code=2)
+        assert not (tmp_path / "s").exists()
+    (tmp_path / "none.csv").write_text("other\n1\n")
+    run("import", tmp_path / "s", tmp_path / "none.csv", "--create", code=2)
+    assert not (tmp_path / "s").exists()
+    run("put", tmp_path / "s", "a", "1", "--create")
+    run("put", tmp_path / "s", "a" * 70_000, "1", "--create", code=2)
+    assert run("get", tmp_path / "s", "a").stdout == "1\n"  # it was there before
+
+
+def test_times_in_words_are_times_of_commands(run: Run, tmp_path: Path) -> None:
+    run("put", tmp_path / "s", "a", "1", "--create")
+    assert run("get", tmp_path / "s", "a", "--as-of", "now").stdout == "1\n"
+    run("get", tmp_path / "s", "a", "--as-of", "-1h", code=1)
+    assert (
+        "looks like seconds"
+        in run("get", tmp_path / "s", "a", "--as-of", "1700000000", code=2).stderr
+    )

@@ -179,7 +179,7 @@ def test_a_point_read_leaves_to_others_what_is_in_its_way(loops: Any) -> None:
     engine.find = readers.find  # type: ignore[attr-defined]
     lookup = loops.Lookup(engine, otherwise)
     get = loops.PointRead(lookup, timeline, otherwise).get
-    assert [get(b"k"), get(b"k", 4), get(b"k", Timestamp(6)), get(b"k", 3)] == [
+    assert [get(b"k"), *(get(b"k", Timestamp(time)) for time in (4, 6, 3))] == [
         b"7",
         b"4",
         b"4",
@@ -192,6 +192,7 @@ def test_a_point_read_leaves_to_others_what_is_in_its_way(loops: Any) -> None:
         (bytearray(b"k"), None),
         (bytes(KEY_BYTES_MAX + 1), None),
         (b"k", 2),
+        (b"k", 4),  # a plain number may count seconds
         (b"k", 9),
         (b"k", -1),
         (b"k", 1 << 80),
@@ -202,7 +203,7 @@ def test_a_point_read_leaves_to_others_what_is_in_its_way(loops: Any) -> None:
         assert get(key, as_of, "default") == "otherwise"
         assert left.pop() == (key, as_of, "default")
     timeline.floor = 6  # history below it goes just now
-    assert (get(b"k", 6), get(b"k", 5)) == (b"4", "otherwise")
+    assert (get(b"k", Timestamp(6)), get(b"k", Timestamp(5))) == (b"4", "otherwise")
     timeline.is_healthy = False
     assert get(b"k") == "otherwise"
 

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import gc
+import os
+import pydoc
+import subprocess
+import sys
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -14,11 +18,22 @@ import pytest
 import kvstore
 from backup import Collection
 from kvstore import Store
-from kvstore.errors import ClosedError
+from kvstore.errors import ClosedError, UsageError
+from kvstore.loops import COMPILED
 from kvstore.testing.parts import parts_of
 
-FRONTIERS = {"path", "store_id", "since", "whole_since", "indexed_since", "upper", "durable", "now"}
-LIFE = {"sync", "close"}
+FRONTIERS = {
+    "path",
+    "store_id",
+    "since",
+    "whole_since",
+    "indexed_since",
+    "upper",
+    "durable",
+    "now",
+    "to_time",
+}
+LIFE = {"now", "to_time", "sync", "close"}
 READS = {
     "get",
     "get_many",
@@ -38,7 +53,7 @@ CAPTURE = {"changeset", "epochs", "force_quiescence", "generations", "reshard"}
 UNDOING = {"revert_range", "revert_import"}
 KEEPING = {"hold", "drop_hold", "gc", "clear_range", "checkpoint", "verify", "stats"}
 TABLES = {"table", "tables"}
-OBJECTS = {"imports", "holds", "feeds", "replication", "layout", "upkeep", "tasks", "requests"}
+OBJECTS = {"imports", "holds", "feeds", "replication", "layout", "requests", "upkeep", "tasks"}
 
 FACE = FRONTIERS.union(
     LIFE, READS, WRITES, TRANSACTIONS, CHANGES, CAPTURE, UNDOING, KEEPING, TABLES, OBJECTS
@@ -143,7 +158,8 @@ def test_each_part_is_ended_although_another_one_fails(monkeypatch: pytest.Monke
 
 def test_a_handle_prints_what_it_is_for(tmp_path: Path) -> None:
     with kvstore.open(tmp_path / "db") as store:
-        assert repr(store) == f"<kvstore.Store {tmp_path / 'db'}>"
+        times = f"since {store.since}, upper {store.upper}, durable {store.durable}"
+        assert repr(store) == f"<kvstore.Store {tmp_path / 'db'} (RocksEngine), {times}>"
         assert repr(store.hold("audit")) == "<kvstore.Hold 'audit'>"
         assert repr(store.feed("cache", start="now")) == "<kvstore.Feed 'cache'>"
         at = store.put(b"k", b"v")
@@ -151,5 +167,42 @@ def test_a_handle_prints_what_it_is_for(tmp_path: Path) -> None:
             assert repr(snapshot) == f"<kvstore.Snapshot as of {at}>"
     assert repr(store).endswith(", closed>")
     with kvstore.open(None, engine="memory") as store:
-        assert repr(store) == "<kvstore.Store in memory>"
+        assert repr(store).startswith(
+            "<kvstore.Store in memory (MemoryEngine), since 1970-01-01T00:00:00"
+        )
     assert repr(Collection(tmp_path / "kept")) == f"<backup.Collection {tmp_path / 'kept'}>"
+
+
+def test_a_path_of_another_library_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError, match=r'kvstore.open\(None, engine="memory"\)'):
+        kvstore.open(":memory:")
+    assert not list(tmp_path.iterdir())
+
+
+def test_names_are_there_for_type_checkers_and_help() -> None:
+    assert {"errors", "codec", "__version__"} <= set(kvstore.__all__)
+    assert kvstore.errors.UsageError is UsageError
+    shown = pydoc.plain(pydoc.render_doc(kvstore.codec))
+    assert "encode_tuple(" in shown
+    assert "decode_tuple(" in shown
+
+
+def test_plain_loops_are_told_once() -> None:
+    program = """
+import logging, kvstore
+logging.basicConfig(format="%(name)s %(message)s")
+for _ in range(2):
+    kvstore.open(None, engine="memory").close()
+"""
+    for loops, lines in (("plain", 1), ("compiled", 0 if COMPILED else 1)):
+        ran = subprocess.run(
+            [sys.executable, "-c", program],
+            env={**os.environ, "KVSTORE_LOOPS": loops},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        assert ran.stderr.count("kvstore.loops the plain loops run") == lines

@@ -15,6 +15,7 @@ include "order.pxi"
 include "reader.pxi"
 
 from kvstore.limits import KEY_BYTES_MAX
+from kvstore.timestamp import OTHER_UNITS_MAX as _OTHER_UNITS_MAX
 from kvstore.timestamp import Timestamp as _Timestamp
 
 cdef extern from "Python.h":
@@ -22,6 +23,7 @@ cdef extern from "Python.h":
 
 cdef object ABSENT = _contract.ABSENT, Timestamp = _Timestamp  # looking names up takes time
 cdef Py_ssize_t LONGEST_KEY
+cdef int64_t OTHER_UNITS = _OTHER_UNITS_MAX
 
 
 def take_bounds():
@@ -153,7 +155,9 @@ cdef class PointRead:
                 at = upper - 1
             elif type(as_of) is Timestamp or type(as_of) is int:
                 at = PyLong_AsLongLongAndOverflow(as_of, &overflow)
-                if overflow or at >= upper or at < <int64_t>frontiers.since:
+                if overflow or at >= upper or at < <int64_t>frontiers.since or (
+                    at <= OTHER_UNITS and type(as_of) is int
+                ):
                     return self._otherwise(key, as_of, default)
             else:
                 return self._otherwise(key, as_of, default)

@@ -24,7 +24,7 @@ from kvstore.codec.keys import (
 from kvstore.codec.ordered import TERMINATOR, escape
 from kvstore.limits import KEY_BYTES_MAX
 from kvstore.loops.contract import ABSENT, Absent, Found, Frontiers, LimitNode, Seeker
-from kvstore.timestamp import Timestamp
+from kvstore.timestamp import OTHER_UNITS_MAX, Timestamp
 
 
 class Readers:
@@ -125,7 +125,8 @@ class PointRead:
             if as_of is None:
                 at = frontiers.upper - 1
             elif not (
-                type(as_of) in (int, Timestamp) and frontiers.since <= as_of < frontiers.upper
+                (type(as_of) is Timestamp or (type(as_of) is int and as_of > OTHER_UNITS_MAX))
+                and frontiers.since <= as_of < frontiers.upper
             ):
                 return self._otherwise(key, as_of, default)
             value = self._lookup.get(key, at)

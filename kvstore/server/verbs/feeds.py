@@ -25,7 +25,6 @@ from kvstore.server.access import WRITE
 from kvstore.server.invocation import Invocation
 from kvstore.server.verbs.verb import SPAN, Answer, Verb, described
 from kvstore.span import Span
-from kvstore.timestamp import to_timestamp
 
 
 def open_feed(call: Invocation) -> Answer:
@@ -34,7 +33,7 @@ def open_feed(call: Invocation) -> Answer:
     start: Any = call.time("since")  # `now` is left to the store
     taken = call.count("taken")
     if taken is not None and start is not None:
-        start = Position(to_timestamp(start, name="since"), taken)
+        start = Position(call.store.to_time(start, name="since"), taken)
     feed = call.store.feeds.open(
         _name(call), start, _streams(call), max_age=call.age("max_age"), **_wanted(call)
     )
@@ -98,7 +97,7 @@ def _resumed(call: Invocation) -> Feed:
     at = call.time("timestamp")
     if at is None:
         raise UsageError("argument 'timestamp' is missing", "pass the position of the last batch")
-    position = Position(to_timestamp(at, name="timestamp"), call.count("taken") or 0)
+    position = Position(call.store.to_time(at, name="timestamp"), call.count("taken") or 0)
     token = call.text("token") or ""
     return call.store.feeds.resume(_name(call), token, position, _streams(call), **_wanted(call))
 

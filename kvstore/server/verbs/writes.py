@@ -18,7 +18,6 @@ from kvstore.server.access import WRITE
 from kvstore.server.invocation import Invocation
 from kvstore.server.verbs.verb import SPAN, Answer, Verb, described
 from kvstore.span import Span
-from kvstore.timestamp import to_timestamp
 from kvstore.txn import UNCHECKED, ReadSet
 
 _OPS: Final = {op.name.lower(): op for op in WriteOp}
@@ -74,7 +73,7 @@ def batch(call: Invocation) -> Answer:
     read_at = call.time("read_at")
     if read_at is None:
         return _commit(call, writes)
-    at = to_timestamp(read_at, name="read_at")
+    at = call.store.to_time(read_at, name="read_at")
     return _at(call.store.requests.commit_reads(writes, reads, at, call.token, durability(call)))
 
 
@@ -160,14 +159,15 @@ def _commit(call: Invocation, writes: WriteSet) -> Answer:
 
 
 def _commit_if(call: Invocation, writes: WriteSet) -> Answer:
-    since = call.time("unchanged_since")
+    given = call.time("unchanged_since")
+    since = None if given is None else call.store.to_time(given, name="unchanged_since")
     timestamp = call.store.requests.write_if(
         writes,
         call.key(),
         call.token,
         durability(call),
         expected=call.value("expected") if call.has("expected") else UNCHECKED,
-        unchanged_since=None if since is None else to_timestamp(since, name="unchanged_since"),
+        unchanged_since=since,
     )
     return _at(timestamp)
 

@@ -1,0 +1,176 @@
+"""Times in words, and numbers that are surely no nanoseconds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+
+import pytest
+
+import kvstore
+from backup import Collection
+from kvstore.errors import HistoryGoneError, NotYetWrittenError, UsageError
+from kvstore.timestamp import to_timestamp
+
+HOUR = 3_600 * 10**9
+TODAY = 1_790_000_000 * 10**9
+
+
+@pytest.fixture
+def clock() -> kvstore.ManualClock:
+    return kvstore.ManualClock(TODAY)
+
+
+@pytest.fixture
+def store(clock: kvstore.ManualClock) -> Iterator[kvstore.Store]:
+    with kvstore.open(None, engine="memory", clock=clock) as opened:
+        opened.put(b"k", b"two hours ago")
+        clock.advance(2 * HOUR)
+        opened.put(b"k", b"now")
+        yield opened
+
+
+@pytest.mark.parametrize("time", ["-1h", " -60m ", "-3600s", timedelta(hours=1), "-3600000ms"])
+def test_an_age_is_a_time_for_every_verb(store: kvstore.Store, time: str | timedelta) -> None:
+    assert store.get(b"k", time) == b"two hours ago"
+    assert store.get_many([b"k"], time) == [b"two hours ago"]
+    assert store.get_many([b"k", b"k"], [time, "now"]) == [b"two hours ago", b"now"]
+    assert list(store.scan(as_of=time)) == [(b"k", b"two hours ago")]
+    assert [change.value for change in store.changes(time)] == [b"now"]
+    assert [event.value for event in store.events(time)] == [b"now"]
+    assert store.hold("h", at=time).timestamp == TODAY + HOUR
+    with store.snapshot(time) as snapshot:
+        assert snapshot.get(b"k") == b"two hours ago"
+    assert [e.value for b in store.feed("f", start=time) for e in b.events] == [b"now"]
+    store.revert_range(b"a", b"z", to=time)
+    assert store.get(b"k", "now") == b"two hours ago"
+
+
+def test_ages_count_from_the_clock_of_the_store(
+    store: kvstore.Store, clock: kvstore.ManualClock
+) -> None:
+    clock.advance(HOUR)
+    assert store.get(b"k", "-2h") == b"two hours ago"
+    assert store.get(b"k", timedelta(minutes=59)) == b"now"
+    with pytest.raises(NotYetWrittenError):
+        store.get(b"k", clock.wall_ns() + 1)
+
+
+def test_history_that_is_gone_is_no_approximation(store: kvstore.Store) -> None:
+    store.gc(before="-1h")
+    with pytest.raises(HistoryGoneError):
+        store.get(b"k", "-90m")
+    assert store.get(b"k", "-30m") == b"two hours ago"
+
+
+@pytest.mark.parametrize(
+    ("number", "unit"),
+    [
+        (1_700_000_000, "seconds"),
+        (1_700_000_000_123, "milliseconds"),
+        (1_700_000_000_123_456, "microseconds"),
+    ],
+)
+def test_a_number_that_is_surely_no_nanoseconds_is_refused(
+    store: kvstore.Store, tmp_path: Path, number: int, unit: str
+) -> None:
+    for call in (
+        lambda: store.get(b"k", number),
+        lambda: store.get(b"k", as_of=number),
+        lambda: store.get_many([b"k"], [number]),
+        lambda: list(store.scan(as_of=number)),
+        lambda: list(store.changes(number)),
+        lambda: store.feed("f", start=number),
+        lambda: store.hold("h", at=number),
+        lambda: store.gc(number),
+        lambda: Collection(tmp_path / "c").expire(number),
+    ):
+        with pytest.raises(UsageError, match=f"looks like {unit}; pass an aware datetime"):
+            call()
+    assert store.get(b"k", kvstore.Timestamp(number)) is None  # 1970 was meant
+
+
+@pytest.mark.parametrize("number", [0, 1, 999_999_999, 4 * 10**15 + 1, TODAY + 1])
+def test_other_numbers_are_nanoseconds(store: kvstore.Store, number: int) -> None:
+    expected = b"two hours ago" if number > TODAY else None
+    assert store.get(b"k", number) == expected
+    assert store.get_many([b"k"], [number]) == [expected]
+
+
+def test_a_timeline_of_a_test_takes_small_numbers() -> None:
+    with kvstore.open(None, engine="memory", clock=kvstore.ManualClock()) as store:
+        at = store.put(b"k", b"v")
+        assert 1_000_000_000 <= at < 2_000_000_000  # seconds, if it were a time of today
+        assert store.get(b"k", int(at)) == b"v"
+
+
+@pytest.mark.parametrize("word", ["-1x", "--1h", "-h", "- 1h", "+1h", "-1.5h", "NOW", "tomorrow"])
+def test_other_words_are_refused(store: kvstore.Store, word: str) -> None:
+    with pytest.raises(UsageError):
+        store.get(b"k", word)
+
+
+@pytest.mark.parametrize("age", [timedelta(seconds=-1), "-99999999w", timedelta.max])
+def test_an_age_beyond_the_timeline_is_refused(store: kvstore.Store, age: str | timedelta) -> None:
+    with pytest.raises(UsageError):
+        store.get(b"k", age)
+
+
+def test_without_a_clock_a_word_is_refused() -> None:
+    with pytest.raises(UsageError, match="counts from now"):
+        to_timestamp("-1h")
+
+
+def test_a_store_that_stands_still_counts_from_its_newest_time(
+    store: kvstore.Store, tmp_path: Path
+) -> None:
+    with kvstore.open(tmp_path / "s") as opened:
+        opened.put(b"k", b"v")
+        opened.checkpoint(tmp_path / "copy")
+    with kvstore.open_read_only(tmp_path / "copy") as copy:
+        assert copy.get(b"k", "now") == b"v"
+        assert copy.get(b"k", "-1d") is None
+
+
+def test_a_collection_takes_words(tmp_path: Path) -> None:
+    with kvstore.open(tmp_path / "s") as opened:
+        opened.put(b"k", b"v")
+        collection = Collection(tmp_path / "c")
+        collection.backup(opened)
+        assert collection.restore(tmp_path / "r", as_of=opened.upper - 1)
+    assert collection.expire("-1d") == collection.since
+    with pytest.raises(NotYetWrittenError):  # what is newer is not in the collection
+        collection.restore(tmp_path / "later", as_of=datetime.now(timezone.utc))
+
+
+@pytest.mark.parametrize("kind", [bytearray, memoryview])
+def test_buffers_are_keys_and_values(kind: type) -> None:
+    with kvstore.open(None, engine="memory") as store:
+        key, value = bytearray(b"k\0"), bytearray(b"v\xff")
+        store.put(kind(key), kind(value))
+        with store.batch() as batch:
+            batch.put(kind(b"b"), kind(b"1"))
+            batch.delete(kind(b"c"))
+        with store.transaction() as txn:
+            assert txn.get(kind(key)) == b"v\xff"
+            txn.put(kind(b"t"), kind(b"2"))
+        key[0:1] = value[0:1] = b"!"  # a copy was stored
+        assert dict(store.scan()) == {b"k\0": b"v\xff", b"b": b"1", b"t": b"2"}
+        assert store.get(kind(b"k\0")) == b"v\xff"
+        assert store.get_many([kind(b"b"), b"t"]) == [b"1", b"2"]
+        assert store.floor(kind(b"bb")) == (b"b", b"1")
+        assert list(store.scan(kind(b"b"), kind(b"c"))) == [(b"b", b"1")]
+        assert list(store.scan(prefix=kind(b"t"))) == [(b"t", b"2")]
+        store.put_if(kind(b"b"), kind(b"3"), expected=kind(b"1"))
+        assert store.pop(kind(b"b")) == b"3"
+        store.delete_range(kind(b"k"), kind(b"l"))
+        assert [key for key, _ in store.scan()] == [b"t"]
+        assert all(type(change.key) is bytes for change in store.changes(0))
+
+
+def test_a_buffer_of_wide_items_is_measured_in_bytes() -> None:
+    with kvstore.open(None, engine="memory") as store:
+        wide = memoryview(bytearray(8)).cast("Q")
+        store.put(wide, wide)
+        assert store.get(bytes(8)) == bytes(8)
