@@ -43,6 +43,7 @@ from kvstore.engine.rocks import RocksCursor, RocksEngine
 from kvstore.engine.rocks_errors import translated
 from kvstore.engine.rocks_opening import sorted_files_at
 from kvstore.engine.rocks_options import database_options, family_options
+from kvstore.engine.wal import looks_recycled
 from kvstore.errors import CorruptionError, NotAStoreError, StaleReaderError, StorageError
 from kvstore.journal.files import storage_errors
 from kvstore.limits import DIRECTORY_TICK_S_MAX, FOLLOW_FAILURES_MAX, FOLLOW_LOOKS_MAX
@@ -152,6 +153,14 @@ class SecondaryEngine(RocksEngine):
             return super()._new_reader()
 
     def _first(self, cache: rocks.Cache) -> rocks.Rdict:
+        with storage_errors(self._where):
+            is_torn = looks_recycled(self.path)  # RocksDB's reader would never return
+        if is_torn:
+            raise CorruptionError(
+                self._where,
+                "its log ends in bytes that are no record, as a power cut leaves them",
+                "open it once with kvstore.open, which cuts them",
+            )
         with self.lock:
             return self._advanced(None, cache)
 

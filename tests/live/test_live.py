@@ -17,10 +17,12 @@ import kvstore
 from kvstore import LiveReader, Store
 from kvstore.errors import (
     ClosedError,
+    CorruptionError,
     HistoryGoneError,
     NotAStoreError,
     NotYetWrittenError,
     StaleReaderError,
+    StorageError,
     UsageError,
 )
 from tests.live import children
@@ -356,3 +358,36 @@ def test_the_home_of_a_killed_reader_is_removed_by_the_next_one(
             assert alive.exists()
             another.refresh()
     assert list(homes.iterdir()) == []
+
+
+@pytest.mark.damages_store
+@pytest.mark.parametrize("part", ["%06d.log", "MANIFEST-*", "CURRENT"])
+def test_a_damaged_store_is_refused_and_never_shown_in_part(tmp_path: Path, part: str) -> None:
+    path = tmp_path / "store"
+    with kvstore.open(path, durability="async") as store:
+        for number in range(200):
+            store.put(b"k%03d" % number, b"v" * 100)
+        shutil.copytree(path, tmp_path / "copy")  # as a kill would leave it
+    copy = tmp_path / "copy"
+    pattern = "*.log" if part.endswith("log") else part
+    file = max(copy.glob(pattern), key=lambda each: each.stat().st_size)
+    stored = bytearray(file.read_bytes())
+    stored[len(stored) // 3] ^= 0xFF
+    file.write_bytes(stored)
+    with pytest.raises((CorruptionError, StorageError)):
+        kvstore.follow(copy)
+
+
+@pytest.mark.damages_store
+def test_a_log_that_ends_in_garbage_is_left_to_the_writer(tmp_path: Path) -> None:
+    path, copy = tmp_path / "store", tmp_path / "copy"
+    with kvstore.open(path, durability="async") as store:
+        store.put(b"k", b"v")
+        shutil.copytree(path, copy)
+    (log,) = (each for each in copy.glob("*.log") if each.stat().st_size)
+    with log.open("ab") as file:  # as a power cut may leave it: it looks like a recycled record
+        file.write(b"\x01\x02\x03\x04\x20\x00\x05" + b"x" * 40)
+    with pytest.raises(CorruptionError):
+        kvstore.follow(copy)
+    with kvstore.open(copy) as store, kvstore.follow(copy) as reader:
+        assert reader.get(b"k") == store.get(b"k") == b"v"
