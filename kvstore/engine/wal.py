@@ -80,7 +80,7 @@ def cut_manifest(directory: Path) -> None:
 def _manifests(directory: Path) -> list[Path]:
     """The MANIFEST that `CURRENT` names, if it exists. It has the format of a log."""
     try:
-        name = (directory / "CURRENT").read_text().strip()
+        name = (directory / "CURRENT").read_text(errors="replace").strip()
     except FileNotFoundError:
         return []
     file = directory / name

@@ -376,6 +376,8 @@ def test_a_damaged_store_is_refused_and_never_shown_in_part(tmp_path: Path, part
     file.write_bytes(stored)
     with pytest.raises((CorruptionError, StorageError)):
         kvstore.follow(copy)
+    with pytest.raises(CorruptionError):
+        kvstore.open(copy)
 
 
 @pytest.mark.damages_store
