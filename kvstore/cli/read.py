@@ -12,10 +12,11 @@ from collections.abc import Iterator
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Final, NoReturn
 
 import typer
 
+from kvstore import live
 from kvstore.changes.event import Images
 from kvstore.cli.exits import NOT_FOUND
 from kvstore.cli.options import (
@@ -37,8 +38,8 @@ from kvstore.cli.options import (
 )
 from kvstore.cli.output import note, print_figures, print_json, print_line, print_raw
 from kvstore.feeds import changes_json_lines
-from kvstore.feeds.lines import restored_json_lines
-from kvstore.opening import open_read_only
+from kvstore.feeds.lines import json_line, restored_json_lines
+from kvstore.opening import engine_at, open_read_only
 from kvstore.span import Span
 from kvstore.store import Store
 from kvstore.timestamp import TimeLike, to_timestamp
@@ -188,10 +189,10 @@ def changes(
     Changes that a restore brought back have no changeset and no stream.
 
     With --follow it continues with the changes that a service writes, until it is
-    interrupted. It checks the sizes and times of the store's files every --poll
-    seconds, and opens the store again when they have changed. Garbage collection
-    does not know of this reader, so history must be kept for long enough. (In the
-    service's own process, Feeds.follow waits for commits and polls nothing.)
+    interrupted. It looks at the store's files every --poll seconds, and reads what
+    was added. Garbage collection does not know of this reader, so history must be
+    kept for long enough. (In the service's own process, Feeds.follow waits for
+    commits and polls nothing.)
 
     \b
     Examples:
@@ -202,6 +203,8 @@ def changes(
     span = to_span(encoding, start=start, end=end, prefix=prefix)
     wanted = one_of("--images", images, IMAGES)
     position: TimeLike | None = to_time(since)
+    if follow and engine_at(store) == "rocksdb":
+        _follow(store, position, span, wanted, poll)
     while True:
         seen = files_at(store)
         with open_read_only(store) as opened:
@@ -217,15 +220,35 @@ def changes(
             time.sleep(poll)
 
 
-def _changes_after(opened: Store, after: TimeLike, span: Span, images: Images) -> Iterator[str]:
+def _follow(
+    store: Path, position: TimeLike | None, span: Span, images: Images, poll: float
+) -> NoReturn:
+    """Print the changes of a store as its writer makes them. An interrupt ends it."""
+    with live.follow(store, max_staleness=poll) as reader:
+        after = reader.whole_since if position is None else position
+        while True:
+            upper = reader.upper
+            for line in _changes_after(reader, after, span, images, upto=upper - 1):
+                print_line(line)
+            typer.get_text_stream("stdout").flush()
+            after = upper - 1
+            reader.wait_beyond(upper)
+
+
+def _changes_after(
+    opened: Store, after: TimeLike, span: Span, images: Images, *, upto: int | None = None
+) -> Iterator[str]:
     """Restored changes come from the versions, all others from the change index."""
     begun, indexed = to_timestamp(after, name="since", now=opened.now), opened.indexed_since
     if begun < indexed and images in ("none", "delta"):
-        upto = min(indexed, opened.upper - 1)
-        restored = opened.changes(begun, upto, span.start, span.end, order="time")
+        until = min(indexed, opened.upper - 1)
+        restored = opened.changes(begun, until, span.start, span.end, order="time")
         yield from restored_json_lines(restored, images)
         begun = indexed
-    yield from changes_json_lines(opened, begun, span=span, images=images)
+    if upto is None or begun > upto:
+        yield from changes_json_lines(opened, begun, span=span, images=images)
+    else:
+        yield from map(json_line, opened.events(begun, upto, span=span, images=images))
 
 
 def files_at(store: Path) -> set[tuple[str, int, int]]:

@@ -61,7 +61,15 @@ def looks_recycled(directory: Path) -> bool:
     """Whether a log in `directory`, or the MANIFEST, has bytes that look like a record of a
     recycled log, and is therefore torn or damaged. Reads headers only: 0.2 us a record."""
     files = [*directory.glob("*.log"), *_manifests(directory)]
-    return any(_RECYCLED & _kinds(file.read_bytes()) for file in files)
+    return any(_RECYCLED & _kinds(_bytes_of(file)) for file in files)
+
+
+def _bytes_of(file: Path) -> bytes:
+    """The bytes of a file, none where the writer of the store has just removed it."""
+    try:
+        return file.read_bytes()
+    except FileNotFoundError:
+        return b""
 
 
 def cut(directory: Path) -> None:

@@ -157,8 +157,8 @@ FOLLOW_RETRY_S_MAX = 1.0
 """Longest pause, in seconds, between two looks of a live reader after one has failed."""
 
 FOLLOW_WAIT_S = 0.002
-"""Seconds between two looks of a live reader that is waited for: `LiveReader.wait_beyond`. A look
-takes 20 us."""
+"""Seconds between the first two looks of a live reader that is waited for
+(`LiveReader.wait_beyond`). A look takes 20 us."""
 
 FOLLOW_INTERVAL_S_MIN = 0.001
 """Shortest pause between two looks of a live reader, whatever its `max_staleness`."""

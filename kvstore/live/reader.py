@@ -74,13 +74,15 @@ class LiveReader(Store):
     """
 
     _pursuit: Pursuit | None = None
+    _interval_s = FOLLOW_INTERVAL_S_MIN
 
     def pursue(self, engine: SecondaryEngine, max_staleness: float, *, durable_only: bool) -> None:
         """Begin to follow the writer. `kvstore.follow` calls this once."""
         records = LiveRecords(self._parts, engine)
         self._pursuit = Pursuit(self._committer, engine, records, durable_only=durable_only)
         self._pursuit.begin()
-        self._pursuit.start(max(max_staleness / 2, FOLLOW_INTERVAL_S_MIN))
+        self._interval_s = max(max_staleness / 2, FOLLOW_INTERVAL_S_MIN)
+        self._pursuit.start(self._interval_s)
 
     @property
     def durable(self) -> Timestamp:
@@ -106,14 +108,17 @@ class LiveReader(Store):
         """Return once `self.upper` is above `upper`, `stop()` is true, or after `timeout` seconds.
 
         The writer hands over the timestamp of its commit, and the reader waits for it: then it
-        reads what was written. Looks at the writer's files every 2 ms. Raises as the reads do.
+        reads what was written. Looks at the writer's files after 2 ms, and then less and less
+        often, down to the pace of the reader. Raises as the reads do.
         """
         end = None if timeout is None else time.monotonic() + timeout
+        pause_s = FOLLOW_WAIT_S
         while self.refresh() <= upper and not stop():
-            left = FOLLOW_WAIT_S if end is None else min(end - time.monotonic(), FOLLOW_WAIT_S)
+            left = pause_s if end is None else min(end - time.monotonic(), pause_s)
             if left <= 0:
                 return
             super().wait_beyond(upper, timeout=left, stop=stop)
+            pause_s = max(min(pause_s * 1.2, self._interval_s), FOLLOW_WAIT_S)
 
     def close(self) -> None:
         """End the pursuit and all work on the store. Repeatable. The writer is not touched."""

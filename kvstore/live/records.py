@@ -13,6 +13,8 @@ Invariants
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from kvstore.codec.keys import decode_range
 from kvstore.commit import read_only_policy
 from kvstore.engine import META, RANGES, chunks
@@ -107,15 +109,14 @@ class LiveRecords:
         )
 
     def _reload_ranges(self) -> None:
-        """Show the new range tombstones. If GC has removed some, the whole map is built anew."""
+        """Show the new range tombstones. If GC or a clear has removed or cut some, the whole map is
+        built anew."""
         before, self._ranges = self._ranges, self._stored_ranges()
         versions = self._parts.versions
-        if before.keys() - self._ranges.keys():
-            versions.publish_fragments(Fragments.of(_decoded(self._ranges)))
+        if before.items() - self._ranges.items():
+            versions.publish_fragments(Fragments.of(_decoded(self._ranges.items())))
         else:
-            versions.publish_ranges(
-                _decoded({key: self._ranges[key] for key in self._ranges.keys() - before.keys()})
-            )
+            versions.publish_ranges(_decoded(self._ranges.items() - before.items()))
 
     def _stored_ranges(self) -> dict[bytes, bytes]:
         found: dict[bytes, bytes] = {}
@@ -124,5 +125,5 @@ class LiveRecords:
         return found
 
 
-def _decoded(stored: dict[bytes, bytes]) -> list[RangeTombstone]:
-    return [RangeTombstone(*decode_range(key, value)) for key, value in sorted(stored.items())]
+def _decoded(stored: Iterable[tuple[bytes, bytes]]) -> list[RangeTombstone]:
+    return [RangeTombstone(*decode_range(key, value)) for key, value in sorted(stored)]

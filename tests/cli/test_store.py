@@ -376,13 +376,15 @@ def test_the_root_help_lists_the_exit_codes(run: Run) -> None:
 def test_following_opens_the_store_again_only_when_its_files_have_changed(
     run: Run, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A store in memory, whose journal is read. A store of RocksDB has live readers."""
+    path = path.with_name("memory")
     opened, looks = [], iter(range(100))
 
     def open_read_only(store: Path) -> kvstore.Store:
         opened.append(store)
         return kvstore.open_read_only(store)
 
-    with kvstore.open(path) as store:
+    with kvstore.open(path, engine="memory") as store:
 
         def sleep(_seconds: float) -> None:
             look = next(looks)

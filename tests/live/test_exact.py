@@ -47,6 +47,8 @@ class Cast:
     def __exit__(self, *_: object) -> None:
         for pipe in list(self._parts):
             self._kill(pipe)
+        with kvstore.open(self._place / "store") as store:  # with the commit of the last kill
+            self.states.append((int(store.upper), dict(store.scan())))
 
     def play(self, kills: int) -> None:
         """Kill so many processes, each after some words, and start others in their place."""
