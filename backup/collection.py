@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -173,7 +173,7 @@ class Collection:
     def verify(
         self,
         depth: Depth = "checksums",
-        store: Store | None = None,
+        store: StoreOrClient | None = None,
         *,
         progress: OnProgress | None = None,
     ) -> VerifyReport:
@@ -193,7 +193,8 @@ class Collection:
         shards = self._chains.filled(record)
         if not shards:
             raise no_backup(self.url)
-        return verify_chains(shards, self.url, depth=depth, store=store, progress=progress)
+        with nullcontext() if store is None else as_store(store) as source:
+            return verify_chains(shards, self.url, depth=depth, store=source, progress=progress)
 
     # -- writing ----------------------------------------------------------------------------
 

@@ -90,21 +90,11 @@ def run_import(
     The seconds of the report are 0 if the job ran before.
     """
     require_on_conflict(on_conflict)
-    with as_store(store) as into:
-        return _run(rows, into, staging, on_conflict, import_id, progress)
-
-
-def _run(
-    rows: ImportRows,
-    store: Store,
-    staging: str | Path | None,
-    on_conflict: OnConflict,
-    import_id: int | None,
-    progress: Progress | None,
-) -> ImportReport:
-    if import_id is not None and (known := _added_before(store, import_id)) is not None:
+    with as_store(store) as into:  # a client whose files are elsewhere is refused before the build
+        known = None if import_id is None else _added_before(into, import_id)
+        directory = _staging_directory(into, staging)
+    if known is not None:
         return known
-    directory = _staging_directory(store, staging)
     started = time.perf_counter()
     manifest = build_import(rows, directory, import_id, progress)
     built = time.perf_counter()
@@ -112,7 +102,8 @@ def _run(
         stamp = bulk.ingest(store, directory, on_conflict=on_conflict, move=True)
     except UsageError as error:
         if import_id is not None and isinstance(error, ImportRefusedError):
-            known = _added_before(store, import_id)
+            with as_store(store) as into:
+                known = _added_before(into, import_id)
             if known is not None:  # another thread ran the same job meanwhile
                 shutil.rmtree(directory, ignore_errors=True)
                 return known
