@@ -12,7 +12,9 @@ from typing import Any, Final
 _NAMES: Final = {
     "server": ("kvstore.server", ""),
     "connect": ("kvstore.client", "connect"),
+    "connect_async": ("kvstore.client", "connect_async"),
     "Client": ("kvstore.client", "Client"),
+    "AsyncClient": ("kvstore.client", "AsyncClient"),
 }
 
 

@@ -3,6 +3,7 @@
 Floors, from the top:
 
     connecting            `kvstore.connect`: a URL or a path becomes a client
+    asynchronous          the client for asyncio
     client
     feeds transactions
     streams               rows as they arrive
@@ -11,7 +12,8 @@ Floors, from the top:
     endpoint reply tasks  where a server is; an answer, parsed; tasks for its queue
 """
 
+from kvstore.client.asynchronous import AsyncClient
 from kvstore.client.client import Client
-from kvstore.client.connecting import connect
+from kvstore.client.connecting import connect, connect_async
 
-__all__ = ["Client", "connect"]
+__all__ = ["AsyncClient", "Client", "connect", "connect_async"]

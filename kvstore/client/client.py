@@ -23,7 +23,7 @@ from kvstore.client.tasks import ClientTasks
 from kvstore.client.transactions import RemoteTransactions
 from kvstore.commit import Durability
 from kvstore.feeds import Position
-from kvstore.mvcc import Version
+from kvstore.mvcc import Version, WriteSet
 from kvstore.span import Span
 from kvstore.tasks import Tasks
 from kvstore.timestamp import TimeLike, Timestamp
@@ -281,7 +281,11 @@ class Client:
 
     def batch(self, *, durability: Durability | None = None) -> Batch:
         """See `Store.batch`. The writes travel together when the block ends."""
-        return Batch(lambda writes: self._pool.send(calls.batch(writes, durability)))
+
+        def commit(writes: WriteSet, check: object = None) -> Timestamp:
+            return self._pool.send(calls.batch(writes, durability))
+
+        return Batch(commit)
 
     def transaction(self, *, durability: Durability | None = None) -> Transaction:
         """See `Store.transaction`. Each read is a round trip, and so is the commit, which brings

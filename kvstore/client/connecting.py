@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+from functools import partial
 from pathlib import Path
 
 from kvstore.arguments import require_seconds
 from kvstore.client import calls
+from kvstore.client.asynchronous import AsyncClient
 from kvstore.client.client import Client
 from kvstore.client.endpoint import Endpoint, client_tls
 from kvstore.client.pool import Pool
@@ -46,3 +49,16 @@ def connect(
     pool = Pool(endpoint, timeout=wait, patience=again)
     pool.known = pool.send(calls.fields_of("times"))["upper"] - 1
     return Client(pool)
+
+
+async def connect_async(
+    address: str | os.PathLike[str],
+    token: str | None = None,
+    *,
+    ca: str | os.PathLike[str] | None = None,
+    timeout: float | None = None,
+    patience: float | None = None,
+) -> AsyncClient:
+    """The same as `connect`, for asyncio."""
+    how = partial(connect, address, token, ca=ca, timeout=timeout, patience=patience)
+    return AsyncClient(await asyncio.to_thread(how))

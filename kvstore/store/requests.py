@@ -19,6 +19,7 @@ Invariants
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -86,6 +87,7 @@ class Requests:
     ) -> None:
         self._committer, self._reads, self._versions = parts.committer, parts.reads, parts.versions
         self._meta = meta
+        self._reserve = parts.reserve
         self._conditional, self._transactions = conditional, transactions
         self._done: dict[str, _Done] | None = None
         self._forgotten = 0
@@ -158,6 +160,10 @@ class Requests:
             self._transactions.commit_reads, writes, reads, read_at, durability=durability
         )
         return self._once(commit, token, durability)
+
+    def write_set(self, whose: str = "the write set", size_max: int = sys.maxsize) -> WriteSet:
+        """A write set for plain keys of this store."""
+        return self._reserve.write_set(whose, size_max)
 
     @property
     def durability(self) -> Durability:

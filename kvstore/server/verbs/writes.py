@@ -27,21 +27,21 @@ _RANGES: Final = (WriteOp.DELETE_RANGE, WriteOp.READ_RANGE)
 
 def put(call: Invocation) -> Answer:
     """Set a key."""
-    writes = WriteSet()
+    writes = call.store.requests.write_set()
     writes.put(call.key(), _value(call))
     return _commit(call, writes)
 
 
 def delete(call: Invocation) -> Answer:
     """Delete a key, which may be absent. Its history stays."""
-    writes = WriteSet()
+    writes = call.store.requests.write_set()
     writes.delete(call.key())
     return _commit(call, writes)
 
 
 def delete_range(call: Invocation) -> Answer:
     """Delete all keys from `start` to below `end`; with `idempotent` only if one is alive."""
-    span, writes = call.span(), WriteSet()
+    span, writes = call.span(), call.store.requests.write_set()
     if span.end is None:
         raise UsageError("argument 'end' is missing", "pass the least key that is to be kept")
     writes.delete_range(span.start, span.end)
@@ -54,7 +54,7 @@ def delete_range(call: Invocation) -> Answer:
 def batch(call: Invocation) -> Answer:
     """Writes that take effect together. With `read_at` they belong to a transaction, and happen
     only if nothing that it read, the operations `read` and `read_range`, was written since."""
-    writes, reads = WriteSet("the batch", BATCH_BYTES_MAX), ReadSet()
+    writes, reads = call.store.requests.write_set("the batch", BATCH_BYTES_MAX), ReadSet()
     for op, key, end, value in operations(call):
         if value is not None:
             writes.put(call.access.require_key(key), value)
@@ -80,14 +80,14 @@ def batch(call: Invocation) -> Answer:
 def put_if(call: Invocation) -> Answer:
     """Set a key on a condition: its value is `expected` (null: it is absent), or it was not written
     after `unchanged_since`."""
-    writes = WriteSet()
+    writes = call.store.requests.write_set()
     writes.put(call.key(), _value(call))
     return _commit_if(call, writes)
 
 
 def delete_if(call: Invocation) -> Answer:
     """Delete a key on a condition, which is that of `put_if`."""
-    writes = WriteSet()
+    writes = call.store.requests.write_set()
     writes.delete(call.key())
     return _commit_if(call, writes)
 

@@ -1,0 +1,200 @@
+"""The client for asyncio: the methods of `Client` as coroutines.
+
+    async with await kvstore.connect_async("http://127.0.0.1:7447") as client:
+        await client.put(b"k", b"v")
+        async for key, value in client.scan(prefix=b"k"): ...
+
+A call runs in a thread of a small pool, which waits for the socket in the place of the
+event loop.
+`CLIENT_CONNECTIONS_MAX` calls run at one time; more wait for their turn.
+
+Invariants
+1. A coroutine that is cancelled leaves its call to its end: a write may have been done.
+2. A stream that is not read to its end closes its connection.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from typing_extensions import ParamSpec
+
+from kvstore.batch import Batch
+from kvstore.client.client import Client
+from kvstore.commit import Durability
+from kvstore.feeds import FeedBatch
+from kvstore.limits import CLIENT_CONNECTIONS_MAX
+from kvstore.mvcc import Version
+from kvstore.timestamp import TimeLike, Timestamp
+from kvstore.txn import Transaction
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+T = TypeVar("T")
+P = ParamSpec("P")
+_END: Final = object()
+
+
+class AsyncClient:
+    """A store behind a server, for asyncio; `kvstore.connect_async` makes one. See `Client`."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._threads = ThreadPoolExecutor(CLIENT_CONNECTIONS_MAX, "kvstore-client")
+
+    # -- the store --------------------------------------------------------------------------
+
+    async def upper(self) -> Timestamp:
+        """See `Store.upper`."""
+        return await self._run(lambda: self._client.upper)
+
+    async def since(self) -> Timestamp:
+        """See `Store.since`."""
+        return await self._run(lambda: self._client.since)
+
+    async def stats(self) -> dict[str, Any]:
+        """See `Store.stats`."""
+        return await self._run(self._client.stats)
+
+    async def sync(self) -> Timestamp:
+        """See `Store.sync`."""
+        return await self._run(self._client.sync)
+
+    async def close(self) -> None:
+        """Close the connections, behind the calls under way. Repeatable."""
+        self._client.close()
+        await asyncio.to_thread(self._threads.shutdown)
+
+    async def __aenter__(self) -> AsyncClient:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    def __repr__(self) -> str:
+        return f"<kvstore.AsyncClient {self._client!r}>"
+
+    # -- reading ----------------------------------------------------------------------------
+
+    async def get(
+        self, key: bytes, as_of: TimeLike | None = None, default: bytes | T | None = None
+    ) -> bytes | T | None:
+        """See `Store.get`."""
+        value = await self._run(self._client.get, key, as_of)
+        return default if value is None else value
+
+    async def get_many(
+        self, keys: Sequence[bytes], as_of: TimeLike | Sequence[TimeLike] | None = None
+    ) -> list[bytes | None]:
+        """See `Store.get_many`."""
+        return await self._run(self._client.get_many, keys, as_of)
+
+    async def floor(
+        self, key: bytes, as_of: TimeLike | None = None, prefix: bytes | None = None
+    ) -> tuple[bytes, bytes] | None:
+        """See `Store.floor`."""
+        return await self._run(self._client.floor, key, as_of, prefix)
+
+    async def history(self, key: bytes) -> list[Version]:
+        """See `Store.history`."""
+        return await self._run(self._client.history, key)
+
+    async def scan(self, *args: Any, **options: Any) -> AsyncIterator[tuple[bytes, bytes]]:
+        """See `Store.scan`: `async for key, value in client.scan(...)`."""
+        async for batch in self.scan_batches(*args, **options):
+            for row in zip(batch.column(0).to_pylist(), batch.column(1).to_pylist(), strict=True):
+                yield row
+
+    def scan_batches(self, *args: Any, **options: Any) -> AsyncIterator[pa.RecordBatch]:
+        """See `Store.scan_batches`: record batches, by `async for`."""
+        return self._each(partial(self._client.scan_batches, *args, **options))
+
+    def changes_batches(self, *args: Any, **options: Any) -> AsyncIterator[pa.RecordBatch]:
+        """See `Store.changes_batches`: record batches, by `async for`."""
+        return self._each(partial(self._client.changes_batches, *args, **options))
+
+    async def feed(
+        self, name: str, *args: Any, follow: bool = True, **options: Any
+    ) -> AsyncIterator[FeedBatch]:
+        """The batches of a feed, see `Store.feed`. The next step of the loop acks the batch before
+        it, so a consumer that fails receives its last batch again."""
+        feed = await self._run(self._client.feed, name, *args, **options)
+        async for batch in self._each(partial(feed.batches, follow=follow)):
+            yield batch
+            await self._run(feed.ack, batch)
+
+    # -- writing ----------------------------------------------------------------------------
+
+    async def put(
+        self, key: bytes, value: bytes, *, durability: Durability | None = None
+    ) -> Timestamp:
+        """See `Store.put`."""
+        return await self._run(self._client.put, key, value, durability=durability)
+
+    async def delete(self, key: bytes, *, durability: Durability | None = None) -> Timestamp:
+        """See `Store.delete`."""
+        return await self._run(self._client.delete, key, durability=durability)
+
+    async def delete_range(
+        self,
+        start: bytes,
+        end: bytes,
+        idempotent: bool = False,
+        *,
+        durability: Durability | None = None,
+    ) -> Timestamp | None:
+        """See `Store.delete_range`."""
+        return await self._run(
+            self._client.delete_range, start, end, idempotent, durability=durability
+        )
+
+    async def put_if(self, key: bytes, value: bytes, *args: Any, **options: Any) -> Timestamp:
+        """See `Store.put_if`."""
+        return await self._run(self._client.put_if, key, value, *args, **options)
+
+    async def delete_if(self, key: bytes, *args: Any, **options: Any) -> Timestamp:
+        """See `Store.delete_if`."""
+        return await self._run(self._client.delete_if, key, *args, **options)
+
+    async def pop(self, key: bytes, *, durability: Durability | None = None) -> bytes | None:
+        """See `Store.pop`."""
+        return await self._run(self._client.pop, key, durability=durability)
+
+    @asynccontextmanager
+    async def batch(self, *, durability: Durability | None = None) -> AsyncIterator[Batch]:
+        """See `Store.batch`: `async with client.batch() as b: b.put(...)`."""
+        batch = self._client.batch(durability=durability)
+        batch.__enter__()
+        try:
+            yield batch
+        except BaseException as error:
+            batch.__exit__(type(error), error, None)
+            raise
+        await self._run(batch.__exit__, None, None, None)
+
+    async def transact(self, body: Callable[[Transaction], T], **options: Any) -> T:
+        """See `Store.transact`. `body` is a plain function, and runs in a thread."""
+        return await self._run(lambda: self._client.transact(body, **options))
+
+    # -- inside -----------------------------------------------------------------------------
+
+    async def _run(self, call: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._threads, partial(call, *args, **options))
+
+    async def _each(self, begin: Callable[[], Any]) -> AsyncIterator[Any]:
+        """The items of an iterator whose every step waits for the server."""
+        items: Iterator[Any] = iter(await self._run(begin))
+        try:
+            while (item := await self._run(next, items, _END)) is not _END:
+                yield item
+        finally:
+            close = getattr(items, "close", None)
+            if close is not None:
+                await asyncio.shield(self._run(close))

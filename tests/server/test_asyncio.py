@@ -1,0 +1,98 @@
+"""The client for asyncio, and the server mounted into an application of FastAPI."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+import pytest
+from fastapi import FastAPI
+from uvicorn import Config
+
+import kvstore
+from kvstore.client import connect, connect_async
+from kvstore.errors import AccessDeniedError, PreconditionError
+from kvstore.server import ListenAddress, Token, app, serving
+from kvstore.server.guarded import GuardedProtocol, GuardedServer
+from kvstore.server.running import bound
+
+LOCAL = ListenAddress("127.0.0.1", 0)
+
+
+def test_coroutines_do_what_the_methods_do(store: kvstore.Store) -> None:
+    async def run(url: str) -> None:
+        async with await connect_async(url) as client:
+            stamps = await asyncio.gather(*(client.put(b"%d" % n, b"v") for n in range(50)))
+            assert len(set(stamps)) == 50
+            assert await client.get(b"7") == b"v"
+            assert await client.get(b"absent", default=b"d") == b"d"
+            assert await client.get_many([b"1", b"x"]) == [b"v", None]
+            assert [row async for row in client.scan()] == list(store.scan())
+            async with client.batch() as batch:
+                batch.put(b"a", b"1")
+            assert batch.timestamp == await client.upper() - 1
+            with suppress(InterruptedError):
+                async with client.batch() as dropped:
+                    dropped.put(b"a", b"2")
+                    raise InterruptedError
+            with pytest.raises(PreconditionError):
+                await client.put_if(b"a", b"3", None)
+
+            def add(txn: kvstore.Transaction) -> None:
+                txn.put(b"n", b"%d" % (int(txn.get(b"n") or b"0") + 1))
+
+            await asyncio.gather(*(client.transact(add, attempts=1000) for _ in range(5)))
+            assert store.get(b"n") == b"5"
+            count = 0
+            async for changes in client.changes_batches(0):
+                count += changes.num_rows
+            assert count == 56
+            events = []
+            async for found in client.feed("feed", 0, follow=False):
+                events += found.events
+            assert len(events) == 56
+            assert await client.pop(b"a") == b"1"
+            scan = client.scan_batches(batch_rows=1)
+            await anext(scan)
+            await scan.aclose()
+
+    with serving(app(store), LOCAL) as running:
+        asyncio.run(run(running.url))
+
+
+@contextmanager
+def hosted(application: FastAPI) -> Iterator[str]:
+    """An application on a free port, run by uvicorn as it comes."""
+    listener = bound(LOCAL)
+    server = GuardedServer(Config(application, http=GuardedProtocol, log_config=None))
+    thread = threading.Thread(target=server.run, args=([listener],))
+    thread.start()
+    try:
+        server.is_up.wait()
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        thread.join()
+        listener.close()
+
+
+def test_an_application_mounts_the_server_beside_its_own_paths(store: kvstore.Store) -> None:
+    service = FastAPI()
+    secret = "s" * 32
+
+    @service.get("/flights/{key}")
+    def flight(key: str) -> dict[str, str | None]:
+        value = store.get(key.encode())
+        return {"status": None if value is None else value.decode()}
+
+    service.mount("/some/store", app(store, [Token(secret, ["write"])]))
+    with hosted(service) as url:
+        with connect(f"{url}/some/store", secret) as client:
+            for key in (b"AA1", b"a/b", b"..", b"", b"\xff %"):
+                client.put(key, b"late")
+                assert client.get(key) == store.get(key) == b"late"
+            assert len(client.scan_batches().read_all()) == 5
+        with pytest.raises(AccessDeniedError):
+            connect(f"{url}/some/store", "t" * 32)
