@@ -28,7 +28,7 @@ from kvstore import opening
 from kvstore.arguments import require_path
 from kvstore.arrivals import NoneCame
 from kvstore.changes import ChangeIndex
-from kvstore.claims import USER, HoldRecord, Pins, from_fields
+from kvstore.claims import BACKUP, REPLICA, USER, HoldRecord, Pins, from_fields
 from kvstore.client import Client
 from kvstore.client.calls import ns
 from kvstore.codec.json import JsonObject
@@ -37,12 +37,13 @@ from kvstore.errors import IndeterminateError, UsageError
 from kvstore.gc import GcReport
 from kvstore.holds import Hold, Holds
 from kvstore.imports import ImportRecord, Imports, import_fields, read_import
+from kvstore.limits import CONTROL_LEASE_S
 from kvstore.meta import Meta
 from kvstore.mvcc import Versions
 from kvstore.protocol import failure_of, to_json
 from kvstore.store import Store
 from kvstore.tasks import Tasks
-from kvstore.timestamp import TimeLike, Timestamp
+from kvstore.timestamp import NS_PER_SECOND, TimeLike, Timestamp
 
 
 class StoreBeside(Store):
@@ -115,12 +116,19 @@ class StoreBeside(Store):
 
 
 class HoldsBeside(Holds):
-    """The holds of a store that another process owns."""
+    """The holds of a store that another process owns.
+
+    A new hold of a backup or a replica is a lease until its owner moves it for the first time: it
+    is lost after `CONTROL_LEASE_S`. So a script that was killed in its first run, and never runs
+    again, keeps history for a bounded time.
+    """
 
     def __init__(self, meta: Meta, committer: Committer, pins: Pins, *, owner: Client) -> None:
         super().__init__(meta, committer, pins)
         self.owner = owner
         self._newest = committer.upper - 1
+        self._leased: dict[str, tuple[Hold, dict[str, Any]]] = {}
+        """The leases by name, each with the arguments of the hold that was asked for."""
 
     def all(self) -> list[HoldRecord]:
         """See `Holds.all`."""
@@ -138,18 +146,24 @@ class HoldsBeside(Holds):
     ) -> Hold:
         """See `Holds.take`. A new hold stands at the newest time of this handle: what is read here
         must stay."""
-        if at is None and not any(each.name == name and not each.lost for each in self.all()):
+        known = next((each for each in self.all() if each.name == name and not each.lost), None)
+        if at is None and known is None:
             at = self._newest
+        age_s = None if max_age is None else max_age.total_seconds()
+        wanted: dict[str, Any] = {"name": name, "kind": kind, "address": address}
+        is_lease = kind in (BACKUP, REPLICA) and (known is None or _is_lease(known))
+        lease_s = min(CONTROL_LEASE_S, CONTROL_LEASE_S if age_s is None else age_s)
         found = self.owner.call(
             "hold",
-            name=name,
+            **wanted,
             at=ns(at, "at"),
-            max_age=None if max_age is None else max_age.total_seconds(),
+            max_age=lease_s if is_lease else age_s,
             durable=durable,
-            kind=kind,
-            address=address,
         )
-        return Hold(self, name, found["token"], is_new=found["is_new"])
+        hold = Hold(self, name, found["token"], is_new=found["is_new"])
+        if is_lease:
+            self._leased[name] = hold, {**wanted, "max_age": age_s}
+        return hold
 
     def move(
         self,
@@ -160,7 +174,12 @@ class HoldsBeside(Holds):
         durable: bool = True,
         reached: TimeLike | None = None,
     ) -> None:
-        """See `Holds.move`."""
+        """See `Holds.move`. The first move ends a lease."""
+        if name in self._leased:
+            self.require_owned(name, token)
+            hold, wanted = self._leased.pop(name)
+            found = self.owner.call("hold", **wanted, at=ns(to, "to"), durable=False)
+            hold.token = token = found["token"]
         self.owner.call(
             "move_hold",
             name=name,
@@ -272,6 +291,10 @@ def beside(owner: Client) -> Iterator[StoreBeside]:
         if opened.upper > durable:  # commits that came meanwhile
             owner.sync()
         yield opened
+
+
+def _is_lease(record: HoldRecord) -> bool:
+    return record.max_age_ns == int(CONTROL_LEASE_S * NS_PER_SECOND)
 
 
 def _hold_record(fields: Mapping[str, Any]) -> HoldRecord:

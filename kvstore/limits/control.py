@@ -20,3 +20,7 @@ CONTROL_TRIES = 3
 
 CONTROL_TRY_S = 0.1
 """The time between two of these looks."""
+
+CONTROL_LEASE_S = 604_800.0
+"""Age of the hold of a first backup, or of a first copy, beside an owner. One that was killed, and
+is never repeated, keeps history for a week. A first backup that takes longer has to begin anew."""

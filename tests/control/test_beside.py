@@ -134,6 +134,28 @@ def test_a_new_hold_keeps_what_the_handle_shows(
             store.drop_hold("other")
 
 
+def test_a_first_backup_that_was_killed_holds_history_for_a_week(tmp_path: Path) -> None:
+    clock = kvstore.ManualClock(1_700_000_000 * 10**9)
+    week = timedelta(days=7, seconds=1)
+    with kvstore.open(tmp_path / "store", clock=clock, control=True) as owner:
+        owner.put(b"a", b"1")
+        with kvstore.connect(owner.path) as client:
+            for _ in range(2):  # the second one is killed as well
+                with as_store(client) as store:
+                    store.hold("killed", kind="backup")
+            with as_store(client) as store:
+                first = store.hold("done", kind="backup")
+                first.move(store.upper - 1)
+                assert first.timestamp == store.upper - 1
+            backup.Collection(tmp_path / "collection").backup(client)
+            owner.put(b"a", b"2")
+            clock.advance(int(week.total_seconds() * 10**9))
+            report = owner.gc(keep=timedelta(0))
+            assert [hold.name for hold in report.lost_holds] == ["killed"]
+            assert len(owner.history(b"a")) == 2
+            backup.Collection(tmp_path / "collection").backup(client)
+
+
 def test_a_replica_follows_beside_the_owner(
     tmp_path: Path, owner: kvstore.Store, client: kvstore.Client
 ) -> None:
