@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import threading
 from collections.abc import Callable
+from functools import partial
 from itertools import pairwise
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -217,6 +218,19 @@ class Ours(BackedUp):
                 txn.put(key, value)
 
         return in_threads(put, self.data.updates(count, step), threads)
+
+    def put_each(self, count: int, step: int) -> Work:
+        return in_threads(
+            partial(self.store.put, durability="async"), self.data.updates(count, step), 1
+        )
+
+    def update_each(self, count: int, step: int) -> Work:
+        """As `put_each`, each with a look at the value before."""
+
+        def update(key: bytes, value: bytes) -> None:
+            self.store.update(key, lambda _: value, durability="async")
+
+        return in_threads(update, self.data.updates(count, step), 1)
 
     def deliver(self, count: int, step: int) -> Work:
         """Durable puts, each delivered to a following thread; the next put awaits its answer."""

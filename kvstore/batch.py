@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Final
 
+from kvstore.columns import row_pairs
 from kvstore.limits import BATCH_BYTES_MAX
 from kvstore.mvcc.write import WriteSet
 from kvstore.tables.sources import BatchRows, StoreRows
@@ -35,6 +36,12 @@ class Batch:
     def put(self, key: bytes, value: bytes) -> None:
         """Set `key` to `value`. The last write to a key in the batch wins."""
         self._writes.put(key, value)
+
+    def put_many(self, rows: object) -> None:
+        """Set many keys: a mapping, pairs of key and value, or Arrow data with the columns `key`
+        and `value`. The last value of a key wins."""
+        for key, value in row_pairs(rows):
+            self._writes.put(key, value)
 
     def delete(self, key: bytes) -> None:
         """Delete `key`, whether or not it is there."""
@@ -76,7 +83,8 @@ class Batch:
     ) -> None:
         writes, self._writes = self._writes, _ENDED
         if error is None and writes:
-            self.timestamp = self._commit(writes, check=self._check if self._checks else None)
+            how = {"check": self._check} if self._checks else {}  # a client's commit has no checks
+            self.timestamp = self._commit(writes, **how)
 
     def _check(self) -> None:
         for check in self._checks:

@@ -7,7 +7,8 @@ Invariants
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -56,6 +57,42 @@ def _require_no_null(column: pa.Array, name: str, first: int) -> None:
     if column.null_count:
         row = first + column.is_null().index(True).as_py()
         raise UsageError(f"column {name!r} has a null in row {row}", "drop such rows first")
+
+
+def row_pairs(rows: object) -> Iterator[tuple[Any, Any]]:
+    """Keys and values one by one: of a mapping, of pairs, or of Arrow data with the columns `key`
+    and `value`. Raises `UsageError`."""
+    if isinstance(rows, Mapping):
+        yield from rows.items()
+    elif hasattr(rows, "__arrow_c_stream__") or hasattr(rows, "__arrow_c_array__"):
+        yield from _arrow_pairs(rows)
+    elif isinstance(rows, Iterable) and not isinstance(rows, str | bytes):
+        for row in rows:
+            if not isinstance(row, tuple | list) or len(row) != 2:
+                raise UsageError(f"{row!r} is no pair", "pass a key and a value")
+            yield row[0], row[1]
+    else:
+        raise UsageError(f"rows of type {type(rows).__name__}", "pass pairs, or Arrow data")
+
+
+def _arrow_pairs(rows: Any) -> Iterator[tuple[bytes, bytes]]:
+    if hasattr(rows, "__arrow_c_stream__"):
+        reader = pa.RecordBatchReader.from_stream(rows)
+    else:
+        batch = pa.record_batch(rows)
+        reader = pa.RecordBatchReader.from_batches(batch.schema, [batch])
+    for name in ("key", "value"):
+        if name not in reader.schema.names:
+            raise UsageError(f"no column {name!r}", "name the columns key and value")
+        require_bytes_type(reader.schema.field(name), noun=f"{name}s")
+    first = 0
+    for batch in reader:
+        keys, values = batch.column("key"), batch.column("value")
+        for column, name in ((keys, "key"), (values, "value")):
+            _require_no_null(column, name, first)
+        keys, values = keys.cast(pa.binary()), values.cast(pa.binary())
+        yield from zip(keys.to_pylist(), values.to_pylist(), strict=True)
+        first += batch.num_rows
 
 
 def require_bytes_type(field: pa.Field, *, noun: str = "keys") -> None:

@@ -19,6 +19,7 @@ transact            transactions that read a key and write it, unsynced, against
 transact-8          the same from 8 threads, against 8 threads
 transact-synced     the same, durable, against a get, a put and an fsync
 transact-synced-8   the same from 8 threads, against 8 threads
+update              updates in place, unsynced, against puts of the same rows
 
 Reading
 get                 point reads of the newest value, keys in no order

@@ -19,7 +19,7 @@ from benchmarks.workloads.plan import (
     ours,
     raw,
 )
-from benchmarks.workloads.writing import imports, transactions
+from benchmarks.workloads.writing import imports, transactions, updates
 
 
 def ending(size: Size) -> list[Workload]:
@@ -34,6 +34,7 @@ def ending(size: Size) -> list[Workload]:
         Workload("disk", raw("disk"), ours("disk"), Call("disk"), per="bytes"),
         Workload("disk-trimmed", raw("disk"), ours("disk_trimmed"), reach=0.87, per="bytes"),
         *transactions(),
+        *updates(),
         Workload(
             "feed-latency",
             raw("deliver", count=200),

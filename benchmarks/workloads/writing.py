@@ -54,6 +54,19 @@ def transactions() -> list[Workload]:
     ]
 
 
+def updates() -> list[Workload]:
+    each = {"count": 10_000}
+    return [
+        Workload(
+            "update",
+            ours("put_each", **each),
+            ours("update_each", **each),
+            items=10_000,
+            reach=0.5,
+        )
+    ]
+
+
 def imports(size: Size) -> list[Workload]:
     return [
         Workload(

@@ -230,6 +230,12 @@ def conditional(
     return ClientRequest("POST", VERBS_PATH + name, _timestamp, body, JSON_TYPE, once=True)
 
 
+def increment(key: bytes, by: int, durability: str | None) -> ClientRequest[int]:
+    """See `Store.increment`."""
+    fields = {"key": to_json(require_key(key)), "by": by, "durability": durability}
+    return verb("increment", fields, lambda reply: int(reply.json()["sum"]), once=True)
+
+
 def pop(key: bytes, durability: str | None) -> ClientRequest[bytes | None]:
     """See `Store.pop`."""
     fields = {"key": to_json(require_key(key)), "durability": durability}

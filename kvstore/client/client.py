@@ -279,6 +279,27 @@ class Client:
         """See `Store.pop`."""
         return self._pool.send(calls.pop(key, durability))
 
+    def update(
+        self,
+        key: bytes,
+        change: Callable[[bytes | None], bytes | None],
+        *,
+        durability: Durability | None = None,
+    ) -> bytes | None:
+        """See `Store.update`. The function runs here, in a transaction: three round trips or
+        more. It runs again after each conflict."""
+        return self.transact(lambda txn: txn.update(key, change), durability=durability)
+
+    def increment(self, key: bytes, by: int = 1, *, durability: Durability | None = None) -> int:
+        """See `Store.increment`."""
+        return self._pool.send(calls.increment(key, by, durability))
+
+    def put_many(self, rows: object, *, durability: Durability | None = None) -> Timestamp | None:
+        """See `Store.put_many`. The rows travel together."""
+        with self.batch(durability=durability) as batch:
+            batch.put_many(rows)
+        return batch.timestamp
+
     def batch(self, *, durability: Durability | None = None) -> Batch:
         """See `Store.batch`. The writes travel together when the block ends."""
 

@@ -28,6 +28,7 @@ _TYPES: Final[dict[str, dict[str, Any]]] = {
     "bytes": {"$ref": "#/components/schemas/Bytes"},
     "time": {"$ref": "#/components/schemas/Time"},
     "count": {"type": "integer", "minimum": 0},
+    "integer": {"type": "integer"},
     "seconds": {"type": "number", "minimum": 0},
     "flag": {"type": "boolean"},
     "text": {"type": "string"},

@@ -34,7 +34,7 @@ from kvstore.mvcc import WriteSet
 from kvstore.parts import Parts
 from kvstore.span import Span
 from kvstore.timestamp import Timestamp
-from kvstore.txn import Conditional, ReadSet, Transactions, Unchecked
+from kvstore.txn import Conditional, ReadSet, Transactions, Unchecked, Updates, counted
 
 _PREFIX = "request/"
 _FORGOTTEN = "requests-forgotten"
@@ -89,6 +89,7 @@ class Requests:
         self._meta = meta
         self._reserve = parts.reserve
         self._conditional, self._transactions = conditional, transactions
+        self.updates = Updates(parts)
         self._done: dict[str, _Done] | None = None
         self._forgotten = 0
 
@@ -139,6 +140,17 @@ class Requests:
         if isinstance(found, Timestamp):
             read = partial(self._versions.get, key)
             return self._reads.read(Timestamp(found - 1), Span.of_key(key), read)
+        return found
+
+    def increment(
+        self, key: bytes, by: int, token: RequestToken | None, durability: Durability | None
+    ) -> int:
+        """See `Store.increment`. A repetition looks up the sum that the first one has made."""
+        add = partial(self.updates.increment, key, by, durability=durability)
+        found = self._once(add, token, None)
+        if isinstance(found, Timestamp):
+            read = partial(self._versions.get, key)
+            return counted(key, self._reads.read(found, Span.of_key(key), read))
         return found
 
     def commit_reads(

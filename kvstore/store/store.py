@@ -497,6 +497,42 @@ class Store:
         """Delete `key` and return its value; None, with nothing written, if the key is absent."""
         return self._conditional.pop(key, durability=durability)
 
+    def update(
+        self,
+        key: bytes,
+        change: Callable[[bytes | None], bytes | None],
+        *,
+        durability: Durability | None = None,
+    ) -> bytes | None:
+        """Set `key` to `change(value)` in one commit, and return the new value.
+
+        `change` gets the newest value, None where the key is absent. If it returns None, the key is
+        deleted. No other commit comes between the read and the write, so there is no conflict and
+        no retry: `change` runs once, under the commit lock. It must be short, and must not write to
+        the store (`UsageError`). An error that it raises is passed on, and nothing is written.
+        """
+        return self.requests.updates.update(key, change, durability=durability)
+
+    def increment(self, key: bytes, by: int = 1, *, durability: Durability | None = None) -> int:
+        """Add `by` to the counter at `key` in one commit, and return the sum.
+
+        A counter is an integer of 64 bits in decimal text, such as `b"42"`; an absent key counts as
+        0. Raises `UsageError`, with nothing written, for another value and for a sum beyond.
+        """
+        return self.requests.updates.increment(key, by, durability=durability)
+
+    def put_many(self, rows: object, *, durability: Durability | None = None) -> Timestamp | None:
+        """Set many keys in one commit; returns its timestamp, None if there are no rows.
+
+        `rows` is a mapping, an iterable of pairs of key and value, or Arrow data (also a frame of
+        Polars, DuckDB or pandas) with the columns `key` and `value`. The last value of a key wins.
+        All rows are kept in memory: `bulk.Import` takes any number. Raises `UsageError` above
+        `BATCH_BYTES_MAX`.
+        """
+        with self.batch(durability=durability) as batch:
+            batch.put_many(rows)
+        return batch.timestamp
+
     def transaction(self, *, durability: Durability | None = None) -> Transaction:
         """A serialisable transaction: `with store.transaction() as txn: ...` commits at its end.
 

@@ -1,11 +1,11 @@
-"""Transactions, conditional writes and the versioned undo: writes that depend on reads.
+"""Writes that depend on reads: transactions, conditions, updates in place, the versioned undo.
 
 Floors, from the top:
 
     retry revert
     transaction
     owners
-    conditional reads
+    conditional reads updates
 """
 
 from kvstore.txn.conditional import UNCHECKED, Conditional, Unchecked
@@ -13,14 +13,18 @@ from kvstore.txn.reads import ReadSet
 from kvstore.txn.retry import transact
 from kvstore.txn.revert import revert_range
 from kvstore.txn.transaction import Transaction, Transactions
+from kvstore.txn.updates import Updates, Updating, counted
 
 __all__ = [
+    "Updating",
     "Conditional",
     "ReadSet",
     "Transaction",
     "Transactions",
     "UNCHECKED",
     "Unchecked",
+    "Updates",
+    "counted",
     "revert_range",
     "transact",
 ]

@@ -29,6 +29,7 @@ from typing import TypeVar, overload
 
 from kvstore.arguments import key_list, require_limit
 from kvstore.changes.entry import OP_DELETE_RANGE, OP_IMPORT, OP_REVERT
+from kvstore.columns import row_pairs
 from kvstore.commit import CommitNote, Durability
 from kvstore.errors import ClosedError, ConflictError, ForkedError, HistoryGoneError, UsageError
 from kvstore.limits import BATCH_BYTES_MAX
@@ -42,6 +43,7 @@ from kvstore.tables.table import Table
 from kvstore.timestamp import Timestamp
 from kvstore.txn.owners import OwnsTransactions
 from kvstore.txn.reads import ReadSet
+from kvstore.txn.updates import Updating, adding
 
 T = TypeVar("T")
 
@@ -241,6 +243,27 @@ class Transaction:
     def put(self, key: bytes, value: bytes) -> None:
         """Set `key` to `value`. The last write to a key wins."""
         self._writes.put(key, value)
+
+    def put_many(self, rows: object) -> None:
+        """Set many keys: a mapping, pairs of key and value, or Arrow data with the columns `key`
+        and `value`. The last value of a key wins."""
+        for key, value in row_pairs(rows):
+            self._writes.put(key, value)
+
+    def update(self, key: bytes, change: Updating) -> bytes | None:
+        """Set `key` to `change(value)`, and return that; None deletes it. A read and a write."""
+        new = change(self.get(key))
+        if new is None:
+            self._writes.delete(key)
+        else:
+            self._writes.put(key, new)
+        return new
+
+    def increment(self, key: bytes, by: int = 1) -> int:
+        """Add `by` to the counter at `key`, and return the sum. A read and a write."""
+        found = self.update(key, adding(key, by))
+        assert found is not None, "a counter is never deleted"
+        return int(found)
 
     def delete(self, key: bytes) -> None:
         """Delete `key`, whether or not it exists."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -54,6 +55,28 @@ def test_a_key_of_any_bytes_is_put_read_and_deleted(client: Client, store: kvsto
         assert client.get(key, as_of=first) == b"value \x00" + key
         assert client.history(key) == store.history(key)
         assert [each.timestamp for each in client.history(key)] == [gone, first]
+
+
+def test_updates_and_many_rows_go_through_the_server(client: Client, store: kvstore.Store) -> None:
+    assert client.put_many({b"a": b"1", b"b": b"2"}) == store.upper - 1
+    assert client.put_many([]) is None
+    assert [client.increment(b"a"), client.increment(b"a", -3)] == [2, -1]
+    assert client.update(b"b", lambda old: (old or b"") + b"!") == b"2!"
+    assert client.update(b"b", lambda old: None) is None
+    assert dict(store.scan()) == {b"a": b"-1"}
+    store.put(b"a", b"x")
+    with pytest.raises(UsageError, match="no counter"):
+        client.increment(b"a")
+    with pytest.raises(UsageError, match=r"by=1\.5"):
+        client.increment(b"a", 1.5)  # type: ignore[arg-type]
+
+
+def test_a_word_counts_from_the_time_of_the_server(client: Client, store: kvstore.Store) -> None:
+    store.put(b"k", b"v")
+    assert client.get(b"k", "now") == client.get(b"k", timedelta(0)) == b"v"
+    assert list(client.scan(as_of="now")) == [(b"k", b"v")]
+    with pytest.raises(UsageError, match="looks like seconds"):
+        client.get(b"k", 1_700_000_000)
 
 
 def test_many_keys_and_times_are_read_at_once(client: Client) -> None:

@@ -93,6 +93,10 @@ def test_every_kind_of_write_is_repeated_with_its_first_result(tmp_path: Path) -
         with pytest.raises(ConflictError):
             requests.commit_reads(deletion(), reads, read_at, RequestToken("d"), None)
         assert len(store.history(b"k")) == 7
+        assert twice(lambda: requests.increment(b"n", 5, RequestToken("e", 1), None)) == 5
+        store.increment(b"n")
+        assert requests.increment(b"n", 5, RequestToken("e", 1), None) == 5  # its own sum
+        assert store.get(b"n") == b"6"
 
 
 def test_a_writer_that_was_forgotten_is_told_so_and_a_new_one_is_not(

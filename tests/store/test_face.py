@@ -46,7 +46,9 @@ READS = {
     "history",
     "snapshot",
 }
-WRITES = {"put", "delete", "delete_range", "put_if", "delete_if", "pop", "batch"}
+WRITES = {"put", "delete", "delete_range", "put_if", "delete_if", "pop", "batch"}.union(
+    {"update", "increment", "put_many"}
+)
 TRANSACTIONS = {"transaction", "transact"}
 CHANGES = {"changes", "events", "changes_batches", "feed", "wait_beyond"}
 CAPTURE = {"changeset", "epochs", "force_quiescence", "generations", "reshard"}

@@ -98,6 +98,13 @@ def pop(call: Invocation) -> Answer:
     return {"found": value is not None, "value": to_json(value)}
 
 
+def increment(call: Invocation) -> Answer:
+    """Add `by` to a counter, which is an integer in decimal text, and return the sum."""
+    given = call.count("by")
+    by = 1 if given is None else given
+    return {"sum": call.store.requests.increment(call.key(), by, call.token, durability(call))}
+
+
 def sync(call: Invocation) -> Answer:
     """Complete the time until now and make all changes in it durable."""
     return {"upper": int(call.store.sync())}
@@ -149,6 +156,7 @@ WRITES: Final = [
         ("put_if", put_if, {**_KEY, "value": "bytes", **_CONDITION}, None),
         ("delete_if", delete_if, {**_KEY, **_CONDITION}, None),
         ("pop", pop, _KEY, None),
+        ("increment", increment, {**_KEY, "by": "integer"}, None),
     )
 ]
 WRITES.append(Verb("sync", WRITE, sync, described(sync), {}))
