@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 import shutil
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -19,7 +20,7 @@ import bulk
 import kvstore
 from backup import Collection
 from kvstore.control.scripts import as_store
-from kvstore.errors import KVStoreError, NotListeningError
+from kvstore.errors import KVStoreError
 
 ROWS = 40
 """Of each import."""
@@ -80,8 +81,9 @@ def connected(path: Path) -> Iterator[kvstore.Client]:
     while True:
         try:
             client = kvstore.connect(path, timeout=60)
-        except (NotListeningError, KVStoreError):
-            continue  # the next owner is about to come
+        except KVStoreError:
+            time.sleep(0.01)  # nothing tells that the next owner has come
+            continue
         with client:
             yield client
         return
