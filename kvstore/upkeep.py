@@ -3,6 +3,7 @@
     queue     arguments                          resumes by
     gc        before or keep_s, compact          the store's own record of how far GC came
     compact   start, end (hex)                   the key up to which files were rewritten
+    index     table, index                       a record beside the entries
 
     store.tasks                                   the queue, in the store's directory
     submit_gc(store, keep=timedelta(days=7))      durable on return
@@ -33,12 +34,14 @@ from kvstore.timestamp import TIMESTAMP_MAX, TimeLike, to_timestamp
 
 GC_QUEUE: Final = "gc"
 COMPACT_QUEUE: Final = "compact"
+INDEX_QUEUE: Final = "index"
 
 
 def handlers(store: Store, *, every_s: float | None = None) -> Mapping[str, Handler]:
     """The handlers of the tasks that this module submits. They tell progress every `every_s`."""
     return {
         GC_QUEUE: handler(partial(_gc, store), every_s=every_s),
+        INDEX_QUEUE: handler(partial(_index, store), every_s=every_s),
         COMPACT_QUEUE: handler(partial(_compact, store), every_s=every_s),
     }
 
@@ -76,6 +79,32 @@ def submit_compact(
     span = Span.of(start, end, prefix)
     arguments = {"start": span.start.hex(), "end": None if span.end is None else span.end.hex()}
     return submit(store.tasks, COMPACT_QUEUE, arguments, task_id=task_id, report_to=report_to)
+
+
+def submit_index(
+    store: Store,
+    table: str,
+    index: str,
+    *,
+    task_id: str | None = None,
+    report_to: str | None = None,
+) -> str:
+    """Ask for `Table.build_index`; returns the task's id."""
+    store.table(table).codec().definition.index(index)
+    arguments = {"table": table, "index": index}
+    return submit(store.tasks, INDEX_QUEUE, arguments, task_id=task_id, report_to=report_to)
+
+
+def _index(store: Store, arguments: JsonObject, progress: TaskProgress) -> Arguments:
+    rows = 0
+
+    def told(count: int) -> None:
+        nonlocal rows
+        rows = count
+        progress.tell(rows=count)
+
+    store.table(arguments.text("table")).build_index(arguments.text("index"), progress=told)
+    return {"rows": rows}
 
 
 def _gc(store: Store, arguments: JsonObject, progress: TaskProgress) -> Arguments:

@@ -365,6 +365,9 @@ REQUEST_WRITERS_MAX = 4096
 """Writers of other processes of whom a store notes the last request, in some 200 bytes each. As
 many may be between a request and its repetition at one time."""
 
+INDEX_CHUNK_ROWS = 4096
+"""Rows whose entries a builder of an index makes in one commit, which holds the lock 10 ms."""
+
 TABLE_NAME_BYTES_MAX = 200
 """Bytes of the name of a table. It is part of a key, and stands in errors."""
 

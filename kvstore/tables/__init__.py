@@ -4,7 +4,9 @@ Floors, from the top:
 
     opening
     table                   the face
-    finding writing         rows by an index; changes of rows
+    building                indexes of tables that have rows
+    finding writing joining changing
+                            rows by an index; changes of rows; times of labels; feeds
     sources                 a store, a snapshot, a transaction or a batch
     catalogue conform       the definitions of a store; rows as they arrive
     evolve                  how tables begin and change

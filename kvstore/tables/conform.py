@@ -49,10 +49,14 @@ def _column(definition: Definition, column: Column, batch: pa.RecordBatch, first
         row = first + pc.index(array.is_null(), True).as_py()
         problem = "a key is never null" if column.id in definition.key_ids else "it takes no null"
         raise UsageError(f"{where} is null in row {row}", problem)
-    return array if array.type == column.type else _cast(array, column.type, where, first)
+    return same_values(array, column.type, where, first)
 
 
-def _cast(array: pa.Array, type_: pa.DataType, where: str, first: int) -> pa.Array:
+def same_values(array: pa.Array, type_: pa.DataType, where: str, first: int) -> pa.Array:
+    """The same values in another type. Raises `UsageError` that says `where`, for a type of another
+    kind and for the first value that the type does not hold; `first` is the number of the first."""
+    if array.type == type_:
+        return array
     if pa.types.is_null(array.type):
         return pa.nulls(len(array), type_)
     found, wanted = _family(array.type), _family(type_)

@@ -55,7 +55,7 @@ def found_batches(
     """The rows with entries in a span of an index, in the order of the index."""
     missing = limit
     for batch in reader.batches(span, None, reverse=reverse, limit=None):
-        rows = _rows_of(codec, reader, index, batch.column(0))
+        rows = rows_of(codec, reader, index, batch.column(0))
         if columns is not None:
             rows = rows.select(list(columns))
         if missing is not None:
@@ -67,7 +67,7 @@ def found_batches(
             return
 
 
-def _rows_of(
+def rows_of(
     codec: TableCodec, reader: RowReader, index: Index, entries: pa.Array
 ) -> pa.RecordBatch:
     """The rows that entries lead to. A row that its entry does not fit is left out."""

@@ -23,7 +23,7 @@ from kvstore.parts import Parts
 from kvstore.span import Span
 from kvstore.tables.catalogue import Catalogue, change
 from kvstore.tables.codec import TableCodec
-from kvstore.tables.definition import Definition
+from kvstore.tables.definition import Definition, Index
 from kvstore.tables.evolve import Alteration
 from kvstore.tables.space import definition_key
 from kvstore.timestamp import TimeLike, Timestamp
@@ -88,6 +88,7 @@ class StoreRows:
 
     def __init__(self, store: Any, catalogue: Catalogue, parts: Parts) -> None:
         self.store, self._catalogue = store, catalogue
+        self.parts = parts
         self._versions, self._committer = parts.versions, parts.committer
         self.get = store.get  # hot: the store's shortcut, if it has one
 
@@ -134,6 +135,28 @@ class StoreRows:
                 check = self.checked(name, codec)
                 return self._committer.commit(writes, check=check) if writes else None
             self._catalogue.forget(name)
+
+    def delete_stale(self, name: str, index: Index, entries: list[bytes]) -> int:
+        """Delete each of `entries` that its row does not fit; returns their number."""
+
+        def body(transaction: Any) -> int:
+            rows = TransactionRows(transaction, self._catalogue)
+            codec = rows.codec(name)
+            if index not in codec.definition.indexes:
+                return 0
+            found = codec.index_codec(index)
+            ends = found.part_ends(binary_array(entries), len(index.parts))
+            stale = []
+            for entry, end in zip(entries, ends, strict=True):
+                key = codec.key.prefix + entry[end:]
+                value = rows.get(key)
+                if value is None or codec.entry(index, codec.to_dict(key, value)) != entry:
+                    stale.append(entry)
+            transaction.delete_rows(stale)
+            return len(stale)
+
+        count: int = self.store.transact(body)
+        return count
 
     def alter(self, name: str, alteration: Alteration | Callable[[Definition], Definition]) -> None:
         """Alter a table whose definition is known."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from datetime import timedelta
 from itertools import chain
 from typing import Any, NamedTuple, NoReturn
 
@@ -12,13 +13,16 @@ from kvstore.arguments import require_limit
 from kvstore.codec.tuples import desc
 from kvstore.errors import UsageError
 from kvstore.span import Span
+from kvstore.tables.building import build_index, tidy
+from kvstore.tables.changing import RowImages, change_schema, changed_batches, require_images
 from kvstore.tables.codec import TableCodec, dicts
 from kvstore.tables.conform import batches_of
 from kvstore.tables.evolve import Added, Alteration, IndexColumns
 from kvstore.tables.finding import found_batches, index_span, whole_index
+from kvstore.tables.joining import join_rows, newest
 from kvstore.tables.sources import RowChange, RowReader, RowWriter, StoreRows
 from kvstore.tables.writing import delete_row, put_batches, put_row, put_rows
-from kvstore.timestamp import TimeLike, Timestamp
+from kvstore.timestamp import TimeLike, Timestamp, to_timestamp
 
 
 class FoundRows:
@@ -215,6 +219,79 @@ class Table:
             for version in rows.history(stored_key)
         ]
 
+    def latest(
+        self,
+        *key: Any,
+        at: Any = None,
+        known_at: TimeLike | None = None,
+        columns: Sequence[str] | None = None,
+    ) -> dict[str, Any] | None:
+        """The newest row with an event time of `at` at most, among the rows that were known at
+        `known_at`; None if there is none. `key` is the key without the event time. One seek."""
+        rows = self._store_rows("asked for its latest rows")
+        known = rows.parts.reads.at(
+            None if known_at is None else to_timestamp(known_at, name="known_at")
+        )
+        codec = rows.codec(self.name, Timestamp(known))
+        found = newest(rows.parts, codec, key, at, known)
+        names = None if columns is None else tuple(columns)
+        return None if found is None else codec.to_dict(*found, names)
+
+    def join(
+        self,
+        labels: object,
+        on: str | Sequence[str],
+        at: str | None = "ts",
+        known_at: str | TimeLike | None = None,
+        max_age: timedelta | None = None,
+        columns: Sequence[str] | None = None,
+        *,
+        prefix: str = "",
+    ) -> pa.RecordBatchReader:
+        """The labels, each with the columns of the row that it asks for: a point-in-time join.
+
+        `on` names the columns of the labels that are the key, `at` the column of their times. In a
+        table with an event time a label gets the newest row with an event time of `at` at most,
+        among the rows that were known at `known_at`: a time, or a column of the labels. In another
+        table it gets the row as it was known at `at`. `row_timestamp` is the time of its commit.
+
+        All columns are null where there is no such row, and where it is older than `max_age`. By
+        default these are the columns that the labels lack. Their names begin with `prefix`. Raises
+        as `Store.join`. Costs a seek for each label.
+        """
+        rows = self._store_rows("joined")
+        return join_rows(
+            rows.parts,
+            rows.codec(self.name),
+            labels,
+            on=on,
+            at=at,
+            known_at=known_at,
+            max_age=max_age,
+            columns=columns,
+            prefix=prefix,
+        )
+
+    def changes(
+        self,
+        since: TimeLike,
+        upto: TimeLike | None = None,
+        *,
+        images: RowImages = "pre+post",
+        columns: Sequence[str] | None = None,
+    ) -> pa.RecordBatchReader:
+        """The changes of rows in `(since, upto]`, in time order, with the names of Delta's change
+        feed: `_change_type` (`insert`, `update_preimage`, `update_postimage`, `delete`),
+        `_commit_version` and `_commit_timestamp`. `images` leaves out the rows before updates
+        (`"post"`) or after them (`"pre"`). The columns are as the table has them at `upto`."""
+        require_images(images)
+        rows = self._store_rows("asked for its changes")
+        codec = rows.codec(self.name, upto)
+        span = Span.of_prefix(codec.key.prefix)
+        changes = rows.store.changes(since, upto, span.start, span.end, order="time")
+        batches = changed_batches(rows.store, codec, changes, images=images, columns=columns)
+        return pa.RecordBatchReader.from_batches(change_schema(codec, columns), batches)
+
     # -- writing ----------------------------------------------------------------------------
 
     def put(self, row: Mapping[str, Any]) -> Timestamp | None:
@@ -278,9 +355,25 @@ class Table:
         Raises `UsageError` for a change that cannot be, `TableAlteredError` if another call altered
         the table meanwhile. Costs one commit, whatever the number of rows.
         """
-        if not isinstance(self._rows, StoreRows):
-            self._refuse("altered here", "alter the table of the store")
-        self._rows.alter(self.name, Alteration(add, drop, widen, add_index, drop_index))
+        rows = self._store_rows("altered")
+        rows.alter(self.name, Alteration(add, drop, widen, add_index, drop_index))
+
+    def build_index(
+        self, index: str, *, progress: Callable[[int], None] | None = None
+    ) -> Timestamp | None:
+        """Make the entries of a new index for the rows that are there. Nobody waits for it.
+
+        After an interruption the next build begins where the last one was. `find` takes the index
+        from the time that is returned, or from an earlier one if it is None. `progress` is called
+        with the number of rows so far. Raises `NotUniqueError` if two rows have the same values in
+        a unique index. `kvstore.upkeep.submit_index` makes it a task. Costs a pass over the rows.
+        """
+        return build_index(self._store_rows("indexed"), self.name, index, progress)
+
+    def tidy(self) -> int:
+        """Delete the index entries that no row fits any more, and return their number. Imports that
+        replace rows leave such entries behind. Costs a look-up for each entry."""
+        return tidy(self._store_rows("tidied"), self.name)
 
     # -- inside -----------------------------------------------------------------------------
 
@@ -290,6 +383,11 @@ class Table:
     def _reader(self) -> RowReader:
         if self._rows is None:
             self._refuse("read in a batch", "read the store, or use a transaction")
+        return self._rows
+
+    def _store_rows(self, what: str) -> StoreRows:
+        if not isinstance(self._rows, StoreRows):
+            self._refuse(f"{what} here", "use the table of the store")
         return self._rows
 
     def _write(self, make: Any, *, is_checked: bool = False) -> Timestamp | None:

@@ -1,0 +1,134 @@
+"""Indexes of tables that have rows: their entries are made while the table is in use.
+
+A new index is not whole. From its alteration on, each commit of a row makes its entry. The builder
+makes the entries of the rows that are there, chunk by chunk in key order, and notes in the same
+commit how far it came. When all are there, the index becomes whole, from that time on.
+
+Invariants
+1. After a kill the next builder begins behind the last commit.
+2. A unique index becomes whole only if no two rows have the same values. Writers that come later
+   find all entries.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from kvstore.errors import TableAlteredError
+from kvstore.limits import INDEX_CHUNK_ROWS
+from kvstore.span import RESERVED, Span
+from kvstore.tables.codec import TableCodec
+from kvstore.tables.definition import Definition, Index
+from kvstore.tables.finding import rows_of
+from kvstore.tables.sources import RowChange, RowReader, StoreRows
+from kvstore.tables.writing import not_unique
+from kvstore.timestamp import Timestamp
+
+_PROGRESS = RESERVED + b"\x00kvstore.tables.progress\x00"
+
+
+def build_index(
+    rows: StoreRows, name: str, index_name: str, progress: Callable[[int], None] | None
+) -> Timestamp | None:
+    """Make all entries of an index. See `Table.build_index`."""
+    number = rows.codec(name).definition.index(index_name).number
+    note = _PROGRESS + name.encode() + b"\x00" + bytes([number])
+    done = 0
+    with rows.held(None) as held:
+        after = rows.get(note) or b""
+        while not rows.codec(name).definition.index(index_name).is_whole:
+            count, after = _chunk(rows, held, name, index_name, note, after)
+            if not count:
+                break
+            done += count
+            if progress is not None:
+                progress(done)
+    return _finish(rows, name, index_name, note)
+
+
+def _chunk(
+    rows: StoreRows, held: RowReader, name: str, index_name: str, note: bytes, after: bytes
+) -> tuple[int, bytes]:
+    """Make the entries of the next rows; returns their number, and the key of the last."""
+    codec = rows.codec(name)
+    whole = Span.of_prefix(codec.key.prefix)
+    span = Span(max(whole.start, after), whole.end)
+    keys: list[bytes] = []
+    entries: list[bytes] = []
+    index = codec.definition.index(index_name)
+    for batch in held.batches(span, None, reverse=False, limit=INDEX_CHUNK_ROWS):
+        keys += batch.column(0).to_pylist()
+        decoded = codec.decode(batch.column(0), batch.column(1))
+        entries += codec.entries(index, decoded).to_pylist()
+    if not keys:
+        return 0, after
+    after = keys[-1] + b"\x00"
+    change = RowChange([*entries, note], [b""] * len(entries) + [after])
+
+    def make(newest: TableCodec, _: RowReader) -> RowChange:
+        newest.definition.index(index_name)  # raises if it was dropped meanwhile
+        return change
+
+    rows.write(name, make, is_checked=False)
+    return len(keys), after
+
+
+def _finish(rows: StoreRows, name: str, index_name: str, note: bytes) -> Timestamp | None:
+    """Make an index whole whose entries are all there."""
+    while True:
+        codec = rows.codec(name)
+        index = codec.definition.index(index_name)
+        if index.is_whole:
+            return None
+        if index.is_unique:
+            with rows.held(None) as held:
+                require_distinct(codec, held, index)
+
+        def whole(definition: Definition) -> Definition:
+            indexes = tuple(
+                replace(each, is_whole=True) if each.name == index_name else each
+                for each in definition.indexes
+            )
+            return replace(definition, revision=definition.revision + 1, indexes=indexes)
+
+        try:
+            rows.alter(name, whole)
+        except TableAlteredError:
+            continue
+        return rows.write(name, lambda *_: RowChange(gone=[note]), is_checked=False)
+
+
+def require_distinct(codec: TableCodec, held: RowReader, index: Index) -> None:
+    """Raise `NotUniqueError` if two rows have the same values in an index. One pass over it."""
+    names = codec.definition.parts_named(index.parts)
+    span = Span.of_prefix(codec.index_codec(index).prefix)
+    before = None
+    for batch in held.batches(span, None, reverse=False, limit=None):
+        for row in rows_of(codec, held, index, batch.column(0)).to_pylist():
+            values = [row[name] for name in names]
+            if None not in values and before is not None and before[0] == values:
+                raise not_unique(codec, index, values, before[1])
+            before = values, row
+
+
+def tidy(rows: StoreRows, name: str) -> int:
+    """Delete the entries that no row fits. See `Table.tidy`."""
+    codec = rows.codec(name)
+    deleted = 0
+    for index in codec.definition.indexes:
+        after = codec.index_codec(index).prefix
+        end = Span.of_prefix(after).end
+        while True:
+            with rows.held(None) as held:
+                span = Span(after, end)
+                found = [
+                    key
+                    for batch in held.batches(span, None, reverse=False, limit=INDEX_CHUNK_ROWS)
+                    for key in batch.column(0).to_pylist()
+                ]
+            if not found:
+                break
+            after = found[-1] + b"\x00"
+            deleted += rows.delete_stale(name, index, found)
+    return deleted

@@ -1,0 +1,326 @@
+"""Rows of a table at the times of labels, on one time axis or on two.
+
+A table without an event time gives each label the row of its key as it was known at the label's
+time. A table with an event time gives it the newest row whose event time is not above the label's
+time, among the rows that were known at `known_at`.
+
+Invariants
+1. Each label comes out once, in its place, with all its columns.
+2. GC and clears leave history alone from the first batch of the result until its end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from datetime import timedelta
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from kvstore.arguments import require_age
+from kvstore.errors import UsageError
+from kvstore.joins.labels import Labels, Numbers, require_complete, require_kept
+from kvstore.joins.sources import Piece, Pieces, label_reader, times_of_labels
+from kvstore.limits import JOIN_ROWS_FIRST
+from kvstore.parts import Parts
+from kvstore.span import Span, prefix_end
+from kvstore.tables.codec import TableCodec
+from kvstore.tables.conform import same_values
+from kvstore.tables.definition import Column
+from kvstore.tables.keys import KeyCodec
+from kvstore.timestamp import TIMESTAMP_MAX, TimeLike, Timestamp, to_timestamp
+
+ROW_TIMESTAMP: Final = "row_timestamp"
+_TIME: Final = pa.timestamp("ns", "UTC")
+_PER_UNIT: Final = {"s": 10**9, "ms": 10**6, "us": 1000, "ns": 1}
+_DAY_NS: Final = 86_400 * 10**9
+
+
+class RowJoin(NamedTuple):
+    """The question of a join. `known_at` is a column of the labels, or one time for all."""
+
+    on: list[str]
+    at: str | None
+    known_at: str | int
+    age_max: int
+    columns: list[str]
+    prefix: str
+
+
+def join_rows(
+    parts: Parts,
+    codec: TableCodec,
+    labels: object,
+    *,
+    on: str | Sequence[str],
+    at: str | None,
+    known_at: str | TimeLike | None,
+    max_age: timedelta | None,
+    columns: Sequence[str] | None,
+    prefix: str,
+) -> pa.RecordBatchReader:
+    """The labels with columns of the rows that they ask for. See `Table.join`."""
+    age = require_age(max_age, name="max_age")
+    parts.committer.health.require()
+    reader = label_reader(labels)
+    names = [on] if isinstance(on, str) else list(on)
+    _require_question(codec, reader.schema, names, at, known_at)
+    if columns is None:
+        columns = _columns_besides(codec, reader.schema, prefix)
+    fields = [pa.field(prefix + field.name, field.type) for field in codec.schema_of(columns)]
+    fields.append(pa.field(prefix + ROW_TIMESTAMP, _TIME))
+    for field in fields:
+        if field.name in reader.schema.names:
+            raise UsageError(
+                f"labels have a column {field.name!r} already", "choose columns=, or a prefix="
+            )
+    plan = RowJoin(
+        names,
+        at,
+        _known(parts, reader.schema, known_at),
+        TIMESTAMP_MAX if age is None else age // timedelta(microseconds=1) * 1000,
+        list(columns),
+        prefix,
+    )
+    schema = pa.schema([*reader.schema, *fields])
+    return pa.RecordBatchReader.from_batches(schema, _joined(parts, codec, reader, plan, schema))
+
+
+def _require_question(
+    codec: TableCodec,
+    schema: pa.Schema,
+    on: list[str],
+    at: str | None,
+    known_at: str | TimeLike | None,
+) -> None:
+    """Raise `UsageError` unless the labels have the columns that the table needs."""
+    definition = codec.definition
+    keys = _keys(codec)
+    if len(on) != len(keys):
+        raise UsageError(
+            f"{definition.where}: on={on!r} for a key of {len(keys)}",
+            f"name the labels' columns of {', '.join(column.name for column in keys)}",
+        )
+    if at is None and definition.has_event_time:
+        raise UsageError(f"{definition.where} has an event time", "name the labels' column: at=")
+    if known_at is not None and not definition.has_event_time:
+        raise UsageError(
+            f"{definition.where} has no event time", "its rows are known at the label's time: at="
+        )
+    for name in filter(None, (*on, at)):
+        _require_column(schema, name)
+
+
+def _keys(codec: TableCodec) -> list[Column]:
+    """The columns of the key without the event time."""
+    definition = codec.definition
+    return definition.key_columns[: -1 if definition.has_event_time else None]
+
+
+def _columns_besides(codec: TableCodec, schema: pa.Schema, prefix: str) -> list[str]:
+    """The columns of the table that neither the key has nor the labels."""
+    keys = _keys(codec)
+    return [
+        column.name
+        for column in codec.definition.columns
+        if column not in keys and prefix + column.name not in schema.names
+    ]
+
+
+def _known(parts: Parts, schema: pa.Schema, known_at: str | TimeLike | None) -> str | int:
+    if isinstance(known_at, str) and known_at in schema.names:
+        return known_at
+    return parts.reads.at(None if known_at is None else to_timestamp(known_at, name="known_at"))
+
+
+def _require_column(schema: pa.Schema, name: str) -> None:
+    found = schema.get_all_field_indices(name)
+    if len(found) != 1:
+        problem = "no column" if not found else f"{len(found)} columns"
+        raise UsageError(f"labels have {problem} {name!r}", f"they have {', '.join(schema.names)}")
+
+
+def _joined(
+    parts: Parts, codec: TableCodec, reader: pa.RecordBatchReader, plan: RowJoin, schema: pa.Schema
+) -> Iterator[pa.RecordBatch]:
+    pins = parts.pins  # in a forked child, which ends the pass, handles have no fields
+    pin = pins.new()
+    try:
+        with parts.committer.lock:
+            pins.keep(pin, parts.committer.since, kind="join")
+        for piece in Pieces(reader, JOIN_ROWS_FIRST, JOIN_ROWS_FIRST):
+            found = _answers(parts, codec, piece, plan)
+            first = 0
+            for batch in piece.batches:
+                columns = [column.slice(first, batch.num_rows) for column in found]
+                first += batch.num_rows
+                if batch.num_rows:
+                    yield pa.RecordBatch.from_arrays([*batch.columns, *columns], schema=schema)
+    finally:
+        pins.let_go(pin, None)
+
+
+def _answers(parts: Parts, codec: TableCodec, piece: Piece, plan: RowJoin) -> list[pa.Array]:
+    """The added columns of a piece of labels."""
+    definition = codec.definition
+    columns = {
+        column.name: _of_key(piece, name, column.type)
+        for name, column in zip(plan.on, definition.key_columns, strict=False)
+    }
+    at = None if plan.at is None else times_of_labels(piece, plan.at)
+    if not definition.has_event_time:
+        assert isinstance(plan.known_at, int)
+        known = np.full(piece.rows, plan.known_at, np.int64) if at is None else at
+        keys = codec.key.keys(pa.RecordBatch.from_pydict(columns)).to_pylist()
+        return _rows_at(parts, codec, keys, known, piece.first, known - plan.age_max, plan)
+    assert at is not None, "the caller asked for it"
+    event = definition.key_columns[-1]
+    if isinstance(plan.known_at, str):
+        known = times_of_labels(piece, plan.known_at)
+    else:
+        known = np.full(piece.rows, plan.known_at, np.int64)
+    starts = codec.key.keys(
+        pa.RecordBatch.from_pydict({**columns, event.name: _events(at, event.type)})
+    ).to_pylist()
+    stems = KeyCodec(definition, codec.key.prefix, definition.key[:-1])
+    ends = [
+        prefix_end(stem) for stem in stems.keys(pa.RecordBatch.from_pydict(columns)).to_pylist()
+    ]
+    labels = Labels(starts, known, piece.first)
+    require_complete(parts, labels)
+    require_kept(parts, labels)
+    search: dict[tuple[bytes, int], bytes | None] = {}
+    keys = []
+    for start, end, time in zip(starts, ends, known.tolist(), strict=True):
+        asked = start, time
+        if asked not in search:
+            search[asked] = first_key(parts, Span(start, end), time)
+        keys.append(search[asked])
+    found = _rows_at(parts, codec, keys, known, piece.first, None, plan)
+    if plan.age_max < TIMESTAMP_MAX:
+        found = _not_older(codec, keys, at - plan.age_max, event.type, found)
+    return found
+
+
+def first_key(parts: Parts, span: Span, as_of: int) -> bytes | None:
+    """The first live key of a span. One seek, and a step for each dead key before it."""
+    chunk = next(parts.versions.scan(span, as_of, limit=1), None)
+    return None if chunk is None else chunk[0][0]
+
+
+def _rows_at(
+    parts: Parts,
+    codec: TableCodec,
+    keys: Sequence[bytes | None],
+    times: Numbers,
+    first: int,
+    least: Numbers | None,
+    plan: RowJoin,
+) -> list[pa.Array]:
+    """The columns of the rows of keys, each at its time, and the time of its version; null where
+    there is none, and where the version is older than `least`."""
+    there = [at for at, key in enumerate(keys) if key is not None]
+    wanted = [key for key in keys if key is not None]
+    asked = times[there] if len(there) else np.empty(0, np.int64)
+    labels = Labels(wanted, asked, first)
+    require_complete(parts, labels)
+    require_kept(parts, labels)
+    answer = parts.versions.get_timed(wanted, np.ascontiguousarray(asked).data)
+    assert answer is not None, "no bound was given"
+    stamps = np.asarray(answer.times, np.int64)
+    alive = [
+        at
+        for at, value in enumerate(answer.values)
+        if value is not None and (least is None or stamps[at] >= least[there[at]])
+    ]
+    batch = codec.decode(
+        pa.array([wanted[at] for at in alive], pa.binary()),
+        pa.array([answer.values[at] for at in alive], pa.binary()),
+        plan.columns,
+    )
+    places = np.full(len(keys), -1, np.int64)
+    places[[there[at] for at in alive]] = np.arange(len(alive))
+    taken = pa.array(places, mask=places < 0)
+    times_found = pa.array(stamps[alive] if alive else np.empty(0, np.int64)).cast(_TIME)
+    return [column.take(taken) for column in (*batch.columns, times_found)]
+
+
+def _not_older(
+    codec: TableCodec,
+    keys: Sequence[bytes | None],
+    least: Numbers,
+    type_: pa.DataType,
+    found: list[pa.Array],
+) -> list[pa.Array]:
+    """The columns, null where the event time of the row is below `least`, in nanoseconds."""
+    there = [at for at, key in enumerate(keys) if key is not None]
+    events = codec.key.arrays(pa.array([keys[at] for at in there], pa.binary()))[-1]
+    young = np.zeros(len(keys), bool)
+    bounds = pa.array(_events(least[there] - 1, type_)) if there else events
+    young[there] = pc.greater(events, bounds).to_numpy(zero_copy_only=False)
+    mask = pa.array(young)
+    return [pc.if_else(mask, column, pa.nulls(len(column), column.type)) for column in found]
+
+
+def _of_key(piece: Piece, name: str, type_: pa.DataType) -> pa.Array:
+    """A column of the labels in the type of a column of the key."""
+    found: list[pa.Array] = []
+    first = piece.first
+    for batch in piece.batches:
+        column = batch.column(name)
+        if pa.types.is_dictionary(column.type):
+            column = column.dictionary_decode()
+        if column.null_count:
+            row = first + pc.index(column.is_null(), True).as_py()
+            raise UsageError(f"column {name!r} has a null in row {row}", "drop such labels first")
+        found.append(same_values(column, type_, f"column {name!r}", first))
+        first += batch.num_rows
+    return pa.concat_arrays(found)
+
+
+def _events(times: Numbers, type_: pa.DataType) -> pa.Array:
+    """Nanoseconds in the type of an event time, rounded down."""
+    if pa.types.is_date32(type_):
+        return pa.array((times // _DAY_NS).astype(np.int32)).cast(type_)
+    if pa.types.is_timestamp(type_):
+        return pa.array(times // _PER_UNIT[type_.unit]).cast(type_)
+    return pa.array(times).cast(type_)
+
+
+def newest(
+    parts: Parts, codec: TableCodec, key: Sequence[Any], at: Any, known_at: int
+) -> tuple[bytes, bytes] | None:
+    """Key and value of the newest row with an event time of `at` at most. See `Table.latest`."""
+    definition = codec.definition
+    if not definition.has_event_time:
+        raise UsageError(f"{definition.where} has no event time", "use get")
+    if len(key) != len(definition.key) - 1:
+        names = ", ".join(column.name for column in definition.key_columns[:-1])
+        raise UsageError(f"{definition.where}: {len(key)} values for the key {names}")
+    stem = codec.key.key(key)
+    if None in key:
+        raise UsageError(f"{definition.where}: a key is never null")
+    start = (
+        stem if at is None else codec.key.key([*key, _event(at, definition.key_columns[-1].type)])
+    )
+    span = Span(start, prefix_end(stem))
+
+    def read(time: int) -> tuple[bytes, bytes] | None:
+        chunk = next(parts.versions.scan(span, time, limit=1), None)
+        return None if chunk is None else (chunk[0][0], chunk[1][0])
+
+    return parts.reads.read(Timestamp(known_at), span, read)
+
+
+def _event(at: Any, type_: pa.DataType) -> Any:
+    """A time as the value of an event time, rounded down."""
+    if isinstance(at, str | Timestamp) and not pa.types.is_integer(type_):
+        moment = to_timestamp(at, name="at")
+        if pa.types.is_timestamp(type_) and type_.unit == "ns":
+            return moment
+        at = moment.to_datetime()
+        if pa.types.is_date32(type_):
+            return at.date()
+    return at
