@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 
+from kvstore.columns import decoded
 from kvstore.errors import StorageError, UsageError
 from kvstore.limits import ARROW_ROWS_MAX
 
@@ -97,9 +98,7 @@ def _arrow(path: Path, key: str, value: str) -> Iterator[pa.RecordBatch]:
 
 
 def _binary(batch: pa.RecordBatch, name: str, path: Path) -> pa.Array:
-    column = batch.column(name)
-    if pa.types.is_dictionary(column.type):
-        column = column.dictionary_decode()
+    column = decoded(batch.column(name))
     kind = column.type
     if not (
         pa.types.is_binary(kind)

@@ -33,7 +33,7 @@ from kvstore.arguments import require_path
 from kvstore.clock import Clock, WallClock
 from kvstore.codec.keys import decode_suffix
 from kvstore.codec.ordered import TERMINATOR, unescape
-from kvstore.columns import key_column, require_bytes_type, require_time_type, time_column
+from kvstore.columns import decoded, key_column, require_bytes_type, require_time_type, time_column
 from kvstore.errors import UsageError, printable
 from kvstore.limits import ARROW_ROWS_MAX, RESTORE_FILE_BYTES, SCAN_CHUNK, VALUE_BYTES_MAX
 from kvstore.opening import building
@@ -213,10 +213,7 @@ def _twice(prefix: bytes) -> UsageError:
 
 def _values(batch: pa.RecordBatch, names: SeedColumns, first: int) -> pa.Array:
     """The values, null in rows that delete."""
-    values = batch.column(names.value)
-    if pa.types.is_dictionary(values.type):
-        values = values.dictionary_decode()
-    values = values.cast(pa.binary())
+    values = decoded(batch.column(names.value)).cast(pa.binary())
     size = pc.max(pc.binary_length(values)).as_py() or 0
     if size > VALUE_BYTES_MAX:
         raise UsageError(f"a value has {size} bytes, at most {VALUE_BYTES_MAX} are stored")
@@ -236,18 +233,18 @@ def _values(batch: pa.RecordBatch, names: SeedColumns, first: int) -> pa.Array:
 
 
 def _ops(column: pa.Array, name: str, first: int) -> pa.Array:
-    if pa.types.is_dictionary(column.type):
-        column = column.dictionary_decode()
-    if not (pa.types.is_string(column.type) or pa.types.is_large_string(column.type)):
+    column = decoded(column)
+    if column.type not in (pa.string(), pa.large_string(), pa.string_view()):
         raise UsageError(f"column {name!r} is of type {column.type}", 'pass "put" or "delete"')
-    known = pc.is_in(column, pa.array(_OPS, column.type))
+    column = column.cast(pa.string())
+    known = pc.is_in(column, pa.array(_OPS))
     row = known.index(False).as_py()
     if row >= 0:
         found = column[row].as_py()
         raise UsageError(
             f"column {name!r} has {found!r} in row {first + row}", 'pass "put" or "delete"'
         )
-    return column.cast(pa.string())
+    return column
 
 
 def _batches_of(batches: Iterable[pa.RecordBatch] | object) -> Iterator[pa.RecordBatch]:

@@ -8,6 +8,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 from typing_extensions import Buffer
 
 from kvstore.limits import ARROW_BYTES_MAX
@@ -68,6 +69,52 @@ def key_words(keys: pa.Array, *, skip: int) -> npt.NDArray[np.uint64]:
     words: npt.NDArray[np.uint64] = every[places[:-1] - first + skip].astype(np.uint64)
     words &= _FIRST_BYTES[np.clip(lengths, 0, 8)]
     return words
+
+
+def batch_bytes(batch: pa.RecordBatch) -> int:
+    """The bytes of the rows of a batch.
+
+    Arrow counts all bytes of a buffer for each slice of views and for each slice of a dictionary,
+    however few rows the slice has. Here a view counts what it shows, and a dictionary nothing.
+    """
+    return sum(map(_bytes, batch.columns))
+
+
+def shown_bytes(column: pa.Array) -> int:
+    """The bytes that the rows of a column of bytes or text show, also through a dictionary."""
+    if pa.types.is_dictionary(column.type):
+        indices = column.indices.drop_null().to_numpy()
+        return int(_lengths(column.dictionary)[indices].sum(dtype=np.int64))
+    return int(_lengths(column).sum(dtype=np.int64))
+
+
+def _bytes(column: pa.Array) -> int:
+    kind = column.type
+    if pa.types.is_dictionary(kind):
+        return int(column.indices.nbytes)
+    if pa.types.is_string_view(kind) or pa.types.is_binary_view(kind):
+        return 16 * len(column) + shown_bytes(column)
+    if pa.types.is_struct(kind) or pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        inner = column.flatten()
+        inner = inner if pa.types.is_struct(kind) else [inner]
+        return 8 * len(column) + sum(map(_bytes, inner))
+    try:
+        return int(column.nbytes)
+    except pa.ArrowNotImplementedError:  # unions
+        return int(column.get_total_buffer_size())
+
+
+def _lengths(column: pa.Array) -> npt.NDArray[np.int32 | np.int64]:
+    kind = column.type
+    if pa.types.is_string_view(kind) or pa.types.is_binary_view(kind):
+        views = np.frombuffer(column.buffers()[1], np.int32)  # four words, the length first
+        shown = views[::4][column.offset : column.offset + len(column)]
+        # The view of a null has any bytes.
+        return np.where(column.is_valid(), shown, 0) if column.null_count else shown
+    lengths: npt.NDArray[np.int32 | np.int64] = (
+        pc.binary_length(column).fill_null(0).to_numpy(zero_copy_only=False)
+    )
+    return lengths
 
 
 def row_batches(chunks: Iterable[tuple[pa.Array, pa.Array]]) -> pa.RecordBatchReader:

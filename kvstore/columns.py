@@ -25,12 +25,21 @@ _Longs: TypeAlias = npt.NDArray[np.int64]
 def key_column(column: pa.Array, name: str, first: int) -> pa.Array:
     """A column of keys as a binary array. `first` is the row of its first key. Raises `UsageError`
     for a null and for a key that is too long."""
+    column = decoded(column)
     _require_no_null(column, name, first)
-    if pa.types.is_dictionary(column.type):
-        column = column.dictionary_decode()
     keys = column.cast(pa.binary())
     _require_short(keys, name, first)
     return keys
+
+
+def decoded(column: pa.Array) -> pa.Array:
+    """The rows of a column without its dictionary. Views in a dictionary become plain bytes or
+    text, because Arrow gathers no views."""
+    if not pa.types.is_dictionary(column.type):
+        return column
+    values = column.dictionary
+    plain = _GATHERED.get(values.type)
+    return (values if plain is None else values.cast(plain)).take(column.indices)
 
 
 def time_column(column: pa.Array, name: str, first: int) -> _Longs:
@@ -129,6 +138,9 @@ _TEXTS = frozenset(
         pa.string_view(),
     ]
 )
+
+
+_GATHERED = {pa.binary_view(): pa.large_binary(), pa.string_view(): pa.large_string()}
 
 
 def _require_short(keys: pa.Array, name: str, first: int) -> None:

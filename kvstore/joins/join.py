@@ -125,9 +125,12 @@ def _names(join: Join, fields: list[str]) -> tuple[str, ...]:
 def _joined(reader: pa.RecordBatchReader, plan: _Plan) -> Iterator[pa.RecordBatch]:
     with ExitStack() as held:
         opened = [_Opened(part, held.enter_context(part.side.opened())) for part in plan.parts]
-        # An empty batch first: taking it holds the history, within the call.
-        yield pa.RecordBatch.from_pylist([], schema=plan.schema)
         every = [each.answers for each in opened]
+        if plan.at is None:
+            for each in every:
+                _ = each.newest  # the time of labels is that of the call
+        # A batch without columns first: taking it holds the history, within the call.
+        yield pa.record_batch([], names=[])
         pieces = Pieces(reader, min(a.rows_first for a in every), min(a.rows_max for a in every))
         for piece in pieces:
             size = 0
@@ -158,10 +161,14 @@ def _columns(opened: list[_Opened], piece: Piece, at: str | None) -> list[pa.Arr
     keys: dict[str, pa.Array] = {}
     columns: list[pa.Array] = []
     for part, answers in opened:
-        if part.key not in keys:
-            keys[part.key] = keys_of(piece, part.key)
+        asked = keys.get(part.key)
+        if asked is None:
+            asked = keys_of(piece, part.key)
+            if asked is None:
+                return None
+            keys[part.key] = asked
         asked_at = everywhere(answers.newest, piece.rows) if times is None else times
-        found = answers.answer(Asked(keys[part.key], asked_at, piece.first), part.search)
+        found = answers.answer(Asked(asked, asked_at, piece.first), part.search)
         if found is None:
             return None
         columns += found

@@ -16,13 +16,11 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
+from kvstore.arrow import batch_bytes, shown_bytes
 from kvstore.columns import key_column, require_bytes_type, require_time_type, time_column
 from kvstore.errors import UsageError
 from kvstore.joins.labels import Numbers
-from kvstore.limits import (
-    JOIN_LABEL_BYTES_MAX,
-    JOIN_VALUE_BYTES_MAX,
-)
+from kvstore.limits import JOIN_LABEL_BYTES_MAX, JOIN_VALUE_BYTES_MAX
 
 
 class Piece(NamedTuple):
@@ -113,11 +111,13 @@ class Pieces:
             at = 0
             while at < arrived.num_rows:
                 batch = arrived.slice(at, self._rows_max - rows)
-                while batch.nbytes > JOIN_LABEL_BYTES_MAX and batch.num_rows > 1:
+                nbytes = batch_bytes(batch)
+                while nbytes > JOIN_LABEL_BYTES_MAX and batch.num_rows > 1:
                     batch = batch.slice(0, batch.num_rows // 2)
+                    nbytes = batch_bytes(batch)
                 at += batch.num_rows
                 rows += batch.num_rows
-                size += batch.nbytes
+                size += nbytes
                 batches.append(batch)
                 if rows >= self._rows_max or size >= JOIN_LABEL_BYTES_MAX:
                     yield Piece(batches, first)
@@ -126,8 +126,12 @@ class Pieces:
             yield Piece(batches, first)
 
 
-def keys_of(piece: Piece, name: str) -> pa.Array:
-    """The column `name` of a piece as one binary array without nulls."""
+def keys_of(piece: Piece, name: str) -> pa.Array | None:
+    """The column `name` of a piece as one binary array without nulls. None where several keys have
+    too many bytes together: a dictionary or a view may show the same bytes in many rows."""
+    columns = [batch.column(name) for batch in piece.batches]
+    if piece.rows > 1 and sum(map(shown_bytes, columns)) > JOIN_LABEL_BYTES_MAX:
+        return None
     arrays, first = [], piece.first
     for batch in piece.batches:
         arrays.append(key_column(batch.column(name), name, first))

@@ -86,6 +86,21 @@ def test_rows_come_as_text_in_frames_and_with_names_of_their_own(tmp_path: Path)
         assert list(store.scan()) == []
 
 
+def test_columns_of_views_are_read_also_in_dictionaries(tmp_path: Path) -> None:
+    """Frames of Polars have such columns."""
+    index = pa.array([0, 1, 0], pa.uint32())
+    values = pa.array(["1", None, "3"], pa.string_view())
+    ops = pa.array(["put", "delete", "put"], pa.string_view())
+    for number, (key, op) in enumerate([(pa.string_view(), ops), (pa.binary_view(), None)]):
+        keys = pa.DictionaryArray.from_arrays(index, pa.array([b"a", b"b"]).cast(key))
+        kinds = pa.DictionaryArray.from_arrays(index, ops[:2]) if op is None else op
+        table = pa.table({"key": keys, "value": values, "ts": [1, 2, 3], "op": kinds})
+        bulk.seed(tmp_path / str(number), table, op="op")
+        with kvstore.open(tmp_path / str(number)) as store:
+            assert list(store.scan()) == [(b"a", b"3")]
+            assert store.get(b"a", as_of=1) == b"1"
+
+
 def test_history_begins_at_since(tmp_path: Path) -> None:
     bulk.seed(tmp_path / "store", [batch([(b"a", 50, b"1")], op=False)], since=40)
     with kvstore.open(tmp_path / "store") as store:

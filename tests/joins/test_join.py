@@ -92,6 +92,8 @@ def test_a_value_as_old_as_max_age_is_given_and_an_older_one_is_not(
         pa.large_string(),
         pa.string_view(),
         pa.dictionary(pa.int8(), pa.string()),
+        pa.dictionary(pa.uint32(), pa.string_view()),
+        pa.dictionary(pa.uint32(), pa.binary_view()),
     ],
     ids=str,
 )
@@ -99,8 +101,68 @@ def test_keys_are_binary_or_text_of_every_layout(store: Store, kind: pa.DataType
     at = store.put(b"a", b"1")
     labels = table([(b"a", at), (b"b", at)])
     keys = labels["id"] if pa.types.is_fixed_size_binary(kind) else labels["id"].cast(pa.string())
+    if pa.types.is_dictionary(kind):
+        values = keys.combine_chunks().cast(pa.binary()).cast(kind.value_type)
+        keys = pa.DictionaryArray.from_arrays(pa.array([0, 1], kind.index_type), values)
     labels = labels.set_column(0, "id", keys.cast(kind))
     assert store.join(labels).read_all()["value"].to_pylist() == [b"1", None]
+
+
+def test_labels_keep_columns_of_every_type(store: Store) -> None:
+    """Frames of Polars have text as views, also in their dictionaries."""
+    at = store.put(b"a", b"1")
+    index, numbers = pa.array([0, 1], pa.int32()), pa.array([1, 2])
+    columns = [
+        pa.DictionaryArray.from_arrays(index, pa.array(["x", "y"], pa.string_view())),
+        pa.UnionArray.from_dense(pa.array([0, 0], pa.int8()), index, [numbers]),
+        pa.array([["x"], None], pa.list_(pa.string_view())),
+        pa.array([{"x": "y"}, None], pa.struct([("x", pa.string_view())])),
+        pa.array([[("x", 1)], None], pa.map_(pa.string(), pa.int64())),
+        pa.array([None, None]),
+        pa.array([b"0" * 16] * 2, pa.uuid()),
+        pa.RunEndEncodedArray.from_arrays(pa.array([2], pa.int32()), numbers[:1]),
+    ]
+    for column in columns:
+        labels = table([(b"a", at), (b"b", at)], more=column)
+        joined = store.join(labels).read_all()
+        assert joined["more"].combine_chunks().to_pylist() == column.to_pylist()
+        assert joined["value"].to_pylist() == [b"1", None]
+
+
+@pytest.mark.parametrize("side", ["store", "collection"])
+def test_columns_whose_rows_share_their_bytes_are_not_cut_row_by_row(
+    store: Store, tmp_path: Path, side: str
+) -> None:
+    at = store.put(b"a" * 40, b"1")
+    collection = backup.Collection(tmp_path / "collection")
+    collection.backup(store)
+    labels = table([(b"a" * 40, at)] * 1000)
+    text = labels["id"].cast(pa.string())
+    large = pa.DictionaryArray.from_arrays([0] * 1000, ["x" * 20_000])
+    views = labels.set_column(0, "id", text.cast(pa.string_view()))
+    nested = pa.array([["x" * 30]] * 1000, pa.list_(pa.string_view()))
+    for shared in (views, labels.append_column("more", large), views.append_column("more", nested)):
+        with bounds(JOIN_LABEL_BYTES_MAX=10_000):
+            batches = list((store if side == "store" else collection).join(shared))
+        assert 5 <= len(batches) < 30
+        assert pa.Table.from_batches(batches)["value"].null_count == 0
+
+
+def test_keys_that_rows_share_are_gathered_in_bounded_memory(store: Store) -> None:
+    """A dictionary of one long key would become as many copies as there are labels."""
+    at = store.put(b"a" * 60_000, b"1")
+    labels = pa.table(
+        {
+            "id": pa.DictionaryArray.from_arrays([0] * 500, [b"a" * 60_000]),
+            "ts": pa.array([at] * 500, pa.int64()),
+        }
+    )
+    before = most = pa.total_allocated_bytes()
+    with bounds(JOIN_LABEL_BYTES_MAX=1 << 20):
+        for batch in store.join(labels):
+            assert batch.column("value").null_count == 0
+            most = max(most, pa.total_allocated_bytes())
+    assert most - before < 8 << 20
 
 
 @pytest.mark.parametrize("unit", ["s", "ms", "us", "ns", None])
@@ -183,6 +245,11 @@ def test_two_columns_of_one_name_and_what_is_no_table_are_refused(store: Store) 
 
 BAD_ROWS: dict[str, tuple[pa.Array, pa.Array, str]] = {
     "a null key": (pa.array([b"a", None]), pa.array([1, 1]), "'id' has a null in row 1"),
+    "a null in a dictionary": (
+        pa.DictionaryArray.from_arrays([0, 1], [b"a", None]),
+        pa.array([1, 1]),
+        "'id' has a null in row 1",
+    ),
     "a null time": (pa.array([b"a", b"b"]), pa.array([1, None]), "'ts' has a null in row 1"),
     "a negative time": (pa.array([b"a", b"b"]), pa.array([1, -7]), "'ts' has -7 in row 1"),
     "a time too far": (
@@ -266,7 +333,9 @@ def test_without_times_all_labels_have_the_time_of_the_read(store: Store) -> Non
     with store.snapshot() as snapshot:
         store.put(b"a", b"2")
         assert snapshot.join(labels, at=None).read_all()["value"].to_pylist() == [b"1", None]
-        assert store.join(labels, at=None).read_all()["value"].to_pylist() == [b"2", None]
+        joined = store.join(labels, at=None)
+        store.put(b"b", b"3")
+        assert joined.read_all()["value"].to_pylist() == [b"2", None]
         late = table([(b"a", snapshot.as_of), (b"a", snapshot.as_of + 1)])
         with pytest.raises(NotYetWrittenError, match=r"row 1.*snapshot ends"):
             snapshot.join(late).read_all()
