@@ -80,7 +80,7 @@ def test_rows_come_as_text_in_frames_and_with_names_of_their_own(tmp_path: Path)
     assert bulk.seed(tmp_path / "one", table, **names) == 2 * 10**9  # type: ignore[arg-type]
     with kvstore.open(tmp_path / "one") as store:
         assert list(store.scan()) == [(b"a", b"1"), (b"b", b"2")]
-        assert store.get(b"b", as_of=10**9) is None
+        assert store.get(b"b", as_of=kvstore.Timestamp(10**9)) is None
     assert bulk.seed(tmp_path / "none", []) == 0
     with kvstore.open(tmp_path / "none") as store:
         assert list(store.scan()) == []
