@@ -601,16 +601,18 @@ class Store:
     def table(
         self,
         name: str,
-        schema: pa.Schema | None = None,
+        schema: pa.Schema | type | None = None,
         key: str | desc | Sequence[str | desc] | None = None,
         indexes: Mapping[str, IndexColumns] | None = None,
         event_time: str | None = None,
     ) -> Table:
         """The table `name`: typed rows with a composite key. With `schema` it is made if it is new.
 
-        `schema` has the columns, `key` names the columns of the key in their order (a falling one
-        as `desc(name)`), `indexes` the columns of each index by its name (`unique(name)` for a
-        unique one). `event_time` names a column that is put last in the key, newest first.
+        `schema` has the columns: an Arrow schema, or a class with annotated fields (a dataclass, a
+        model of pydantic, a struct of msgspec), whose instances rows are then. `key` names the
+        columns of the key in their order (a falling one as `desc(name)`), `indexes` the columns of
+        each index by its name (`unique(name)` for a unique one). `event_time` names a column that
+        is put last in the key, newest first.
 
         Tables lie above all other keys. Plain writes refuse their keys, and plain scans, feeds and
         counts leave them out unless they begin among them. Raises `UsageError` for a table that is

@@ -8,7 +8,8 @@ Floors, from the top:
     finding writing joining changing
                             rows by an index; changes of rows; times of labels; feeds
     sources                 a store, a snapshot, a transaction or a batch
-    catalogue conform       the definitions of a store; rows as they arrive
+    catalogue classes conform
+                            the definitions of a store; rows as they arrive
     evolve                  how tables begin and change
     codec                   rows as keys and values, and back
     keys

@@ -11,6 +11,7 @@ from kvstore.codec.tuples import desc
 from kvstore.errors import UsageError
 from kvstore.parts import Parts
 from kvstore.tables.catalogue import Catalogue, make
+from kvstore.tables.classes import schema_of_class
 from kvstore.tables.evolve import IndexColumns, require_name
 from kvstore.tables.sources import StoreRows
 from kvstore.tables.table import Table
@@ -21,7 +22,7 @@ def open_table(
     parts: Parts,
     catalogue: Catalogue,
     name: str,
-    schema: pa.Schema | None,
+    schema: pa.Schema | type | None,
     key: str | desc | Sequence[str | desc] | None,
     indexes: Mapping[str, IndexColumns] | None,
     event_time: str | None,
@@ -35,6 +36,9 @@ def open_table(
             raise UsageError(f"table {name!r}: no schema", "pass schema=, or the name alone")
         catalogue.codec(name)
         return Table(name, rows, rows)
+    model = schema if isinstance(schema, type) else None
+    if model is not None:
+        schema = schema_of_class(model)
     if key is None:
         raise UsageError(f"table {name!r}: no key", "pass key=[columns]")
     if parts.committer.policy.commits is None:
@@ -42,4 +46,4 @@ def open_table(
         parts.reserve.has_tables = True
     store.transact(lambda txn: make(txn, name, schema, key, indexes, event_time))
     catalogue.forget(name)
-    return Table(name, rows, rows)
+    return Table(name, rows, rows, model)

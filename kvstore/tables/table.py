@@ -15,6 +15,7 @@ from kvstore.errors import UsageError
 from kvstore.span import Span
 from kvstore.tables.building import build_index, tidy
 from kvstore.tables.changing import RowImages, change_schema, changed_batches, require_images
+from kvstore.tables.classes import row_of
 from kvstore.tables.codec import TableCodec, dicts
 from kvstore.tables.conform import batches_of
 from kvstore.tables.evolve import Added, Alteration, IndexColumns
@@ -65,8 +66,16 @@ class Table:
     A read as of a time has the columns that the table had then. Times are given as to `Store`.
     """
 
-    def __init__(self, name: str, reader: RowReader | None, writer: RowWriter | None) -> None:
+    def __init__(
+        self,
+        name: str,
+        reader: RowReader | None,
+        writer: RowWriter | None,
+        model: type | None = None,
+    ) -> None:
+        """Whole rows are instances of `model`, if one is given, and dicts otherwise."""
         self.name = name
+        self._model = model
         self._rows, self._writer = reader, writer
 
     # -- what it is -------------------------------------------------------------------------
@@ -114,7 +123,7 @@ class Table:
 
     def get(
         self, *key: Any, as_of: TimeLike | None = None, columns: Sequence[str] | None = None
-    ) -> dict[str, Any] | None:
+    ) -> Any:
         """The row of a key; None if there is none. One look-up."""
         rows = self._reader()
         codec = rows.codec(self.name, as_of)
@@ -122,8 +131,9 @@ class Table:
         value = rows.get(stored_key, as_of)
         if value is None:
             return None
-        names = None if columns is None else tuple(columns)
-        return codec.to_dict(stored_key, value, names)
+        if columns is not None:
+            return codec.to_dict(stored_key, value, tuple(columns))
+        return self._made(codec.to_dict(stored_key, value))
 
     def get_many(
         self,
@@ -131,7 +141,7 @@ class Table:
         as_of: TimeLike | None = None,
         *,
         columns: Sequence[str] | None = None,
-    ) -> list[dict[str, Any] | None]:
+    ) -> list[Any]:
         """The rows of keys, each a tuple, in their order; None for an absent one."""
         rows = self._reader()
         codec = rows.codec(self.name, as_of)
@@ -142,7 +152,11 @@ class Table:
         ]
         names = None if columns is None else tuple(columns)
         return [
-            None if value is None else codec.to_dict(key, value, names)
+            None
+            if value is None
+            else codec.to_dict(key, value, names)
+            if names is not None
+            else self._made(codec.to_dict(key, value))
             for key, value in zip(stored, rows.get_many(stored, as_of), strict=True)
         ]
 
@@ -172,10 +186,11 @@ class Table:
         columns: Sequence[str] | None = None,
         reverse: bool = False,
         limit: int | None = None,
-    ) -> Iterator[dict[str, Any]]:
+    ) -> Iterator[Any]:
         """The rows of `scan`, one by one."""
         reader = self.scan(*key, as_of=as_of, columns=columns, reverse=reverse, limit=limit)
-        return chain.from_iterable(map(dicts, reader))
+        found = chain.from_iterable(map(dicts, reader))
+        return found if columns is not None or self._model is None else map(self._made, found)
 
     def find(
         self,
@@ -294,19 +309,19 @@ class Table:
 
     # -- writing ----------------------------------------------------------------------------
 
-    def put(self, row: Mapping[str, Any]) -> Timestamp | None:
+    def put(self, row: Any) -> Timestamp | None:
         """Set a row; one that has the same key is replaced. A column that is missing is null, or
         has its default."""
-        if not isinstance(row, Mapping):
-            raise UsageError(f"a row is a dict, not {type(row).__name__}", "pass {column: value}")
-        return self._write(lambda codec, rows: put_row(codec, rows, row))
+        values = row_of(row)
+        return self._write(lambda codec, rows: put_row(codec, rows, values))
 
     def put_batch(self, rows: object) -> Timestamp | None:
         """Set the rows of an Arrow table, of batches, or of a frame of Polars, DuckDB or pandas;
         or of a list of dicts. One commit."""
         given = list(rows) if isinstance(rows, list | tuple) else rows
-        if isinstance(given, list) and all(isinstance(row, Mapping) for row in given):
-            return self._write(lambda codec, reader: put_rows(codec, reader, given))
+        if isinstance(given, list) and not any(isinstance(row, pa.RecordBatch) for row in given):
+            each = list(map(row_of, given))
+            return self._write(lambda codec, reader: put_rows(codec, reader, each))
         if isinstance(given, pa.RecordBatchReader):
             given = given.read_all()  # the commit may have to begin again
         return self._write(
@@ -384,6 +399,9 @@ class Table:
         if self._rows is None:
             self._refuse("read in a batch", "read the store, or use a transaction")
         return self._rows
+
+    def _made(self, row: dict[str, Any]) -> Any:
+        return row if self._model is None else self._model(**row)
 
     def _store_rows(self, what: str) -> StoreRows:
         if not isinstance(self._rows, StoreRows):
