@@ -131,7 +131,7 @@ class SeedRows:
     def _checked(self, batch: pa.RecordBatch) -> CheckedRows:
         names, first = self._columns, self._rows
         keys = key_column(batch.column(names.key), names.key, first)
-        times = time_column(batch.column(names.at), names.at, first)
+        times = time_column(batch.column(names.at), names.at, first, lambda: self._upto)
         self._require_times(times, first)
         values = _values(batch, names, first)
         self._rows += batch.num_rows

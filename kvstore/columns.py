@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 
 from kvstore.errors import UsageError
 from kvstore.limits import KEY_BYTES_MAX
-from kvstore.timestamp import TIMESTAMP_MAX
+from kvstore.timestamp import OTHER_UNITS_MAX, TIMESTAMP_MAX, is_other_unit
 
 _Longs: TypeAlias = npt.NDArray[np.int64]
 
@@ -42,9 +42,10 @@ def decoded(column: pa.Array) -> pa.Array:
     return (values if plain is None else values.cast(plain)).take(column.indices)
 
 
-def time_column(column: pa.Array, name: str, first: int) -> _Longs:
+def time_column(column: pa.Array, name: str, first: int, now: Callable[[], int]) -> _Longs:
     """A column of times as nanoseconds. `first` is the row of its first time. Raises `UsageError`
-    for a null and for a time out of range."""
+    for a null, for a time out of range, and for an integer that surely counts another unit than
+    nanoseconds: see `kvstore.timestamp.is_other_unit`, which asks for `now`."""
     _require_no_null(column, name, first)
     try:
         if pa.types.is_timestamp(column.type):
@@ -55,7 +56,20 @@ def time_column(column: pa.Array, name: str, first: int) -> _Longs:
     if len(times) and times.min() < 0:
         at = int(np.argmax(times < 0))
         raise UsageError(f"column {name!r} has {times[at]} in row {first + at}", _times_are())
+    if pa.types.is_integer(column.type) and len(times) and times.min() <= OTHER_UNITS_MAX:
+        _require_nanoseconds(times, name, first, now())
     return times
+
+
+def _require_nanoseconds(times: _Longs, name: str, first: int, now: int) -> None:
+    for time in np.unique(times[times <= OTHER_UNITS_MAX]).tolist():
+        unit = is_other_unit(time, now)
+        if unit is not None:
+            row = first + int(np.argmax(times == time))
+            raise UsageError(
+                f"column {name!r} has {time} in row {row}, which looks like {unit}",
+                "pass timestamps with a time zone, or nanoseconds",
+            )
 
 
 def _times_are() -> str:

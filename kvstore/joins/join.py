@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from datetime import timedelta
+from functools import partial
 from typing import Final, Literal, NamedTuple, TypeAlias
 
 import pyarrow as pa
@@ -156,8 +157,12 @@ def _answered(opened: list[_Opened], piece: Piece, plan: _Plan) -> Iterator[pa.R
             yield pa.RecordBatch.from_arrays([*batch.columns, *added], schema=plan.schema)
 
 
+def _newest(opened: list[_Opened]) -> int:
+    return max(each.answers.newest for each in opened)
+
+
 def _columns(opened: list[_Opened], piece: Piece, at: str | None) -> list[pa.Array] | None:
-    times = None if at is None else times_of_labels(piece, at)
+    times = None if at is None else times_of_labels(piece, at, partial(_newest, opened))
     keys: dict[str, pa.Array] = {}
     columns: list[pa.Array] = []
     for part, answers in opened:

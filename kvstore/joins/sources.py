@@ -10,7 +10,7 @@ Invariants
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -139,10 +139,10 @@ def keys_of(piece: Piece, name: str) -> pa.Array | None:
     return pa.concat_arrays(arrays)
 
 
-def times_of_labels(piece: Piece, name: str) -> Numbers:
-    """The column `name` of a piece as nanoseconds."""
+def times_of_labels(piece: Piece, name: str, now: Callable[[], int]) -> Numbers:
+    """The column `name` of a piece as nanoseconds. `now` is the newest time of the sources."""
     times, first = [], piece.first
     for batch in piece.batches:
-        times.append(time_column(batch.column(name), name, first))
+        times.append(time_column(batch.column(name), name, first, now))
         first += batch.num_rows
     return np.concatenate(times)

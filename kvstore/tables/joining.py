@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -169,7 +170,8 @@ def _answers(parts: Parts, codec: TableCodec, piece: Piece, plan: RowJoin) -> li
         column.name: _of_key(piece, name, column.type)
         for name, column in zip(plan.on, definition.key_columns, strict=False)
     }
-    at = None if plan.at is None else times_of_labels(piece, plan.at)
+    newest = partial(parts.reads.at, None)
+    at = None if plan.at is None else times_of_labels(piece, plan.at, newest)
     if not definition.has_event_time:
         assert isinstance(plan.known_at, int)
         known = np.full(piece.rows, plan.known_at, np.int64) if at is None else at
@@ -178,7 +180,7 @@ def _answers(parts: Parts, codec: TableCodec, piece: Piece, plan: RowJoin) -> li
     assert at is not None, "the caller asked for it"
     event = definition.key_columns[-1]
     if isinstance(plan.known_at, str):
-        known = times_of_labels(piece, plan.known_at)
+        known = times_of_labels(piece, plan.known_at, newest)
     else:
         known = np.full(piece.rows, plan.known_at, np.int64)
     starts = codec.key.keys(

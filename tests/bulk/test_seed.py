@@ -153,6 +153,13 @@ def test_bad_rows_are_named_and_leave_nothing(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_integers_that_count_no_nanoseconds_are_refused(tmp_path: Path) -> None:
+    rows = pa.table({"key": [b"a"], "value": [b"1"], "ts": [1_700_000_000_000]})
+    with pytest.raises(UsageError, match="row 0, which looks like milliseconds"):
+        bulk.seed(tmp_path / "store", rows)
+    bulk.seed(tmp_path / "store", rows.set_column(2, "ts", rows["ts"].cast(NS)))
+
+
 @pytest.mark.parametrize(
     "rows",
     [None, "path.parquet", {"key": [b"a"]}, [1], pa.array([1])],

@@ -276,6 +276,21 @@ def test_bad_rows_are_named_by_column_and_row(
         store.join(pa.table({"id": keys, "ts": times}), on_gone="null").read_all()
 
 
+@pytest.mark.parametrize("unit", [1, 1000, 10**6], ids=["seconds", "milliseconds", "microseconds"])
+def test_integers_that_count_no_nanoseconds_are_refused(tmp_path: Path, unit: int) -> None:
+    """They would be times of 1970, at which no key has a value."""
+    clock = ManualClock(1_800_000_000 * 10**9)
+    with kvstore.open(tmp_path / "store", clock=clock) as store:
+        at = int(store.put(b"a", b"1"))
+        backup.Collection(tmp_path / "collection", clock=clock).backup(store)
+        labels = pa.table({"id": [b"a", b"a"], "ts": [at, 1_700_000_000 * unit]})
+        for source in (store, backup.Collection(tmp_path / "collection", clock=clock)):
+            with pytest.raises(UsageError, match="'ts' has .* in row 1, which looks like"):
+                source.join(labels).read_all()
+        early = labels.set_column(1, "ts", labels["ts"].cast(NS))
+        assert pairs(store.join(early)) == [(b"1", at), (None, None)]
+
+
 def test_the_first_label_above_upper_or_below_since_is_named(
     store: Store, clock: ManualClock
 ) -> None:
