@@ -127,7 +127,7 @@ class Rounds:
 @pytest.mark.parametrize(
     ("engine", "kills"),
     [
-        ("rocksdb", 20),
+        ("rocksdb", 24),
         pytest.param("rocksdb", 700, marks=pytest.mark.soak),
         pytest.param("memory", 300, marks=pytest.mark.soak),
     ],
