@@ -285,7 +285,7 @@ def test_integers_that_count_no_nanoseconds_are_refused(tmp_path: Path, unit: in
         backup.Collection(tmp_path / "collection", clock=clock).backup(store)
         labels = pa.table({"id": [b"a", b"a"], "ts": [at, 1_700_000_000 * unit]})
         for source in (store, backup.Collection(tmp_path / "collection", clock=clock)):
-            with pytest.raises(UsageError, match="'ts' has .* in row 1, which looks like"):
+            with pytest.raises(UsageError, match=r"'ts' has .* in row 1, which looks like"):
                 source.join(labels).read_all()
         early = labels.set_column(1, "ts", labels["ts"].cast(NS))
         assert pairs(store.join(early)) == [(b"1", at), (None, None)]
