@@ -17,6 +17,7 @@ from kvstore.changes.event import Expand, Images
 from kvstore.client import calls, streams
 from kvstore.client.calls import ClientRequest
 from kvstore.client.feeds import ClientFeed
+from kvstore.client.holds import ClientHold
 from kvstore.client.pool import Pool
 from kvstore.client.reply import Reply
 from kvstore.client.tasks import ClientTasks
@@ -229,6 +230,14 @@ class Client:
         """Give up a feed: its position, and its claim on history."""
         self.call("drop_feed", name=name)
 
+    def hold(
+        self, name: str, at: TimeLike | None = None, max_age: timedelta | None = None
+    ) -> ClientHold:
+        """See `Store.hold`. Needs the right `admin`."""
+        seconds = None if max_age is None else max_age.total_seconds()
+        found = self.call("hold", name=name, at=calls.ns(at, "at"), max_age=seconds, durable=True)
+        return ClientHold(self.call, name, str(found["token"]))
+
     # -- writing ----------------------------------------------------------------------------
 
     def put(self, key: bytes, value: bytes, *, durability: Durability | None = None) -> Timestamp:
@@ -299,6 +308,10 @@ class Client:
         with self.batch(durability=durability) as batch:
             batch.put_many(rows)
         return batch.timestamp
+
+    def revert_import(self, import_id: int) -> Timestamp:
+        """See `Store.revert_import`. Needs the right `admin`."""
+        return Timestamp(self.call("revert_import", import_id=f"{import_id:016x}")["timestamp"])
 
     def batch(self, *, durability: Durability | None = None) -> Batch:
         """See `Store.batch`. The writes travel together when the block ends."""

@@ -12,6 +12,7 @@ import kvstore
 from kvstore.client import Client, connect
 from kvstore.errors import (
     DeterminateError,
+    FencedError,
     NotYetWrittenError,
     PreconditionError,
     UsageError,
@@ -213,3 +214,18 @@ def test_the_openapi_document_describes_every_verb(client: Client) -> None:
             assert method == "parameters" or operation["description"], path
     schemas = document["components"]["schemas"]
     assert set(schemas) == {"Bytes", "Time", "Error"}
+
+
+def test_a_hold_keeps_history_until_it_is_released(client: Client, store: kvstore.Store) -> None:
+    first = client.put(b"k", b"1")
+    client.put(b"k", b"2")
+    with client.hold("mine", at=first) as hold:
+        assert store.gc(before=store.upper - 1).since <= first
+        assert client.get(b"k", as_of=first) == b"1"
+        assert hold.timestamp == first
+        again = client.hold("mine")
+        with pytest.raises(FencedError):
+            hold.move(store.upper - 1)
+        hold.token = again.token
+        hold.move(store.upper - 1)
+    assert store.holds.all() == []

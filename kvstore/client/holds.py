@@ -1,0 +1,45 @@
+"""A hold that a client has taken: the owner's handle is here, the claim is with the store."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from kvstore.client.calls import ns
+from kvstore.timestamp import TimeLike, Timestamp
+
+
+class ClientHold:
+    """A client's handle on a hold; `Client.hold` takes it. See `Hold`. Needs the right `admin`.
+
+    Leaving a `with` block releases it.
+    """
+
+    def __init__(self, call: Callable[..., dict[str, Any]], name: str, token: str) -> None:
+        """`call` calls a verb."""
+        self._call = call
+        self.name = name
+        self.token = token
+
+    @property
+    def timestamp(self) -> Timestamp:
+        """The time it holds. Raises `FencedError` or `HoldLostError` if it is no longer ours."""
+        return Timestamp(self._call("held", name=self.name, token=self.token)["timestamp"])
+
+    def move(self, to: TimeLike) -> None:
+        """Hold `to` instead, durably. Raises as `Hold.move`."""
+        at = ns(to, "to")
+        self._call("move_hold", name=self.name, token=self.token, to=at, durable=True)
+
+    def release(self) -> None:
+        """Give it up, durably. Raises as `move`."""
+        self._call("release_hold", name=self.name, token=self.token)
+
+    def __repr__(self) -> str:
+        return f"<kvstore.ClientHold {self.name!r}>"
+
+    def __enter__(self) -> ClientHold:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
