@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated, Final
@@ -13,9 +11,9 @@ import typer
 
 from bulk.files import file_rows, format_of
 from bulk.ingest import OnConflict, ingest
+from bulk.loading import import_rows
 from bulk.manifest import Manifest
-from bulk.sort import Duplicates, sorted_batches
-from bulk.staged import Import
+from bulk.sort import Duplicates
 from bulk.staging import read_manifest
 from kvstore.cli.options import (
     Encoding,
@@ -27,16 +25,11 @@ from kvstore.cli.options import (
     to_bytes,
 )
 from kvstore.cli.output import print_figures, working
-from kvstore.errors import KeyOrderError, UsageError, printable
-from kvstore.imports import INGEST_DIRECTORY
-from kvstore.store import Store
+from kvstore.errors import UsageError
 from kvstore.timestamp import Timestamp
 
-ROWS_PER_PART: Final = 2_000_000
-"""Rows of one SST file. A file has a few hundred megabytes then, a good size for compactions."""
-
-_ON_CONFLICT: Final[tuple[OnConflict, ...]] = ("overwrite", "error")
-_DUPLICATES: Final[tuple[Duplicates, ...]] = ("error", "last")
+ON_CONFLICT: Final[tuple[OnConflict, ...]] = ("overwrite", "error")
+DUPLICATES: Final[tuple[Duplicates, ...]] = ("error", "last")
 
 SourcesArgument = Annotated[
     list[Path],
@@ -90,8 +83,8 @@ def import_(
       kvstore import new.db rows.csv --create --on-conflict error
       kvstore import new.db rows.csv --create -e hex
     """
-    conflict = one_of("--on-conflict", on_conflict, _ON_CONFLICT)
-    twice = one_of("--duplicates", duplicates, _DUPLICATES)
+    conflict = one_of("--on-conflict", on_conflict, ON_CONFLICT)
+    twice = one_of("--duplicates", duplicates, DUPLICATES)
     staged = len(sources) == 1 and sources[0].is_dir()
     if staged and encoding is not Encoding.TEXT:
         raise UsageError(
@@ -108,37 +101,9 @@ def import_(
         else:
             with working(f"importing into {store}") as progress:
                 rows = _decoded(file_rows(sources, key=key, value=value), encoding)
-                counted = _counted(rows, progress)
-                manifest, stamp = _import_rows(opened, counted, conflict, twice)
-    _tell(manifest, stamp, as_json)
-
-
-def _import_rows(
-    store: Store, rows: Iterator[pa.RecordBatch], conflict: OnConflict, twice: Duplicates
-) -> tuple[Manifest, Timestamp]:
-    """Sort, stage and add rows. Temporary files lie in the store's `ingest/`."""
-    assert store.path is not None, "the command line opens stores by their path"
-    place = store.path / INGEST_DIRECTORY
-    place.mkdir(exist_ok=True)
-    directory = Path(tempfile.mkdtemp(prefix="import-", dir=place))
-    try:
-        made = Import.create(directory / "staged")
-        ordered = sorted_batches(rows, directory / "sorting", duplicates=twice)
-        batch = next(ordered, None)
-        while batch is not None:
-            with made.writer() as writer:
-                taken = 0
-                while batch is not None and taken < ROWS_PER_PART:
-                    writer.write(batch)
-                    taken += batch.num_rows
-                    batch = next(ordered, None)
-        manifest = made.seal()
-        return manifest, ingest(store, made.staging, on_conflict=conflict, move=True)
-    except KeyOrderError as error:  # the rows are sorted, so a key came twice
-        what = f"key {printable(error.key)} came twice"
-        raise UsageError(what, "remove one row of it, or pass --duplicates last") from error
-    finally:
-        shutil.rmtree(directory, ignore_errors=True)
+                counted = told_rows(rows, progress)
+                manifest, stamp = import_rows(opened, counted, conflict, twice)
+    tell_import(manifest, stamp, as_json)
 
 
 def _decoded(rows: Iterator[pa.RecordBatch], encoding: Encoding) -> Iterator[pa.RecordBatch]:
@@ -157,9 +122,10 @@ def _decoded(rows: Iterator[pa.RecordBatch], encoding: Encoding) -> Iterator[pa.
         yield pa.RecordBatch.from_arrays(columns, schema=batch.schema)
 
 
-def _counted(
+def told_rows(
     rows: Iterator[pa.RecordBatch], progress: Callable[[str], None]
 ) -> Iterator[pa.RecordBatch]:
+    """The rows, counted for whoever waits."""
     total = 0
     for batch in rows:
         yield batch
@@ -167,7 +133,8 @@ def _counted(
         progress(f"{total:,} rows read")
 
 
-def _tell(manifest: Manifest, stamp: Timestamp, as_json: bool) -> None:
+def tell_import(manifest: Manifest, stamp: Timestamp, as_json: bool) -> None:
+    """Print the figures of an import."""
     print_figures(
         {
             "timestamp": iso(stamp),

@@ -1,7 +1,8 @@
-"""Reads Parquet, CSV, Arrow and Feather files as the keys and values of an import.
+"""Reads Parquet, CSV, Arrow and Feather files: as keys and values, or as rows of a table.
 
-Files are read batch by batch, so a file need not fit in memory. Columns are binary or text; text
-becomes its UTF-8 bytes. Other types are refused, because a number has more than one text.
+Files are read batch by batch, so a file need not fit in memory. Keys and values are binary or text;
+text becomes its UTF-8 bytes. Other types are refused, because a number has more than one text. Rows
+of a table have the types of its columns; a CSV file is read with these types.
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ _SUFFIXES: Final[dict[str, FileFormat]] = {
     ".ipc": "arrow",
 }
 _CSV_BLOCK_BYTES: Final = 8 << 20
+_AS_BYTES: Final = None
+"""The types of columns that are read as bytes."""
 _SCHEMA: Final = pa.schema([("key", pa.binary()), ("value", pa.binary())])
 
 
@@ -50,7 +53,7 @@ def file_rows(paths: Iterable[Path], *, key: str, value: str) -> Iterator[pa.Rec
     for path in paths:
         opener = {"parquet": _parquet, "csv": _csv, "arrow": _arrow}[format_of(path)]
         with _translated(path):
-            for read in opener(path, key, value):
+            for read in opener(path, _distinct(key, value), _AS_BYTES):
                 batch = read.select(_distinct(key, value))
                 # Arrow trusts offsets and indices; a damaged file's lead out of its memory.
                 batch.validate(full=True)
@@ -58,23 +61,37 @@ def file_rows(paths: Iterable[Path], *, key: str, value: str) -> Iterator[pa.Rec
                 yield pa.RecordBatch.from_arrays(columns, schema=_SCHEMA)
 
 
-def _parquet(path: Path, key: str, value: str) -> Iterator[pa.RecordBatch]:
+def typed_batches(path: Path, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """All columns of a file. `schema` gives the types of the columns of a CSV file. Raises as
+    `file_rows`."""
+    opener = {"parquet": _parquet, "csv": _csv, "arrow": _arrow}[format_of(path)]
+    with _translated(path):
+        for batch in opener(path, None, schema):
+            batch.validate(full=True)
+            yield batch
+
+
+def _parquet(path: Path, wanted: list[str] | None, _: object) -> Iterator[pa.RecordBatch]:
     with pq.ParquetFile(path) as file:
-        _require_columns(path, file.schema_arrow.names, key, value)
-        yield from file.iter_batches(batch_size=ARROW_ROWS_MAX, columns=_distinct(key, value))
+        _require_columns(path, file.schema_arrow.names, wanted)
+        yield from file.iter_batches(batch_size=ARROW_ROWS_MAX, columns=wanted)
 
 
-def _csv(path: Path, key: str, value: str) -> Iterator[pa.RecordBatch]:
+def _csv(path: Path, wanted: list[str] | None, types: pa.Schema | None) -> Iterator[pa.RecordBatch]:
     read = pa_csv.ReadOptions(block_size=_CSV_BLOCK_BYTES)
     parse = pa_csv.ParseOptions(newlines_in_values=True)
     with pa_csv.open_csv(path, read_options=read, parse_options=parse) as reader:
-        _require_columns(path, reader.schema.names, key, value)
-    # The two columns are read as bytes: a guessed type could lose digits.
-    wanted = _distinct(key, value)
+        names = reader.schema.names
+        _require_columns(path, names, wanted)
+    if types is None:
+        # The two columns are read as bytes: a guessed type could lose digits.
+        chosen = dict.fromkeys(wanted or names, pa.binary())
+    else:
+        # A name that the table lacks is refused later, with the names that it has.
+        kinds = {field.name: _readable(field.type) for field in types}
+        chosen = {name: kinds.get(name, pa.string()) for name in names}
     convert = pa_csv.ConvertOptions(
-        column_types=dict.fromkeys(wanted, pa.binary()),
-        include_columns=wanted,
-        strings_can_be_null=False,
+        column_types=chosen, include_columns=list(chosen), strings_can_be_null=False
     )
     with pa_csv.open_csv(
         path, read_options=read, parse_options=parse, convert_options=convert
@@ -82,17 +99,22 @@ def _csv(path: Path, key: str, value: str) -> Iterator[pa.RecordBatch]:
         yield from reader
 
 
-def _arrow(path: Path, key: str, value: str) -> Iterator[pa.RecordBatch]:
+def _readable(kind: pa.DataType) -> pa.DataType:
+    """The type in which Arrow reads a column of CSV: UUIDs as text."""
+    return pa.string() if isinstance(kind, pa.BaseExtensionType) else kind
+
+
+def _arrow(path: Path, wanted: list[str] | None, _: object) -> Iterator[pa.RecordBatch]:
     with pa.memory_map(str(path)) as source:
         try:
             file = pa.ipc.open_file(source)
         except pa.ArrowInvalid:
             source.seek(0)
             stream = pa.ipc.open_stream(source)
-            _require_columns(path, stream.schema.names, key, value)
+            _require_columns(path, stream.schema.names, wanted)
             yield from stream
             return
-        _require_columns(path, file.schema.names, key, value)
+        _require_columns(path, file.schema.names, wanted)
         for number in range(file.num_record_batches):
             yield file.get_batch(number)
 
@@ -117,8 +139,8 @@ def _distinct(key: str, value: str) -> list[str]:
     return list(dict.fromkeys((key, value)))
 
 
-def _require_columns(path: Path, names: list[str], key: str, value: str) -> None:
-    for name in (key, value):
+def _require_columns(path: Path, names: list[str], wanted: list[str] | None) -> None:
+    for name in dict.fromkeys(names) if wanted is None else wanted:
         if name not in names:
             raise UsageError(f"{path} has no column {name!r}", f"choose from {', '.join(names)}")
         if names.count(name) > 1:

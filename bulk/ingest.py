@@ -64,6 +64,7 @@ def ingest(
     move: bool = False,
     *,
     thorough: bool = False,
+    check: Callable[[], None] | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> Timestamp:
     """Add a sealed import to `store`. Returns the timestamp at which all its rows became visible.
@@ -76,6 +77,8 @@ def ingest(
     key. Files are linked, or copied from another file system. `move` removes the files from
     `staging` after they were added; it removes a symbolic link, not the file behind it. `thorough`
     is for files from a stranger: it reads each file, compares its digest and checks each row.
+    `check` runs under the commit lock just before the rows become visible, and calls the import off
+    by raising an error; a client takes none.
     `progress` is called with the name of each step before the step. An exception that it raises
     stops the import, and a later call continues it.
 
@@ -88,7 +91,7 @@ def ingest(
     manifest = read_manifest(directory)
     tell = progress or (lambda step: None)
     with as_store(store) as into, into.imports.alone(manifest.import_id, adding=True):
-        return _ingest(into, directory, manifest, on_conflict, move, thorough, tell)
+        return _ingest(into, directory, manifest, on_conflict, move, thorough, check, tell)
 
 
 def require_on_conflict(given: str) -> None:
@@ -104,6 +107,7 @@ def _ingest(
     on_conflict: OnConflict,
     move: bool,
     thorough: bool,
+    check: Callable[[], None] | None,
     tell: Callable[[str], None],
 ) -> Timestamp:
     record = record_of(manifest)
@@ -122,14 +126,13 @@ def _ingest(
     if not linked:
         checked, keys = _checked(directory, incoming, manifest, store.imports, thorough=thorough)
     with ExitStack() as held:
-        check = None
         if on_conflict == "error":
             # Later commits are checked before the import is added, so GC must keep them.
             checked_at = held.enter_context(store.snapshot()).as_of
             if not linked:
                 located = [_locate(directory, incoming, part.name) for part in manifest.parts]
                 require_no_live_keys(store, located)
-            check = NoneCame(store, record, 0 if linked else checked_at)
+            check = _both(NoneCame(store, record, 0 if linked else checked_at), check)
         tell("prepare")
         store.imports.prepare(record, keys)
         if not linked:
@@ -145,6 +148,17 @@ def _ingest(
     if move:
         _take_away(directory, manifest)
     return stamp
+
+
+def _both(first: NoneCame, second: Callable[[], None] | None) -> Callable[[], None]:
+    if second is None:
+        return first
+
+    def check() -> None:
+        first()
+        second()
+
+    return check
 
 
 @contextmanager

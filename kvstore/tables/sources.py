@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import pyarrow as pa
 
@@ -81,6 +81,15 @@ class RowWriter(Protocol):
         """Commit a change, or add it to what will be committed. With `is_checked` the reads of the
         change must still be true then."""
         ...
+
+
+class ImportTarget(NamedTuple):
+    """The parts that an import into a table needs. `check` runs under the commit lock, and raises
+    `TableAlteredError` unless `codec` is that of the newest definition."""
+
+    store: Any
+    codec: TableCodec
+    check: Callable[[], None]
 
 
 class StoreRows:
@@ -165,6 +174,23 @@ class StoreRows:
             change(self.store.transaction, seen, alteration)
         finally:
             self._catalogue.forget(name)
+
+    def import_target(self, name: str) -> ImportTarget:
+        """See `Table.import_target`."""
+        if self._committer.policy.commits is not None:
+            raise UsageError(
+                f"table {name!r} is only read by this process",
+                "import in the process that has its store open to write",
+            )
+        self._catalogue.forget(name)
+        codec = self._catalogue.codec(name)
+        for index in codec.definition.indexes:
+            if index.is_unique:
+                raise UsageError(
+                    f"table {name!r} has the unique index {index.name!r}, which no import checks",
+                    "put the rows: table.put_batch",
+                )
+        return ImportTarget(self.store, codec, self.checked(name, codec))
 
     def checked(self, name: str, codec: TableCodec) -> Callable[[], None]:
         """A check for a commit: the definition is still the newest one."""

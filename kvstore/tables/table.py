@@ -21,7 +21,7 @@ from kvstore.tables.conform import batches_of
 from kvstore.tables.evolve import Added, Alteration, IndexColumns
 from kvstore.tables.finding import found_batches, index_span, whole_index
 from kvstore.tables.joining import join_rows, newest
-from kvstore.tables.sources import RowChange, RowReader, RowWriter, StoreRows
+from kvstore.tables.sources import ImportTarget, RowChange, RowReader, RowWriter, StoreRows
 from kvstore.tables.writing import delete_row, put_batches, put_row, put_rows
 from kvstore.timestamp import TimeLike, Timestamp, to_timestamp
 
@@ -118,6 +118,11 @@ class Table:
         """What encodes and decodes the rows of the table, as it was at a time. It needs no store,
         so that other processes can build rows."""
         return self._codec(as_of)
+
+    def import_target(self) -> ImportTarget:
+        """The parts that an import of rows needs: the store, the codec, and a check for the commit.
+        Raises `UsageError` for a table with a unique index, and where the store is only read."""
+        return self._store_rows("imported into").import_target(self.name)
 
     # -- reading ----------------------------------------------------------------------------
 

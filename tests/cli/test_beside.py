@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 import bulk
@@ -41,6 +42,19 @@ def test_commands_that_write(service: kvstore.Store, run: Run, tmp_path: Path) -
     assert service.get(b"CC1") is None
     run("revert", service.path, "no-id", code=2)
     run("revert", service.path, "17", code=2)
+
+
+def test_commands_of_tables(service: kvstore.Store, run: Run, tmp_path: Path) -> None:
+    users = service.table("users", pa.schema([("id", pa.int64()), ("name", pa.string())]), "id")
+    users.put({"id": 1, "name": "Ann"})
+    assert told(run("table", "scan", service.path, "users", "--json")) == {"id": 1, "name": "Ann"}
+    assert told(run("export", service.path, "users", tmp_path / "u.parquet", "--json"))["rows"] == 1
+    (tmp_path / "u.csv").write_text("id,name\n2,Bo\n")
+    refused = run("table", "import", service.path, "users", tmp_path / "u.csv", code=2)
+    assert "import in the process that has its store open" in refused.stderr
+    run("table", "alter", service.path, "users", "--add", "age:int64", code=2)
+    assert service.table("users").schema.names == ["id", "name"]
+    assert users.get(2) is None
 
 
 def test_commands_of_upkeep(service: kvstore.Store, run: Run) -> None:

@@ -10,7 +10,7 @@ import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 import pytest
 
-import bulk.cli
+import bulk.loading
 import kvstore
 from bulk import Import
 from bulk.sort import sorted_batches
@@ -40,8 +40,10 @@ def write_file(path: Path, table: pa.Table) -> Path:
 def test_files_are_sorted_and_imported_at_one_time(
     run: Run, tmp_path: Path, suffix: str, bytes_max: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bulk.cli, "sorted_batches", partial(sorted_batches, bytes_max=bytes_max))
-    monkeypatch.setattr(bulk.cli, "ROWS_PER_PART", 300)
+    monkeypatch.setattr(
+        bulk.loading, "sorted_batches", partial(sorted_batches, bytes_max=bytes_max)
+    )
+    monkeypatch.setattr(bulk.loading, "ROWS_PER_PART", 300)
     monkeypatch.setattr("bulk.sort.ARROW_ROWS_MAX", 100)
     half = TABLE.slice(0, 500), TABLE.slice(500)
     files = [write_file(tmp_path / f"{n}{suffix}", part) for n, part in enumerate(half)]

@@ -14,7 +14,12 @@ from tests.cli.installed import ROOT, declared
 
 
 def test_declared_commands_are_what_the_packages_have() -> None:
-    assert declared() == {"import": "bulk.cli:app", "backup": "backup.cli:app"}
+    assert declared() == {
+        "import": "bulk.cli:app",
+        "table": "bulk.tables.cli:app",
+        "export": "bulk.tables.cli:export_app",
+        "backup": "backup.cli:app",
+    }
     assert bulk.cli.app is not backup.cli.app
 
 

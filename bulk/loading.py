@@ -1,0 +1,58 @@
+"""Rows that come in any order, as one import of a store: sorted, staged beside its files, added."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Final
+
+import pyarrow as pa
+
+from bulk.ingest import OnConflict, ingest, staging_beside
+from bulk.manifest import Manifest
+from bulk.sort import Duplicates, sorted_batches
+from bulk.staged import Import
+from kvstore.errors import KeyOrderError, TableAlteredError, UsageError, printable
+from kvstore.store import Store
+from kvstore.timestamp import Timestamp
+
+ROWS_PER_PART: Final = 2_000_000
+"""Rows of one SST file. A file has a few hundred megabytes then, a good size for compactions."""
+
+
+def import_rows(
+    store: Store,
+    rows: Iterator[pa.RecordBatch],
+    on_conflict: OnConflict,
+    duplicates: Duplicates,
+    *,
+    name_of: Callable[[bytes], str] = printable,
+    check: Callable[[], None] | None = None,
+) -> tuple[Manifest, Timestamp]:
+    """Sort, stage and add rows: batches of binary columns `key` and `value`.
+
+    `name_of` names a key in errors; `check` is that of `ingest`. Raises `UsageError` for a key that
+    comes twice, unless `duplicates` is `"last"`.
+    """
+    with staging_beside(store) as directory:
+        made = Import.create(directory / "staged")
+        try:
+            ordered = sorted_batches(rows, directory / "sorting", duplicates=duplicates)
+            batch = next(ordered, None)
+            while batch is not None:
+                with made.writer() as writer:
+                    taken = 0
+                    while batch is not None and taken < ROWS_PER_PART:
+                        writer.write(batch)
+                        taken += batch.num_rows
+                        batch = next(ordered, None)
+            manifest = made.seal()
+        except KeyOrderError as error:  # the rows are sorted, so a key came twice
+            what = f"key {name_of(error.key)} came twice"
+            remedy = "remove one row of it, or pass --duplicates last"
+            raise UsageError(what, remedy) from error
+        try:
+            stamp = ingest(store, made.staging, on_conflict=on_conflict, move=True, check=check)
+        except TableAlteredError:  # the rows must be encoded anew, so this import never continues
+            store.imports.abort(manifest.import_id)
+            raise
+    return manifest, stamp

@@ -1,0 +1,218 @@
+"""Commands that change tables, and `kvstore export`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import pyarrow as pa
+import typer
+
+from bulk.cli import (
+    DUPLICATES,
+    ON_CONFLICT,
+    DuplicatesOption,
+    OnConflictOption,
+    tell_import,
+    told_rows,
+)
+from bulk.files import format_of
+from bulk.tables.cells import to_type, to_value
+from bulk.tables.exports import export_parquet
+from bulk.tables.options import ColumnsOption, NameArgument, facts_of, names_of
+from bulk.tables.rows import import_files
+from kvstore.cli.options import (
+    AsOfOption,
+    JsonOption,
+    StoreArgument,
+    iso,
+    one_of,
+    open_to_write,
+    to_time,
+)
+from kvstore.cli.output import counting, print_figures, print_json, print_line, working
+from kvstore.codec.tuples import desc
+from kvstore.errors import UsageError
+from kvstore.opening import open_read_only
+from kvstore.tables import Table, unique
+
+ManyOption = Annotated[
+    list[str] | None, typer.Option(metavar="TEXT", help="Repeatable; see the examples.")
+]
+
+
+def register(app: typer.Typer, export_app: typer.Typer) -> None:
+    """Add the commands."""
+    app.command(name="import")(import_)
+    app.command()(alter)
+    app.command()(build)
+    export_app.command(name="export")(export)
+
+
+def import_(
+    store: StoreArgument,
+    name: NameArgument,
+    sources: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="FILE...", help="Files: .parquet, .csv, .arrow, .feather.", show_default=False
+        ),
+    ],
+    on_conflict: OnConflictOption = "overwrite",
+    duplicates: DuplicatesOption = "error",
+    as_json: JsonOption = False,
+) -> None:
+    """Load many rows at once, with their index entries. All become visible at one time.
+
+    The files have the columns of the table, in any order. A column that they lack is null, or has
+    its default. A value that a column cannot hold exactly is refused, by file, column and row.
+
+    \b
+    Examples:
+      kvstore table import city.db trips 2026-*.parquet
+      kvstore table import city.db trips rows.csv --duplicates last
+    """
+    conflict = one_of("--on-conflict", on_conflict, ON_CONFLICT)
+    twice = one_of("--duplicates", duplicates, DUPLICATES)
+    for source in sources:
+        format_of(source)
+    with open_to_write(store) as opened, working(f"importing into {store}") as progress:
+
+        def counted(rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            return told_rows(rows, progress)
+
+        table = opened.table(name)
+        manifest, stamp = import_files(table, sources, conflict, twice, progress=counted)
+    tell_import(manifest, stamp, as_json)
+
+
+def alter(
+    store: StoreArgument,
+    name: NameArgument,
+    add: ManyOption = None,
+    drop: ManyOption = None,
+    widen: ManyOption = None,
+    add_index: ManyOption = None,
+    unique_index: ManyOption = None,
+    drop_index: ManyOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Change the columns and indexes of a table from now on. Stored rows stay as they are.
+
+    The entries of a new index are made before the command ends.
+
+    \b
+    Examples:
+      kvstore table alter city.db trips --add tip:double --add tax:int64=0
+      kvstore table alter city.db trips --widen fare:double --drop note
+      kvstore table alter city.db trips --add-index by_zone=zone,-pickup
+      kvstore table alter city.db users --unique-index by_mail=mail
+      kvstore table alter city.db trips --drop-index by_zone
+    """
+    indexes: dict[str, Any] = dict(_index(text) for text in add_index or [])
+    for each, parts in map(_index, unique_index or []):
+        indexes[each] = unique(*parts)
+    with open_to_write(store) as opened:
+        table = opened.table(name)
+        table.alter(
+            add=dict(map(_added, add or [])) or None,
+            drop=drop or None,
+            widen={each: to_type(kind) for each, kind in map(_typed, widen or [])} or None,
+            add_index=indexes or None,
+            drop_index=drop_index or None,
+        )
+        for each in indexes:
+            _build(table, each)
+        facts = facts_of(table)
+    if as_json:
+        print_json(facts)
+    else:
+        print_line(f"altered; the columns are {', '.join(c['name'] for c in facts['columns'])}")
+
+
+def build(
+    store: StoreArgument,
+    name: NameArgument,
+    index: Annotated[
+        str, typer.Argument(metavar="INDEX", help="The index's name.", show_default=False)
+    ],
+) -> None:
+    """Make the entries of an index that an interrupted `alter` left unfinished.
+
+    \b
+    Examples:
+      kvstore table build city.db trips by_zone
+    """
+    with open_to_write(store) as opened:
+        _build(opened.table(name), index)
+
+
+def export(
+    store: StoreArgument,
+    name: NameArgument,
+    path: Annotated[
+        Path, typer.Argument(metavar="FILE", help="The Parquet file.", show_default=False)
+    ],
+    as_of: AsOfOption = None,
+    columns: ColumnsOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Write the rows of a table as typed Parquet, which DuckDB, Polars and pandas read.
+
+    \b
+    Examples:
+      kvstore export city.db trips trips.parquet
+      kvstore export city.db trips trips.parquet --as-of 2026-01-31T00:00Z
+    """
+    if path.suffix not in (".parquet", ".pq"):
+        raise UsageError(f"{path} is no name of a Parquet file", "end it in .parquet")
+    with (
+        working(f"writing {path}", quiet=as_json) as progress,
+        open_read_only(store) as opened,
+    ):
+        report = export_parquet(
+            opened,
+            name,
+            path,
+            to_time(as_of),
+            columns=names_of(columns),
+            progress=counting(progress, "rows"),
+        )
+    fields = {"as_of": iso(report.as_of), "rows": report.rows, "bytes": report.bytes}
+    print_figures(fields, as_json=as_json)
+
+
+def _build(table: Table, index: str) -> None:
+    with working(f"building index {index}") as progress:
+        table.build_index(index, progress=counting(progress, "rows"))
+
+
+def _typed(text: str) -> tuple[str, str]:
+    name, colon, kind = text.partition(":")
+    if not colon:
+        raise UsageError(f"{text!r} names no type", "write name:type")
+    return name, kind
+
+
+def _added(text: str) -> tuple[str, Any]:
+    name, rest = _typed(text)
+    kind, has_default, word = _parted_default(rest)
+    found = to_type(kind)
+    if not has_default:
+        return name, found
+    return name, (found, to_value(found, word, f"the default of column {name!r}"))
+
+
+def _parted_default(text: str) -> tuple[str, bool, str]:
+    """Type and default. The `=` of `timestamp[us, tz=UTC]` is part of the type."""
+    head, bracket, rest = text.partition("]")
+    kind, sign, word = (rest if bracket else head).partition("=")
+    return (head + bracket + kind if bracket else kind), bool(sign), word
+
+
+def _index(text: str) -> tuple[str, list[str | desc]]:
+    name, sign, columns = text.partition("=")
+    if not sign or not columns:
+        raise UsageError(f"{text!r} names no columns", "write index=column,column")
+    return name, [desc(each[1:]) if each.startswith("-") else each for each in columns.split(",")]

@@ -1,0 +1,263 @@
+"""`kvstore table` and `kvstore export`: what they print, what they refuse, and their exit codes."""
+
+from __future__ import annotations
+
+import json
+from datetime import date, datetime, timedelta, timezone
+from decimal import Decimal
+from pathlib import Path
+from uuid import UUID
+
+import duckdb
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from typer.testing import Result
+
+import bulk.tables
+import kvstore
+from kvstore.errors import TableAlteredError
+from kvstore.tables import unique
+from tests.cli.installed import Run, told
+
+pytestmark = pytest.mark.usefixtures("each_engine")
+
+NOON = datetime(2026, 1, 31, 12, tzinfo=timezone.utc)
+SCHEMA = pa.schema(
+    [
+        ("vendor", pa.string()),
+        ("trip_id", pa.int64()),
+        ("zone", pa.string()),
+        ("pickup", pa.timestamp("us", "UTC")),
+        ("fare", pa.float64()),
+    ]
+)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """A store with a table of three rows."""
+    with kvstore.open(tmp_path / "s", clock=kvstore.ManualClock(10)) as store:
+        trips = store.table(
+            "trips", SCHEMA, ["vendor", "trip_id"], indexes={"by_zone": ["zone", "pickup"]}
+        )
+        for trip, zone, fare in ((7, "JFK", 10.0), (8, "LGA", 8.0)):
+            trips.put({"vendor": "A", "trip_id": trip, "zone": zone, "pickup": NOON, "fare": fare})
+        trips.put({"vendor": "B", "trip_id": 1, "zone": "JFK"})
+        trips.update("A", 7, fare=12.5)
+    return tmp_path / "s"
+
+
+def lines(result: Result) -> list[dict[str, object]]:
+    return [json.loads(line) for line in result.stdout.splitlines()]
+
+
+def test_tables_are_listed_and_shown(run: Run, path: Path) -> None:
+    assert run("table", "list", path).stdout.splitlines()[1].split() == [
+        *("trips", "5", "vendor,", "trip_id", "by_zone")
+    ]
+    shown = run("table", "show", path, "trips").stdout
+    assert "pickup   timestamp[us, tz=UTC]" in shown
+    assert "key: vendor, trip_id\nindex by_zone: zone, pickup\n" in shown
+    facts = told(run("table", "show", path, "trips", "--json"))
+    assert facts["columns"][1] == {"name": "trip_id", "type": "int64", "nullable": False}
+    assert "there are trips" in run("table", "show", path, "cars", code=2).stderr
+
+
+def test_a_row_is_printed_as_of_a_time(run: Run, path: Path) -> None:
+    assert "fare     12.5\n" in run("table", "get", path, "trips", "A", 7).stdout
+    row = told(run("table", "get", path, "trips", "A", 7, "--json"))
+    assert row["pickup"] == "2026-01-31T12:00:00+00:00"
+    with kvstore.open(path) as store:
+        first = store.table("trips").history("A", 7)[-1].timestamp
+    row = told(run("table", "get", path, "trips", "A", 7, "--as-of", int(first), "--json"))
+    assert row["fare"] == 10.0
+    told_row = run("table", "get", path, "trips", "A", 7, "-c", "fare", "--json").stdout
+    assert told_row == '{"fare": 12.5}\n'
+    run("table", "get", path, "trips", "A", 9, code=1)
+    refused = run("table", "get", path, "trips", "A", "x", code=2)
+    assert "table 'trips', column 'trip_id': 'x' is no int64" in refused.stderr
+    run("table", "get", path, "trips", "A", code=2)
+
+
+def test_rows_are_scanned_and_found(run: Run, path: Path) -> None:
+    scanned = lines(run("table", "scan", path, "trips", "A", "-c", "trip_id,fare", "--json"))
+    assert scanned == [{"trip_id": 7, "fare": 12.5}, {"trip_id": 8, "fare": 8.0}]
+    found = lines(run("table", "find", path, "trips", "by_zone", "JFK", "--json"))
+    assert [(row["vendor"], row["pickup"] is None) for row in found] == [("B", True), ("A", False)]
+    people = run("table", "scan", path, "trips", "--reverse", "--limit", 1).stdout.splitlines()
+    assert people[0].split() == ["vendor", "trip_id", "zone", "pickup", "fare"]
+    assert people[1].split() == ["B", "1", "JFK", "null", "null"]
+    assert len(people) == 2
+    assert "no index 'by_fare'" in run("table", "find", path, "trips", "by_fare", code=2).stderr
+
+
+def test_people_see_a_hundred_rows_and_are_told_so(run: Run, path: Path) -> None:
+    with kvstore.open(path) as store:
+        store.table("trips").put_batch(
+            pa.table({"vendor": ["C"] * 200, "trip_id": list(range(200))})
+        )
+    result = run("table", "scan", path, "trips")
+    assert len(result.stdout.splitlines()) == 101
+    assert "the first 100 rows" in result.stderr
+    assert len(lines(run("table", "scan", path, "trips", "--json"))) == 203
+    assert "first 100" not in run("table", "scan", path, "trips", "--limit", 150).stderr
+
+
+@pytest.mark.parametrize("suffix", [".parquet", ".csv"])
+def test_files_are_imported_with_their_entries_at_one_time(
+    run: Run, path: Path, tmp_path: Path, suffix: str
+) -> None:
+    source = tmp_path / f"rows{suffix}"
+    if suffix == ".csv":
+        source.write_text("trip_id,vendor,zone,fare\n7,A,EWR,1.5\n9,Ä,JFK,\n")
+    else:
+        pq.write_table(
+            pa.table(
+                {
+                    "trip_id": pa.array([7, 9], pa.int32()),
+                    "vendor": ["A", "Ä"],
+                    "zone": ["EWR", "JFK"],
+                    "fare": [1.5, None],
+                }
+            ),
+            source,
+        )
+    done = told(run("table", "import", path, "trips", source, "--json"))
+    with kvstore.open(path) as store:
+        trips = store.table("trips")
+        assert trips.get("A", 7) == {
+            **{"vendor": "A", "trip_id": 7, "zone": "EWR", "pickup": None, "fare": 1.5}
+        }
+        assert [row["vendor"] for row in trips.find("by_zone", "EWR")] == ["A"]
+        assert [row["vendor"] for row in trips.find("by_zone", "JFK")] == ["B", "Ä"]
+        assert str(trips.history("Ä", 9)[0].timestamp) == done["timestamp"]
+        assert trips.get("A", 7, as_of=trips.history("A", 7)[1].timestamp)["zone"] == "JFK"  # type: ignore[index]
+    refused = run("table", "import", path, "trips", source, "--on-conflict", "error", code=2)
+    assert "live" in refused.stderr or "key" in refused.stderr
+
+
+def test_bad_files_are_refused_by_column_and_row_and_add_nothing(
+    run: Run, path: Path, tmp_path: Path
+) -> None:
+    def refusal(table: pa.Table, *more: object) -> str:
+        pq.write_table(table, tmp_path / "f.parquet")
+        return run("table", "import", path, "trips", tmp_path / "f.parquet", *more, code=2).stderr
+
+    with kvstore.open(path) as store:
+        before = store.upper
+    null = refusal(pa.table({"vendor": ["C", None], "trip_id": [1, 2]}))
+    assert "f.parquet: table 'trips', column 'vendor' is null in row 1" in null
+    assert "'cost'" in refusal(pa.table({"vendor": ["C"], "trip_id": [1], "cost": [1]}))
+    assert "column 'trip_id' is int64, not string" in refusal(
+        pa.table({"vendor": ["C"], "trip_id": ["x"]})
+    )
+    twice = pa.table({"vendor": ["C", "C"], "trip_id": [1, 1]})
+    assert "key vendor='C', trip_id=1 of table 'trips' came twice" in refusal(twice)
+    (tmp_path / "f.csv").write_text("vendor,trip_id\nC,one\n")
+    run("table", "import", path, "trips", tmp_path / "f.csv", code=2)
+    with kvstore.open(path) as store:
+        assert store.upper == before
+        assert store.imports.all() == []
+        store.table("users", pa.schema([("mail", pa.string())]), "mail", {"m": unique("mail")})
+    pq.write_table(pa.table({"mail": ["a"]}), tmp_path / "u.parquet")
+    refused = run("table", "import", path, "users", tmp_path / "u.parquet", code=2).stderr
+    assert "unique index 'm'" in refused
+
+
+def test_an_import_meets_an_alteration_and_adds_nothing(path: Path, tmp_path: Path) -> None:
+    pq.write_table(pa.table({"vendor": ["C"], "trip_id": [1]}), tmp_path / "f.parquet")
+    with kvstore.open(path) as store:
+        trips = store.table("trips")
+
+        def altered(rows: object) -> object:
+            trips.alter(add_index={"by_fare": "fare"})
+            return rows
+
+        with pytest.raises(TableAlteredError):
+            bulk.tables.import_files(
+                trips,
+                [tmp_path / "f.parquet"],
+                "overwrite",
+                "error",
+                progress=altered,  # type: ignore[arg-type]  # it hands the rows on
+            )
+        assert trips.get("C", 1) is None
+        assert store.imports.all() == []
+        bulk.tables.import_files(trips, [tmp_path / "f.parquet"], "overwrite", "error")
+        assert trips.get("C", 1) is not None
+
+
+def test_a_table_is_altered(run: Run, path: Path) -> None:
+    run("table", "alter", path, "trips", "--add", "tip:double=0.5", "--add", "note:string")
+    run("table", "alter", path, "trips", "--add", "at:timestamp[us, tz=UTC]=2026-01-31T12:00:00Z")
+    row = told(run("table", "get", path, "trips", "A", 7, "--json"))
+    assert (row["tip"], row["note"], row["at"]) == (0.5, None, "2026-01-31T12:00:00+00:00")
+    run("table", "alter", path, "trips", "--add-index", "by_fare=-fare,vendor")
+    found = lines(run("table", "find", path, "trips", "by_fare", 12.5, "-c", "trip_id", "--json"))
+    assert found == [{"trip_id": 7}]
+    with kvstore.open(path) as store:
+        store.table("trips").alter(add_index={"by_note": "note"})
+    shown = run("table", "show", path, "trips").stdout
+    assert "by_note: note (not whole: kvstore table build)" in shown
+    run("table", "build", path, "trips", "by_note")
+    assert len(lines(run("table", "find", path, "trips", "by_note", "--json"))) == 3
+    run("table", "alter", path, "trips", "--drop-index", "by_note")
+    facts = told(run("table", "alter", path, "trips", "--drop-index", "by_zone", "--json"))
+    assert [(each["name"], each["columns"]) for each in facts["indexes"]] == [
+        ("by_fare", ["-fare", "vendor"])
+    ]
+    for wrong in ("tip", "tip:number", "tip:double=x"):
+        run("table", "alter", path, "trips", "--add", wrong, code=2)
+    run("table", "alter", path, "trips", code=2)
+
+
+def test_every_type_is_printed_and_read_as_a_word(run: Run, tmp_path: Path) -> None:
+    uuid = UUID(int=7)
+    schema = pa.schema(
+        [
+            ("id", pa.uuid()),
+            ("day", pa.date32()),
+            ("at", pa.timestamp("ns", "UTC")),
+            ("price", pa.decimal128(9, 2)),
+            ("raw", pa.binary()),
+            ("took", pa.duration("ms")),
+            ("ok", pa.bool_()),
+        ]
+    )
+    nanos = 1_769_860_800_000_000_001
+    with kvstore.open(tmp_path / "s") as store:
+        table = store.table("all", schema, ["id", "day", "at", "price", "raw", "took"])
+        table.put(
+            {
+                **{"id": uuid, "day": date(2026, 1, 31), "at": nanos, "ok": True},
+                **{"price": Decimal("1.50"), "raw": b"\xff", "took": timedelta(milliseconds=7)},
+            }
+        )
+    words = (uuid, "2026-01-31", "2026-01-31T12:00:00.000000001Z", "1.50", "ff", "7")
+    row = told(run("table", "get", tmp_path / "s", "all", *words, "--json"))
+    assert row["price"] == "1.50"
+    assert row["raw"] == {"base64": "/w=="}
+    assert "12:00:00.000000001" in row["at"]
+    run("table", "get", tmp_path / "s", "all", *words)
+
+
+def test_an_export_is_typed_as_of_a_time_and_whole(run: Run, path: Path, tmp_path: Path) -> None:
+    with kvstore.open(path) as store:
+        first = store.table("trips").history("A", 7)[-1].timestamp
+        asked = store.table("trips").scan().read_all()
+    target = tmp_path / "trips.parquet"
+    target.write_bytes(b"an older file")
+    assert told(run("export", path, "trips", target, "--json"))["rows"] == 3
+    read = pq.read_table(target)
+    assert read.schema.field("pickup").type == pa.timestamp("us", "UTC")
+    assert read.replace_schema_metadata() == asked
+    rows = duckdb.sql(f"SELECT vendor, sum(fare) FROM '{target}' GROUP BY 1 ORDER BY 1").fetchall()
+    assert rows == [("A", 20.5), ("B", None)]
+    older = tmp_path / "older.parquet"
+    run("export", path, "trips", older, "--as-of", int(first), "-c", "fare")
+    assert pq.read_table(older).to_pydict() == {"fare": [10.0]}
+    assert pq.read_schema(older).metadata[b"kvstore.as_of"] == str(int(first)).encode()
+    run("export", path, "trips", tmp_path / "trips.txt", code=2)
+    run("export", path, "trips", tmp_path / "gone" / "t.parquet", code=2)
+    assert sorted(each.name for each in tmp_path.glob("*.tmp")) == []
