@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -34,6 +34,15 @@ class UnknownLayoutError(Exception):
     """A row names a layout that the definition does not have: the definition is older."""
 
 
+class _Reader(NamedTuple):
+    """How rows become dicts: a dict with the defaults, what adds the stored columns to a copy of
+    it, and the columns of the key with their places in the key."""
+
+    row: dict[str, Any]
+    read: Callable[[bytes, dict[str, Any]], dict[str, Any]]
+    places: list[tuple[str, int]]
+
+
 class TableCodec:
     """Encodes and decodes the rows of one definition. Keep one: making it takes 100 us."""
 
@@ -42,7 +51,7 @@ class TableCodec:
         self.stored = definition.to_bytes()
         self.key = KeyCodec(definition, rows_prefix(definition.number), definition.key)
         self._rows: dict[int, RowCodec] = {}
-        self._readers: dict[tuple[int, tuple[str, ...] | None], Any] = {}
+        self._readers: dict[tuple[bytes, tuple[str, ...] | None], _Reader] = {}
         self._writer = self._row_codec(definition.layout)
         self._indexes: dict[int, KeyCodec] = {}
 
@@ -118,20 +127,26 @@ class TableCodec:
             raise UsageError(f"{self.definition.where}, column {column.name!r}: {error}") from None
 
     def to_dict(
-        self, key: bytes, value: bytes, columns: tuple[str, ...] | None = None
+        self,
+        key: bytes,
+        value: bytes,
+        columns: tuple[str, ...] | None = None,
+        given: Sequence[Any] | None = None,
     ) -> dict[str, Any]:
-        """The row of a key and a value, by column."""
-        number = schema_number(value, self.definition.where)
-        reader = self._readers.get((number, columns))
+        """The row of a key and a value, by column. `given` are the values of the key, if they are
+        known."""
+        kind = value[:3], columns
+        reader = self._readers.get(kind)
         if reader is None:
-            reader = self._readers[number, columns] = self._reader(number, columns)
-        row, read, needs_key = reader
-        found = dict(row)
-        if needs_key:
-            for column, cell in zip(self.key.columns, self.key.values(key), strict=True):
-                if column.name in found:
-                    found[column.name] = cell
-        return read(value, found)  # type: ignore[no-any-return]  # of the reader
+            number = schema_number(value, self.definition.where)
+            reader = self._readers[kind] = self._reader(number, value[0], columns)
+        template, read, places = reader
+        row: dict[str, Any] = template.copy()
+        if places:
+            cells = self.key.values(key) if given is None else given
+            for name, place in places:
+                row[name] = cells[place]
+        return read(value, row)
 
     # -- inside -----------------------------------------------------------------------------
 
@@ -200,14 +215,10 @@ class TableCodec:
             for column in columns
         ]
 
-    def _reader(
-        self, number: int, names: tuple[str, ...] | None
-    ) -> tuple[dict[str, Any], Any, bool]:
-        """A row with the defaults of one layout, what reads the rest, and whether the key is
-        needed."""
+    def _reader(self, number: int, head: int, names: tuple[str, ...] | None) -> _Reader:
+        """What makes a dict of the rows of one layout with one head."""
         codec = self._row_codec(number)
         wanted = self._columns(names)
-        key_ids = self.definition.key_ids
         row: dict[str, Any] = {}
         read: list[tuple[str, int, Callable[[Any], Any] | None]] = []
         for column in wanted:
@@ -217,7 +228,12 @@ class TableCodec:
                 read.append((column.name, place, _value_maker(codec.layout[place][1], column)))
             elif column.default is not None:
                 row[column.name] = default_value(column)
-        return row, codec.reader(read), any(column.id in key_ids for column in wanted)
+        places = [
+            (column.name, place)
+            for place, column in enumerate(self.key.columns)
+            if column in wanted
+        ]
+        return _Reader(row, codec.reader(head, read), places)
 
 
 def dicts(batch: pa.RecordBatch) -> list[dict[str, Any]]:

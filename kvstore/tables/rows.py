@@ -128,36 +128,38 @@ class RowCodec:
         return b"".join((packed, *varying))
 
     def reader(
-        self, wanted: Sequence[tuple[str, int, Callable[[Any], Any] | None]]
+        self, head: int, wanted: Sequence[tuple[str, int, Callable[[Any], Any] | None]]
     ) -> Callable[[bytes, dict[str, Any]], dict[str, Any]]:
-        """A function that adds columns of a row to a dict: of each the name, the place in the
-        layout, and what makes its value of the stored cell."""
-        structs, no_nulls, first = self._structs, self._no_nulls, 3 + self._fixed
-        ranks = [(name, self._ranks[place], place, value) for name, place, value in wanted]
+        """A function that adds columns of rows with this head to a dict: of each the name, the
+        place in the layout, and what makes its value of the stored cell. Hot: 1.5 us for six."""
+        if head not in self._structs:
+            raise CorruptionError(f"a row of {self._where}", f"its head is {head}")
+        packed, no_nulls, first = self._structs[head], self._no_nulls, 3 + self._fixed
+        unpack, tail, count = packed.unpack_from, packed.size, len(self.kinds) + 3
+        ranks = [(name, self._ranks[place] + 3, place, value) for name, place, value in wanted]
 
         def read(stored: bytes, row: dict[str, Any]) -> dict[str, Any]:
             try:
-                packed = structs[stored[0]]
-                fields = packed.unpack_from(stored)
-            except (KeyError, IndexError, struct.error):
+                fields = unpack(stored)
+            except struct.error:
                 raise self._refused(stored) from None
-            cells = list(fields[3:first])
-            tail = start = packed.size
-            for end in fields[first:]:
-                cells.append(stored[start : tail + end])
+            cells = list(fields[:first])
+            start = tail
+            for end in fields[first:count]:
                 if start > tail + end:
                     raise self._refused(stored)
+                cells.append(stored[start : tail + end])
                 start = tail + end
-            if start != len(stored) or fields[1] != self.number:
+            if start != len(stored):
                 raise self._refused(stored)
-            nulls = 0 if fields[2] == no_nulls else int.from_bytes(fields[2], "little")
+            if fields[2] == no_nulls:
+                for name, rank, _, value in ranks:
+                    row[name] = cells[rank] if value is None else value(cells[rank])
+                return row
+            nulls = int.from_bytes(fields[2], "little")
             for name, rank, place, value in ranks:
-                if nulls and nulls >> place & 1:
-                    row[name] = None
-                elif value is None:
-                    row[name] = cells[rank]
-                else:
-                    row[name] = value(cells[rank])
+                cell = None if nulls >> place & 1 else cells[rank]
+                row[name] = cell if cell is None or value is None else value(cell)
             return row
 
         return read

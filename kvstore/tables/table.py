@@ -136,9 +136,11 @@ class Table:
         value = rows.get(stored_key, as_of)
         if value is None:
             return None
+        given = key if codec.key.are_plain(key) else None
         if columns is not None:
-            return codec.to_dict(stored_key, value, tuple(columns))
-        return self._made(codec.to_dict(stored_key, value))
+            return codec.to_dict(stored_key, value, tuple(columns), given)
+        row = codec.to_dict(stored_key, value, None, given)
+        return row if self._model is None else self._made(row)
 
     def get_many(
         self,
