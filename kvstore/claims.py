@@ -5,9 +5,9 @@ transactions and long passes pin the time that they read. Both are a `HoldRecord
 person who claims history, for what, and since when.
 
     record of a hold := {timestamp, token, max_age_ns | null, lost,
-                         kind, address, owner, created_at, moved_at, reached}
+                         kind, address, owner, created_at, moved_at, reached, state_from}
 
-The last six fields are missing in records that an older release wrote: such a hold is of the kind
+The last seven fields are missing in records that an older release wrote: such a hold is of the kind
 `"unknown"` until an owner takes it again.
 
 Invariants
@@ -79,6 +79,10 @@ class HoldRecord:
     reached: Timestamp | None = None
     """The owner has stored all changes below this time for good. A collection whose upper is lower
     has lost changes."""
+
+    state_from: bytes | None = None
+    """The least key of the state at `timestamp` that the consumer of a feed has not processed. None
+    for a consumer that is behind the state, or began without it."""
 
     @property
     def is_pin(self) -> bool:
@@ -174,6 +178,7 @@ def to_fields(record: HoldRecord) -> dict[str, Any]:
         "created_at": record.created_at,
         "moved_at": record.moved_at,
         "reached": record.reached,
+        "state_from": None if record.state_from is None else record.state_from.hex(),
     }
 
 
@@ -195,7 +200,13 @@ def from_fields(name: str, record: JsonObject) -> HoldRecord:
         created_at=optional_timestamp_of(record, "created_at"),
         moved_at=optional_timestamp_of(record, "moved_at"),
         reached=optional_timestamp_of(record, "reached"),
+        state_from=_optional_key(record),
     )
+
+
+def _optional_key(record: JsonObject) -> bytes | None:
+    text = record.optional("state_from", str) if "state_from" in record else None
+    return None if text is None else record.unhexed(text, name="state_from")
 
 
 def this_process() -> str:

@@ -23,7 +23,7 @@ from kvstore.changes.expand import EventReader, Wanted
 from kvstore.changes.windows import ChangeReader, Order, Revisions, require_choices
 from kvstore.parts import Parts
 from kvstore.span import Span
-from kvstore.timestamp import TimeLike
+from kvstore.timestamp import OLDEST, TimeLike
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -122,6 +122,8 @@ class History:
 
         Raises unless history and the change index are whole above `since`.
         """
+        if since == OLDEST:
+            since = max(self._reads.whole_since, self._reads.indexed_since)
         wanted = Wanted(require_span(span), require_images(images), require_expand(expand))
         wanted = self.plain(wanted)
         low, high = self._reads.window(since, upto)

@@ -65,14 +65,29 @@ class Hold:
         """The time it holds. Raises `FencedError` or `HoldLostError` if it is no longer ours."""
         return self._holds.require_owned(self.name, self.token).timestamp
 
-    def move(self, to: TimeLike, *, durable: bool = True, reached: TimeLike | None = None) -> None:
+    @property
+    def state_from(self) -> bytes | None:
+        """See `HoldRecord.state_from`. Raises as `timestamp`."""
+        return self._holds.require_owned(self.name, self.token).state_from
+
+    def move(
+        self,
+        to: TimeLike,
+        *,
+        durable: bool = True,
+        reached: TimeLike | None = None,
+        state_from: bytes | None = None,
+    ) -> None:
         """Hold `to` instead, durably; if not `durable`, a crash may leave it at an older time.
         `reached` records that the owner has stored all changes below that time for good.
 
         Raises `FencedError` if a newer owner has taken the hold,
         `HoldLostError` if it was invalidated, `HistoryGoneError` below `since`,
         `NotYetWrittenError` in the future."""
-        self._holds.move(self.name, self.token, to, durable=durable, reached=reached)
+        if state_from is None:
+            self._holds.move(self.name, self.token, to, durable=durable, reached=reached)
+        else:
+            self._holds.note_state(self.name, self.token, state_from)
 
     def release(self) -> None:
         """Give it up, durably. Raises as `move`."""
@@ -138,6 +153,7 @@ class Holds:
         durable: bool = True,
         kind: str = USER,
         address: str = "",
+        state_from: bytes | None = None,
         dropping: Sequence[str] = (),
     ) -> dict[str, Hold]:
         """Take each name at its time, and drop others. One write does all of it, or nothing."""
@@ -163,6 +179,7 @@ class Holds:
                     created_at=now if former is None else former.created_at or now,
                     moved_at=now,
                     reached=None if known is None else known.reached,
+                    state_from=former.state_from if former and at is None else state_from,
                 )
                 taken.append(record)
                 holds[name] = Hold(self, name, record.token, is_new=former is None)
@@ -194,9 +211,17 @@ class Holds:
             record = self.require_owned(name, token)
             self._committer.readable(at)
             now, noted = self._committer.now(), noted or record.reached
-            self._write([replace(record, timestamp=at, moved_at=now, reached=noted)])
+            moved = replace(record, timestamp=at, moved_at=now, reached=noted, state_from=None)
+            self._write([moved])
         if durable:
             self._committer.persist()
+
+    def note_state(self, name: str, token: str, state_from: bytes) -> None:
+        """Record how far the owner has processed the state that its feed begins with, durably."""
+        with self._committer.lock:
+            record = self.require_owned(name, token)
+            self._write([replace(record, moved_at=self._committer.now(), state_from=state_from)])
+        self._committer.persist()
 
     def release(self, name: str, token: str) -> None:
         """See `Hold.release`."""

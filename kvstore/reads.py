@@ -20,7 +20,7 @@ from kvstore.clears import Clears
 from kvstore.commit import Committer
 from kvstore.errors import HistoryGoneError, KVStoreError, UsageError
 from kvstore.span import Span
-from kvstore.timestamp import TimeLike, Timestamp
+from kvstore.timestamp import OLDEST, TimeLike, Timestamp
 
 T = TypeVar("T")
 
@@ -66,6 +66,8 @@ class Reads:
 
     def window(self, since: TimeLike, upto: TimeLike | None) -> tuple[int, int]:
         """The bounds of `(since, upto]`. Without `upto` an empty window has equal bounds."""
+        if since == OLDEST:
+            since = self.whole_since
         low, high = self._committer.to_time(since, name="since"), self.at(upto)
         if low > high and upto is not None:
             raise UsageError(f"since {low} is above upto {high}", "swap them")

@@ -21,6 +21,7 @@ OTHER_UNITS_MAX = 4 * 10**15
 """A plain int above this is taken as nanoseconds. A smaller one may be seconds, milliseconds or
 microseconds since 1970 by mistake."""
 NOW: Final = "now"
+OLDEST: Final = "oldest"
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 _MICROSECOND = timedelta(microseconds=1)

@@ -23,8 +23,9 @@ from kvstore.client.reply import Reply
 from kvstore.client.tasks import ClientTasks
 from kvstore.client.transactions import RemoteTransactions
 from kvstore.commit import Durability
-from kvstore.feeds import Position
+from kvstore.feeds import STARTS, Position
 from kvstore.mvcc import Version, WriteSet
+from kvstore.protocol.values import to_json
 from kvstore.span import Span
 from kvstore.tasks import Tasks
 from kvstore.timestamp import TimeLike, Timestamp
@@ -220,8 +221,9 @@ class Client:
         since = start.timestamp if isinstance(start, Position) else start
         opening = {
             **fields,
-            "since": since if since == "now" else calls.ns(since, "start"),
+            "since": since if since in STARTS else calls.ns(since, "start"),
             "taken": taken,
+            "state_from": to_json(start.state_from) if isinstance(start, Position) else None,
             "max_age": None if max_age is None else max_age.total_seconds(),
         }
         return ClientFeed(self._pool, fields, self.call("open_feed", **opening))

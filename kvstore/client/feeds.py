@@ -18,6 +18,7 @@ from kvstore.errors import ClosedError, UsageError
 from kvstore.feeds import FeedBatch, Position, Share
 from kvstore.limits import FEED_POLL_S_MAX
 from kvstore.protocol import POSITION_NAME
+from kvstore.protocol.values import from_json, to_json
 from kvstore.timestamp import Timestamp
 
 
@@ -33,7 +34,7 @@ class ClientFeed:
         self._fields = {**fields, "token": opened["token"]}
         self.name = str(fields["name"])
         self.share = Share(fields.get("worker") or 0, fields.get("workers") or 1)
-        self.position = Position(Timestamp(opened["timestamp"]), opened["taken"])
+        self.position = _position(opened)
         """The position after the last delivery of this handle."""
         self._closed = False
 
@@ -58,7 +59,7 @@ class ClientFeed:
     def ack(self, upto: FeedBatch | Position) -> None:
         """See `Feed.ack`."""
         position = upto.position if isinstance(upto, FeedBatch) else upto
-        if position > self.position:
+        if position.is_beyond(self.position):
             raise UsageError(f"{position} was not delivered yet", "ack what was delivered")
         self._pool.send(calls.verb("ack", self._at(position), Reply.json, is_read=True))
 
@@ -82,13 +83,24 @@ class ClientFeed:
         if told is None:
             raise strange(self._pool.where, "a batch without a position")
         found = json.loads(told)
-        position = Position(Timestamp(found["timestamp"]), found["taken"])
-        return FeedBatch(list(_events(reader.read_all(), is_cut=position.taken > 0)), position)
+        position = _position(found)
+        is_state = self.position.state_from is not None
+        is_cut = is_state or position.taken > 0
+        return FeedBatch(list(_events(reader.read_all(), is_cut=is_cut)), position, is_state)
 
     def _at(self, position: Position) -> dict[str, Any]:
         if self._closed:
             raise ClosedError(f"feed {self.name!r}")
-        return {**self._fields, "timestamp": int(position.timestamp), "taken": position.taken}
+        timestamp, taken, state_from = position
+        place = {"timestamp": int(timestamp), "taken": taken, "state_from": to_json(state_from)}
+        return {**self._fields, **place}
+
+
+def _position(found: Mapping[str, Any]) -> Position:
+    """The position in an answer of the server."""
+    key = found["state_from"]
+    state_from = None if key is None else from_json(key, name="state_from")
+    return Position(Timestamp(found["timestamp"]), found["taken"], state_from)
 
 
 _COLUMNS: Final = (

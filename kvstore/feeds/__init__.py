@@ -2,16 +2,20 @@
 
 Floors, from the top:
 
-    group lines
+    envelopes group
+    lines
     feed quiescent
+    state
 """
 
+from kvstore.feeds.envelopes import debezium_lines
 from kvstore.feeds.feed import Feed, FeedBatch, Position, Share
-from kvstore.feeds.group import Feeds
+from kvstore.feeds.group import STARTS, Feeds
 from kvstore.feeds.lines import changes_json_lines
 from kvstore.feeds.quiescent import QuiescentPoint, QuiescentReader
 
 __all__ = [
+    "STARTS",
     "Feed",
     "FeedBatch",
     "Feeds",
@@ -20,4 +24,5 @@ __all__ = [
     "QuiescentReader",
     "Share",
     "changes_json_lines",
+    "debezium_lines",
 ]

@@ -36,6 +36,7 @@ from kvstore.changes.expand import EventReader, Wanted
 from kvstore.changes.generation import Generation
 from kvstore.commit import Committer
 from kvstore.errors import ClosedError, CorruptionError, HistoryGoneError, UsageError
+from kvstore.feeds.state import StateReader
 from kvstore.holds import Hold
 from kvstore.limits import FEED_BATCH_BYTES, FEED_BATCH_ROWS, STREAMS_MAX
 from kvstore.loops import gather
@@ -51,10 +52,21 @@ _ENDS = itemgetter(Event._fields.index("end_of_batch"))
 
 class Position(NamedTuple):
     """A place in a feed: behind all changes at or below `timestamp` and `taken` events of the next
-    commit."""
+    commit. In a feed that begins with the state at `timestamp`, `state_from` is the least key that
+    was not delivered; it is None behind the state."""
 
     timestamp: Timestamp
     taken: int = 0
+    state_from: bytes | None = None
+
+    def is_beyond(self, other: Position) -> bool:
+        """Whether this place comes after `other`."""
+        return _place(self) > _place(other)
+
+
+def _place(position: Position) -> tuple[int, bool, int, bytes]:
+    timestamp, taken, state_from = position
+    return timestamp, state_from is None, taken, state_from or b""
 
 
 class Share(NamedTuple):
@@ -95,6 +107,9 @@ class FeedBatch:
 
     events: list[Event]
     position: Position
+    is_state: bool = False
+    """Whether the events are rows of the state that the feed begins with: each is a put, at the
+    time of the state."""
 
     @property
     def resolved(self) -> Timestamp:
@@ -118,6 +133,7 @@ class Tail:
         *,
         guard: Callable[[], None],
         require_indexed: Callable[[int], None],
+        state: StateReader | None = None,
         rows_max: int | None = None,
         bytes_max: int | None = None,
     ) -> None:
@@ -129,6 +145,7 @@ class Tail:
         self.position = position
         self._guard = guard
         self._require_indexed = require_indexed
+        self._state = state
         # The compiled loops count no further.
         self._rows_max = min(FEED_BATCH_ROWS if rows_max is None else rows_max, sys.maxsize)
         self._bytes_max = min(FEED_BATCH_BYTES if bytes_max is None else bytes_max, sys.maxsize)
@@ -140,6 +157,7 @@ class Tail:
         """
         committer = self._committer
         self._guard()
+        yield from self._rest_of_state()
         committer.close_upto_now()
         while True:
             target = Timestamp(committer.make_durable() - 1)
@@ -160,8 +178,26 @@ class Tail:
             return True
         return False
 
+    def _rest_of_state(self) -> Iterator[FeedBatch]:
+        at, _, first = self.position
+        if first is None:
+            return
+        assert self._state is not None, "only feeds of a store begin with its state"
+        try:
+            events = self._state.events(self._wanted(), at, first)
+            while True:
+                rows: list[Event] = []
+                size = gather(events, rows, self._rows_max, self._bytes_max, *_BYTES)
+                if len(rows) < self._rows_max and size < self._bytes_max:
+                    break
+                yield self._deliver(rows, Position(at, 0, rows[-1].key + b"\0"), is_state=True)
+        except (CorruptionError, HistoryGoneError):
+            self._guard()  # if the hold is lost, its error explains the gap
+            raise
+        yield self._deliver(rows, Position(at), is_state=True)
+
     def _window(self, target: Timestamp) -> Iterator[FeedBatch]:
-        resolved, taken = self.position
+        resolved, taken, _ = self.position
         if target <= resolved:
             return
         self._require_indexed(resolved)  # a replica may have taken the window as files
@@ -183,10 +219,12 @@ class Tail:
             raise
         yield self._deliver(rows, Position(target))
 
-    def _deliver(self, rows: list[Event], position: Position) -> FeedBatch:
+    def _deliver(
+        self, rows: list[Event], position: Position, *, is_state: bool = False
+    ) -> FeedBatch:
         self._guard()
         self.position = position
-        return FeedBatch(rows, position)
+        return FeedBatch(rows, position, is_state)
 
 
 class Feed:
@@ -254,11 +292,12 @@ class Feed:
         position = upto.position if isinstance(upto, FeedBatch) else upto
         if not isinstance(position, Position):
             raise UsageError(f"ack of a {type(upto).__name__}", "pass a batch, or its position")
-        if position > self.position:
+        if position.is_beyond(self.position):
             raise UsageError(f"{position} was not delivered yet", "ack a batch that was delivered")
         self._guard()
-        if position.timestamp > self._hold.timestamp:
-            self._hold.move(position.timestamp)
+        acked = Position(self._hold.timestamp, 0, self._hold.state_from)
+        if position._replace(taken=0).is_beyond(acked):
+            self._hold.move(position.timestamp, state_from=position.state_from)
 
     def close(self) -> None:
         """Close the handle. The position stays. Repeatable."""

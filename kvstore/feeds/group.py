@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
+from typing import Final
 
 from kvstore.arguments import require_age, require_count, require_span
 from kvstore.changes.event import Expand, Images, require_expand, require_images
@@ -22,14 +23,18 @@ from kvstore.claims import FEED, HoldRecord
 from kvstore.errors import HoldLostError, UsageError
 from kvstore.feeds.feed import Feed, FeedBatch, Position, Share, Tail
 from kvstore.feeds.quiescent import QuiescentReader
+from kvstore.feeds.state import StateReader
 from kvstore.history import History
 from kvstore.holds import Hold
 from kvstore.limits import FEED_BATCH_BYTES, FEED_BATCH_ROWS
 from kvstore.parts import Parts
-from kvstore.span import Span
-from kvstore.timestamp import NOW, NS_PER_SECOND, TimeLike, Timestamp
+from kvstore.span import Span, require_key
+from kvstore.timestamp import NOW, NS_PER_SECOND, OLDEST, TimeLike, Timestamp
 
 _PREFIX = "feed/"
+STATE: Final = "state"
+STARTS: Final = (NOW, OLDEST, STATE)
+"""The words that a feed can start at, apart from a time."""
 
 
 class Feeds:
@@ -41,6 +46,7 @@ class Feeds:
         self._history = history
         self._events = history.event_reader
         self._changesets = changesets
+        self._state = StateReader(parts.versions, parts.index.generations.at)
 
     def open(
         self,
@@ -62,6 +68,8 @@ class Feeds:
         self._committer.health.require()
         require_name(name)
         self._require_share(share)
+        if start == STATE:
+            self._committer.sync()  # the state holds nothing that a crash can take back
         with self._committer.lock:
             position = self._start(name, start, share)
             self._reads.require_indexed(position.timestamp)
@@ -120,6 +128,7 @@ class Feeds:
                 position,
                 guard=guard,
                 require_indexed=self._reads.require_indexed,
+                state=self._state,
                 rows_max=rows_max,
                 bytes_max=bytes_max,
             )
@@ -209,9 +218,14 @@ class Feeds:
 
     def _start(self, name: str, start: TimeLike | Position | None, share: Share) -> Position:
         if isinstance(start, Position):
-            return Position(
-                self._begin(start.timestamp), require_count(start.taken, name="taken", least=0)
-            )
+            taken = require_count(start.taken, name="taken", least=0)
+            if start.state_from is not None:
+                require_key(start.state_from, name="state_from", room=1)
+            return Position(self._begin(start.timestamp), taken, start.state_from)
+        if start == STATE:
+            return Position(Timestamp(self._committer.durable - 1), 0, b"")
+        if start == OLDEST:
+            return Position(self._oldest())
         if start == NOW:
             return Position(Timestamp(self._committer.close_upto_now() - 1))
         if start is not None:
@@ -226,7 +240,15 @@ class Feeds:
             if record.lost:
                 budget = (record.max_age_ns or 0) / NS_PER_SECOND
                 raise HoldLostError(record.name, held=record.timestamp, budget_seconds=budget)
-        return Position(min(each.timestamp for each in ([mine] if mine else known.values())))
+        held = [mine] if mine else list(known.values())
+        oldest = min(each.timestamp for each in held)
+        left = [each.state_from for each in held if each.timestamp == oldest]
+        # Each worker has passed the keys of its share in order: all below the least are delivered.
+        return Position(oldest, 0, min((key for key in left if key is not None), default=None))
+
+    def _oldest(self) -> Timestamp:
+        """The oldest time after which all changes are there."""
+        return max(self._reads.indexed_since, self._reads.whole_since)
 
     def _begin(self, start: TimeLike) -> Timestamp:
         """The readable time that `start` names."""
@@ -259,6 +281,7 @@ class Feeds:
             max_age=max_age,
             kind=FEED,
             address=name,
+            state_from=position.state_from,
             dropping=[former for former in known if former not in layout],
         )[mine]
 

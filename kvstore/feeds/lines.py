@@ -78,9 +78,9 @@ def restored_json_lines(changes: Iterable[Change], images: Images) -> Iterator[s
                     "timestamp": str(change.timestamp),
                     "seq": sequence,
                     "op": _OPERATIONS[change.op].name.lower(),
-                    "key": _text(change.key),
-                    "end_key": _text(change.end_key),
-                    "value": None if images == "none" else _text(change.value),
+                    "key": as_text(change.key),
+                    "end_key": as_text(change.end_key),
+                    "value": None if images == "none" else as_text(change.value),
                 }
             )
 
@@ -91,11 +91,11 @@ def json_line(event: Event) -> str:
         "timestamp": str(event.timestamp),
         "seq": event.sequence,
         "op": event.op.name.lower(),
-        "key": event.key.hex() if event.op in _BY_ID else _text(event.key),
-        "end_key": _text(event.end_key),
-        "value": _text(event.value),
-        "pre": _text(event.pre),
-        "post": _text(event.post),
+        "key": event.key.hex() if event.op in _BY_ID else as_text(event.key),
+        "end_key": as_text(event.end_key),
+        "value": as_text(event.value),
+        "pre": as_text(event.pre),
+        "post": as_text(event.post),
         "changeset": f"{event.changeset.domain:016x}.{event.changeset.serial:016x}",
         "stream": event.stream.hex(),
         "end_of_batch": event.end_of_batch,
@@ -118,7 +118,8 @@ _OPERATIONS: dict[Op, Operation] = {
 }
 
 
-def _text(raw: bytes | None) -> str | dict[str, str] | None:
+def as_text(raw: bytes | None) -> str | dict[str, str] | None:
+    """Bytes as a field of a line: text where they are UTF-8, else an object `{"base64": ...}`."""
     if raw is None:
         return None
     try:

@@ -697,25 +697,35 @@ class Store:
         expand: Expand = "imports",
         *,
         span: Span | None = None,
+        prefix: bytes | None = None,
         max_age: timedelta | None = None,
         batch_rows: int | None = None,
         batch_bytes: int | None = None,
     ) -> Feed:
         """A feed: every durable change once, in order, to the consumer called `name`.
 
-        `start` begins the feed after a time (0: all changes; `"now"`: from here on), or after a
-        `Position` that the consumer has stored. Without `start` the feed continues after the last
-        ack. `streams=(i, n)` makes this consumer worker i of n workers that share the feed; each
-        worker gets whole streams. `images` and `expand` are as in `events`.
+        `start` begins the feed after a time, or after a `Position` that the consumer stored.
+        `"now"` is from here on, `"oldest"` all changes that are kept. `"state"` begins with the
+        live rows at one time, in batches with `is_state` that are acked as all others, and then has
+        each change after that time. Without `start` the feed continues after the last ack.
+
+        `streams=(i, n)` makes this consumer worker i of n workers that share the feed; each worker
+        gets whole streams, and the rows of the state whose changes it gets. If only the first
+        worker passes `start`, all begin at one time. `images` and `expand` are as in `events`.
 
         The feed holds history above its last ack until it is dropped. A feed that falls behind
         further than `max_age` is lost when GC wants the space. A batch has at most `batch_rows`
-        events and about `batch_bytes` bytes (defaults in `kvstore.limits`).
+        events and about `batch_bytes` bytes (defaults in `kvstore.limits`). `span` or `prefix`
+        chooses keys.
 
         Opening a feed fences its former consumer. Raises `UsageError` for an unknown feed without
         `start` and for more workers than streams, `HistoryGoneError` below `since`, or before a
         clear of keys in `span`.
         """
+        if prefix is not None:
+            if span is not None:
+                raise UsageError("span and prefix were given", "pass one of the two")
+            span = Span.of_prefix(prefix)
         return self.feeds.open(
             name,
             start,

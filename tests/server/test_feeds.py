@@ -100,3 +100,20 @@ def test_following_waits_for_the_next_change(store: kvstore.Store) -> None:
         assert found == [b"0", b"1", b"2"]
         beats = feed.batches(follow=True, heartbeat=0.01)
         assert [next(beats).events for _ in range(2)] == [[], []]
+
+
+def test_a_feed_through_a_server_begins_with_the_state(store: kvstore.Store) -> None:
+    store.put_many({b"a": b"1", b"b\xff": b"2", b"c": b"3"})
+    with serving(app(store), ListenAddress("127.0.0.1", 0)) as running:
+        with kvstore.connect(running.url) as client:
+            feed = client.feed("f", start="state", batch_rows=2)
+            batches = iter(feed)
+            first = next(batches)
+            assert (first.is_state, [e.key for e in first.events]) == (True, [b"a", b"b\xff"])
+            feed.ack(first)
+        store.put(b"a", b"later")
+        with kvstore.connect(running.url) as client:
+            found = [(b.is_state, e.key) for b in client.feed("f") for e in b.events]
+            assert found == [(True, b"c"), (False, b"a")]
+            again = client.feed("f", start=first.position)
+            assert [e.key for b in again for e in b.events] == [b"c", b"a"]

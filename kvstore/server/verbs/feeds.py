@@ -21,6 +21,7 @@ from kvstore.errors import HistoryGoneError, UsageError
 from kvstore.feeds import Feed, FeedBatch, Position
 from kvstore.limits import FEED_BATCH_BYTES, FEED_BATCH_ROWS, FEED_POLL_S_MAX
 from kvstore.protocol import POSITION_NAME
+from kvstore.protocol.values import to_json
 from kvstore.server.access import WRITE
 from kvstore.server.invocation import Invocation
 from kvstore.server.verbs.verb import SPAN, Answer, Verb, described
@@ -33,12 +34,12 @@ def open_feed(call: Invocation) -> Answer:
     start: Any = call.time("since")  # `now` is left to the store
     taken = call.count("taken")
     if taken is not None and start is not None:
-        start = Position(call.store.to_time(start, name="since"), taken)
+        at = call.store.to_time(start, name="since")
+        start = Position(at, taken, call.value("state_from"))
     feed = call.store.feeds.open(
         _name(call), start, _streams(call), max_age=call.age("max_age"), **_wanted(call)
     )
-    timestamp, taken = feed.position
-    return {"token": feed.token, "timestamp": int(timestamp), "taken": taken}
+    return {"token": feed.token, **_told(feed.position)}
 
 
 def fetch(call: Invocation) -> Answer:
@@ -52,7 +53,7 @@ def fetch(call: Invocation) -> Answer:
     batch = next(batches, FeedBatch([], feed.position))
     if not batch.events and wait:
         batch = next(batches)
-    told = json.dumps({"timestamp": int(batch.position.timestamp), "taken": batch.position.taken})
+    told = json.dumps(_told(batch.position))
     schema = CHANGES_SCHEMA.with_metadata({POSITION_NAME: told.encode()})
     found = batch.to_arrow().replace_schema_metadata(schema.metadata)
     return pa.RecordBatchReader.from_batches(schema, [found])
@@ -80,12 +81,27 @@ _WANTED: Final = {
     "batch_rows": "count",
     "batch_bytes": "count",
 }
-_PLACE: Final = {"token": "text", "timestamp": "time", "taken": "count"}
+_PLACE: Final = {
+    "token": "text",
+    "timestamp": "time",
+    "taken": "count",
+    "state_from": "bytes",
+}
 
 FEEDS: Final = [
     Verb(run.__name__, WRITE, run, described(run), parameters, waits=run is fetch)
     for run, parameters in (
-        (open_feed, {**_SHARE, **_WANTED, "since": "time", "taken": "count", "max_age": "seconds"}),
+        (
+            open_feed,
+            {
+                **_SHARE,
+                **_WANTED,
+                "since": "time",
+                "taken": "count",
+                "state_from": "bytes",
+                "max_age": "seconds",
+            },
+        ),
         (fetch, {**_SHARE, **_WANTED, **_PLACE, "wait": "seconds"}),
         (ack, {**_SHARE, **_WANTED, **_PLACE}),
         (drop_feed, {"name": "text"}),
@@ -93,11 +109,17 @@ FEEDS: Final = [
 ]
 
 
+def _told(position: Position) -> dict[str, Any]:
+    timestamp, taken, state_from = position
+    return {"timestamp": int(timestamp), "taken": taken, "state_from": to_json(state_from)}
+
+
 def _resumed(call: Invocation) -> Feed:
     at = call.time("timestamp")
     if at is None:
         raise UsageError("argument 'timestamp' is missing", "pass the position of the last batch")
-    position = Position(call.store.to_time(at, name="timestamp"), call.count("taken") or 0)
+    at, taken = call.store.to_time(at, name="timestamp"), call.count("taken") or 0
+    position = Position(at, taken, call.value("state_from"))
     token = call.text("token") or ""
     return call.store.feeds.resume(_name(call), token, position, _streams(call), **_wanted(call))
 
