@@ -7,6 +7,7 @@ from types import TracebackType
 from typing import Final
 
 from kvstore.columns import row_pairs
+from kvstore.errors import UsageError
 from kvstore.limits import BATCH_BYTES_MAX
 from kvstore.mvcc.write import WriteSet
 from kvstore.tables.sources import BatchRows, StoreRows
@@ -57,7 +58,10 @@ class Batch:
     def table(self, name: str) -> Table:
         """The table `name`, written by this batch."""
         self._writes.require_open()
-        assert self._rows is not None, "batches of a store have rows"
+        if self._rows is None:
+            raise UsageError(
+                "tables by a client", "write them in the process that has the store open"
+            )
         self._rows.codec(name)
         return Table(name, None, BatchRows(self, self._rows))
 
