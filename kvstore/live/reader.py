@@ -74,7 +74,7 @@ class LiveReader(Store):
     """
 
     _pursuit: Pursuit | None = None
-    _interval_s = FOLLOW_INTERVAL_S_MIN
+    _interval_s = 0.0
 
     def pursue(self, engine: SecondaryEngine, max_staleness: float, *, durable_only: bool) -> None:
         """Begin to follow the writer. `kvstore.follow` calls this once."""
