@@ -18,6 +18,7 @@ JOURNAL = "benchmarks.journal:JournalLog"
 PLAIN = "benchmarks.journal:PlainLog"
 SPARK = "benchmarks.spark:Jobs"
 SPARK_JOINS = "benchmarks.spark_joins:SparkJoins"
+FOLLOWED = "benchmarks.followed:Followed"
 SERVICE = "benchmarks.scripts:Service"
 JOINS = {
     "store": "benchmarks.joins:JoinStore",

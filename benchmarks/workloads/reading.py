@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from benchmarks.workloads.plan import (
+    FOLLOWED,
     IMPORTED,
     SIDES,
     Call,
@@ -19,6 +20,37 @@ from benchmarks.workloads.plan import (
 def reading(size: Size) -> list[Workload]:
     """Reads with everything in the caches."""
     return [*_lookups(size), *_scans(size), *_of_imported_rows(size)]
+
+
+def followed(size: Size) -> list[Workload]:
+    """Live readers, and the writer beside them."""
+
+    def by(label: str, operation: str, **arguments: Any) -> Contender:
+        return Contender(FOLLOWED, Call(operation, arguments), label)
+
+    gets, puts = {"count": size.lookups}, {"count": 10_000}
+    return [
+        Workload(
+            "get-live",
+            by("writer", "get", **gets),
+            by("kvstore", "get_live", **gets),
+            items=size.lookups,
+            reach=0.9,
+        ),
+        Workload(
+            "puts-followed",
+            by("nobody follows", "puts", **puts, followers=0),
+            by("kvstore", "puts", **puts, followers=1),
+            items=10_000,
+            reach=0.95,
+        ),
+        Workload(
+            "open-live",
+            by("open_read_only", "open_reader", count=5, live=False),
+            by("kvstore", "open_reader", count=5, live=True),
+            items=5,
+        ),
+    ]
 
 
 def _lookups(size: Size) -> list[Workload]:

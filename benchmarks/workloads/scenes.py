@@ -5,7 +5,7 @@ from __future__ import annotations
 from benchmarks.workloads.joins import joins, spark_joins
 from benchmarks.workloads.journal import journal
 from benchmarks.workloads.plan import Call, Scene, Size, Stage, Workload
-from benchmarks.workloads.reading import beside_ranges, changes, reading
+from benchmarks.workloads.reading import beside_ranges, changes, followed, reading
 from benchmarks.workloads.spark import spark
 from benchmarks.workloads.table import line_of, lines
 from benchmarks.workloads.upkeep import beside, collections, ending, flat, flushed
@@ -47,6 +47,7 @@ def scenes(size: Size) -> list[Scene]:
         Scene([Stage((fill, loaded, warm_up, change), collections(size))], is_quick=False),
         Scene([Stage((Call("histories"), Call("agree")), joins(size))], is_quick=False),
         Scene([Stage((fill,), beside())]),
+        Scene([Stage((fill, settle, Call("scan")), followed(size))]),
         Scene([Stage((), journal(size))]),
         Scene([Stage((), spark())], is_quick=False),
         Scene([Stage((Call("histories"), Call("agree")), spark_joins())], is_quick=False),

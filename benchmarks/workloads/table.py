@@ -33,6 +33,9 @@ scan-arrow-2        likewise by two processes, started before; below 24 MB by on
 get-imported        point reads of rows that came by bulk load, then updated as all others
 scan-imported       rows that came by bulk load
 arrow-imported      Arrow batches of rows that came by bulk load
+get-live            point reads of a live reader, against point reads of the writer
+puts-followed       single commits, not synced, beside a live reader, against the same beside none
+open-live           live readers opened beside a writer and some MB of log, against open_read_only
 get-1-range         point reads beside 1 range tombstone, against none
 get-100-ranges      point reads beside 100 range tombstones, against none
 get-many-1-range    one call for many sorted keys beside 1 range tombstone, against none
