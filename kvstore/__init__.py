@@ -23,6 +23,7 @@ from kvstore.imports import ImportRecord
 from kvstore.joins import Join, join
 from kvstore.late import __getattr__ as __getattr__
 from kvstore.live import LiveReader, follow
+from kvstore.mapping import MappingCodec, StoreMapping
 from kvstore.mvcc import Version
 from kvstore.opening import open_read_only
 from kvstore.snapshot import Snapshot
@@ -53,6 +54,7 @@ __all__ = [
     "Join",
     "LiveReader",
     "ManualClock",
+    "MappingCodec",
     "Operation",
     "Position",
     "Share",
@@ -60,6 +62,7 @@ __all__ = [
     "Span",
     "Store",
     "Table",
+    "StoreMapping",
     "Timestamp",
     "Transaction",
     "Version",

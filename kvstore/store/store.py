@@ -76,6 +76,7 @@ from kvstore.limits import (
     STREAMS_MAX,
 )
 from kvstore.loops import PointRead
+from kvstore.mapping import MappingCodec, StoreMapping
 from kvstore.meta import FORMAT, Meta
 from kvstore.mvcc import Version, Versions, WriteSet
 from kvstore.mvcc.scan import first_rows
@@ -357,6 +358,42 @@ class Store:
         chunks = self._reads.read(as_of, span, scan)
         rows = chain.from_iterable(map(_pairs, chunks))
         return rows if limit is None else islice(rows, limit)
+
+    def keys(
+        self,
+        start: bytes | None = None,
+        end: bytes | None = None,
+        prefix: bytes | None = None,
+        as_of: TimeLike | None = None,
+        reverse: bool = False,
+        limit: int | None = None,
+    ) -> Iterator[bytes]:
+        """The live keys of `scan`, without their values."""
+        require_limit(limit)
+        span = self._parts.reserve.narrow(Span.of(start, end, prefix))
+        scan = partial(self._versions.scan, span, reverse=reverse, limit=limit)
+        keys = chain.from_iterable(keys for keys, _ in self._reads.read(as_of, span, scan))
+        return keys if limit is None else islice(keys, limit)
+
+    def count(
+        self,
+        start: bytes | None = None,
+        end: bytes | None = None,
+        prefix: bytes | None = None,
+        as_of: TimeLike | None = None,
+    ) -> int:
+        """The number of live keys at one time. One pass over the entries of the span, in bounded
+        memory; no value becomes an object."""
+        span = self._parts.reserve.narrow(Span.of(start, end, prefix))
+        scan = partial(self._versions.scan_columns, span, chunk=SCAN_CHUNK)
+        return sum(len(keys) for keys, _ in self._reads.read(as_of, span, scan))
+
+    def mapping(self, codec: str | MappingCodec = "bytes", *, prefix: bytes = b"") -> StoreMapping:
+        """The keys that begin with `prefix` as a `MutableMapping`, without the prefix.
+
+        `codec` is `"bytes"`, `"text"`, `"json"` (keys are text, values JSON) or a `MappingCodec`.
+        """
+        return StoreMapping(self, codec, prefix)
 
     def scan_batches(
         self,
