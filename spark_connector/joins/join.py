@@ -25,7 +25,7 @@ from kvstore.joins import OnGone
 from kvstore.timestamp import TimeLike, to_timestamp
 from spark_connector.access import Access, Address
 from spark_connector.joins.answers import added_fields
-from spark_connector.joins.tasks import AT, KEY, Plan, Question, joiner, plan
+from spark_connector.joins.tasks import ANSWER, AT, KEY, Plan, Question, joiner, plan
 from spark_connector.loading.columns import (
     Columns,
     column_of,
@@ -82,8 +82,9 @@ def point_in_time_join(
     added = added_fields(df.schema, columns, prefix)
     labels = _labels(df, key, column_of(df, at, _WHAT), str(at))
     found = plan(df.sparkSession, Access.of(source), None)
-    asked = [field.name.removeprefix(prefix) for field in added]
-    question = Question(found.place, _name(key), str(at), asked, max_age, on_gone)
+    names = [field.name for field in added]
+    asked = [name.removeprefix(prefix) for name in names]
+    question = Question(found.place, _name(key), str(at), asked, names, max_age, on_gone)
     return _joined(labels, found, question, StructType([*df.schema.fields, *added]))
 
 
@@ -112,8 +113,9 @@ def lookup_join(
     labels = _labels(df, key, F.lit(0), "as_of")
     found = plan(df.sparkSession, Access.of(source), time)
     labels = labels.withColumn(AT, F.lit(found.newest if time is None else time).cast("long"))
-    asked = [field.name.removeprefix(prefix) for field in added]
-    question = Question(found.place, _name(key), "as_of", asked, None, "error")
+    names = [field.name for field in added]
+    asked = [name.removeprefix(prefix) for name in names]
+    question = Question(found.place, _name(key), "as_of", asked, names, None, "error")
     return _joined(labels, found, question, StructType([*df.schema.fields, *added]))
 
 
@@ -144,7 +146,7 @@ def _labels(df: DataFrame, key: Columns, at: Column, at_name: str) -> DataFrame:
     doubled = sorted({name for name in names if names.count(name) > 1})
     if doubled:
         raise UsageError(f"labels have several columns {doubled[0]!r}", "rename all but one")
-    taken = [name for name in (KEY, AT, _SPLIT) if name in names]
+    taken = [name for name in names if name.lower() in (KEY, AT, _SPLIT, *ANSWER)]
     if taken:
         raise UsageError(
             f"labels have a column {taken[0]!r}", "rename it: the join adds such a column"

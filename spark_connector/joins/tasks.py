@@ -35,7 +35,8 @@ KEY: Final = "kvstore_key"
 AT: Final = "kvstore_at"
 """The columns of keys and of times that tasks get beside the labels' own columns."""
 
-_ANSWER: Final = ("kvstore_value", "kvstore_timestamp")
+ANSWER: Final = ("kvstore_value", "kvstore_timestamp")
+"""The columns that a task adds, which get their names in the result after that."""
 
 BYTES_PER_SPLIT: Final = 4 << 20
 """Files of one split. The labels of a split stay together, and several splits make a task."""
@@ -93,13 +94,14 @@ def _planned(access: Access, as_of: int | None, split_bytes: int) -> Plan:
 
 
 class Question(NamedTuple):
-    """The question of a join to the labels of a task. `key` and `at` name their columns in errors,
-    and `columns` are the columns of the answer."""
+    """The question of a join to the labels of a task. `key` and `at` name their columns in errors.
+    `columns` are the columns of the answer, and `names` their names in the result."""
 
     place: Place
     key: str
     at: str
     columns: Sequence[str]
+    names: Sequence[str]
     max_age: timedelta | None
     on_gone: OnGone
 
@@ -120,12 +122,12 @@ def joiner(question: Question) -> Callable[[_Batches], Iterator[pa.RecordBatch]]
                 key=KEY,
                 at=AT,
                 max_age=question.max_age,
-                columns=_ANSWER,
+                columns=ANSWER,
                 on_gone=question.on_gone,
             )
             names = [name for name in first.schema.names if name not in (KEY, AT)]
             for batch in joined:
-                yield _answered(batch, names, question.columns)
+                yield _answered(batch, names, question)
 
     return join
 
@@ -139,9 +141,10 @@ def _whole(batch: pa.RecordBatch, question: Question) -> pa.RecordBatch:
 
 
 def _answered(
-    batch: pa.RecordBatch, labels: Sequence[str], columns: Sequence[str]
+    batch: pa.RecordBatch, labels: Sequence[str], question: Question
 ) -> pa.RecordBatch:
-    values, times = (batch.column(name) for name in _ANSWER)
-    added = added_columns(values, times, columns)
+    values, times = (batch.column(name) for name in ANSWER)
+    added = added_columns(values, times, question.columns)
     kept = [batch.column(name) for name in labels]
-    return pa.RecordBatch.from_arrays([*kept, *added], names=[*labels, *columns])
+    # Spark reads the batch by its names: no two columns may share one.
+    return pa.RecordBatch.from_arrays([*kept, *added], names=[*labels, *question.names])

@@ -162,6 +162,17 @@ def test_times_are_instants_and_the_exact_version_is_told(
 
 
 @pytest.mark.spark
+def test_labels_may_have_columns_that_are_called_as_the_answers(
+    spark: SparkSession, place: Place
+) -> None:
+    from pyspark.sql import functions as F  # noqa: N812
+
+    df = frame(spark, [(b"a", int(place.first))], 1).withColumn("value", F.lit(7))
+    [row] = point_in_time_join(df.withColumn("value_version", df.row), place.path, "id").collect()
+    assert (row["value"], row["value_version"], bytes(row["f_value"])) == (7, 0, b"1")
+
+
+@pytest.mark.spark
 def test_several_columns_are_one_key(spark: SparkSession, tmp_path: Path) -> None:
     with kvstore.open(tmp_path / "store", durability="async") as store:
         store.put(encode_tuple(("de", 7)), b"yes")
@@ -204,7 +215,7 @@ def test_no_labels_give_no_rows(spark: SparkSession, place: Place) -> None:
 
 def asked(path: Path, labels: list[tuple[bytes | None, int | None]]) -> pa.Table:
     """The answers of a task to labels, without a session."""
-    question = tasks.Question(find(str(path)), "id", "ts", ADDED, None, "error")
+    question = tasks.Question(find(str(path)), "id", "ts", ADDED, ADDED, None, "error")
     keys, times = zip(*labels, strict=True)
     columns = {tasks.KEY: pa.array(keys, pa.binary()), tasks.AT: pa.array(times, pa.int64())}
     return pa.Table.from_batches(tasks.joiner(question)([pa.record_batch(columns)]))
@@ -259,6 +270,8 @@ def test_bad_calls_are_refused_before_a_query(spark: SparkSession, place: Place)
         (df.select("*", F.lit(1).alias("row")), {}, "several columns 'row'"),
         (df.withColumn("F_Value", F.lit(1)), {}, "labels have a column 'f_value' already"),
         (df.withColumn("kvstore_key", F.lit(1)), {}, "labels have a column 'kvstore_key'"),
+        (df.withColumn("Kvstore_Split", F.lit(1)), {}, "labels have a column 'Kvstore_Split'"),
+        (df.withColumn("kvstore_value", F.lit(1)), {}, "labels have a column 'kvstore_value'"),
         (df, {"columns": ["price"]}, "pass some of value, value_timestamp, value_version"),
         (df, {"columns": ["value", "value"]}, "each once"),
         (df, {"columns": "value"}, "pass some of"),
