@@ -140,9 +140,7 @@ def _whole(batch: pa.RecordBatch, question: Question) -> pa.RecordBatch:
     return batch
 
 
-def _answered(
-    batch: pa.RecordBatch, labels: Sequence[str], question: Question
-) -> pa.RecordBatch:
+def _answered(batch: pa.RecordBatch, labels: Sequence[str], question: Question) -> pa.RecordBatch:
     values, times = (batch.column(name) for name in ANSWER)
     added = added_columns(values, times, question.columns)
     kept = [batch.column(name) for name in labels]

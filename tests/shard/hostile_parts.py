@@ -13,17 +13,20 @@ import sys
 from collections.abc import Iterator
 from dataclasses import replace
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from backup.shard.rows.batch_reader import read_batches
 from backup.shard.rows.batch_writer import BatchDesc, part_names, write_batch
+from backup.shard.rows.found import FindBounds, find_versions
 from backup.shard.rows.part_reader import open_part, require_part, translated
 from backup.shard.rows.rules import OP_DELETE_RANGE, OP_PUT, VERSIONS, VERSIONS_SCHEMA, Window
 from backup.shard.state.state import ShardBatch, ShardPart
 from backup.shard.storage.memory import MemoryBlob
 from kvstore.digest import digest
 from kvstore.errors import CorruptionError, FormatVersionError
+from kvstore.joins.order import in_order
 from kvstore.testing.bounds import bounds
 from kvstore.timestamp import TIMESTAMP_MAX
 from tests.shard import thrift
@@ -76,6 +79,18 @@ def read(data: bytes, part: ShardPart) -> pa.Table:
     batch = ShardBatch(0, 100, parts=(part,))
     batches = list(read_batches(blob, [batch], rule=VERSIONS, view=window))
     return pa.Table.from_batches(batches, VERSIONS_SCHEMA)
+
+
+def join(data: bytes, part: ShardPart) -> None:
+    """Look labels up in a part, as a join with a collection does, which looks at no more of it
+    than it needs."""
+    blob = MemoryBlob()
+    part = replace(part, size=len(data), checksum=digest(data))
+    blob.put(part.name, data)
+    batch = ShardBatch(0, 100, parts=(part,))
+    keys = pa.array([b"%06d" % number for number in range(0, 70_000, 7)], pa.binary())
+    labels = in_order(keys, np.full(len(keys), 95))
+    assert find_versions(blob, [batch], labels, FindBounds(TIMESTAMP_MAX, 1 << 30)) is not None
 
 
 def footer(data: bytes) -> tuple[thrift.Struct, bytes]:
@@ -181,6 +196,12 @@ def bombs() -> Iterator[tuple[str, bytes, ShardPart]]:
 
 def wrong_end(data: bytes, part: ShardPart, wanted: pa.Table | None) -> str | None:
     """How reading a part ends where it is neither the documented error nor the `wanted` rows."""
+    try:
+        join(data, part)
+    except (CorruptionError, FormatVersionError):
+        pass
+    except BaseException as error:  # noqa: BLE001  (whatever it is, it is wrong)
+        return f"a join: {type(error).__name__} {error}"
     try:
         found = read(data, part)
     except (CorruptionError, FormatVersionError):
