@@ -16,6 +16,7 @@ from kvstore.claims import HoldRecord
 from kvstore.clock import Clock, ManualClock
 from kvstore.commit import Durability
 from kvstore.control import open  # noqa: A004  # kvstore.open is the public name
+from kvstore.engine.rocks_knobs import Options
 from kvstore.feeds import Feed, FeedBatch, Position, Share
 from kvstore.gc import GcPolicy, GcReport
 from kvstore.holds import Hold
@@ -56,6 +57,7 @@ __all__ = [
     "ManualClock",
     "MappingCodec",
     "Operation",
+    "Options",
     "Position",
     "Share",
     "Snapshot",

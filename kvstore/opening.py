@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from kvstore.arguments import require_path
 from kvstore.changes import ChangeIndex
@@ -27,6 +27,7 @@ from kvstore.commit import (
 from kvstore.engine import DATA, Engine, WriteBatch
 from kvstore.engine.memory import MemoryEngine, is_memory_store
 from kvstore.engine.rocks import RocksEngine
+from kvstore.engine.rocks_knobs import DEFAULTS, Options
 from kvstore.engine.rocks_secondary import SecondaryEngine
 from kvstore.errors import FormatVersionError, NotAStoreError, UsageError
 from kvstore.gc import GcPolicy
@@ -54,9 +55,11 @@ def open(  # noqa: A001  # named as the public call, which is in `kvstore.contro
     *,
     create: bool = True,
     gc: GcPolicy | None = None,
+    options: Options | None = None,
 ) -> Store:
     """Open as `kvstore.open` does; the process does not listen."""
-    return open_as(Store, path, engine, durability, clock, create=create, gc=gc)
+    how: Any = {"create": create, "gc": gc, "options": options}
+    return open_as(Store, path, engine, durability, clock, **how)
 
 
 def open_as(
@@ -68,6 +71,7 @@ def open_as(
     *,
     create: bool,
     gc: GcPolicy | None,
+    options: Options | None = None,
 ) -> AnyStore:
     """Open a store of the class `face`, as `kvstore.open` does."""
     require_durability(durability)
@@ -80,7 +84,9 @@ def open_as(
     directory = None if path is None else require_path(path)
     if clock is not None and not callable(getattr(clock, "wall_ns", None)):
         raise UsageError(f"clock={clock!r}", "pass a Clock, or an object with wall_ns()")
-    opened = _open_engine(directory, engine, create=create)
+    if options is not None and (not isinstance(options, Options) or engine != "rocksdb"):
+        raise UsageError(f"options={options!r}", 'pass Options, for engine="rocksdb" only')
+    opened = _open_engine(directory, engine, create=create, knobs=options or DEFAULTS)
     try:
         store = assemble(face, directory, opened, durability=durability, clock=clock or Clock())
         store.upkeep.merge_files()
@@ -111,7 +117,9 @@ def engine_at(path: Path) -> str | None:
         return "memory" if is_memory_store(path) else None
 
 
-def _open_engine(path: Path | None, engine: str | Engine, *, create: bool) -> Engine:
+def _open_engine(
+    path: Path | None, engine: str | Engine, *, create: bool, knobs: Options
+) -> Engine:
     if callable(getattr(engine, "cursor", None)):
         assert not isinstance(engine, str)
         if path is not None:
@@ -130,7 +138,7 @@ def _open_engine(path: Path | None, engine: str | Engine, *, create: bool) -> En
         )
     if engine == "memory":
         return MemoryEngine(path, create=create)
-    opened = RocksEngine(path, create=create)
+    opened = RocksEngine(path, create=create, knobs=knobs)
     # Parallel scans leave files when the machine dies. No other process has the store open now.
     shutil.rmtree(path / SCANS_DIRECTORY, ignore_errors=True)
     return opened

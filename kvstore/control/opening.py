@@ -9,6 +9,7 @@ from kvstore import opening
 from kvstore.clock import WallClock
 from kvstore.commit import Durability
 from kvstore.engine import Engine
+from kvstore.engine.rocks_knobs import Options
 from kvstore.errors import UsageError
 from kvstore.gc import GcPolicy
 from kvstore.store import Store
@@ -23,6 +24,7 @@ def open(  # noqa: A001  # kvstore.open is the public name
     create: bool = True,
     gc: GcPolicy | None = None,
     control: bool = False,
+    options: Options | None = None,
 ) -> Store:
     """Open the store at `path`, creating it where nothing is (unless `create=False`).
 
@@ -32,7 +34,7 @@ def open(  # noqa: A001  # kvstore.open is the public name
     nothing is kept when the store is closed. With `path=None` an open `Engine` of your own may be
     the `engine` (see `kvstore.testing.engines`): the store closes it. `clock` tells the time; the
     machine's by default. `gc` collects garbage in the background (`Upkeep.start_gc`); without it
-    history is kept until `store.gc` is called.
+    history is kept until `store.gc` is called. `options` bounds memory, threads and files.
 
     With `control=True` other processes of this user can speak to the store while it is open, by a
     Unix socket in its directory: `kvstore.connect(path)`, and commands such as `kvstore backup run`
@@ -50,8 +52,8 @@ def open(  # noqa: A001  # kvstore.open is the public name
     and import; in memory some 5 us per entry.
     """
     if not control:
-        return opening.open(path, engine, durability, clock, create=create, gc=gc)
-    return _open_listening(path, engine, durability, clock, create=create, gc=gc)
+        return opening.open(path, engine, durability, clock, create=create, gc=gc, options=options)
+    return _open_listening(path, engine, durability, clock, create=create, gc=gc, options=options)
 
 
 def _open_listening(

@@ -8,7 +8,7 @@ Floors, from the top:
     rocks             RocksDB
     rocks_merges      fewer files than RocksDB leaves
     passes rocks_opening small_files state
-    edits editions file_ends homes moment rocks_errors rocks_options threads wal
+    edits editions file_ends homes moment rocks_errors rocks_knobs rocks_options threads wal
     api               the contract
 """
 

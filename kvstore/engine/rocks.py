@@ -37,6 +37,7 @@ import rocksdict as rocks
 from kvstore.engine.api import DATA, FAMILIES, EntryReader, FileSpan, WriteBatch
 from kvstore.engine.moment import Moment
 from kvstore.engine.rocks_errors import from_text, translated
+from kvstore.engine.rocks_knobs import DEFAULTS, Options
 from kvstore.engine.rocks_merges import Merges, count_files
 from kvstore.engine.rocks_opening import (
     THREADS,
@@ -50,7 +51,6 @@ from kvstore.errors import ClosedError, KVStoreError, StaleReaderError
 from kvstore.forks import own
 from kvstore.limits import (
     BESIDE_OPEN_FILES_MAX,
-    BLOCK_CACHE_BYTES,
     IDLE_READERS_MAX,
     PASSING_CACHE_BYTES,
     PASSING_READAHEAD_BYTES,
@@ -77,6 +77,7 @@ class RocksEngine:
         home: Path | None = None,
         beside: RocksEngine | None = None,
         database: Callable[[rocks.Cache], rocks.Rdict] | None = None,
+        knobs: Options = DEFAULTS,
     ) -> None:
         self.path = path
         self.is_read_only = read_only
@@ -88,7 +89,7 @@ class RocksEngine:
             make_store_directory(path)
         self._is_passing = read_only and database is None
         """Whether most reads are passes that come once: they leave the cache alone."""
-        size = PASSING_CACHE_BYTES if self._is_passing else BLOCK_CACHE_BYTES
+        size = PASSING_CACHE_BYTES if self._is_passing else knobs.cache()
         self._cache: rocks.Cache = rocks.Cache(size) if beside is None else beside._cache
         self._moment: Moment | None = None
         self._db: rocks.Rdict | None
@@ -99,7 +100,7 @@ class RocksEngine:
         else:
             files_max = -1 if beside is None else BESIDE_OPEN_FILES_MAX
             try:
-                self._db = opened(path, self._cache, home=home, files_max=files_max)
+                self._db = opened(path, self._cache, home=home, files_max=files_max, knobs=knobs)
             except KVStoreError as error:
                 if home is None or home == path or not lacks_a_file(error):
                     raise

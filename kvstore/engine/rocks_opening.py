@@ -17,6 +17,7 @@ import rocksdict as rocks
 from kvstore.engine.api import FAMILIES
 from kvstore.engine.moment import Moment
 from kvstore.engine.rocks_errors import translated
+from kvstore.engine.rocks_knobs import DEFAULTS, Options
 from kvstore.engine.rocks_options import database_options, family_options
 from kvstore.engine.threads import Threads
 from kvstore.engine.wal import cut, cut_manifest, find_damage, looks_recycled
@@ -137,7 +138,14 @@ def lacks_a_file(error: BaseException) -> bool:
     return isinstance(error, KVStoreError) and "No such file or directory" in str(error)
 
 
-def opened(path: Path, cache: rocks.Cache, *, home: Path | None, files_max: int) -> rocks.Rdict:
+def opened(
+    path: Path,
+    cache: rocks.Cache,
+    *,
+    home: Path | None,
+    files_max: int,
+    knobs: Options = DEFAULTS,
+) -> rocks.Rdict:
     """Open the database read-only in `home`, or for writing if `home` is None. Cuts a torn log, and
     refuses a damaged one."""
     is_read_only, home = home is not None, home or path
@@ -146,6 +154,9 @@ def opened(path: Path, cache: rocks.Cache, *, home: Path | None, files_max: int)
     with storage_errors(str(path)):
         options.set_max_file_opening_threads(_opening_threads(path))
     options.set_max_open_files(files_max)
+    knobs.set_database(options)
+    for family in families.values():
+        knobs.set_family(family)
     access = rocks.AccessType.read_write()
     if is_read_only:
         access = rocks.AccessType.read_only(False)

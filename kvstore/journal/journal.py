@@ -30,7 +30,7 @@ from kvstore.forks import own
 from kvstore.journal.files import OS_FILES, Files, Lock, storage_errors, write_all
 from kvstore.journal.live import LiveFile, continue_live, create_live
 from kvstore.journal.names import LOCK_NAME
-from kvstore.journal.options import Options
+from kvstore.journal.options import JournalOptions
 from kvstore.journal.records import (
     Note,
     encode,
@@ -70,7 +70,7 @@ class Journal:
         recovery: Recovery,
         *,
         identity: int,
-        options: Options,
+        options: JournalOptions,
     ) -> None:
         self._files = files
         self._directory = directory
@@ -135,7 +135,7 @@ class Journal:
         something else. A torn tail of the live file is no damage: it is cut, see `recovery.torn`.
         """
         directory = os.path.abspath(os.fspath(path))
-        options = Options.of(content, sync, file_bytes, file_records)
+        options = JournalOptions.of(content, sync, file_bytes, file_records)
         with storage_errors(directory):
             files.make_directory(directory)
             lock = files.lock(os.path.join(directory, LOCK_NAME))

@@ -10,7 +10,7 @@ from kvstore.limits import JOURNAL_FILE_BYTES, JOURNAL_FILE_RECORDS
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class JournalOptions:
     """`content` names the meaning of the records. A live file ends at `file_bytes` or
     `file_records`. Raises `UsageError` for values that no journal can have."""
 
@@ -28,7 +28,7 @@ class Options:
     @classmethod
     def of(
         cls, content: str, sync: Sync, file_bytes: int | None, file_records: int | None
-    ) -> Options:
+    ) -> JournalOptions:
         """Options in which None stands for the limit of `kvstore.limits`."""
         return cls(
             content,
