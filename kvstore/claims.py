@@ -36,6 +36,7 @@ USER: Final = "user"
 FEED: Final = "feed"
 BACKUP: Final = "backup"
 REPLICA: Final = "replica"
+READER: Final = "reader"
 UNKNOWN: Final = "unknown"
 """The kind of a record that an older release wrote."""
 
@@ -50,6 +51,10 @@ _ADVICE: Final = {
         "the next replicate moves it",
         "a replica that still lags behind `since` has to be made anew",
     ),
+    READER: (
+        "it ends by itself, at the end of its time",
+        "a reader of another machine may raise HistoryGoneError",
+    ),
     UNKNOWN: ("its owner moves or releases it", "its owner's next call raises FencedError"),
 }
 """By kind: what moves a hold, and what dropping it costs."""
@@ -60,10 +65,10 @@ class HoldRecord:
     """A claim on history: a hold as it is stored, or a pin of this process (without a token).
 
     `timestamp` is the oldest time that must stay readable. `kind` says what the hold was taken for
-    (`"user"`, `"feed"`, `"backup"`, `"replica"`; `"snapshot"` and the like are pins), `address`
-    where that is (the URL of a collection without secrets, the path of a replica, the name of a
-    feed), `owner` which host and process took it last. `created_at` is the time the hold was first
-    taken, `moved_at` the last time that an owner took or moved it.
+    (`"user"`, `"feed"`, `"backup"`, `"replica"`, `"reader"`; `"snapshot"` and the like are pins),
+    `address` where that is (the URL of a collection without secrets, the path of a replica, the
+    name of a feed), `owner` which host and process took it last. `created_at` is the time the hold
+    was first taken, `moved_at` the last time that an owner took or moved it.
     """
 
     name: str

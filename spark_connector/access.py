@@ -1,4 +1,4 @@
-"""How the driver, the planning workers and the tasks open a collection.
+"""How the driver, the planning workers and the tasks open a collection, or call a server.
 
 An `Access` holds references, never secrets: the name of an environment variable, or the path of a
 file that every machine of the cluster has. The credentials of an object store come from where its
@@ -8,9 +8,10 @@ own tools find them: the environment, a profile, or the machine's role.
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from backup import Collection
 from backup.place import find_place
@@ -19,16 +20,51 @@ from backup.shard import Storage
 from backup.shard.storage.address import file_path
 from kvstore.errors import UsageError
 
+if TYPE_CHECKING:
+    from kvstore.client import Client
+
 Address: TypeAlias = "Access | str | os.PathLike[str]"
-"""An `Access`, or the path or URL of an unencrypted collection."""
+"""An `Access`, the path or URL of an unencrypted collection, or the URL of a server that asks for
+no token."""
+
+LEASE_SECONDS: Final = 3600
+"""The default time for which history of a live store outlasts the last task that reads it."""
+
+_SERVERS: Final = ("http://", "https://")
+_FOR_SERVERS: Final = ("token_env", "token_file", "ca_file", "lease_seconds")
+_FOR_COLLECTIONS: Final = (
+    "key_file",
+    "passphrase_env",
+    "passphrase_file",
+    "endpoint",
+    "region",
+    "skip_signature",
+)
+
+_OPTIONS: Final[Mapping[str, str]] = {
+    "key_file": "keyFile",
+    "passphrase_env": "passphraseEnv",
+    "passphrase_file": "passphraseFile",
+    "endpoint": "endpoint",
+    "region": "region",
+    "skip_signature": "skipSignature",
+    "token_env": "tokenEnv",
+    "token_file": "tokenFile",
+    "ca_file": "caFile",
+    "lease_seconds": "leaseSeconds",
+}
+"""The names of the fields as options of `format("kvstore")`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """The address of a collection, and references to at most one key.
+    """The address of a collection with references to at most one key, or of a server with a
+    reference to at most one token.
 
     `endpoint`, `region` and `skip_signature` are for object stores; their defaults come from the
-    environment.
+    environment. `ca_file` has the certificates that a server is trusted by, if the machine does not
+    trust it anyway. `lease_seconds` is the time for which a live store keeps history after the last
+    task has read it.
     """
 
     url: str
@@ -38,6 +74,10 @@ class Access:
     endpoint: str | None = None
     region: str | None = None
     skip_signature: bool = False
+    token_env: str | None = None
+    token_file: str | None = None
+    ca_file: str | None = None
+    lease_seconds: int = LEASE_SECONDS
 
     def __post_init__(self) -> None:
         if self.url.startswith("memory://"):
@@ -49,6 +89,21 @@ class Access:
             raise UsageError(
                 "more than one of keyFile, passphraseEnv, passphraseFile is given", "pass one"
             )
+        if self.token_env is not None and self.token_file is not None:
+            raise UsageError("tokenEnv and tokenFile are both given", "pass one")
+        foreign = _FOR_COLLECTIONS if self.is_server else _FOR_SERVERS
+        given = [each.name for each in fields(self) if getattr(self, each.name) != each.default]
+        for name in given:
+            if name in foreign:
+                what = "a server" if self.is_server else "no server"
+                raise UsageError(f"{_OPTIONS[name]} is given, and the path is {what}", "remove it")
+        if self.is_server and "@" in self.url.partition("://")[2].partition("/")[0]:
+            raise UsageError("the URL of a server has a password in it", "pass tokenFile")
+
+    @property
+    def is_server(self) -> bool:
+        """Whether the URL is one of a server."""
+        return self.url.startswith(_SERVERS)
 
     @classmethod
     def of(cls, access: Address) -> Access:
@@ -56,24 +111,35 @@ class Access:
         found = access if isinstance(access, Access) else cls(os.fspath(access))
         url = local(found.url)
         url = url if "://" in url else os.path.abspath(url)
-        files = (
-            None if path is None else os.path.abspath(path)
-            for path in (found.key_file, found.passphrase_file)
+        return replace(
+            found,
+            url=url,
+            key_file=_absolute(found.key_file),
+            passphrase_file=_absolute(found.passphrase_file),
+            token_file=_absolute(found.token_file),
+            ca_file=_absolute(found.ca_file),
         )
-        key_file, passphrase_file = files
-        return replace(found, url=url, key_file=key_file, passphrase_file=passphrase_file)
 
     def as_options(self) -> dict[str, str]:
         """The fields but `url`, as options of `format("kvstore")`."""
-        given = {
-            "keyFile": self.key_file,
-            "passphraseEnv": self.passphrase_env,
-            "passphraseFile": self.passphrase_file,
-            "endpoint": self.endpoint,
-            "region": self.region,
-            "skipSignature": "true" if self.skip_signature else None,
-        }
-        return {name: value for name, value in given.items() if value is not None}
+        texts: dict[str, str] = {}
+        for each in fields(self)[1:]:
+            value = getattr(self, each.name)
+            if value != each.default:
+                texts[_OPTIONS[each.name]] = "true" if value is True else str(value)
+        return texts
+
+    def connect(self) -> Client:
+        """A client of the server. Raises `UsageError` if the token is missing, and the errors of
+        `kvstore.connect`."""
+        token = None
+        if self.token_file is not None:
+            token = _first_line(self.token_file, "token")
+        elif self.token_env is not None:
+            token = _variable(self.token_env, "a token file")
+        from kvstore.client import connect  # brings TLS with it, which most tasks do not need
+
+        return connect(self.url, token, ca=self.ca_file)
 
     def open(self) -> Collection:
         """Open the collection. Raises `UsageError` if the key is missing or wrong."""
@@ -90,16 +156,10 @@ class Access:
 
     def _passphrase(self) -> str | None:
         if self.passphrase_file is not None:
-            return _first_line(self.passphrase_file)
+            return _first_line(self.passphrase_file, "passphrase")
         if self.passphrase_env is None:
             return None
-        passphrase = os.environ.get(self.passphrase_env)
-        if passphrase is None:
-            raise UsageError(
-                f"environment variable {self.passphrase_env} is not set in Spark's processes",
-                "set it before the session starts, or spark.executorEnv; or use a key file",
-            )
-        return passphrase
+        return _variable(self.passphrase_env, "a key file")
 
     def _options(self) -> dict[str, Any]:
         options: dict[str, Any] = {}
@@ -117,8 +177,22 @@ def local(path: str) -> str:
     return file_path(path) if path.startswith("file:/") else path
 
 
-def _first_line(path: str) -> str:
+def _absolute(path: str | None) -> str | None:
+    return None if path is None else os.path.abspath(path)
+
+
+def _variable(name: str, other: str) -> str:
+    value = os.environ.get(name)
+    if value is None:
+        raise UsageError(
+            f"environment variable {name} is not set in Spark's processes",
+            f"set it before the session starts, or spark.executorEnv; or use {other}",
+        )
+    return value
+
+
+def _first_line(path: str, what: str) -> str:
     try:
         return Path(path).read_text().partition("\n")[0].rstrip("\r")
     except OSError as error:
-        raise UsageError(f"passphrase file {path} cannot be read: {error}") from error
+        raise UsageError(f"{what} file {path} cannot be read: {error}") from error

@@ -15,6 +15,8 @@ nothing gives a wrong answer.
     batch reads  pushdown
     collections  keyFile | passphraseEnv | passphraseFile          references, never secrets
                  endpoint  region  skipSignature                   for an object store
+    servers      tokenEnv | tokenFile  caFile                      references, never secrets
+                 leaseSeconds
     write        path  compression
 """
 
@@ -30,10 +32,10 @@ from typing import Any, Final, Literal, TypeAlias
 from kvstore.changes import Revisions
 from kvstore.clock import Clock
 from kvstore.errors import UsageError
-from kvstore.limits import ARROW_BYTES_MAX, ARROW_ROWS_MAX
+from kvstore.limits import ARROW_BYTES_MAX, ARROW_ROWS_MAX, READER_LEASE_S_MAX
 from kvstore.span import Span
 from kvstore.timestamp import Timestamp, to_timestamp
-from spark_connector.access import Access, local
+from spark_connector.access import LEASE_SECONDS, Access, local
 
 Mode: TypeAlias = Literal["state", "changes", "stream", "write"]
 
@@ -58,8 +60,19 @@ _READ = {
     "endpoint": "endpoint",
     "region": "region",
     "skipsignature": "skipSignature",
+    "tokenenv": "tokenEnv",
+    "tokenfile": "tokenFile",
+    "cafile": "caFile",
+    "leaseseconds": "leaseSeconds",
 }
-_SECRETS = {"passphrase", "access_key_id", "secret_access_key", "session_token", "account_key"}
+_SECRETS = {
+    "passphrase",
+    "token",
+    "access_key_id",
+    "secret_access_key",
+    "session_token",
+    "account_key",
+}
 """Refused options: Spark writes options to plans, logs and checkpoints of streams."""
 _WINDOW = {
     "startingtimestamp": "startingTimestamp",
@@ -184,8 +197,8 @@ def honoured(options: Mapping[str, str], mode: Mode) -> dict[str, str]:
         if name in _SECRETS:
             raise UsageError(
                 f"option {name} is a secret, and Spark writes options to plans and logs",
-                "pass keyFile, passphraseFile or passphraseEnv; credentials of object stores come "
-                "from the environment",
+                "pass keyFile, passphraseFile or passphraseEnv; for a server tokenFile, tokenEnv; "
+                "credentials of object stores come from the environment",
             )
         if name not in _KNOWN:
             known = ", ".join(sorted(_HONOURED[mode].values()))
@@ -262,6 +275,7 @@ def _span(given: Mapping[str, str]) -> Span:
 
 
 def _access(given: Mapping[str, str]) -> Access:
+    lease = _count(given, "leaseseconds", at_most=int(READER_LEASE_S_MAX))
     return Access(
         given["path"],
         key_file=given.get("keyfile"),
@@ -270,6 +284,10 @@ def _access(given: Mapping[str, str]) -> Access:
         endpoint=given.get("endpoint"),
         region=given.get("region"),
         skip_signature=_flag(given, "skipsignature", default=False),
+        token_env=given.get("tokenenv"),
+        token_file=given.get("tokenfile"),
+        ca_file=given.get("cafile"),
+        lease_seconds=lease or LEASE_SECONDS,
     )
 
 

@@ -1,7 +1,8 @@
 """The data source `kvstore`: `spark.read.format("kvstore")`, its streams and its writes.
 
 Spark plans a read in a process of its own, never in the caller's. So a read cannot use a store that
-the caller has open: it reads a checkpoint of the store, or a collection.
+the caller has open: it reads a checkpoint of the store, a collection, or the store through its
+server.
 
 A reader that has `pushFilters` fails in a session that forbids pushing filters, and it cannot ask
 the session. So there are two sources and two readers, and `register(spark)` allows the pushing.

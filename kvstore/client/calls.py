@@ -24,6 +24,7 @@ from kvstore.protocol import (
     ARROW_TYPE,
     JSON_TYPE,
     KEYS_PATH,
+    LABELS_SCHEMA,
     READ_SCHEMA,
     VERBS_PATH,
     WRITES_SCHEMA,
@@ -33,7 +34,14 @@ from kvstore.protocol import (
     to_json,
 )
 from kvstore.span import Span, require_key
-from kvstore.timestamp import OTHER_UNITS_MAX, TimeLike, Timestamp, age_of, to_timestamp
+from kvstore.timestamp import (
+    NS_PER_SECOND,
+    OTHER_UNITS_MAX,
+    TimeLike,
+    Timestamp,
+    age_of,
+    to_timestamp,
+)
 from kvstore.txn import UNCHECKED, ReadSet, Unchecked
 
 T = TypeVar("T")
@@ -45,7 +53,7 @@ class ClientRequest(Generic[T_co]):
     """One request: what is sent, and what is made of the answer.
 
     The server does a `once` request once, however often it comes. A request that `is_read` changes
-    nothing.
+    nothing, or nothing more when it comes again.
     """
 
     method: str
@@ -159,6 +167,38 @@ def changes(
     window = {"since": ns(since, "since"), "upto": ns(upto, "upto")}
     fields = {**window, **span_fields(span), "images": images, "expand": expand}
     return verb("changes", fields, _whole, is_read=True)
+
+
+def versions(
+    since: TimeLike, upto: TimeLike | None, span: Span, revisions: str, *, ranges: bool = False
+) -> ClientRequest[Reply]:
+    """The puts and deletes of a window by key; see `Store.changes`. With `ranges` its range deletes
+    alone."""
+    window = {"since": ns(since, "since"), "upto": ns(upto, "upto")}
+    fields = {**window, **span_fields(span), "revisions": revisions, "ranges": ranges}
+    return verb("versions", fields, _whole, is_read=True)
+
+
+def join(
+    keys: pa.Array, times: pa.Array, first: int, age_max: int | None, *, null_if_gone: bool
+) -> ClientRequest[Reply]:
+    """The values of keys, each at its time. `age_max` is in nanoseconds."""
+    table = pa.table([keys, times], schema=LABELS_SCHEMA)
+    query: dict[str, Any] = {"first": first, "null_if_gone": "true" if null_if_gone else "false"}
+    if age_max is not None:
+        query["max_age"] = f"{age_max / NS_PER_SECOND:.6f}"
+    return of_rows("join", table, query, _whole, is_read=True)
+
+
+def lease(name: str, at: TimeLike | None, seconds: float) -> ClientRequest[dict[str, Any]]:
+    """Keep history from `at` on for some seconds. The same call again moves the lease."""
+    fields = {"name": name, "at": ns(at, "at"), "seconds": seconds}
+    return verb("lease", fields, Reply.json, is_read=True)
+
+
+def release_lease(name: str) -> ClientRequest[dict[str, Any]]:
+    """End a lease. Nothing happens if it has ended."""
+    return verb("release_lease", {"name": name}, Reply.json, is_read=True)
 
 
 def fields_of(name: str) -> ClientRequest[dict[str, Any]]:

@@ -12,18 +12,22 @@ from typing import Any, TypeVar
 
 import pyarrow as pa
 
+from kvstore import joins
 from kvstore.batch import Batch
+from kvstore.changes import Revisions
 from kvstore.changes.event import Expand, Images
 from kvstore.client import calls, streams
 from kvstore.client.calls import ClientRequest
 from kvstore.client.feeds import ClientFeed
 from kvstore.client.holds import ClientHold
+from kvstore.client.joins import RemoteSide
 from kvstore.client.pool import Pool
 from kvstore.client.reply import Reply
 from kvstore.client.tasks import ClientTasks
 from kvstore.client.transactions import RemoteTransactions
 from kvstore.commit import Durability
 from kvstore.feeds import STARTS, Position
+from kvstore.joins import VALUE_COLUMNS, Join, OnGone
 from kvstore.mvcc import Version, WriteSet
 from kvstore.protocol.values import to_json
 from kvstore.span import Span
@@ -175,6 +179,24 @@ class Client:
         request = calls.scan(Span.of(start, end, prefix), as_of, reverse, limit, batch_rows)
         return streams.rows(self._pool, request)
 
+    def join(
+        self,
+        labels: object,
+        key: str = "id",
+        at: str | None = "ts",
+        max_age: timedelta | None = None,
+        *,
+        columns: tuple[str, str] = VALUE_COLUMNS,
+        on_gone: OnGone = "error",
+    ) -> pa.RecordBatchReader:
+        """See `Store.join`. Labels travel in pieces; a lease keeps the history until the end."""
+        source = Join(self, max_age=max_age, columns=columns)
+        return joins.join(labels, [source], key=key, at=at, on_gone=on_gone)
+
+    def join_side(self) -> RemoteSide:
+        """The side of the served store in a join of several sources: see `kvstore.join`."""
+        return RemoteSide(self._pool)
+
     def history(self, key: bytes) -> list[Version]:
         """See `Store.history`."""
         return self._pool.send(calls.history(key))
@@ -190,6 +212,20 @@ class Client:
     ) -> pa.RecordBatchReader:
         """See `Store.changes_batches`."""
         request = calls.changes(since, upto, span or Span(), images, expand)
+        return streams.rows(self._pool, request)
+
+    def versions_batches(
+        self,
+        since: TimeLike,
+        upto: TimeLike | None = None,
+        *,
+        span: Span | None = None,
+        revisions: Revisions = "all",
+        ranges: bool = False,
+    ) -> pa.RecordBatchReader:
+        """The puts and deletes that `Store.changes` gives by key, as Arrow batches; with `ranges`
+        its range deletes alone."""
+        request = calls.versions(since, upto, span or Span(), revisions, ranges=ranges)
         return streams.rows(self._pool, request)
 
     def feed(
@@ -227,6 +263,19 @@ class Client:
             "max_age": None if max_age is None else max_age.total_seconds(),
         }
         return ClientFeed(self._pool, fields, self.call("open_feed", **opening))
+
+    def lease(self, name: str, at: TimeLike | None = None, *, seconds: float) -> Timestamp:
+        """Keep history from `at` on readable (default: all that is kept), for readers in many
+        processes. Returns the time.
+
+        The lease `name`, a random text of the caller, ends after `seconds`; the same call again
+        moves it or makes it longer. Raises `HistoryGoneError` and `NotYetWrittenError` for `at`.
+        """
+        return Timestamp(self._pool.send(calls.lease(name, at, seconds))["at"])
+
+    def release_lease(self, name: str) -> None:
+        """End a lease before its time. Repeatable."""
+        self._pool.send(calls.release_lease(name))
 
     def drop_feed(self, name: str) -> None:
         """Give up a feed: its position, and its claim on history."""

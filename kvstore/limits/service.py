@@ -64,6 +64,17 @@ on its time. A thread for it would cost 200 us; a commit of this size takes half
 SERVER_WAITS_MAX = 64
 """Consumers of feeds that wait for a change at one time, each in a thread."""
 
+READER_LEASE_S_MAX = 24 * 3600.0
+"""Seconds for which a reader of another machine keeps history without taking its lease again. A
+reader that is gone keeps it for no longer."""
+
+READER_LEASES_MAX = 1000
+"""Leases of readers at one time. Each is a record of some 200 bytes."""
+
+READER_TRIES_MAX = 5
+"""Times that a reader asks for the rest of a stream that broke, without a new row in between. Each
+waits for `CLIENT_PATIENCE_S` where nobody answers."""
+
 FEED_POLL_S_MAX = 10.0
 """Seconds for which one fetch of a feed waits for a change: a consumer that has gone costs a thread
 for no longer."""

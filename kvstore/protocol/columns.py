@@ -4,6 +4,7 @@
     changes              kvstore.changes.columns.CHANGES_SCHEMA
     keys to be read      key binary, as_of int64 nullable (left out: one time for all)
     values               value binary, nullable
+    labels of a join     key binary, at int64
     writes and reads     op uint8 (see `WriteOp`), key binary, end binary nullable, value binary
                          nullable
 
@@ -43,6 +44,9 @@ class WriteOp(IntEnum):
 
 READ_SCHEMA: Final = pa.schema(
     [pa.field("key", pa.binary(), nullable=False), pa.field("as_of", pa.int64())]
+)
+LABELS_SCHEMA: Final = pa.schema(
+    [pa.field("key", pa.binary(), nullable=False), pa.field("at", pa.int64(), nullable=False)]
 )
 VALUES_SCHEMA: Final = pa.schema([pa.field("value", pa.binary())])
 WRITES_SCHEMA: Final = pa.schema(

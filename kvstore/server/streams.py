@@ -57,11 +57,11 @@ def _broken(schema: pa.Schema, error: KVStoreError) -> bytes:
     """A message with an empty batch and the error."""
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, schema) as writer:
-        begin = sink.tell()
         told = json.dumps(failure_fields(error)).encode()
         writer.write_batch(_empty(schema), custom_metadata={ERROR_NAME: told})
         end = sink.tell()
-    return bytes(memoryview(sink.getvalue())[begin:end])
+    # The writer writes the schema together with the first batch.
+    return bytes(memoryview(sink.getvalue())[schema.serialize().size : end])
 
 
 def _empty(schema: pa.Schema) -> pa.RecordBatch:

@@ -38,7 +38,6 @@ from spark_connector.loading.columns import (
 
 _SPLIT: Final = "kvstore_split"
 _WHAT: Final = "the columns of a label"
-_SERVERS: Final = ("http://", "https://")
 
 
 def point_in_time_join(
@@ -57,10 +56,10 @@ def point_in_time_join(
     """The rows of `df`, each with the value that its key had at its time.
 
     `source` is the path of a checkpoint, of a directory of checkpoints or of a store that no
-    process has open, or the path, URL or `Access` of a collection. All of Spark's machines must see
-    it. `key` is a binary or string column, or a list of columns that is encoded as `bulk_import`
-    encodes it. `at` is a timestamp, or an integer of nanoseconds. A version counts from its own
-    time on.
+    process has open, the path, URL or `Access` of a collection, or the URL or `Access` of a server
+    (`kvstore serve`). All of Spark's machines must reach it. `key` is a binary or string column, or
+    a list of columns that is encoded as `bulk_import` encodes it. `at` is a timestamp, or an
+    integer of nanoseconds. A version counts from its own time on.
 
     The result has the columns of `df`, and of `columns`, under names that begin with `prefix`:
     `value`, `value_timestamp` (in microseconds) and `value_version` (the same in nanoseconds). They
@@ -125,12 +124,6 @@ def _require_bytes_of(source: object, table: str | None, known_at: object) -> No
         raise UsageError(
             f"the source is a {type(source).__name__}",
             "pass a path, a URL or an Access: Spark's workers open it themselves",
-        )
-    url = source.url if isinstance(source, Access) else os.fspath(source)
-    if url.startswith(_SERVERS):
-        raise UsageError(
-            f"{url} is a server, and Spark joins files only",
-            "join a checkpoint of its store, or a collection of its backups",
         )
     for name, given in (("table", table), ("known_at", known_at)):
         if given is not None:

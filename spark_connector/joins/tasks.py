@@ -82,9 +82,10 @@ def plan(spark: SparkSession, access: Access, as_of: int | None) -> Plan:
 
 def _planned(access: Access, as_of: int | None, split_bytes: int) -> Plan:
     with open_origin(find(access), covering=[] if as_of is None else [as_of]) as origin:
-        since, upper, _ = origin.frontiers()
+        since, upper, _ = origin.frontiers(reaching=as_of or 0)
         if as_of is not None:
             require_readable(as_of, since=since, upper=upper)
+        origin.keep(since if as_of is None else as_of)
         files = origin.files(upper - 1)
         count = sum(file.size_bytes for file in files) // split_bytes
         spans = split_span(Span(), files, min(max(count, 1), SPLITS_MAX))

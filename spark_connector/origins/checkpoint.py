@@ -25,8 +25,11 @@ class CheckpointOrigin:
         self.place = place
         self._store = open_read_only(place.path)
 
-    def frontiers(self) -> OriginFrontiers:
+    def frontiers(self, reaching: int = 0) -> OriginFrontiers:
         return OriginFrontiers(self._store.since, self._store.upper, self._store.store_id)
+
+    def keep(self, since: int) -> None:
+        pass
 
     def files(self, upto: int) -> Sequence[FileSpan]:
         return self._store.layout.files()

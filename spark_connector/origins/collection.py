@@ -65,10 +65,13 @@ class CollectionOrigin:
         self._chain = chain
         self._opened: dict[str, list[Group]] = {}
 
-    def frontiers(self) -> OriginFrontiers:
+    def frontiers(self, reaching: int = 0) -> OriginFrontiers:
         source = self._collection.source
         assert source is not None, "a collection with a chain has a source"
         return OriginFrontiers(self._chain.since, self._chain.upper, source)
+
+    def keep(self, since: int) -> None:
+        pass
 
     def files(self, upto: int) -> Sequence[FileSpan]:
         return _file_spans(self._groups(since=-1, upto=upto))

@@ -10,7 +10,11 @@ from spark_connector.origins.place import Place
 
 def open_origin(place: Place, *, covering: Sequence[int] = ()) -> Origin:
     """Open the origin at a place. Of a collection, take the chain that covers the times, if any."""
-    # A task opens one of the two kinds, and need not pay for importing the other.
+    # A task opens one of the kinds, and need not pay for importing the others.
+    if place.is_server:
+        from spark_connector.origins.server import ServerOrigin
+
+        return ServerOrigin(place)
     if place.is_collection:
         from spark_connector.origins.collection import CollectionOrigin
 

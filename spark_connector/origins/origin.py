@@ -34,11 +34,20 @@ class Origin(Protocol):
     """Something with history. It is used as a context manager."""
 
     place: Place
-    """Where the origin was found. A collection's place names the chosen chain."""
+    """Where the origin was found. A collection's place names the chosen chain, a server's place the
+    lease."""
 
-    def frontiers(self) -> OriginFrontiers:
-        """The readable times. For a store they never change; for a collection they are the times at
-        the call."""
+    def frontiers(self, reaching: int = 0) -> OriginFrontiers:
+        """The readable times. For a checkpoint they never change; otherwise they are the times at
+        the call. A live store that is idle completes its time up to `reaching`, if that is past."""
+        ...
+
+    def keep(self, since: int) -> None:
+        """Keep history from `since` on readable for the tasks of a read that is being planned.
+
+        Take `place` for the tasks afterwards: it names the lease. Checkpoints never lose history,
+        and a task that finds its collection expired fails.
+        """
         ...
 
     def files(self, upto: int) -> Sequence[FileSpan]:

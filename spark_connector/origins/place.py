@@ -1,4 +1,4 @@
-"""Finding what lies at a path: a store, a directory of checkpoints, or a backup collection."""
+"""Finding what lies at a path or URL: a store, checkpoints, a backup collection, or a server."""
 
 from __future__ import annotations
 
@@ -12,16 +12,23 @@ from spark_connector.access import Access
 
 
 class Place(NamedTuple):
-    """The picklable address of an origin: a store, a checkpoint, or one chain of a collection."""
+    """The picklable address of an origin: a store, a checkpoint, one chain of a collection, or the
+    store behind a server."""
 
     path: str
     access: Access | None = None
-    """How to open the collection. None for a store."""
+    """How to open the collection, or to call the server. None for the files of a store."""
     chain: str | None = None
+    lease: str | None = None
+    """The name of the lease that keeps the history of a live store while tasks read it."""
+
+    @property
+    def is_server(self) -> bool:
+        return self.access is not None and self.access.is_server
 
     @property
     def is_collection(self) -> bool:
-        return self.access is not None
+        return self.access is not None and not self.access.is_server
 
 
 def find(access: Access | str) -> Place:
@@ -37,7 +44,9 @@ def find(access: Access | str) -> Place:
         return Place(path, access)
     if access != Access(path):
         options = ", ".join(access.as_options())
-        raise UsageError(f"{path} is no collection; {options} are for collections", "remove them")
+        raise UsageError(
+            f"{path} is no collection; {options} are for collections and servers", "remove them"
+        )
     found = [root] if engine_at(root) is not None else _checkpoints(root)
     free = next((each for each in found if not _is_open_to_write(each)), None)
     if free is not None:

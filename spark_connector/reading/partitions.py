@@ -78,7 +78,11 @@ def plan_partitions(
     upto: int,
     latest: bool,
 ) -> list[InputPartition]:
-    """Cut a read of `span`, which the span of the options holds, into parts of about equal size."""
+    """Cut a read of `span`, which the span of the options holds, into parts of about equal size.
+
+    The history that the parts read is kept for them.
+    """
+    origin.keep(upto if since is None or (latest and since == 0) else since)
     files = origin.files(upto)
     count = options.partitions or _split_count(sum(file.size_bytes for file in files))
     base = ReadPartition(origin.place, span, options.span, since, upto, latest, options.images)

@@ -71,7 +71,8 @@ class QueryReader(DataSourceReader):
 
     def _window(self, origin: Origin) -> tuple[int | None, int]:
         options = self._options
-        oldest, upper, _ = origin.frontiers()
+        end = options.upto if self._changes else options.as_of
+        oldest, upper, _ = origin.frontiers(reaching=end or 0)
         if not self._changes:
             as_of = upper - 1 if options.as_of is None else options.as_of
             require_readable(as_of, since=oldest, upper=upper)

@@ -1,4 +1,4 @@
-"""Streams of `format("kvstore")`: changes as they reach a collection or a new checkpoint.
+"""Streams of `format("kvstore")`: changes as they reach a collection, a new checkpoint or a server.
 
     offset := {"timestamp": t, "store": id, "state": false}             all changes up to t are read
               {"timestamp": t, "store": id, "state": true, "key": hex}  the keys of the state at t
@@ -20,6 +20,7 @@ Invariants
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Iterator
 from typing import Any
 
@@ -58,6 +59,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._options = options
         self._schema = arrow_schema(schema)
         self._target: int | None = None
+        self._lease = secrets.token_hex(12)
+        """One lease for the whole stream: each micro-batch moves it."""
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
         frontiers = self._frontiers()
@@ -131,7 +134,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Open the origin; of a collection the chain that holds the times of the offsets."""
         began = [] if _is_fresh(start) else [int(start["timestamp"])]
         times = list(ends) if start["state"] and ends else [*began, *ends]
-        return open_origin(find(self._options.access), covering=times)
+        place = find(self._options.access)._replace(lease=self._lease)
+        return open_origin(place, covering=times)
 
     def _left(self, start: dict[str, Any], end: dict[str, Any] | None = None) -> Span | None:
         """The span of the first state from `start` to `end`. None if it is empty."""

@@ -23,6 +23,7 @@ import kvstore
 from backup import Collection
 from bulk.part import PartWriter
 from kvstore import Store
+from kvstore.server import ListenAddress, app, serving
 from spark_connector import point_in_time_join, seed, session, stage_import
 from spark_connector.jobs import backup, compact, restore
 from spark_connector.joins import join as joining
@@ -83,6 +84,7 @@ def main(directory: Path) -> None:
         rows = [key.decode() for key, _ in store.scan()]
         changes = list(store.changes(0, order="time"))
         jobs = _jobs_are_right(spark, store, directory)
+        served = _reads_of_a_server_are_right(spark, store)
         seeds = _seeds_and_joins_are_right(spark, directory)
         print(
             json.dumps(
@@ -94,6 +96,7 @@ def main(directory: Path) -> None:
                     "orphans": orphans,
                     "jobs": jobs,
                     "seeds": seeds,
+                    "served": served,
                 }
             )
         )
@@ -162,6 +165,25 @@ def _seeds_and_joins_are_right(spark: SparkSession, directory: Path) -> list[int
         joined = point_in_time_join(rows, target, "id")
         found.append(joined.where("CAST(f_value AS STRING) = said").count())
     return found
+
+
+def _reads_of_a_server_are_right(spark: SparkSession, store: Store) -> bool:
+    """Whether a live store is read whole by tasks whose workers die in the middle."""
+    store.checkpoint(store.path.parent / "flushed")  # type: ignore[union-attr]
+    with serving(app(store), ListenAddress("127.0.0.1", 0)) as running:
+        read = spark.read.format("kvstore").option("numPartitions", "3").option("batchRows", "100")
+        expected = list(store.scan())
+        found = read.load(running.url).mapInArrow(_dies_in_the_middle, "key binary, value binary")
+        return expected == sorted((bytes(row.key), bytes(row.value)) for row in found.collect())
+
+
+def _dies_in_the_middle(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    context = TaskContext.get()
+    assert context is not None
+    for number, batch in enumerate(batches):
+        if context.attemptNumber() == 0 and number == 1:
+            os._exit(1)
+        yield batch
 
 
 def _dying(maker: Callable[..., Any]) -> Callable[..., Any]:

@@ -115,7 +115,7 @@ def test_passphrase_comes_from_the_environment(
     assert "secret" not in repr(access)
 
 
-@pytest.mark.parametrize("name", ["passphrase", "secret_access_key", "SESSION_TOKEN"])
+@pytest.mark.parametrize("name", ["passphrase", "secret_access_key", "SESSION_TOKEN", "token"])
 def test_secrets_are_no_options(name: str) -> None:
     with pytest.raises(UsageError, match="is a secret"):
         read_options({"path": "s3://bucket/place", name: "x"}, "state")
@@ -124,7 +124,7 @@ def test_secrets_are_no_options(name: str) -> None:
 def test_options_that_open_collections_mean_nothing_to_a_checkpoint(tmp_path: Path) -> None:
     with kvstore.open(tmp_path / "store") as store:
         store.put(b"a", b"1")
-    with pytest.raises(UsageError, match="region are for collections"):
+    with pytest.raises(UsageError, match="region are for collections and servers"):
         find(read_options({"path": str(tmp_path / "store"), "region": "x"}, "state").access)
 
 

@@ -279,7 +279,6 @@ def test_bad_calls_are_refused_before_a_query(spark: SparkSession, place: Place)
         (df, {"max_age": timedelta(-1)}, "max_age"),
         (df, {"table": "scores"}, "leave table out"),
         (df, {"known_at": "ts"}, "leave known_at out"),
-        (df, {"source": "https://host:7447"}, "is a server"),
         (df, {"source": place.store}, "pass a path, a URL or an Access"),
     ]
     for labels, given, text in cases:

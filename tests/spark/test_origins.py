@@ -1,4 +1,4 @@
-"""The reads of tasks, without a session: checkpoint and collection equal the store.
+"""The reads of tasks, without a session: checkpoint, collection and server equal the store.
 
 Random histories with overwrites, deletes, range deletes, imports and reverts; every read is made
 of pieces, as tasks make it, and compared with the live store's own answer.
@@ -9,7 +9,8 @@ from __future__ import annotations
 import random
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from backup import Collection
 from kvstore import Change, Span, Store
 from kvstore.changes import Revisions
 from kvstore.errors import HistoryGoneError, NotAStoreError, NotYetWrittenError, UsageError
+from kvstore.server import ListenAddress, app, serving
 from spark_connector.options import Mode, read_options
 from spark_connector.origins import collection as collection_module
 from spark_connector.origins.opening import open_origin
@@ -76,6 +78,16 @@ def places(directory: Path) -> list[Place]:
     return [find(str(directory / name)) for name in ("checkpoint", "collection")]
 
 
+@contextmanager
+def places_of(store: Store, directory: Path, seed: int) -> Iterator[list[Place]]:
+    """The places of a store; with the first seeds also the server of the open store itself."""
+    if seed > 1:
+        yield places(directory)
+        return
+    with serving(app(store), ListenAddress("127.0.0.1", 0)) as running:
+        yield [*places(directory), find(running.url)]
+
+
 def read(
     place: Place,
     span: Span,
@@ -122,10 +134,10 @@ def test_state_and_changes_from_checkpoint_and_collection_equal_the_stores(
         # More range deletes than fit into one batch.
         monkeypatch.setattr("backup.version_rows.ARROW_ROWS_MAX", 2)
     pick = random.Random(seed)
-    with kvstore.open(tmp_path / "store", durability="async") as store:
+    with kvstore.open(tmp_path / "store", durability="async") as store, ExitStack() as held:
         write_history(store, tmp_path, pick, 30)
         times = [0, *{change.timestamp for change in store.changes(0, order="time")}]
-        for place in places(tmp_path):
+        for place in held.enter_context(places_of(store, tmp_path, seed)):
             for span in spans():
                 since, upto = sorted(pick.sample(times, 2))
                 state = read(place, span, since=None, upto=upto)
@@ -176,10 +188,10 @@ def expected_images(
 @pytest.mark.parametrize("seed", range(6))
 def test_images_are_what_keys_were_and_have_become(tmp_path: Path, seed: int) -> None:
     pick = random.Random(300 + seed)
-    with kvstore.open(tmp_path / "store", durability="async") as store:
+    with kvstore.open(tmp_path / "store", durability="async") as store, ExitStack() as held:
         write_history(store, tmp_path, pick, 30)
         times = [0, *{change.timestamp for change in store.changes(0, order="time")}]
-        for place in places(tmp_path):
+        for place in held.enter_context(places_of(store, tmp_path, seed)):
             for span in spans():
                 since, upto = sorted(pick.sample(times, 2))
                 for revisions in ("all", "latest"):

@@ -1,0 +1,212 @@
+"""The verbs of reads that many tasks share, and of joins: `Store` has them for one process.
+
+A reader in many processes takes a lease on a time, looks where the files lie, and reads span by
+span as of that time. A lease is a hold of the kind `"reader"`. A reader that is gone cannot release
+it, so a lease ends by itself.
+
+Invariants
+1. A lease ends `READER_LEASE_S_MAX` after it was taken last, at the latest, and there are
+   `READER_LEASES_MAX` at most. Each new lease removes the leases that have ended.
+2. A caller with the right to read takes and releases leases, and no other hold: the names of leases
+   have a prefix of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from datetime import timedelta
+from itertools import chain
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+
+from kvstore.arrow import binary_array
+from kvstore.changes import Change
+from kvstore.changes.columns import VERSION_CHANGES_SCHEMA
+from kvstore.changes.entry import OP_DELETE, OP_DELETE_RANGE, OP_PUT
+from kvstore.claims import READER
+from kvstore.errors import RetryableError, UsageError
+from kvstore.joins.side import VALUE_FIELDS, Asked, Search
+from kvstore.limits import (
+    ARROW_BYTES_MAX,
+    JOIN_VALUE_BYTES_MAX,
+    READER_LEASE_S_MAX,
+    READER_LEASES_MAX,
+    SERVER_STREAM_ROWS,
+)
+from kvstore.protocol import LABELS_SCHEMA, to_json
+from kvstore.server.access import READ
+from kvstore.server.invocation import Invocation
+from kvstore.server.verbs.verb import SPAN, Answer, Verb, described
+from kvstore.timestamp import TIMESTAMP_MAX, to_timestamp
+
+_LEASE: Final = "reader/"
+_OPS: Final = {"put": OP_PUT, "delete": OP_DELETE, "delete_range": OP_DELETE_RANGE}
+
+
+def lease(call: Invocation) -> Answer:
+    """Keep history from `at` on (default: all that is kept) for `seconds`, under a name that the
+    reader chooses. The same call again moves the lease, or makes it longer."""
+    holds, now = call.store.holds, int(call.store.now())
+    seconds = call.seconds("seconds")
+    if not seconds or seconds > READER_LEASE_S_MAX:
+        raise UsageError(f"seconds={seconds}", f"pass at most {READER_LEASE_S_MAX:g} seconds")
+    at, name = call.time("at"), _lease_name(call)
+    time = call.store.since if at is None else to_timestamp(at, name="at")
+    leases = [record for record in holds.all() if record.name.startswith(_LEASE)]
+    ended = [
+        record.name
+        for record in leases
+        if record.lost or now - record.timestamp > (record.max_age_ns or 0)
+    ]
+    if len(leases) - len(ended) >= READER_LEASES_MAX and name not in {r.name for r in leases}:
+        raise RetryableError(f"readers have {READER_LEASES_MAX} leases", "try again later")
+    # The budget of a hold counts from the time that it holds.
+    age = timedelta(microseconds=max(now - time, 0) // 1000) + timedelta(seconds=seconds)
+    taken = holds.take_all(
+        {name: time},
+        max_age=age,
+        durable=False,  # a reader that finds its lease gone has an error, never wrong rows
+        kind=READER,
+        dropping=[each for each in ended if each != name],
+    )
+    return {"at": int(time), "is_new": taken[name].is_new}
+
+
+def release_lease(call: Invocation) -> Answer:
+    """End a lease. Nothing happens if it has ended."""
+    name = _lease_name(call)
+    known = any(record.name == name for record in call.store.holds.all())
+    if known:
+        call.store.holds.drop(name)
+    return {"released": known}
+
+
+def files(call: Invocation) -> Answer:
+    """The files that hold versions in a span: the keys that they lie between, and their bytes. A
+    reader cuts the span by them. Rows that are not on file yet do not count."""
+    span = call.span()
+    found = [
+        {
+            "first": to_json(max(file.first, span.start)),
+            "last": to_json(file.last if span.end is None else min(file.last, span.end)),
+            "size_bytes": file.size_bytes,
+        }
+        for file in call.store.layout.files()
+        if file.last >= span.start and (span.end is None or file.first < span.end)
+    ]
+    return {"files": found}
+
+
+def versions(call: Invocation) -> Answer:
+    """The puts and deletes of the window (since, upto], by key, oldest first. With `ranges` its
+    range deletes alone, each cut to the span. `revisions` is `all` or `latest`."""
+    since, upto = call.time("since"), call.time("upto")
+    if since is None:
+        raise UsageError("argument 'since' is missing", "pass a time; 0 for all changes")
+    span = call.span()
+    revisions: Any = call.words("revisions", ("all", "latest"), "all")
+    store = call.store
+    changes: Iterable[Change]
+    if call.flag("ranges"):
+        until = store.upper - 1 if upto is None else upto
+        changes = store.replication.range_deletes(since, until, span, revisions)
+    else:
+        found = store.changes(since, upto, span.start, span.end, revisions)
+        changes = (change for change in found if change.op != "delete_range")
+    return pa.RecordBatchReader.from_batches(VERSION_CHANGES_SCHEMA, _batches(changes))
+
+
+def join(call: Invocation) -> Answer:
+    """For each key and time the value of the key at that time, and the timestamp of its version.
+    Both are null where there is none, or where it is older than `max_age`. `first` is the number of
+    the first row in errors. With `null_if_gone` a row whose history is gone has null."""
+    table = call.table
+    if table is None:
+        raise UsageError("a join without rows", "send an Arrow stream of keys and times")
+    if call.access.prefix:
+        call.access.require_keys(call.column("key"))
+    age = call.age("max_age")
+    age_ns = TIMESTAMP_MAX if age is None else age // timedelta(microseconds=1) * 1000
+    is_gone_null = call.flag("null_if_gone")
+    search = Search(min(age_ns, TIMESTAMP_MAX), is_gone_null, JOIN_VALUE_BYTES_MAX)
+    keys, times = (table.column(name).combine_chunks() for name in ("key", "at"))
+    asked = Asked(keys, times.to_numpy(), call.count("first") or 0)
+    schema = pa.schema(VALUE_FIELDS)
+    answers = _answered(call, asked, search, schema)
+    first = next(answers, pa.RecordBatch.from_pylist([], schema))  # most errors come before rows
+    return pa.RecordBatchReader.from_batches(schema, chain([first], answers))
+
+
+_WINDOW: Final = {"since": "time", "upto": "time", "revisions": "text", "ranges": "flag"}
+
+PARALLEL: Final = [
+    Verb(run.__name__, READ, run, described(run), parameters, rows, is_read=is_read)
+    for run, parameters, rows, is_read in (
+        (lease, {"name": "text", "at": "time", "seconds": "seconds"}, None, False),
+        (release_lease, {"name": "text"}, None, False),
+        (files, SPAN, None, True),
+        (versions, {**_WINDOW, **SPAN}, None, True),
+        (
+            join,
+            {"max_age": "seconds", "null_if_gone": "flag", "first": "count"},
+            LABELS_SCHEMA,
+            False,
+        ),
+    )
+]
+
+
+def _lease_name(call: Invocation) -> str:
+    name = call.text("name")
+    if not name or len(name) > 100:
+        raise UsageError(f"name {name!r} of a lease", "pass a random text of 1 to 100 characters")
+    return _LEASE + name
+
+
+def _batches(changes: Iterable[Change]) -> Iterator[pa.RecordBatch]:
+    """Changes as record batches, bounded in rows and bytes."""
+    rows: list[Change] = []
+    size = 0
+    for change in changes:
+        rows.append(change)
+        size += len(change.key) + len(change.value or b"")
+        if len(rows) >= SERVER_STREAM_ROWS or size >= ARROW_BYTES_MAX:
+            yield _batch(rows)
+            rows, size = [], 0
+    if rows:
+        yield _batch(rows)
+
+
+def _batch(rows: list[Change]) -> pa.RecordBatch:
+    times, ops, keys, ends, values = zip(*rows, strict=True)
+    columns = [
+        binary_array(keys),
+        pa.array(times, pa.int64()),
+        pa.array([_OPS[op] for op in ops], pa.uint8()),
+        pa.array(values, pa.binary()),
+        pa.array(ends, pa.binary()),
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=VERSION_CHANGES_SCHEMA)
+
+
+def _answered(
+    call: Invocation, asked: Asked, search: Search, schema: pa.Schema
+) -> Iterator[pa.RecordBatch]:
+    with call.store.join_side().opened() as answers:
+        for at in range(0, len(asked.times), answers.rows_max):
+            pieces = [_part(asked, at, at + answers.rows_max)]
+            while pieces:
+                piece = pieces.pop()
+                columns = answers.answer(piece, search)
+                if columns is None:  # too many bytes of values: one half after the other
+                    middle = len(piece.times) // 2
+                    pieces += [_part(piece, middle, None), _part(piece, 0, middle)]
+                else:
+                    yield pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def _part(asked: Asked, start: int, end: int | None) -> Asked:
+    keys = asked.keys[start:end]
+    return Asked(keys, np.ascontiguousarray(asked.times[start:end]), asked.first + start)
