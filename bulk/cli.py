@@ -103,7 +103,7 @@ def import_(
                 rows = _decoded(file_rows(sources, key=key, value=value), encoding)
                 counted = told_rows(rows, progress)
                 manifest, stamp = import_rows(opened, counted, conflict, twice)
-    tell_import(manifest, stamp, as_json)
+    _tell(manifest, stamp, as_json)
 
 
 def _decoded(rows: Iterator[pa.RecordBatch], encoding: Encoding) -> Iterator[pa.RecordBatch]:
@@ -133,8 +133,7 @@ def told_rows(
         progress(f"{total:,} rows read")
 
 
-def tell_import(manifest: Manifest, stamp: Timestamp, as_json: bool) -> None:
-    """Print the figures of an import."""
+def _tell(manifest: Manifest, stamp: Timestamp, as_json: bool) -> None:
     print_figures(
         {
             "timestamp": iso(stamp),

@@ -14,7 +14,6 @@ from bulk.cli import (
     ON_CONFLICT,
     DuplicatesOption,
     OnConflictOption,
-    tell_import,
     told_rows,
 )
 from bulk.files import format_of
@@ -78,13 +77,24 @@ def import_(
     for source in sources:
         format_of(source)
     with open_to_write(store) as opened, working(f"importing into {store}") as progress:
+        read = 0
 
         def counted(rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-            return told_rows(rows, progress)
+            nonlocal read
+            for batch in told_rows(rows, progress):
+                read += batch.num_rows
+                yield batch
 
         table = opened.table(name)
         manifest, stamp = import_files(table, sources, conflict, twice, progress=counted)
-    tell_import(manifest, stamp, as_json)
+    fields = {
+        "timestamp": iso(stamp),
+        "import_id": f"{manifest.import_id:016x}",
+        "rows": read,
+        "rows_and_entries": manifest.rows,
+        "bytes": manifest.size_bytes,
+    }
+    print_figures(fields, as_json=as_json)
 
 
 def alter(

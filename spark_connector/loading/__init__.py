@@ -5,6 +5,7 @@ Floors, from the top:
     sink             micro-batches of a stream
     load             a DataFrame as one import
     build writer     files built by tasks: by our sort, or from rows that Spark has sorted
+    tables           the rows of a table
     rows             the rows of a load, in any order or sorted by key
     columns          the columns that a caller chooses
     keys progress results

@@ -34,7 +34,7 @@ from bulk.staging import discard
 from kvstore.span import Span
 from spark_connector.loading.progress import Progress, watched
 from spark_connector.loading.results import RESULT, as_batches, results, spans_of
-from spark_connector.loading.rows import ImportRows, without_repeats
+from spark_connector.loading.rows import Encoder, ImportRows, without_repeats
 
 _SCRATCH: Final = "sorting"
 """The folder of the sorted runs in the staging directory, which take as much room as the rows."""
@@ -54,7 +54,7 @@ def build_import(
     try:
         with watched(spark, progress):
             if rows.order_by is None:
-                runs = results(directory, chosen.mapInArrow(sorter(place), RESULT))
+                runs = results(directory, chosen.mapInArrow(sorter(place, rows.encoder), RESULT))
                 borders = cuts(runs, count) if rows.splits is None else rows.splits
                 build = merger(place, staged.import_id, runs, spans_of(borders))
                 spans = len(borders) + 1 if runs else 0
@@ -70,11 +70,12 @@ def build_import(
         raise
 
 
-def sorter(staging: Path) -> _Task:
+def sorter(staging: Path, encoder: Encoder | None = None) -> _Task:
     """The task that sorts the rows of one partition into runs."""
 
     def sort(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        return as_batches(partial(sorted_runs, batches, staging / _SCRATCH))
+        rows = batches if encoder is None else encoder(batches)
+        return as_batches(partial(sorted_runs, rows, staging / _SCRATCH))
 
     return sort
 

@@ -8,9 +8,10 @@ from __future__ import annotations
 import secrets
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from pyspark.sql import Column, DataFrame
 
@@ -18,15 +19,23 @@ import bulk
 from bulk.ingest import OnConflict, require_on_conflict
 from bulk.manifest import Manifest
 from bulk.sort import Duplicates
+from bulk.tables import key_text
 from kvstore.control.scripts import StoreOrClient, as_store
-from kvstore.errors import ImportRefusedError, UsageError
+from kvstore.errors import (
+    ImportRefusedError,
+    KeyOrderError,
+    TableAlteredError,
+    UsageError,
+)
 from kvstore.imports import INGEST_DIRECTORY
 from kvstore.store import Store
+from kvstore.tables import Table
 from kvstore.timestamp import Timestamp
 from spark_connector.loading.build import build_import
 from spark_connector.loading.columns import Columns
 from spark_connector.loading.progress import Progress
 from spark_connector.loading.rows import ImportRows
+from spark_connector.loading.tables import RowEncoder, require_columns
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,9 +53,9 @@ class ImportReport:
 
 def bulk_import(
     df: DataFrame,
-    store: StoreOrClient,
-    key: Columns,
-    value: Column | str,
+    store: StoreOrClient | Table,
+    key: Columns | None = None,
+    value: Column | str | None = None,
     staging: str | Path | None = None,
     partitions: int | None = None,
     on_conflict: OnConflict = "overwrite",
@@ -69,11 +78,51 @@ def bulk_import(
     runs again with the same `import_id` adds and computes nothing, and returns the first timestamp.
     `run_import` returns a report instead.
 
+    For a table (`store.table("trips")`) `df` has columns of the table, in any order, and neither
+    `key`, `value`, `op`, `splits` nor `duplicates` is given. The tasks that sort the rows build
+    their index entries too. A type, a null or a value that does not fit is refused by column
+    and row. Raises `TableAlteredError` if the table is altered meanwhile, and `UsageError` for a
+    table with a unique index, which no import checks.
+
     Raises `UsageError` on bad columns, duplicates and null keys or values; then no row is added.
     """
+    if isinstance(store, Table):
+        others = (key, value, op, splits, order_by)
+        if any(each is not None for each in others) or duplicates != "error":
+            raise UsageError(
+                f"a load into table {store.name!r} with key, value, op, splits or duplicates",
+                "leave them out: the table has a key",
+            )
+        return _table_import(
+            df, store, staging, partitions, on_conflict, import_id=import_id, progress=progress
+        )
+    if key is None or value is None:
+        raise UsageError("None is no column of keys or values", "pass both, or load into a table")
     rows = ImportRows(df, key, value, op, partitions, splits, duplicates, order_by)
     report = run_import(rows, store, staging, on_conflict, import_id=import_id, progress=progress)
     return report.stamp
+
+
+def _table_import(
+    df: DataFrame,
+    table: Table,
+    staging: str | Path | None,
+    partitions: int | None,
+    on_conflict: OnConflict,
+    *,
+    import_id: int | None,
+    progress: Progress | None,
+) -> Timestamp:
+    store, codec, check = table.import_target()
+    require_columns(df, codec)
+    encoder = RowEncoder(table.name, codec.stored)
+    rows = ImportRows(df, "key", "value", partitions=partitions, encoder=encoder)
+    more: Any = {"import_id": import_id, "progress": progress, "check": check}
+    try:
+        return run_import(rows, store, staging, on_conflict, **more).stamp
+    except KeyOrderError as error:
+        what = f"the row {key_text(codec, error.key)} came twice"
+        raise UsageError(what, "remove duplicates: df.dropDuplicates") from error
 
 
 def run_import(
@@ -84,10 +133,11 @@ def run_import(
     *,
     import_id: int | None = None,
     progress: Progress | None = None,
+    check: Callable[[], None] | None = None,
 ) -> ImportReport:
     """Load `rows` as `bulk_import` does, and return a report.
 
-    The seconds of the report are 0 if the job ran before.
+    The seconds of the report are 0 if the job ran before. `check` is that of `bulk.ingest`.
     """
     require_on_conflict(on_conflict)
     with as_store(store) as into:  # a client whose files are elsewhere is refused before the build
@@ -99,7 +149,12 @@ def run_import(
     manifest = build_import(rows, directory, import_id, progress)
     built = time.perf_counter()
     try:
-        stamp = bulk.ingest(store, directory, on_conflict=on_conflict, move=True)
+        stamp = bulk.ingest(store, directory, on_conflict=on_conflict, move=True, check=check)
+    except TableAlteredError:  # the rows must be encoded anew, so this import never continues
+        with as_store(store) as into:
+            into.imports.abort(manifest.import_id)
+        shutil.rmtree(directory, ignore_errors=True)
+        raise
     except UsageError as error:
         if import_id is not None and isinstance(error, ImportRefusedError):
             with as_store(store) as into:

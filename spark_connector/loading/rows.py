@@ -6,10 +6,10 @@ spread one key over several partitions. Spark orders binary by unsigned bytes, a
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Final
+from typing import Final, TypeAlias
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -49,6 +49,9 @@ _UNKNOWN_SIZE: Final = 1 << 60
 KEY: Final = "key"
 VALUE: Final = "value"
 OP: Final = "op"
+Encoder: TypeAlias = "Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]"
+"""Makes batches of keys and values of the batches of a task. It is picklable."""
+
 _ORDER: Final = "kvstore_order"
 _WHAT: Final = "the columns to load"
 
@@ -65,6 +68,8 @@ class ImportRows:
     splits: Sequence[bytes] | None = None
     duplicates: Duplicates = "error"
     order_by: Column | str | None = None
+    encoder: Encoder | None = None
+    """Makes the rows to load of all columns, in place of `key` and `value`."""
 
     def require_order(self) -> None:
         """Raise `UsageError` unless `order_by` is given if, and only if, the last row counts."""
@@ -87,6 +92,8 @@ class ImportRows:
 
     def chosen(self) -> DataFrame:
         """The columns to load as binary, under the names of this module, and the order."""
+        if self.encoder is not None:
+            return _coalesced(self.df)
         key = key_of(self.df, self.key, _WHAT)
         columns = [key.alias(KEY), self._column(self.value).alias(VALUE)]
         if self.op is not None:

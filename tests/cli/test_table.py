@@ -124,6 +124,7 @@ def test_files_are_imported_with_their_entries_at_one_time(
             source,
         )
     done = told(run("table", "import", path, "trips", source, "--json"))
+    assert (done["rows"], done["rows_and_entries"]) == (2, 4)
     with kvstore.open(path) as store:
         trips = store.table("trips")
         assert trips.get("A", 7) == {
