@@ -15,12 +15,14 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+import backup
 import bulk
 import kvstore
 from kvstore import Store
 from kvstore.engine.memory import MemoryEngine
 from kvstore.errors import PoisonedError
 from kvstore.recent import RecentCommits
+from kvstore.testing.bounds import bounds
 from kvstore.testing.interrupts import Outcome, interrupted, measured
 from kvstore.testing.parts import parts_of
 from kvstore.testing.seeds import seeded
@@ -193,6 +195,37 @@ def test_a_call_that_is_interrupted_is_done_or_not_and_holds_no_lock(
     for number in range(count):
         after_s = pick.random() * duration_s
         one_interrupt(tmp_path / f"{number}", call, after_s, expected)
+
+
+@pytest.mark.parametrize(
+    "count", [3, pytest.param(100, marks=pytest.mark.soak)], ids=["few", "many"]
+)
+def test_a_join_with_a_collection_that_is_interrupted_leaves_it_usable(
+    store: Store, tmp_path: Path, count: int
+) -> None:
+    pick = seeded(SEED)
+    collection = backup.Collection(tmp_path / "collection")
+    times = []
+    for number in range(30):
+        times.append(int(store.put(b"k%d" % (number % 3), b"%d" % number)))
+        if number % 10 == 9:
+            collection.backup(store)
+    labels = pa.table({"id": ["k0"] * 30, "ts": times})
+
+    def call() -> pa.Table:
+        return collection.join(labels).read_all()
+
+    with bounds(JOIN_COLUMNS_ROWS_MAX=4):
+        duration_s, expected = measured(call), call()
+        for _ in range(count):
+            outcome, error = interrupted(call, after_s=pick.random() * duration_s)
+            assert outcome is not Outcome.OTHER, error
+            del error
+            gc.collect()
+            assert elsewhere(call).equals(expected)
+    elsewhere(lambda: collection.backup(store))
+    elsewhere(collection.compact)
+    assert elsewhere(call).equals(expected)
 
 
 def test_interrupts_come_in_the_middle_of_calls(tmp_path: Path) -> None:
