@@ -207,7 +207,7 @@ def _twice(prefix: bytes) -> UsageError:
     time = Timestamp(decode_suffix(prefix[-_SUFFIX:]))
     return UsageError(
         f"key {printable(key)} has two versions at {time}",
-        "drop one, or pass duplicates='last' to keep the later row",
+        "drop one; bulk.seed(duplicates='last') keeps the later row",
     )
 
 
