@@ -133,7 +133,7 @@ def _compact(store: Store, arguments: JsonObject, progress: TaskProgress) -> Arg
         rest = Span(start, end)
     except UsageError as error:
         raise arguments.damaged(error.what) from error
-    pieces = store.layout.splits(COMPACT_PIECES, rest)
+    pieces = store.layout.splits(COMPACT_PIECES, rest, with_tables=True)
     for number, piece in enumerate(pieces, 1):
         progress.tell(upto=piece.start.hex(), piece=number, pieces=len(pieces))
         store.upkeep.compact(piece)

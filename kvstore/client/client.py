@@ -28,7 +28,7 @@ from kvstore.client.transactions import RemoteTransactions
 from kvstore.commit import Durability
 from kvstore.feeds import STARTS, Position
 from kvstore.joins import VALUE_COLUMNS, Join, OnGone
-from kvstore.mvcc import Version, WriteSet
+from kvstore.mvcc import OpenWriteSet, Version, WriteSet
 from kvstore.protocol.values import to_json
 from kvstore.span import Span
 from kvstore.tasks import Tasks
@@ -370,7 +370,7 @@ class Client:
         def commit(writes: WriteSet, check: object = None) -> Timestamp:
             return self._pool.send(calls.batch(writes, durability))
 
-        return Batch(commit)
+        return Batch(commit, OpenWriteSet)  # the server refuses the keys of tables
 
     def transaction(self, *, durability: Durability | None = None) -> Transaction:
         """See `Store.transaction`. Each read is a round trip, and so is the commit, which brings

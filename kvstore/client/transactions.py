@@ -12,7 +12,7 @@ from typing import Final
 from kvstore.client import calls, streams
 from kvstore.client.pool import Pool
 from kvstore.commit import Durability
-from kvstore.mvcc import WriteSet
+from kvstore.mvcc import OpenWriteSet, WriteSet
 from kvstore.span import Span
 from kvstore.timestamp import Timestamp
 from kvstore.txn import ReadSet, Transaction
@@ -39,7 +39,7 @@ class RemoteVersions:
 class RemoteTransactions:
     """Begins and commits the transactions of one client."""
 
-    write_set: Final = WriteSet
+    write_set: Final = OpenWriteSet  # the server knows which keys belong to tables
     catalogue: Final = None
 
     def __init__(self, pool: Pool) -> None:

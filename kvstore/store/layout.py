@@ -25,10 +25,14 @@ class Layout:
         """The files that hold versions, by the user keys they lie between."""
         return list(user_spans(self._engine.files()))
 
-    def splits(self, count: int, span: Span | None = None) -> list[Span]:
+    def splits(
+        self, count: int, span: Span | None = None, *, with_tables: bool = False
+    ) -> list[Span]:
         """Cut `span` (default: all keys) into at most `count` pieces of about equal size.
 
-        Rows that are not on file yet do not count.
+        As a scan does, the pieces leave out the keys of tables unless the span begins among them,
+        or `with_tables` is set. Rows that are not on file yet do not count.
         """
         require_count(count, name="count", most=SCAN_PIECES_MAX)
-        return split_span(require_span(span), self.files(), count)
+        span = require_span(span)
+        return split_span(span if with_tables else self._reserve.narrow(span), self.files(), count)

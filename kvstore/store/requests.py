@@ -177,6 +177,10 @@ class Requests:
         """A write set for plain keys of this store."""
         return self._reserve.write_set(whose, size_max)
 
+    def narrow(self, span: Span) -> Span:
+        """The span without the keys of tables, unless it begins among them."""
+        return self._reserve.narrow(span)
+
     @property
     def durability(self) -> Durability:
         """The durability of a write that names none."""

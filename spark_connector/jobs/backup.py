@@ -79,6 +79,7 @@ class SparkUpload:
                 spans = reader.layout.splits(
                     task_count(self.spark, size, self.tasks),
                     None if attempt.after is None else Span(attempt.after.key),
+                    with_tables=True,
                 )
             work = [
                 BackupTask(

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 import kvstore
@@ -17,7 +18,10 @@ from kvstore.errors import (
     PreconditionError,
     UsageError,
 )
+from kvstore.mvcc import OpenWriteSet
 from kvstore.server import ListenAddress, Token, app, serving
+from kvstore.span import RESERVED
+from kvstore.testing.parts import parts_of
 
 STRANGE_KEYS = [
     b"",
@@ -229,3 +233,59 @@ def test_a_hold_keeps_history_until_it_is_released(client: Client, store: kvstor
         hold.token = again.token
         hold.move(store.upper - 1)
     assert store.holds.all() == []
+
+
+def test_keys_of_tables_are_refused_and_left_out(client: Client, store: kvstore.Store) -> None:
+    store.put(b"a", b"1")
+    table = store.table("t", pa.schema([("id", pa.int64()), ("n", pa.int64())]), key=["id"])
+    table.put({"id": 1, "n": 1})
+    rows = dict(store.scan(start=RESERVED))
+    key = max(rows)
+    for write in (
+        lambda: client.put(key, b"1"),
+        lambda: client.delete(key),
+        lambda: client.put_many({b"b": b"2", key: b"1"}),
+        lambda: client.put_if(key, b"1", expected=rows[key]),
+        lambda: client.delete_if(key, expected=rows[key]),
+        lambda: client.pop(key),
+        lambda: client.increment(key),
+        lambda: client.update(key, lambda old: b"1"),
+        lambda: client.delete_range(key, key + b"\xff"),
+        lambda: client.transact(lambda txn: txn.put(key, b"1")),
+        lambda: client.transact(lambda txn: txn.delete_range(key, key + b"\xff")),
+    ):
+        with pytest.raises(UsageError, match="belongs to tables"):
+            write()
+    assert list(client.scan()) == [(b"a", b"1")]
+    assert dict(client.scan(start=RESERVED)) == rows == dict(store.scan(start=RESERVED))
+    with client.transaction() as txn:
+        assert list(txn.scan()) == [(b"a", b"1")]
+        table.put({"id": 2, "n": 2})  # a plain scan has not read it
+        txn.put(b"b", b"2")
+    assert client.delete_range(b"", b"\xff" * 20) is not None
+    upper = store.upper
+    assert client.delete_range(b"", b"\xff" * 20, idempotent=True) is None
+    assert store.upper == upper
+    assert [row["id"] for row in table.rows()] == [1, 2]
+
+
+def test_a_served_store_of_before_tables_writes_its_keys(tmp_path: Path) -> None:
+    key = RESERVED + b"old"
+    with kvstore.open(tmp_path / "store") as store:
+        writes = OpenWriteSet()
+        writes.put(key, b"1")
+        parts_of(store).committer.commit(writes)
+    with (
+        kvstore.open(tmp_path / "store") as store,
+        serving(app(store), ListenAddress(path=str(tmp_path / "s"))) as running,
+        connect(running.url) as client,
+    ):
+        client.put(key, b"2")
+        client.put_many({key: b"3"})
+        assert client.increment(key) == 4
+        client.transact(lambda txn: txn.put(key, b"%s0" % (txn.get(key) or b"")))
+        assert list(client.scan()) == [(key, b"40")]
+        assert client.pop(key) == b"40"
+        client.put_if(key, b"5", expected=None)
+        client.delete_range(key, key + b"a")
+        assert store.get(key) is None

@@ -460,3 +460,20 @@ def test_an_import_brings_no_definitions(store: kvstore.Store, tmp_path: Path) -
     imported.seal()
     stamp = bulk.ingest(store, tmp_path / "rows")
     assert trips.get("A", 7, as_of=stamp) == trip()
+
+
+def test_pieces_of_a_store_leave_out_tables(store: kvstore.Store) -> None:
+    trips = store.table("trips", SCHEMA, key=["vendor", "trip_id"], indexes=INDEXES)
+    with store.batch() as batch:
+        for number in range(500):
+            batch.put(b"k%03d" % number, bytes(100))
+    for number in range(500):
+        trips.put(trip(number=number))
+    store.upkeep.compact()
+    plain = store.layout.splits(8)
+    assert plain[-1].end == RESERVED
+    rows = [key for each in plain for key, _ in store.scan(each.start, each.end)]
+    assert rows == [b"k%03d" % number for number in range(500)]
+    whole = store.layout.splits(8, with_tables=True)
+    assert (whole[0].start, whole[-1].end) == (b"", None)
+    assert store.layout.splits(2, Span(RESERVED))[-1].end is None

@@ -47,8 +47,8 @@ def delete_range(call: Invocation) -> Answer:
     writes.delete_range(span.start, span.end)
     if not call.flag("idempotent"):
         return _commit(call, writes)
-    requests = call.store.requests
-    return _at(requests.delete_live_range(writes, span, call.token, durability(call)))
+    span = call.store.requests.narrow(span)
+    return _at(call.store.requests.delete_live_range(writes, span, call.token, durability(call)))
 
 
 def batch(call: Invocation) -> Answer:
@@ -65,7 +65,7 @@ def batch(call: Invocation) -> Answer:
         else:
             span = call.access.span(Span(key, end))
             if op == WriteOp.READ_RANGE:
-                reads.add_span(span)
+                reads.add_span(call.store.requests.narrow(span))
             elif span.end is not None:
                 writes.delete_range(span.start, span.end)
     if not writes:
