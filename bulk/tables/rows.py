@@ -4,7 +4,8 @@ Invariants
 1. The rows are added only while the definition that encoded them is the newest: the commit looks
    under its lock. So a new index misses no row.
 2. An import brings the entries of its rows. Entries of the rows that it replaces stay behind as
-   hints that no row fits.
+   hints that no row fits. With `on_conflict="error"` they count as live keys, until
+   `Table.tidy` has deleted them.
 """
 
 from __future__ import annotations

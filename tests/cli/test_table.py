@@ -262,3 +262,22 @@ def test_an_export_is_typed_as_of_a_time_and_whole(run: Run, path: Path, tmp_pat
     run("export", path, "trips", tmp_path / "trips.txt", code=2)
     run("export", path, "trips", tmp_path / "gone" / "t.parquet", code=2)
     assert sorted(each.name for each in tmp_path.glob("*.tmp")) == []
+
+
+def test_entries_of_replaced_rows_count_as_live_keys_until_they_are_tidied(
+    run: Run, path: Path, tmp_path: Path
+) -> None:
+    def load(zone: str, *more: str, code: int = 0) -> None:
+        source = tmp_path / "f.csv"
+        source.write_text(f"vendor,trip_id,zone\nC,1,{zone}\n")
+        run("table", "import", path, "trips", source, *more, code=code)
+
+    load("EWR")
+    load("LGA")
+    with kvstore.open(path) as store:
+        store.table("trips").delete("C", 1)
+    load("EWR", "--on-conflict", "error", code=2)
+    with kvstore.open(path) as store:
+        assert store.table("trips").tidy() == 1
+    load("EWR", "--on-conflict", "error")
+    load("EWR", "--on-conflict", "error", code=2)
