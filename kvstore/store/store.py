@@ -328,8 +328,8 @@ class Store:
         history is gone has null.
 
         Labels stream: memory is bounded, whatever their number. The result keeps history from the
-        first batch until it is read to its end or dropped. Costs a seek for each version, or a
-        pass over the entries in between where labels are dense.
+        call until it is read to its end or dropped; Arrow's `close` does not reach it.
+        Costs a seek for each version, or a pass over the entries in between where labels are dense.
         """
         source = Join(self, max_age=max_age, columns=columns)
         return joins.join(labels, [source], key=key, at=at, on_gone=on_gone)
