@@ -5,7 +5,7 @@ Floors, from the top:
     connecting            `kvstore.connect`: a URL or a path becomes a client
     asynchronous          the client for asyncio
     client
-    feeds holds joins transactions
+    feeds holds joins transactions work
     streams               rows as they arrive
     pool                  idle connections, and attempts
     calls connection      requests without a socket; HTTP/1.1 on one socket

@@ -20,14 +20,17 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from typing_extensions import ParamSpec
 
 from kvstore.batch import Batch
+from kvstore.claims import HoldRecord
 from kvstore.client.client import Client
 from kvstore.commit import Durability
 from kvstore.feeds import FeedBatch
+from kvstore.gc import GcReport
 from kvstore.limits import CLIENT_CONNECTIONS_MAX
 from kvstore.mvcc import Version
 from kvstore.timestamp import TimeLike, Timestamp
@@ -115,6 +118,10 @@ class AsyncClient:
         """See `Store.scan_batches`: record batches, by `async for`."""
         return self._each(partial(self._client.scan_batches, *args, **options))
 
+    def join(self, *args: Any, **options: Any) -> AsyncIterator[pa.RecordBatch]:
+        """See `Client.join`: record batches, by `async for`."""
+        return self._each(partial(self._client.join, *args, **options))
+
     def changes_batches(self, *args: Any, **options: Any) -> AsyncIterator[pa.RecordBatch]:
         """See `Store.changes_batches`: record batches, by `async for`."""
         return self._each(partial(self._client.changes_batches, *args, **options))
@@ -181,6 +188,24 @@ class AsyncClient:
     async def transact(self, body: Callable[[Transaction], T], **options: Any) -> T:
         """See `Store.transact`. `body` is a plain function, and runs in a thread."""
         return await self._run(lambda: self._client.transact(body, **options))
+
+    # -- upkeep, with the right `admin` -----------------------------------------------------
+
+    async def gc(self, *args: Any, **options: Any) -> GcReport:
+        """See `Client.gc`."""
+        return await self._run(self._client.gc, *args, **options)
+
+    async def checkpoint(self, path: str | Path) -> Timestamp:
+        """See `Client.checkpoint`."""
+        return await self._run(self._client.checkpoint, path)
+
+    async def clear_range(self, start: bytes, end: bytes, *, compact: bool = True) -> Timestamp:
+        """See `Store.clear_range`."""
+        return await self._run(self._client.clear_range, start, end, compact=compact)
+
+    async def drop_hold(self, name: str) -> HoldRecord:
+        """See `Client.drop_hold`."""
+        return await self._run(self._client.drop_hold, name)
 
     # -- inside -----------------------------------------------------------------------------
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -16,6 +16,7 @@ from kvstore import joins
 from kvstore.batch import Batch
 from kvstore.changes import Revisions
 from kvstore.changes.event import Expand, Images
+from kvstore.claims import HoldRecord
 from kvstore.client import calls, streams
 from kvstore.client.calls import ClientRequest
 from kvstore.client.feeds import ClientFeed
@@ -25,8 +26,10 @@ from kvstore.client.pool import Pool
 from kvstore.client.reply import Reply
 from kvstore.client.tasks import ClientTasks
 from kvstore.client.transactions import RemoteTransactions
+from kvstore.client.work import collect, hold_record, work_of
 from kvstore.commit import Durability
 from kvstore.feeds import STARTS, Position
+from kvstore.gc import GcReport
 from kvstore.joins import VALUE_COLUMNS, Join, OnGone
 from kvstore.mvcc import OpenWriteSet, Version, WriteSet
 from kvstore.protocol.values import to_json
@@ -389,6 +392,32 @@ class Client:
         begin = partial(self.transaction, durability=durability)
         return transact(begin, body, attempts=attempts, wait=wait)
 
+    # -- upkeep, with the right `admin` -----------------------------------------------------
+
+    def gc(
+        self,
+        before: TimeLike | None = None,
+        keep: timedelta | None = None,
+        *,
+        compact: bool = False,
+        progress: Callable[[int], None] | None = None,
+    ) -> GcReport:
+        """See `Store.gc`. An error that `progress` raises ends the run of the owner."""
+        return collect(self._pool, before, keep, compact, progress)
+
+    def checkpoint(self, path: str | Path) -> Timestamp:
+        """See `Store.checkpoint`. `path` is an absolute path on the machine of the server."""
+        return Timestamp(self.work("checkpoint", None, path=str(path))["timestamp"])
+
+    def clear_range(self, start: bytes, end: bytes, *, compact: bool = True) -> Timestamp:
+        """See `Store.clear_range`."""
+        fields = {"start": to_json(start), "end": to_json(end), "compact": compact}
+        return Timestamp(self.work("clear_range", None, **fields)["timestamp"])
+
+    def drop_hold(self, name: str) -> HoldRecord:
+        """Remove a hold, whoever owns it: see `Holds.drop`."""
+        return hold_record(self.call("drop_hold", name=name))
+
     # -- other verbs ------------------------------------------------------------------------
 
     def call(self, verb: str, **arguments: Any) -> dict[str, Any]:
@@ -400,6 +429,13 @@ class Client:
         """Call a verb that answers with rows, as `call`. The call is sent once."""
         request: ClientRequest[dict[str, Any]] = calls.verb(verb, arguments, Reply.json)
         return streams.rows(self._pool, request)
+
+    def work(
+        self, verb: str, progress: Callable[[int], None] | None, /, **arguments: Any
+    ) -> Mapping[str, Any]:
+        """Call a verb of long work, and return its result. An error that `progress` raises ends
+        the work at its next step."""
+        return work_of(self._pool, verb, progress, **arguments)
 
     def _times(self) -> dict[str, Any]:
         return self._pool.send(calls.fields_of("times"))

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
@@ -28,19 +28,20 @@ from kvstore import opening
 from kvstore.arguments import require_path
 from kvstore.arrivals import NoneCame
 from kvstore.changes import ChangeIndex
-from kvstore.claims import BACKUP, REPLICA, USER, HoldRecord, Pins, from_fields
+from kvstore.claims import BACKUP, REPLICA, USER, HoldRecord, Pins
 from kvstore.client import Client
 from kvstore.client.calls import ns
+from kvstore.client.work import hold_record
 from kvstore.codec.json import JsonObject
 from kvstore.commit import Committer, Durability
-from kvstore.errors import IndeterminateError, UsageError
+from kvstore.errors import UsageError
 from kvstore.gc import GcReport
 from kvstore.holds import Hold, Holds
 from kvstore.imports import ImportRecord, Imports, import_fields, read_import
 from kvstore.limits import CONTROL_LEASE_S
 from kvstore.meta import Meta
 from kvstore.mvcc import Versions
-from kvstore.protocol import failure_of, to_json
+from kvstore.protocol import to_json
 from kvstore.store import Store
 from kvstore.tasks import Tasks
 from kvstore.timestamp import NS_PER_SECOND, TimeLike, Timestamp
@@ -64,7 +65,7 @@ class StoreBeside(Store):
         target = require_path(path).absolute()
         if target.exists():
             raise UsageError(f"{target} exists", "checkpoint into a path that does not")
-        return Timestamp(work_of(self.owner, "checkpoint", None, path=str(target))["timestamp"])
+        return self.owner.checkpoint(target)
 
     @property
     def tasks(self) -> Tasks:
@@ -83,13 +84,11 @@ class StoreBeside(Store):
 
     def revert_import(self, import_id: int) -> Timestamp:
         """See `Store.revert_import`."""
-        found = self.owner.call("revert_import", import_id=f"{import_id:016x}")
-        return Timestamp(found["timestamp"])
+        return self.owner.revert_import(import_id)
 
     def clear_range(self, start: bytes, end: bytes, *, compact: bool = True) -> Timestamp:
         """See `Store.clear_range`."""
-        fields = {"start": to_json(start), "end": to_json(end), "compact": compact}
-        return Timestamp(work_of(self.owner, "clear_range", None, **fields)["timestamp"])
+        return self.owner.clear_range(start, end, compact=compact)
 
     def gc(
         self,
@@ -100,19 +99,7 @@ class StoreBeside(Store):
         progress: Callable[[int], None] | None = None,
     ) -> GcReport:
         """See `Store.gc`. An error that `progress` raises ends the run of the owner."""
-        found = work_of(
-            self.owner,
-            "gc",
-            progress,
-            before=ns(before, "before"),
-            keep=None if keep is None else keep.total_seconds(),
-            compact=compact,
-        )
-        claims = {
-            name: tuple(_hold_record(fields) for fields in found[name])
-            for name in ("lost_holds", "held_by")
-        }
-        return GcReport(**{**found, **claims})
+        return self.owner.gc(before, keep, compact=compact, progress=progress)
 
 
 class HoldsBeside(Holds):
@@ -132,7 +119,7 @@ class HoldsBeside(Holds):
 
     def all(self) -> list[HoldRecord]:
         """See `Holds.all`."""
-        return [_hold_record(fields) for fields in self.owner.call("holds")["holds"]]
+        return [hold_record(fields) for fields in self.owner.call("holds")["holds"]]
 
     def take(
         self,
@@ -195,11 +182,11 @@ class HoldsBeside(Holds):
 
     def drop(self, name: str) -> HoldRecord:
         """See `Holds.drop`."""
-        return _hold_record(self.owner.call("drop_hold", name=name))
+        return self.owner.drop_hold(name)
 
     def require_owned(self, name: str, token: str) -> HoldRecord:
         """See `Holds.require_owned`."""
-        return _hold_record(self.owner.call("held", name=name, token=token))
+        return hold_record(self.owner.call("held", name=name, token=token))
 
 
 class ImportsBeside(Imports):
@@ -239,8 +226,7 @@ class ImportsBeside(Imports):
     def add(self, import_id: int, *, check: Callable[[], None] | None = None) -> Timestamp:
         """See `Imports.add`. `check` is a `NoneCame`, which the owner makes again."""
         assert check is None or isinstance(check, NoneCame)
-        found = work_of(
-            self.owner,
+        found = self.owner.work(
             "add_import",
             None,
             **_import_named(self._prepared[import_id]),
@@ -251,30 +237,12 @@ class ImportsBeside(Imports):
 
     def abort(self, import_id: int) -> bool:
         """See `Imports.abort`."""
-        found = work_of(self.owner, "abort_import", None, import_id=f"{import_id:016x}")
+        found = self.owner.work("abort_import", None, import_id=f"{import_id:016x}")
         return bool(found["aborted"])
 
     def revert(self, import_id: int) -> Timestamp:
         """See `Imports.revert`."""
-        found = self.owner.call("revert_import", import_id=f"{import_id:016x}")
-        return Timestamp(found["timestamp"])
-
-
-def work_of(
-    owner: Client, verb: str, progress: Callable[[int], None] | None, /, **fields: Any
-) -> Mapping[str, Any]:
-    """Have the owner do long work, and return its result. An error that `progress` raises ends the
-    work at its next step."""
-    for batch in owner.rows(verb, **fields):
-        (row,) = batch.to_pylist()
-        if row["result"] is not None:
-            result: Mapping[str, Any] = json.loads(row["result"])
-            return result
-        if row["error"] is not None:
-            raise failure_of(json.loads(row["error"]), status=500, where=repr(owner))
-        if progress is not None:
-            progress(row["done"])
-    raise IndeterminateError(f"{verb} by {owner!r}", "the answer ended without a result")
+        return self.owner.revert_import(import_id)
 
 
 @contextmanager
@@ -295,10 +263,6 @@ def beside(owner: Client) -> Iterator[StoreBeside]:
 
 def _is_lease(record: HoldRecord) -> bool:
     return record.max_age_ns == int(CONTROL_LEASE_S * NS_PER_SECOND)
-
-
-def _hold_record(fields: Mapping[str, Any]) -> HoldRecord:
-    return from_fields(fields["name"], JsonObject(dict(fields), where="the owner's answer"))
 
 
 def _import_named(record: ImportRecord) -> dict[str, str]:

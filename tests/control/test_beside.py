@@ -18,7 +18,6 @@ import bulk.tasks
 import kvstore
 import kvstore.upkeep
 from bulk.ingest import record_of
-from kvstore.control.beside import work_of
 from kvstore.control.scripts import as_store, opened
 from kvstore.errors import (
     FencedError,
@@ -277,9 +276,7 @@ def test_files_outside_the_store_are_not_taken(
         store.imports.prepare(record)
         for name in (str(part), f"../../staged/{part.name}", f"..//{part.name}", "", 5):
             with pytest.raises(UsageError, match="of an import"):
-                work_of(
-                    client, "add_import", None, import_id=f"{record.import_id:016x}", files=[name]
-                )
+                client.work("add_import", None, import_id=f"{record.import_id:016x}", files=[name])
     (place / "part-0.sst").write_bytes(b"no file")
     part.write_bytes(part.read_bytes()[:-1])
     with pytest.raises(ImportRefusedError):

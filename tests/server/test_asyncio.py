@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
+import pyarrow as pa
 import pytest
 from fastapi import FastAPI
 from uvicorn import Config
@@ -53,6 +54,10 @@ def test_coroutines_do_what_the_methods_do(store: kvstore.Store) -> None:
             async for found in client.feed("feed", 0, follow=False):
                 events += found.events
             assert len(events) == 56
+            labels = pa.table({"id": pa.array([b"n", b"none"], pa.binary())})
+            joined = [batch async for batch in client.join(labels, at=None)]
+            assert joined == store.join(labels, at=None).read_all().to_batches()
+            assert (await client.gc(before=store.upper - 1)).since == store.since > 0
             assert await client.pop(b"a") == b"1"
             scan = client.scan_batches(batch_rows=1)
             await anext(scan)

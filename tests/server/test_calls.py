@@ -289,3 +289,25 @@ def test_a_served_store_of_before_tables_writes_its_keys(tmp_path: Path) -> None
         client.put_if(key, b"5", expected=None)
         client.delete_range(key, key + b"a")
         assert store.get(key) is None
+
+
+def test_the_owner_does_the_upkeep_that_a_client_asks_for(
+    client: Client, store: kvstore.Store, tmp_path: Path
+) -> None:
+    first = client.put(b"a", b"1")
+    client.put(b"a", b"2")
+    client.hold("mine", at=first)
+    copied = client.checkpoint(tmp_path / "copy")
+    with kvstore.open_read_only(tmp_path / "copy") as copy:
+        assert copied < copy.upper
+        assert copy.get(b"a", as_of=first) == b"1"
+    kept = client.gc(before=store.upper - 1)
+    assert [record.name for record in kept.held_by] == ["mine"]
+    assert client.drop_hold("mine").timestamp == first
+    report = client.gc(before=store.upper - 1)
+    assert report.since == store.since > first
+    assert report.versions == 1
+    client.clear_range(b"a", b"b")
+    assert [client.get(b"a"), client.history(b"a")] == [None, []]
+    with pytest.raises(UsageError, match="absolute"):
+        client.checkpoint("copy")
