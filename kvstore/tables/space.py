@@ -1,13 +1,15 @@
 """Where tables lie among the keys of a store.
 
-name of a table := | reserved | 00 | "kvstore.tables" 00 | name in UTF-8 |    see definition.py
-row             := | reserved | table | 00 | tuple of the key columns |
-index entry     := | reserved | table | index | tuple of the index columns | tuple of the key |
+The rows of one table lie together, in the order of their keys. The entries of each index follow.
 
-reserved := ff ff ff ff ff ff ff ff ff     nine bytes: see kvstore.span
-table    := number u8                      from 1 to 239
-          | f0 | number u32 |              from 240 on, big-endian
-index    := number u8                      from 1 to 255
+    name of a table := | reserved | 00 | "kvstore.tables" 00 | name in UTF-8 |    see definition.py
+    row             := | reserved | table | 00 | tuple of the key columns |
+    index entry     := | reserved | table | index | tuple of the index columns | tuple of the key |
+
+    reserved := ff ff ff ff ff ff ff ff ff     nine bytes: see kvstore.span
+    table    := number u8                      from 1 to 239
+              | f0 | number u32 |              from 240 on, big-endian
+    index    := number u8                      from 1 to 255
 """
 
 from __future__ import annotations
