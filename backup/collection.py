@@ -301,12 +301,13 @@ class Collection:
         import; returns its stamp.
 
         Keys that the backup does not have stay as they are: delete their range first to replace
-        it. `progress` and errors are as in `restore`. After an error nothing was added.
+        it. Rows of tables go to tables of the same definitions; `ImportRefusedError` names a
+        table that differs. `progress` and other errors are as in `restore`. After an error nothing
+        was added.
         """
         span = Span.of(start, end, prefix)
         with as_store(store) as into, self.snapshot(as_of) as (_, snapshot):
-            rows = Tally(progress).over(snapshot.read(span))
-            return restore_into_store(into, rows)
+            return restore_into_store(into, snapshot, span, Tally(progress))
 
     def scan_batches(
         self, as_of: TimeLike | None = None, prefix: bytes | None = None

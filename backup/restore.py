@@ -18,14 +18,17 @@ import pyarrow as pa
 import bulk
 from backup.shard import ShardSnapshot, Tally, View
 from backup.version_rows import data_entries, range_rows
+from bulk.definitions import EncodedBy, require_definitions
 from bulk.ingest import staging_beside
 from bulk.places import appearing
 from bulk.sst import SstFile
 from kvstore.limits import RESTORE_FILE_BYTES
 from kvstore.mvcc import RangeTombstone
 from kvstore.opening import building
-from kvstore.span import Span
+from kvstore.reserve import CATALOGUE, FIRST_ROW
+from kvstore.span import RESERVED, Span
 from kvstore.store import Store
+from kvstore.tables.space import name_of
 from kvstore.timestamp import Timestamp
 
 
@@ -86,19 +89,47 @@ def restore_store(
                 builder.add(files, tombstones)
 
 
-def restore_into_store(store: Store, batches: Iterable[pa.RecordBatch]) -> Timestamp:
-    """Add sorted live rows to a store as one import; returns its stamp."""
+def restore_into_store(
+    store: Store, snapshot: ShardSnapshot, span: Span, tally: Tally
+) -> Timestamp:
+    """Add the live rows of a snapshot to a store as one import; returns its stamp.
+
+    Rows of tables are added to tables with the same definitions. Raises `ImportRefusedError` where
+    the store has others, before any row is read.
+    """
+    tables = tables_in(snapshot, span)
+    require_definitions(store, tables, "the backup")
+    # The definitions stay behind, so the rows of tables begin files of their own.
+    first = FIRST_ROW if tables else RESERVED
+    wanted = [span.intersect(b"", RESERVED), span.intersect(first, None)]
     with staging_beside(store) as directory:
         staged = bulk.Import.create(directory)
-        writer = staged.writer()
-        for batch in batches:
-            writer.write(batch.select(["key", "value"]))
-            if writer.size_bytes >= RESTORE_FILE_BYTES:
-                writer.finish()
-                writer = staged.writer()
-        writer.finish()
-        staged.seal()
+        for part in wanted:
+            if part is not None:
+                _write(staged, tally.over(snapshot.read(part)))
+        staged.seal(tables=tables)
         return bulk.ingest(store, directory, move=True)
+
+
+def tables_in(snapshot: ShardSnapshot, span: Span) -> list[EncodedBy]:
+    """The tables of a snapshot, if `span` may have rows of them."""
+    if span.intersect(FIRST_ROW, None) is None:
+        return []
+    return [
+        EncodedBy.of_stored(name_of(key), value)
+        for batch in snapshot.read(Span.of_prefix(CATALOGUE))
+        for key, value in zip(*(batch.column(n).to_pylist() for n in ("key", "value")), strict=True)
+    ]
+
+
+def _write(staged: bulk.Import, batches: Iterable[pa.RecordBatch]) -> None:
+    writer = staged.writer()
+    for batch in batches:
+        writer.write(batch.select(["key", "value"]))
+        if writer.size_bytes >= RESTORE_FILE_BYTES:
+            writer.finish()
+            writer = staged.writer()
+    writer.finish()
 
 
 def version_files(

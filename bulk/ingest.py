@@ -24,13 +24,14 @@ import os
 import secrets
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Final, Literal, TypeAlias
 
 from bulk.conflicts import require_no_live_keys
 from bulk.contents import FILES_AT_ONCE, require_disjoint, require_rows, require_told
+from bulk.definitions import require_definitions
 from bulk.manifest import Manifest
 from bulk.staging import Identity, open_staged, opened_path, read_manifest, require_unaltered
 from kvstore.arguments import require_path
@@ -77,13 +78,14 @@ def ingest(
     key. Files are linked, or copied from another file system. `move` removes the files from
     `staging` after they were added; it removes a symbolic link, not the file behind it. `thorough`
     is for files from a stranger: it reads each file, compares its digest and checks each row.
-    `check` runs under the commit lock just before the rows become visible, and calls the import off
-    by raising an error; a client takes none.
+    `check` runs first, and under the commit lock just before the rows become visible; it calls the
+    import off by raising an error. A client takes none, and no rows of tables.
     `progress` is called with the name of each step before the step. An exception that it raises
     stops the import, and a later call continues it.
 
     Raises `ImportRefusedError` if a file is missing, altered, truncated or of another import, or if
-    its bounds or rows differ from the manifest. Nothing was added then. Costs a few milliseconds
+    its bounds or rows differ from the manifest, or if a table of its rows was altered since they
+    were encoded. Nothing was added then. Costs a few milliseconds
     and two fsyncs, whatever the size.
     """
     require_on_conflict(on_conflict)
@@ -116,8 +118,7 @@ def _ingest(
         if move:
             _take_away(directory, manifest)
         return known.added
-    for span in record.spans:
-        store.layout.require_importable(span)
+    checks = _checks_of_tables(store, record, manifest, str(directory), check)
     incoming = _incoming(store, directory, manifest)
     linked = known is not None and store.imports.is_linked(record)
     tell("check")
@@ -132,7 +133,7 @@ def _ingest(
             if not linked:
                 located = [_locate(directory, incoming, part.name) for part in manifest.parts]
                 require_no_live_keys(store, located)
-            check = _both(NoneCame(store, record, 0 if linked else checked_at), check)
+            checks.insert(0, NoneCame(store, record, 0 if linked else checked_at))
         tell("prepare")
         store.imports.prepare(record, keys)
         if not linked:
@@ -143,20 +144,37 @@ def _ingest(
             tell("link")
             store.imports.link(files)
         tell("add")
-        stamp = store.imports.add(record.import_id, check=check)
+        stamp = store.imports.add(record.import_id, check=_all(checks))
     shutil.rmtree(incoming, ignore_errors=True)
     if move:
         _take_away(directory, manifest)
     return stamp
 
 
-def _both(first: NoneCame, second: Callable[[], None] | None) -> Callable[[], None]:
-    if second is None:
-        return first
+def _checks_of_tables(
+    store: Store,
+    record: ImportRecord,
+    manifest: Manifest,
+    where: str,
+    check: Callable[[], None] | None,
+) -> list[Callable[[], None]]:
+    """The checks of the commit, `check` among them. Raises as `require_definitions`, and
+    `UsageError` for keys of tables that the manifest does not name."""
+    for span in record.spans:
+        store.layout.require_importable(span, is_encoded=bool(manifest.tables))
+    given = [] if check is None else [check]
+    for each in given:
+        each()
+    return given + require_definitions(store, manifest.tables, where)
+
+
+def _all(checks: Sequence[Callable[[], None]]) -> Callable[[], None] | None:
+    if len(checks) < 2:
+        return checks[0] if checks else None
 
     def check() -> None:
-        first()
-        second()
+        for each in checks:
+            each()
 
     return check
 

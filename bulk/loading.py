@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 import pyarrow as pa
 
+from bulk.definitions import EncodedBy
 from bulk.ingest import OnConflict, ingest, staging_beside
 from bulk.manifest import Manifest
 from bulk.sort import Duplicates, sorted_batches
@@ -27,10 +28,12 @@ def import_rows(
     *,
     name_of: Callable[[bytes], str] = printable,
     check: Callable[[], None] | None = None,
+    tables: Sequence[EncodedBy] = (),
 ) -> tuple[Manifest, Timestamp]:
     """Sort, stage and add rows: batches of binary columns `key` and `value`.
 
-    `name_of` names a key in errors; `check` is that of `ingest`. Raises `UsageError` for a key that
+    `name_of` names a key in errors; `check` is that of `ingest`; `tables` are the definitions that
+    encoded the rows. Raises `UsageError` for a key that
     comes twice, unless `duplicates` is `"last"`.
     """
     with staging_beside(store) as directory:
@@ -45,7 +48,7 @@ def import_rows(
                         writer.write(batch)
                         taken += batch.num_rows
                         batch = next(ordered, None)
-            manifest = made.seal()
+            manifest = made.seal(tables=tables)
         except KeyOrderError as error:  # the rows are sorted, so a key came twice
             what = f"key {name_of(error.key)} came twice"
             remedy = "remove one row of it, or pass --duplicates last"

@@ -3,9 +3,11 @@
     import.json := {"format": 2, "import_id": 16 hex, "rows": n, "bytes": n,
                     "parts": [{"name", "smallest" hex, "largest" hex, "rows", "bytes",
                                "digest", "mtime_ns", "inode"}],
+                    "tables": [{"table", "revision", "digest"}],         in format 3 alone
                     "checksum": SHA-256 of the rest as sorted, compact JSON}
 
-Format 1 remains readable: it names a part's digest `sha256`.
+Format 1 remains readable: it names a part's digest `sha256`. An import with rows of tables has
+format 3, which names the definitions that encoded them.
 
 Invariants
 1. Each name has the form that part writers give, so it cannot lead out of the directory.
@@ -28,6 +30,7 @@ from itertools import pairwise
 from typing import Any, Final
 
 from bulk.contents import depth
+from bulk.definitions import EncodedBy
 from bulk.part import PART_NAME, Part
 from kvstore.codec.json import JsonObject, read_object
 from kvstore.codec.keys import IMPORT_ID_MAX
@@ -35,10 +38,12 @@ from kvstore.errors import CorruptionError, FormatVersionError
 from kvstore.limits import CROSSING_PARTS_MAX, KEY_BYTES_MAX
 
 MANIFEST_FORMAT: Final = 2
-_DIGEST_NAMES: Final = {1: "sha256", MANIFEST_FORMAT: "digest"}
+TABLES_FORMAT: Final = 3
+_DIGEST_NAMES: Final = {1: "sha256", MANIFEST_FORMAT: "digest", TABLES_FORMAT: "digest"}
 """The name of a part's digest in each format that is read."""
 
 _DIGEST: Final = re.compile(r"(blake3:)?[0-9a-f]{32}|[0-9a-f]{64}")
+_DEFINITION_DIGEST: Final = re.compile(r"[0-9a-f]{64}")
 _IMPORT_ID: Final = re.compile(r"[0-9a-f]{16}")
 _INODE_MAX: Final = (1 << 64) - 1
 _TIME_MIN: Final = -(1 << 63)
@@ -52,6 +57,7 @@ class Manifest:
     import_id: int
     parts: tuple[Part, ...]
     format: int = MANIFEST_FORMAT
+    tables: tuple[EncodedBy, ...] = ()
 
     @property
     def rows(self) -> int:
@@ -74,13 +80,16 @@ class Manifest:
         return json.dumps({**self._fields(), "checksum": self.checksum}, indent=1, sort_keys=True)
 
     def _fields(self) -> dict[str, Any]:
-        return {
+        fields = {
             "format": self.format,
             "import_id": f"{self.import_id:016x}",
             "rows": self.rows,
             "bytes": self.size_bytes,
             "parts": [_part_fields(part, _DIGEST_NAMES[self.format]) for part in self.parts],
         }
+        if self.format == TABLES_FORMAT:
+            fields["tables"] = [table._asdict() for table in self.tables]
+        return fields
 
 
 def parse_manifest(data: bytes, *, where: str) -> Manifest:
@@ -94,7 +103,8 @@ def parse_manifest(data: bytes, *, where: str) -> Manifest:
     if not _IMPORT_ID.fullmatch(import_id) or not 0 < int(import_id, 16) <= IMPORT_ID_MAX:
         raise fields.damaged(f"{import_id[:20]!r} is no import id")
     parts = tuple(_part(part, _DIGEST_NAMES[found]) for part in fields.objects("parts"))
-    manifest = Manifest(int(import_id, 16), parts, found)
+    tables = map(_table, fields.objects("tables")) if found == TABLES_FORMAT else ()
+    manifest = Manifest(int(import_id, 16), parts, found, tuple(tables))
     if fields.text("checksum") != manifest.checksum:
         raise fields.damaged("it is not as it was sealed: its checksum differs")
     if fields != {**manifest._fields(), "checksum": manifest.checksum}:
@@ -128,6 +138,15 @@ def shared_bound(parts: Sequence[Part]) -> bytes | None:
             return min(shared)
         seen |= bounds
     return None
+
+
+def _table(fields: JsonObject) -> EncodedBy:
+    table = EncodedBy(
+        fields.text("table"), fields.integer("revision", least=1), fields.text("digest")
+    )
+    if not _DEFINITION_DIGEST.fullmatch(table.digest):
+        raise fields.damaged(f"{table.digest[:80]!a} is no digest")
+    return table
 
 
 def _part(fields: JsonObject, digest_name: str) -> Part:

@@ -7,6 +7,7 @@ import secrets
 from collections.abc import Sequence
 from pathlib import Path
 
+from bulk.definitions import EncodedBy
 from bulk.manifest import Manifest
 from bulk.part import Part, PartWriter
 from bulk.staging import MANIFEST_NAME, seal
@@ -62,17 +63,20 @@ class Import:
         self._writers.append(writer)
         return writer
 
-    def seal(self, parts: Sequence[Part] | None = None) -> Manifest:
+    def seal(
+        self, parts: Sequence[Part] | None = None, *, tables: Sequence[EncodedBy] = ()
+    ) -> Manifest:
         """Write the manifest. The import can be added now, and no longer changed.
 
         `parts` are the parts that other processes wrote with `PartWriter`. By default they are the
-        parts of this object's own writers. Raises `KeyOrderError` if two parts share a key,
-        `UsageError` if the import is sealed or a writer is still open.
+        parts of this object's own writers. `tables` are the definitions that encoded the rows of
+        tables, without which no store takes such rows. Raises `KeyOrderError` if two parts share a
+        key, `UsageError` if the import is sealed or a writer is still open.
         """
         self._require_unsealed()
         if any(not writer.is_closed for writer in self._writers):
             raise UsageError(f"a writer of {self.staging} is still open", "finish it first")
-        return seal(self.staging, self.import_id, [*self._parts, *(parts or ())])
+        return seal(self.staging, self.import_id, [*self._parts, *(parts or ())], tables)
 
     def _require_unsealed(self) -> None:
         if (self.staging / MANIFEST_NAME).exists():

@@ -27,7 +27,14 @@ from pathlib import Path
 from typing import BinaryIO, Final, NamedTuple
 
 from bulk.contents import require_disjoint
-from bulk.manifest import Manifest, parse_manifest, shared_bound
+from bulk.definitions import EncodedBy
+from bulk.manifest import (
+    MANIFEST_FORMAT,
+    TABLES_FORMAT,
+    Manifest,
+    parse_manifest,
+    shared_bound,
+)
 from bulk.part import Part
 from bulk.sst import fsync_and_digest
 from kvstore.errors import (
@@ -44,8 +51,12 @@ MANIFEST_NAME: Final = "import.json"
 _STAGE_AGAIN = "stage the import again"
 
 
-def seal(staging: Path, import_id: int, parts: Sequence[Part]) -> Manifest:
-    """Write the manifest of `parts`. Raises `KeyOrderError` if two share keys, `UsageError` if a
+def seal(
+    staging: Path, import_id: int, parts: Sequence[Part], tables: Sequence[EncodedBy] = ()
+) -> Manifest:
+    """Write the manifest of `parts`, whose rows of `tables` were encoded by these definitions.
+
+    Raises `KeyOrderError` if two share keys, `UsageError` if a
     part is gone or the parts do not fit into one import.
 
     Reads the parts whose spans cross, at 0.3 us a row, to check that they share no key.
@@ -53,7 +64,8 @@ def seal(staging: Path, import_id: int, parts: Sequence[Part]) -> Manifest:
     ordered = sorted(parts, key=lambda part: part.smallest)
     if (key := shared_bound(ordered)) is not None:
         raise KeyOrderError(f"parts of {staging}", previous=key, key=key)
-    manifest = Manifest(import_id, tuple(ordered))
+    format_ = TABLES_FORMAT if tables else MANIFEST_FORMAT
+    manifest = Manifest(import_id, tuple(ordered), format_, tuple(tables))
     content = manifest.to_json().encode()
     try:
         parse_manifest(content, where=str(staging / MANIFEST_NAME))

@@ -53,17 +53,16 @@ class Reserve:
         """The span without the keys of tables, unless it begins among them."""
         return span.plain() if self.has_tables else span
 
-    def require_importable(self, span: Span) -> None:
-        """Raise `UsageError` unless an import may bring keys of `span`: plain keys, or rows and
-        entries of tables where there are some."""
+    def require_importable(self, span: Span, *, is_encoded: bool) -> None:
+        """See `Layout.require_importable`."""
         reserved = span.intersect(RESERVED, None)
         if reserved is None or self.is_taken:
             return
-        if not self.has_tables or reserved.start < FIRST_ROW:
+        if not self.has_tables or reserved.start < FIRST_ROW or not is_encoded:
             raise UsageError(
                 f"the import has keys from {printable(reserved.start)} on, which belong to tables",
-                "make the tables first, and import their rows; restore a backup with tables into "
-                "a new store",
+                "make the tables first, and import their rows with `kvstore table import`; restore "
+                "a backup with tables into a new store",
             )
 
     def require_free(self, where: str) -> None:

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
+from bulk.definitions import EncodedBy
 from bulk.files import typed_batches
 from bulk.ingest import OnConflict
 from bulk.loading import import_rows
@@ -50,6 +51,7 @@ def import_files(
         duplicates,
         name_of=lambda key: key_text(codec, key),
         check=target.check,
+        tables=[EncodedBy.of(codec)],
     )
 
 

@@ -24,7 +24,7 @@ if not __package__:
 
 from pyspark.sql import SparkSession
 
-from backup.restore import Built, built_from
+from backup.restore import Built, built_from, tables_in
 from backup.shard import ShardSnapshot, Split, Tally, View
 from kvstore.control.scripts import StoreOrClient, opened
 from kvstore.errors import UsageError
@@ -119,6 +119,11 @@ def restore_into(
     if prefix is not None:
         reader = reader.options(prefix=prefix.hex(), keyEncoding="hex")
     with found.open().snapshot(_time(as_of)) as (_, snapshot):
+        if tables := tables_in(snapshot, Span() if prefix is None else Span.of_prefix(prefix)):
+            raise UsageError(
+                f"the collection has table {tables[0].table!r}",
+                "restore into a new store, or with collection.restore_into, or pass a prefix",
+            )
         reader = reader.option("versionAsOf", snapshot.as_of)
         with kept(snapshot):
             return run_import(ImportRows(reader.load(found.url), "key", "value"), store)

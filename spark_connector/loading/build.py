@@ -64,7 +64,7 @@ def build_import(
                 tasks = rows.by_key()
             parts = results(directory, tasks.mapInArrow(build, RESULT))
         shutil.rmtree(directory / _SCRATCH, ignore_errors=True)
-        return staged.seal(parts)
+        return staged.seal(parts, tables=rows.tables)
     except BaseException:
         discard(directory)
         raise

@@ -16,6 +16,7 @@ from typing import Any
 from pyspark.sql import Column, DataFrame
 
 import bulk
+from bulk.definitions import EncodedBy
 from bulk.ingest import OnConflict, require_on_conflict
 from bulk.manifest import Manifest
 from bulk.sort import Duplicates
@@ -116,7 +117,8 @@ def _table_import(
     store, codec, check = table.import_target()
     require_columns(df, codec)
     encoder = RowEncoder(table.name, codec.stored)
-    rows = ImportRows(df, "key", "value", partitions=partitions, encoder=encoder)
+    made = [EncodedBy.of(codec)]
+    rows = ImportRows(df, "key", "value", partitions=partitions, encoder=encoder, tables=made)
     more: Any = {"import_id": import_id, "progress": progress, "check": check}
     try:
         return run_import(rows, store, staging, on_conflict, **more).stamp

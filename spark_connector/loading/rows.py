@@ -17,6 +17,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812  # as every Spark program has it
 from pyspark.sql.types import BinaryType, NullType, StringType
 
+from bulk.definitions import EncodedBy
 from bulk.sort import Duplicates
 from kvstore.arguments import require_count
 from kvstore.errors import UsageError
@@ -70,6 +71,8 @@ class ImportRows:
     order_by: Column | str | None = None
     encoder: Encoder | None = None
     """Makes the rows to load of all columns, in place of `key` and `value`."""
+    tables: Sequence[EncodedBy] = ()
+    """The definitions by which `encoder` makes them."""
 
     def require_order(self) -> None:
         """Raise `UsageError` unless `order_by` is given if, and only if, the last row counts."""

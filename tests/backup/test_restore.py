@@ -5,16 +5,20 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 import backup
 import kvstore
 from kvstore.errors import (
     HistoryGoneError,
+    ImportRefusedError,
     LockedError,
     NotYetWrittenError,
     UsageError,
 )
+from kvstore.reserve import CATALOGUE
+from kvstore.span import RESERVED
 from tests.backup.histories import (
     live_through,
     versions,
@@ -151,3 +155,41 @@ def test_rows_are_read_without_restoring(
         table = collection.scan_batches(as_of=at, prefix=b"k").read_all()
         rows = zip(table["key"].to_pylist(), table["value"].to_pylist(), strict=True)
         assert list(rows) == list(store.scan(prefix=b"k", as_of=at or collection.upper - 1))
+
+
+def test_rows_of_tables_are_restored_into_the_same_tables(
+    collection: backup.Collection, tmp_path: Path
+) -> None:
+    schema = pa.schema([("id", pa.int64()), ("zone", pa.string())])
+
+    def table_of(store: kvstore.Store) -> kvstore.Table:
+        return store.table("t", schema, key=["id"], indexes={"by_zone": ["zone"]})
+
+    with kvstore.open(tmp_path / "source") as source:
+        source.put(b"a", b"1")
+        table = table_of(source)
+        made = [{"id": n, "zone": f"z{n % 3}"} for n in range(100)]
+        table.put_batch(pa.Table.from_pylist(made, schema))
+        collection.backup(source)
+        rows = list(table.rows())
+    with kvstore.open(tmp_path / "same") as target:
+        restored = table_of(target)
+        restored.put({"id": 1_000, "zone": "z1"})
+        told: list[int] = []
+        stamp = collection.restore_into(target, progress=told.append)
+        assert told == sorted(told)
+        assert list(target.scan()) == [(b"a", b"1")]
+        assert list(restored.rows(as_of=stamp)) == [*rows, {"id": 1_000, "zone": "z1"}]
+        assert [row["id"] for row in restored.find("by_zone", "z1")] == [*range(1, 100, 3), 1_000]
+        assert len(told) > 1
+        assert list(target.scan(prefix=CATALOGUE))
+        restored.alter(add={"fare": pa.float64()})
+        with pytest.raises(ImportRefusedError, match=r"the backup.*'t' is at revision 2"):
+            collection.restore_into(target)
+        collection.restore_into(target, prefix=b"a")
+    with kvstore.open(tmp_path / "without") as target:
+        with pytest.raises(ImportRefusedError, match=r"there is no table 't'.*into a new store"):
+            collection.restore_into(target)
+        assert list(target.scan(start=RESERVED)) == list(target.scan()) == []
+        collection.restore_into(target, prefix=b"a")
+        assert list(target.scan()) == [(b"a", b"1")]

@@ -120,6 +120,18 @@ FIELDS: dict[str, Callable[[Fields], object]] = {
     "parts: one listed a hundred times": lambda fields: fields["parts"].extend(
         fields["parts"] * 99
     ),
+    "tables: in a format without": setting("tables", []),
+    "format: of tables, without them": setting("format", 3),
+    "tables: null": lambda fields: fields.update(format=3, tables=None),
+    "tables: no digest": lambda fields: fields.update(
+        format=3, tables=[{"table": "t", "revision": 1, "digest": "../" * 22}]
+    ),
+    "tables: revision 0": lambda fields: fields.update(
+        format=3, tables=[{"table": "t", "revision": 0, "digest": "0" * 64}]
+    ),
+    "tables: absent from the store": lambda fields: fields.update(
+        format=3, tables=[{"table": "t", "revision": 1, "digest": "0" * 64}]
+    ),
     "an unknown field": setting("remark", "hello"),
     "an unknown field of a part": part_setting("remark", "hello"),
     "format: none": setting("format", None),

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
 import pytest
 
 import bulk
@@ -35,6 +36,11 @@ def test_restore_imports_the_state_at_a_time(
         assert report.rows == 200
         restore.restore_into(spark, str(tmp_path / "c"), other, prefix="00")
         assert other.get(b"000") == b"new"
+        assert restore.restore_into(spark, tmp_path / "c", other, prefix=b"01").rows == 10
+        store.table("t", pa.schema([("id", pa.int64())]), key=["id"])
+        Collection(tmp_path / "c").backup(store)
+        with pytest.raises(UsageError, match="has table 't'"):
+            restore.restore_into(spark, tmp_path / "c", other)
         assert restore.restore_into(spark, tmp_path / "c", other, prefix=b"01").rows == 10
 
 

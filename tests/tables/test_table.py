@@ -10,10 +10,12 @@ import pyarrow as pa
 import pytest
 
 import kvstore
+from bulk.definitions import EncodedBy
 from kvstore import Span, desc, unique
 from kvstore.errors import (
     ConflictError,
     FormatVersionError,
+    ImportRefusedError,
     NotUniqueError,
     TableAlteredError,
     UsageError,
@@ -457,9 +459,50 @@ def test_an_import_brings_no_definitions(store: kvstore.Store, tmp_path: Path) -
     imported = bulk.Import.create(tmp_path / "rows")
     with imported.writer() as writer:
         writer.put(key, value)
-    imported.seal()
+    imported.seal(tables=[EncodedBy.of(trips.codec())])
     stamp = bulk.ingest(store, tmp_path / "rows")
     assert trips.get("A", 7, as_of=stamp) == trip()
+
+
+def test_an_import_that_an_older_definition_encoded_is_refused(
+    store: kvstore.Store, tmp_path: Path
+) -> None:
+    import bulk
+
+    trips = store.table("trips", SCHEMA, key=["vendor", "trip_id"])
+    codec = trips.codec()
+
+    def staged(name: str, tables: list[EncodedBy]) -> Path:
+        imported = bulk.Import.create(tmp_path / name)
+        with imported.writer() as writer:
+            writer.put(*codec.row(trip()))
+        manifest = imported.seal(tables=tables)
+        assert bulk.read_manifest(tmp_path / name) == manifest
+        return tmp_path / name
+
+    made = EncodedBy.of(codec)
+    with pytest.raises(UsageError, match="which belong to tables"):
+        bulk.ingest(store, staged("nameless", []))
+    with pytest.raises(ImportRefusedError, match="there is no table 'rides'"):
+        bulk.ingest(store, staged("other", [made._replace(table="rides")]))
+    old = staged("old", [made])
+    trips.alter(add_index={"by_zone": ["zone"]})
+    with pytest.raises(ImportRefusedError, match=r"'trips' is at revision 2.*made at 1; build it"):
+        bulk.ingest(store, old)
+    altered = made._replace(revision=2)
+    with pytest.raises(ImportRefusedError, match="another one than that of its rows"):
+        bulk.ingest(store, staged("foreign", [altered]))
+    assert list(trips.rows()) == []
+    assert not store.imports.all()
+
+    def alter(step: str) -> None:
+        if step == "add":
+            trips.alter(add={"tip": pa.float64()})
+
+    late = staged("late", [EncodedBy.of(trips.codec())])
+    with pytest.raises(TableAlteredError):
+        bulk.ingest(store, late, progress=alter)
+    assert list(trips.rows()) == []
 
 
 def test_pieces_of_a_store_leave_out_tables(store: kvstore.Store) -> None:
