@@ -27,7 +27,7 @@ from backup.chains import Chain, Chains, no_backup
 from backup.labels import CollectionSide
 from backup.overview import CollectionInfo, overview
 from backup.place import find_place, sealed
-from backup.restore import Build, build_here, restore_into_store, restore_store
+from backup.restore import Build, build_here, restore_into_store, restore_store, tables_in
 from backup.sealed import Secret
 from backup.seeding import Write, seed_collection
 from backup.shard import (
@@ -314,9 +314,10 @@ class Collection:
     ) -> pa.RecordBatchReader:
         """The rows alive at `as_of` as Arrow record batches `key`, `value`, in key order.
 
-        Nothing is restored: batches are merged in Arrow, in bounded memory. The call fixes the rows
-        to be read, and keeps them until the reader is read to its end or dropped. Raises
-        `HistoryGoneError` or `NotYetWrittenError` outside the window.
+        Keys of tables are left out, unless the prefix is one of theirs. Nothing is restored:
+        batches are merged in Arrow, in bounded memory. The call fixes the rows to be read, and
+        keeps them until the reader is read to its end or dropped. Raises `HistoryGoneError` or
+        `NotYetWrittenError` outside the window.
         """
         span = Span.of(prefix=prefix)
 
@@ -324,7 +325,7 @@ class Collection:
             with self.snapshot(as_of) as (_, snapshot):
                 # An empty batch first: taking it begins the snapshot, within this call.
                 yield pa.RecordBatch.from_pylist([], schema=ROWS_SCHEMA)
-                for batch in snapshot.read(span):
+                for batch in snapshot.read(span.plain() if tables_in(snapshot, span) else span):
                     columns = [batch.column("key"), batch.column("value")]
                     yield pa.RecordBatch.from_arrays(columns, schema=ROWS_SCHEMA)
 

@@ -172,6 +172,8 @@ def test_rows_of_tables_are_restored_into_the_same_tables(
         table.put_batch(pa.Table.from_pylist(made, schema))
         collection.backup(source)
         rows = list(table.rows())
+        assert collection.scan_batches().read_all().column("key").to_pylist() == [b"a"]
+        assert collection.scan_batches(prefix=RESERVED).read_all().num_rows == 201
     with kvstore.open(tmp_path / "same") as target:
         restored = table_of(target)
         restored.put({"id": 1_000, "zone": "z1"})
