@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import random
+import threading
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -20,6 +22,7 @@ from kvstore.errors import (
     NotYetWrittenError,
     UsageError,
 )
+from kvstore.limits import PART_WHOLE_BYTES_MAX
 from kvstore.testing.bounds import TINY, bounds
 from kvstore.testing.seeds import seed_of
 from tests.joins.histories import KEYS, known, pairs, table, write_at_random
@@ -161,6 +164,39 @@ def test_only_the_row_groups_that_labels_touch_are_read(
     assert [value for value, _ in pairs(collection.join(labels))] == [b"v" * 20] * 2 + [None] * 2
     ((number, keys), (other, values)) = read
     assert (number, keys, values) == (other, ["key", "timestamp"], ["value"])
+
+
+@pytest.mark.parametrize("whole_bytes_max", [0, PART_WHOLE_BYTES_MAX], ids=["fetched", "whole"])
+def test_a_file_of_a_part_is_read_in_one_thread(
+    store: Store,
+    collection: backup.Collection,
+    monkeypatch: pytest.MonkeyPatch,
+    whole_bytes_max: int,
+) -> None:
+    """Two threads in one `ParquetFile` end in a false report of damage, or in a crash: a join once
+    read values through the file through which a thread read the next keys."""
+    count = 90
+    with store.transaction() as txn:
+        for number in range(count):
+            txn.put(b"%02d" % number, b"v%d" % number)
+    at = store.upper - 1
+    used: list[tuple[pq.ParquetFile, int]] = []
+    plain = pq.ParquetFile.read_row_group
+
+    def noted(file: pq.ParquetFile, number: int, **options: Any) -> pa.Table:
+        used.append((file, threading.get_ident()))
+        return plain(file, number, **options)
+
+    monkeypatch.setattr(pq.ParquetFile, "read_row_group", noted)
+    with bounds(ROW_GROUP_ROWS_MAX=3, INLINE_BYTES_MAX=0, PART_WHOLE_BYTES_MAX=whole_bytes_max):
+        collection.backup(store)
+        joined = collection.join(table([(b"%02d" % number, at) for number in range(count)]))
+        assert [value for value, _ in pairs(joined)] == [b"v%d" % n for n in range(count)]
+    assert len({thread for _, thread in used}) > 1
+    threads: dict[int, set[int]] = {}
+    for file, thread in used:
+        threads.setdefault(id(file), set()).add(thread)
+    assert all(len(each) == 1 for each in threads.values())
 
 
 def test_several_sources_stand_side_by_side(

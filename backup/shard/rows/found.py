@@ -9,6 +9,7 @@ Invariants
 1. A label gets the newest put at or below its time, unless a delete or a range tombstone is newer.
 2. Memory is two row groups, and the values that the labels need, beside the labels.
 3. Rows without a meaning are damage, and so is a put without a value.
+4. Keys are read in a thread ahead of the caller, through a `ParquetFile` of its own.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from backup.shard.rows.beside import ahead
-from backup.shard.rows.part_reader import may_have_ranges, open_part, translated
+from backup.shard.rows.part_reader import may_have_ranges, open_part_twice, translated
 from backup.shard.rows.rules import (
     OP_DELETE_RANGE,
     OP_PUT,
@@ -89,7 +90,8 @@ def find_versions(
 
 
 class _Group(NamedTuple):
-    """A row group whose keys the distinct keys `first` up to `end` of labels may be."""
+    """A row group whose keys the distinct keys `first` up to `end` of labels may be. Values are
+    read from `file`."""
 
     file: pq.ParquetFile
     part: ShardPart
@@ -143,7 +145,7 @@ def _touched(keys: pa.Array, low: bytes, high: bytes | None) -> tuple[int, int]:
 def _groups(blob: Blob, part: ShardPart, keys: pa.Array, first: int) -> Iterator[_Group]:
     """The row groups of a part that some of `keys` touch. `keys` begin with the distinct key
     `first` of labels."""
-    file = open_part(blob, part, VERSIONS)
+    file, values = open_part_twice(blob, part, VERSIONS)
     wanted: list[tuple[int, int, int, list[str]]] = []
     for number in range(file.num_row_groups):
         meta = file.metadata.row_group(number)
@@ -157,7 +159,7 @@ def _groups(blob: Blob, part: ShardPart, keys: pa.Array, first: int) -> Iterator
             more = [] if _has_puts_alone(meta) else more  # reading them is a tenth of the work
             wanted.append((number, first + low, first + end, ["key", "timestamp", *more]))
     made = (
-        _Group(file, part, number, low, end, _sound(file, part, number, columns))
+        _Group(values, part, number, low, end, _sound(file, part, number, columns))
         for number, low, end, columns in wanted
     )
     return ahead(made) if len(wanted) > 1 else made

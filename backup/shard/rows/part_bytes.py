@@ -2,6 +2,9 @@
 
 A small part is fetched whole and its checksum is compared. Of a large part only the requested
 ranges are fetched, and the pages of a column are checked when it is fetched (see `pages`).
+
+Invariant: each call of `opened` gives a file with a position of its own. So two threads may read
+one part, each through a file of its own.
 """
 
 from __future__ import annotations
@@ -47,7 +50,7 @@ class WholePart:
         self._data = data
 
     def opened(self) -> pa.NativeFile:
-        """The file to hand to Parquet's reader."""
+        """A file to hand to Parquet's reader."""
         return pa.BufferReader(self._data)
 
     def footer(self) -> bytes:
@@ -73,21 +76,20 @@ def _require_chunks(chunks: Sequence[Chunk], data: memoryview, start: int) -> No
         require_pages(chunk, data[chunk.start - start :][: chunk.size])
 
 
-class FetchedPart(io.RawIOBase):
-    """A blob as a seekable file, fetched range by range. A column is checked when it is fetched."""
+class FetchedPart:
+    """A blob that is fetched range by range. A column is checked when it is fetched."""
 
     def __init__(self, blob: Blob, part: ShardPart) -> None:
         self.part = part
         self._blob = blob
-        self._at = 0
         self._chunks: Sequence[Chunk] = ()
         self._tail = b""
         self._tail_at = max(part.size - _TAIL_BYTES, 0)
         self._tail = self._fetched(self._tail_at, part.size - self._tail_at)
 
     def opened(self) -> pa.NativeFile:
-        """The file to hand to Parquet's reader."""
-        return pa.PythonFile(self, mode="r")
+        """A file to hand to Parquet's reader."""
+        return pa.PythonFile(_FetchedFile(self), mode="r")
 
     def footer(self) -> bytes:
         """Its footer. Raises `ValueError` where it cannot be one."""
@@ -99,26 +101,11 @@ class FetchedPart(io.RawIOBase):
         """From now on raise `ValueError` unless pages are as large as the footer says."""
         self._chunks = chunks
 
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self.part.size}[whence]
-        self._at = base + offset
-        return self._at
-
-    def tell(self) -> int:
-        return self._at
-
-    def read(self, size: int = -1) -> bytes:
-        length = max(self.part.size - self._at, 0) if size < 0 else size
-        data = self._fetched(self._at, length)
+    def checked(self, at: int, length: int) -> bytes:
+        """The bytes from `at` on. Raises `ValueError` where `check` says so."""
+        data = self._fetched(at, length)
         if self._chunks:
-            _require_chunks(self._chunks, memoryview(data), self._at)
-        self._at += len(data)
+            _require_chunks(self._chunks, memoryview(data), at)
         return data
 
     def _fetched(self, at: int, length: int) -> bytes:
@@ -128,4 +115,33 @@ class FetchedPart(io.RawIOBase):
         data = self._blob.patience.over(lambda: self._blob.get_range(name, start=at, length=length))
         if data is None:
             raise MissingPartError(f"part {name}", "its blob is gone")
+        return data
+
+
+class _FetchedFile(io.RawIOBase):
+    """A fetched part as a seekable file."""
+
+    def __init__(self, source: FetchedPart) -> None:
+        self._source = source
+        self._at = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        size = self._source.part.size
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: size}[whence]
+        self._at = base + offset
+        return self._at
+
+    def tell(self) -> int:
+        return self._at
+
+    def read(self, size: int = -1) -> bytes:
+        length = max(self._source.part.size - self._at, 0) if size < 0 else size
+        data = self._source.checked(self._at, length)
+        self._at += len(data)
         return data

@@ -1,4 +1,8 @@
-"""Reading one part piece by piece, everything checked before it is believed."""
+"""Reading one part piece by piece, everything checked before it is believed.
+
+A `ParquetFile` keeps the bytes that it fetched last, so two threads that read through one of them
+take the bytes from one another. Each thread needs its own: see `open_part_twice`.
+"""
 
 from __future__ import annotations
 
@@ -91,9 +95,23 @@ def open_part(blob: Blob, part: ShardPart, rule: Rule) -> pq.ParquetFile:
     No size that the part declares is believed; `pages` lists the checks. A small part is checked at
     once, a large part column by column as it is fetched.
     """
+    return _opened(_source(blob, part), rule)
+
+
+def open_part_twice(
+    blob: Blob, part: ShardPart, rule: Rule
+) -> tuple[pq.ParquetFile, pq.ParquetFile]:
+    """As `open_part`, for two threads: a file for each of them. The footer is read once."""
+    source = _source(blob, part)
+    file = _opened(source, rule)
+    with translated(part):
+        return file, _parquet_file(source, file.metadata)
+
+
+def _source(blob: Blob, part: ShardPart) -> WholePart | FetchedPart:
     if part.inline is not None or part.size <= PART_WHOLE_BYTES_MAX:
-        return _opened(WholePart(part, part_bytes(blob, part)), rule)
-    return _opened(FetchedPart(blob, part), rule)
+        return WholePart(part, part_bytes(blob, part))
+    return FetchedPart(blob, part)
 
 
 def require_part(blob: Blob, part: ShardPart, rule: Rule) -> None:
@@ -113,16 +131,23 @@ def _opened(source: WholePart | FetchedPart, rule: Rule) -> pq.ParquetFile:
         footer = read_footer(source.footer())
         schema = _written_schema(properties(footer), part, rule)
         chunks = chunks_of(footer, schema, rows=part.rows, size=part.size)
-        file = pq.ParquetFile(
-            source.opened(),
-            page_checksum_verification=True,
-            thrift_string_size_limit=PART_TEXT_BYTES_MAX,
-            thrift_container_size_limit=PART_CONTAINER_MAX,
-        )
+        file = _parquet_file(source)
         if not file.schema_arrow.equals(schema):
             raise ValueError(f"its columns are {', '.join(file.schema_arrow.names)}")
         source.check(chunks)
     return file
+
+
+def _parquet_file(
+    source: WholePart | FetchedPart, metadata: pq.FileMetaData | None = None
+) -> pq.ParquetFile:
+    return pq.ParquetFile(
+        source.opened(),
+        metadata=metadata,
+        page_checksum_verification=True,
+        thrift_string_size_limit=PART_TEXT_BYTES_MAX,
+        thrift_container_size_limit=PART_CONTAINER_MAX,
+    )
 
 
 def _written_schema(found: Mapping[bytes, bytes], part: ShardPart, rule: Rule) -> pa.Schema:
