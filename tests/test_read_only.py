@@ -20,6 +20,7 @@ import kvstore
 from kvstore import Span
 from kvstore.engine import FileSpan
 from kvstore.errors import KVStoreError, NotAStoreError, NotYetWrittenError, UsageError
+from kvstore.opening import engine_at
 from kvstore.splits import split_span
 from kvstore.testing.parts import parts_of
 
@@ -193,3 +194,17 @@ def test_splits_of_evenly_spread_keys_are_even(tmp_path: Path) -> None:
     assert sum(sizes) == 20_000
     assert len(sizes) == 4
     assert max(sizes) < 1.5 * min(sizes)
+
+
+def test_a_reader_makes_a_whole_checkpoint_or_says_who_can(tmp_path: Path) -> None:
+    with kvstore.open(tmp_path / "store") as store:
+        store.put(b"key", b"value")
+        with kvstore.open_read_only(tmp_path / "store") as reader:
+            if engine_at(tmp_path / "store") == "rocksdb":
+                with pytest.raises(UsageError, match=r"kvstore\.connect"):
+                    reader.checkpoint(tmp_path / "copy")
+                assert not (tmp_path / "copy").exists()
+                return
+            reader.checkpoint(tmp_path / "copy")
+    with kvstore.open_read_only(tmp_path / "copy") as copy:
+        assert copy.get(b"key") == b"value"

@@ -47,7 +47,7 @@ from kvstore.engine.rocks_opening import (
     opened_at_once,
     require_store_directory,
 )
-from kvstore.errors import ClosedError, KVStoreError, StaleReaderError
+from kvstore.errors import ClosedError, KVStoreError, StaleReaderError, UsageError
 from kvstore.forks import own
 from kvstore.limits import (
     BESIDE_OPEN_FILES_MAX,
@@ -198,6 +198,11 @@ class RocksEngine:
 
     def checkpoint(self, target: Path) -> None:
         database = self._open()
+        if self.is_read_only:
+            raise UsageError(
+                f"a checkpoint of {self.path}, which is open to read only",
+                "ask the process that writes it: kvstore.connect(path).checkpoint(...)",
+            )
         with translated(str(target)):
             rocks.Checkpoint(database).create_checkpoint(str(target))
 

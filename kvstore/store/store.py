@@ -906,6 +906,8 @@ class Store:
 
         The copy is independent, and shares files with the store by hard links: on the same file
         system it takes milliseconds at any size. Returns the newest complete time of the copy.
+        Raises `UsageError` on a RocksDB store that is open to read only; a client of its owner
+        makes checkpoints.
         """
         target = require_path(path)
         if target.exists():

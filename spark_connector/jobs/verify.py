@@ -29,6 +29,7 @@ from backup.shard import AsOf, ShardBatch, ShardPart, Split, Window
 from backup.verify import Compared, comparable, fingerprint, require_equal, together
 from backup.version_rows import row_batches
 from kvstore import Store
+from kvstore.control.scripts import StoreOrClient, as_store, opened
 from kvstore.errors import CorruptionError
 from kvstore.opening import open_read_only
 from kvstore.span import Span
@@ -55,7 +56,7 @@ _Outcome: TypeAlias = tuple[Compared, Compared]
 def verify(
     spark: SparkSession,
     access: Address,
-    store: Store | None = None,
+    store: StoreOrClient | None = None,
     *,
     tasks: int | None = None,
 ) -> VerifyReport:
@@ -89,7 +90,10 @@ def verify(
             "restore an instant before it, and make a new full backup",
         )
     size = sum(part.size for part in parts)
-    rows = _compare(spark, found, store, tasks) if store is not None and parts else 0
+    rows = 0
+    if store is not None and parts:
+        with as_store(store) as source:
+            rows = _compare(spark, found, source, tasks)
     return VerifyReport(len(chains), sum(map(len, chains)), len(parts), size, rows)
 
 
@@ -166,7 +170,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with job_session("verify", given) as spark, ExitStack() as stack:
         store = None
         if given.contents is not None:
-            store = stack.enter_context(open_read_only(given.contents))
+            store = stack.enter_context(opened(given.contents))
         report = verify(spark, access_of(given), store)
     compared = f", {report.rows:,} rows as in the store" if given.contents is not None else ""
     sys.stdout.write(f"{report.parts} parts, {report.bytes:,} bytes: as written{compared}\n")
