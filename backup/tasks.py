@@ -31,7 +31,7 @@ from kvstore.codec.json import JsonObject
 from kvstore.control.scripts import StoreOrClient
 from kvstore.errors import UsageError
 from kvstore.tasks import Arguments, Handler, TaskProgress, age_of, handler, submit
-from kvstore.timestamp import TIMESTAMP_MAX, TimeLike, to_timestamp
+from kvstore.timestamp import TIMESTAMP_MAX, TimeLike, Timestamp, to_timestamp
 
 BACKUP_QUEUE: Final = "backup"
 COMPACT_QUEUE: Final = "compact-collection"
@@ -157,7 +157,8 @@ def _expire(
     open_collection: Callable[[str], Collection], arguments: JsonObject, progress: TaskProgress
 ) -> Arguments:
     progress.tell(step="expire")
-    before = arguments.optional_integer("before", most=TIMESTAMP_MAX)
+    number = arguments.optional_integer("before", most=TIMESTAMP_MAX)
     collection = open_collection(arguments.text("url"))
+    before = None if number is None else Timestamp(number)
     since = collection.expire(before, keep=age_of(arguments, "keep_s"))
     return {"since": int(since)}

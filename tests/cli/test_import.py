@@ -92,7 +92,7 @@ def test_a_key_that_comes_twice_is_refused_or_the_last_counts(run: Run, tmp_path
     (tmp_path / "f.csv").write_text("key,value\na,1\nb,1\na,2\n")
     refused = run("import", tmp_path / "s", tmp_path / "f.csv", "--create", code=2)
     assert "came twice; remove one row of it, or pass --duplicates last" in refused.stderr
-    run("import", tmp_path / "s", tmp_path / "f.csv", "--duplicates", "last")
+    run("import", tmp_path / "s", tmp_path / "f.csv", "--create", "--duplicates", "last")
     assert run("get", tmp_path / "s", "a").stdout == "2\n"
 
 
@@ -126,7 +126,7 @@ def test_columns_that_are_there_twice_are_refused_and_views_are_text(
     kinds = {"key": pa.string_view(), "value": pa.binary_view()}
     views = pa.table({name: pa.array(["a"], kind) for name, kind in kinds.items()})
     pq.write_table(views, tmp_path / "v.parquet")
-    run("import", tmp_path / "s", tmp_path / "v.parquet")
+    run("import", tmp_path / "s", tmp_path / "v.parquet", "--create")
     assert run("get", tmp_path / "s", "a").stdout == "a\n"
 
 
