@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import random
+import tracemalloc
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -210,6 +211,26 @@ def test_large_values_make_small_row_groups() -> None:
     assert groups.num_row_groups >= 3
     largest = max(b.nbytes for b in read_batches(blob, [batch], rule=VERSIONS, view=AsOf(5)))
     assert largest < 40 << 20
+
+
+def test_a_pass_over_a_large_part_keeps_the_bytes_of_few_row_groups() -> None:
+    blob = MemoryBlob()
+    pick = random.Random(7)
+    rows = [put(f"{i:04}".encode(), 1, pick.randbytes(10_000)) for i in range(800)]
+    with bounds(ROW_GROUP_ROWS_MAX=20):
+        (part,) = write(blob, rows, size=100).parts
+    tracemalloc.start()
+    try:
+        found = read_part(
+            blob, part, VERSIONS, span=Span(), batch_rows=20, batch_bytes=PART_BYTES_MAX
+        )
+        count = sum(batch.num_rows for batch in found)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert count == len(rows)
+    assert part.size > 7 << 20
+    assert peak < 2 << 20
 
 
 def test_part_bounds_are_rounded_outwards_and_cover_range_ends() -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from itertools import chain
 
 import numpy as np
 import pyarrow as pa
@@ -48,9 +49,9 @@ def read_part(
     """Yield the rows of `part` in `span`, in order, and range tombstones that reach into it.
 
     Range tombstones are cut to `whole`, or to `span` where no `whole` is given. Memory is one batch
-    of `batch_rows` or about `batch_bytes`, whichever is less, and the pages that Parquet decodes
-    for it. Raises `MissingPartError` if the blob is gone, `CorruptionError` if its bytes are not as
-    written.
+    of `batch_rows` or about `batch_bytes`, whichever is less, and the bytes of two row groups as
+    they are stored. Raises `MissingPartError` if the blob is gone, `CorruptionError` if its bytes
+    are not as written.
     """
     if not touches(part, span):
         return
@@ -65,7 +66,11 @@ def read_part(
     # Reading a column of nulls would take a sixth of the time.
     has_ranges = any(map(may_have_ranges, metas))
     columns = [n for n in rule.schema.names if has_ranges or n != "end_key"]
-    batches = file.iter_batches(batch_size=batch_rows, row_groups=groups, columns=columns)
+    # Group by group: in one call the file would keep the bytes of all of them until the end.
+    batches = chain.from_iterable(
+        file.iter_batches(batch_size=batch_rows, row_groups=[group], columns=columns)
+        for group in groups
+    )
     while True:
         with translated(part):
             batch = next(batches, None)
@@ -144,6 +149,7 @@ def _parquet_file(
     return pq.ParquetFile(
         source.opened(),
         metadata=metadata,
+        pre_buffer=True,  # one range for neighbouring columns
         page_checksum_verification=True,
         thrift_string_size_limit=PART_TEXT_BYTES_MAX,
         thrift_container_size_limit=PART_CONTAINER_MAX,
