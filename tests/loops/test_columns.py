@@ -91,7 +91,7 @@ def test_tuples_have_an_item_of_each_list_and_all_else_whole(
     same = object(), [1]
     numbers = list(range(1000, 1000 + len(names)))
     made = list(loops.tuples(Made, len(names), [numbers, names, same]))
-    gc.collect()
+    gc.collect(1)  # the tuples are young; all objects of a test run would take 0.1 s
     assert made == [Made(1000 + at, name, same) for at, name in enumerate(names)]
     assert {type(each) for each in made} <= {Made}
     assert all(each.same is same for each in made)

@@ -11,6 +11,7 @@ import pytest
 
 import bulk
 import kvstore
+from bulk.definitions import EncodedBy
 from kvstore.tables.space import definition_key
 from kvstore.testing.seeds import seed_of
 
@@ -134,7 +135,7 @@ class History:
         with imported.writer() as writer:
             for key in sorted(pairs):
                 writer.put(key, pairs[key])
-        imported.seal()
+        imported.seal(tables=[EncodedBy.of(codec)])
         at = bulk.ingest(self.store, self.root / f"import-{self.numbered}")
         self.imports.append(imported.import_id)
         for row in rows.values():

@@ -9,6 +9,7 @@ import pyarrow as pa
 import pytest
 
 import kvstore
+from bulk.definitions import EncodedBy
 from kvstore import unique
 from kvstore.errors import NotUniqueError, UsageError
 from kvstore.tasks import Worker
@@ -99,7 +100,7 @@ def test_entries_that_imports_leave_behind_find_nothing_and_go(
             writer.put(key, value)
         for entry in entries.to_pylist():
             writer.put(entry, b"")
-    imported.seal()
+    imported.seal(tables=[EncodedBy.of(codec)])
     bulk.ingest(store, tmp_path / "rows")
     assert [row["id"] for row in places.find("by_zone", "new")] == [0, 1, 2, 3, 4]
     assert [row["id"] for row in places.find("by_zone", "z0")] == [6, 9, 12, 15, 18]
