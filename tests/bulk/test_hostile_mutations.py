@@ -33,8 +33,9 @@ def mutate_field(staging: Path, dice: random.Random) -> None:
     place[name] = dice.choice([*VALUES, other.get(name), other["smallest"], other["largest"]])
     if dice.random() < 0.2:
         del place[name]
-    if dice.random() < 0.2 and isinstance(fields.get("parts"), list):
-        fields["parts"] = dice.choices(fields["parts"], k=dice.randrange(4))
+    parts = fields.get("parts")
+    if dice.random() < 0.2 and isinstance(parts, list) and parts:
+        fields["parts"] = dice.choices(parts, k=dice.randrange(4))
     reseal(staging, fields, totals=dice.random() < 0.8)
 
 
