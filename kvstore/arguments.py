@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterable
 from datetime import timedelta
 from pathlib import Path
+from typing import Final
 
 from kvstore.errors import UsageError
 from kvstore.span import Span
@@ -17,17 +18,35 @@ def require_path(path: object, *, name: str = "path") -> Path:
 
     The result names the same place after the process has changed its directory. One place has one
     name, because RocksDB compares names to find out whether this process has it open already.
+
+    A URL is refused: as a path it would name a directory `s3:` in the working directory.
     """
     if not isinstance(path, str | os.PathLike) or not isinstance(os.fspath(path), str):
         raise UsageError(f"{name} must be a path, not {type(path).__name__}", "pass a str or Path")
     if not os.fspath(path):  # not the working directory: an unset variable in a script
         raise UsageError(f"{name} is empty", "pass the path of a directory")
+    if is_url(os.fspath(path)):
+        raise UsageError(
+            f"{name} {os.fspath(path)} is a URL, and a directory of a file system is needed",
+            "pass the path of a directory",
+        )
     if "\0" in os.fspath(path):
         raise UsageError(f"{name} {os.fspath(path)!r} holds a zero byte", "pass another path")
     try:
         return Path(os.path.realpath(path))
     except (OSError, UnicodeError) as error:  # the working directory is gone; a lone surrogate
         raise UsageError(f"{name} {os.fspath(path)!r}: {error}", "pass another path") from error
+
+
+def is_url(path: str) -> bool:
+    """Whether a text is a URL; also one with a single slash, as `Path("s3://b")` has."""
+    scheme, colon, rest = path.partition(":")
+    return bool(colon) and (rest.startswith("//") or (rest[:1] == "/" and scheme in URL_SCHEMES))
+
+
+URL_SCHEMES: Final = frozenset(
+    ["file", "memory", "http", "https", "s3", "s3a", "s3n", "gs", "az", "abfs", "abfss", "hdfs"]
+)
 
 
 def require_span(span: object) -> Span:

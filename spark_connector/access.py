@@ -18,6 +18,7 @@ from backup.place import find_place
 from backup.sealed import Secret
 from backup.shard import Storage
 from backup.shard.storage.address import file_path
+from kvstore.arguments import is_url, require_path
 from kvstore.errors import UsageError
 
 if TYPE_CHECKING:
@@ -109,11 +110,9 @@ class Access:
     def of(cls, access: Address) -> Access:
         """An `Access` with absolute paths: Spark's processes run in other directories."""
         found = access if isinstance(access, Access) else cls(os.fspath(access))
-        url = local(found.url)
-        url = url if "://" in url else os.path.abspath(url)
         return replace(
             found,
-            url=url,
+            url=absolute(found.url),
             key_file=_absolute(found.key_file),
             passphrase_file=_absolute(found.passphrase_file),
             token_file=_absolute(found.token_file),
@@ -175,6 +174,31 @@ class Access:
 def local(path: str) -> str:
     """The path that a `file:` URL names, also in Hadoop's form `file:/a`; other texts unchanged."""
     return file_path(path) if path.startswith("file:/") else path
+
+
+def absolute(path: str) -> str:
+    """A path or the path of a `file:` URL as an absolute path; another URL unchanged.
+
+    Tasks run in directories of their own, so a path is made absolute before it is sent to one.
+    """
+    path = local(path)
+    return path if "://" in path else os.path.abspath(path)
+
+
+def staging_path(given: str | os.PathLike[str]) -> Path:
+    """The absolute path of a staging directory. Raises `UsageError` for what is none.
+
+    Spark's machines write there and the store's process reads there, by one file system.
+    """
+    try:
+        return require_path(local(os.fspath(given)), name="staging")
+    except UsageError as error:
+        if not is_url(os.fspath(given)):
+            raise
+        raise UsageError(
+            f"staging in {os.fspath(given)} is not supported",
+            "pass a directory that Spark's machines and the store's process share",
+        ) from error
 
 
 def _absolute(path: str | None) -> str | None:

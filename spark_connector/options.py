@@ -34,8 +34,8 @@ from kvstore.clock import Clock
 from kvstore.errors import UsageError
 from kvstore.limits import ARROW_BYTES_MAX, ARROW_ROWS_MAX, READER_LEASE_S_MAX
 from kvstore.span import Span
-from kvstore.timestamp import Timestamp, to_timestamp
-from spark_connector.access import LEASE_SECONDS, Access, local
+from kvstore.timestamp import OTHER_UNITS_MAX, Timestamp, to_timestamp
+from spark_connector.access import LEASE_SECONDS, Access
 
 Mode: TypeAlias = Literal["state", "changes", "stream", "write"]
 
@@ -112,6 +112,13 @@ _MODE_TEXT = {
 _PYTHON_BYTES: Final = re.compile(r"(bytearray\()?b(['\"]).*\2\)?", re.DOTALL)
 """The text that Spark makes of bytes in `option("prefix", b"a")`: a prefix that no key has."""
 
+_TIMES: Final = (
+    *("timestampasof", "versionasof", "endingtimestamp"),
+    *("startingtimestamp", "startingaftertimestamp"),
+)
+_OF_TODAY_NS: Final = 10**18
+"""September 2001. A store that ends below it has a clock of its own, as tests have."""
+
 _DECODERS: Final[Mapping[str, Callable[[str], bytes]]] = {
     "text": str.encode,
     "hex": bytes.fromhex,
@@ -121,7 +128,10 @@ _DECODERS: Final[Mapping[str, Callable[[str], bytes]]] = {
 
 @dataclass(frozen=True, slots=True)
 class ReadOptions:
-    """The checked options of one read. A time that was not given is None."""
+    """The checked options of one read. A time that was not given is None.
+
+    `numbers` has the options that give a time as a plain number, with this number.
+    """
 
     access: Access
     span: Span
@@ -137,6 +147,22 @@ class ReadOptions:
     rows_per_trigger: int | None = None
     bytes_per_trigger: int | None = None
     fail_on_data_loss: bool = True
+    numbers: tuple[tuple[str, int], ...] = ()
+
+    def require_nanoseconds(self, upper: int) -> None:
+        """Raise `UsageError` if a number is surely no time of a store that ends at `upper`.
+
+        Delta counts versions of a table from 0, so a small number is a version by mistake. Changes
+        may start or end at 0, the beginning.
+        """
+        if upper - 1 <= _OF_TODAY_NS:
+            return
+        for name, number in self.numbers:
+            if number < OTHER_UNITS_MAX and (number or name.endswith("AsOf")):
+                raise UsageError(
+                    f"{name}={number} is {Timestamp(number)}: versions are nanoseconds since 1970",
+                    "pass ISO-8601 with a zone, or _commit_version of a change",
+                )
 
     @property
     def latest(self) -> bool:
@@ -162,6 +188,11 @@ def column_names(text: str | None) -> tuple[str, ...] | None:
 def read_options(options: Mapping[str, str], mode: Mode) -> ReadOptions:
     """Check the options of a read. A `UsageError` names the option that is at fault."""
     given = honoured(options, mode)
+    numbers = tuple(
+        (_KNOWN[name], int(text))
+        for name, text in given.items()
+        if name in _TIMES and _is_number(text.strip())
+    )
     rows, size = (_count(given, name) for name in ("maxrowspertrigger", "maxbytespertrigger"))
     if rows is not None and size is not None:
         raise UsageError("maxRowsPerTrigger and maxBytesPerTrigger are both given", "pass one")
@@ -182,6 +213,7 @@ def read_options(options: Mapping[str, str], mode: Mode) -> ReadOptions:
         rows_per_trigger=rows,
         bytes_per_trigger=size,
         fail_on_data_loss=_flag(given, "failondataloss", default=True),
+        numbers=numbers,
     )
 
 
@@ -210,7 +242,6 @@ def honoured(options: Mapping[str, str], mode: Mode) -> dict[str, str]:
             )
     if not given.get("path"):
         raise UsageError("no path is given", "pass one to load() or save()")
-    given["path"] = local(given["path"])
     return given
 
 
@@ -245,11 +276,15 @@ def _time(given: Mapping[str, str], *names: str) -> Timestamp | None:
     if not present:
         return None
     text = given[present[0]].strip()
-    value: Any = int(text) if text.isascii() and text.isdigit() else text
+    value: Any = int(text) if _is_number(text) else text
     try:
         return to_timestamp(value, name=_KNOWN[present[0]], now=Clock().wall_ns)
     except UsageError as error:
         raise UsageError(f"{_KNOWN[present[0]]}: {error.what}", error.remedy) from None
+
+
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdigit()
 
 
 def _span(given: Mapping[str, str]) -> Span:
@@ -276,7 +311,7 @@ def _span(given: Mapping[str, str]) -> Span:
 
 def _access(given: Mapping[str, str]) -> Access:
     lease = _count(given, "leaseseconds", at_most=int(READER_LEASE_S_MAX))
-    return Access(
+    access = Access(
         given["path"],
         key_file=given.get("keyfile"),
         passphrase_env=given.get("passphraseenv"),
@@ -289,6 +324,7 @@ def _access(given: Mapping[str, str]) -> Access:
         ca_file=given.get("cafile"),
         lease_seconds=lease or LEASE_SECONDS,
     )
+    return Access.of(access)
 
 
 def _revisions(given: Mapping[str, str]) -> Revisions:

@@ -23,6 +23,7 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from kvstore.errors import UsageError
+from spark_connector.access import staging_path
 from spark_connector.options import (
     column_names,
     honoured,
@@ -84,7 +85,9 @@ class KVStoreSource(DataSource):
         given = honoured(self.options, "write")
         if overwrite:
             raise UsageError('mode("overwrite") is not offered', 'stage with mode("append")')
-        return StagingWriter(given["path"], schema, compression=given.get("compression", "lz4"))
+        return StagingWriter(
+            staging_path(given["path"]), schema, compression=given.get("compression", "lz4")
+        )
 
 
 class PushingSource(KVStoreSource):

@@ -32,6 +32,7 @@ from kvstore.imports import INGEST_DIRECTORY
 from kvstore.store import Store
 from kvstore.tables import Table
 from kvstore.timestamp import Timestamp
+from spark_connector.access import staging_path
 from spark_connector.loading.build import build_import
 from spark_connector.loading.columns import Columns
 from spark_connector.loading.progress import Progress
@@ -212,7 +213,7 @@ def stage_import(
     `staging`.
     """
     rows = ImportRows(df, key, value, op, partitions, splits, duplicates, order_by)
-    return build_import(rows, Path(staging), import_id, progress)
+    return build_import(rows, staging_path(staging), import_id, progress)
 
 
 def _added_before(store: Store, import_id: int) -> ImportReport | None:
@@ -230,7 +231,7 @@ def _added_before(store: Store, import_id: int) -> ImportReport | None:
 
 def _staging_directory(store: Store, staging: str | Path | None) -> Path:
     if staging is not None:
-        return Path(staging)
+        return staging_path(staging)
     if store.path is None:
         raise UsageError("the store has no directory to stage in", "pass staging=")
     return store.path / INGEST_DIRECTORY / f"staging-{secrets.token_hex(8)}"

@@ -41,10 +41,10 @@ class PartWritten(WriterCommitMessage):
 class StagingWriter(DataSourceArrowWriter):
     """The writer of one import in a staging directory."""
 
-    def __init__(self, path: str, schema: StructType, *, compression: str) -> None:
+    def __init__(self, staging: Path, schema: StructType, *, compression: str) -> None:
         _require_columns(schema)
         require_compression(compression)
-        self._staging = Path(path).resolve()
+        self._staging = staging
         self._import_id = Import.create(self._staging).import_id
         self._compression = compression
 

@@ -9,13 +9,15 @@ its rows.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from typing import Final
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 from pyspark.sql.types import StructType
 
 from kvstore.commit import require_readable
-from kvstore.errors import UsageError
+from kvstore.errors import NotYetWrittenError, UsageError
+from kvstore.timestamp import Timestamp
 from spark_connector.options import ReadOptions
 from spark_connector.origins.opening import open_origin
 from spark_connector.origins.origin import Origin
@@ -28,6 +30,11 @@ from spark_connector.reading.partitions import (
     require_window,
 )
 from spark_connector.reading.schema import arrow_schema
+
+_COPY_ENDS: Final = (
+    "a checkpoint or collection ends at its last commit or backup: leave the time out to read "
+    "up to its end, or make a newer copy"
+)
 
 
 class QueryReader(DataSourceReader):
@@ -73,6 +80,9 @@ class QueryReader(DataSourceReader):
         options = self._options
         end = options.upto if self._changes else options.as_of
         oldest, upper, _ = origin.frontiers(reaching=end or 0)
+        options.require_nanoseconds(upper)
+        if end is not None and end >= upper and not origin.place.is_server:
+            raise NotYetWrittenError(as_of=Timestamp(end), upper=upper, remedy=_COPY_ENDS)
         if not self._changes:
             as_of = upper - 1 if options.as_of is None else options.as_of
             require_readable(as_of, since=oldest, upper=upper)

@@ -64,6 +64,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
         frontiers = self._frontiers()
+        self._options.require_nanoseconds(frontiers.upper)
         since = self._options.since
         return _offset(since or 0, frontiers.store_id, state=since is None)
 

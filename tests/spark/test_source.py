@@ -144,7 +144,11 @@ def test_latest_revisions_are_one_change_a_key(
         ({"readChangeFeed": "true"}, "a read of changes needs a start"),
         ({"timestampAsOf": "9000000000000000000"}, "is not complete"),
         (
-            {"readChangeFeed": "true", "startingTimestamp": "9", "endingTimestamp": "8"},
+            {
+                "readChangeFeed": "true",
+                "startingTimestamp": f"{9 * 10**15}",
+                "endingTimestamp": f"{10**16 - 10**15 - 1}",
+            },
             "ends before it starts",
         ),
         ({"columns": "nothing"}, "pass some of key, value"),
