@@ -1,4 +1,4 @@
-"""`kvstore import`: a staged import, or files without Spark, at one timestamp."""
+"""`kvstore import` adds rows at one time. `kvstore seed` makes a store of rows with own times."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from typing import Annotated, Final
 import pyarrow as pa
 import typer
 
-from bulk.files import file_rows, format_of
+from bulk.files import file_events, file_rows, format_of
 from bulk.ingest import OnConflict, ingest
 from bulk.loading import import_rows
 from bulk.manifest import Manifest
+from bulk.seed import seed
 from bulk.sort import Duplicates
 from bulk.staging import read_manifest
 from kvstore.cli.options import (
@@ -23,6 +24,7 @@ from kvstore.cli.options import (
     one_of,
     open_or_create,
     to_bytes,
+    to_time,
 )
 from kvstore.cli.output import print_figures, working
 from kvstore.errors import UsageError
@@ -31,6 +33,12 @@ from kvstore.timestamp import Timestamp
 ON_CONFLICT: Final[tuple[OnConflict, ...]] = ("overwrite", "error")
 DUPLICATES: Final[tuple[Duplicates, ...]] = ("error", "last")
 
+EventsArgument = Annotated[
+    list[Path],
+    typer.Argument(
+        metavar="SOURCE", help="Files: .parquet, .csv, .arrow, .feather.", show_default=False
+    ),
+]
 SourcesArgument = Annotated[
     list[Path],
     typer.Argument(
@@ -41,6 +49,18 @@ SourcesArgument = Annotated[
 ]
 KeyOption = Annotated[str, typer.Option(metavar="COLUMN", help="The column that has the keys.")]
 ValueOption = Annotated[str, typer.Option(metavar="COLUMN", help="The column that has the values.")]
+AtOption = Annotated[str, typer.Option(metavar="COLUMN", help="The column that has the times.")]
+OpOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="COLUMN",
+        help="The column that has put or delete. Default: each row is a put.",
+        show_default=False,
+    ),
+]
+SinceOption = Annotated[
+    str, typer.Option(metavar="TIME", help="The time from which the rows are complete.")
+]
 OnConflictOption = Annotated[
     str, typer.Option(help="overwrite, or error: refuse a row for a live key.")
 ]
@@ -56,6 +76,7 @@ MoveOption = Annotated[
 CreateOption = Annotated[bool, typer.Option("--create", help="Create a store that does not exist.")]
 
 app = typer.Typer(add_completion=False)
+seed_app = typer.Typer(add_completion=False)
 
 
 @app.command(name="import")
@@ -106,8 +127,58 @@ def import_(
     _tell(manifest, stamp, as_json)
 
 
+@seed_app.command(name="seed")
+def seed_(
+    store: StoreArgument,
+    sources: EventsArgument,
+    key: KeyOption = "key",
+    value: ValueOption = "value",
+    at: AtOption = "ts",
+    op: OpOption = None,
+    since: SinceOption = "0",
+    duplicates: DuplicatesOption = "error",
+    encoding: FileEncodingOption = Encoding.TEXT,
+    as_json: JsonOption = False,
+) -> None:
+    """Make a new store of old events. Each row is a version at its own time.
+
+    Times have a zone, or are nanoseconds. STORE must not exist: history is never
+    rewritten. The newest time is printed. A backup makes a collection of the store.
+
+    \b
+    Examples:
+      kvstore seed fleet.db events.parquet --key id --value state --at seen
+      kvstore seed fleet.db 2026-*.csv --op op --since 2026-01-01T00:00:00Z
+    """
+    twice = one_of("--duplicates", duplicates, DUPLICATES)
+    for source in sources:
+        format_of(source)
+    rows = 0
+
+    def counted(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        nonlocal rows
+        for batch in batches:
+            yield batch
+            rows += batch.num_rows
+
+    with working(f"seeding {store}") as progress:
+        events = file_events(sources, key=key, value=value, at=at, op=op)
+        newest = seed(
+            store,
+            counted(told_rows(_decoded(events, encoding), progress)),
+            key=key,
+            value=value,
+            at=at,
+            op=op,
+            since=to_time(since) or 0,
+            duplicates=twice,
+        )
+    print_figures({"newest": iso(newest), "rows": rows}, as_json=as_json)
+
+
 def _decoded(rows: Iterator[pa.RecordBatch], encoding: Encoding) -> Iterator[pa.RecordBatch]:
-    """Decode hex or base64; text stays as it is. Nulls stay, and are refused later."""
+    """Decode hex or base64 in the first two columns, keys and values. Text stays as it is, and so
+    do nulls, which are refused later."""
     if encoding is Encoding.TEXT:
         yield from rows
         return
@@ -117,9 +188,9 @@ def _decoded(rows: Iterator[pa.RecordBatch], encoding: Encoding) -> Iterator[pa.
                 (x and to_bytes(x.decode("latin-1"), encoding) for x in column.to_pylist()),
                 pa.binary(),
             )
-            for column in batch.columns
+            for column in batch.columns[:2]
         ]
-        yield pa.RecordBatch.from_arrays(columns, schema=batch.schema)
+        yield pa.RecordBatch.from_arrays([*columns, *batch.columns[2:]], schema=batch.schema)
 
 
 def told_rows(

@@ -1,8 +1,10 @@
-"""Reads Parquet, CSV, Arrow and Feather files: as keys and values, or as rows of a table.
+"""Reads Parquet, CSV, Arrow and Feather files: as keys and values, as events, or as rows of a
+table.
 
 Files are read batch by batch, so a file need not fit in memory. Keys and values are binary or text;
-text becomes its UTF-8 bytes. Other types are refused, because a number has more than one text. Rows
-of a table have the types of its columns; a CSV file is read with these types.
+text becomes its UTF-8 bytes. Other types are refused, because a number has more than one text.
+Events have keys, values and times; a time may be text. Rows of a table have the types of its
+columns; a CSV file is read with these types.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from pathlib import Path
 from typing import Final, Literal, TypeAlias
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 
@@ -59,6 +62,31 @@ def file_rows(paths: Iterable[Path], *, key: str, value: str) -> Iterator[pa.Rec
                 batch.validate(full=True)
                 columns = [_binary(batch, name, path) for name in (key, value)]
                 yield pa.RecordBatch.from_arrays(columns, schema=_SCHEMA)
+
+
+def file_events(
+    paths: Iterable[Path], *, key: str, value: str, at: str, op: str | None = None
+) -> Iterator[pa.RecordBatch]:
+    """Yield batches with the named columns of each file: keys and values as `file_rows`, times, and
+    operations if `op` is given, as `bulk.seed` takes them.
+
+    A time that is text is ISO-8601 with a zone, or a number of nanoseconds. Raises `UsageError` as
+    `file_rows`, and for a column that is named for two things.
+    """
+    names = [key, value, at] if op is None else [key, value, at, op]
+    if len(set(names)) < len(names):
+        raise UsageError(f"the columns {', '.join(names)}", "name a column for one thing only")
+    for path in paths:
+        opener = {"parquet": _parquet, "csv": _csv, "arrow": _arrow}[format_of(path)]
+        with _translated(path):
+            for read in opener(path, names, _AS_BYTES):
+                batch = read.select(names)
+                batch.validate(full=True)
+                columns = [_binary(batch, name, path) for name in (key, value)]
+                columns.append(_times(batch, at, path))
+                if op is not None:
+                    columns.append(_binary(batch, op, path).cast(pa.string()))
+                yield pa.RecordBatch.from_arrays(columns, names=names)
 
 
 def typed_batches(path: Path, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
@@ -119,10 +147,34 @@ def _arrow(path: Path, wanted: list[str] | None, _: object) -> Iterator[pa.Recor
             yield file.get_batch(number)
 
 
+def _times(batch: pa.RecordBatch, name: str, path: Path) -> pa.Array:
+    """A column of times. Text becomes instants, all else stays as it is."""
+    column = decoded(batch.column(name))
+    if not _is_bytes(column.type):
+        return column
+    text = column.cast(pa.binary()).cast(pa.string())
+    is_number = pc.match_substring_regex(text, r"^-?\d+$")
+    try:
+        if pc.all(is_number).as_py():
+            return text.cast(pa.int64())
+        return text.cast(pa.timestamp("ns", "UTC"))
+    except pa.ArrowInvalid as error:
+        raise UsageError(
+            f"{path}: column {name}: {error}", "write ISO-8601 with a zone, or nanoseconds"
+        ) from error
+
+
 def _binary(batch: pa.RecordBatch, name: str, path: Path) -> pa.Array:
     column = decoded(batch.column(name))
-    kind = column.type
-    if not (
+    if not _is_bytes(column.type):
+        raise UsageError(
+            f"{path}: column {name} is {column.type}", "write it as text or binary first"
+        )
+    return column.cast(pa.binary())
+
+
+def _is_bytes(kind: pa.DataType) -> bool:
+    return bool(
         pa.types.is_binary(kind)
         or pa.types.is_large_binary(kind)
         or pa.types.is_fixed_size_binary(kind)
@@ -130,9 +182,7 @@ def _binary(batch: pa.RecordBatch, name: str, path: Path) -> pa.Array:
         or pa.types.is_large_string(kind)
         or pa.types.is_string_view(kind)
         or pa.types.is_binary_view(kind)
-    ):
-        raise UsageError(f"{path}: column {name} is {kind}", "write it as text or binary first")
-    return column.cast(pa.binary())
+    )
 
 
 def _distinct(key: str, value: str) -> list[str]:

@@ -16,6 +16,7 @@ from tests.cli.installed import ROOT, declared
 def test_declared_commands_are_what_the_packages_have() -> None:
     assert declared() == {
         "import": "bulk.cli:app",
+        "seed": "bulk.cli:seed_app",
         "table": "bulk.tables.cli:app",
         "export": "bulk.tables.cli:export_app",
         "backup": "backup.cli:app",
