@@ -25,7 +25,7 @@ from kvstore.joins import OnGone
 from kvstore.timestamp import TimeLike, to_timestamp
 from spark_connector.access import Access, Address
 from spark_connector.joins.answers import added_fields
-from spark_connector.joins.tasks import ANSWER, AT, KEY, Plan, Question, joiner, plan
+from spark_connector.joins.tasks import AT, KEY, Plan, Question, joiner, plan
 from spark_connector.loading.columns import (
     Columns,
     column_of,
@@ -81,10 +81,10 @@ def point_in_time_join(
     added = added_fields(df.schema, columns, prefix)
     labels = _labels(df, key, column_of(df, at, _WHAT), str(at))
     found = plan(df.sparkSession, Access.of(source), None)
-    names = [field.name for field in added]
-    asked = [name.removeprefix(prefix) for name in names]
-    question = Question(found.place, _name(key), str(at), asked, names, max_age, on_gone)
-    return _joined(labels, found, question, StructType([*df.schema.fields, *added]))
+    asked = [field.name.removeprefix(prefix) for field in added]
+    schema = StructType([*df.schema.fields, *added])
+    question = Question(found.place, _name(key), str(at), asked, schema.names, max_age, on_gone)
+    return _joined(labels, found, question, schema)
 
 
 def lookup_join(
@@ -112,10 +112,10 @@ def lookup_join(
     labels = _labels(df, key, F.lit(0), "as_of")
     found = plan(df.sparkSession, Access.of(source), time)
     labels = labels.withColumn(AT, F.lit(found.newest if time is None else time).cast("long"))
-    names = [field.name for field in added]
-    asked = [name.removeprefix(prefix) for name in names]
-    question = Question(found.place, _name(key), "as_of", asked, names, None, "error")
-    return _joined(labels, found, question, StructType([*df.schema.fields, *added]))
+    asked = [field.name.removeprefix(prefix) for field in added]
+    schema = StructType([*df.schema.fields, *added])
+    question = Question(found.place, _name(key), "as_of", asked, schema.names, None, "error")
+    return _joined(labels, found, question, schema)
 
 
 def _require_bytes_of(source: object, table: str | None, known_at: object) -> None:
@@ -134,18 +134,16 @@ def _require_bytes_of(source: object, table: str | None, known_at: object) -> No
 
 
 def _labels(df: DataFrame, key: Columns, at: Column, at_name: str) -> DataFrame:
-    """The labels with two more columns, their keys and times. Raises `UsageError` for bad ones."""
+    """The labels with two more columns, their keys and times. Raises `UsageError` for bad ones.
+
+    The labels' columns are numbered: Spark's `mapInArrow` reads a dot in a name as a structure.
+    """
     names = df.columns
     doubled = sorted({name for name in names if names.count(name) > 1})
     if doubled:
         raise UsageError(f"labels have several columns {doubled[0]!r}", "rename all but one")
-    taken = [name for name in names if name.lower() in (KEY, AT, _SPLIT, *ANSWER)]
-    if taken:
-        raise UsageError(
-            f"labels have a column {taken[0]!r}", "rename it: the join adds such a column"
-        )
-    wanted = [F.col("*"), key_of(df, key, _WHAT).alias(KEY), at.alias(AT)]
-    labels = selected(df, wanted, _WHAT)
+    labels = selected(df, [F.col("*"), key_of(df, key, _WHAT), at], _WHAT)
+    labels = labels.toDF(*(f"label_{number}" for number in range(len(names))), KEY, AT)
     require_bytes("key", key, labels.schema[KEY].dataType)
     require_time(at_name, labels.schema[AT].dataType)
     return labels.withColumn(KEY, F.col(KEY).cast(BinaryType()))

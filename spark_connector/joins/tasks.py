@@ -96,7 +96,8 @@ def _planned(access: Access, as_of: int | None, split_bytes: int) -> Plan:
 
 class Question(NamedTuple):
     """The question of a join to the labels of a task. `key` and `at` name their columns in errors.
-    `columns` are the columns of the answer, and `names` their names in the result."""
+    `columns` are the columns of the answer. `names` are the names in the result: of the labels'
+    columns, and of these."""
 
     place: Place
     key: str
@@ -126,9 +127,8 @@ def joiner(question: Question) -> Callable[[_Batches], Iterator[pa.RecordBatch]]
                 columns=ANSWER,
                 on_gone=question.on_gone,
             )
-            names = [name for name in first.schema.names if name not in (KEY, AT)]
             for batch in joined:
-                yield _answered(batch, names, question)
+                yield _answered(batch, question)
 
     return join
 
@@ -141,9 +141,9 @@ def _whole(batch: pa.RecordBatch, question: Question) -> pa.RecordBatch:
     return batch
 
 
-def _answered(batch: pa.RecordBatch, labels: Sequence[str], question: Question) -> pa.RecordBatch:
+def _answered(batch: pa.RecordBatch, question: Question) -> pa.RecordBatch:
     values, times = (batch.column(name) for name in ANSWER)
     added = added_columns(values, times, question.columns)
-    kept = [batch.column(name) for name in labels]
+    kept = batch.drop_columns([KEY, AT, *ANSWER]).columns
     # Spark reads the batch by its names: no two columns may share one.
-    return pa.RecordBatch.from_arrays([*kept, *added], names=[*labels, *question.names])
+    return pa.RecordBatch.from_arrays([*kept, *added], names=question.names)

@@ -24,7 +24,8 @@ Columns: TypeAlias = "Column | str | Sequence[Column | str]"
 
 
 def column_of(df: DataFrame, given: Column | str, what: str) -> Column:
-    """A column by its name, or as it is given.
+    """A column by its name, or as it is given. A name with a dot is a column of that name first,
+    and a field of a structure where no column has the name.
 
     Raises `UsageError`, with `what` in it, if the DataFrame has none of the name.
     """
@@ -33,9 +34,15 @@ def column_of(df: DataFrame, given: Column | str, what: str) -> Column:
     if isinstance(given, Column):
         return given
     try:
-        return df[given]  # where no such column is, `F.col("user")` would be the name of the user
+        # Where no such column is, `F.col("user")` would be the name of the user.
+        return df[quoted(given) if given in df.columns else given]
     except AnalysisException as error:
         raise _refused(df, error, what) from error
+
+
+def quoted(name: str) -> str:
+    """The name of a column as Spark reads it, also with dots and backquotes in it."""
+    return "`" + name.replace("`", "``") + "`"
 
 
 def key_of(df: DataFrame, key: Columns, what: str) -> Column:
