@@ -33,6 +33,7 @@ from backup.collection import Collection
 from backup.restore import built_from, restore_store, version_files
 from backup.shard import OP_DELETE, OP_PUT
 from backup.source import ClientSource, CollectionSource, Source, SourceWindow, Stop, StoreSource
+from kvstore.arguments import is_there
 from kvstore.control.scripts import StoreOrClient, client_of
 from kvstore.errors import UsageError
 from kvstore.limits import REPLICA_BATCH_ROWS, REPLICA_WINDOW_BYTES, REPLICA_WINDOW_ROWS
@@ -73,7 +74,7 @@ def replicate(
         raise UsageError(f"{path} is the source itself", "replicate into a path of its own")
     until, tell = stop if follow else None, progress or (lambda upper: None)
     with closing(_source(source, path, max_age)) as origin:
-        if not isinstance(target, Store) and not path.exists():
+        if not isinstance(target, Store) and not is_there(path):
             first_copy(origin, path)
         if isinstance(target, Store):
             return _follow(origin, target, until, tell)

@@ -34,7 +34,7 @@ from bulk.contents import FILES_AT_ONCE, require_disjoint, require_rows, require
 from bulk.definitions import require_definitions
 from bulk.manifest import Manifest
 from bulk.staging import Identity, open_staged, opened_path, read_manifest, require_unaltered
-from kvstore.arguments import require_path
+from kvstore.arguments import is_there, require_path
 from kvstore.arrivals import NoneCame
 from kvstore.control.scripts import StoreOrClient, as_store
 from kvstore.errors import (
@@ -43,8 +43,8 @@ from kvstore.errors import (
     KeyOrderError,
     UsageError,
 )
+from kvstore.errors.system import storage_errors
 from kvstore.imports import INGEST_DIRECTORY, ImportRecord, Imports
-from kvstore.journal.files import storage_errors
 from kvstore.span import Span, merge_spans
 from kvstore.store import Store
 from kvstore.timestamp import Timestamp
@@ -145,7 +145,8 @@ def _ingest(
             store.imports.link(files)
         tell("add")
         stamp = store.imports.add(record.import_id, check=_all(checks))
-    shutil.rmtree(incoming, ignore_errors=True)
+    with suppress(OSError):  # `ignore_errors` does not cover a look at the directory
+        shutil.rmtree(incoming, ignore_errors=True)
     if move:
         _take_away(directory, manifest)
     return stamp
@@ -212,9 +213,8 @@ def _incoming(store: Store, directory: Path, manifest: Manifest) -> Path:
 
 def _locate(directory: Path, incoming: Path, name: str) -> Path:
     """The path of a part. Earlier releases moved parts to the store before adding them."""
-    staged = directory / name
-    moved = not os.path.lexists(staged) and (incoming / name).is_file()
-    return incoming / name if moved else staged
+    staged, moved = directory / name, incoming / name
+    return moved if not os.path.lexists(staged) and is_there(moved) else staged
 
 
 def _checked(
@@ -236,8 +236,9 @@ def _checked(
                 for part in manifest.parts[at : at + FILES_AT_ONCE]:
                     path = _locate(directory, incoming, part.name)
                     file = held.enter_context(open_staged(directory, path))
-                    require_unaltered(directory, file, part, thorough=thorough)
-                    found[part.name] = Identity.of(os.fstat(file.fileno()))
+                    with storage_errors(str(path)):
+                        require_unaltered(directory, file, part, thorough=thorough)
+                        found[part.name] = Identity.of(os.fstat(file.fileno()))
                     files.append((part, opened_path(file, path)))
                 require_told(files, manifest.import_id, tell=imports.told_files)
                 if keys is not None:

@@ -17,9 +17,10 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
-from kvstore.errors import LockedError, UsageError
+from kvstore.arguments import require_absent
+from kvstore.errors import LockedError
+from kvstore.errors.system import storage_errors
 from kvstore.journal import OS_FILES
-from kvstore.journal.files import storage_errors
 
 _LOCK = "LOCK"
 
@@ -31,18 +32,14 @@ def appearing(path: Path, *, task: str) -> Iterator[Path]:
 
     Raises `UsageError` if something is at `path`, `LockedError` while another process builds there.
     """
-    _require_nothing(path, task)
+    advice = f"{task} to a path that does not exist"
+    require_absent(path, advice=advice)
     with _scratch(path, task) as directory:
         yield directory
-        _require_nothing(path, task)
+        require_absent(path, advice=advice)
         with storage_errors(str(path)):
             os.rename(directory / "store", path)
             OS_FILES.sync_directory(str(path.parent))
-
-
-def _require_nothing(path: Path, task: str) -> None:
-    if os.path.lexists(path):
-        raise UsageError(f"{path} exists", f"{task} to a path that does not exist")
 
 
 @contextmanager

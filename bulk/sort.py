@@ -33,7 +33,7 @@ import pyarrow.compute as pc
 
 from kvstore.arrow import key_words
 from kvstore.errors import CorruptionError, StorageError, UsageError
-from kvstore.journal.files import storage_errors
+from kvstore.errors.system import storage_errors
 from kvstore.limits import ARROW_ROWS_MAX, RUN_BLOCK_BYTES, RUN_BYTES_MAX, SORT_BYTES_MAX
 from kvstore.span import Span
 

@@ -22,8 +22,8 @@ import rocksdict as rocks
 from kvstore.digest import file_digest
 from kvstore.engine.rocks_options import table_options
 from kvstore.errors import KVStoreError, OutOfSpaceError, StorageError, UsageError
+from kvstore.errors.system import storage_errors
 from kvstore.forks import own
-from kvstore.journal.files import storage_errors
 
 UNFINISHED_SUFFIX: Final = ".tmp"
 _CODECS: Final = {
@@ -89,7 +89,8 @@ class SstFile:
     def abandon(self) -> None:
         """Remove the unfinished file. Repeatable."""
         self._writer = None
-        self._unfinished.unlink(missing_ok=True)
+        with storage_errors(str(self._unfinished)):
+            self._unfinished.unlink(missing_ok=True)
 
     @property
     def size_bytes(self) -> int:

@@ -11,10 +11,10 @@ from bulk.definitions import EncodedBy
 from bulk.manifest import Manifest
 from bulk.part import Part, PartWriter
 from bulk.staging import MANIFEST_NAME, seal
-from kvstore.arguments import require_path
+from kvstore.arguments import is_there, require_path
 from kvstore.codec.keys import IMPORT_ID_MAX
 from kvstore.errors import StorageError, UsageError
-from kvstore.journal.files import storage_errors
+from kvstore.errors.system import storage_errors
 
 
 class Import:
@@ -38,8 +38,10 @@ class Import:
         adds an id once. Raises `UsageError` if the directory is in use.
         """
         path = require_path(staging, name="staging")
-        if path.exists() and (not path.is_dir() or any(path.iterdir())):
-            raise UsageError(f"{path} is not empty", "stage each import in a directory of its own")
+        with storage_errors(str(path)):
+            if path.exists() and (not path.is_dir() or any(path.iterdir())):
+                advice = "stage each import in a directory of its own"
+                raise UsageError(f"{path} is not empty", advice)
         if import_id is None:
             import_id = secrets.randbits(63) or 1
         if type(import_id) is not int or not 0 < import_id <= IMPORT_ID_MAX:
@@ -79,7 +81,7 @@ class Import:
         return seal(self.staging, self.import_id, [*self._parts, *(parts or ())], tables)
 
     def _require_unsealed(self) -> None:
-        if (self.staging / MANIFEST_NAME).exists():
+        if is_there(self.staging / MANIFEST_NAME):
             raise UsageError(f"{self.staging} is sealed", "begin another import")
 
 

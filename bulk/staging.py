@@ -37,14 +37,15 @@ from bulk.manifest import (
 )
 from bulk.part import Part
 from bulk.sst import fsync_and_digest
+from kvstore.arguments import is_there
 from kvstore.errors import (
     CorruptionError,
     ImportRefusedError,
     KeyOrderError,
     UsageError,
 )
+from kvstore.errors.system import storage_error, storage_errors
 from kvstore.journal import OS_FILES
-from kvstore.journal.files import storage_error, storage_errors
 from kvstore.limits import JSON_BYTES_MAX
 
 MANIFEST_NAME: Final = "import.json"
@@ -85,7 +86,7 @@ def read_manifest(staging: Path) -> Manifest:
     try:
         os.lstat(path)
     except FileNotFoundError:
-        if not staging.exists():
+        if not is_there(staging):
             raise ImportRefusedError(str(staging), "nothing is there", "check the path") from None
         raise ImportRefusedError(
             str(staging), "no manifest: it was not sealed", "seal it"

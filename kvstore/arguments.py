@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from collections.abc import Iterable
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from kvstore.errors import UsageError
+from kvstore.errors.system import storage_errors
 from kvstore.span import Span
 
 
@@ -47,6 +49,29 @@ def is_url(path: str) -> bool:
 URL_SCHEMES: Final = frozenset(
     ["file", "memory", "http", "https", "s3", "s3a", "s3n", "gs", "az", "abfs", "abfss", "hdfs"]
 )
+
+
+def require_absent(path: Path, *, advice: str) -> None:
+    """Raise `UsageError` with `advice` if something is at `path`, be it a link that leads nowhere.
+    A disk that fails raises `StorageError`."""
+    with storage_errors(str(path)):
+        try:
+            os.lstat(path)  # `exists` takes a failing disk for nothing, or raises an `OSError`
+        except (FileNotFoundError, NotADirectoryError):
+            return
+    raise UsageError(f"{path} exists", advice)
+
+
+def is_there(path: Path) -> bool:
+    """Whether `path` leads to something. A disk that fails raises `StorageError`."""
+    with storage_errors(str(path)):
+        try:
+            os.stat(path)
+        except OSError as error:
+            if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
+                raise
+            return False
+    return True
 
 
 def require_span(span: object) -> Span:

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Final
 
 from kvstore.errors import DeterminateError, KVStoreError, NotListeningError, UsageError
-from kvstore.journal.files import storage_error
+from kvstore.errors.system import storage_error
 from kvstore.limits import CONTROL_BACKLOG
 
 CONTROL_DIRECTORY: Final = "control"

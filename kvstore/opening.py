@@ -30,8 +30,8 @@ from kvstore.engine.rocks import RocksEngine
 from kvstore.engine.rocks_knobs import DEFAULTS, Options
 from kvstore.engine.rocks_secondary import SecondaryEngine
 from kvstore.errors import FormatVersionError, NotAStoreError, UsageError
+from kvstore.errors.system import storage_errors
 from kvstore.gc import GcPolicy
-from kvstore.journal.files import storage_errors
 from kvstore.loops import COMPILED
 from kvstore.meta import FORMAT, INDEX_FLOOR, SINCE, UPPER, Meta
 from kvstore.mvcc import RangeTombstone, Versions

@@ -17,7 +17,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from kvstore.errors import UsageError
-from kvstore.journal.files import OsFiles, storage_errors
+from kvstore.errors.system import storage_errors
+from kvstore.journal.files import OsFiles
 from kvstore.timestamp import TimeLike, Timestamp
 
 _GROUP_ROWS: Final = 128 << 10
@@ -46,10 +47,11 @@ def export_parquet(
     Nanoseconds, decimals and zones stay as they are. The file's metadata has the time and the table
     (`kvstore.as_of`, `kvstore.table`). Memory is bounded. Raises as `Table.scan`.
     """
-    if path.is_dir():
-        raise UsageError(f"{path} is a directory", "name a file in it")
-    if not path.parent.is_dir():
-        raise UsageError(f"there is no directory {path.parent}", "make it first")
+    with storage_errors(str(path)):
+        if path.is_dir():
+            raise UsageError(f"{path} is a directory", "name a file in it")
+        if not path.parent.is_dir():
+            raise UsageError(f"there is no directory {path.parent}", "make it first")
     passing = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     rows = 0
     with storage_errors(str(path)), store.snapshot(as_of) as snapshot:

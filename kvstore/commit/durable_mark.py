@@ -22,7 +22,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from kvstore.journal.files import storage_errors
+from kvstore.errors.system import storage_errors
 
 MARK_NAME: Final = "DURABLE"
 

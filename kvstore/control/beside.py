@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from kvstore import opening
-from kvstore.arguments import require_path
+from kvstore.arguments import require_absent, require_path
 from kvstore.arrivals import NoneCame
 from kvstore.changes import ChangeIndex
 from kvstore.claims import BACKUP, REPLICA, USER, HoldRecord, Pins
@@ -62,9 +62,8 @@ class StoreBeside(Store):
 
     def checkpoint(self, path: str | Path) -> Timestamp:
         """A copy that the owner makes; see `Store.checkpoint`."""
-        target = require_path(path).absolute()
-        if target.exists():
-            raise UsageError(f"{target} exists", "checkpoint into a path that does not")
+        target = require_path(path)
+        require_absent(target, advice="checkpoint into a path that does not")
         return self.owner.checkpoint(target)
 
     @property

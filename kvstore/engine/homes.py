@@ -22,8 +22,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
+from kvstore.errors.system import storage_errors
 from kvstore.forks import own
-from kvstore.journal.files import storage_errors
 
 _PREFIX: Final = "kvstore-follow-"
 _WHERE: Final = "the directory for temporary files (TMPDIR)"

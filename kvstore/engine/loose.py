@@ -28,8 +28,8 @@ from kvstore.engine.rocks import RocksCursor
 from kvstore.engine.rocks_errors import translated
 from kvstore.engine.rocks_opening import THREADS
 from kvstore.errors import CorruptionError, StorageError
+from kvstore.errors.system import storage_errors
 from kvstore.forks import own
-from kvstore.journal.files import storage_errors
 from kvstore.limits import BESIDE_OPEN_FILES_MAX, TOLD_ENTRIES_MAX, TOLD_FILES_MAX
 
 IN_MEMORY: Final = "/dev/shm"

@@ -63,9 +63,9 @@ from kvstore.errors import (
     StaleReaderError,
     StorageError,
 )
+from kvstore.errors.system import storage_errors
 from kvstore.forks import own
 from kvstore.journal import OS_FILES, Files, Journal, Sync, replay
-from kvstore.journal.files import storage_errors
 from kvstore.journal.inspection import content_of
 from kvstore.journal.names import (
     COMPACTING_NAME,

@@ -35,7 +35,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from kvstore.errors import CorruptionError, StaleReaderError
-from kvstore.journal.files import storage_errors
+from kvstore.errors.system import storage_errors
 from kvstore.limits import MOMENT_COPY_BYTES, MOMENT_LOOKS_MAX
 
 _MANIFEST = re.compile(rb"(MANIFEST-\d+)\n")

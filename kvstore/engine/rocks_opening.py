@@ -28,7 +28,8 @@ from kvstore.errors import (
     NotAStoreError,
     StaleReaderError,
 )
-from kvstore.journal.files import OS_FILES, storage_errors
+from kvstore.errors.system import storage_errors
+from kvstore.journal.files import OS_FILES
 from kvstore.limits import BLOCK_CACHE_BYTES, READ_ONLY_OPENINGS_MAX
 
 

@@ -45,7 +45,7 @@ from kvstore.engine.rocks_opening import sorted_files_at
 from kvstore.engine.rocks_options import database_options, family_options
 from kvstore.engine.wal import looks_recycled
 from kvstore.errors import CorruptionError, NotAStoreError, StaleReaderError, StorageError
-from kvstore.journal.files import storage_errors
+from kvstore.errors.system import storage_errors
 from kvstore.limits import DIRECTORY_TICK_S_MAX, FOLLOW_FAILURES_MAX, FOLLOW_LOOKS_MAX
 
 _MARKS: Final = (

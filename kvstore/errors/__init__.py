@@ -48,6 +48,7 @@ an assertion, never one of these errors.
 
 Floors, from the top:
 
+    system                      errors of the operating system, translated
     corruption fenced frontiers retry storage usage    a module for each branch of the tree
     root
 """

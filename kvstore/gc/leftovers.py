@@ -15,8 +15,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from kvstore.commit import Committer
+from kvstore.errors.system import storage_errors
 from kvstore.imports import INGEST_DIRECTORY, ImportRecord, Imports
-from kvstore.journal.files import storage_errors
 from kvstore.limits import GC_KEYS_PER_STEP
 from kvstore.timestamp import NS_PER_SECOND
 

@@ -13,7 +13,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from kvstore.errors import LockedError, NotAStoreError
-from kvstore.journal.files import OS_FILES, Files, storage_errors
+from kvstore.errors.system import storage_errors
+from kvstore.journal.files import OS_FILES, Files
 from kvstore.journal.inspection import content_of
 from kvstore.journal.names import LOCK_NAME
 from kvstore.journal.recovery import StateMachine, replay

@@ -14,18 +14,13 @@ import errno
 import fcntl
 import os
 import stat
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from io import FileIO
 from typing import BinaryIO, Protocol, cast
 
 from kvstore.errors import (
-    AccessDeniedError,
-    KVStoreError,
     LockedError,
     NotAStoreError,
-    OutOfSpaceError,
-    StorageError,
 )
 from kvstore.forks import own, undivided
 from kvstore.limits import JOURNAL_READ_BYTES
@@ -252,24 +247,6 @@ def _open_regular(path: str, flags: int, mode: int = 0o666) -> int:
 
 def _not_regular(path: str) -> NotAStoreError:
     return NotAStoreError(path, "not a regular file", "put the file itself in its place")
-
-
-@contextmanager
-def storage_errors(where: str) -> Iterator[None]:
-    """Translate errors of the operating system into errors of this project."""
-    try:
-        yield
-    except OSError as error:
-        raise storage_error(where, error) from error
-
-
-def storage_error(where: str, error: OSError) -> KVStoreError:
-    """The error of this project for an error of the operating system."""
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return OutOfSpaceError(where)
-    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-        return AccessDeniedError(where, str(error))
-    return StorageError(f"{where}: {error}", "look at the disk, then open it again")
 
 
 def write_all(output: Sink, data: bytes) -> None:

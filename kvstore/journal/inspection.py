@@ -11,7 +11,8 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import BinaryIO
 
-from kvstore.journal.files import OS_FILES, Files, storage_errors
+from kvstore.errors.system import storage_errors
+from kvstore.journal.files import OS_FILES, Files
 from kvstore.journal.names import (
     SNAPSHOT,
     FileName,

@@ -26,8 +26,9 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 
 from kvstore.errors import ClosedError, CorruptionError, PoisonedError
+from kvstore.errors.system import storage_errors
 from kvstore.forks import own
-from kvstore.journal.files import OS_FILES, Files, Lock, storage_errors, write_all
+from kvstore.journal.files import OS_FILES, Files, Lock, write_all
 from kvstore.journal.live import LiveFile, continue_live, create_live
 from kvstore.journal.names import LOCK_NAME
 from kvstore.journal.options import JournalOptions

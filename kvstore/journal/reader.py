@@ -12,7 +12,8 @@ from contextlib import closing
 from typing import BinaryIO
 
 from kvstore.errors import CorruptionError, UsageError
-from kvstore.journal.files import OS_FILES, Files, storage_errors
+from kvstore.errors.system import storage_errors
+from kvstore.journal.files import OS_FILES, Files
 from kvstore.journal.names import list_directory, open_file, read_note, synced_bytes
 from kvstore.journal.raw import RawRecords
 from kvstore.journal.records import TYPE_RESERVED, Record, RecordError, decode

@@ -17,7 +17,8 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from kvstore.errors import UsageError
-from kvstore.journal.files import OS_FILES, Files, storage_errors
+from kvstore.errors.system import storage_errors
+from kvstore.journal.files import OS_FILES, Files
 from kvstore.journal.inspection import FileReport, Inspection, inspect, scan_of
 from kvstore.journal.journal import Journal
 from kvstore.journal.names import JOURNAL, SNAPSHOT, open_file

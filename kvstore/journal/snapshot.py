@@ -16,7 +16,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from kvstore.errors import LockedError
-from kvstore.journal.files import Files, Output, storage_errors, write_all
+from kvstore.errors.system import storage_errors
+from kvstore.journal.files import Files, Output, write_all
 from kvstore.journal.names import COMPACTING_NAME, SNAPSHOT, FileName, is_unborn, list_directory
 from kvstore.journal.records import (
     KIND_SNAPSHOT,

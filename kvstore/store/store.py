@@ -37,6 +37,7 @@ from typing_extensions import Self
 from kvstore import joins
 from kvstore.arguments import (
     key_list,
+    require_absent,
     require_age,
     require_count,
     require_limit,
@@ -59,6 +60,7 @@ from kvstore.engine import Engine, WriteBatch
 from kvstore.engine.loose import LOOSE_ONCE, Teller
 from kvstore.engine.rocks import RocksEngine
 from kvstore.errors import ClosedError, UsageError
+from kvstore.errors.system import storage_errors
 from kvstore.feeds import Feed, Feeds, Position
 from kvstore.forks import own
 from kvstore.gc import Clearing, Collector, GcReport
@@ -67,7 +69,6 @@ from kvstore.holds import Hold
 from kvstore.joins import VALUE_COLUMNS, Join, OnGone, StoredSide
 from kvstore.joins.labels import is_many
 from kvstore.journal import OS_FILES
-from kvstore.journal.files import storage_errors
 from kvstore.limits import (
     KEY_BYTES_MAX,
     QUIESCENCE_WAIT_S,
@@ -910,8 +911,7 @@ class Store:
         makes checkpoints.
         """
         target = require_path(path)
-        if target.exists():
-            raise UsageError(f"{target} exists", "checkpoint into a path that does not")
+        require_absent(target, advice="checkpoint into a path that does not")
         committer = self._committer
         with committer.lock:
             upper = committer.sync()

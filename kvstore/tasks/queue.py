@@ -28,9 +28,9 @@ from typing import NamedTuple
 from kvstore.background import Failures
 from kvstore.clock import Clock, Timeline, WallClock
 from kvstore.errors import ClosedError, LockedError, UsageError
+from kvstore.errors.system import storage_errors
 from kvstore.forks import own
 from kvstore.journal import OS_FILES, Files, Journal, Sync, replay
-from kvstore.journal.files import storage_errors
 from kvstore.limits import (
     JOURNAL_COMPACT_BYTES,
     TASK_COMPACT_FACTOR,

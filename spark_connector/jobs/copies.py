@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from kvstore import Store
+from kvstore.errors.system import storage_errors
 
 
 @contextmanager
@@ -20,9 +21,11 @@ def copy_of(store: Store, copies: Path | None = None) -> Iterator[Path]:
     name = f".{store.store_id}.copied-"
     beside = Path(tempfile.gettempdir()) if store.path is None else store.path.absolute().parent
     directory = beside if copies is None else copies
-    for left in directory.glob(f"{name}*"):
-        if not _is_alive(int(left.name.split("-")[-2])):
-            shutil.rmtree(left, ignore_errors=True)
+    with storage_errors(str(directory)):
+        for left in directory.glob(f"{name}*"):
+            process = left.name.removeprefix(name).partition("-")[0]
+            if process.isdecimal() and not _is_alive(int(process)):
+                shutil.rmtree(left, ignore_errors=True)
     copy = directory / f"{name}{os.getpid()}-{secrets.token_hex(4)}"
     try:
         store.checkpoint(copy)
@@ -33,11 +36,13 @@ def copy_of(store: Store, copies: Path | None = None) -> Iterator[Path]:
 
 def _is_alive(process: int) -> bool:
     """Whether a process is there. All processes that copy a store run on the machine of its owner.
-    So a killed process left a copy whose number belongs to none."""
+    So a killed process left a copy whose number belongs to none.
+
+    A later process may have got the number. The copy stays until a job runs after its end."""
     try:
         os.kill(process, 0)
     except ProcessLookupError:
         return False
-    except OSError:  # it belongs to another user
+    except (OSError, OverflowError):  # it belongs to another user; it is no process's number
         return True
     return True

@@ -28,6 +28,7 @@ from backup.restore import Built, built_from, tables_in
 from backup.shard import ShardSnapshot, Split, Tally, View
 from kvstore.control.scripts import StoreOrClient, opened
 from kvstore.errors import UsageError
+from kvstore.errors.system import storage_errors
 from kvstore.span import Span
 from kvstore.timestamp import TimeLike, Timestamp
 from spark_connector.access import Access, Address
@@ -75,7 +76,8 @@ class SparkBuild:
 def build_files(task: RestoreTask) -> tuple[list[Built], int]:
     """Write the files of one task, and count their rows. Each attempt has a folder of its own."""
     directory = Path(task.directory) / secrets.token_hex(8)
-    directory.mkdir()
+    with storage_errors(str(directory)):
+        directory.mkdir()
     blob = task.access.storage().blob
     tally = Tally()
     rows = tally.over(task.split.read(blob, task.view, whole=task.whole))

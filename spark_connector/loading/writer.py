@@ -25,6 +25,7 @@ from bulk.part import Part, PartWriter
 from bulk.sst import require_compression
 from bulk.staged import Import
 from bulk.staging import MANIFEST_NAME, discard, read_manifest, seal
+from kvstore.arguments import is_there
 from kvstore.errors import UsageError
 from spark_connector.worker import freeze_objects
 
@@ -56,7 +57,7 @@ class StagingWriter(DataSourceArrowWriter):
             return PartWritten(writer.finish())
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        if (self._staging / MANIFEST_NAME).exists():
+        if is_there(self._staging / MANIFEST_NAME):
             if read_manifest(self._staging).import_id != self._import_id:
                 raise UsageError(f"{self._staging} is sealed", "stage into another directory")
             return
@@ -64,7 +65,7 @@ class StagingWriter(DataSourceArrowWriter):
         seal(self._staging, self._import_id, parts)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        if not (self._staging / MANIFEST_NAME).exists():
+        if not is_there(self._staging / MANIFEST_NAME):
             discard(self._staging)
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from kvstore.errors import LockedError, NotAStoreError, UsageError
+from kvstore.errors.system import storage_errors
 from kvstore.opening import engine_at
 from spark_connector.access import Access
 
@@ -38,6 +39,11 @@ def find(access: Access | str) -> Place:
     lies there, and `UsageError` if a store lies there but options tell how to open a collection.
     """
     access = Access(access) if isinstance(access, str) else access
+    with storage_errors(access.url):
+        return _found(access)
+
+
+def _found(access: Access) -> Place:
     path = access.url
     root = Path(path)
     if "://" in path or (root / "consensus").is_dir():

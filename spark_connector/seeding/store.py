@@ -22,6 +22,7 @@ from pyspark.sql import DataFrame
 from bulk.places import appearing
 from bulk.seed import SeedRows, seed_files
 from bulk.sort import Run, cuts, merged, sorted_runs
+from kvstore.errors.system import storage_errors
 from kvstore.opening import building
 from kvstore.span import Span
 from spark_connector.loading.results import RESULT, as_batches, results, spans_of
@@ -84,7 +85,8 @@ def merger(directory: Path, runs: Sequence[Run], spans: Sequence[Span]) -> _Task
 
     def written(span: Span) -> list[Path]:
         place = directory / f"files-{secrets.token_hex(8)}"
-        place.mkdir()
+        with storage_errors(str(place)):
+            place.mkdir()
         return list(seed_files(place, merged(runs, span)))
 
     def merge(numbers: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -9,6 +9,8 @@ from __future__ import annotations
 import os
 import pickle
 import random
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -354,12 +356,20 @@ def test_copies_of_other_stores_are_left_where_several_share_a_directory(tmp_pat
     with kvstore.open(None, "memory") as one, kvstore.open(None, "memory") as other:
         with copy_of(one, shared) as copy:
             pass
-        theirs = copy.with_name(copy.name.replace(f"-{os.getpid()}-", "-1-"))  # a killed process's
-        theirs.mkdir()
+        ended = subprocess.Popen([sys.executable, "-c", ""])
+        ended.wait()
+        left, in_use, strange = (
+            copy.with_name(copy.name.replace(f"-{os.getpid()}-", f"-{process}-"))
+            for process in (ended.pid, 1, "x")
+        )
+        for each in (left, in_use, strange):
+            each.mkdir()
         with copy_of(other, shared):
-            assert theirs.exists()
+            assert left.exists()
         with copy_of(one, shared):
-            assert not theirs.exists()
+            assert not left.exists()
+            assert in_use.exists()
+            assert strange.exists()
 
 
 class _ToldConsensus(MemoryConsensus):

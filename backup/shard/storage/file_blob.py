@@ -73,7 +73,10 @@ class FileBlob:
         except FileExistsError:
             if self.get(name) != data:
                 raise name_taken(name) from None
-            OS_FILES.sync_directory(folder)  # an earlier put may have failed before its fsync
+            try:  # an earlier put may have failed before its fsync
+                OS_FILES.sync_directory(folder)
+            except OSError as error:
+                raise translate_os_error(f"put of {path}", error) from error
         except OSError as error:
             raise translate_os_error(f"put of {path}", error) from error
 
@@ -137,11 +140,14 @@ class FileBlob:
     def sweep(self, *, before_ns: int) -> int:
         """Remove the files of crashed puts last written before `before_ns`; returns how many."""
         swept = 0
-        for path in self.root.rglob(f"{_TEMPORARY}*"):
-            with suppress(FileNotFoundError):  # its put has just ended
-                if path.stat().st_mtime_ns < before_ns:
-                    path.unlink()
-                    swept += 1
+        try:
+            for path in self.root.rglob(f"{_TEMPORARY}*"):
+                with suppress(FileNotFoundError):  # its put has just ended
+                    if path.stat().st_mtime_ns < before_ns:
+                        path.unlink()
+                        swept += 1
+        except OSError as error:
+            raise translate_os_error(f"sweep of {self.root}", error) from error
         return swept
 
     def path(self, name: str) -> Path:

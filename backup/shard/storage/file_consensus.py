@@ -42,8 +42,8 @@ from kvstore.errors import (
     RetryableError,
     StorageError,
 )
+from kvstore.errors.system import storage_errors
 from kvstore.journal import OS_FILES, Journal, Record, replay
-from kvstore.journal.files import storage_errors
 from kvstore.journal.names import COMPACTING_NAME, LOCK_NAME
 
 _CONTENT = "kvstore.consensus/1"
@@ -114,9 +114,9 @@ class FileConsensus:
 
     def list_keys(self) -> list[str]:
         """See `Consensus.list_keys`. Looks into every key."""
-        if not self.root.is_dir():
-            return []
         with storage_errors(str(self.root)):
+            if not self.root.is_dir():
+                return []
             names = sorted(path.name for path in self.root.iterdir() if path.is_dir())
         return [name for name in names if self._versions(name)]
 
