@@ -7,10 +7,9 @@ from types import TracebackType
 from typing import Final
 
 from kvstore.columns import row_pairs
-from kvstore.errors import UsageError
 from kvstore.limits import BATCH_BYTES_MAX
 from kvstore.mvcc.write import WriteSet
-from kvstore.tables.sources import BatchRows, StoreRows
+from kvstore.tables.sources import BatchRows, WritesRows
 from kvstore.tables.table import Table
 from kvstore.timestamp import Timestamp
 
@@ -26,7 +25,7 @@ class Batch:
         commit: Callable[..., Timestamp],
         writes: type[WriteSet] = WriteSet,
         *,
-        rows: StoreRows | None = None,
+        rows: WritesRows,
     ) -> None:
         self._rows = rows
         self._commit = commit
@@ -58,10 +57,6 @@ class Batch:
     def table(self, name: str) -> Table:
         """The table `name`, written by this batch."""
         self._writes.require_open()
-        if self._rows is None:
-            raise UsageError(
-                "tables by a client", "write them in the process that has the store open"
-            )
         self._rows.codec(name)
         return Table(name, None, BatchRows(self, self._rows))
 

@@ -6,6 +6,7 @@ Floors, from the top:
     asynchronous          the client for asyncio
     client
     feeds holds joins transactions work
+    tables                rows of tables, encoded here
     streams               rows as they arrive
     pool                  idle connections, and attempts
     calls connection      requests without a socket; HTTP/1.1 on one socket

@@ -7,10 +7,10 @@ of the method of `Store` with its name.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Generic, TypeVar
-from urllib.parse import urlencode
+from urllib.parse import quote, urlencode
 
 import pyarrow as pa
 
@@ -86,7 +86,7 @@ def of_rows(
     with pa.ipc.new_stream(sink, table.schema) as writer:
         writer.write_table(table)
     given = {name: value for name, value in query.items() if value is not None}
-    target = f"{VERBS_PATH}{name}{'?' if given else ''}{urlencode(given)}"
+    target = f"{VERBS_PATH}{name}{'?' if given else ''}{urlencode(given, quote_via=quote)}"
     return ClientRequest("POST", target, read, sink.getvalue(), ARROW_TYPE, **how)
 
 
@@ -287,13 +287,19 @@ def batch(
     durability: str | None,
     reads: ReadSet | None = None,
     read_at: int | None = None,
+    *,
+    definitions: Mapping[str, str] | None = None,
 ) -> ClientRequest[Timestamp]:
-    """A batch; with `reads` at the time `read_at`, the commit of a transaction."""
+    """A batch; with `reads` at the time `read_at`, the commit of a transaction. `definitions` has
+    the digests of the tables whose rows it sets. Entries of indexes stay here."""
     # The set has dropped its points that a later range delete covers, so ranges come first.
     rows: list[tuple[int, bytes, bytes | None, bytes | None]] = [
         (WriteOp.DELETE_RANGE, start, end, None) for start, end in writes.ranges
     ]
+    entries: Collection[bytes] = getattr(writes, "entries", ())
     for key, value in writes.points.items():
+        if key in entries:
+            continue
         rows.append((WriteOp.DELETE if value is None else WriteOp.PUT, key, None, value))
     if reads is not None:
         rows += ((WriteOp.READ, key, None, None) for key in reads.points())
@@ -306,7 +312,10 @@ def batch(
         pa.array(values, pa.binary()),
     ]
     table = pa.table(arrays, schema=WRITES_SCHEMA)
-    given = {"durability": durability, "read_at": read_at}
+    made_by = json.dumps(definitions) if definitions else None
+    given = {"durability": durability, "read_at": read_at, "definitions": made_by}
+    if read_at is not None and getattr(writes, "has_rows", False):
+        given["rows"] = "true"
     request = of_rows("batch", table, given, _timestamp, once=True)
     if len(request.body) > SERVER_BODY_BYTES_MAX:
         raise UsageError(

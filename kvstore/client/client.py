@@ -19,21 +19,25 @@ from kvstore.changes.event import Expand, Images
 from kvstore.claims import HoldRecord
 from kvstore.client import calls, streams
 from kvstore.client.calls import ClientRequest
-from kvstore.client.feeds import ClientFeed
+from kvstore.client.feeds import ClientFeed, feed_fields, start_fields
 from kvstore.client.holds import ClientHold
 from kvstore.client.joins import RemoteSide
 from kvstore.client.pool import Pool
 from kvstore.client.reply import Reply
+from kvstore.client.tables import ClientDefinitions, ClientRows, ClientTable, SentWriteSet
 from kvstore.client.tasks import ClientTasks
 from kvstore.client.transactions import RemoteTransactions
 from kvstore.client.work import collect, hold_record, work_of
+from kvstore.codec.tuples import desc
 from kvstore.commit import Durability
-from kvstore.feeds import STARTS, Position
+from kvstore.feeds import Position
 from kvstore.gc import GcReport
 from kvstore.joins import VALUE_COLUMNS, Join, OnGone
-from kvstore.mvcc import OpenWriteSet, Version, WriteSet
+from kvstore.mvcc import Version
 from kvstore.protocol.values import to_json
 from kvstore.span import Span
+from kvstore.tables.catalogue import Catalogue
+from kvstore.tables.evolve import IndexColumns
 from kvstore.tasks import Tasks
 from kvstore.timestamp import TimeLike, Timestamp
 from kvstore.txn import UNCHECKED, Transaction, Unchecked, transact
@@ -52,7 +56,8 @@ class Client:
 
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
-        self._transactions = RemoteTransactions(pool)
+        self._catalogue = Catalogue(ClientDefinitions(pool))
+        self._transactions = RemoteTransactions(pool, self._catalogue)
 
     # -- the store --------------------------------------------------------------------------
 
@@ -245,27 +250,9 @@ class Client:
         batch_bytes: int | None = None,
     ) -> ClientFeed:
         """See `Store.feed`. The position is with the store, so the server may be started anew."""
-        worker, workers = (None, None) if streams is None else streams
-        fields = {
-            "name": name,
-            "worker": worker,
-            "workers": workers,
-            "images": images,
-            "expand": expand,
-            **calls.span_fields(span or Span()),
-            "batch_rows": batch_rows,
-            "batch_bytes": batch_bytes,
-        }
-        taken = start.taken if isinstance(start, Position) else None
-        since = start.timestamp if isinstance(start, Position) else start
-        opening = {
-            **fields,
-            "since": since if since in STARTS else calls.ns(since, "start"),
-            "taken": taken,
-            "state_from": to_json(start.state_from) if isinstance(start, Position) else None,
-            "max_age": None if max_age is None else max_age.total_seconds(),
-        }
-        return ClientFeed(self._pool, fields, self.call("open_feed", **opening))
+        fields = feed_fields(name, streams, images, expand, span, batch_rows, batch_bytes)
+        opened = self.call("open_feed", **fields, **start_fields(start, max_age))
+        return ClientFeed(self._pool, fields, opened)
 
     def lease(self, name: str, at: TimeLike | None = None, *, seconds: float) -> Timestamp:
         """Keep history from `at` on readable (default: all that is kept), for readers in many
@@ -370,10 +357,8 @@ class Client:
     def batch(self, *, durability: Durability | None = None) -> Batch:
         """See `Store.batch`. The writes travel together when the block ends."""
 
-        def commit(writes: WriteSet, check: object = None) -> Timestamp:
-            return self._pool.send(calls.batch(writes, durability))
-
-        return Batch(commit, OpenWriteSet)  # the server refuses the keys of tables
+        rows = self.table_rows()
+        return Batch(partial(rows.commit, durability), SentWriteSet, rows=rows)
 
     def transaction(self, *, durability: Durability | None = None) -> Transaction:
         """See `Store.transaction`. Each read is a round trip, and so is the commit, which brings
@@ -391,6 +376,28 @@ class Client:
         """See `Store.transact`."""
         begin = partial(self.transaction, durability=durability)
         return transact(begin, body, attempts=attempts, wait=wait)
+
+    # -- tables -----------------------------------------------------------------------------
+
+    def table(
+        self,
+        name: str,
+        schema: pa.Schema | type | None = None,
+        key: str | desc | Sequence[str | desc] | None = None,
+        indexes: Mapping[str, IndexColumns] | None = None,
+        event_time: str | None = None,
+    ) -> ClientTable:
+        """See `Store.table`. Rows are encoded here; the server makes the entries of indexes, checks
+        the unique ones, and decodes the rows of scans. A token with a prefix opens no table."""
+        return self.table_rows().table(name, schema, key, indexes, event_time)
+
+    def tables(self) -> list[str]:
+        """See `Store.tables`."""
+        return self._catalogue.names()
+
+    def table_rows(self) -> ClientRows:
+        """The writer of rows of tables, for a handle that reads them elsewhere."""
+        return ClientRows(self._pool, self._catalogue, self.transact)
 
     # -- upkeep, with the right `admin` -----------------------------------------------------
 

@@ -47,11 +47,7 @@ def connect(
     wait = CLIENT_TIMEOUT_S if timeout is None else require_seconds(timeout, name="timeout")
     again = CLIENT_PATIENCE_S if patience is None else require_seconds(patience, name="patience")
     pool = Pool(endpoint, timeout=wait, patience=again)
-    try:
-        pool.known = pool.send(calls.fields_of("times"))["upper"] - 1
-    except BaseException:
-        pool.close()
-        raise
+    pool.known = pool.send(calls.fields_of("times"))["upper"] - 1
     return Client(pool)
 
 

@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from datetime import timedelta
 from typing import Any, Final
 
 import pyarrow as pa
 
 from kvstore.arguments import require_seconds
 from kvstore.changes.changeset import ChangesetId
-from kvstore.changes.event import Event, Operation
+from kvstore.changes.event import Event, Expand, Images, Operation
 from kvstore.client import calls, streams
 from kvstore.client.pool import Pool
 from kvstore.client.reply import Reply, strange
 from kvstore.errors import ClosedError, UsageError
-from kvstore.feeds import FeedBatch, Position, Share
+from kvstore.feeds import STARTS, FeedBatch, Position, Share
 from kvstore.limits import FEED_POLL_S_MAX
 from kvstore.protocol import POSITION_NAME
 from kvstore.protocol.values import from_json, to_json
-from kvstore.timestamp import Timestamp
+from kvstore.span import Span
+from kvstore.timestamp import TimeLike, Timestamp
 
 
 class ClientFeed:
@@ -115,6 +117,40 @@ _COLUMNS: Final = (
     "changeset",
     "stream",
 )
+
+
+def feed_fields(
+    name: str,
+    streams: tuple[int, int] | None,
+    images: Images,
+    expand: Expand,
+    span: Span | None,
+    batch_rows: int | None,
+    batch_bytes: int | None,
+) -> dict[str, Any]:
+    """The arguments of every call of a feed."""
+    worker, workers = (None, None) if streams is None else streams
+    return {
+        "name": name,
+        "worker": worker,
+        "workers": workers,
+        "images": images,
+        "expand": expand,
+        **calls.span_fields(span or Span()),
+        "batch_rows": batch_rows,
+        "batch_bytes": batch_bytes,
+    }
+
+
+def start_fields(start: TimeLike | Position | None, max_age: timedelta | None) -> dict[str, Any]:
+    """The arguments by which a feed begins."""
+    position, since = (start, start.timestamp) if isinstance(start, Position) else (None, start)
+    return {
+        "since": since if since in STARTS else calls.ns(since, "start"),
+        "taken": None if position is None else position.taken,
+        "state_from": None if position is None else to_json(position.state_from),
+        "max_age": None if max_age is None else max_age.total_seconds(),
+    }
 
 
 def _events(table: pa.Table, *, is_cut: bool) -> Iterator[Event]:

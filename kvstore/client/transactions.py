@@ -11,9 +11,11 @@ from typing import Final
 
 from kvstore.client import calls, streams
 from kvstore.client.pool import Pool
+from kvstore.client.tables import SentWriteSet
 from kvstore.commit import Durability
-from kvstore.mvcc import OpenWriteSet, WriteSet
+from kvstore.mvcc import WriteSet
 from kvstore.span import Span
+from kvstore.tables.catalogue import Catalogue
 from kvstore.timestamp import Timestamp
 from kvstore.txn import ReadSet, Transaction
 
@@ -39,11 +41,10 @@ class RemoteVersions:
 class RemoteTransactions:
     """Begins and commits the transactions of one client."""
 
-    write_set: Final = OpenWriteSet  # the server knows which keys belong to tables
-    catalogue: Final = None
+    write_set: Final = SentWriteSet
 
-    def __init__(self, pool: Pool) -> None:
-        self._pool = pool
+    def __init__(self, pool: Pool, catalogue: Catalogue) -> None:
+        self._pool, self.catalogue = pool, catalogue
         self.versions = RemoteVersions(pool)
 
     def narrow(self, span: Span) -> Span:

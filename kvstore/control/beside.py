@@ -43,6 +43,8 @@ from kvstore.meta import Meta
 from kvstore.mvcc import Versions
 from kvstore.protocol import to_json
 from kvstore.store import Store
+from kvstore.tables.sources import StoreRows
+from kvstore.tables.table import Table
 from kvstore.tasks import Tasks
 from kvstore.timestamp import NS_PER_SECOND, TimeLike, Timestamp
 
@@ -80,6 +82,15 @@ class StoreBeside(Store):
     def delete(self, key: bytes, *, durability: Durability | None = None) -> Timestamp:
         """See `Store.delete`."""
         return self.owner.delete(key, durability=durability)
+
+    def table(self, name: str, *new: Any, **made: Any) -> Table:
+        """See `Store.table`. It is read here, as of this handle's moment. The owner makes
+        tables and takes rows."""
+        if new or made:
+            return self.owner.table(name, *new, **made)
+        rows = StoreRows(self, self._transactions.catalogue, self._parts)
+        rows.codec(name)
+        return Table(name, rows, self.owner.table_rows())
 
     def revert_import(self, import_id: int) -> Timestamp:
         """See `Store.revert_import`."""

@@ -368,6 +368,9 @@ many may be between a request and its repetition at one time."""
 INDEX_CHUNK_ROWS = 4096
 """Rows whose entries a builder of an index makes in one commit, which holds the lock 10 ms."""
 
+TABLE_ATTEMPTS = 5
+"""Times that a client encodes rows whose table is altered meanwhile. Alterations are rare."""
+
 TABLE_NAME_BYTES_MAX = 200
 """Bytes of the name of a table. It is part of a key, and stands in errors."""
 

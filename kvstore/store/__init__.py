@@ -3,12 +3,14 @@
 Floors, from the top:
 
     store
+    rows
     layout replication requests tasks upkeep
 """
 
 from kvstore.store.layout import Layout
 from kvstore.store.replication import Replication, SmallExport
 from kvstore.store.requests import Requests, RequestToken
+from kvstore.store.rows import SentRows
 from kvstore.store.store import Store
 from kvstore.store.tasks import TASKS_DIRECTORY
 from kvstore.store.upkeep import Upkeep
@@ -19,6 +21,7 @@ __all__ = [
     "Replication",
     "RequestToken",
     "Requests",
+    "SentRows",
     "SmallExport",
     "Store",
     "Upkeep",

@@ -85,19 +85,25 @@ class Requests:
     def __init__(
         self, parts: Parts, meta: Meta, conditional: Conditional, transactions: Transactions
     ) -> None:
+        self.parts, self.transactions = parts, transactions
         self._committer, self._reads, self._versions = parts.committer, parts.reads, parts.versions
         self._meta = meta
         self._reserve = parts.reserve
-        self._conditional, self._transactions = conditional, transactions
+        self._conditional = conditional
         self.updates = Updates(parts)
         self._done: dict[str, _Done] | None = None
         self._forgotten = 0
 
     def commit(
-        self, writes: WriteSet, token: RequestToken | None, durability: Durability | None
+        self,
+        writes: WriteSet,
+        token: RequestToken | None,
+        durability: Durability | None,
+        *,
+        check: Callable[[], None] | None = None,
     ) -> Timestamp:
-        """Commit a write set."""
-        commit = partial(self._committer.commit, writes, durability=durability)
+        """Commit a write set. `check` is that of `Committer.commit`."""
+        commit = partial(self._committer.commit, writes, durability=durability, check=check)
         return self._once(commit, token, durability)
 
     def write_if(
@@ -169,7 +175,7 @@ class Requests:
         self._reads.require_kept(Span(), read_at)
         self._reads.require_indexed(read_at)
         commit = partial(
-            self._transactions.commit_reads, writes, reads, read_at, durability=durability
+            self.transactions.commit_reads, writes, reads, read_at, durability=durability
         )
         return self._once(commit, token, durability)
 

@@ -4,7 +4,7 @@ Floors, from the top:
 
     opening
     table                   the face
-    building                indexes of tables that have rows
+    building sent           indexes of tables that have rows; rows of clients
     finding writing joining changing
                             rows by an index; changes of rows; times of labels; feeds
     sources                 a store, a snapshot, a transaction or a batch

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import pyarrow as pa
 
@@ -92,6 +92,35 @@ def define(
     )
     found = replace(found, columns=columns).with_layout()
     return _with_indexes(found, indexes or {}, is_whole=True)
+
+
+class TableArguments(NamedTuple):
+    """The arguments of `Store.table` that make a table."""
+
+    schema: pa.Schema
+    key: list[str | desc]
+    indexes: Mapping[str, IndexColumns]
+    event_time: str | None
+
+
+def arguments_of(definition: Definition) -> TableArguments:
+    """The arguments that make a table with the columns, the key and the indexes of another."""
+    key = named_parts(definition, definition.key)
+    event_time = definition.key_columns[-1].name if definition.has_event_time else None
+    indexes = {
+        index.name: unique(*columns) if index.is_unique else columns
+        for index in definition.indexes
+        for columns in [named_parts(definition, index.parts)]
+    }
+    return TableArguments(definition.schema, key[:-1] if event_time else key, indexes, event_time)
+
+
+def named_parts(definition: Definition, parts: Sequence[KeyPart]) -> list[str | desc]:
+    """Columns of a key or an index as a caller gives them."""
+    return [
+        desc(name) if part.is_falling else name
+        for name, part in zip(definition.parts_named(parts), parts, strict=True)
+    ]
 
 
 def alter(definition: Definition, alteration: Alteration) -> Definition:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, NoReturn
 
 import numpy as np
@@ -82,6 +82,14 @@ class KeyCodec:
         if len(values) != len(self._makers) or None in values:
             self._refuse_values(values)
         return self.key(values)
+
+    def whole_keys(self, keys: Iterable[Any]) -> list[bytes]:
+        """The keys of many tuples, or of the values of a key of one column."""
+        single = len(self.columns) == 1
+        return [
+            self.whole_key((key,) if single and not isinstance(key, tuple | list) else key)
+            for key in keys
+        ]
 
     def are_plain(self, values: Sequence[Any]) -> bool:
         """Whether `values`, all of the key, are what a decoded key would give. Hot: decoding one

@@ -123,8 +123,8 @@ class StoreRows:
         found: Sequence[Version] = self.store.history(key)
         return found
 
-    def held(self, as_of: TimeLike | None) -> AbstractContextManager[RowReader]:
-        return _HeldRows(self.store.snapshot(as_of), self._catalogue)
+    def held(self, as_of: TimeLike | None) -> HeldRows:
+        return HeldRows(self.store.snapshot(as_of), self._catalogue)
 
     def write(self, name: str, make: MakeChange, *, is_checked: bool) -> Timestamp | None:
         def body(transaction: Any) -> Any:
@@ -246,7 +246,7 @@ class SnapshotRows:
             raise UsageError("a snapshot has one time", "leave out as_of, or read the store")
 
 
-class _HeldRows(SnapshotRows):
+class HeldRows(SnapshotRows):
     """A snapshot that ends with the block."""
 
     def __enter__(self) -> SnapshotRows:
@@ -305,10 +305,22 @@ class TransactionRows:
             raise UsageError("a transaction has one time", "leave out as_of, or read the store")
 
 
+class WritesRows(Protocol):
+    """The rows of the store of a batch."""
+
+    def codec(self, name: str, as_of: TimeLike | None = None) -> TableCodec:
+        """The definition that encodes rows."""
+        ...
+
+    def checked(self, name: str, codec: TableCodec) -> Callable[[], None]:
+        """A check for the commit: the definition is still the newest one."""
+        ...
+
+
 class BatchRows:
     """The rows that a batch writes. It reads older rows of the store, to find their entries."""
 
-    def __init__(self, batch: Any, rows: StoreRows) -> None:
+    def __init__(self, batch: Any, rows: WritesRows) -> None:
         self._batch, self._rows = batch, rows
 
     def write(self, name: str, make: MakeChange, *, is_checked: bool) -> None:
@@ -317,7 +329,7 @@ class BatchRows:
             raise UsageError(
                 f"a batch cannot check the rows of table {name!r}", "use a transaction instead"
             )
-        made = make(codec, self._rows)
+        made = make(codec, self._rows)  # type: ignore[arg-type]  # without indexes nothing is read
         self._batch.require(self._rows.checked(name, codec))
         self._batch.delete_rows(made.gone)
         self._batch.put_rows(made.keys, made.values)

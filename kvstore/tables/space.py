@@ -17,7 +17,7 @@ from __future__ import annotations
 from typing import Final
 
 from kvstore.errors import CorruptionError
-from kvstore.reserve import CATALOGUE
+from kvstore.reserve import CATALOGUE, FIRST_ROW
 from kvstore.span import RESERVED
 
 TABLE_NUMBER_MAX: Final = (1 << 32) - 1
@@ -50,6 +50,16 @@ def table_prefix(number: int) -> bytes:
 def rows_prefix(number: int) -> bytes:
     """The beginning of the keys of a table's rows."""
     return table_prefix(number) + _ROWS
+
+
+def is_entry(key: bytes) -> bool:
+    """Whether a key is an entry of an index: a key of tables that is neither a row nor a
+    definition."""
+    if not key.startswith(RESERVED) or key < FIRST_ROW:
+        return False
+    at = len(RESERVED)
+    at += 5 if key[at] == _WIDE else 1
+    return key[at : at + 1] > _ROWS
 
 
 def index_prefix(number: int, index: int) -> bytes:

@@ -18,7 +18,7 @@ from kvstore.tables.changing import RowImages, change_schema, changed_batches, r
 from kvstore.tables.classes import row_of
 from kvstore.tables.codec import TableCodec, dicts
 from kvstore.tables.conform import batches_of
-from kvstore.tables.evolve import Added, Alteration, IndexColumns
+from kvstore.tables.evolve import Added, Alteration, IndexColumns, named_parts
 from kvstore.tables.finding import found_batches, index_span, whole_index
 from kvstore.tables.joining import join_rows, newest
 from kvstore.tables.sources import ImportTarget, RowChange, RowReader, RowWriter, StoreRows
@@ -89,24 +89,13 @@ class Table:
     def key(self) -> list[str | desc]:
         """The columns of the key; a falling one as `desc(name)`. The event time is the last."""
         definition = self._codec().definition
-        return [
-            desc(name) if part.is_falling else name
-            for name, part in zip(
-                definition.parts_named(definition.key), definition.key, strict=True
-            )
-        ]
+        return named_parts(definition, definition.key)
 
     @property
     def indexes(self) -> dict[str, list[str | desc]]:
         """The columns of each index."""
         definition = self._codec().definition
-        return {
-            index.name: [
-                desc(name) if part.is_falling else name
-                for name, part in zip(definition.parts_named(index.parts), index.parts, strict=True)
-            ]
-            for index in definition.indexes
-        }
+        return {index.name: named_parts(definition, index.parts) for index in definition.indexes}
 
     @property
     def event_time(self) -> str | None:
@@ -152,11 +141,7 @@ class Table:
         """The rows of keys, each a tuple, in their order; None for an absent one."""
         rows = self._reader()
         codec = rows.codec(self.name, as_of)
-        single = len(codec.key.columns) == 1
-        stored = [
-            codec.key.whole_key((key,) if single and not isinstance(key, tuple | list) else key)
-            for key in keys
-        ]
+        stored = codec.key.whole_keys(keys)
         names = None if columns is None else tuple(columns)
         return [
             None

@@ -41,8 +41,8 @@ class OwnsTransactions(Protocol):
         ...
 
     @property
-    def catalogue(self) -> Catalogue | None:
-        """The tables of the store, None where its tables are not served."""
+    def catalogue(self) -> Catalogue:
+        """The tables of the store."""
         ...
 
     def narrow(self, span: Span) -> Span:

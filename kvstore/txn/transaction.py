@@ -31,7 +31,7 @@ from kvstore.arguments import key_list, require_limit
 from kvstore.changes.entry import OP_DELETE_RANGE, OP_IMPORT, OP_REVERT
 from kvstore.columns import row_pairs
 from kvstore.commit import CommitNote, Durability
-from kvstore.errors import ClosedError, ConflictError, ForkedError, HistoryGoneError, UsageError
+from kvstore.errors import ClosedError, ConflictError, ForkedError, HistoryGoneError
 from kvstore.limits import BATCH_BYTES_MAX
 from kvstore.mvcc import Fragments, RangeTombstone, WriteSet
 from kvstore.parts import Parts
@@ -286,10 +286,7 @@ class Transaction:
     def table(self, name: str) -> Table:
         """The table `name`, read and written by this transaction."""
         self._require_open()
-        catalogue = self._owner.catalogue
-        if catalogue is None:
-            raise UsageError("a client's transaction has no tables", "use them beside the store")
-        rows = TransactionRows(self, catalogue)
+        rows = TransactionRows(self, self._owner.catalogue)
         rows.codec(name)
         return Table(name, rows, rows)
 

@@ -103,7 +103,7 @@ def test_a_batch_is_written_at_one_time(client: Client, store: kvstore.Store) ->
     assert {change.timestamp for change in store.changes(0)} == {batch.timestamp}
     assert list(client.scan()) == list(store.scan())
     assert len(list(client.scan())) == 40
-    with client.batch() as empty, pytest.raises(UsageError, match="tables by a client"):
+    with client.batch() as empty, pytest.raises(UsageError, match="there is no table 'flights'"):
         empty.table("flights")
     assert empty.timestamp is None
 

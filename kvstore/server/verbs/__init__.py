@@ -2,15 +2,16 @@
 
 Floors, from the top:
 
-    feeds parallel reads upkeep writes
+    feeds parallel reads tables upkeep writes
     verb
 """
 
 from kvstore.server.verbs.feeds import FEEDS
 from kvstore.server.verbs.parallel import PARALLEL
 from kvstore.server.verbs.reads import READS
+from kvstore.server.verbs.tables import TABLES
 from kvstore.server.verbs.upkeep import UPKEEP
 from kvstore.server.verbs.verb import Answer, Verb
 from kvstore.server.verbs.writes import WRITES
 
-__all__ = ["FEEDS", "PARALLEL", "READS", "UPKEEP", "WRITES", "Answer", "Verb"]
+__all__ = ["FEEDS", "PARALLEL", "READS", "TABLES", "UPKEEP", "WRITES", "Answer", "Verb"]

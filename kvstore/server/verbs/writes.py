@@ -8,17 +8,20 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from kvstore.codec.json import read_object
 from kvstore.commit import Durability
 from kvstore.commit.durability import DURABILITIES
-from kvstore.errors import UsageError
+from kvstore.errors import CorruptionError, UsageError
 from kvstore.limits import BATCH_BYTES_MAX
 from kvstore.mvcc import WriteSet
 from kvstore.protocol import WRITES_SCHEMA, WriteOp, from_json, to_json
+from kvstore.reserve import FIRST_ROW
 from kvstore.server.access import WRITE
 from kvstore.server.invocation import Invocation
 from kvstore.server.verbs.verb import SPAN, Answer, Verb, described
 from kvstore.span import Span
-from kvstore.txn import UNCHECKED, ReadSet
+from kvstore.store import SentRows
+from kvstore.txn import UNCHECKED, ReadSet, Transaction
 
 _OPS: Final = {op.name.lower(): op for op in WriteOp}
 _CODES: Final = frozenset(int(op) for op in WriteOp)
@@ -53,28 +56,46 @@ def delete_range(call: Invocation) -> Answer:
 
 def batch(call: Invocation) -> Answer:
     """Writes that take effect together. With `read_at` they belong to a transaction, and happen
-    only if nothing that it read, the operations `read` and `read_range`, was written since."""
-    writes, reads = call.store.requests.write_set("the batch", BATCH_BYTES_MAX), ReadSet()
-    for op, key, end, value in operations(call):
-        if value is not None:
-            writes.put(call.access.require_key(key), value)
-        elif op == WriteOp.DELETE:
-            writes.delete(call.access.require_key(key))
-        elif op == WriteOp.READ:
+    only if nothing that it read, the operations `read` and `read_range`, was written since. Rows of
+    tables come with `definitions`, a JSON object of the SHA-256 of each table's definition, or in
+    a transaction with `rows`."""
+    found, read_at = operations(call), call.time("read_at")
+    definitions = _definitions(call)
+    reads, requests = ReadSet(), call.store.requests
+    has_rows = definitions or (read_at is not None and call.flag("rows"))
+    rows = {key: value for op, key, _, value in found if _is_row(op, key)} if has_rows else {}
+    for op, key, end, _ in found:
+        if op == WriteOp.READ:
             reads.add_key(call.access.require_key(key))
-        else:
-            span = call.access.span(Span(key, end))
-            if op == WriteOp.READ_RANGE:
-                reads.add_span(call.store.requests.narrow(span))
-            elif span.end is not None:
+        elif op == WriteOp.READ_RANGE:
+            reads.add_span(requests.narrow(call.access.span(Span(key, end))))
+
+    def write(writes: WriteSet | Transaction) -> None:
+        for op, key, end, value in found:
+            if value is not None and key not in rows:
+                writes.put(call.access.require_key(key), value)
+            elif op == WriteOp.DELETE and key not in rows:
+                writes.delete(call.access.require_key(key))
+            elif op == WriteOp.DELETE_RANGE:
+                span = call.access.span(Span(key, end))
+                assert span.end is not None, "`operations` looked"
                 writes.delete_range(span.start, span.end)
+
+    if rows:
+        call.access.require_whole("a write to a table")
+        sent = SentRows(call.store)
+        if read_at is None:
+            return _at(sent.commit(write, rows, definitions, call.token, durability(call)))
+        at = call.store.to_time(read_at, name="read_at")
+        return _at(sent.commit_reads(write, rows, reads, at, call.token, durability(call)))
+    writes = requests.write_set("the batch", BATCH_BYTES_MAX)
+    write(writes)
     if not writes:
         return _at(None)
-    read_at = call.time("read_at")
     if read_at is None:
         return _commit(call, writes)
     at = call.store.to_time(read_at, name="read_at")
-    return _at(call.store.requests.commit_reads(writes, reads, at, call.token, durability(call)))
+    return _at(requests.commit_reads(writes, reads, at, call.token, durability(call)))
 
 
 def put_if(call: Invocation) -> Answer:
@@ -152,7 +173,12 @@ WRITES: Final = [
         ("put", put, {**_KEY, "value": "bytes"}, None),
         ("delete", delete, _KEY, None),
         ("delete_range", delete_range, {**SPAN, "idempotent": "flag"}, None),
-        ("batch", batch, {"ops": "list of operations", "read_at": "time"}, WRITES_SCHEMA),
+        (
+            "batch",
+            batch,
+            {"ops": "list of operations", "read_at": "time", "definitions": "text", "rows": "flag"},
+            WRITES_SCHEMA,
+        ),
         ("put_if", put_if, {**_KEY, "value": "bytes", **_CONDITION}, None),
         ("delete_if", delete_if, {**_KEY, **_CONDITION}, None),
         ("pop", pop, _KEY, None),
@@ -160,6 +186,21 @@ WRITES: Final = [
     )
 ]
 WRITES.append(Verb("sync", WRITE, sync, described(sync), {}))
+
+
+def _is_row(op: int, key: bytes) -> bool:
+    return op in (WriteOp.PUT, WriteOp.DELETE) and key >= FIRST_ROW
+
+
+def _definitions(call: Invocation) -> dict[str, str]:
+    text = call.text("definitions")
+    if text is None:
+        return {}
+    try:
+        found = read_object(text.encode(), where="definitions")
+        return {name: found.text(name) for name in found}
+    except CorruptionError as error:
+        raise UsageError(f"definitions: {error.problem}", "pass a JSON object of texts") from error
 
 
 def _commit(call: Invocation, writes: WriteSet) -> Answer:

@@ -1,0 +1,154 @@
+"""The verbs of tables: typed rows as Arrow streams, decoded beside the store.
+
+A caller sends keys as the table encodes them: a client has the definition, which is a value of the
+store. The verb `batch` writes rows.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Final
+
+import pyarrow as pa
+
+from kvstore.arguments import require_limit
+from kvstore.errors import CorruptionError, TableAlteredError, UsageError
+from kvstore.limits import SERVER_STREAM_ROWS
+from kvstore.server.access import READ, WRITE
+from kvstore.server.invocation import Invocation
+from kvstore.server.verbs.verb import Answer, Verb, described
+from kvstore.span import Span
+from kvstore.store import SentRows
+from kvstore.tables.definition import Definition
+from kvstore.tables.evolve import arguments_of, require_name
+from kvstore.tables.finding import found_batches, whole_index
+
+
+def table_scan(call: Invocation) -> Answer:
+    """Rows of a table at one time, typed, in key order. `start` and `end` are keys as the table
+    encodes them; all rows by default."""
+    reverse, limit = call.flag("reverse"), require_limit(call.count("limit"))
+    rows = SentRows(call.store).held(call.time("as_of"))
+    codec, columns = rows.codec(_name(call)), _columns(call)
+    span = _span(call, codec.key.prefix)
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        with rows:
+            for batch in rows.batches(span, None, reverse=reverse, limit=limit):
+                yield codec.decode(batch.column(0), batch.column(1), columns)
+
+    return _typed(codec.schema_of(columns), batches())
+
+
+def table_find(call: Invocation) -> Answer:
+    """Rows of a table whose entries in an index lie from `start` to below `end`, in the order of
+    the index. The bounds are keys as the index encodes them."""
+    reverse, limit = call.flag("reverse"), require_limit(call.count("limit"))
+    rows = SentRows(call.store).held(call.time("as_of"))
+    codec, columns = rows.codec(_name(call)), _columns(call)
+    index = whole_index(codec, call.text("index"))
+    span = _span(call, codec.index_codec(index).prefix)
+    how: dict[str, Any] = {"columns": columns, "reverse": reverse, "limit": limit}
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        with rows:
+            yield from found_batches(codec, rows, index, span, **how)
+
+    return _typed(codec.schema_of(columns), batches())
+
+
+def table_changes(call: Invocation) -> Answer:
+    """The changes of rows in the window (since, upto], typed, with the names of Delta's change
+    feed."""
+    since = call.time("since")
+    if since is None:
+        raise UsageError("argument 'since' is missing", "pass a time; 0 for all changes")
+    images = call.words("images", ("pre+post", "post", "pre"), "pre+post")
+    reader = call.store.table(_name(call)).changes(
+        since, call.time("upto"), images=images, columns=_columns(call)
+    )
+    return _typed(reader.schema, reader)
+
+
+def make_table(call: Invocation) -> Answer:
+    """Make a table, or find the one that is there and the same. `definition` is its definition as
+    JSON, as the store would keep it."""
+    name, text = _name(call), call.text("definition")
+    try:
+        wanted = Definition.from_bytes(name, (text or "").encode())
+    except CorruptionError as error:
+        raise UsageError(
+            f"the definition of table {name!r}: {error.problem}", "send it whole"
+        ) from error
+    given = arguments_of(wanted)
+    table = call.store.table(
+        name,
+        given.schema,
+        given.key,
+        given.indexes if call.flag("has_indexes") else None,
+        given.event_time,
+    )
+    return {"definition": json.loads(table.codec().stored)}
+
+
+_ROWS: Final[Mapping[str, str]] = {
+    "table": "text",
+    "start": "bytes",
+    "end": "bytes",
+    "as_of": "time",
+    "columns": "list of texts",
+    "reverse": "flag",
+    "limit": "count",
+}
+_CHANGES: Final[Mapping[str, str]] = {
+    "table": "text",
+    "since": "time",
+    "upto": "time",
+    "images": "text",
+    "columns": "list of texts",
+}
+_MAKE: Final[Mapping[str, str]] = {"table": "text", "definition": "text", "has_indexes": "flag"}
+
+TABLES: Final = [
+    Verb("table_scan", READ, table_scan, described(table_scan), _ROWS, is_read=True),
+    Verb(
+        "table_find",
+        READ,
+        table_find,
+        described(table_find),
+        {**_ROWS, "index": "text"},
+        is_read=True,
+    ),
+    Verb("table_changes", READ, table_changes, described(table_changes), _CHANGES, is_read=True),
+    Verb("make_table", WRITE, make_table, described(make_table), _MAKE),
+]
+
+
+def _name(call: Invocation) -> str:
+    call.access.require_whole("a call of a table")
+    return require_name(call.text("table"))
+
+
+def _columns(call: Invocation) -> list[str] | None:
+    return call.items("columns") if call.has("columns") else None
+
+
+def _span(call: Invocation, prefix: bytes) -> Span:
+    """The span of the arguments `start` and `end`, which lies among the keys of `prefix`."""
+    whole, start, end = Span.of_prefix(prefix), call.value("start"), call.value("end")
+    span = Span(whole.start if start is None else start, whole.end if end is None else end)
+    if span.intersect(whole.start, whole.end) != span:
+        raise TableAlteredError(_name(call))
+    return span
+
+
+def _typed(schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> pa.RecordBatchReader:
+    """Batches as they travel: none is empty, and none has more rows than a stream sends at once."""
+
+    def pieces() -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            for first in range(0, batch.num_rows, SERVER_STREAM_ROWS):
+                yield batch.slice(first, SERVER_STREAM_ROWS)
+
+    return pa.RecordBatchReader.from_batches(schema, pieces())

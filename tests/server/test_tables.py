@@ -1,0 +1,337 @@
+"""Tables of a client: rows that it writes and reads equal the rows of the store's own table."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import kvstore
+from kvstore import unique
+from kvstore.client import Client, connect
+from kvstore.control.scripts import as_store
+from kvstore.errors import (
+    AccessDeniedError,
+    ConflictError,
+    NotUniqueError,
+    TableAlteredError,
+    UsageError,
+)
+from kvstore.protocol import to_json
+from kvstore.server import ListenAddress, Token, app, serving
+from kvstore.tables.sent import digest_of
+from kvstore.tables.space import index_prefix
+from kvstore.testing.bounds import bounds
+from kvstore.testing.seeds import seeded
+
+pytestmark = pytest.mark.usefixtures("each_engine")
+
+SCHEMA = pa.schema(
+    [
+        ("zone", pa.string()),
+        ("id", pa.int64()),
+        ("name", pa.string()),
+        ("mail", pa.string()),
+        ("seen", pa.timestamp("us", "UTC")),
+    ]
+)
+INDEXES = {"by_name": ["name"], "mail": unique("mail")}
+SECRET = "s" * 32
+
+
+@pytest.fixture
+def client(store: kvstore.Store) -> Iterator[Client]:
+    listening = serving(app(store), ListenAddress("127.0.0.1", 0))
+    with listening as running, connect(running.url) as connected:
+        yield connected
+
+
+@pytest.fixture
+def people(client: Client) -> kvstore.Table:
+    return client.table("people", SCHEMA, key=["zone", "id"], indexes=INDEXES)
+
+
+def person(number: int, **columns: Any) -> dict[str, Any]:
+    seen = datetime(2026, 1, 1, tzinfo=timezone.utc) + timedelta(minutes=number)
+    row = {"zone": "ab"[number % 2], "id": number, "name": f"n{number % 3}", "mail": None}
+    return row | {"seen": seen} | columns
+
+
+def test_each_read_and_write_is_that_of_the_store(client: Client, store: kvstore.Store) -> None:
+    """Random writes by both; after each, every read of the client equals that of the store."""
+    rng = seeded("TABLE_CLIENT_SEED")
+    tables = [client.table("people", SCHEMA, ["zone", "id"], INDEXES), store.table("people")]
+    mine, its = tables
+    times: list[Any] = [None]
+    for _ in range(25):
+        table = rng.choice(tables)
+        row = person(rng.randrange(8), name=rng.choice(["x", "y", None]))
+        what = rng.choice(["put", "put_batch", "arrow", "update", "delete", "alter"])
+        if what == "put":
+            times.append(table.put(row))
+        elif what == "put_batch":
+            times.append(table.put_batch([row, person(9)]))
+        elif what == "arrow":
+            rows = pa.Table.from_pylist([row, person(10)], its.schema)
+            times.append(table.put_batch(rows))
+        elif what == "update" and its.get(row["zone"], row["id"]) is not None:
+            times.append(table.update(row["zone"], row["id"], name="z"))
+        elif what == "delete":
+            times.append(table.delete(row["zone"], row["id"]))
+        elif what == "alter" and "extra" in its.schema.names:
+            its.alter(drop=["extra"])
+        elif what == "alter":
+            its.alter(add={"extra": (pa.int64(), 5)})
+        key, as_of = (row["zone"], row["id"]), rng.choice(times[-6:])
+        columns = rng.choice([None, ["seen", "id"]])
+        how: dict[str, Any] = {"as_of": as_of, "columns": columns}
+        limit, reverse = rng.choice([None, 2]), rng.choice([True, False])
+        calls_: list[Callable[[kvstore.Table], Any]] = [
+            lambda table, key=key, how=how: table.get(*key, **how),
+            lambda table, key=key, how=how: table.get_many([key, ("a", 99)], **how),
+            lambda table, key=key: table.history(*key),
+            lambda table, how=how, n=limit, r=reverse: list(
+                table.rows("a", limit=n, reverse=r, **how)
+            ),
+            lambda table, how=how: table.scan(**how).read_all(),
+            lambda table, how=how, n=limit, r=reverse: list(
+                table.find("by_name", "x", limit=n, reverse=r, **how)
+            ),
+            lambda table: table.changes(0).read_all(),
+            lambda table: (table.schema, table.key, table.indexes, table.event_time),
+        ]
+        for call in calls_:
+            assert call(mine) == call(its)
+    assert client.tables() == store.tables() == ["people"]
+
+
+def test_a_unique_index_holds_among_clients(
+    client: Client, store: kvstore.Store, people: kvstore.Table
+) -> None:
+    """Threads that give the same address: one wins, the others are told who has it."""
+    told: list[NotUniqueError] = []
+
+    def put(number: int) -> None:
+        try:
+            people.put(person(number, mail="one@x"))
+        except NotUniqueError as error:
+            told.append(error)
+
+    threads = [threading.Thread(target=put, args=(number,)) for number in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    (winner,) = store.table("people").rows()
+    assert len(told) == 5
+    assert all(f"id={winner['id']}" in str(error) for error in told)
+    with pytest.raises(NotUniqueError):
+        client.transact(lambda txn: txn.table("people").put(person(8, mail="one@x")))
+    with pytest.raises(NotUniqueError):
+        people.put_batch([person(8, mail="two@x"), person(9, mail="two@x")])
+    assert len(list(people.rows())) == 1
+
+
+def test_transactions_and_batches_have_tables(client: Client, people: kvstore.Table) -> None:
+    people.put(person(1, mail="one@x"))
+    with client.transaction() as txn:
+        table = txn.table("people")
+        table.put(person(2, name="own"))
+        table.update("b", 1, name="own")
+        txn.put(b"k", b"v")
+        assert [row["id"] for row in table.find("by_name", "own")] == [2, 1]
+        assert [row["id"] for row in people.find("by_name", "own")] == []
+    assert [row["id"] for row in people.find("by_name", "own")] == [2, 1]
+    assert {version.timestamp for version in people.history("a", 2)} == {txn.timestamp}
+    late = client.transaction()
+    late.table("people").update("b", 1, name="late")
+    people.update("b", 1, name="first")
+    with pytest.raises(ConflictError):
+        late.commit()
+    with client.batch() as batch:
+        batch.put(b"k", b"w")
+        batch.table("people").put(person(3, name="own"))
+        batch.table("people").delete("a", 2)
+    assert batch.timestamp is not None
+    assert [row["id"] for row in people.find("by_name", "own")] == [3]
+    assert client.get(b"k") == b"w"
+
+
+def test_rows_of_an_older_definition_are_encoded_again(
+    client: Client, store: kvstore.Store, people: kvstore.Table
+) -> None:
+    people.put(person(1))
+    its = store.table("people")
+    its.alter(drop=["seen"], add={"score": pa.int32()}, add_index={"by_score": "score"})
+    with pytest.raises(UsageError, match="no column 'seen'"):
+        people.put(person(2))
+    its.build_index("by_score")
+    without = {name: value for name, value in person(2).items() if name != "seen"}
+    people.put(without | {"score": 7})
+    assert [row["id"] for row in people.find("by_score", 7)] == [2]
+    batch = client.batch()
+    batch.table("people").put(without)
+    its.alter(add={"late": pa.int32()})
+    with pytest.raises(TableAlteredError):
+        batch.__exit__(None, None, None)
+    assert batch.timestamp is None
+    its.alter(drop_index=["by_score"])
+    with pytest.raises(UsageError, match="no index 'by_score'"):
+        people.find("by_score", 7)
+
+
+def test_a_table_of_another_schema_is_not_made(client: Client, people: kvstore.Table) -> None:
+    assert client.table("people", SCHEMA, key=["zone", "id"], indexes=INDEXES).key == people.key
+    assert client.table("people", SCHEMA, key=["zone", "id"]).indexes == people.indexes
+    with pytest.raises(UsageError, match="people"):
+        client.table("people", SCHEMA, key=["id"])
+    with pytest.raises(UsageError, match="there is no table 'other'"):
+        client.table("other")
+    for call in (
+        lambda: people.alter(add={"x": pa.int8()}),
+        lambda: people.build_index("by_name"),
+        lambda: people.tidy(),
+        lambda: people.join(pa.table({"a": [1]}), on="a"),
+        lambda: people.import_target(),
+    ):
+        with pytest.raises(UsageError, match="use the table of the store"):
+            call()
+
+
+def test_latest_rows_on_two_axes(client: Client, store: kvstore.Store) -> None:
+    schema = pa.schema([("id", pa.string()), ("ts", pa.timestamp("us", "UTC")), ("v", pa.int64())])
+    mine = client.table("readings", schema, key="id", event_time="ts")
+    its = store.table("readings")
+    start = datetime(2026, 1, 1, tzinfo=timezone.utc)
+    for minute, value in ((1, 10), (5, 50), (3, 30)):
+        mine.put({"id": "d", "ts": start + timedelta(minutes=minute), "v": value})
+    known = store.sync() - 1
+    mine.put({"id": "d", "ts": start + timedelta(minutes=3), "v": 31})
+    for at in (None, start, start + timedelta(minutes=4), start + timedelta(minutes=9)):
+        for known_at in (None, known):
+            found = mine.latest("d", at=at, known_at=known_at)
+            assert found == its.latest("d", at=at, known_at=known_at)
+    assert mine.latest("d", at=start + timedelta(minutes=4), columns=["v"]) == {"v": 31}
+
+
+def test_a_class_stands_for_the_rows(client: Client) -> None:
+    from dataclasses import dataclass
+
+    @dataclass
+    class Place:
+        id: int
+        name: str
+
+    places = client.table("places", Place, key="id")
+    places.put(Place(1, "a"))
+    assert places.get(1) == Place(1, "a")
+    assert list(places.rows()) == [Place(1, "a")]
+
+
+def test_hostile_rows_are_refused_and_nothing_is_written(
+    client: Client, store: kvstore.Store, people: kvstore.Table
+) -> None:
+    people.put(person(1, name="n"))
+    codec = store.table("people").codec()
+    key, value = codec.row(person(2))
+    entry = codec.entry(codec.definition.index("by_name"), person(2, name="evil"))
+    named = {"people": digest_of(codec)}
+    upper = store.upper
+    hostile: list[tuple[dict[bytes, bytes | None], dict[str, str]]] = [
+        ({entry: b""}, named),
+        ({key: value, entry: None}, named),
+        ({key: b""}, named),
+        ({key: value[:-1]}, named),
+        ({key: b"\xff" + value[1:]}, named),
+        ({key[:-1]: value}, named),
+        ({key + b"\x00": None}, named),
+        ({index_prefix(200, 0) + b"a": value}, named),
+        ({key: value}, {}),
+        ({key: value}, {"other": "00"}),
+        ({key: value}, {"people": "00" * 32}),
+        ({key: value[:1] + b"\x05\x00" + value[3:]}, named),
+        ({codec.key.prefix[:9] + b"\x00kvstore.tables\x00people": b"{}"}, named),
+    ]
+    for rows, definitions in hostile:
+        ops = [
+            {"op": "delete", "key": to_json(at)}
+            if stored is None
+            else {"op": "put", "key": to_json(at), "value": to_json(stored)}
+            for at, stored in rows.items()
+        ]
+        with pytest.raises((UsageError, TableAlteredError)):
+            client.call("batch", ops=ops, definitions=json.dumps(definitions))
+    for wrong in ("{", "[]", '{"people": 1}'):
+        with pytest.raises(UsageError, match="definitions"):
+            client.call("batch", ops=[], definitions=wrong)
+    for start, end in (
+        (b"a", None),
+        (b"a", b"b"),
+        (codec.key.prefix, codec.key.prefix + b"\xff" * 9),
+    ):
+        place = {"start": to_json(start), "end": to_json(end)}
+        with pytest.raises((UsageError, TableAlteredError)):
+            client.rows("table_find", table="people", index="by_name", **place)
+    with pytest.raises((UsageError, TableAlteredError)):
+        client.rows("table_scan", table="people", start=to_json(entry))
+    with pytest.raises(UsageError, match="definition"):
+        client.call("make_table", table="new", definition='{"v": 1}')
+    assert store.upper == upper
+    assert list(people.rows()) == [person(1, name="n")]
+
+
+def test_a_token_with_a_prefix_opens_no_table(store: kvstore.Store) -> None:
+    store.table("people", SCHEMA, key=["zone", "id"]).put(person(1))
+    tokens = [Token(SECRET, ("write",), b"flights/"), Token("r" * 32, ("read",))]
+    with serving(app(store, tokens=tokens), ListenAddress("127.0.0.1", 0)) as running:
+        with connect(running.url, token=SECRET) as client:
+            with pytest.raises(AccessDeniedError):
+                client.table("people")
+            with pytest.raises(AccessDeniedError, match="a call of a table"):
+                client.rows("table_scan", table="people")
+        with connect(running.url, token="r" * 32) as client:
+            assert client.table("people").get("b", 1) == person(1)
+            with pytest.raises(AccessDeniedError):
+                client.table("people").put(person(2))
+            with pytest.raises(AccessDeniedError):
+                client.table("new", SCHEMA, key="id")
+    assert store.tables() == ["people"]
+
+
+def test_scripts_beside_an_owner_have_its_tables(tmp_path: Path) -> None:
+    """By the socket of the owner, and by its files: reads are of one moment, the owner writes."""
+    with kvstore.open(tmp_path / "owned", control=True) as owner:
+        its = owner.table("people", SCHEMA, key=["zone", "id"], indexes=INDEXES)
+        its.put(person(1))
+        with kvstore.connect(tmp_path / "owned") as client:
+            client.table("people").put(person(2, name="socket"))
+            with as_store(client) as beside:
+                table = beside.table("people")
+                assert [row["id"] for row in table.rows()] == [2, 1]
+                table.put(person(3, name="beside"))
+                table.update("a", 2, name="new")
+                with pytest.raises(NotUniqueError):
+                    table.put_batch([person(n, mail="one@x") for n in (4, 5)])
+                assert [row["id"] for row in table.rows()] == [2, 1]
+        assert [row["id"] for row in its.find("by_name", "beside")] == [3]
+        assert [row["id"] for row in its.find("by_name", "new")] == [2]
+
+
+def test_a_batch_of_rows_is_written_whole_in_pieces_that_travel(
+    client: Client, store: kvstore.Store, people: kvstore.Table
+) -> None:
+    rows = [person(number) for number in range(200)]
+    with bounds(SERVER_STREAM_ROWS=7):
+        people.put_batch(pa.Table.from_pylist(rows, people.schema))
+        assert people.scan().read_all().num_rows == 200
+        assert [row["id"] for row in people.find("by_name", "n1")] == [
+            row["id"] for row in store.table("people").find("by_name", "n1")
+        ]
+    with bounds(SERVER_BODY_BYTES_MAX=4096), pytest.raises(UsageError, match="travel"):
+        people.put_batch(pa.Table.from_pylist(rows, people.schema))
