@@ -47,7 +47,11 @@ def connect(
     wait = CLIENT_TIMEOUT_S if timeout is None else require_seconds(timeout, name="timeout")
     again = CLIENT_PATIENCE_S if patience is None else require_seconds(patience, name="patience")
     pool = Pool(endpoint, timeout=wait, patience=again)
-    pool.known = pool.send(calls.fields_of("times"))["upper"] - 1
+    try:
+        pool.known = pool.send(calls.fields_of("times"))["upper"] - 1
+    except BaseException:
+        pool.close()
+        raise
     return Client(pool)
 
 

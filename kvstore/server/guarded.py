@@ -7,16 +7,20 @@ Invariants
 1. Bytes that are no body are bounded for each request: line, headers, chunk sizes and trailers.
 2. A connection that has not sent a whole head after `SERVER_REQUEST_S_MAX`, and one that has taken
    nothing of its answer in that time, is cut.
+3. The end of the server waits for requests under way, and not for clients that are idle.
 """
 
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import signal
+import sys
+import termios
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Final
 
 from uvicorn import Config, Server
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -28,6 +32,9 @@ from kvstore.limits import (
     SERVER_REQUEST_S_MAX,
 )
 
+_FAREWELL_LOOKS: Final = 2
+_FAREWELL_S: Final = 0.05
+
 
 class GuardedProtocol(HttpToolsProtocol):
     """uvicorn's protocol of one connection, within bounds."""
@@ -37,6 +44,7 @@ class GuardedProtocol(HttpToolsProtocol):
     _has_head = False
     _late: asyncio.TimerHandle | None = None
     _stuck: asyncio.TimerHandle | None = None
+    _farewells = 0
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
@@ -82,6 +90,18 @@ class GuardedProtocol(HttpToolsProtocol):
             self._stuck.cancel()
             self._stuck = None
 
+    def end_farewell(self) -> None:
+        """Cut the connection if it is closing, and two calls in a row have found that its client
+        has everything.
+
+        TLS closes by a message of each side. An idle client sends none, because it does not read,
+        and the loop would wait 30 s for it.
+        """
+        is_waiting = self.transport.is_closing() and not _unsent(self.transport)
+        self._farewells = self._farewells + 1 if is_waiting else 0
+        if self._farewells >= _FAREWELL_LOOKS:  # between two looks the loop sends what it has left
+            self.transport.abort()
+
     def _expect_head(self) -> None:
         self._late = self.loop.call_later(SERVER_REQUEST_S_MAX, self.transport.abort)
 
@@ -100,6 +120,19 @@ class GuardedProtocol(HttpToolsProtocol):
             if timer is not None:
                 timer.cancel()
         self._late = self._stuck = None
+
+
+def _unsent(transport: Any) -> int:
+    """How many bytes the client's machine does not have yet: more than 0, or 0."""
+    found: int = transport.get_write_buffer_size()
+    if found:
+        return found
+    descriptor = transport.get_extra_info("socket").fileno()
+    try:
+        waiting = fcntl.ioctl(descriptor, termios.TIOCOUTQ, bytes(4))
+    except OSError:  # closed meanwhile; macOS does not tell of sockets
+        return 0
+    return int.from_bytes(waiting, sys.byteorder)
 
 
 class GuardedServer(Server):
@@ -128,3 +161,17 @@ class GuardedServer(Server):
             await super().startup(sockets)
         finally:
             self.is_up.set()
+
+    async def shutdown(self, sockets: Any = None) -> None:
+        ending = asyncio.ensure_future(self._end_farewells())
+        try:
+            await super().shutdown(sockets)
+        finally:
+            ending.cancel()
+
+    async def _end_farewells(self) -> None:
+        while True:
+            for connection in list(self.server_state.connections):
+                assert isinstance(connection, GuardedProtocol)
+                connection.end_farewell()
+            await asyncio.sleep(_FAREWELL_S)

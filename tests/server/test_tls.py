@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import datetime
 import ipaddress
+import socket
+import ssl
+import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -83,6 +87,49 @@ def test_a_server_off_the_machine_is_reached_by_tls_and_a_token(
     with pytest.raises(KVStoreError):
         connect(f"http://127.0.0.1:{port}", SECRET, patience=0)
     assert server.stop() == 0
+
+
+def test_a_server_ends_while_clients_over_tls_are_idle(
+    store: kvstore.Store, certificate: tuple[Path, Path]
+) -> None:
+    """No farewell and no greeting of TLS is awaited: an idle client does not read."""
+    tls = server_tls(*certificate)
+    with (
+        serving(app(store), ListenAddress.parse("127.0.0.1:0"), tls=tls) as running,
+        connect(running.url, ca=str(certificate[0])) as client,
+        socket.create_connection(("127.0.0.1", running.address.port)) as silent,
+    ):
+        silent.sendall(b"\x16")
+        client.put(b"k", b"v")
+        stopping = threading.Thread(target=running.stop, daemon=True)
+        stopping.start()
+        stopping.join(25)  # the farewell is awaited for 30 s
+        assert not stopping.is_alive()
+
+
+def test_a_server_that_ends_sends_the_rest_of_an_answer_over_tls(
+    store: kvstore.Store, certificate: tuple[Path, Path]
+) -> None:
+    store.put(b"k", b"v" * (16 << 20))
+    context = ssl.create_default_context(cafile=str(certificate[0]))
+    with serving(
+        app(store), ListenAddress.parse("127.0.0.1:0"), tls=server_tls(*certificate)
+    ) as running:
+        place = ("127.0.0.1", running.address.port)
+        with context.wrap_socket(socket.create_connection(place), server_hostname=place[0]) as slow:
+            slow.sendall(b"GET /v1/keys/k HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+            head = slow.recv(1 << 10)
+            assert b" 200 " in head
+            stopping = threading.Thread(target=running.stop)
+            stopping.start()
+            with suppress(ConnectionRefusedError):
+                while True:  # until it listens no more
+                    socket.create_connection(place).close()
+            length = len(head.partition(b"\r\n\r\n")[2])
+            while part := slow.recv(1 << 20):
+                length += len(part)
+        assert length == 16 << 20
+        stopping.join()
 
 
 @pytest.mark.parametrize(
