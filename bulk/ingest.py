@@ -123,7 +123,7 @@ def _ingest(
     linked = known is not None and store.imports.is_linked(record)
     tell("check")
     checked: dict[str, Identity] = {}
-    keys: set[bytes] | None = None
+    keys: list[bytes] | None = None
     if not linked:
         checked, keys = _checked(directory, incoming, manifest, store.imports, thorough=thorough)
     with ExitStack() as held:
@@ -219,7 +219,7 @@ def _locate(directory: Path, incoming: Path, name: str) -> Path:
 
 def _checked(
     directory: Path, incoming: Path, manifest: Manifest, imports: Imports, *, thorough: bool
-) -> tuple[dict[str, Identity], set[bytes] | None]:
+) -> tuple[dict[str, Identity], list[bytes] | None]:
     """The file of each part by name, each checked to be the file that was sealed; and the keys of
     a small import.
 
@@ -228,7 +228,7 @@ def _checked(
     """
     found: dict[str, Identity] = {}
     record = record_of(manifest)
-    keys: set[bytes] | None = set() if record.is_small else None
+    keys: list[bytes] | None = [] if record.is_small else None
     try:
         for at in range(0, len(manifest.parts), FILES_AT_ONCE):
             with ExitStack() as held:
@@ -242,7 +242,7 @@ def _checked(
                     files.append((part, opened_path(file, path)))
                 require_told(files, manifest.import_id, tell=imports.told_files)
                 if keys is not None:
-                    keys |= imports.keys_in(record, [path for _, path in files])
+                    keys += imports.keys_in(record, [path for _, path in files])
                 for part, opened in files if thorough else ():
                     require_rows(part, opened, manifest.import_id)
         if thorough:

@@ -15,10 +15,12 @@ import shutil
 import struct
 import tempfile
 import threading
-from collections.abc import Generator, Sequence
+import time
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import suppress
+from itertools import islice
 from pathlib import Path
-from typing import Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 import rocksdict as rocks
 
@@ -38,6 +40,10 @@ IN_MEMORY: Final = "/dev/shm"
 _MANIFEST_BYTES: Final = 64 << 10
 """Preallocated for its MANIFEST. RocksDB's default of 4 MB is much for the 64 MB of `/dev/shm` that
 a container has."""
+
+_UNBORN_S: Final = 3600.0
+"""Age of a throw-away directory without a lock file from which on no process makes a database in
+it: a killed process left it."""
 
 _OPEN_FILES: Final = Path("/proc/self/fd")
 _PREFIX: Final = "kvstore-loose-"
@@ -129,6 +135,30 @@ class LooseFiles:
         cursor = RocksCursor(self._open(), options, start, reverse=False, where=self._where)
         yield from chunks(cursor)
 
+    def keys(self, start: bytes, last: bytes, count_max: int) -> list[bytes]:
+        """The keys of all files from `start` to `last`, merged, at most `count_max`. Reading 2,000
+        keys takes 0.3 ms."""
+        options = rocks.ReadOptions()
+        options.set_iterate_upper_bound(last + b"\x00")
+        family = self._open()
+        with translated(self._where):
+            keys: Iterator[Any] = family.keys(from_key=start, read_opt=options)
+            found = list(islice(keys, count_max))
+            seeker = family.iter(options)  # tells whether the keys end, or a damaged block follows
+            seeker.seek(found[-1] if found else start)
+            if found and seeker.valid():
+                seeker.next()
+            seeker.status()
+        return found
+
+    def cover(self) -> None:
+        """Hide the entries of all files so far. Figures stay. Costs 0.4 ms."""
+        with translated(self._where):
+            database = self._open()
+            last = max((bytes(file["end_key"]) for file in database.live_files()), default=b"")
+            database.delete_range(b"", last + b"\x00")
+            database.flush()  # else the next file would bring a second one into `live_files`
+
     def get(self, key: bytes) -> bytes | None:
         """The value of `key`, None if no file has it."""
         with translated(self._where):
@@ -208,8 +238,8 @@ class LooseReader(Protocol):
 class Teller:
     """Reads loose files, again and again, with one throw-away database.
 
-    Reading the figures of a file takes 1.7 ms, of which making the database is 1.3. Files stay open
-    until the database is made anew.
+    Reading the figures of a file takes 0.4 ms. Making the database takes 1.3 ms, and is due once in
+    `TOLD_FILES_MAX` files, which stay open until then.
     """
 
     def __init__(self) -> None:
@@ -217,7 +247,9 @@ class Teller:
         self._loose: LooseFiles | None = None
         self._last: tuple[list[Path | str], list[LooseFile]] = [], []
         """The files that were told last, and their figures."""
-        self._files = self._entries = 0
+        self._files = self._shown = 0
+        """The files of the database, and the entries in it that are not covered."""
+        self._has_tidied = False
 
     def told(self, files: Sequence[Path | str]) -> list[LooseFile]:
         """The figures of each file, by key."""
@@ -226,14 +258,17 @@ class Teller:
 
     def entries(self, files: Sequence[Path | str]) -> list[bytes]:
         """The stored keys of files that were told last, and perhaps some of other files between
-        them: at most `TOLD_ENTRIES_MAX`, because further ones make a new database."""
+        them: at most `TOLD_ENTRIES_MAX`, because more of them are covered."""
         with self._lock:
-            told = self._last[1] if self._last[0] == list(files) else None
-            if told is None or self._entries - _entries_of(told) > TOLD_ENTRIES_MAX:
-                self._drop()
-                told = self._further(files)
             try:
-                return _stored_keys(self._open(), told)
+                told = self._last[1] if self._last[0] == list(files) else None
+                if told is None or self._shown - _entries_of(told) > TOLD_ENTRIES_MAX:
+                    self._cover()
+                    told = self._further(files)
+                found = _stored_keys(self._open(), told, self._shown)
+                if self._shown > TOLD_ENTRIES_MAX:  # now, and not when the next files are there
+                    self._cover()
+                return found
             except BaseException:
                 self._drop()
                 raise
@@ -241,7 +276,7 @@ class Teller:
     def _further(self, files: Sequence[Path | str]) -> list[LooseFile]:
         if self._loose is None or self._files + len(files) > TOLD_FILES_MAX:
             self._drop()
-            _remove_left()
+            self._tidy()
             self._loose = LooseFiles(())
         self._files += len(files)
         try:
@@ -249,9 +284,19 @@ class Teller:
         except BaseException:
             self._drop()
             raise
-        self._entries += _entries_of(told)
+        self._shown += _entries_of(told)
         self._last = list(files), told
         return told
+
+    def _cover(self) -> None:
+        if self._loose is not None:
+            self._loose.cover()
+        self._last, self._shown = ([], []), 0
+
+    def _tidy(self) -> None:
+        if not self._has_tidied:
+            _remove_left()
+            self._has_tidied = True
 
     def _open(self) -> LooseFiles:
         assert self._loose is not None, "the files were told"
@@ -266,7 +311,7 @@ class Teller:
         if self._loose is not None:
             self._loose.close()
         self._loose, self._last = None, ([], [])
-        self._files = self._entries = 0
+        self._files = self._shown = 0
 
 
 class _Once:
@@ -277,7 +322,8 @@ class _Once:
 
     def entries(self, files: Sequence[Path | str]) -> list[bytes]:
         with LooseFiles(files) as loose:
-            return _stored_keys(loose, loose.told())
+            told = loose.told()
+            return _stored_keys(loose, told, _entries_of(told))
 
 
 LOOSE_ONCE: Final = _Once()
@@ -294,12 +340,12 @@ def _entries_of(told: Sequence[LooseFile]) -> int:
     return sum(file.entries for file in told)
 
 
-def _stored_keys(loose: LooseFiles, told: Sequence[LooseFile]) -> list[bytes]:
-    """The stored keys from the first to the last of the files `told`."""
+def _stored_keys(loose: LooseFiles, told: Sequence[LooseFile], count: int) -> list[bytes]:
+    """The stored keys from the first to the last of the files `told`. Stops behind `count` keys,
+    which is one more than the files should have: a forged file may have any number."""
     if not told:
         return []
-    last = max(file.last for file in told)
-    return [key for keys, _ in loose.rows(told[0].first, last) for key in keys]
+    return loose.keys(told[0].first, max(file.last for file in told), count + 1)
 
 
 def _may_be_linked(files: Sequence[Path | str]) -> bool:
@@ -310,13 +356,18 @@ def _may_be_linked(files: Sequence[Path | str]) -> bool:
 
 def _remove_left() -> None:
     """Remove the databases of killed processes: no process holds their locks."""
+    own, oldest = f"{_PREFIX}{os.getpid()}-", time.time() - _UNBORN_S
     with suppress(OSError):
         for left in Path(IN_MEMORY).glob(f"{_PREFIX}*"):
-            if left.name.startswith(f"{_PREFIX}{os.getpid()}-"):
+            if left.name.startswith(own):
                 continue  # closing our own lock file would drop the lock
-            with suppress(OSError), (left / "db" / "LOCK").open("r+b") as lock:
-                fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(left, ignore_errors=True)
+            lock = left / "db" / "LOCK"
+            with suppress(OSError):
+                if not lock.exists() and left.stat().st_mtime < oldest:
+                    shutil.rmtree(left, ignore_errors=True)
+                with lock.open("r+b") as file:
+                    fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    shutil.rmtree(left, ignore_errors=True)
 
 
 def _require_footer(file: Path | str) -> None:

@@ -21,7 +21,7 @@ from typing import Final
 from kvstore.changes.entry import OP_IMPORT, OP_REVERT
 from kvstore.changes.index import ChangeIndex
 from kvstore.codec.keys import TAIL_BYTES, TOMBSTONE, VALUE, span_bounds
-from kvstore.codec.ordered import frame, unframe
+from kvstore.codec.ordered import frame, unframe_all
 from kvstore.commit import Committer, Staged
 from kvstore.engine.api import DATA, WriteBatch, chunks
 from kvstore.engine.loose import LOOSE_ONCE, LooseFile, LooseReader
@@ -227,15 +227,15 @@ class Imports:
         self._committer.health.require()
         return self._loose.told(files)
 
-    def keys_in(self, record: ImportRecord, files: Sequence[Path | str]) -> set[bytes]:
-        """The keys of the rows that an import has in sorted files. One pass over the files."""
+    def keys_in(self, record: ImportRecord, files: Sequence[Path | str]) -> list[bytes]:
+        """The keys of the rows that an import has in sorted files, ascending. A key that a forged
+        import has twice is given twice. One pass over the files."""
         self._committer.health.require()
         reference = record.reference
-        return {
-            unframe(entry[:-TAIL_BYTES])
-            for entry in self._loose.entries(files)
-            if entry[-TAIL_BYTES:-1] == reference
-        }
+        entries = self._loose.entries(files)
+        return unframe_all(
+            [entry[:-TAIL_BYTES] for entry in entries if entry[-TAIL_BYTES:-1] == reference]
+        )
 
     def link(self, files: Sequence[Path]) -> None:
         """Move the files into the engine. Nothing becomes visible. Flat in their size."""

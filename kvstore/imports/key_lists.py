@@ -46,9 +46,10 @@ class KeyLists:
     ) -> None:
         """Add the list of the keys `found` in the files of an import to an engine batch.
 
-        Adds none if the import is large, or if files of a stranger have other rows than they say.
+        Adds none if the import is large, or if files of a stranger have other rows than they say,
+        or have a key twice.
         """
-        if found is None or not record.is_small or len(found) != record.rows:
+        if found is None or not record.is_small or not len(found) == len(set(found)) == record.rows:
             return
         if sum(map(len, found)) <= IMPORT_KEYS_BYTES_MAX:
             keys = [key.hex() for key in sorted(found)]

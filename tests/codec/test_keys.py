@@ -22,7 +22,7 @@ from kvstore.codec.keys import (
     span_bounds,
     split_data_key,
 )
-from kvstore.codec.ordered import check, escape, frame, unescape, unframe
+from kvstore.codec.ordered import check, escape, frame, unescape, unframe, unframe_all
 from kvstore.errors import CorruptionError
 from kvstore.timestamp import TIMESTAMP_MAX
 
@@ -65,6 +65,11 @@ def test_golden_keys(key: bytes, golden: str) -> None:
 def test_framed_keys_come_back(key: bytes) -> None:
     assert unframe(frame(key)) == unescape(escape(key)) == key
     check(frame(key), where="here")
+
+
+@given(st.lists(st.binary(max_size=6)))
+def test_many_framed_keys_are_read_at_once(keys: list[bytes]) -> None:
+    assert unframe_all([frame(key) for key in keys]) == keys
 
 
 @given(raw, raw, suffixes, suffixes)

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 import pytest
@@ -167,6 +168,9 @@ def test_the_entries_of_files_are_read_beside_those_of_others(
             assert ours <= set(found) <= ours | {b"key %d" % n for n in range(number)}
             assert (set(found) == ours) == (not number or not most)
             assert teller.entries([file]) == LOOSE_ONCE.entries([file]) or most
+            large = sst(tmp_path / f"large {number}.sst", [b"a", b"large %d" % number, b"z"])
+            if not most:  # entries of a file that was only told are not passed over either
+                teller.told([large])
         other = sst(tmp_path / "other.sst", [b"a"])
         assert teller.entries([other]) == [b"a"]
         assert teller.entries([]) == LOOSE_ONCE.entries([]) == []
@@ -192,3 +196,47 @@ os.kill(os.getpid(), signal.SIGKILL)
     assert left not in scratch.iterdir()
     teller.close()
     assert list(scratch.iterdir()) == []
+
+
+@pytest.mark.parametrize("age_s", [0, 7200])
+def test_a_directory_that_a_killed_process_left_without_a_lock_is_removed_when_it_is_old(
+    tmp_path: Path, scratch: Path, age_s: int
+) -> None:
+    """A young one may be that of a process that is about to make its database."""
+    left = scratch / "kvstore-loose-1-left"
+    (left / "db").mkdir(parents=True)
+    then = time.time() - age_s
+    os.utime(left, (then, then))
+    teller = Teller()
+    teller.told([sst(tmp_path / "1.sst", [b"a"])])
+    assert left.exists() == (not age_s)
+    teller.close()
+
+
+def test_a_damaged_block_is_met_by_a_read_of_the_keys(tmp_path: Path, scratch: Path) -> None:
+    """RocksDB's iterator ends at a damaged block as it ends after the last entry."""
+    keys = [b"key %06d" % number for number in range(5000)]
+    file = sst(tmp_path / "1.sst", keys)
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+    teller = Teller()
+    teller.told([file])
+    for reader in (teller, LOOSE_ONCE):
+        with pytest.raises(CorruptionError):
+            reader.entries([file])
+    sound = sst(tmp_path / "2.sst", keys)
+    assert teller.entries([sound]) == keys
+    teller.close()
+
+
+def test_covered_entries_are_hidden_and_later_ones_are_shown(tmp_path: Path, scratch: Path) -> None:
+    with LooseFiles([sst(tmp_path / "1.sst", [b"a", b"b", b"\xff"])]) as loose:
+        assert loose.keys(b"", b"\xff", 9) == [b"a", b"b", b"\xff"]
+        assert loose.keys(b"b", b"b", 9) == [b"b"]
+        assert loose.keys(b"", b"\xff", 2) == [b"a", b"b"]
+        loose.cover()
+        assert loose.keys(b"", b"\xff", 9) == []
+        (told,) = loose.told_further([sst(tmp_path / "2.sst", [b"b", b"c"])])
+        assert (told.first, told.last, told.entries, told.deletions) == (b"b", b"c", 2, 0)
+        assert loose.keys(b"", b"\xff", 9) == [b"b", b"c"]

@@ -38,6 +38,17 @@ def test_key_lists_are_stored_as_released(engine: MemoryEngine) -> None:
     assert lists.of(8) is None
 
 
+@pytest.mark.parametrize("found", [[b"a", b"a"], [b"a", b"a", b"b"], [b"a"], [b"a", b"b", b"c"]])
+def test_keys_that_are_not_those_of_the_record_are_not_listed(
+    engine: MemoryEngine, found: list[bytes]
+) -> None:
+    lists = KeyLists(Meta(engine))
+    batch = engine.batch()
+    lists.stage(batch, record(7), found)
+    engine.write(batch)
+    assert lists.of(7) is None
+
+
 def test_past_imports_are_stored_as_released(engine: MemoryEngine) -> None:
     past = PastImports(Meta(engine))
     batch = engine.batch()

@@ -103,7 +103,7 @@ def test_imports_ask_their_reader_of_loose_files(alone: Alone) -> None:
 
     parts = Parts.of(alone.bench.versions, alone.bench.index, alone.parts.committer, Told())
     assert parts.imports.told_files([Path("a.sst")]) == [figures]
-    assert parts.imports.keys_in(ours, [Path("a.sst")]) == {b"k"}
+    assert parts.imports.keys_in(ours, [Path("a.sst")]) == [b"k"]
 
 
 # -- holds ----------------------------------------------------------------------------------
