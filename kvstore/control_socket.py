@@ -2,6 +2,7 @@
 
     <store>/control/          mode 0700: only the user of the owner reaches the socket
     <store>/control/socket    accepts connections as long as the owner listens
+    <store>/control/readers-* sockets for the reader processes of the owner
 
 Invariants
 1. Only the process that has the store open to write makes and removes the socket, and it does both
@@ -32,30 +33,33 @@ from kvstore.limits import CONTROL_BACKLOG
 
 CONTROL_DIRECTORY: Final = "control"
 SOCKET_NAME: Final = "socket"
+HELPERS_PREFIX: Final = "readers-"
 _ADDRESS_BYTES_MAX: Final = 100
 """Of 108 on Linux and 104 on macOS, with the final zero."""
 
 _DESCRIPTORS: Final = Path("/proc/self/fd")
 
 
-def listen(store: Path) -> socket.socket:
+def listen(store: Path, name: str = SOCKET_NAME) -> socket.socket:
     """A socket at its place in the directory `store`, which accepts connections.
 
-    The caller has the store open to write. Raises `AccessDeniedError` where the directory takes no
-    files, `UsageError` where its file system has no sockets, or no way to a path of this length.
+    Another `name` begins with `HELPERS_PREFIX`: the owner tells it to its helpers. The caller has
+    the store open to write. Raises `AccessDeniedError` where the directory takes no files, and
+    `UsageError` where its file system has no sockets, or no way to a path of this length.
     """
     place = store / CONTROL_DIRECTORY
     listener = socket.socket(socket.AF_UNIX)
     try:
         place.mkdir(mode=0o700, exist_ok=True)
         place.chmod(0o700)
-        _remove_stale(place)
+        if name == SOCKET_NAME:
+            _remove_stale(place)
         new = f"new-{secrets.token_hex(4)}"
         with _short(place, new) as address:
             listener.bind(address)
         (place / new).chmod(0o600)
         listener.listen(CONTROL_BACKLOG)
-        (place / new).rename(place / SOCKET_NAME)
+        (place / new).rename(place / name)
     except OSError as error:
         listener.close()
         raise _no_socket(place, error) from error
@@ -65,13 +69,13 @@ def listen(store: Path) -> socket.socket:
     return listener
 
 
-def remove(store: Path) -> None:
+def remove(store: Path, name: str = SOCKET_NAME) -> None:
     """Take the socket away. The caller still has the store open to write."""
     with suppress(OSError):  # the directory was removed, or takes no changes: then it is stale
-        (store / CONTROL_DIRECTORY / SOCKET_NAME).unlink()
+        (store / CONTROL_DIRECTORY / name).unlink()
 
 
-def dial(store: Path, timeout: float) -> socket.socket:
+def dial(store: Path, timeout: float, name: str = SOCKET_NAME) -> socket.socket:
     """A connection to the owner of the store in the directory `store`.
 
     Raises `NotListeningError` if nobody listens, `AccessDeniedError` if the owner is of another
@@ -81,7 +85,7 @@ def dial(store: Path, timeout: float) -> socket.socket:
     try:
         # A connection that is not blocking is refused at once where many wait to be accepted.
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _timeval(timeout))
-        with _short(store / CONTROL_DIRECTORY, SOCKET_NAME) as address:
+        with _short(store / CONTROL_DIRECTORY, name) as address:
             connection.connect(address)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _timeval(0))
     except (FileNotFoundError, NotADirectoryError, ConnectionRefusedError):
@@ -122,9 +126,9 @@ def _short(place: Path, name: str) -> Iterator[bytes]:
 
 
 def _remove_stale(place: Path) -> None:
-    """Remove the sockets of owners that were killed."""
+    """Remove the sockets of owners that were killed, and of their helpers."""
     for name in os.listdir(place):
-        if name == SOCKET_NAME or name.startswith("new-"):
+        if name == SOCKET_NAME or name.startswith(("new-", HELPERS_PREFIX)):
             (place / name).unlink()
 
 

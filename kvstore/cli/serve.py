@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -30,6 +33,9 @@ def serve(
         Path | None, typer.Option(help="The certificate chain of the server (PEM).")
     ] = None,
     tls_key: Annotated[Path | None, typer.Option(help="The key of the certificate (PEM).")] = None,
+    readers: Annotated[
+        int, typer.Option(help="Processes that follow the store and answer reads.", min=0)
+    ] = 0,
     create: Annotated[
         bool, typer.Option("--create", help="Create the store if it does not exist.")
     ] = False,
@@ -37,23 +43,58 @@ def serve(
     """Serve a store until a signal ends the process (SIGINT or SIGTERM).
 
     Other machines are served with TLS and tokens only. Commands of the same user on this machine,
-    such as `kvstore backup run`, work beside it. Needs the extra `server`.
+    such as `kvstore backup run`, work beside it. With `--readers` that many processes answer reads
+    at the same address, and this process takes the writes. Needs the extra `server`.
 
     \b
     Examples:
       kvstore serve flights.db
       kvstore serve flights.db --listen 0.0.0.0:7447 --token-file tokens \\
         --tls-cert server.pem --tls-key server.key
+      kvstore serve flights.db --readers 4
     """
     # Imported here: other commands start without the packages of a server.
     from kvstore.server import ListenAddress, app, read_tokens, server_tls
     from kvstore.server import serve as serve_app
 
-    if (tls_cert is None) is not (tls_key is None):
-        raise UsageError("--tls-cert and --tls-key come together", "pass both, or none")
     tls = None if tls_cert is None or tls_key is None else server_tls(tls_cert, tls_key)
+    if tls is None and (tls_cert or tls_key):
+        raise UsageError("--tls-cert and --tls-key come together", "pass both, or none")
     tokens = None if token_file is None else read_tokens(token_file)
     address = ListenAddress.parse(listen)
-    with open_to_own(store, "rocksdb", create=create) as opened:
-        served = app(opened, tokens)
-        serve_app(served, address, tls=tls, ready=lambda url: print_line(f"serving {url}"))
+    with _ended_by_signals() as ending, open_to_own(store, "rocksdb", create=create) as opened:
+        serve_app(app(opened, tokens), address, tls=tls, ready=_say_where, readers=readers)
+        ending()
+
+
+def _say_where(url: str) -> None:
+    print_line(f"serving {url}")
+
+
+@contextmanager
+def _ended_by_signals() -> Iterator[Callable[[], None]]:
+    """End the block at SIGINT and SIGTERM, without an error, also before the server runs. Signals
+    change nothing any more once the block has called what it is given: the store is being closed.
+    """
+    is_over = False
+
+    def end(*_: object) -> None:
+        if not is_over:
+            ending()
+            raise _SignalCame
+
+    def ending() -> None:
+        nonlocal is_over
+        is_over = True
+
+    before = {each: signal.signal(each, end) for each in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        with suppress(_SignalCame):
+            yield ending
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)
+
+
+class _SignalCame(BaseException):
+    """A signal asked this process to end."""

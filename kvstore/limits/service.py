@@ -78,3 +78,26 @@ waits for `CLIENT_PATIENCE_S` where nobody answers."""
 FEED_POLL_S_MAX = 10.0
 """Seconds for which one fetch of a feed waits for a change: a consumer that has gone costs a thread
 for no longer."""
+
+SERVER_READERS_MAX = 64
+"""Reader processes behind one port. Each follows the store and costs some 60 MB of memory."""
+
+SERVER_READER_STALENESS_S = 0.05
+"""Seconds between two looks of a reader process that nobody asks. A read looks first."""
+
+SERVER_READER_START_S = 60.0
+"""Seconds in which a reader process must be ready: 1 s on an idle machine."""
+
+SERVER_READER_PAUSE_S = 0.1
+"""Seconds before a reader process that failed is started again; twice as long after each failure in
+a row, up to `SERVER_READER_PAUSE_S_MAX`."""
+
+SERVER_READER_PAUSE_S_MAX = 10.0
+"""Longest pause before a reader process is started again, in seconds."""
+
+SERVER_ACCEPT_PAUSE_S = 0.5
+"""Seconds for which a reader process accepts no connection after it ran out of descriptors."""
+
+SERVER_READER_GRACE_S = 5.0
+"""Seconds, beside those for requests under way, in which a reader process ends before it is
+killed."""

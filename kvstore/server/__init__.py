@@ -4,8 +4,10 @@ Needs the extra `server`: `pip install kvstore-mvcc[server]` (`app` alone needs 
 
 Floors, from the top:
 
+    reading                a reader process of a server
     running                the application on a socket, by uvicorn
-    app guarded
+    readers sharing        the reader processes, seen from the server; a socket that they share
+    app forwarding guarded
     exchange openapi service
     verbs
     invocation
@@ -14,7 +16,13 @@ Floors, from the top:
 
 from kvstore.server.access import Token, read_tokens
 from kvstore.server.app import App, app
-from kvstore.server.running import ListenAddress, Running, serve, server_tls, serving
+from kvstore.server.running import (
+    ListenAddress,
+    Running,
+    serve,
+    server_tls,
+    serving,
+)
 from kvstore.server.service import Service
 
 __all__ = [

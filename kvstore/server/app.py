@@ -51,6 +51,7 @@ from kvstore.protocol import (
 )
 from kvstore.server.access import WHOLE, Grant, Token, Tokens
 from kvstore.server.exchange import (
+    Departure,
     Receive,
     Send,
     arguments_of,
@@ -86,11 +87,11 @@ class App:
         self,
         store: Store | str | os.PathLike[str],
         *,
-        tokens: Iterable[Token] | None = None,
+        tokens: Iterable[Token] | Tokens | None = None,
         verbs: Sequence[Verb] = (),
     ) -> None:
         self._source = store
-        self._tokens = None if tokens is None else Tokens(tokens)
+        self._tokens = Tokens(tokens) if isinstance(tokens, Iterable) else tokens
         self._verbs = verbs
         self._lock = threading.Lock()
         self._service: Service | None = None
@@ -114,6 +115,11 @@ class App:
                     self._waiters = ThreadPoolExecutor(SERVER_WAITS_MAX, "kvstore-waiter")
                     self._service = Service(store, self._verbs)
         return self._service
+
+    @property
+    def tokens(self) -> Tokens | None:
+        """The tokens, of which every call needs one; None if calls need none."""
+        return self._tokens
 
     @property
     def has_tokens(self) -> bool:
@@ -175,7 +181,7 @@ class App:
             self._bytes += length
             taken = length
             body = await read_body(receive, length) if length else b""
-            await self._answer(head, access, body, send)
+            await self._answer(head, access, body, receive, send)
         except KVStoreError as error:
             await send_error(send, error, status if self.has_tokens else 0)
         except (BrokenStreamError, asyncio.CancelledError, OSError):
@@ -195,10 +201,12 @@ class App:
             return WHOLE
         return self._tokens.access(head.headers.get(b"authorization", b""))
 
-    async def _answer(self, head: Head, access: Grant, body: bytes, send: Send) -> None:
+    async def _answer(
+        self, head: Head, access: Grant, body: bytes, receive: Receive, send: Send
+    ) -> None:
         service, path = self.service, head.path
         if path.startswith(_KEYS):
-            await self._answer_key(service, head, access, body, send)
+            await self._answer_key(service, head, access, body, receive, send)
             return
         if not path.startswith(_VERBS):
             raise UsageError("no such path", "see /v1/openapi.json")
@@ -208,7 +216,7 @@ class App:
         verb = service.verb(path[len(_VERBS) :].decode("utf-8", "replace"))
         fields, table = arguments_of(head, verb, body)
         answer = await self._run(service, verb, access, fields, table, head.token, len(body))
-        await self._reply(head, answer, send)
+        await self._reply(head, answer, receive, send)
 
     async def _run(
         self,
@@ -251,7 +259,13 @@ class App:
         await syncs.wait(upper)
 
     async def _answer_key(
-        self, service: Service, head: Head, access: Grant, body: bytes, send: Send
+        self,
+        service: Service,
+        head: Head,
+        access: Grant,
+        body: bytes,
+        receive: Receive,
+        send: Send,
     ) -> None:
         name = _KEY_VERBS.get(head.method)
         if name is None:
@@ -266,11 +280,11 @@ class App:
             if name == "put":
                 fields["value"] = body
             answer = await self._run(service, verb, access, fields, None, head.token, len(body))
-            await self._reply(head, answer, send)
+            await self._reply(head, answer, receive, send)
             return
         access.require(verb.right)
         if head.wants_json:
-            await self._reply(head, service.run(verb, access, fields), send)
+            await self._reply(head, service.run(verb, access, fields), receive, send)
             return
         value = service.value(access, fields)
         if value is None:
@@ -280,16 +294,16 @@ class App:
 
     # -- answers ----------------------------------------------------------------------------
 
-    async def _reply(self, head: Head, answer: Answer, send: Send) -> None:
+    async def _reply(self, head: Head, answer: Answer, receive: Receive, send: Send) -> None:
         if not isinstance(answer, pa.RecordBatchReader):
             await send_json(send, answer)
         elif head.wants_json:
             rows, whole = await self._in_thread(partial(json_rows, answer))
             await send_json(send, {"rows": rows, "whole": whole})
         else:
-            await self._stream(answer, send)
+            await self._stream(answer, receive, send)
 
-    async def _stream(self, reader: pa.RecordBatchReader, send: Send) -> None:
+    async def _stream(self, reader: pa.RecordBatchReader, receive: Receive, send: Send) -> None:
         if self._streams >= SERVER_STREAMS_MAX:
             raise RetryableError(f"the server has {self._streams} open streams", "try again later")
         self._streams += 1
@@ -300,10 +314,13 @@ class App:
             await within_time(
                 send({"type": "http.response.body", "body": first, "more_body": True})
             )
-            while (part := await self._in_thread(partial(next, parts, None))) is not None:
-                await within_time(
-                    send({"type": "http.response.body", "body": part, "more_body": True})
-                )
+            with Departure(receive) as departure:
+                while (part := await self._in_thread(partial(next, parts, None))) is not None:
+                    if departure.has_come:
+                        return
+                    await within_time(
+                        send({"type": "http.response.body", "body": part, "more_body": True})
+                    )
             await send({"type": "http.response.body", "body": b""})
         finally:
             self._streams -= 1

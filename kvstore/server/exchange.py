@@ -122,6 +122,30 @@ async def within_time(sending: Awaitable[None]) -> None:
         raise ConnectionAbortedError("the client does not read its answer") from error
 
 
+class Departure:
+    """Tells whether the caller of a long answer has gone: a server drops what is sent to it then,
+    without a word. A context manager; behind it the body of the request cannot be read any more."""
+
+    def __init__(self, receive: Receive) -> None:
+        self._waiting = asyncio.ensure_future(_until_gone(receive))
+
+    @property
+    def has_come(self) -> bool:
+        """Whether the caller has gone."""
+        return self._waiting.done()
+
+    def __enter__(self) -> Departure:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._waiting.cancel()
+
+
+async def _until_gone(receive: Receive) -> None:
+    while (await receive())["type"] == "http.request":
+        pass
+
+
 async def send_json(send: Send, answer: Any, status: int = 200) -> None:
     """Answer with JSON."""
     await send_whole(send, status, JSON_TYPE, json.dumps(answer).encode())

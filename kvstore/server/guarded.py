@@ -18,7 +18,7 @@ import signal
 import sys
 import termios
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final
 
@@ -136,11 +136,19 @@ def _unsent(transport: Any) -> int:
 
 
 class GuardedServer(Server):
-    """uvicorn's server. `is_up` is set once it serves, or has failed to begin."""
+    """uvicorn's server. `is_up` is set once it serves, or has failed to begin. `ready` is called
+    once it serves, in its event loop, and `ending` before it ends, by a thread."""
 
-    def __init__(self, config: Config) -> None:
+    def __init__(
+        self,
+        config: Config,
+        *,
+        ready: Callable[[], None] = lambda: None,
+        ending: Callable[[], None] | None = None,
+    ) -> None:
         super().__init__(config)
         self.is_up = threading.Event()
+        self._ready, self._ending = ready, ending
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -159,10 +167,13 @@ class GuardedServer(Server):
     async def startup(self, sockets: Any = None) -> None:
         try:
             await super().startup(sockets)
+            self._ready()
         finally:
             self.is_up.set()
 
     async def shutdown(self, sockets: Any = None) -> None:
+        if self._ending is not None:
+            await asyncio.to_thread(self._ending)
         ending = asyncio.ensure_future(self._end_farewells())
         try:
             await super().shutdown(sockets)

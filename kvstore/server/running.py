@@ -3,6 +3,7 @@
     address = ListenAddress.parse("127.0.0.1:7447")
     with serving(app(store), address) as running: ...     in a thread
     serve(app(path), address)                             until a signal
+    serve(app(path), address, readers=4)                  the same, with reader processes
 
 Invariants
 1. An address that other machines reach is served with TLS and with tokens, or not at all.
@@ -19,6 +20,7 @@ import stat
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -26,6 +28,7 @@ from kvstore.errors import AccessDeniedError, LockedError, UsageError
 from kvstore.limits import SERVER_BACKLOG, SERVER_IDLE_S_MAX, SERVER_REQUEST_S_MAX
 from kvstore.server.app import App
 from kvstore.server.extra import require_extra
+from kvstore.server.readers import Readers
 
 DEFAULT_PORT: Final = 7447
 
@@ -64,12 +67,10 @@ class ListenAddress(NamedTuple):
 class Running:
     """A server that runs in a thread of this process."""
 
-    def __init__(
-        self, server: Any, thread: threading.Thread, address: ListenAddress, url: str
-    ) -> None:
+    def __init__(self, server: Any, thread: threading.Thread, place: _Place) -> None:
         self._server, self._thread = server, thread
-        self.address = address
-        self.url = url
+        self.address = place.address
+        self.url = place.url
         """What `kvstore.connect` takes."""
 
     def stop(self) -> None:
@@ -85,28 +86,24 @@ def serving(
     *,
     tls: ssl.SSLContext | None = None,
     backing: socket.socket | None = None,
+    readers: int = 0,
 ) -> Iterator[Running]:
     """Serve in a thread until the block ends. A port 0 becomes a free port.
 
     Raises as `serve`. The thread ends with the block, and closes what `app` has opened.
     """
-    require_safe(app, address, tls)
-    listener = backing or bound(address)
-    server = _server(app, tls)
-    thread = threading.Thread(
-        target=server.run, args=([listener],), name="kvstore-server", daemon=True
-    )
-    thread.start()
-    try:
-        server.is_up.wait()
-        yield Running(server, thread, *_place(address, listener, tls))
-    finally:
-        server.should_exit = True
-        thread.join()
-        listener.close()
-        if address.path:
-            with suppress(OSError):
-                os.unlink(address.path)
+    with _prepared(app, address, tls, backing or _bound(app, address, tls), readers) as place:
+        server = _server(app, place)
+        thread = threading.Thread(
+            target=server.run, args=([place.listener],), name="kvstore-server", daemon=True
+        )
+        thread.start()
+        try:
+            server.is_up.wait()
+            yield Running(server, thread, place)
+        finally:
+            server.should_exit = True
+            thread.join()
 
 
 def serve(
@@ -115,23 +112,64 @@ def serve(
     *,
     tls: ssl.SSLContext | None = None,
     ready: Callable[[str], None] = lambda url: None,
+    readers: int = 0,
 ) -> None:
     """Serve until SIGINT or SIGTERM. Requests under way are answered first. `ready` is called with
     the address for clients once connections are taken.
 
-    Raises `UsageError` for an address off the machine without TLS or without tokens, and where the
-    extra `server` is not installed; `LockedError` if the address is taken.
+    With `readers` that many processes follow the store and answer reads at the same address, and
+    this process takes the writes. They are started again when they end.
+
+    Raises `UsageError` for an address off the machine without TLS or without tokens, where the
+    extra `server` is not installed, and for readers of a store in memory; `LockedError` if the
+    address is taken; `StorageError` if a reader process does not start.
     """
-    require_safe(app, address, tls)
-    listener = bound(address)
+    with _prepared(app, address, tls, _bound(app, address, tls), readers) as place:
+        _server(app, place, ready=partial(ready, place.url)).run([place.listener])
+
+
+class _Place(NamedTuple):
+    """Where a server runs: the socket of this process, and what callers see."""
+
+    listener: socket.socket
+    tls: ssl.SSLContext | None
+    address: ListenAddress
+    url: str
+    readers: Readers | None
+
+
+@contextmanager
+def _prepared(
+    app: App,
+    address: ListenAddress,
+    tls: ssl.SSLContext | None,
+    listener: socket.socket,
+    count: int,
+) -> Iterator[_Place]:
+    """The place of a server at `listener`, with its readers. The block's end closes it."""
+    found, url = _addresses(address, listener, tls)
     try:
-        ready(_place(address, listener, tls)[1])
-        _server(app, tls).run([listener])
+        require_extra()
+        if not count:
+            yield _Place(listener, tls, found, url, None)
+            return
+        files = None
+        if tls is not None:
+            if not isinstance(tls, ServerTls):
+                raise UsageError("readers with a TLS context of your own", "make it by server_tls")
+            files = tls.files
+        with Readers(app, listener, count=count, tls_files=files) as readers:
+            yield _Place(readers.socket, None, found, url, readers)
     finally:
         listener.close()
         if address.path:
             with suppress(OSError):
                 os.unlink(address.path)
+
+
+def _bound(app: App, address: ListenAddress, tls: ssl.SSLContext | None) -> socket.socket:
+    require_safe(app, address, tls)
+    return bound(address)
 
 
 def require_safe(app: App, address: ListenAddress, tls: ssl.SSLContext | None) -> None:
@@ -146,10 +184,17 @@ def require_safe(app: App, address: ListenAddress, tls: ssl.SSLContext | None) -
         raise UsageError(f"{address} is reached from other machines", "pass --token-file")
 
 
+class ServerTls(ssl.SSLContext):
+    """The TLS of a server. It remembers its files, from which each reader process makes its own."""
+
+    files: tuple[str, str]
+
+
 def server_tls(cert: str | os.PathLike[str], key: str | os.PathLike[str]) -> ssl.SSLContext:
     """The TLS of a server, from the files of its certificate chain and its key. TLS 1.2 and later.
     Raises `UsageError`."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context = ServerTls(ssl.PROTOCOL_TLS_SERVER)
+    context.files = (os.path.abspath(cert), os.path.abspath(key))
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     try:
         context.load_cert_chain(cert, key)
@@ -217,7 +262,7 @@ def _refused(where: str, error: OSError) -> Exception:
     return UsageError(f"{where}: {error}", "pass another address")
 
 
-def _place(
+def _addresses(
     address: ListenAddress, listener: socket.socket, tls: ssl.SSLContext | None
 ) -> tuple[ListenAddress, str]:
     if address.path:
@@ -226,12 +271,20 @@ def _place(
     return found, f"{'https' if tls else 'http'}://{found}"
 
 
-def _server(app: App, tls: ssl.SSLContext | None) -> Any:
-    """A server of uvicorn that is not started. `is_up` is set once it serves."""
-    require_extra()
+def _server(app: App, place: _Place, ready: Callable[[], None] = lambda: None) -> Any:
+    """A server of uvicorn that is not started. `is_up` is set once it serves. It ends its readers
+    first: they finish what they have handed to it."""
+    from kvstore.server.guarded import GuardedServer
+
+    ending = None if place.readers is None else place.readers.stop
+    return GuardedServer(server_config(app, place.tls), ready=ready, ending=ending)
+
+
+def server_config(app: App, tls: ssl.SSLContext | None) -> Any:
+    """The configuration of uvicorn."""
     from uvicorn import Config
 
-    from kvstore.server.guarded import GuardedProtocol, GuardedServer
+    from kvstore.server.guarded import GuardedProtocol
 
     config = Config(
         app,
@@ -249,4 +302,4 @@ def _server(app: App, tls: ssl.SSLContext | None) -> Any:
     )
     config.load()
     config.ssl = tls
-    return GuardedServer(config)
+    return config

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 
@@ -17,9 +18,14 @@ class ServerProcess:
         self._process: subprocess.Popen[str] | None = None
         self.url = ""
 
+    def begin(self) -> None:
+        """Start it, and wait for nothing."""
+        self._process = subprocess.Popen(self._command, stdout=subprocess.PIPE, text=True)
+
     def start(self) -> str:
         """Start it, and return its address once it listens."""
-        self._process = subprocess.Popen(self._command, stdout=subprocess.PIPE, text=True)
+        self.begin()
+        assert self._process is not None
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         assert line.startswith("serving "), line
@@ -53,3 +59,14 @@ class ServerProcess:
         assert self._process.stdout is not None
         self._process.stdout.close()
         return code
+
+
+def readers_of(pid: int) -> list[int]:
+    """The reader processes that a process has started and that run, the oldest first."""
+    found = []
+    for place in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            parent = (place / "stat").read_text().rpartition(")")[2].split()[1]
+            if int(parent) == pid and b"server.reading" in (place / "cmdline").read_bytes():
+                found.append(int(place.name))
+    return sorted(found)
