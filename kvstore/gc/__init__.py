@@ -4,8 +4,8 @@ Floors, from the top:
 
     policy            GC in the background
     collect           which steps, in which order
-    search settle     garbage; small imports that become plain versions
-    clear leftovers
+    removing settle   removals in batches; small imports that become plain versions
+    search clear leftovers
     rules             which versions are garbage
 """
 

@@ -3,7 +3,8 @@
 The steps of a run, in their order:
 
     since       write the new frontier durably: no reader asks for times below it any more
-    versions    remove the garbage of each key that changed since the last run, oldest first
+    versions    remove the garbage of each key that changed since the last run, oldest first; a
+                value that a revert brought back gets the time of the revert
     ranges      remove the range tombstones at or below `since`: no version is left under them
     index       remove the change entries at or below `since`, and record that the run is done
     imports     make imports past that have neither rows nor change entries
@@ -40,7 +41,8 @@ from kvstore.codec.keys import SUFFIX_BYTES, decode_suffix, span_bounds
 from kvstore.engine.api import CHANGES, DATA, RANGES, WriteBatch, pairs
 from kvstore.errors import ClosedError, UsageError
 from kvstore.gc.leftovers import Leftovers
-from kvstore.gc.search import garbage_in_spans, garbage_of_keys
+from kvstore.gc.removing import Removing
+from kvstore.gc.search import Removal, garbage_in_spans, garbage_of_keys
 from kvstore.gc.settle import Settling
 from kvstore.limits import GC_KEYS_PER_STEP, GC_SPANS_PER_STEP, STALE_IMPORT_S
 from kvstore.meta import COLLECTED, INDEX_FLOOR, Meta
@@ -115,6 +117,7 @@ class Collector:
         self._stopped = False
         self.leftovers = Leftovers(parts.imports, parts.committer, path)
         self.settling = Settling(parts)
+        self._removing = Removing(parts)
         self.keys_per_step = GC_KEYS_PER_STEP
         self.at_step: Callable[[str], None] = lambda name: None
 
@@ -292,28 +295,14 @@ class Collector:
         most = self.keys_per_step
         self._remove(garbage_in_spans(self._versions, merged, since, entries_max=most), tally)
 
-    def _remove(self, doomed: Iterable[bytes], tally: _Tally) -> None:
-        waiting: list[bytes] = []
-        for key in doomed:
-            waiting.append(key)
-            if len(waiting) >= self.keys_per_step:
-                self._delete(waiting, tally)
-                waiting = []
-        if waiting:
-            self._delete(waiting, tally)
-
-    def _delete(self, entries: list[bytes], tally: _Tally) -> None:
-        def stage(batch: WriteBatch) -> None:
-            data = self._engine.families[DATA]
-            for entry in entries:
-                batch.delete(entry, data)
-
-        self.require_running()
-        self._committer.write_meta(stage, durable=False)
-        tally.versions += len(entries)
-        tally.touch(entries)
-        tally.tell(tally.versions)
-        self.at_step("versions")
+    def _remove(self, doomed: Iterable[Removal], tally: _Tally) -> None:
+        for batch in self._removing.batches(doomed, entries_max=self.keys_per_step):
+            self.require_running()
+            stored = self._removing.write(batch)
+            tally.versions += batch.removed
+            tally.touch(stored)
+            tally.tell(tally.versions)
+            self.at_step("versions")
 
     # -- range tombstones -------------------------------------------------------------------
 

@@ -7,29 +7,52 @@ the older ones go.
 Invariants
 1. A search takes the view before it reads entries, as every reader does.
 2. The oldest entries of a key come first, because they must be removed in this order.
-3. No engine reader is open while entries are yielded: the caller removes them then.
-4. A search borrows one reader for many keys or spans: making one takes as long as ten seeks.
+3. A value that a revert brought back moves to the time of the revert where the row of the import
+   goes.
+4. No engine reader is open while entries are yielded: the caller removes them then.
+5. A search borrows one reader for many keys or spans: making one takes as long as ten seeks.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple, TypeAlias
 
-from kvstore.codec.keys import TAIL_BYTES, VALUE, check_data_key, encode_suffix, span_bounds
+from kvstore.codec.keys import (
+    FIRST_TIMED_SUFFIX,
+    TAIL_BYTES,
+    VALUE,
+    check_data_key,
+    encode_suffix,
+    span_bounds,
+)
 from kvstore.codec.ordered import TERMINATOR, escape, frame
 from kvstore.engine.api import DATA, EntryReader
-from kvstore.gc.rules import garbage
+from kvstore.gc.rules import garbage, revived
 from kvstore.limits import GC_SHORT_SPAN_ENTRIES
 from kvstore.mvcc import Versions
 from kvstore.mvcc.diff import entries_by_key, stored_keys
-from kvstore.mvcc.version import StoredEntry
+from kvstore.mvcc.version import Stamps, StoredEntry
 from kvstore.mvcc.versions import ReadView
 from kvstore.span import Span
 
 
+class Move(NamedTuple):
+    """The stored key of a row that goes, and of a value that its revert brought back, now and with
+    the time of the revert. One batch does all three."""
+
+    row: bytes
+    stored: bytes
+    plain: bytes
+
+
+Removal: TypeAlias = "bytes | Move"
+"""The stored key of an entry that goes, or a move."""
+
+
 def garbage_of_keys(
     versions: Versions, keys: Sequence[bytes], since: int, *, entries_max: int
-) -> Iterator[bytes]:
+) -> Iterator[Removal]:
     """The garbage of `keys`, which ascend. Holds about `entries_max` entries at once."""
     at = 0
     while at < len(keys):
@@ -41,14 +64,14 @@ def garbage_of_keys(
 
 def garbage_in_spans(
     versions: Versions, spans: Sequence[Span], since: int, *, entries_max: int
-) -> Iterator[bytes]:
+) -> Iterator[Removal]:
     """The garbage of `spans`, which ascend and are disjoint. One seek a span and a pass over it.
     Holds about `entries_max` entries at once."""
     engine = versions.engine
     at = 0
     while at < len(spans):
         view = versions.view
-        doomed: list[bytes] = []
+        doomed: list[Removal] = []
         long: Span | None = None
         ticket, reader = engine.borrow()
         while at < len(spans) and long is None and len(doomed) < entries_max:
@@ -84,24 +107,36 @@ def _keys_of_short(versions: Versions, reader: EntryReader, span: Span) -> list[
 
 def _garbage(
     found: Iterable[tuple[bytes, list[StoredEntry]]], view: ReadView, since: int
-) -> Iterator[bytes]:
+) -> Iterator[Removal]:
     fragments, stamps = view
     for key, entries in found:
         stack = fragments.stack(key) if fragments else ()
-        doomed = garbage([tail for tail, _ in entries], stamps, stack, since=since)
-        if doomed:
-            stem = frame(key)
-            yield from [stem + tail for tail in doomed]
+        yield from _removals(frame(key), [tail for tail, _ in entries], stamps, stack, since)
+
+
+def _removals(
+    stem: bytes, tails: list[bytes], stamps: Stamps, stack: Sequence[int], since: int
+) -> list[Removal]:
+    """The removals of one key, whose framed form is `stem`."""
+    doomed = garbage(tails, stamps, stack, since=since)
+    found = None
+    if len(doomed) < len(tails) and any(tail < FIRST_TIMED_SUFFIX for tail in doomed):
+        found = revived(tails, stamps, stack, since=since)
+    if found is None:
+        return [stem + tail for tail in doomed]
+    plain = stem + encode_suffix(found.time) + VALUE
+    move = Move(stem + found.row, stem + found.tail, plain)
+    return [move if tail == found.row else stem + tail for tail in doomed]
 
 
 def _outlived(
     versions: Versions, keys: Sequence[bytes], at: int, since: int, entries_max: int
-) -> tuple[list[bytes], int]:
+) -> tuple[list[Removal], int]:
     """The garbage of some of `keys[at:]`, and the index of the first key that was not searched."""
     fragments, stamps = versions.view
     engine = versions.engine
     ticket, reader = engine.borrow()
-    doomed: list[bytes] = []
+    doomed: list[Removal] = []
     while at < len(keys) and len(doomed) < entries_max:
         key = keys[at]
         at += 1
@@ -116,14 +151,14 @@ def _outlived(
         if found is None:
             engine.check(reader)
         stack = fragments.stack(key) if fragments else ()
-        doomed += [stem + tail for tail in garbage(tails, stamps, stack, since=since)]
+        doomed += _removals(stem, tails, stamps, stack, since)
     engine.give_back(ticket, reader)
     return doomed, at
 
 
 def _superseded(
     versions: Versions, keys: Sequence[bytes], at: int, since: int, entries_max: int
-) -> tuple[list[bytes], int]:
+) -> tuple[list[Removal], int]:
     """The garbage of some of `keys[at:]`, and the index of the first key that was not searched.
 
     Hot: once per changed key, 5 us. No import is added while there are no stamps; rows of imports
@@ -134,7 +169,7 @@ def _superseded(
     ticket, reader = engine.borrow()
     seek, key_here, step = reader.seek, reader.key, reader.next
     bound = TERMINATOR + encode_suffix(since)
-    doomed: list[bytes] = []
+    doomed: list[Removal] = []
     while at < len(keys) and len(doomed) < entries_max:
         escaped = escape(keys[at])
         stem = escaped + TERMINATOR

@@ -10,8 +10,9 @@ from kvstore import Store
 from kvstore.codec.keys import TAIL_BYTES, split_data_key
 from kvstore.codec.ordered import unframe
 from kvstore.engine.api import DATA
-from kvstore.gc.rules import garbage
+from kvstore.gc.rules import garbage, revived
 from kvstore.testing.parts import parts_of
+from tests.joins.histories import pairs, table
 
 KEYS = [bytes([letter]) for letter in b"abcdef"]
 
@@ -40,14 +41,18 @@ def collecting() -> list[threading.Thread]:
 
 def readable(store: Store, since: int, upto: int) -> list[object]:
     """All that readers at or above `since` can ask, up to the time `upto`."""
-    states: list[object] = [list(store.scan(as_of=t)) for t in range(since, upto + 1)]
+    times = range(since, upto + 1)
+    joined = store.join(table([(key, t) for t in times for key in KEYS]))
+    floors = store.floor_many([b"z"] * len(times), as_of=times)
+    states: list[object] = [pairs(joined), floors]
+    states += [list(store.scan(as_of=t)) for t in times]
     states.append(list(store.changes(since, upto, order="time")))
     states.append(list(store.changes(since, upto, revisions="latest")))
     return states
 
 
 def left_over(store: Store, since: int) -> list[bytes]:
-    """Stored entries that are garbage at `since`."""
+    """Stored entries that are garbage at `since`, or have an older time than readers are told."""
     tails: dict[bytes, list[bytes]] = {}
     cursor = parts_of(store).engine.cursor(DATA)
     while keys := cursor.take(1000)[0]:
@@ -59,4 +64,5 @@ def left_over(store: Store, since: int) -> list[bytes]:
         key
         for key, of_key in tails.items()
         if garbage(of_key, stamps, fragments.stack(key), since=since)
+        or revived(of_key, stamps, fragments.stack(key), since=since)
     ]

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvstore.codec.keys import TOMBSTONE, VALUE, encode_reference, encode_suffix
-from kvstore.gc.rules import garbage
+from kvstore.gc.rules import Revived, garbage, revived
 from kvstore.mvcc.version import Lifetime, StoredEntry, newest_at, timeline
 
 TIMES = st.integers(1, 12)
@@ -70,6 +70,24 @@ def test_what_a_later_revert_uncovers_is_kept() -> None:
     assert garbage(tails([row, below, timed(1, b"1")]), stamps, (), since=5) == [timed(1, b"1")[0]]
 
 
+def test_a_value_that_a_revert_brought_back_gets_the_time_of_the_revert() -> None:
+    row, below = imported(7, b"row"), timed(2, b"2")
+    stamps = {encode_reference(7): Lifetime(4, 6)}
+    moved = Revived(below[0], row[0], 6)
+    assert revived(tails([row, below]), stamps, (), since=6) == moved
+    assert revived(tails([row, below]), stamps, (), since=5) is None
+    for hiding in (timed(5, b"5"), timed(7, b"7")):
+        assert revived(tails([row, hiding, below]), stamps, (), since=8) is None
+
+
+def test_a_row_stays_while_it_tells_the_time_of_a_value_whose_own_life_ends() -> None:
+    row, below = imported(7, b"row"), imported(8, b"below")
+    stamps = {encode_reference(7): Lifetime(4, 6), encode_reference(8): Lifetime(2, 9)}
+    assert garbage(tails([row, below]), stamps, (), since=8) == []
+    assert revived(tails([row, below]), stamps, (), since=8) is None
+    assert garbage(tails([row, below]), stamps, (), since=9) == tails([below, row])
+
+
 def test_rows_of_an_import_not_added_yet_are_kept() -> None:
     assert garbage([imported(7, b"row")[0], timed(5, b"5")[0]], {}, (), since=9) == []
 
@@ -101,10 +119,11 @@ def keys(draw: st.DrawFn) -> tuple[list[StoredEntry], dict[bytes, Lifetime], lis
 def seen(
     entries: list[StoredEntry], stamps: dict[bytes, Lifetime], stack: list[int], since: int
 ) -> list[object]:
-    """All that readers at or above `since` can ask of a key."""
+    """All that readers at or above `since` can ask of a key. A value has a time, which a join
+    tells."""
     events = timeline(entries, stamps, stack)
     states = [newest_at(events, t) for t in range(since, 15)]
-    values = [None if state is None else state[1] for state in states]
+    values = [None if state is None or state[1] is None else state for state in states]
     return [*values, *[event for event in events if event[0] > since]]
 
 
@@ -114,14 +133,20 @@ def test_no_reader_notices_any_prefix_of_the_removals(
 ) -> None:
     entries, stamps, stack = key
     doomed = garbage(tails(entries), stamps, stack, since=since)
+    moved = revived(tails(entries), stamps, stack, since=since)
+    assert moved is None or moved.row in doomed
     before = seen(entries, stamps, stack, since)
     left = list(entries)
     for tail in doomed:
-        left = [entry for entry in left if entry[0] != tail]
+        if moved is not None and tail == moved.row:
+            left.append(timed(moved.time, dict(left)[moved.tail]))
+            left = [entry for entry in left if entry[0] != moved.tail]
+        left = sorted(entry for entry in left if entry[0] != tail)
         assert seen(left, stamps, stack, since) == before
     without = [t for t in stack if t > since]
     assert seen(left, stamps, without, since) == before
     assert not garbage(tails(left), stamps, without, since=since)
+    assert revived(tails(left), stamps, without, since=since) is None
 
 
 @given(keys(), st.integers(0, 13))
