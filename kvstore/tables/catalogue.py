@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import chain
 from typing import Any, Protocol
 
@@ -92,6 +93,7 @@ class Catalogue:
         self._lock = threading.Lock()
         self._known: dict[str, list[tuple[int, TableCodec | None]]] = {}
         self._turn = 0
+        self._changing = 0
 
     def names(self) -> list[str]:
         """The tables, by name."""
@@ -101,7 +103,7 @@ class Catalogue:
         """The definition of a table as of a time, and its oldest one for a time before it. Raises
         `UsageError` where there is no such table."""
         versions = self._known.get(name)
-        if versions is None or self._moves():
+        if versions is None or self._changing or self._moves():
             versions = self._load(name)
         found: TableCodec | None = None
         for at, codec in versions:
@@ -118,6 +120,19 @@ class Catalogue:
             self._turn += 1
             self._known.pop(name, None)
 
+    @contextmanager
+    def changing(self, name: str) -> Iterator[None]:
+        """Keep no definition in memory while one is committed: a row by the new one may be read
+        right behind the commit."""
+        with self._lock:
+            self._changing += 1
+        try:
+            yield
+        finally:
+            self.forget(name)
+            with self._lock:
+                self._changing -= 1
+
     def _load(self, name: str) -> list[tuple[int, TableCodec | None]]:
         turn = self._turn
         known = {codec.stored: codec for _, codec in self._known.get(name, ()) if codec}
@@ -128,7 +143,7 @@ class Catalogue:
                 codec = TableCodec(Definition.from_bytes(name, stored))
             versions.append((at, codec))
         with self._lock:
-            if turn == self._turn and versions:  # else a definition came meanwhile
+            if turn == self._turn and not self._changing and versions:  # else one came meanwhile
                 self._known[name] = versions
         return versions
 

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from kvstore.errors import UsageError
+from kvstore.errors import CorruptionError, UsageError
 from kvstore.tables.definition import Column, Definition, Index
 from kvstore.tables.keys import KeyCodec
 from kvstore.tables.kinds import kind_of
@@ -30,8 +30,11 @@ from kvstore.tables.rows import RowCodec, bytes_cell, schema_number, schema_numb
 from kvstore.tables.space import index_prefix, rows_prefix
 
 
-class UnknownLayoutError(Exception):
+class UnknownLayoutError(CorruptionError):
     """A row names a layout that the definition does not have: the definition is older."""
+
+    def __init__(self, where: str, number: int) -> None:
+        super().__init__(f"a row of {where}", f"its table has no layout {number}")
 
 
 class _Reader(NamedTuple):
@@ -177,7 +180,7 @@ class TableCodec:
         codec = self._rows.get(number)
         if codec is None:
             if not 0 <= number < len(self.definition.layouts):
-                raise UnknownLayoutError(number)
+                raise UnknownLayoutError(self.definition.where, number)
             layout = self.definition.layouts[number]
             codec = self._rows[number] = RowCodec(number, layout, self.definition.where)
         return codec

@@ -71,6 +71,6 @@ def open_table(
     if parts.committer.policy.commits is None:
         # Plain reads leave tables out before the first one shows.
         parts.reserve.has_tables = True
-    store.transact(lambda txn: make(txn, name, *made.arguments))
-    catalogue.forget(name)
+    with catalogue.changing(name):
+        store.transact(lambda txn: make(txn, name, *made.arguments))
     return Table(name, rows, rows, made.model)

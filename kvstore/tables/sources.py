@@ -9,11 +9,12 @@ Invariants
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 import pyarrow as pa
+from typing_extensions import Self
 
 from kvstore.arrow import ROWS_SCHEMA, binary_array
 from kvstore.errors import TableAlteredError, UsageError
@@ -69,9 +70,13 @@ class RowReader(Protocol):
         """All kept versions of a key, newest first."""
         ...
 
-    def held(self, as_of: TimeLike | None) -> AbstractContextManager[RowReader]:
-        """Reads at one time, which stays readable meanwhile."""
+    def held(self, as_of: TimeLike | None) -> HeldReader:
+        """Reads at one time, which stays readable until the block ends."""
         ...
+
+
+class HeldReader(RowReader, AbstractContextManager["HeldReader"], Protocol):
+    """Reads at one time."""
 
 
 class RowWriter(Protocol):
@@ -170,10 +175,8 @@ class StoreRows:
     def alter(self, name: str, alteration: Alteration | Callable[[Definition], Definition]) -> None:
         """Alter a table whose definition is known."""
         seen = self.codec(name).definition
-        try:
+        with self._catalogue.changing(name):
             change(self.store.transaction, seen, alteration)
-        finally:
-            self._catalogue.forget(name)
 
     def import_target(self, name: str) -> ImportTarget:
         """See `Table.import_target`."""
@@ -237,9 +240,15 @@ class SnapshotRows:
     def history(self, key: bytes) -> Sequence[Version]:
         raise UsageError("a snapshot has one time", "ask the store for the history of a row")
 
-    def held(self, as_of: TimeLike | None) -> AbstractContextManager[RowReader]:
+    def held(self, as_of: TimeLike | None) -> Self:
         self._refuse(as_of)
-        return nullcontext(self)
+        return self
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """The caller ends it."""
 
     def _refuse(self, as_of: TimeLike | None) -> None:
         if as_of is not None:
@@ -248,9 +257,6 @@ class SnapshotRows:
 
 class HeldRows(SnapshotRows):
     """A snapshot that ends with the block."""
-
-    def __enter__(self) -> SnapshotRows:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self._snapshot.close()
@@ -291,9 +297,15 @@ class TransactionRows:
     def history(self, key: bytes) -> Sequence[Version]:
         raise UsageError("a transaction has one time", "ask the store for the history of a row")
 
-    def held(self, as_of: TimeLike | None) -> AbstractContextManager[RowReader]:
+    def held(self, as_of: TimeLike | None) -> Self:
         self._refuse(as_of)
-        return nullcontext(self)
+        return self
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """The caller ends it."""
 
     def write(self, name: str, make: MakeChange, *, is_checked: bool) -> None:
         made = make(self.codec(name), self)

@@ -16,7 +16,7 @@ from kvstore.span import Span
 from kvstore.tables.building import build_index, tidy
 from kvstore.tables.changing import RowImages, change_schema, changed_batches, require_images
 from kvstore.tables.classes import row_of
-from kvstore.tables.codec import TableCodec, dicts
+from kvstore.tables.codec import TableCodec, UnknownLayoutError, dicts
 from kvstore.tables.conform import batches_of
 from kvstore.tables.evolve import Added, Alteration, IndexColumns, named_parts
 from kvstore.tables.finding import found_batches, index_span, whole_index
@@ -126,10 +126,14 @@ class Table:
         if value is None:
             return None
         given = key if codec.key.are_plain(key) else None
-        if columns is not None:
-            return codec.to_dict(stored_key, value, tuple(columns), given)
-        row = codec.to_dict(stored_key, value, None, given)
-        return row if self._model is None else self._made(row)
+        names = None if columns is None else tuple(columns)
+        try:
+            row = codec.to_dict(stored_key, value, names, given)
+        except UnknownLayoutError:
+            if rows.codec(self.name, as_of) is codec:
+                raise
+            return self.get(*key, as_of=as_of, columns=columns)  # the table was altered meanwhile
+        return row if self._model is None or names is not None else self._made(row)
 
     def get_many(
         self,
@@ -143,13 +147,15 @@ class Table:
         codec = rows.codec(self.name, as_of)
         stored = codec.key.whole_keys(keys)
         names = None if columns is None else tuple(columns)
+        values = rows.get_many(stored, as_of)
+        codec = rows.codec(self.name, as_of)  # the table may have been altered meanwhile
         return [
             None
             if value is None
             else codec.to_dict(key, value, names)
             if names is not None
             else self._made(codec.to_dict(key, value))
-            for key, value in zip(stored, rows.get_many(stored, as_of), strict=True)
+            for key, value in zip(stored, values, strict=True)
         ]
 
     def scan(
@@ -164,10 +170,10 @@ class Table:
         that are not asked for are not decoded. Memory is bounded."""
         require_limit(limit)
         rows = self._reader()
-        codec = rows.codec(self.name, as_of)
-        span = Span.of_prefix(codec.key.key(key))
-        schema = codec.schema_of(columns)
+        span = Span.of_prefix(rows.codec(self.name, as_of).key.key(key))
         batches = rows.batches(span, as_of, reverse=reverse, limit=limit)
+        codec = rows.codec(self.name, as_of)  # of the time that the scan has picked, or later
+        schema = codec.schema_of(columns)
         decoded = (codec.decode(batch.column(0), batch.column(1), columns) for batch in batches)
         return pa.RecordBatchReader.from_batches(schema, decoded)
 
@@ -199,13 +205,13 @@ class Table:
         entry.
         """
         require_limit(limit)
-        rows = self._reader()
-        codec = rows.codec(self.name, as_of)
+        held = self._reader().held(as_of)
+        codec = held.codec(self.name)
         found = whole_index(codec, index)
         span = index_span(codec, found, values)
 
         def batches() -> Iterator[pa.RecordBatch]:
-            with rows.held(as_of) as held:
+            with held:
                 yield from found_batches(
                     codec, held, found, span, columns=columns, reverse=reverse, limit=limit
                 )
@@ -293,6 +299,8 @@ class Table:
         (`"post"`) or after them (`"pre"`). The columns are as the table has them at `upto`."""
         require_images(images)
         rows = self._store_rows("asked for its changes")
+        if upto is None:
+            upto = rows.parts.reads.at(None)
         codec = rows.codec(self.name, upto)
         span = Span.of_prefix(codec.key.prefix)
         changes = rows.store.changes(since, upto, span.start, span.end, order="time")

@@ -1,0 +1,123 @@
+"""Tables that are altered while others read them, and indexes whose builders are killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import kvstore
+from kvstore import unique
+from kvstore.errors import NotUniqueError, UsageError
+from kvstore.testing.bounds import bounds
+from kvstore.testing.seeds import seeded
+
+pytestmark = pytest.mark.usefixtures("each_engine")
+
+SCHEMA = pa.schema([("id", pa.int64()), ("zone", pa.string())])
+
+
+@pytest.fixture
+def hasty() -> Iterator[None]:
+    """Threads that take turns often."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(before)
+
+
+@pytest.mark.usefixtures("hasty")
+def test_reads_while_a_table_is_altered_have_the_columns_of_some_time(
+    tmp_path: Path, each_engine: str
+) -> None:
+    """A row by a new definition is read by it, also right behind the alteration."""
+    with kvstore.open(tmp_path / "store", each_engine, durability="async") as store:
+        table = store.table("t", SCHEMA, key="id", indexes={"by_zone": "zone"})
+        table.put({"id": 1, "zone": "a"})
+        done = threading.Event()
+
+        def alter() -> None:
+            try:
+                for turn in range(8):
+                    table.alter(add={f"c{turn}": pa.int64()})
+                    table.put({"id": 1, "zone": "a", f"c{turn}": turn})
+                    table.alter(drop=[f"c{turn}"])
+            finally:
+                done.set()
+
+        reads: list[Callable[[], Any]] = [
+            lambda: [table.get(1)],
+            lambda: table.get_many([1]),
+            lambda: table.scan().read_all().to_pylist(),
+            lambda: list(table.find("by_zone", "a")),
+            lambda: table.changes(store.upper - 1).read_all().to_pylist() or [{"id": 1}],
+            lambda: [version.row for version in table.history(1)][:1],
+        ]
+        writer = threading.Thread(target=alter)
+        writer.start()
+        while not done.is_set():
+            for read in reads:
+                (row,) = read()
+                assert row["id"] == 1
+        writer.join()
+        assert table.get(1) == {"id": 1, "zone": "a"}
+
+
+ROWS = 15
+CHUNK = 4
+
+
+def build(path: Path, engine: str, kill_at: int) -> None:
+    """Build an index, and die at a chunk of it."""
+    with bounds(INDEX_CHUNK_ROWS=CHUNK), kvstore.open(path, engine, durability="async") as store:
+        table = store.table("t")
+
+        def step(_: int) -> None:
+            steps.append(1)
+            if len(steps) == kill_at:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        steps: list[int] = []
+        table.build_index("by_zone", progress=step)
+
+
+@pytest.mark.parametrize("zone", ["zone", unique("zone")], ids=["plain", "unique"])
+def test_a_builder_that_is_killed_at_each_chunk_makes_a_whole_index(
+    spawn: Any, tmp_path: Path, each_engine: str, zone: Any
+) -> None:
+    path, rng = tmp_path / "store", seeded("INDEX_KILL_SEED")
+    with kvstore.open(path, each_engine, durability="async") as store:
+        table = store.table("t", SCHEMA, key="id")
+        table.put_batch([{"id": number, "zone": f"z{number}"} for number in range(ROWS)])
+        table.alter(add_index={"by_zone": zone})
+    kills = 0
+    while True:
+        # Each run gets one chunk further than the run before, or two.
+        child = spawn.Process(target=build, args=(path, each_engine, rng.choice([1, 2])))
+        child.start()
+        child.join()
+        kills += child.exitcode == -signal.SIGKILL
+        with kvstore.open(path, each_engine, durability="async") as store:
+            table = store.table("t")
+            if child.exitcode == 0:
+                break
+            with pytest.raises(UsageError, match="not whole"):
+                table.find("by_zone", "z1")
+            number = rng.randrange(ROWS)
+            table.put({"id": number, "zone": f"new{kills}"})
+            table.delete(rng.randrange(ROWS))
+    assert kills >= ROWS // CHUNK // 2
+    with kvstore.open(path, each_engine, durability="async") as store:
+        table = store.table("t")
+        assert list(table.find("by_zone")) == sorted(table.rows(), key=lambda row: row["zone"])
+        if isinstance(zone, unique):
+            taken = next(table.rows())
+            with pytest.raises(NotUniqueError):
+                table.put({"id": 99, "zone": taken["zone"]})
