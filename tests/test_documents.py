@@ -93,7 +93,7 @@ def running(command: str) -> Iterator[None]:
         yield
         assert process.poll() is None, f"$ {command} &\nit ended: {process.communicate()[1]}"
         process.terminate()
-        _, complaints = process.communicate(timeout=60)
+        _, complaints = process.communicate(timeout=120)
         assert process.returncode in (0, -signal.SIGTERM), f"$ {command} &\n{complaints}"
     finally:
         with suppress(ProcessLookupError):  # none of its processes is left

@@ -33,7 +33,7 @@ class HeldSync:
     def sync(self) -> None:
         self.count += 1
         self.begun.release()
-        assert self.allowed.acquire(timeout=60)
+        assert self.allowed.acquire(timeout=120)
         if self.fails:
             raise StorageError("storage failed", "look at the disk")
         self._sync()
@@ -80,7 +80,7 @@ class Crew:
 
     def join(self) -> None:
         for thread in self.threads:
-            thread.join(60)
+            thread.join(120)
             assert not thread.is_alive()
 
 
@@ -101,7 +101,7 @@ def waiting(store: Store) -> int:
 def test_commits_that_came_during_an_fsync_share_the_next(store: Store, disk: HeldSync) -> None:
     crew = Crew(store)
     crew.commit(1)
-    assert disk.begun.acquire(timeout=60)
+    assert disk.begun.acquire(timeout=120)
     crew.commit(WAITERS)
     spin(lambda: waiting(store) == WAITERS)
     assert crew.outcome == [], "nobody is told before the disk is"
@@ -116,7 +116,7 @@ def test_commits_that_came_during_an_fsync_share_the_next(store: Store, disk: He
 def test_a_failed_fsync_is_told_to_all_that_wait(store: Store, disk: HeldSync) -> None:
     crew = Crew(store)
     crew.commit(1)
-    assert disk.begun.acquire(timeout=60)
+    assert disk.begun.acquire(timeout=120)
     crew.commit(WAITERS)
     spin(lambda: waiting(store) == WAITERS)
     disk.fails = True
@@ -134,7 +134,7 @@ def test_who_waits_too_long_looks_again_and_stands_in_nobodys_way(
     crew = Crew(store)
     for _ in range(3):
         crew.commit(WAITERS)
-        assert disk.begun.acquire(timeout=60)
+        assert disk.begun.acquire(timeout=120)
         disk.allowed.release()
     disk.open_up()
     crew.join()
@@ -254,13 +254,13 @@ def test_a_commit_that_closing_made_durable_is_done_and_not_refused(
 ) -> None:
     crew = Crew(store)
     crew.commit(1)
-    assert disk.begun.acquire(timeout=60)  # it leads
+    assert disk.begun.acquire(timeout=120)  # it leads
     crew.commit(WAITERS)
     spin(lambda: waiting(store) == WAITERS)
     closing = threading.Thread(target=store.close)
     closing.start()
-    assert disk.begun.acquire(timeout=60)
+    assert disk.begun.acquire(timeout=120)
     disk.open_up()
-    closing.join(60)
+    closing.join(120)
     crew.join()
     assert not [found for found in crew.outcome if isinstance(found, Exception)], crew.outcome

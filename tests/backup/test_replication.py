@@ -98,11 +98,11 @@ def test_a_standby_follows_commits_as_they_come(store: kvstore.Store, standby: P
         for _ in range(5):
             change(store, pick, 10)
             at = store.put(b"last", b"v")
-            replica.wait_beyond(at, timeout=30)
+            replica.wait_beyond(at, timeout=120)
             assert replica.get(b"last", as_of=at) == b"v"
             same(store, replica)
         stop.set()
-        follower.join(30)
+        follower.join(120)
         assert not follower.is_alive()
 
 

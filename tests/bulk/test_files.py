@@ -84,7 +84,7 @@ def test_changed_bytes_end_no_process(tmp_path: Path, kind: str) -> None:
     write(path, kind)
     assert sum(batch.num_rows for batch in file_rows([path], key="key", value="value")) == COUNT
     reader = [sys.executable, "-c", READER, str(path), str(ROUNDS)]
-    ended = subprocess.run(reader, capture_output=True, text=True, check=False, timeout=120)
+    ended = subprocess.run(reader, capture_output=True, text=True, check=False, timeout=600)
     assert ended.returncode == 0, (ended.stdout[-20:], ended.stderr[-2000:])
 
 

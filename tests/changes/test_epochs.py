@@ -258,7 +258,7 @@ def test_forcing_quiescence_waits_for_open_changesets_and_holds_new_ones_back(
         bare = store.put(b"bare", b"1")  # atomic: never held back
         leave.set()
         for thread in (worker, forcing, follower):
-            thread.join(30)
+            thread.join(120)
         (quiet,) = reached
         assert bare <= quiet
         assert store.get(b"b", as_of=quiet) == b"1"

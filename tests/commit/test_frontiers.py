@@ -10,7 +10,7 @@ from kvstore.commit.frontiers import Frontiers, require_readable
 from kvstore.errors import HistoryGoneError, NotYetWrittenError
 from kvstore.timestamp import Timestamp
 
-WAIT_S = 60
+WAIT_S = 120
 
 
 def test_times_from_since_up_to_upper_are_readable() -> None:

@@ -80,7 +80,7 @@ def connected(path: Path) -> Iterator[kvstore.Client]:
     """A client, once an owner listens."""
     while True:
         try:
-            client = kvstore.connect(path, timeout=60)
+            client = kvstore.connect(path, timeout=120)
         except KVStoreError:
             time.sleep(0.01)  # nothing tells that the next owner has come
             continue

@@ -178,7 +178,7 @@ def test_a_replica_follows_beside_the_owner(
             for number in range(3):
                 at = owner.put(b"k", b"%d" % number)
                 with changed:
-                    assert changed.wait_for(lambda at=at: uppers and uppers[-1] > at, timeout=60)
+                    assert changed.wait_for(lambda at=at: uppers and uppers[-1] > at, timeout=120)
         finally:
             stop.set()
             thread.join()

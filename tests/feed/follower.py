@@ -8,7 +8,7 @@ from collections.abc import Callable
 from kvstore import Feed, FeedBatch
 from kvstore.errors import KVStoreError
 
-WAIT_S = 30.0
+WAIT_S = 120.0
 
 
 def keys(batches: list[FeedBatch] | Feed) -> list[bytes]:

@@ -152,18 +152,18 @@ def test_who_waits_for_upper_is_woken_when_it_has_moved(
 
         waiting = threading.Thread(target=lambda: store.wait_beyond(upper, stop=look))
         waiting.start()
-        assert looks.acquire(timeout=30)
+        assert looks.acquire(timeout=120)
         wake, woken = parts_of(store).committer.frontiers.wake, []
 
         def wake_and_let_look() -> None:
             wake()
             if not woken:
                 woken.append(True)
-                assert looks.acquire(timeout=30)
+                assert looks.acquire(timeout=120)
 
         monkeypatch.setattr(parts_of(store).committer.frontiers, "wake", wake_and_let_look)
         store.sync()
-        waiting.join(10)
+        waiting.join(120)
         is_waiting = waiting.is_alive()
         wake()
         assert not is_waiting

@@ -65,7 +65,7 @@ def test_following_lines_come_as_commits_do(tmp_path: Path) -> None:
             assert changed.wait_for(lambda number=number: len(lines) == number + 1, 30)  # type: ignore[misc]
     assert [json.loads(line)["key"] for line in lines] == [str(number) for number in range(10)]
     store.close()
-    reader.join(30)
+    reader.join(120)
     assert ended
 
 

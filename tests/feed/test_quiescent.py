@@ -270,5 +270,5 @@ def test_who_waits_for_quiescence_hears_that_the_store_was_closed(tmp_path: Path
     while not parts_of(store).changesets.forcing:
         pass
     store.close()
-    waiting.join(30)
+    waiting.join(120)
     assert len(heard) == 1

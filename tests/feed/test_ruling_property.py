@@ -215,7 +215,7 @@ def test_a_live_feed_beside_writers_imports_and_reshards_misses_nothing(tmp_path
             writer.join()
         done.set()
         store.put(b"end", b"1")
-        consumer.join(60)
+        consumer.join(120)
         assert not consumer.is_alive()
         assert not failures
         assert replica.seen == sorted(set(replica.seen))

@@ -35,7 +35,7 @@ def test_who_hears_of_a_run_may_close_the_store(tmp_path: Path) -> None:
     store = kvstore.open(tmp_path / "db", durability="async")
     forever = timedelta.max
     store.upkeep.start_gc(GcPolicy(keep=timedelta(0), every=forever), after_run=close).wake()
-    assert closed.wait(30)
+    assert closed.wait(120)
     kvstore.open(tmp_path / "db").close()
 
 
@@ -115,7 +115,7 @@ def test_background_policy_collects_and_is_stopped_by_close(tmp_path: Path) -> N
     store.put(b"k", b"1")
     store.put(b"k", b"2")
     worker.wake()
-    assert done.wait(30)
+    assert done.wait(120)
     assert len(store.history(b"k")) == 1
     store.close()
     assert collecting() == []

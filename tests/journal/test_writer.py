@@ -129,7 +129,7 @@ def test_sync_interval_makes_an_idle_tail_durable_by_itself() -> None:
 
     disk.fail = note
     journal.append(b"x")
-    assert synced.wait(30)
+    assert synced.wait(120)
     journal.close()
     assert journal.durable == 1
 
@@ -147,7 +147,7 @@ def test_a_failed_background_sync_poisons_the_journal() -> None:
 
     disk.fail = fail
     journal.append(b"x")
-    assert failed.wait(30)
+    assert failed.wait(120)
     journal.close()  # waits for the thread
     with pytest.raises(ClosedError):
         journal.append(b"y")

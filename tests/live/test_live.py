@@ -66,7 +66,7 @@ def test_upper_moves_by_itself(store: Store) -> None:
         for number in range(20):
             stamp = store.put(b"k", b"%d" % number)
             while reader.upper <= stamp:
-                Store.wait_beyond(reader, stamp, timeout=5.0)  # which looks at no file
+                Store.wait_beyond(reader, stamp, timeout=120.0)  # which looks at no file
             assert reader.get(b"k") == b"%d" % number
 
 

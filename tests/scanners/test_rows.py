@@ -122,7 +122,7 @@ def test_it_takes_few_descriptors_however_many_files_there_are(tmp_path: Path) -
         assert len(parts_of(store).engine.files()) >= 150
     root = Path(__file__).parent.parent.parent
     command = [sys.executable, "-c", _FEW_DESCRIPTORS, str(tmp_path / "store")]
-    subprocess.run(command, cwd=root, check=True, timeout=300)
+    subprocess.run(command, cwd=root, check=True, timeout=1200)
 
 
 def test_workers_import_nothing_from_the_working_directory(

@@ -34,7 +34,7 @@ def test_a_service_of_fastapi_and_a_notebook_beside_it(tmp_path: Path) -> None:
 
         def call(path: str, method: str = "GET") -> Any:
             request = urllib.request.Request(url + path, method=method)
-            return json.load(urllib.request.urlopen(request, timeout=60))
+            return json.load(urllib.request.urlopen(request, timeout=120))
 
         then = call("/flights/UA1545?status=boarding", "PUT")["since"]
         with kvstore.connect(f"{url}/store", TOKEN) as notebook:

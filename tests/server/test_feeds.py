@@ -64,7 +64,7 @@ def test_a_consumer_goes_ahead_with_the_next_server(tmp_path: Path) -> None:
     address = ListenAddress(path=str(tmp_path / "socket"))
     seen: list[bytes | None] = []
     with kvstore.open(tmp_path / "store") as store:
-        with serving(app(store), address) as running, connect(running.url, patience=60) as client:
+        with serving(app(store), address) as running, connect(running.url, patience=120) as client:
             store.put(b"k", b"1")
             feed = client.feed("feed", start=0)
             batches = feed.batches(follow=True)

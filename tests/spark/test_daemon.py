@@ -45,7 +45,7 @@ def test_a_worker_that_spark_ends_while_it_waits_says_nothing(folder: str) -> No
         waiting.shutdown(socket.SHUT_WR)
         assert waiting.recv(1) == b""  # it has left, and written nothing before
         assert worker != daemon.pid
-    _, errors = daemon.communicate(timeout=60)  # closes its input, which ends it
+    _, errors = daemon.communicate(timeout=120)  # closes its input, which ends it
     assert errors == b""
 
 

@@ -195,7 +195,7 @@ def test_a_job_runs_under_spark_submit(tmp_path: Path) -> None:
         },
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=1200,
         check=False,
     )
     assert ended.returncode == 0, ended.stderr[-3000:]

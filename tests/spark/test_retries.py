@@ -22,7 +22,7 @@ def test_killed_workers_and_finished_but_lost_attempts_never_change_the_result(
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=1200,
         check=False,
     )
     assert ended.returncode == 0, ended.stderr[-4000:]

@@ -161,7 +161,7 @@ def test_a_waiting_claim_gets_a_task_as_soon_as_it_is_inserted(tasks: Tasks) -> 
     waiter = threading.Thread(target=lambda: got.append(tasks.claim(["q"], wait=60)))
     waiter.start()
     inserted = tasks.insert("q", b"work")
-    waiter.join(30)
+    waiter.join(120)
     assert got[0] is not None
     assert got[0].id == inserted.id
 
@@ -202,7 +202,7 @@ def test_closing_ends_waiting_claims(tasks: Tasks) -> None:
     waiter.start()
     tasks.close()
     tasks.close()
-    waiter.join(30)
+    waiter.join(120)
     assert len(got) == 1
     with pytest.raises(ClosedError):
         tasks.insert("q")

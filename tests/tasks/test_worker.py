@@ -165,7 +165,7 @@ def test_running_workers_do_everything_and_stop(tmp_path: Path) -> None:
     with Tasks.open(tmp_path) as tasks:
         with Worker(tasks, {"q": handler}).running(threads=3):
             tasks.modify(inserts=[NewTask("q", b"%d" % number) for number in range(30)])
-            assert finished.wait(30)
+            assert finished.wait(120)
         assert tasks.sizes() == {}
     assert sorted(done, key=int) == [b"%d" % number for number in range(30)]
 
@@ -209,7 +209,7 @@ def test_a_worker_goes_on_after_its_queue_failed_and_tells_of_it(
     done = threading.Event()
     tasks.insert("q", b"work")
     with Worker(tasks, {"q": lambda job: done.set()}).running():
-        assert done.wait(60)
+        assert done.wait(120)
     assert tasks.failures.count == 1
     assert "OSError: of the disk" in caplog.text
 
@@ -233,7 +233,7 @@ def test_a_renewal_that_fails_is_told_and_the_next_one_keeps_the_task(
     tasks.insert("q", b"work")
 
     def wait(job: Job) -> None:
-        assert renew.again.wait(60)
+        assert renew.again.wait(120)
 
     assert Worker(tasks, {"q": wait}, hold=0.003).run_one() is Outcome.DONE
     assert tasks.failures.count == 1

@@ -91,7 +91,7 @@ def test_transaction_that_gave_way_in_vain_waits_for_the_commit(
 
     def write_late(batch: WriteBatch) -> None:
         writing.set()
-        assert looked.wait(60)
+        assert looked.wait(120)
         monkeypatch.setattr(parts_of(store).engine, "write", write)
         write(batch)
 
@@ -103,7 +103,7 @@ def test_transaction_that_gave_way_in_vain_waits_for_the_commit(
     monkeypatch.setattr(committer, "give_way", give_way_and_tell)
     writer = threading.Thread(target=store.put, args=(b"x", b"1"))
     writer.start()
-    assert writing.wait(60)
+    assert writing.wait(120)
     with store.transaction() as txn:
         assert txn.get(b"x") == b"1"
         txn.put(b"x", b"2")
