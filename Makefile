@@ -15,7 +15,7 @@ PYTEST := $(PY) -m pytest
 # The time for which `make soak` fuzzes each format by coverage, where atheris installs.
 FUZZ_SECONDS := 60
 
-.PHONY: help setup test check lint types loops docs format demo demo-joins bench bench-quick bench-growth year soak sanitize azure clean
+.PHONY: help setup test check lint types loops docs format demo demo-joins bench bench-quick bench-growth year soak cluster sanitize azure clean
 
 help:
 	@echo 'make setup        create $(VENV) with the pinned versions'
@@ -29,6 +29,7 @@ help:
 	@echo 'make bench-quick  print the tables for 150,000 rows; bench-growth: for up to 10,000,000'
 	@echo 'make year         play a year of service and write its page: under an hour'
 	@echo 'make soak         the long random tests, the fuzzers and the sanitizers: hours'
+	@echo 'make cluster      Spark on a master and two workers, with kills: some minutes'
 	@echo 'make sanitize     run the compiled loops under the sanitizers of the C compiler'
 	@echo 'make azure        the tests that need an emulator of Azure, which npm fetches'
 	@echo 'make clean        remove everything that these targets made'
@@ -129,6 +130,9 @@ soak: $(READY)
 	  echo 'soak: atheris does not install here; seeded mutations alone have fuzzed the formats'; \
 	fi
 	$(PY) -m tests.loops.sanitized
+
+cluster: $(READY)
+	$(PYTEST) -m '' tests/cluster
 
 sanitize: $(READY)
 	$(PY) -m tests.loops.sanitized

@@ -2,6 +2,7 @@
 
 import kvstore.backup  # noqa: F401  # refuses a stranger before it is imported from
 from spark_connector.joins.join import lookup_join, point_in_time_join
+from spark_connector.loading.changes import apply_changes
 from spark_connector.loading.keys import tuple_key
 from spark_connector.loading.load import ImportReport, bulk_import, run_import, stage_import
 from spark_connector.loading.rows import ImportRows, sorted_rows
@@ -14,6 +15,7 @@ from spark_connector.source import register
 __all__ = [
     "ImportReport",
     "ImportRows",
+    "apply_changes",
     "batch_importer",
     "bulk_import",
     "lookup_join",

@@ -119,6 +119,10 @@ class Access:
             ca_file=_absolute(found.ca_file),
         )
 
+    def directories(self) -> list[str]:
+        """The directories that a task must see to use the collection: its state, if it is local."""
+        return [] if "://" in self.url else [os.path.join(self.url, "consensus")]
+
     def as_options(self) -> dict[str, str]:
         """The fields but `url`, as options of `format("kvstore")`."""
         texts: dict[str, str] = {}

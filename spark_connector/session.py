@@ -1,10 +1,12 @@
-"""A local Spark session with the settings that loading, reading and testing a store need.
+"""A Spark session with the settings that loading, reading and testing a store need: a local one, or
+one on the cluster that the setting `spark.master` names.
 
     from spark_connector import session
     spark = session("flights", cores=2, memory="2g", **{"spark.sql.shuffle.partitions": "8"})
 
-A session writes its own files to a folder of its own in the temporary folder, which is removed when
-the process ends. `spark_connector.java` finds the Java.
+A local session writes its own files to a folder of its own in the temporary folder, which is
+removed when the process ends. A session on a cluster takes the cluster's own settings for
+directories, addresses and sockets. `spark_connector.java` finds the Java.
 
 The start of the JVM fixes some settings for the rest of the process: `cores`, `memory`, every
 `spark.driver.*` and `spark.executor.*`, `spark.local.dir`, the warehouse, and the Java. While a
@@ -42,6 +44,7 @@ WORKER_START_SECONDS = 60
 """The longest start of a Python worker. Spark's 15 s are too short on a busy machine."""
 
 _PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
+_PYTHON = "spark.pyspark.python"
 _JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 
 _LOG4J = """\
@@ -65,29 +68,37 @@ def session(
     memory: str | None = None,
     **conf: object,
 ) -> SparkSession:
-    """Return the running session, or start a local one.
+    """Return the running session, or start one: local, unless `spark.master` names a cluster.
 
-    A new session runs on `cores` threads (default 2) with `memory` of heap (default 1g). `conf`
-    holds Spark settings under their full names, and overrides the defaults of this module. The
+    A new session runs on `cores` threads (default 2) with `memory` of heap (default 1g). On a
+    cluster `memory` is the heap of the driver, and the cluster's own settings tell the cores.
+    `conf` holds Spark settings under their full names, and overrides the defaults of this module.
+    The
     caller may `stop()` the session; otherwise the end of the process stops it. Starting takes about
     five seconds, most of them in the JVM.
 
     Raises `UsageError` on a name that is no Spark setting, on a setting that the running JVM cannot
-    change, and if no Java is found.
+    change, on `cores` for a cluster, and if no Java is found.
     """
     settings = {**_asked(cores, memory), **_checked(conf)}
     if SparkContext._active_spark_context is not None:
         # getActiveSession() is None in threads that did not start the session.
         running = SparkSession.builder.getOrCreate()
         return _adjust(running, {_PUSHDOWN: "true", **settings})
+    master = settings.get("spark.master", "local")
+    if not is_local(master) and cores is not None:
+        raise UsageError(
+            f"cores is for a local session, and spark.master is {master}", "pass spark.cores.max"
+        )
     cores = CORES if cores is None else cores
     if cores < 1:
         raise UsageError(f"cores is {cores}", "give at least one")
     scratch = Path(tempfile.mkdtemp(prefix="kvstore-spark-"))
     atexit.register(remove_scratch, scratch, os.getpid())
-    started = _start(
-        app_name, {**default_settings(scratch, cores=cores, memory=MEMORY), **settings}, scratch
-    )
+    defaults = default_settings(scratch, cores=cores, memory=MEMORY)
+    if not is_local(master):
+        defaults = {name: value for name, value in defaults.items() if name in _FOR_CLUSTERS}
+    started = _start(app_name, {**defaults, **settings}, scratch)
     # Runs before the removal: the handler that is registered last runs first.
     atexit.register(_stop, started, os.getpid())
     return started
@@ -125,6 +136,27 @@ def _adjust(running: SparkSession, settings: Mapping[str, str]) -> SparkSession:
     for name, value in changes.items():
         running.conf.set(name, value)
     return running
+
+
+def is_local(master: str) -> bool:
+    """Whether a session with this master runs in one JVM."""
+    return master == "local" or master.startswith("local[")
+
+
+_FOR_CLUSTERS = frozenset(
+    [
+        "spark.driver.memory",
+        "spark.ui.showConsoleProgress",
+        "spark.sql.session.timeZone",
+        "spark.sql.execution.rangeExchange.sampleSizePerPartition",
+        "spark.sql.execution.arrow.compression.codec",
+        _PUSHDOWN,
+        "spark.sql.streaming.stopTimeout",
+        "spark.python.authenticate.socketTimeout",
+    ]
+)
+"""The default settings that hold on a cluster too. The others name directories and addresses of
+this machine, or count its cores."""
 
 
 def default_settings(scratch: Path, *, cores: int, memory: str) -> dict[str, str]:
@@ -180,7 +212,12 @@ def _start(app_name: str, settings: Mapping[str, str], scratch: Path) -> SparkSe
     builder = SparkSession.builder.appName(app_name)
     for name, value in {**settings, _JAVA_OPTIONS: options.strip()}.items():
         builder = builder.config(name, value)
-    with _environment(_process_environment()):
+    environment = _process_environment()
+    if is_local(settings.get("spark.master", "local")):
+        environment["SPARK_LOCAL_IP"] = "127.0.0.1"
+    if (python := settings.get(_PYTHON)) is not None:
+        environment["PYSPARK_PYTHON"] = python  # PySpark takes the setting from spark-submit only
+    with _environment(environment):
         return builder.getOrCreate()
 
 
@@ -196,7 +233,6 @@ def _process_environment() -> dict[str, str]:
         "JAVA_HOME": str(java_for_spark().home),
         "PYSPARK_PYTHON": os.environ.get("PYSPARK_PYTHON", sys.executable),
         "PYTHONPATH": os.pathsep.join(path for path in paths if path),
-        "SPARK_LOCAL_IP": "127.0.0.1",
     }
 
 

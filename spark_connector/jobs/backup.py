@@ -94,7 +94,9 @@ class SparkUpload:
                 )
                 for span in spans
             ]
-            written = run_tasks(self.spark, work, write_parts)
+            written = run_tasks(
+                self.spark, work, write_parts, sees=[str(copy), *self.access.directories()]
+            )
         parts = tuple(part for batch in written for part in batch.parts)
         if progress is not None:
             progress(sum(part.rows for part in parts))

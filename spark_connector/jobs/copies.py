@@ -20,7 +20,7 @@ def copy_of(store: Store, copies: Path | None = None) -> Iterator[Path]:
     # The id tells our copies from the copies of other stores in the same directory.
     name = f".{store.store_id}.copied-"
     beside = Path(tempfile.gettempdir()) if store.path is None else store.path.absolute().parent
-    directory = beside if copies is None else copies
+    directory = beside if copies is None else copies.absolute()  # tasks run in others
     with storage_errors(str(directory)):
         for left in directory.glob(f"{name}*"):
             process = left.name.removeprefix(name).partition("-")[0]

@@ -67,7 +67,8 @@ class SparkBuild:
             for split in snapshot.splits(count, span)
         ]
         with kept(snapshot):
-            found = run_tasks(self.spark, work, build_files)
+            sees = [str(directory.absolute()), *self.access.directories()]
+            found = run_tasks(self.spark, work, build_files, sees=sees)
         for built, rows in found:
             yield from built
             tally.add(rows)

@@ -25,6 +25,7 @@ from kvstore.errors import (
     NotYetWrittenError,
     UsageError,
 )
+from spark_connector.executors import require_seen, running_tasks
 from spark_connector.worker import freeze_objects
 
 BYTES_PER_TASK: Final = 64 << 20
@@ -60,21 +61,31 @@ def task_count(spark: SparkSession, size_bytes: int, wanted: int | None = None) 
 
 
 def run_tasks(
-    spark: SparkSession, items: Sequence[_Item], work: Callable[[_Item], _Result]
+    spark: SparkSession,
+    items: Sequence[_Item],
+    work: Callable[[_Item], _Result],
+    *,
+    sees: Sequence[str] = (),
 ) -> list[_Result]:
-    """The results of `work` for each item, in order. Each item has a task of its own."""
+    """The results of `work` for each item, in order. Each item has a task of its own.
+
+    The machines of the tasks must see the directories `sees`.
+    """
     if not items:
         return []
 
     def attempt(item: _Item) -> _Result | KVStoreError:
         freeze_objects()
         try:
+            require_seen(sees)
             return work(item)
         except _LASTING as error:
             return error
 
     results = []
-    for outcome in spark.sparkContext.parallelize(items, len(items)).map(attempt).collect():
+    with running_tasks():
+        outcomes = spark.sparkContext.parallelize(items, len(items)).map(attempt).collect()
+    for outcome in outcomes:
         if isinstance(outcome, KVStoreError):
             raise outcome
         results.append(outcome)

@@ -17,6 +17,7 @@ computes it twice, because it samples first. If the rows change between two runs
 
 from __future__ import annotations
 
+import secrets
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
@@ -36,8 +37,9 @@ from spark_connector.loading.progress import Progress, watched
 from spark_connector.loading.results import RESULT, as_batches, results, spans_of
 from spark_connector.loading.rows import Encoder, ImportRows, without_repeats
 
-_SCRATCH: Final = "sorting"
-"""The folder of the sorted runs in the staging directory, which take as much room as the rows."""
+_SCRATCH: Final = "sorting-"
+"""The folder of the sorted runs in the staging directory, which take as much room as the rows. A
+random name follows, so a machine that sees it sees the driver's staging directory."""
 
 _Task: TypeAlias = "Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]"
 
@@ -51,36 +53,38 @@ def build_import(
     chosen, spark = rows.chosen(), rows.df.sparkSession
     staged = bulk.Import.create(directory, import_id=import_id)
     place = directory.resolve()
+    scratch = place / f"{_SCRATCH}{secrets.token_hex(8)}"
     try:
+        scratch.mkdir()
         with watched(spark, progress):
             if rows.order_by is None:
-                runs = results(directory, chosen.mapInArrow(sorter(place, rows.encoder), RESULT))
+                runs = results(directory, chosen.mapInArrow(sorter(scratch, rows.encoder), RESULT))
                 borders = cuts(runs, count) if rows.splits is None else rows.splits
-                build = merger(place, staged.import_id, runs, spans_of(borders))
+                build = merger(scratch, staged.import_id, runs, spans_of(borders))
                 spans = len(borders) + 1 if runs else 0
                 tasks = spark.range(0, spans, 1, max(spans, 1))
             else:
-                build = builder(place, staged.import_id)
+                build = builder(scratch, staged.import_id)
                 tasks = rows.by_key()
             parts = results(directory, tasks.mapInArrow(build, RESULT))
-        shutil.rmtree(directory / _SCRATCH, ignore_errors=True)
+        shutil.rmtree(scratch, ignore_errors=True)
         return staged.seal(parts, tables=rows.tables)
     except BaseException:
         discard(directory)
         raise
 
 
-def sorter(staging: Path, encoder: Encoder | None = None) -> _Task:
+def sorter(scratch: Path, encoder: Encoder | None = None) -> _Task:
     """The task that sorts the rows of one partition into runs."""
 
     def sort(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         rows = batches if encoder is None else encoder(batches)
-        return as_batches(partial(sorted_runs, rows, staging / _SCRATCH))
+        return as_batches(partial(sorted_runs, rows, scratch), scratch)
 
     return sort
 
 
-def merger(staging: Path, import_id: int, runs: Sequence[Run], spans: Sequence[Span]) -> _Task:
+def merger(scratch: Path, import_id: int, runs: Sequence[Run], spans: Sequence[Span]) -> _Task:
     """The task that merges the rows of all runs in one span into one part.
 
     Its input is the number of the span.
@@ -89,16 +93,17 @@ def merger(staging: Path, import_id: int, runs: Sequence[Run], spans: Sequence[S
     def merge(numbers: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for number in chain.from_iterable(batch.column(0).to_pylist() for batch in numbers):
             rows = merged(runs, spans[number])
-            yield from as_batches(partial(_written, staging, import_id, rows))
+            yield from as_batches(partial(_written, scratch.parent, import_id, rows), scratch)
 
     return merge
 
 
-def builder(staging: Path, import_id: int) -> _Task:
+def builder(scratch: Path, import_id: int) -> _Task:
     """The task that writes the first row of each key of sorted rows into one part."""
 
     def build(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        return as_batches(partial(_written, staging, import_id, without_repeats(batches)))
+        rows = without_repeats(batches)
+        return as_batches(partial(_written, scratch.parent, import_id, rows), scratch)
 
     return build
 

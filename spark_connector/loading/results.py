@@ -12,6 +12,7 @@ from pyspark.sql import DataFrame
 
 from kvstore.errors import KeyOrderError, UsageError
 from kvstore.span import Span
+from spark_connector.executors import require_seen, running_tasks
 from spark_connector.worker import freeze_objects
 
 RESULT: Final = "result binary"
@@ -33,7 +34,8 @@ def spans_of(borders: Sequence[bytes]) -> list[Span]:
 
 def results(place: Path | str, tasks: DataFrame) -> list[Any]:
     """The results of the tasks. Raises the error that a task has found in its rows."""
-    found = [pickle.loads(row[0]) for row in tasks.collect()]
+    with running_tasks():
+        found = [pickle.loads(row[0]) for row in tasks.collect()]
     for result in found:
         if isinstance(result, _Refusal):
             if result.twice is not None:
@@ -42,11 +44,15 @@ def results(place: Path | str, tasks: DataFrame) -> list[Any]:
     return found
 
 
-def as_batches(work: Callable[[], Sequence[Any]]) -> Iterator[pa.RecordBatch]:
-    """The results of `work`, or its refusal, as the only rows that its task returns."""
+def as_batches(work: Callable[[], Sequence[Any]], *sees: Path | str) -> Iterator[pa.RecordBatch]:
+    """The results of `work`, or its refusal, as the only rows that its task returns.
+
+    The machine of the task must see the directories `sees`.
+    """
     freeze_objects()
     found: Sequence[Any]
     try:
+        require_seen(sees)
         found = work()
     except KeyOrderError as error:
         found = [_Refusal(error.what, error.remedy, twice=error.key)]

@@ -27,6 +27,7 @@ from bulk.staged import Import
 from bulk.staging import MANIFEST_NAME, discard, read_manifest, seal
 from kvstore.arguments import is_there
 from kvstore.errors import UsageError
+from spark_connector.executors import require_seen
 from spark_connector.worker import freeze_objects
 
 _TYPES = {"key": BinaryType(), "value": BinaryType(), "op": StringType()}
@@ -51,6 +52,7 @@ class StagingWriter(DataSourceArrowWriter):
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         freeze_objects()
+        require_seen([self._staging])
         with PartWriter(self._staging, self._import_id, compression=self._compression) as writer:
             for batch in iterator:
                 writer.write(batch)

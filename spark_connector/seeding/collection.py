@@ -66,7 +66,7 @@ def writer(access: Access, chain: str, times: SeedTimes) -> _Task:
                     f"key {printable(error.key)} has two versions at one time", "drop one"
                 ) from error
 
-        return as_batches(work)
+        return as_batches(work, *access.directories())
 
     return write
 

@@ -72,7 +72,7 @@ def sorter(directory: Path, times: SeedTimes) -> _Task:
             runs = sorted_runs(rows.entries(batches), directory / "runs")
             return [SortedRuns(runs, rows.newest)]
 
-        return as_batches(work)
+        return as_batches(work, directory)
 
     return sort
 
@@ -91,6 +91,6 @@ def merger(directory: Path, runs: Sequence[Run], spans: Sequence[Span]) -> _Task
 
     def merge(numbers: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for number in chain.from_iterable(batch.column(0).to_pylist() for batch in numbers):
-            yield from as_batches(partial(written, spans[number]))
+            yield from as_batches(partial(written, spans[number]), directory)
 
     return merge

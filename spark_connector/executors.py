@@ -1,0 +1,55 @@
+"""What executors of a cluster may lack: directories that this process sees, and this library.
+
+A task that does not see a directory must not make one of the same name: its files would lie on the
+disk of one machine, where no other process finds them. So a task looks first, and the error names
+its machine. Another attempt would help only by chance, so the error ends the job.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Final
+
+from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]  # it has no types
+from pyspark.errors import PySparkException
+
+from kvstore.errors import UsageError
+
+_MISSING: Final = re.compile(r"ModuleNotFoundError: (No module named '[^']*')")
+_OTHER_PYTHON: Final = re.compile(r"\[PYTHON_VERSION_MISMATCH\] (.*?\.) ")
+
+
+def require_seen(directories: Iterable[str | os.PathLike[str]]) -> None:
+    """Raise `UsageError` unless this machine sees all these directories."""
+    for directory in directories:
+        if not os.path.isdir(directory):
+            raise UsageError(
+                f"machine {socket.gethostname()} does not see {os.fspath(directory)}",
+                "use a directory that this machine and all of Spark's machines see under one path",
+            )
+
+
+@contextmanager
+def running_tasks() -> Iterator[None]:
+    """Tasks run in the block. Executors without this library, or with another Python, are reported
+    as a `UsageError` of one line."""
+    try:
+        yield
+    except (Py4JJavaError, PySparkException) as error:
+        text = str(error)
+        if (missing := _MISSING.search(text)) is not None:
+            raise UsageError(
+                f"Spark's executors cannot import the library: {missing[1]}",
+                "install kvstore-mvcc[spark] in their Python, or ship it: see "
+                "docs/how-to/spark-cluster.md",
+            ) from None  # Spark's text is a page, and tells nothing more
+        if (other := _OTHER_PYTHON.search(text)) is not None:
+            raise UsageError(
+                f"Spark's executors run another Python: {other[1]}",
+                "set spark.pyspark.python, or PYSPARK_PYTHON, to this version on their machines",
+            ) from None
+        raise

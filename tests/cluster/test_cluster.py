@@ -1,0 +1,83 @@
+"""Spark on a cluster: executors with directories of their own, with the library or without it.
+
+`make test` runs a short form, `make cluster` all.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.cluster.cluster import Cluster, end_group, library_zip, running
+
+DRIVER_S_MAX = 900
+"""The longest life of a driver; a quiet machine needs a minute for the longest."""
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    with running() as started:
+        library_zip(started.root / "library.zip")
+        yield started
+
+
+def drive(cluster: Cluster, *scenarios: str, **settings: str) -> dict[str, Any]:
+    """Run scenarios of tests/cluster/driver.py; their results."""
+    given = {**cluster.settings(), **settings}
+    driver = cluster.start_driver(
+        "tests.cluster.driver", json.dumps(given), str(cluster.shared), *scenarios
+    )
+    try:
+        out, errors = driver.communicate(timeout=DRIVER_S_MAX)
+    finally:
+        end_group(driver)
+    sys.stderr.write(errors.partition("\n")[0] + "\n")  # the seed
+    assert driver.returncode == 0, errors[-6000:]
+    found: dict[str, Any] = json.loads(out.splitlines()[-1])
+    return found
+
+
+def shipped(cluster: Cluster) -> dict[str, str]:
+    """The settings that ship the library as an archive, as docs/how-to/spark-cluster.md says."""
+    return {
+        "spark.archives": f"{cluster.root / 'library.zip'}#kvstore_library",
+        "spark.executorEnv.PYTHONPATH": "kvstore_library",
+    }
+
+
+def test_work_on_a_cluster_with_a_shared_directory_survives_a_killed_executor(
+    cluster: Cluster,
+) -> None:
+    found = drive(cluster, "loads", **shipped(cluster))["loads"]
+    assert found["loops"] == ["compiled"]
+    assert found["rows"] == found["streamed"] == 3000
+
+
+@pytest.mark.cluster
+def test_directories_that_workers_do_not_see_are_refused_in_one_line(cluster: Cluster) -> None:
+    if not cluster.hides:
+        pytest.skip("mounts need root, and here workers see every directory")
+    errors = drive(cluster, "hidden", **shipped(cluster))["hidden"]
+    assert sorted(errors) == ["collection", "copy", "ordered", "read", "restore", "staging"]
+    for name, error in errors.items():
+        assert "does not see" in error, name
+        assert str(cluster.driver) in error, name
+
+
+@pytest.mark.cluster
+def test_executors_without_the_library_are_reported_in_one_line(cluster: Cluster) -> None:
+    errors = drive(cluster, "bare")["bare"]
+    for error in errors.values():
+        assert "executors cannot import the library: No module named" in error
+        assert "\n" not in error
+
+
+@pytest.mark.cluster
+def test_executors_that_die_in_every_kind_of_work_change_no_result(cluster: Cluster) -> None:
+    kills = drive(cluster, "kills", **shipped(cluster))["kills"]
+    assert sorted(kills) == ["backup", "compact", "import", "restore", "stream"]
+    assert min(kills.values()) >= 1
