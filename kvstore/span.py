@@ -120,3 +120,12 @@ def merge_spans(spans: Iterable[Span]) -> list[Span]:
         elif last.end is not None and (span.end is None or span.end > last.end):
             merged[-1] = Span(last.start, span.end)
     return merged
+
+
+def one_span(span: Span | None, prefix: bytes | None) -> Span | None:
+    """The span that a caller chose, by `span` or by `prefix`. Raises `UsageError` for both."""
+    if prefix is None:
+        return span
+    if span is not None:
+        raise UsageError("span and prefix were given", "pass one of the two")
+    return Span.of_prefix(prefix)

@@ -5,7 +5,7 @@ Floors, from the top:
     connecting            `kvstore.connect`: a URL or a path becomes a client
     asynchronous          the client for asyncio
     client
-    feeds holds joins transactions work
+    feeds frontiers holds joins transactions work
     tables                rows of tables, encoded here
     streams               rows as they arrive
     pool                  idle connections, and attempts

@@ -61,6 +61,14 @@ class AsyncClient:
         """See `Store.since`."""
         return await self._run(lambda: self._client.since)
 
+    async def durable(self) -> Timestamp:
+        """See `Store.durable`."""
+        return await self._run(lambda: self._client.durable)
+
+    async def now(self) -> Timestamp:
+        """See `Store.now`."""
+        return await self._run(self._client.now)
+
     async def stats(self) -> dict[str, Any]:
         """See `Store.stats`."""
         return await self._run(self._client.stats)
@@ -104,6 +112,23 @@ class AsyncClient:
         """See `Store.floor`."""
         return await self._run(self._client.floor, key, as_of, prefix)
 
+    async def floor_many(
+        self,
+        keys: Sequence[bytes],
+        as_of: TimeLike | Sequence[TimeLike] | None = None,
+        prefix: bytes | None = None,
+    ) -> list[tuple[bytes, bytes] | None]:
+        """See `Store.floor_many`."""
+        return await self._run(self._client.floor_many, keys, as_of, prefix)
+
+    async def count(self, *args: Any, **options: Any) -> int:
+        """See `Store.count`."""
+        return await self._run(self._client.count, *args, **options)
+
+    def keys(self, *args: Any, **options: Any) -> AsyncIterator[bytes]:
+        """See `Store.keys`: keys, by `async for`."""
+        return self._each(partial(self._client.keys, *args, **options))
+
     async def history(self, key: bytes) -> list[Version]:
         """See `Store.history`."""
         return await self._run(self._client.history, key)
@@ -135,6 +160,10 @@ class AsyncClient:
         async for batch in self._each(partial(feed.batches, follow=follow)):
             yield batch
             await self._run(feed.ack, batch)
+
+    async def drop_feed(self, name: str) -> None:
+        """See `Client.drop_feed`."""
+        await self._run(self._client.drop_feed, name)
 
     # -- writing ----------------------------------------------------------------------------
 
@@ -173,6 +202,28 @@ class AsyncClient:
         """See `Store.pop`."""
         return await self._run(self._client.pop, key, durability=durability)
 
+    async def update(
+        self,
+        key: bytes,
+        change: Callable[[bytes | None], bytes | None],
+        *,
+        durability: Durability | None = None,
+    ) -> bytes | None:
+        """See `Client.update`. `change` is a plain function, and runs in a thread."""
+        return await self._run(self._client.update, key, change, durability=durability)
+
+    async def increment(
+        self, key: bytes, by: int = 1, *, durability: Durability | None = None
+    ) -> int:
+        """See `Store.increment`."""
+        return await self._run(self._client.increment, key, by, durability=durability)
+
+    async def put_many(
+        self, rows: object, *, durability: Durability | None = None
+    ) -> Timestamp | None:
+        """See `Store.put_many`. The rows travel together."""
+        return await self._run(self._client.put_many, rows, durability=durability)
+
     @asynccontextmanager
     async def batch(self, *, durability: Durability | None = None) -> AsyncIterator[Batch]:
         """See `Store.batch`: `async with client.batch() as b: b.put(...)`."""
@@ -202,6 +253,10 @@ class AsyncClient:
     async def clear_range(self, start: bytes, end: bytes, *, compact: bool = True) -> Timestamp:
         """See `Store.clear_range`."""
         return await self._run(self._client.clear_range, start, end, compact=compact)
+
+    async def revert_import(self, import_id: int) -> Timestamp:
+        """See `Store.revert_import`."""
+        return await self._run(self._client.revert_import, import_id)
 
     async def drop_hold(self, name: str) -> HoldRecord:
         """See `Client.drop_hold`."""

@@ -160,6 +160,25 @@ def scan(
     return verb("scan", fields, _whole, is_read=True)
 
 
+def keys(
+    span: Span, as_of: TimeLike | None, reverse: bool, limit: int | None
+) -> ClientRequest[Reply]:
+    """See `Store.keys`."""
+    fields = {
+        **span_fields(span),
+        "as_of": ns(as_of),
+        "reverse": reverse,
+        "limit": require_limit(limit),
+    }
+    return verb("keys", fields, _whole, is_read=True)
+
+
+def count(span: Span, as_of: TimeLike | None) -> ClientRequest[int]:
+    """See `Store.count`."""
+    fields = {**span_fields(span), "as_of": ns(as_of)}
+    return verb("count", fields, lambda reply: int(reply.json()["count"]), is_read=True)
+
+
 def changes(
     since: TimeLike, upto: TimeLike | None, span: Span, images: str, expand: str
 ) -> ClientRequest[Reply]:

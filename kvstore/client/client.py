@@ -20,6 +20,7 @@ from kvstore.claims import HoldRecord
 from kvstore.client import calls, streams
 from kvstore.client.calls import ClientRequest
 from kvstore.client.feeds import ClientFeed, feed_fields, start_fields
+from kvstore.client.frontiers import ServedFrontiers
 from kvstore.client.holds import ClientHold
 from kvstore.client.joins import RemoteSide
 from kvstore.client.pool import Pool
@@ -33,9 +34,10 @@ from kvstore.commit import Durability
 from kvstore.feeds import Position
 from kvstore.gc import GcReport
 from kvstore.joins import VALUE_COLUMNS, Join, OnGone
+from kvstore.mapping import MappingCodec, StoreMapping
 from kvstore.mvcc import Version
 from kvstore.protocol.values import to_json
-from kvstore.span import Span
+from kvstore.span import Span, one_span
 from kvstore.tables.catalogue import Catalogue
 from kvstore.tables.evolve import IndexColumns
 from kvstore.tasks import Tasks
@@ -45,7 +47,7 @@ from kvstore.txn import UNCHECKED, Transaction, Unchecked, transact
 T = TypeVar("T")
 
 
-class Client:
+class Client(ServedFrontiers):
     """A store behind a server; `kvstore.connect` makes one. Use it from any thread.
 
     It has the methods of `Store`: same arguments, same results, same errors. Besides, each call
@@ -55,41 +57,11 @@ class Client:
     """
 
     def __init__(self, pool: Pool) -> None:
-        self._pool = pool
+        super().__init__(pool)
         self._catalogue = Catalogue(ClientDefinitions(pool))
         self._transactions = RemoteTransactions(pool, self._catalogue)
 
     # -- the store --------------------------------------------------------------------------
-
-    @property
-    def since(self) -> Timestamp:
-        """See `Store.since`. One round trip, as the next ones."""
-        return Timestamp(self._times()["since"])
-
-    @property
-    def upper(self) -> Timestamp:
-        """See `Store.upper`."""
-        return Timestamp(self._times()["upper"])
-
-    @property
-    def durable(self) -> Timestamp:
-        """See `Store.durable`."""
-        return Timestamp(self._times()["durable"])
-
-    @property
-    def whole_since(self) -> Timestamp:
-        """See `Store.whole_since`."""
-        return Timestamp(self._times()["whole_since"])
-
-    @property
-    def indexed_since(self) -> Timestamp:
-        """See `Store.indexed_since`."""
-        return Timestamp(self._times()["indexed_since"])
-
-    @property
-    def store_id(self) -> str:
-        """See `Store.store_id`."""
-        return str(self._times()["store_id"])
 
     @property
     def path(self) -> Path | None:
@@ -100,10 +72,6 @@ class Client:
     def tasks(self) -> Tasks:
         """The queue of the store's tasks, to submit tasks to. The owner's process does them."""
         return ClientTasks(self.call)
-
-    def now(self) -> Timestamp:
-        """See `Store.now`."""
-        return Timestamp(self._times()["now"])
 
     def stats(self) -> dict[str, Any]:
         """See `Store.stats`."""
@@ -171,6 +139,34 @@ class Client:
         reader = self.scan_batches(start, end, prefix, as_of, reverse, limit)
         for batch in reader:
             yield from zip(batch.column(0).to_pylist(), batch.column(1).to_pylist(), strict=True)
+
+    def keys(
+        self,
+        start: bytes | None = None,
+        end: bytes | None = None,
+        prefix: bytes | None = None,
+        as_of: TimeLike | None = None,
+        reverse: bool = False,
+        limit: int | None = None,
+    ) -> Iterator[bytes]:
+        """See `Store.keys`. No value travels."""
+        request = calls.keys(Span.of(start, end, prefix), as_of, reverse, limit)
+        for batch in streams.rows(self._pool, request):
+            yield from batch.column(0).to_pylist()
+
+    def count(
+        self,
+        start: bytes | None = None,
+        end: bytes | None = None,
+        prefix: bytes | None = None,
+        as_of: TimeLike | None = None,
+    ) -> int:
+        """See `Store.count`. The server counts."""
+        return self._pool.send(calls.count(Span.of(start, end, prefix), as_of))
+
+    def mapping(self, codec: str | MappingCodec = "bytes", *, prefix: bytes = b"") -> StoreMapping:
+        """See `Store.mapping`. Each look-up and each write is a round trip."""
+        return StoreMapping(self, codec, prefix)
 
     def scan_batches(
         self,
@@ -245,11 +241,13 @@ class Client:
         expand: Expand = "imports",
         *,
         span: Span | None = None,
+        prefix: bytes | None = None,
         max_age: timedelta | None = None,
         batch_rows: int | None = None,
         batch_bytes: int | None = None,
     ) -> ClientFeed:
         """See `Store.feed`. The position is with the store, so the server may be started anew."""
+        span = one_span(span, prefix)
         fields = feed_fields(name, streams, images, expand, span, batch_rows, batch_bytes)
         opened = self.call("open_feed", **fields, **start_fields(start, max_age))
         return ClientFeed(self._pool, fields, opened)
@@ -443,6 +441,3 @@ class Client:
         """Call a verb of long work, and return its result. An error that `progress` raises ends
         the work at its next step."""
         return work_of(self._pool, verb, progress, **arguments)
-
-    def _times(self) -> dict[str, Any]:
-        return self._pool.send(calls.fields_of("times"))

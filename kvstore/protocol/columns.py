@@ -2,6 +2,7 @@
 
     rows of a scan       kvstore.arrow.ROWS_SCHEMA
     changes              kvstore.changes.columns.CHANGES_SCHEMA
+    keys alone           key binary
     keys to be read      key binary, as_of int64 nullable (left out: one time for all)
     values               value binary, nullable
     labels of a join     key binary, at int64
@@ -45,6 +46,7 @@ class WriteOp(IntEnum):
 READ_SCHEMA: Final = pa.schema(
     [pa.field("key", pa.binary(), nullable=False), pa.field("as_of", pa.int64())]
 )
+KEYS_SCHEMA: Final = pa.schema([pa.field("key", pa.binary(), nullable=False)])
 LABELS_SCHEMA: Final = pa.schema(
     [pa.field("key", pa.binary(), nullable=False), pa.field("at", pa.int64(), nullable=False)]
 )

@@ -11,7 +11,7 @@ Floors, from the top:
     exchange openapi service
     verbs
     invocation
-    access extra head status streams syncs
+    access extra head metrics status streams syncs
 """
 
 from kvstore.server.access import Token, read_tokens

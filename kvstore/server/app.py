@@ -63,6 +63,7 @@ from kvstore.server.exchange import (
     within_time,
 )
 from kvstore.server.head import Head, fields_of, head_of
+from kvstore.server.metrics import METRICS_PATH, METRICS_TYPE, exposition
 from kvstore.server.openapi import openapi
 from kvstore.server.service import Service
 from kvstore.server.streams import BrokenStreamError, arrow_parts, json_rows
@@ -207,6 +208,12 @@ class App:
         service, path = self.service, head.path
         if path.startswith(_KEYS):
             await self._answer_key(service, head, access, body, receive, send)
+            return
+        if path == METRICS_PATH:
+            verb = service.verb("stats")
+            access.require(verb.right)
+            figures = await self._in_thread(partial(service.run, verb, access, {}))
+            await send_whole(send, 200, METRICS_TYPE, exposition(figures))
             return
         if not path.startswith(_VERBS):
             raise UsageError("no such path", "see /v1/openapi.json")

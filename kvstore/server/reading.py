@@ -41,10 +41,8 @@ from kvstore.server.sharing import SharingServer
 
 _KEYS: Final = KEYS_PATH.encode()
 _VERBS: Final = VERBS_PATH.encode()
-READS: Final = frozenset(
-    _VERBS + name.encode()
-    for name in ("get", "get_many", "floor", "scan", "history", "changes", "versions", "join")
-)
+_NAMES: Final = "get get_many floor scan keys count history changes versions join"
+READS: Final = frozenset(_VERBS + name.encode() for name in _NAMES.split())
 """The paths of the verbs that a reader answers. Others write, or tell of the owner."""
 
 _MENDED_BY_OWNER: Final = (NotYetWrittenError, RetryableError, StorageError)

@@ -59,7 +59,7 @@ from kvstore.commit import Committer, Durability, require_durability
 from kvstore.engine import Engine, WriteBatch
 from kvstore.engine.loose import LOOSE_ONCE, Teller
 from kvstore.engine.rocks import RocksEngine
-from kvstore.errors import ClosedError, UsageError
+from kvstore.errors import ClosedError
 from kvstore.errors.system import storage_errors
 from kvstore.feeds import Feed, Feeds, Position
 from kvstore.forks import own
@@ -84,7 +84,7 @@ from kvstore.mvcc.scan import first_rows
 from kvstore.parts import Parts
 from kvstore.scanners import ParallelScan, Scanners, is_worth_workers
 from kvstore.snapshot import Snapshot
-from kvstore.span import Span, require_key
+from kvstore.span import Span, one_span, require_key
 from kvstore.store.layout import Layout
 from kvstore.store.replication import Replication
 from kvstore.store.requests import Requests
@@ -760,17 +760,13 @@ class Store:
         `start` and for more workers than streams, `HistoryGoneError` below `since`, or before a
         clear of keys in `span`.
         """
-        if prefix is not None:
-            if span is not None:
-                raise UsageError("span and prefix were given", "pass one of the two")
-            span = Span.of_prefix(prefix)
         return self.feeds.open(
             name,
             start,
             streams,
             images,
             expand,
-            span=span,
+            span=one_span(span, prefix),
             max_age=max_age,
             batch_rows=batch_rows,
             batch_bytes=batch_bytes,

@@ -59,6 +59,14 @@ def test_coroutines_do_what_the_methods_do(store: kvstore.Store) -> None:
             assert joined == store.join(labels, at=None).read_all().to_batches()
             assert (await client.gc(before=store.upper - 1)).since == store.since > 0
             assert await client.pop(b"a") == b"1"
+            assert await client.put_many({b"c": b"1", b"d": b"5"}) == await client.upper() - 1
+            assert await client.increment(b"c", 4) == 5
+            assert await client.update(b"d", lambda old: (old or b"") + b"!") == b"5!"
+            assert await client.count() == store.count()
+            assert [key async for key in client.keys(b"c", b"n")] == [b"c", b"d"]
+            assert await client.floor_many([b"cc"]) == [(b"c", b"5")]
+            assert await client.durable() <= await client.upper() <= await client.now()
+            await client.drop_feed("feed")
             scan = client.scan_batches(batch_rows=1)
             await anext(scan)
             await scan.aclose()

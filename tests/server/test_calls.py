@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
 
 import pyarrow as pa
 import pytest
 
 import kvstore
-from kvstore.client import Client, connect
+from kvstore.client import AsyncClient, Client, connect
 from kvstore.errors import (
     DeterminateError,
     FencedError,
@@ -311,3 +313,64 @@ def test_the_owner_does_the_upkeep_that_a_client_asks_for(
     assert [client.get(b"a"), client.history(b"a")] == [None, []]
     with pytest.raises(UsageError, match="absolute"):
         client.checkpoint("copy")
+
+
+def test_keys_are_counted_and_listed_without_values_and_a_mapping_writes(
+    client: Client, store: kvstore.Store
+) -> None:
+    view = client.mapping("json", prefix=b"m/")
+    view.update({"a": 1, "b": [2]})
+    view["c"] = {"n": 3}
+    before = client.put(b"z", b"1")
+    del view["a"]
+    assert dict(view.rows()) == {"b": [2], "c": {"n": 3}}
+    assert [len(view), "a" in view, view["b"]] == [2, False, [2]]
+    assert list(client.keys()) == list(store.keys()) == [b"m/b", b"m/c", b"z"]
+    past = client.keys(prefix=b"m/", as_of=before, reverse=True, limit=2)
+    assert list(past) == [b"m/c", b"m/b"]
+    assert [client.count(), client.count(b"n"), client.count(as_of=before)] == [3, 1, 4]
+    view.clear()
+    assert dict(store.scan()) == {b"z": b"1"}
+
+
+def test_a_feed_of_a_prefix_has_its_keys_alone(client: Client) -> None:
+    for number in range(4):
+        client.put(b"%d/k" % (number % 2), b"%d" % number)
+    feed = client.feed("f", start="oldest", prefix=b"1/")
+    assert [event.value for batch in feed for event in batch.events] == [b"1", b"3"]
+    with pytest.raises(UsageError, match="span and prefix"):
+        client.feed("f", prefix=b"1/", span=kvstore.Span())
+
+
+def test_metrics_are_the_numbers_of_stats(store: kvstore.Store) -> None:
+    tokens = [Token("r" * 32), Token("p" * 32, prefix=b"a")]
+    with serving(app(store, tokens), ListenAddress("127.0.0.1", 0)) as running:
+
+        def scraped(secret: str) -> tuple[int, str]:
+            headers = {"Authorization": f"Bearer {secret}"}
+            asked = Request(f"{running.url}/metrics", headers=headers)
+            try:
+                with urlopen(asked) as reply:
+                    return reply.status, reply.read().decode()
+            except HTTPError as error:
+                return error.code, ""
+
+        status, text = scraped("r" * 32)
+        lines = dict(line.split(" ") for line in text.splitlines())
+        assert lines["kvstore_upper"] == str(int(store.upper))
+        assert lines["kvstore_reserved_keys_taken"] == "0"
+        wanted = {f"kvstore_{k}" for k, v in store.stats().items() if isinstance(v, int | float)}
+        assert [status, set(lines)] == [200, wanted]
+        assert [scraped("p" * 32)[0], scraped("x" * 32)[0]] == [403, 401]
+
+
+def test_the_client_for_asyncio_has_the_calls_of_the_client() -> None:
+    """Handles that need the calling thread, and names for packages above, are left out."""
+    left_out = {
+        *("tables", "table", "table_rows", "mapping", "transaction", "hold", "join_side", "path"),
+        *("tasks", "call", "rows", "work", "lease", "release_lease", "versions_batches"),
+        *("store_id", "whole_since", "indexed_since"),
+    }
+    names = {name for name in dir(Client) if not name.startswith("_")}
+    offered = {name for name in dir(AsyncClient) if not name.startswith("_")}
+    assert names - left_out == offered

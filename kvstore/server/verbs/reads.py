@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import islice
 from typing import Any, Final
 
 import pyarrow as pa
 
+from kvstore.arrow import binary_array
 from kvstore.changes.event import EXPAND, IMAGES
 from kvstore.errors import UsageError
 from kvstore.limits import SERVER_STREAM_ROWS
-from kvstore.protocol import READ_SCHEMA, VALUES_SCHEMA, to_json
+from kvstore.protocol import KEYS_SCHEMA, READ_SCHEMA, VALUES_SCHEMA, to_json
 from kvstore.server.access import READ
 from kvstore.server.invocation import Invocation
 from kvstore.server.verbs.verb import SPAN, Answer, Verb, described
@@ -62,6 +65,21 @@ def scan(call: Invocation) -> Answer:
         limit,
         batch_rows=SERVER_STREAM_ROWS if rows is None else min(rows, SERVER_STREAM_ROWS),
     )
+
+
+def keys(call: Invocation) -> Answer:
+    """Live keys of a span at one time, in order, without their values."""
+    span = call.span()
+    found = call.store.keys(
+        span.start, span.end, None, call.time("as_of"), call.flag("reverse"), call.count("limit")
+    )
+    return pa.RecordBatchReader.from_batches(KEYS_SCHEMA, _key_batches(found))
+
+
+def count(call: Invocation) -> Answer:
+    """The number of live keys of a span at one time."""
+    span = call.span()
+    return {"count": call.store.count(span.start, span.end, None, call.time("as_of"))}
 
 
 def history(call: Invocation) -> Answer:
@@ -134,6 +152,14 @@ READS: Final = [
             None,
             True,
         ),
+        (
+            "keys",
+            keys,
+            {**SPAN, "as_of": "time", "reverse": "flag", "limit": "count"},
+            None,
+            True,
+        ),
+        ("count", count, {**SPAN, "as_of": "time"}, None, True),
         ("history", history, {"key": "bytes"}, None, True),
         ("changes", changes, {**_WINDOW, **SPAN, "images": "text", "expand": "text"}, None, True),
         ("splits", splits, {**SPAN, "count": "count"}, None, True),
@@ -157,6 +183,11 @@ def _whole(time: object) -> int:
     if type(time) is not int:
         raise UsageError(f"time {time!r}", "pass nanoseconds for each key")
     return time
+
+
+def _key_batches(keys: Iterator[bytes]) -> Iterator[pa.RecordBatch]:
+    while found := list(islice(keys, SERVER_STREAM_ROWS)):
+        yield pa.RecordBatch.from_arrays([binary_array(found)], schema=KEYS_SCHEMA)
 
 
 def _reader(schema: pa.Schema, columns: list[list[Any]]) -> pa.RecordBatchReader:

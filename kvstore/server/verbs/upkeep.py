@@ -98,6 +98,16 @@ def drop_hold(call: Invocation) -> Answer:
 # -- imports ---------------------------------------------------------------------------------
 
 
+def imports(call: Invocation) -> Answer:
+    """The records of all imports that have rows of their own, or are being added."""
+    found = call.store.imports.all()
+    return {
+        "imports": [
+            {"import_id": f"{record.import_id:016x}", **import_fields(record)} for record in found
+        ]
+    }
+
+
 def known_import(call: Invocation) -> Answer:
     """The record of an import, as long as the store knows it."""
     found = call.store.imports.get(_import_id(call))
@@ -233,6 +243,7 @@ UPKEEP: Final = [
         (move_hold, {**_OWNED, "to": "time", "durable": "flag", "reached": "time"}),
         (release_hold, _OWNED),
         (drop_hold, {"name": "text"}),
+        (imports, {}),
         (known_import, {"import_id": "text"}),
         (prepare_import, {**_RECORD, "keys": "list of bytes"}),
         (add_import, {**_RECORD, "files": "list of text", "none_since": "time"}),

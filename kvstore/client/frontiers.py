@@ -1,0 +1,53 @@
+"""The frontiers of a served store: each is one round trip."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kvstore.client import calls
+from kvstore.client.pool import Pool
+from kvstore.timestamp import Timestamp
+
+
+class ServedFrontiers:
+    """The times and the id of a store behind a server."""
+
+    def __init__(self, pool: Pool) -> None:
+        self._pool = pool
+
+    @property
+    def since(self) -> Timestamp:
+        """See `Store.since`. One round trip, as the next ones."""
+        return Timestamp(self._times()["since"])
+
+    @property
+    def upper(self) -> Timestamp:
+        """See `Store.upper`."""
+        return Timestamp(self._times()["upper"])
+
+    @property
+    def durable(self) -> Timestamp:
+        """See `Store.durable`."""
+        return Timestamp(self._times()["durable"])
+
+    @property
+    def whole_since(self) -> Timestamp:
+        """See `Store.whole_since`."""
+        return Timestamp(self._times()["whole_since"])
+
+    @property
+    def indexed_since(self) -> Timestamp:
+        """See `Store.indexed_since`."""
+        return Timestamp(self._times()["indexed_since"])
+
+    @property
+    def store_id(self) -> str:
+        """See `Store.store_id`."""
+        return str(self._times()["store_id"])
+
+    def now(self) -> Timestamp:
+        """See `Store.now`."""
+        return Timestamp(self._times()["now"])
+
+    def _times(self) -> dict[str, Any]:
+        return self._pool.send(calls.fields_of("times"))
