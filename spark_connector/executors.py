@@ -16,9 +16,11 @@ from typing import Final
 
 from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]  # it has no types
 from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
 
 from kvstore.errors import UsageError
 
+_DESCRIPTION: Final = "spark.job.description"
 _MISSING: Final = re.compile(r"ModuleNotFoundError: (No module named '[^']*')")
 _OTHER_PYTHON: Final = re.compile(r"\[PYTHON_VERSION_MISMATCH\] (.*?\.) ")
 
@@ -34,11 +36,16 @@ def require_seen(directories: Iterable[str | os.PathLike[str]]) -> None:
 
 
 @contextmanager
-def running_tasks() -> Iterator[None]:
-    """Tasks run in the block. Executors without this library, or with another Python, are reported
-    as a `UsageError` of one line."""
+def running_tasks(spark: SparkSession, doing: str) -> Iterator[None]:
+    """Tasks run in the block. Spark's pages show them as `kvstore: doing`, unless the caller has
+    described his jobs himself.
+
+    Executors without this library, or with another Python, are reported as a `UsageError` of one
+    line.
+    """
     try:
-        yield
+        with _described(spark, f"kvstore: {doing}"):
+            yield
     except (Py4JJavaError, PySparkException) as error:
         text = str(error)
         if (missing := _MISSING.search(text)) is not None:
@@ -53,3 +60,20 @@ def running_tasks() -> Iterator[None]:
                 "set spark.pyspark.python, or PYSPARK_PYTHON, to this version on their machines",
             ) from None
         raise
+
+
+@contextmanager
+def _described(spark: SparkSession, text: str) -> Iterator[None]:
+    is_classic: bool = isinstance(spark, SparkSession)
+    if not is_classic:  # a session of Spark Connect has no context, and describes no jobs
+        yield
+        return
+    context = spark.sparkContext
+    if context.getLocalProperty(_DESCRIPTION) is not None:
+        yield
+        return
+    context.setLocalProperty(_DESCRIPTION, text)
+    try:
+        yield
+    finally:
+        context.setLocalProperty(_DESCRIPTION, None)  # type: ignore[arg-type]  # it removes it

@@ -95,7 +95,11 @@ class SparkUpload:
                 for span in spans
             ]
             written = run_tasks(
-                self.spark, work, write_parts, sees=[str(copy), *self.access.directories()]
+                self.spark,
+                work,
+                write_parts,
+                doing=f"backing up into {self.access.url}",
+                sees=[str(copy), *self.access.directories()],
             )
         parts = tuple(part for batch in written for part in batch.parts)
         if progress is not None:

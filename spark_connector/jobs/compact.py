@@ -62,7 +62,13 @@ class SparkMerge:
         count = task_count(self.spark, sum(batch.size for batch in inputs), self.tasks)
         spans = split_batches(log.blob, inputs, count, rule=log.state.rule)
         work = [CompactTask(self.access, log.shard, span, inputs, since) for span in spans]
-        merged = run_tasks(self.spark, work, merge_parts, sees=self.access.directories())
+        merged = run_tasks(
+            self.spark,
+            work,
+            merge_parts,
+            doing=f"compacting {self.access.url}",
+            sees=self.access.directories(),
+        )
         parts = tuple(part for batch in merged for part in batch.parts)
         tally.add(sum(part.rows for part in parts))
         return ShardBatch(inputs[0].lower, inputs[-1].upper, since, parts)

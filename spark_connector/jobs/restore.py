@@ -68,7 +68,9 @@ class SparkBuild:
         ]
         with kept(snapshot):
             sees = [str(directory.absolute()), *self.access.directories()]
-            found = run_tasks(self.spark, work, build_files, sees=sees)
+            found = run_tasks(
+                self.spark, work, build_files, doing=f"restoring {self.access.url}", sees=sees
+            )
         for built, rows in found:
             yield from built
             tally.add(rows)

@@ -65,11 +65,13 @@ def run_tasks(
     items: Sequence[_Item],
     work: Callable[[_Item], _Result],
     *,
+    doing: str,
     sees: Sequence[str] = (),
 ) -> list[_Result]:
     """The results of `work` for each item, in order. Each item has a task of its own.
 
-    The machines of the tasks must see the directories `sees`.
+    `doing` describes them in Spark's pages. The machines of the tasks must see the directories
+    `sees`.
     """
     if not items:
         return []
@@ -83,7 +85,7 @@ def run_tasks(
             return error
 
     results = []
-    with running_tasks():
+    with running_tasks(spark, doing):
         outcomes = spark.sparkContext.parallelize(items, len(items)).map(attempt).collect()
     for outcome in outcomes:
         if isinstance(outcome, KVStoreError):

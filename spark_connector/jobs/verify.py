@@ -75,7 +75,13 @@ def verify(
         # Largest first: the last task to start should not be the longest.
         ordered = sorted(parts, key=lambda part: -part.size)
         with kept(*held.values()):
-            problems = run_tasks(spark, ordered, partial(_check, found), sees=found.directories())
+            problems = run_tasks(
+                spark,
+                ordered,
+                partial(_check, found),
+                doing=f"verifying {found.url}",
+                sees=found.directories(),
+            )
     # Compaction may have replaced a part meanwhile, if the lease ran out. This is no damage.
     needed = {part.name for part in _parts(collection.chains())} if any(problems) else set()
     damaged = [
@@ -115,7 +121,9 @@ def _compare(spark: SparkSession, access: Access, store: Store, tasks: int | Non
         with kept(*chains.values()):
             sees = [str(copy), *access.directories()]
             work = list(chain.from_iterable(plan))
-            found = iter(run_tasks(spark, work, compare_rows, sees=sees))
+            found = iter(
+                run_tasks(spark, work, compare_rows, doing=f"comparing {access.url}", sees=sees)
+            )
         return sum(_require_equal(access.url, each, found) for each in plan)
 
 

@@ -58,7 +58,8 @@ def build_import(
         scratch.mkdir()
         with watched(spark, progress):
             if rows.order_by is None:
-                runs = results(directory, chosen.mapInArrow(sorter(scratch, rows.encoder), RESULT))
+                sort = chosen.mapInArrow(sorter(scratch, rows.encoder), RESULT)
+                runs = results(directory, sort, "sorting rows in")
                 borders = cuts(runs, count) if rows.splits is None else rows.splits
                 build = merger(scratch, staged.import_id, runs, spans_of(borders))
                 spans = len(borders) + 1 if runs else 0
@@ -66,7 +67,7 @@ def build_import(
             else:
                 build = builder(scratch, staged.import_id)
                 tasks = rows.by_key()
-            parts = results(directory, tasks.mapInArrow(build, RESULT))
+            parts = results(directory, tasks.mapInArrow(build, RESULT), "building files in")
         shutil.rmtree(scratch, ignore_errors=True)
         return staged.seal(parts, tables=rows.tables)
     except BaseException:

@@ -42,9 +42,16 @@ def tuple_key(*columns: Column | str) -> Column:
     if not columns:
         raise UsageError("a key of no columns", "name at least one")
     make: Any = arrow_udf  # its overloads end at ten columns
-    encode = make(lambda *arrays: encode_columns(arrays), BinaryType())
+    encode = make(_named, BinaryType())
     made: Column = encode(*(F.col(c) if isinstance(c, str) else c for c in columns))
     return made
+
+
+def _named(*columns: pa.Array) -> pa.Array:
+    return encode_columns(columns)
+
+
+_named.__name__ = "tuple_key"  # Spark calls the column by it: tuple_key(carrier, flight)
 
 
 def require_ordered(columns: StructType) -> None:

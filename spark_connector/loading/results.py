@@ -32,9 +32,12 @@ def spans_of(borders: Sequence[bytes]) -> list[Span]:
     return [Span(start, end) for start, end in zip([b"", *borders], ends, strict=True)]
 
 
-def results(place: Path | str, tasks: DataFrame) -> list[Any]:
-    """The results of the tasks. Raises the error that a task has found in its rows."""
-    with running_tasks():
+def results(place: Path | str, tasks: DataFrame, doing: str) -> list[Any]:
+    """The results of the tasks, which are `doing` something at a place.
+
+    Raises the error that a task has found in its rows.
+    """
+    with running_tasks(tasks.sparkSession, f"{doing} {place}"):
         found = [pickle.loads(row[0]) for row in tasks.collect()]
     for result in found:
         if isinstance(result, _Refusal):

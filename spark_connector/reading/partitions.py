@@ -31,6 +31,7 @@ from spark_connector.origins.opening import open_origin
 from spark_connector.origins.origin import Origin
 from spark_connector.origins.place import Place
 from spark_connector.reading.images import image_rows
+from spark_connector.reading.pushdown import key_spans
 from spark_connector.reading.schema import shaped, stored_columns
 from spark_connector.worker import freeze_objects
 
@@ -54,6 +55,13 @@ class ReadPartition(InputPartition):
     upto: int
     latest: bool
     images: bool = False
+    ranges: tuple[Span, ...] | None = None
+    """The only spans of `span` that have wanted keys. None is all of it."""
+
+    @property
+    def spans(self) -> tuple[Span, ...]:
+        """The spans that the task reads, in order of keys."""
+        return (self.span,) if self.ranges is None else self.ranges
 
 
 def require_window(since: int, upto: int, *, oldest: int, upper: int, latest: bool) -> None:
@@ -77,16 +85,24 @@ def plan_partitions(
     since: int | None,
     upto: int,
     latest: bool,
+    keys: frozenset[bytes] | None = None,
 ) -> list[InputPartition]:
     """Cut a read of `span`, which the span of the options holds, into parts of about equal size.
 
-    The history that the parts read is kept for them.
+    The history that the parts read is kept for them. With `keys`, a part reads the spans around
+    its keys alone, and a part without a key is left out.
     """
     origin.keep(upto if since is None or (latest and since == 0) else since)
     files = origin.files(upto)
     count = options.partitions or _split_count(sum(file.size_bytes for file in files))
     base = ReadPartition(origin.place, span, options.span, since, upto, latest, options.images)
-    return [replace(base, span=part) for part in split_span(span, files, count)]
+    parts = split_span(span, files, count)
+    if keys is None:
+        return [replace(base, span=part) for part in parts]
+    # The rows of a row group come at once; a store's directory is seeked key by key.
+    shared = files if origin.place.is_collection else []
+    narrowed = ((part, tuple(key_spans(keys, part, shared))) for part in parts)
+    return [replace(base, span=part, ranges=ranges) for part, ranges in narrowed if ranges]
 
 
 def cut_state(
@@ -137,16 +153,19 @@ def _stored(
     origin: Origin, partition: ReadPartition, columns: list[str], rows: int
 ) -> Iterator[pa.RecordBatch]:
     if partition.since is None:
-        yield from origin.state(partition.span, partition.upto, columns, rows)
+        for span in partition.spans:
+            yield from origin.state(span, partition.upto, columns, rows)
         return
     window: Any = {"since": partition.since, "upto": partition.upto, "latest": partition.latest}
     if partition.images:
-        yield from image_rows(origin, partition.span, **window, rows=rows)
+        for span in partition.spans:
+            yield from image_rows(origin, span, **window, rows=rows)
         return
     ours = [each for each in origin.ranges(partition.whole, **window) if each.key in partition.span]
     for batch in row_batches(ours):
         yield batch.select(columns)
-    yield from origin.points(partition.span, **window, columns=columns, rows=rows)
+    for span in partition.spans:
+        yield from origin.points(span, **window, columns=columns, rows=rows)
 
 
 def _bounded(batch: pa.RecordBatch, size_max: int) -> Iterator[pa.RecordBatch]:

@@ -58,9 +58,16 @@ class QueryReader(DataSourceReader):
             span = options.span.intersect(self._narrowed.start, self._narrowed.end)
             if span is None or (since is not None and since >= upto):
                 return [InputPartition(None)]
-            return plan_partitions(
-                origin, span, options, since=since, upto=upto, latest=options.latest
+            planned = plan_partitions(
+                origin,
+                span,
+                options,
+                since=since,
+                upto=upto,
+                latest=options.latest,
+                keys=self._narrowed.keys,
             )
+            return planned or [InputPartition(None)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         if not isinstance(partition, ReadPartition):  # without partitions of ours Spark plans one

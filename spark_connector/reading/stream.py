@@ -59,6 +59,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._options = options
         self._schema = arrow_schema(schema)
         self._target: int | None = None
+        self._newest: dict[str, Any] | None = None
         self._lease = secrets.token_hex(12)
         """One lease for the whole stream: each micro-batch moves it."""
 
@@ -86,6 +87,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             frontiers = origin.frontiers()
             since = self._readable(start, frontiers)
             target = frontiers.upper - 1
+            self._newest = _offset(target, frontiers.store_id)
             if self._target is not None:
                 target = min(target, self._target)
             if start["state"]:
@@ -101,6 +103,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                     self._options.span, since=since, upto=target, rows=rows, size=size
                 )
         return _offset(target, frontiers.store_id)
+
+    def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
+        """The end of the origin at the last look, for the progress of the query: the timestamps of
+        `endOffset` and of `latestOffset` are its lag."""
+        return self._newest
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         upto = int(end["timestamp"])

@@ -41,7 +41,7 @@ def seed_collection(rows: DataFrame, access: Access, times: SeedTimes, count: in
 
     def write(chain: str) -> ShardBatch:
         task = writer(access, chain, times)
-        found: list[ShardBatch] = results(access.url, ordered.mapInArrow(task, RESULT))
+        found: list[ShardBatch] = results(access.url, ordered.mapInArrow(task, RESULT), "seeding")
         parts = tuple(part for batch in found for part in batch.parts)
         newest = max((part.time_max for part in parts), default=times.since)
         return ShardBatch(0, newest + 1, parts=parts)

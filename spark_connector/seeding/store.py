@@ -50,13 +50,14 @@ def seed_store(rows: DataFrame, path: Path, times: SeedTimes, count: int) -> int
     spark = rows.sparkSession
     with appearing(path, task="seed") as directory:
         found: list[SortedRuns] = results(
-            directory, rows.mapInArrow(sorter(directory, times), RESULT)
+            directory, rows.mapInArrow(sorter(directory, times), RESULT), "sorting rows in"
         )
         runs = [run for each in found for run in each.runs]
         newest = max((each.newest for each in found), default=times.since)
         spans = spans_of(cuts(runs, count)) if runs else []
         numbers = spark.range(0, len(spans), 1, max(len(spans), 1))
-        files = results(directory, numbers.mapInArrow(merger(directory, runs, spans), RESULT))
+        built = numbers.mapInArrow(merger(directory, runs, spans), RESULT)
+        files = results(directory, built, "building files in")
         with building(directory / "store", since=times.since, newest=newest) as builder:
             for file in files:
                 builder.add([file], [])

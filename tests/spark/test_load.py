@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pytest
+from pyspark import TaskContext
 from pyspark.sql import functions
 
 import bulk
@@ -350,3 +351,22 @@ def test_progress_is_told_and_what_it_raises_is_raised(spark: SparkSession, tmp_
     with pytest.raises(ValueError, match="the bar is broken"):
         stage_import(df, tmp_path / "t", "key", "value", progress=fail)
     assert not (tmp_path / "t").exists()
+
+
+def test_tasks_of_a_load_are_described_in_sparks_pages(spark: SparkSession, store: Store) -> None:
+    """The value of the row is the description of the job that computes it."""
+
+    @functions.udf("string")
+    def described(_: int) -> str | None:
+        context = TaskContext.get()
+        return None if context is None else context.getLocalProperty("spark.job.description")
+
+    rows = spark.range(1).select(functions.lit("k").alias("key"), described("id").alias("value"))
+    bulk_import(rows, store, "key", "value")
+    assert (store.get(b"k") or b"").startswith(b"kvstore: sorting rows in ")
+    spark.sparkContext.setJobDescription("mine")
+    try:
+        bulk_import(rows, store, "key", "value")
+    finally:
+        spark.sparkContext.setLocalProperty("spark.job.description", None)
+    assert store.get(b"k") == b"mine"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -70,6 +71,31 @@ def test_collection_is_followed_over_restarts_and_reshards_each_change_once(
     assert [len(batch) for batch in seen] == [4, 4, 2, 6, 1]  # a commit is never cut
     run(spark, tmp_path / "c", state, seen, **start)
     assert [row for batch in seen for row in batch] == expected(store)
+
+
+def test_progress_of_a_stream_tells_how_far_behind_it_is(
+    spark: SparkSession, store: Store, tmp_path: Path
+) -> None:
+    for number in range(3):
+        store.put(b"%d" % number, b"")
+    store.checkpoint(tmp_path / "copy")
+    query = (
+        spark.readStream.format("kvstore")
+        .options(readChangeFeed="true", startingTimestamp="0", maxRowsPerTrigger="1")
+        .load(str(tmp_path / "copy"))
+        .writeStream.foreachBatch(lambda batch, number: None)
+        .option("checkpointLocation", str(tmp_path / "state"))
+        .trigger(availableNow=True)
+        .start()
+    )
+    query.awaitTermination()
+    times = [change.timestamp for change in store.changes("oldest", order="time")]
+    sources = [progress["sources"][0] for progress in query.recentProgress]
+    read = [json.loads(source["endOffset"])["timestamp"] for source in sources]
+    newest = [json.loads(source["latestOffset"])["timestamp"] for source in sources]
+    assert read[:3] == [times[0], times[1], newest[0]]
+    assert newest[0] >= times[-1]
+    assert len(set(newest)) == 1
 
 
 def test_stream_without_a_start_begins_with_the_state(
