@@ -140,6 +140,10 @@ class Model:
                 events += [(commit.reverted, self.get(key, commit.reverted), False)]
         return sorted(events, key=lambda event: -event[0])
 
+    def newest(self, key: bytes, as_of: int) -> Event:
+        """The newest event of `key` at or below `as_of`. A deletion where there is none."""
+        return next((e for e in self.events(key) if e[0] <= as_of), (as_of, None, False))
+
     def changes(
         self, since: int, upto: int, start: bytes, end: bytes | None, *, latest: bool
     ) -> list[Row]:

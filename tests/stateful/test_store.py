@@ -145,8 +145,7 @@ class WholeMachine(StoreMachine):
         low, high = self.collection.since, self.collection.upper - 1
         times = [max(low, min(self.time(data), high)) for _ in asked]
         labels = pa.table({"id": pa.array(asked, pa.binary()), "ts": pa.array(times, pa.int64())})
-        values = self.collection.join(labels).read_all()["value"].to_pylist()
-        assert values == [self.model.get(key, time) for key, time in zip(asked, times, strict=True)]
+        self.check_join(self.collection.join(labels).read_all(), asked, times)
 
     @rule()
     def compact_backups(self) -> None:
