@@ -106,6 +106,8 @@ def _bytes(column: pa.Array) -> int:
 
 def _lengths(column: pa.Array) -> npt.NDArray[np.int32 | np.int64]:
     kind = column.type
+    if pa.types.is_null(kind):
+        return np.zeros(len(column), np.int32)
     if pa.types.is_string_view(kind) or pa.types.is_binary_view(kind):
         views = np.frombuffer(column.buffers()[1], np.int32)  # four words, the length first
         shown = views[::4][column.offset : column.offset + len(column)]

@@ -119,7 +119,11 @@ def _arrow_pairs(rows: Any) -> Iterator[tuple[bytes, bytes]]:
 
 
 def require_bytes_type(field: pa.Field, *, noun: str = "keys") -> None:
-    """Raise `UsageError` unless a column has bytes or text. `noun` names its items in the error."""
+    """Raise `UsageError` unless a column has bytes or text. `noun` names its items in the error.
+
+    A column without a type passes: an empty frame of pandas has such columns, and a null in it is
+    refused by its row.
+    """
     kind = field.type.value_type if pa.types.is_dictionary(field.type) else field.type
     if kind not in _TEXTS and not pa.types.is_fixed_size_binary(kind):
         raise UsageError(
@@ -129,13 +133,14 @@ def require_bytes_type(field: pa.Field, *, noun: str = "keys") -> None:
 
 
 def require_time_type(field: pa.Field) -> None:
-    """Raise `UsageError` unless a column has instants, or integers of nanoseconds."""
+    """Raise `UsageError` unless a column has instants, integers of nanoseconds, or no type: a null
+    in it is refused by its row."""
     is_time = pa.types.is_timestamp(field.type)
     if is_time and field.type.tz is None:
         raise UsageError(
             f"column {field.name!r} has times without a time zone", "convert them to UTC first"
         )
-    if not is_time and not pa.types.is_integer(field.type):
+    if not (is_time or pa.types.is_integer(field.type) or pa.types.is_null(field.type)):
         raise UsageError(
             f"column {field.name!r} has times of type {field.type}",
             "pass timestamps with a time zone, or integers of nanoseconds",
@@ -144,6 +149,7 @@ def require_time_type(field: pa.Field) -> None:
 
 _TEXTS = frozenset(
     [
+        pa.null(),
         pa.binary(),
         pa.large_binary(),
         pa.binary_view(),

@@ -101,6 +101,15 @@ def test_columns_of_views_are_read_also_in_dictionaries(tmp_path: Path) -> None:
             assert store.get(b"a", as_of=1) == b"1"
 
 
+def test_rows_that_all_delete_have_values_of_no_type(tmp_path: Path) -> None:
+    rows = pa.table({"key": ["a"], "value": pa.nulls(1), "ts": [5], "op": ["delete"]})
+    assert bulk.seed(tmp_path / "s", rows, op="op") == 5
+    with kvstore.open(tmp_path / "s", create=False) as store:
+        assert [(v.timestamp, v.value) for v in store.history(b"a")] == [(5, None)]
+    with pytest.raises(UsageError, match="column 'value' has a null in row 0"):
+        bulk.seed(tmp_path / "t", rows)
+
+
 def test_history_begins_at_since(tmp_path: Path) -> None:
     bulk.seed(tmp_path / "store", [batch([(b"a", 50, b"1")], op=False)], since=40)
     with kvstore.open(tmp_path / "store") as store:

@@ -201,11 +201,27 @@ def test_frames_of_other_libraries_are_labels(store: Store) -> None:
         assert store.join(frame).read_all()["value"].to_pylist() == [b"1", None]
 
 
+@pytest.mark.parametrize("side", ["store", "collection"])
+def test_no_labels_give_no_rows(store: Store, tmp_path: Path, side: str) -> None:
+    """A column of an empty frame may have no type: pandas knows it as object."""
+    at = store.put(b"a", b"1")
+    collection = backup.Collection(tmp_path / "collection")
+    collection.backup(store)
+    for labels in (
+        table([(b"a", at)]).slice(1),
+        table([(b"a", at)]).slice(1).to_pandas(),
+        pa.table({"id": pa.nulls(0), "ts": pa.nulls(0)}),
+        pa.table({"id": pa.array([], pa.string()), "ts": pa.array([], NS)}).schema.empty_table(),
+    ):
+        joined = (store if side == "store" else collection).join(labels).read_all()
+        assert joined.num_rows == 0
+        assert joined.column_names[-2:] == ["value", "value_timestamp"]
+
+
 WRONG: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "no key": ({"ts": pa.array([1], NS)}, {}, "no column 'id'"),
     "no time": ({"id": [b"a"]}, {}, "no column 'ts'"),
     "keys are numbers": ({"id": [1], "ts": pa.array([1], NS)}, {}, "'id' has keys of type int64"),
-    "keys are null": ({"id": [None], "ts": pa.array([1], NS)}, {}, "'id' has keys of type null"),
     "naive times": ({"id": [b"a"], "ts": pa.array([1], pa.timestamp("us"))}, {}, "'ts' has times"),
     "dates": ({"id": [b"a"], "ts": pa.array([1], pa.date32())}, {}, "'ts' has times of type"),
     "text times": ({"id": [b"a"], "ts": ["2026-01-01"]}, {}, "'ts' has times of type string"),
@@ -245,12 +261,19 @@ def test_two_columns_of_one_name_and_what_is_no_table_are_refused(store: Store) 
 
 BAD_ROWS: dict[str, tuple[pa.Array, pa.Array, str]] = {
     "a null key": (pa.array([b"a", None]), pa.array([1, 1]), "'id' has a null in row 1"),
+    "nulls without a type": (pa.nulls(2), pa.array([1, 1]), "'id' has a null in row 0"),
+    "a dictionary without a type": (
+        pa.DictionaryArray.from_arrays([0, 0], pa.nulls(1)),
+        pa.array([1, 1]),
+        "'id' has a null in row 0",
+    ),
     "a null in a dictionary": (
         pa.DictionaryArray.from_arrays([0, 1], [b"a", None]),
         pa.array([1, 1]),
         "'id' has a null in row 1",
     ),
     "a null time": (pa.array([b"a", b"b"]), pa.array([1, None]), "'ts' has a null in row 1"),
+    "times without a type": (pa.array([b"a"]), pa.nulls(1), "'ts' has a null in row 0"),
     "a negative time": (pa.array([b"a", b"b"]), pa.array([1, -7]), "'ts' has -7 in row 1"),
     "a time too far": (
         pa.array([b"a", b"b"]),
