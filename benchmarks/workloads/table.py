@@ -35,6 +35,8 @@ scan-imported       rows that came by bulk load
 arrow-imported      Arrow batches of rows that came by bulk load
 get-live            point reads of a live reader, against point reads of the writer
 puts-followed       single commits, not synced, beside a live reader, against the same beside none
+stale-live          50 ms, which is promised, against the age of commits when a reader in another
+                    process shows them, beside commits without a pause
 open-live           live readers opened beside a writer and some MB of log, against open_read_only
 get-1-range         point reads beside 1 range tombstone, against none
 get-100-ranges      point reads beside 100 range tombstones, against none
@@ -85,6 +87,11 @@ restore             the newest state from a collection, against a bulk load from
 increments-list     list many increments, against a quarter of them: seconds per byte
 increments-verify   verify them, likewise
 increments-restore  restore from them, likewise
+
+Server
+serve-get-...       reads of one key by a client over the loopback, one after the other, against
+                    redis, and against FastAPI with sqlite3
+serve-put-...       durable puts, likewise: redis syncs its log, and sqlite3 its WAL
 
 Journal and tasks
 journal-append-...  append records of 100 B to 1 MB, against a plain log with the same checksum

@@ -9,6 +9,8 @@ from benchmarks.workloads.plan import (
     FLUSHED,
     OURS,
     PEERS,
+    SERVED,
+    SERVERS,
     SERVICE,
     TENTH,
     UNINDEXED,
@@ -79,6 +81,21 @@ def beside() -> list[Workload]:
             reach=0.67,
             has_cpu=False,
         )
+    ]
+
+
+def served() -> list[Workload]:
+    """A client of the store's own server, against clients of other servers."""
+    return [
+        Workload(
+            f"serve-{operation}-{name}",
+            Contender(server, Call(f"{operation}s", {"count": count})),
+            Contender(SERVED, Call(f"{operation}s", {"count": count})),
+            items=count,
+            repeats=3,
+        )
+        for operation, count in (("get", 500), ("put", 100))
+        for name, server in SERVERS.items()
     ]
 
 
