@@ -15,7 +15,6 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +23,11 @@ import pyarrow.parquet as pq
 
 from backup import expiry
 from backup.chains import Chain, Chains, no_backup
+from backup.expiring import expiries_outside, has_expiries, refuse_expiries
 from backup.labels import CollectionSide
 from backup.overview import CollectionInfo, overview
 from backup.place import find_place, sealed
-from backup.restore import Build, build_here, restore_into_store, restore_store, tables_in
+from backup.restore import Build, Built, build_here, restore_into_store, restore_store, tables_in
 from backup.sealed import Secret
 from backup.seeding import Write, seed_collection
 from backup.shard import (
@@ -283,7 +283,12 @@ class Collection:
         with self.snapshot(as_of) as (shard, snapshot):
             at = snapshot.as_of
             view = Window(-1, at) if history else AsOf(at)
-            files = partial(build, snapshot, view, span, tally=Tally(progress))
+            tally = Tally(progress)
+
+            def files(directory: Path) -> Iterator[Built]:
+                yield from build(snapshot, view, span, directory, tally)
+                yield from expiries_outside(snapshot, view, span, directory, tally)
+
             restore_store(Path(path), files, since=shard.since if history else at, as_of=at)
         return Timestamp(at)
 
@@ -307,7 +312,9 @@ class Collection:
         """
         span = Span.of(start, end, prefix)
         with as_store(store) as into, self.snapshot(as_of) as (_, snapshot):
-            return restore_into_store(into, snapshot, span, Tally(progress))
+            refuse_expiries(snapshot, span)
+            hides = has_expiries(snapshot, span)
+            return restore_into_store(into, snapshot, span, Tally(progress), has_expiries=hides)
 
     def scan_batches(
         self, as_of: TimeLike | None = None, prefix: bytes | None = None
@@ -325,7 +332,8 @@ class Collection:
             with self.snapshot(as_of) as (_, snapshot):
                 # An empty batch first: taking it begins the snapshot, within this call.
                 yield pa.RecordBatch.from_pylist([], schema=ROWS_SCHEMA)
-                for batch in snapshot.read(span.plain() if tables_in(snapshot, span) else span):
+                is_mixed = tables_in(snapshot, span) or has_expiries(snapshot, span)
+                for batch in snapshot.read(span.plain() if is_mixed else span):
                     columns = [batch.column("key"), batch.column("value")]
                     yield pa.RecordBatch.from_arrays(columns, schema=ROWS_SCHEMA)
 

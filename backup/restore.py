@@ -90,7 +90,7 @@ def restore_store(
 
 
 def restore_into_store(
-    store: Store, snapshot: ShardSnapshot, span: Span, tally: Tally
+    store: Store, snapshot: ShardSnapshot, span: Span, tally: Tally, *, has_expiries: bool
 ) -> Timestamp:
     """Add the live rows of a snapshot to a store as one import; returns its stamp.
 
@@ -99,8 +99,8 @@ def restore_into_store(
     """
     tables = tables_in(snapshot, span)
     require_definitions(store, tables, "the backup")
-    # The definitions stay behind, so the rows of tables begin files of their own.
-    first = FIRST_ROW if tables else RESERVED
+    # Definitions and expiries stay behind, so the rows of tables begin files of their own.
+    first = FIRST_ROW if tables or has_expiries else RESERVED
     wanted = [span.intersect(b"", RESERVED), span.intersect(first, None)]
     with staging_beside(store) as directory:
         staged = bulk.Import.create(directory)

@@ -102,15 +102,16 @@ def comparable(shards: Sequence[Shard], store: Store) -> list[Shard]:
 def _compare_contents(shard: Shard, where: str, store: Store, tally: Tally) -> int:
     """Compare the state at the oldest time that both keep, and all changes after it."""
     since, upto = max(shard.since, store.since), shard.upper - 1
+    versions = store.replication.versions
     with shard.snapshot(upto) as snapshot:
         changes = Compared(
             fingerprint(tally.over(snapshot.view(Window(since, upto)))),
-            fingerprint(row_batches(store.changes(since, upto))),
+            fingerprint(row_batches(versions(since=since, upto=upto))),
         )
     with shard.snapshot(since) as snapshot:
         state = Compared(
             fingerprint(tally.over(snapshot.read()), at=since),
-            fingerprint(row_batches(store.changes(0, since, revisions="latest")), at=since),
+            fingerprint(row_batches(versions(since=0, upto=since, revisions="latest")), at=since),
         )
     return require_equal(where, changes, state, since=since, upto=upto)
 

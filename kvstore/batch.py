@@ -7,6 +7,7 @@ from types import TracebackType
 from typing import Final
 
 from kvstore.columns import row_pairs
+from kvstore.commit import Expires, no_expiry
 from kvstore.limits import BATCH_BYTES_MAX
 from kvstore.mvcc.write import WriteSet
 from kvstore.tables.sources import BatchRows, WritesRows
@@ -26,22 +27,31 @@ class Batch:
         writes: type[WriteSet] = WriteSet,
         *,
         rows: WritesRows,
+        due: Callable[[Expires], int] = no_expiry,
     ) -> None:
-        self._rows = rows
+        self._rows, self._due = rows, due
         self._commit = commit
         self._writes = writes("the batch", BATCH_BYTES_MAX)
         self._checks: list[Callable[[], None]] = []
         self.timestamp: Timestamp | None = None
 
-    def put(self, key: bytes, value: bytes) -> None:
-        """Set `key` to `value`. The last write to a key in the batch wins."""
-        self._writes.put(key, value)
-
-    def put_many(self, rows: object) -> None:
-        """Set many keys: a mapping, pairs of key and value, or Arrow data with the columns `key`
-        and `value`. The last value of a key wins."""
-        for key, value in row_pairs(rows):
+    def put(self, key: bytes, value: bytes, *, expires: Expires | None = None) -> None:
+        """Set `key` to `value`. The last write to a key in the batch wins, and decides whether the
+        key expires. `expires` is as in `Store.put`."""
+        if expires is None:
             self._writes.put(key, value)
+        else:
+            self._writes.put_expiring(key, value, self._due(expires))
+
+    def put_many(self, rows: object, *, expires: Expires | None = None) -> None:
+        """Set many keys: a mapping, pairs of key and value, or Arrow data with the columns `key`
+        and `value`. The last value of a key wins. `expires` is as in `Store.put`, for all rows."""
+        due = None if expires is None else self._due(expires)
+        for key, value in row_pairs(rows):
+            if due is None:
+                self._writes.put(key, value)
+            else:
+                self._writes.put_expiring(key, value, due)
 
     def delete(self, key: bytes) -> None:
         """Delete `key`, whether or not it is there."""

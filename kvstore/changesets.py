@@ -76,7 +76,7 @@ class Changesets:
         try:
             committer = self._committer
             if not self._turn.wait_for(
-                lambda: self._capture.quiet != before or not committer.frontiers.is_healthy, timeout
+                lambda: self._capture.quiet != before or not committer.frontiers.is_sound, timeout
             ):
                 raise BusyError(f"{len(self._capture.open)} changesets", waited_s=timeout)
         finally:

@@ -64,6 +64,10 @@ class Timeline:
         """The current time, at or above all timestamps given so far. It reserves no timestamp."""
         return Timestamp(max(self._clock.wall_ns(), self._last))
 
+    def has_passed(self, time: int) -> bool:
+        """Whether the next timestamp will be at `time` or above. Needs no lock."""
+        return self._last >= time or self._clock.wall_ns() >= time
+
     def next(self) -> Timestamp:
         """A timestamp above all earlier ones. Raises `UsageError` if the clock is past the last
         possible timestamp: a later one would read as the id of an import in a key."""

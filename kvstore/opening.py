@@ -222,7 +222,10 @@ def assemble(
         policy=policy,
         mark=mark,
     )
-    return face(path, engine, versions, index, committer, clock=clock)
+    store = face(path, engine, versions, index, committer, clock=clock)
+    if policy.commits is None:
+        committer.expiries.look()
+    return store
 
 
 class StoreBuilder:

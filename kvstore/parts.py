@@ -48,4 +48,5 @@ class Parts:
         imports = Imports(versions, index, committer, loose)
         reads = Reads(committer, pins, clears, index_floor=meta.timestamp(INDEX_FLOOR))
         reserve = Reserve(versions.engine)
+        committer.expiries.on_first = reserve.note_expiries
         return cls(versions, index, committer, pins, holds, imports, clears, reads, reserve)

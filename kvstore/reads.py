@@ -57,7 +57,7 @@ class Reads:
         """The time of a read as of `as_of`. Raises `HistoryGoneError` and `NotYetWrittenError`."""
         frontiers = self._frontiers
         if not frontiers.is_healthy:
-            self._committer.health.require()
+            self._committer.catch_up() if as_of is None else self._committer.health.require()
         if as_of is None:
             return frontiers.upper - 1
         if type(as_of) is Timestamp and frontiers.since <= as_of < frontiers.upper:

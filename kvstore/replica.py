@@ -81,7 +81,7 @@ class Replica:
         with self._committer.lock:
             self._require_window([timestamp for timestamp, _ in commits], upper)
             self._committer.apply(commits, upper)
-            if not self._reserve.has_tables:  # the window may bring the first one
+            if not self._reserve.is_in_use:  # the window may bring the first one
                 self._reserve.look()
 
     def ingest(

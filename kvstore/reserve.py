@@ -4,7 +4,7 @@ Tables lie above all other keys (`RESERVED` in kvstore.span), and the definition
 among them. So the first stored key there tells all.
 
 Invariants
-1. Without tables every span is left as it is: a store without tables pays nothing for them.
+1. Without tables and expiries every span is left as it is, and costs nothing.
 2. A store with keys of its own among the reserved ones is as it was: it reads and writes them, and
    takes no table.
 """
@@ -16,6 +16,7 @@ from typing import Final
 from kvstore.codec.ordered import escape
 from kvstore.engine.api import DATA, Engine
 from kvstore.errors import UsageError, printable
+from kvstore.mvcc.expiry import EXPIRY
 from kvstore.mvcc.write import OpenWriteSet, WriteSet
 from kvstore.span import RESERVED, Span
 
@@ -30,6 +31,7 @@ class Reserve:
     """The reserved keys of one store."""
 
     has_tables = False
+    has_expiries = False
     write_set: type[WriteSet] = WriteSet
     """The kind of write sets that collect plain writes to the store."""
 
@@ -38,11 +40,26 @@ class Reserve:
         self.look()
 
     def look(self) -> None:
-        """Find out what lies among the reserved keys. One seek."""
-        keys, _ = self._engine.cursor(DATA, escape(RESERVED)).take(1)
-        self.has_tables = bool(keys) and keys[0].startswith(escape(CATALOGUE))
-        is_taken = bool(keys) and not self.has_tables
+        """Find out what lies among the reserved keys. One seek, and one more if there is any."""
+        first = self._first(RESERVED)
+        self.has_tables = first.startswith(escape(CATALOGUE))
+        self.has_expiries = bool(first) and self._first(EXPIRY).startswith(escape(EXPIRY))
+        is_taken = bool(first) and not first.startswith((escape(CATALOGUE), escape(EXPIRY)))
         self.write_set = OpenWriteSet if is_taken else WriteSet
+
+    def note_expiries(self) -> None:
+        """Leave the records of expiries out of plain reads, before the first one shows."""
+        self.has_expiries = True
+
+    @property
+    def is_in_use(self) -> bool:
+        """Whether there are tables and expiries already."""
+        return self.has_tables and self.has_expiries
+
+    def _first(self, prefix: bytes) -> bytes:
+        """The first stored key at or above `prefix`, empty where there is none."""
+        keys, _ = self._engine.cursor(DATA, escape(prefix)).take(1)
+        return keys[0] if keys else b""
 
     @property
     def is_taken(self) -> bool:
@@ -50,8 +67,8 @@ class Reserve:
         return not self.write_set.is_plain
 
     def narrow(self, span: Span) -> Span:
-        """The span without the keys of tables, unless it begins among them."""
-        return span.plain() if self.has_tables else span
+        """The span without the keys of tables and expiries, unless it begins among them."""
+        return span.plain() if self.has_tables or self.has_expiries else span
 
     def require_importable(self, span: Span, *, is_encoded: bool) -> None:
         """See `Layout.require_importable`."""

@@ -12,7 +12,7 @@ from typing import Final
 from kvstore.client import calls, streams
 from kvstore.client.pool import Pool
 from kvstore.client.tables import SentWriteSet
-from kvstore.commit import Durability
+from kvstore.commit import Durability, Expires, no_expiry
 from kvstore.mvcc import WriteSet
 from kvstore.span import Span
 from kvstore.tables.catalogue import Catalogue
@@ -46,6 +46,10 @@ class RemoteTransactions:
     def __init__(self, pool: Pool, catalogue: Catalogue) -> None:
         self._pool, self.catalogue = pool, catalogue
         self.versions = RemoteVersions(pool)
+
+    def due(self, expires: Expires) -> int:
+        """Raises `UsageError`: a client does not know the time of the store."""
+        return no_expiry(expires)
 
     def narrow(self, span: Span) -> Span:
         """The span as it is: the server leaves tables out."""

@@ -3,6 +3,7 @@
 Floors, from the top:
 
     committer           the order of a commit; it composes the parts below
+    expiries            deletes that wait for their time
     writes              write sets into batches, and to readers
     durability          waiting for the disk; sound, suspended, poisoned, finished
     frontiers policy    what readers see; what a store takes
@@ -14,6 +15,7 @@ from __future__ import annotations
 from kvstore.commit.committer import CommitNote, Committer, Stage, Staged
 from kvstore.commit.durability import Durability, require_durability
 from kvstore.commit.durable_mark import DurableMark, read_durable_mark
+from kvstore.commit.expiries import Expires, Expiries, no_expiry
 from kvstore.commit.frontiers import require_readable
 from kvstore.commit.policy import OPEN, Policy, read_only_policy, replica_policy
 
@@ -23,9 +25,12 @@ __all__ = [
     "Durability",
     "CommitNote",
     "DurableMark",
+    "Expires",
+    "Expiries",
     "Policy",
     "Stage",
     "Staged",
+    "no_expiry",
     "read_durable_mark",
     "read_only_policy",
     "replica_policy",

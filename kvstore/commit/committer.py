@@ -10,6 +10,8 @@ Invariants
 2. A commit reads the clock once, and looks once whether the store is still healthy.
 3. A time that a generation begins at is announced: its record is durable before `upper` reaches it.
 4. A commit that is called off before its write leaves the store as it was.
+5. `upper` passes no due time of `expiries` before the deletes of that time are written. A commit
+   makes its checks after them. While no key waits for its expiry, this costs nothing.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ from kvstore.changes.index import ChangeIndex, FullEntry
 from kvstore.clock import Timeline
 from kvstore.commit.durability import Durability, GroupSync, Health, require_durability
 from kvstore.commit.durable_mark import DurableMark
+from kvstore.commit.expiries import Expiries
 from kvstore.commit.frontiers import Frontiers, require_readable
 from kvstore.commit.policy import OPEN, Policy
 from kvstore.commit.writes import Writes
@@ -94,6 +97,7 @@ class Committer:
         self.syncs = GroupSync(self._engine, self.frontiers, self.health, mark)
         self._mark = mark
         self._writes = Writes(versions, index, self.recent, self.health)
+        self.expiries = Expiries(versions, self.frontiers, timeline, self.apply)
         self._is_committing = False
         self.where = where
         own(self, where)
@@ -117,8 +121,12 @@ class Committer:
         writes.seal()
 
         def stage_writes(batch: WriteBatch, timestamp: Timestamp, tag: tuple[int, int]) -> Staged:
+            due = None if writes.expiring is None else writes.schedule(timestamp)
             events, full = self._writes.stage(batch, writes, timestamp, tag)
             publish = partial(self._writes.publish, ((timestamp, writes),), full)
+            if due is not None:
+                self.expiries.begin()
+                publish = partial(_each, (publish, partial(self.expiries.add, due)))
             if note is not None:
                 publish = partial(_each, (publish, note.stage(batch, timestamp)))
             return events, publish
@@ -137,13 +145,15 @@ class Committer:
         """Commit whatever `stage_entries` adds to the batch, at one new timestamp."""
         how = self.durability if durability is None else require_durability(durability)
         with self.lock:
+            reserved = None
             if not self.frontiers.is_healthy or self.policy.commits is not None:
                 self.require_commits()
+                reserved = self._next()
             if check is not None:
                 check()
             self._is_committing = True
             batch = self._engine.batch()
-            timestamp = self._timeline.next()
+            timestamp = self._timeline.next() if reserved is None else reserved
             begun = self.capture.begin_commit(timestamp)
             events, publish = stage_entries(batch, timestamp, begun[0])
             upper = Timestamp(timestamp + 1)
@@ -208,6 +218,15 @@ class Committer:
                 return
             time.sleep(0)  # gives the interpreter away, and no time
 
+    def _next(self) -> Timestamp:
+        """A timestamp above all earlier ones, after the deletes that are due at or below it. The
+        caller holds the lock."""
+        timestamp = self._timeline.next()
+        while timestamp >= self.expiries.next_at:
+            self.expiries.write_due(timestamp)
+            timestamp = self._timeline.next()
+        return timestamp
+
     # -- records and time -------------------------------------------------------------------
 
     def write_meta(
@@ -236,9 +255,9 @@ class Committer:
         """
         with self.lock:
             self.require_commits()
-            begins_at = self._timeline.next()
+            begins_at = self._next()
             if begins_at <= self.frontiers.upper:
-                begins_at = self._timeline.next()
+                begins_at = self._next()
             batch = self._engine.batch()
             publish = stage_records(batch, begins_at)
             self._meta.stage_timestamp(batch, UPPER, begins_at)
@@ -260,10 +279,19 @@ class Committer:
         with self.lock:
             self.health.require()
             if self._timeline.now() >= self.frontiers.upper:
-                upper = Timestamp(self._timeline.next() + 1)
+                upper = Timestamp(self._next() + 1)
                 self.write_meta(partial(self._stage_upper, upper), durable=False)
                 self.frontiers.advance(upper)
             return self.frontiers.upper
+
+    def catch_up(self) -> None:
+        """Raise as `Health.require`, and write the deletes that are due now: before a read of the
+        newest state. One look at the clock, if none is due."""
+        self.health.require()
+        if self._timeline.has_passed(self.expiries.next_at):
+            with self.lock:
+                self.health.require()
+                self._next()
 
     def sync(self) -> Timestamp:
         """Close the time until now, make all that is written durable, and return `upper`."""
@@ -292,6 +320,8 @@ class Committer:
         if policy.follows_clock:
             self._timeline.rise_to(self.frontiers.upper - 1)
         self.policy = policy
+        if policy.commits is None:
+            self.expiries.look()
 
     def finish(self) -> None:
         """Before closing: write down `upper`, and wait for the disk. A poisoned store and one that

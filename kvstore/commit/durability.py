@@ -98,17 +98,18 @@ class Health:
     def suspend(self, error: KVStoreError | None) -> None:
         """Have every call raise `error` from now on. None ends that."""
         self._suspended_by = error
-        self._frontiers.is_healthy = not (error or self.poison or self._is_finished)
+        self._frontiers.note_health(is_sound=not (error or self.poison or self._is_finished))
         self._frontiers.wake()
 
     def finish(self) -> None:
         """The store was closed."""
         self._is_finished = True
-        self._frontiers.is_healthy = False
+        self._frontiers.note_health(is_sound=False)
         self._frontiers.wake()
 
     def _end(self, poison: str) -> None:
-        self.poison, self._frontiers.is_healthy = poison, False
+        self.poison = poison
+        self._frontiers.note_health(is_sound=False)
         self._frontiers.wake()
 
 

@@ -33,7 +33,11 @@ class Frontiers:
         """Reads at or above it are whole. A read below it asks `since` and the clears again."""
         self.upper = Timestamp(upper)
         self.is_healthy = True
-        """Whether `Health.require` would pass. Hot readers look at this instead."""
+        """Whether the store is sound and no key waits for its expiry. Hot callers look at this
+        alone."""
+        self.is_sound = True
+        """Whether `Health.require` would pass."""
+        self._awaits_expiry = False
         # `with` takes the lock itself. A condition is entered by code in Python, where a signal
         # may come between the lock and the block, and leave the lock taken.
         self._lock = threading.RLock()
@@ -45,6 +49,16 @@ class Frontiers:
         self.upper = upper
         if self._waiting:
             self.wake()
+
+    def note_health(self, *, is_sound: bool) -> None:
+        """Note whether the store is sound."""
+        self.is_sound = is_sound
+        self.is_healthy = is_sound and not self._awaits_expiry
+
+    def note_waiting(self, *, awaits_expiry: bool) -> None:
+        """Note whether a key waits for its expiry."""
+        self._awaits_expiry = awaits_expiry
+        self.is_healthy = self.is_sound and not awaits_expiry
 
     def raise_floor(self, timestamp: int) -> None:
         """Have readers below `timestamp` look twice."""

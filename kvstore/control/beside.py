@@ -33,7 +33,7 @@ from kvstore.client import Client
 from kvstore.client.calls import ns
 from kvstore.client.work import hold_record
 from kvstore.codec.json import JsonObject
-from kvstore.commit import Committer, Durability
+from kvstore.commit import Committer, Durability, Expires, no_expiry
 from kvstore.errors import UsageError
 from kvstore.gc import GcReport
 from kvstore.holds import Hold, Holds
@@ -75,8 +75,17 @@ class StoreBeside(Store):
 
     # -- writes -----------------------------------------------------------------------------
 
-    def put(self, key: bytes, value: bytes, *, durability: Durability | None = None) -> Timestamp:
+    def put(
+        self,
+        key: bytes,
+        value: bytes,
+        *,
+        expires: Expires | None = None,
+        durability: Durability | None = None,
+    ) -> Timestamp:
         """See `Store.put`. This handle does not show it."""
+        if expires is not None:
+            no_expiry(expires)
         return self.owner.put(key, value, durability=durability)
 
     def delete(self, key: bytes, *, durability: Durability | None = None) -> Timestamp:

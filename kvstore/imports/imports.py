@@ -36,6 +36,7 @@ from kvstore.imports.record import (
     read_import,
 )
 from kvstore.meta import Meta
+from kvstore.mvcc.expiry import EXPIRY
 from kvstore.mvcc.versions import Versions
 from kvstore.span import Span
 from kvstore.timestamp import Timestamp
@@ -369,6 +370,8 @@ class Imports:
             self._index.stage_event(batch, op, key, timestamp, changeset)
 
             def publish() -> None:
+                if any(span.end is None or span.end > EXPIRY for span in record.spans):
+                    self._committer.expiries.note_records()
                 self._records[record.import_id] = changed
                 shown = {**self._versions.view.stamps, record.reference: changed.lifetime}
                 self._versions.publish_stamps(shown)

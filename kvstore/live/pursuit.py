@@ -106,7 +106,7 @@ class Pursuit:
                 health.require()
             try:
                 self._move()
-                if not frontiers.is_healthy:
+                if not frontiers.is_sound:
                     health.suspend(None)
             except KVStoreError as error:
                 self._is_ended = isinstance(error, _FINAL) or self._records.is_replaced

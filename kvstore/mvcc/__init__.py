@@ -5,7 +5,7 @@ Floors, from the top:
     versions          the face of the package
     export
     diff imported lookup scan write
-    columns fragments version
+    columns expiry fragments version
     stretches
 """
 

@@ -5,6 +5,7 @@ Invariants
 2. `size` counts every write: the methods are the only way into a set.
 3. The range deletes of a sealed batch are disjoint, ascending and as long as possible, and no point
    delete lies inside one. Two batches with the same effect are stored alike.
+4. Only the last write to a key decides whether the key expires.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from __future__ import annotations
 import bisect
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from kvstore.codec.keys import encode_range_key, encode_suffix
 from kvstore.codec.ordered import escape
@@ -20,6 +21,7 @@ from kvstore.engine.api import DATA, RANGES, WriteBatch
 from kvstore.errors import ClosedError, UsageError, printable
 from kvstore.limits import VALUE_BYTES_MAX
 from kvstore.loops import Puts, put_all
+from kvstore.mvcc.expiry import carried_key, encode_due, longest_key, waiting_key
 from kvstore.mvcc.fragments import RangeTombstone
 from kvstore.span import RESERVED, Span, require_key
 
@@ -31,7 +33,7 @@ class WriteSet(Puts):
     `size_max` bytes. A negative `size_max` marks a set that was committed or rolled back.
     """
 
-    __slots__ = ("_whose",)
+    __slots__ = ("_whose", "expiring")
 
     is_plain: ClassVar[bool] = True
     """Whether the keys of tables are refused. Tables write theirs with `put_rows`."""
@@ -39,6 +41,8 @@ class WriteSet(Puts):
     def __init__(self, whose: str = "the write set", size_max: int = sys.maxsize) -> None:
         super().__init__(size_max)
         self._whose = whose
+        self.expiring: dict[bytes, _Expiring] | None = None
+        """The last put of each key that was put with an expiry."""
 
     def __bool__(self) -> bool:
         return bool(self._points or self._ranges)
@@ -58,6 +62,48 @@ class WriteSet(Puts):
         key, value = self._require_own(key), _require_value(value)
         self._points[key] = value
         self._size += len(key) + len(value)
+
+    def put_expiring(self, key: bytes, value: bytes, due: int) -> None:
+        """Set `key` to `value` until the time `due`."""
+        self.put(key, value)
+        key = bytes(key)
+        if not self.is_plain:
+            raise UsageError(
+                "a key that expires, in a store with keys of its own that begin with nine bytes ff",
+                "move those keys, and open the store again",
+            )
+        if len(key) > longest_key():
+            raise UsageError(
+                f"key has {len(key)} bytes, and one that expires at most {longest_key()}",
+                "use a shorter key, or delete it yourself",
+            )
+        self._expire(key, due)
+
+    def _expire(self, key: bytes, due: int) -> None:
+        value = self._points[key]
+        assert value is not None, "it was put"
+        # A copy is equal and no other object: a later put of the same value replaces it.
+        marked = self._points[key] = _Marked(value)
+        if self.expiring is None:
+            self.expiring = {}
+        self.expiring[key] = _Expiring(marked, value, due)
+
+    def schedule(self, timestamp: int) -> int | None:
+        """Add the records of the keys that expire, for a commit at `timestamp`; returns the least
+        due time. A time that has passed is due right after the commit."""
+        least = None
+        for key, (marked, value, due) in (self.expiring or {}).items():
+            if self._points.get(key) is not marked:
+                continue
+            due = max(due, timestamp + 1)
+            carried, waiting = carried_key(key), waiting_key(due, key)
+            self._points[key] = value
+            self._points[carried] = encode_due(due)
+            self._points[waiting] = b""
+            self._size += len(carried) + len(waiting) + 8
+            least = due if least is None else min(least, due)
+        self.expiring = None
+        return least
 
     def delete(self, key: bytes) -> None:
         """Delete `key`, whether or not it exists."""
@@ -140,6 +186,18 @@ class WriteSet(Puts):
     def tombstones(self, timestamp: int) -> list[RangeTombstone]:
         """The sealed batch's range deletes at `timestamp`."""
         return [RangeTombstone(start, end, timestamp) for start, end in self._ranges]
+
+
+class _Marked(bytes):
+    """The value of a put that expires, told from all other values by its identity."""
+
+
+class _Expiring(NamedTuple):
+    """The put of a key that expires at `due`."""
+
+    marked: _Marked
+    value: bytes
+    due: int
 
 
 class OpenWriteSet(WriteSet):

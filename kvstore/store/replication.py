@@ -54,15 +54,22 @@ class Replication:
 
     # -- of a source ------------------------------------------------------------------------
 
-    def versions(self, *, since: TimeLike | None, upto: TimeLike) -> Iterator[Change]:
-        """All revisions in `(since, upto]` by key.
+    def versions(
+        self,
+        *,
+        since: TimeLike | None,
+        upto: TimeLike,
+        revisions: Revisions = "all",
+        span: Span | None = None,
+    ) -> Iterator[Change]:
+        """The revisions in `(since, upto]` by key, in `span` or of all keys, tables included.
 
         With `since=None` these are all kept revisions, in one pass over the store. They give the
         state at the store's `since` and at every later time, and not every earlier state.
         """
         if since is None:
             return self._history.kept(upto)
-        return self._history.changes(since, upto, span=Span())
+        return self._history.changes(since, upto, span=span or Span(), revisions=revisions)
 
     def export(self, *, since: TimeLike | None, upto: TimeLike, span: Span | None = None) -> Export:
         """All revisions in `(since, upto]` in the form that is fastest to copy.

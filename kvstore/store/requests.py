@@ -34,7 +34,7 @@ from kvstore.mvcc import WriteSet
 from kvstore.parts import Parts
 from kvstore.span import Span
 from kvstore.timestamp import Timestamp
-from kvstore.txn import Conditional, ReadSet, Transactions, Unchecked, Updates, counted
+from kvstore.txn import Conditional, Expiry, ReadSet, Transactions, Unchecked, Updates, counted
 
 _PREFIX = "request/"
 _FORGOTTEN = "requests-forgotten"
@@ -90,7 +90,7 @@ class Requests:
         self._meta = meta
         self._reserve = parts.reserve
         self._conditional = conditional
-        self.updates = Updates(parts)
+        self.updates, self.expiry = Updates(parts), Expiry(parts)
         self._done: dict[str, _Done] | None = None
         self._forgotten = 0
 

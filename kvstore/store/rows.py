@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
 
-from kvstore.commit import Durability
+from kvstore.commit import Durability, Expires
 from kvstore.errors import TableAlteredError, UsageError, printable
 from kvstore.limits import BATCH_BYTES_MAX
 from kvstore.mvcc import WriteSet
@@ -150,6 +150,7 @@ class _SentTransactions:
         self._requests, self._reads, self._token = requests, reads, token
         self.versions, self.write_set = transactions.versions, transactions.write_set
         self.narrow: Callable[[Span], Span] = transactions.narrow
+        self.due: Callable[[Expires], int] = transactions.due
         self.catalogue = transactions.catalogue
 
     def commit(

@@ -55,7 +55,7 @@ from kvstore.changesets import Changesets
 from kvstore.claims import USER, HoldRecord
 from kvstore.clock import WallClock
 from kvstore.codec.tuples import desc
-from kvstore.commit import Committer, Durability, require_durability
+from kvstore.commit import Committer, Durability, Expires, require_durability
 from kvstore.engine import Engine, WriteBatch
 from kvstore.engine.loose import LOOSE_ONCE, Teller
 from kvstore.engine.rocks import RocksEngine
@@ -468,10 +468,26 @@ class Store:
 
     # -- writing ----------------------------------------------------------------------------
 
-    def put(self, key: bytes, value: bytes, *, durability: Durability | None = None) -> Timestamp:
-        """Set `key`; returns the timestamp of the commit. Never reads. `durability`: see `open`."""
+    def put(
+        self,
+        key: bytes,
+        value: bytes,
+        *,
+        expires: Expires | None = None,
+        durability: Durability | None = None,
+    ) -> Timestamp:
+        """Set `key`; returns the timestamp of the commit. Never reads. `durability`: see `open`.
+
+        With `expires`, a time or a timedelta from now, the key is deleted at that time, unless it
+        was written again before: the history of the key has a deletion with exactly that timestamp.
+        Reads of the newest state never show a key that has expired. Raises `UsageError` for a time
+        that does not lie ahead. Costs up to as much as two puts.
+        """
         writes = self._parts.reserve.write_set()
-        writes.put(key, value)
+        if expires is None:
+            writes.put(key, value)
+        else:
+            writes.put_expiring(key, value, self._committer.expiries.due(expires))
         return self._committer.commit(writes, durability=durability)
 
     def delete(self, key: bytes, *, durability: Durability | None = None) -> Timestamp:
@@ -507,15 +523,20 @@ class Store:
         expected: bytes | Unchecked | None = UNCHECKED,
         *,
         unchanged_since: TimeLike | None = None,
+        expires: Expires | None = None,
         durability: Durability | None = None,
     ) -> Timestamp:
         """Set `key` on a condition; raises `PreconditionError`, with nothing written, if it fails.
 
         The value of `key` must be `expected`; None says that the key is absent. With
-        `unchanged_since` the key must not have been written after that time.
+        `unchanged_since` the key must not have been written after that time. `expires` is as in
+        `put`.
         """
         writes = self._parts.reserve.write_set()
-        writes.put(key, value)
+        if expires is None:
+            writes.put(key, value)
+        else:
+            writes.put_expiring(key, value, self._committer.expiries.due(expires))
         return self._write_if(writes, key, expected, unchanged_since, durability)
 
     def delete_if(
@@ -559,16 +580,32 @@ class Store:
         """
         return self.requests.updates.increment(key, by, durability=durability)
 
-    def put_many(self, rows: object, *, durability: Durability | None = None) -> Timestamp | None:
+    def ttl(self, key: bytes) -> timedelta | None:
+        """How long until `key` expires; None if it does not, or is absent. Two look-ups."""
+        due = self.requests.expiry.due(key)
+        return None if due is None else timedelta(microseconds=(due - self.now()) // 1000)
+
+    def persist(self, key: bytes, *, durability: Durability | None = None) -> Timestamp | None:
+        """Cancel the expiry of `key`, whose value and version stay; returns the timestamp of the
+        commit, None with nothing written if the key does not expire."""
+        return self.requests.expiry.persist(key, durability=durability)
+
+    def put_many(
+        self,
+        rows: object,
+        *,
+        expires: Expires | None = None,
+        durability: Durability | None = None,
+    ) -> Timestamp | None:
         """Set many keys in one commit; returns its timestamp, None if there are no rows.
 
         `rows` is a mapping, an iterable of pairs of key and value, or Arrow data (also a frame of
         Polars, DuckDB or pandas) with the columns `key` and `value`. The last value of a key wins.
-        All rows are kept in memory: `bulk.Import` takes any number. Raises `UsageError` above
-        `BATCH_BYTES_MAX`.
+        `expires` is as in `put`, for all rows. All rows are kept in memory: `bulk.Import` takes any
+        number. Raises `UsageError` above `BATCH_BYTES_MAX`.
         """
         with self.batch(durability=durability) as batch:
-            batch.put_many(rows)
+            batch.put_many(rows, expires=expires)
         return batch.timestamp
 
     def transaction(self, *, durability: Durability | None = None) -> Transaction:
@@ -603,7 +640,8 @@ class Store:
             require_durability(durability)
         rows = StoreRows(self, self._transactions.catalogue, self._parts)
         commit = partial(self._committer.commit, durability=durability)
-        return Batch(commit, self._parts.reserve.write_set, rows=rows)
+        due = self._committer.expiries.due
+        return Batch(commit, self._parts.reserve.write_set, rows=rows, due=due)
 
     def revert_range(self, start: bytes, end: bytes | None, to: TimeLike) -> Timestamp | None:
         """Restore the state of `start <= key < end` at the time `to` by new versions.
@@ -783,7 +821,7 @@ class Store:
         committer = self._committer
         committer.health.require()
         committer.frontiers.wait(
-            upper, timeout=timeout, stop=lambda: not committer.frontiers.is_healthy or stop()
+            upper, timeout=timeout, stop=lambda: not committer.frontiers.is_sound or stop()
         )
         committer.health.require()
 

@@ -6,6 +6,7 @@ pytest and hypothesis, which the extra `testing` installs.
 
 Floors, from the top:
 
+    expiries    the same with keys that expire
     histories   random histories of a store against the model, as a state machine to inherit
     engines     the contract of engines, as suites that an engine's tests inherit
     strategies  what random histories draw: keys, values, spans, batches

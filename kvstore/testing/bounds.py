@@ -95,6 +95,8 @@ TINY: Final[Mapping[str, int]] = {
     "RECENT_KEYS_MAX": 2,
     "TXN_KEYS_MAX": 2,
     "TXN_SPANS_MAX": 2,
+    "EXPIRY_STEP_KEYS": 1,
+    "EXPIRY_READ_BYTES": 1,
     "GC_KEYS_PER_STEP": 2,
     "GC_SPANS_PER_STEP": 1,
     "GC_SHORT_SPAN_ENTRIES": 1,

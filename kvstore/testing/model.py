@@ -63,6 +63,9 @@ class Model:
 
     def __init__(self) -> None:
         self.commits: list[Commit] = []
+        self.expiring: dict[tuple[bytes, int], tuple[int, int | None]] = {}
+        """For each key and timestamp of a put with an expiry: when it is due, and since when that
+        is cancelled."""
 
     # -- writing ----------------------------------------------------------------------------
 
@@ -102,13 +105,45 @@ class Model:
             cut += [(max(a, end), b) for a, b in commit.ranges]
             commit.ranges = [(a, b) for a, b in cut if a < b]
 
+    def expire(self, key: bytes, timestamp: int, due: int) -> None:
+        """Have the version that `key` got at `timestamp` expire at `due`."""
+        self.expiring[key, timestamp] = due, None
+
+    def persist(self, key: bytes, timestamp: int) -> None:
+        """Cancel the expiry of `key` at `timestamp`."""
+        commit = self.showing(key, timestamp)[0]
+        assert commit is not None
+        due, _ = self.expiring[key, commit.timestamp]
+        self.expiring[key, commit.timestamp] = due, timestamp
+
+    def due(self, key: bytes, as_of: int) -> int | None:
+        """The time at which `key` expires, as of `as_of`; None if it does not."""
+        commit, event = self.showing(key, as_of)
+        if commit is None or event is None or event[1] is None:
+            return None
+        due, cancelled = self.expiring.get((key, commit.timestamp), (None, None))
+        return due if cancelled is None or as_of < cancelled else None
+
+    def settle(self, upto: int) -> None:
+        """Delete the keys that are due at or below `upto`, each at its time."""
+        dues = [(due, key) for (key, _), (due, _) in self.expiring.items() if due <= upto]
+        for due, key in sorted(dues):
+            if self.due(key, due) == due:
+                same = [commit for commit in self.commits if commit.timestamp == due]
+                if not same:
+                    same = [Commit(due)]
+                    self.commits = sorted([*self.commits, *same], key=lambda c: c.timestamp)
+                same[0].points[key] = None
+
     def upto(self, as_of: int) -> Model:
         """The model as it was at `as_of`."""
         model = Model()
         for c in self.commits:
             if c.timestamp <= as_of:
                 gone = c.reverted if c.reverted is not None and c.reverted <= as_of else None
-                model.commits.append(Commit(c.timestamp, c.points, c.ranges, c.import_id, gone))
+                points = dict(c.points)
+                model.commits.append(Commit(c.timestamp, points, c.ranges, c.import_id, gone))
+        model.expiring = {at: due for at, due in self.expiring.items() if at[1] <= as_of}
         return model
 
     # -- reading ----------------------------------------------------------------------------

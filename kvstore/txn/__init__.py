@@ -5,10 +5,11 @@ Floors, from the top:
     retry revert
     transaction
     owners
-    conditional reads updates
+    conditional expiry reads updates
 """
 
 from kvstore.txn.conditional import UNCHECKED, Conditional, Unchecked
+from kvstore.txn.expiry import Expiry
 from kvstore.txn.reads import ReadSet
 from kvstore.txn.retry import transact
 from kvstore.txn.revert import revert_range
@@ -18,6 +19,7 @@ from kvstore.txn.updates import Updates, Updating, counted
 __all__ = [
     "Updating",
     "Conditional",
+    "Expiry",
     "ReadSet",
     "Transaction",
     "Transactions",

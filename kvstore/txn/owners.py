@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Protocol
 
-from kvstore.commit import Durability
+from kvstore.commit import Durability, Expires
 from kvstore.mvcc import WriteSet
 from kvstore.span import Span
 from kvstore.tables.catalogue import Catalogue
@@ -43,6 +43,10 @@ class OwnsTransactions(Protocol):
     @property
     def catalogue(self) -> Catalogue:
         """The tables of the store."""
+        ...
+
+    def due(self, expires: Expires) -> int:
+        """The time at which a key expires. Raises `UsageError` for one that does not lie ahead."""
         ...
 
     def narrow(self, span: Span) -> Span:

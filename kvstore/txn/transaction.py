@@ -30,7 +30,7 @@ from typing import TypeVar, overload
 from kvstore.arguments import key_list, require_limit
 from kvstore.changes.entry import OP_DELETE_RANGE, OP_IMPORT, OP_REVERT
 from kvstore.columns import row_pairs
-from kvstore.commit import CommitNote, Durability
+from kvstore.commit import CommitNote, Durability, Expires
 from kvstore.errors import ClosedError, ConflictError, ForkedError, HistoryGoneError
 from kvstore.limits import BATCH_BYTES_MAX
 from kvstore.mvcc import Fragments, RangeTombstone, WriteSet
@@ -61,6 +61,10 @@ class Transactions:
         self.catalogue = catalogue or Catalogue(StoreDefinitions(parts))
         self._abandoned: deque[int] = deque()
 
+    def due(self, expires: Expires) -> int:
+        """See `Expiries.due`."""
+        return self._committer.expiries.due(expires)
+
     def begin(self, *, durability: Durability | None = None) -> Transaction:
         """A transaction at the newest complete time."""
         committer = self._committer
@@ -68,7 +72,7 @@ class Transactions:
         transaction = Transaction(self, self._pins.new(), durability=durability)
         committer.give_way()
         with committer.lock:
-            committer.health.require()
+            committer.catch_up()
             while self._abandoned:
                 self._abandoned.pop()
                 committer.recent.unwatch()
@@ -240,15 +244,23 @@ class Transaction:
 
     # -- writing ----------------------------------------------------------------------------
 
-    def put(self, key: bytes, value: bytes) -> None:
-        """Set `key` to `value`. The last write to a key wins."""
-        self._writes.put(key, value)
-
-    def put_many(self, rows: object) -> None:
-        """Set many keys: a mapping, pairs of key and value, or Arrow data with the columns `key`
-        and `value`. The last value of a key wins."""
-        for key, value in row_pairs(rows):
+    def put(self, key: bytes, value: bytes, *, expires: Expires | None = None) -> None:
+        """Set `key` to `value`. The last write to a key wins, and decides whether the key expires.
+        `expires` is as in `Store.put`."""
+        if expires is None:
             self._writes.put(key, value)
+        else:
+            self._writes.put_expiring(key, value, self._owner.due(expires))
+
+    def put_many(self, rows: object, *, expires: Expires | None = None) -> None:
+        """Set many keys: a mapping, pairs of key and value, or Arrow data with the columns `key`
+        and `value`. The last value of a key wins. `expires` is as in `Store.put`, for all rows."""
+        due = None if expires is None else self._owner.due(expires)
+        for key, value in row_pairs(rows):
+            if due is None:
+                self._writes.put(key, value)
+            else:
+                self._writes.put_expiring(key, value, due)
 
     def update(self, key: bytes, change: Updating) -> bytes | None:
         """Set `key` to `change(value)`, and return that; None deletes it. A read and a write."""

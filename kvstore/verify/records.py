@@ -8,11 +8,13 @@ from kvstore.changes.entry import OP_IMPORT, OP_REVERT
 from kvstore.claims import HoldRecord
 from kvstore.codec.keys import encode_reference
 from kvstore.commit import Committer
+from kvstore.errors import printable
 from kvstore.imports import ImportRecord, Imports
 from kvstore.imports.key_lists import KEYS_PREFIX, keys_name, read_keys
 from kvstore.imports.past import PastImports
 from kvstore.meta import COLLECTED, SINCE, UPPER, Meta
 from kvstore.mvcc import Stamps
+from kvstore.timestamp import Timestamp
 from kvstore.verify.report import Findings
 
 Events = set[tuple[int, int, int]]
@@ -41,6 +43,17 @@ def check_frontiers(findings: Findings, meta: Meta, committer: Committer) -> Non
         add("since", f"{since} is below what GC has collected")
     if durable > upper:
         add("durable", f"{durable} is above upper {upper}")
+
+
+def check_expiries(findings: Findings, committer: Committer) -> None:
+    """No key is due before the time that the schedule of expiries waits for."""
+    if committer.policy.commits is not None:
+        return
+    with findings.reading(), committer.lock:
+        missed = committer.expiries.missed()
+        if missed is not None:
+            where, due = f"expiry of key {printable(missed.key)}", Timestamp(missed.due)
+            findings.add(where, f"is due at {due}, and the schedule waits for a later time")
 
 
 def check_hold(findings: Findings, hold: HoldRecord, since: int) -> None:

@@ -6,6 +6,7 @@
               with the same value, and each version above the floor has its row
     ranges    the map in memory agrees with the stored ones, and with the index above the floor
     epochs    they join, runs and times are in order, and each counts the events that are there
+    expiries  none is due before the time that the schedule waits for
     records   frontiers, holds, clears and imports agree with each other and with the rows
 
 The comparison of index and versions takes no memory. Each row of the index is looked up in `data`.
@@ -53,6 +54,7 @@ from kvstore.parts import Parts
 from kvstore.span import Span
 from kvstore.verify.epochs import check_epochs, epochs_at
 from kvstore.verify.records import (
+    check_expiries,
     check_frontiers,
     check_hold,
     check_import,
@@ -85,6 +87,7 @@ def verify(parts: Parts, *, progress: Callable[[int], None] | None = None) -> St
         walk.ranges()
         walk.epochs()
         walk.records()
+        check_expiries(walk.findings, committer)
     finally:
         pins.let_go(pin, None)
     return StoreReport(

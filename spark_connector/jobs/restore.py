@@ -24,6 +24,7 @@ if not __package__:
 
 from pyspark.sql import SparkSession
 
+from backup.expiring import refuse_expiries
 from backup.restore import Built, built_from, tables_in
 from backup.shard import ShardSnapshot, Split, Tally, View
 from kvstore.control.scripts import StoreOrClient, opened
@@ -129,6 +130,7 @@ def restore_into(
                 f"the collection has table {tables[0].table!r}",
                 "restore into a new store, or with collection.restore_into, or pass a prefix",
             )
+        refuse_expiries(snapshot, Span() if prefix is None else Span.of_prefix(prefix))
         reader = reader.option("versionAsOf", snapshot.as_of)
         with kept(snapshot):
             return run_import(ImportRows(reader.load(found.url), "key", "value"), store)

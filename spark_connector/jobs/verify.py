@@ -143,17 +143,17 @@ def compare_rows(task: VerifyTask) -> _Outcome:
     upto = task.split.as_of
     with open_read_only(task.copy) as copy:
         # The copy ends with its last commit; the collection may end later, without a commit.
-        newest = int(copy.upper) - 1
+        versions, newest = copy.replication.versions, int(copy.upper) - 1
         low, high = min(since, newest), min(upto, newest)
         ranges = [
             each for each in copy.replication.range_deletes(low, high, Span()) if each.key in span
         ]
         points = (
             change
-            for change in copy.changes(low, high, span.start, span.end)
+            for change in versions(since=low, upto=high, span=span)
             if change.op != "delete_range"
         )
-        state = copy.changes(0, low, span.start, span.end, "latest")
+        state = versions(since=0, upto=low, span=span, revisions="latest")
         theirs = [
             together([fingerprint(row_batches(points)), fingerprint(row_batches(ranges))]),
             fingerprint(row_batches(state), at=since),

@@ -24,15 +24,16 @@ from kvstore.errors import (
 )
 from kvstore.store import Store
 from kvstore.testing.bounds import bounds
-from kvstore.testing.histories import StoreMachine, check_changes, check_whole
+from kvstore.testing.expiries import ExpiringMachine
+from kvstore.testing.histories import check_changes, check_whole
 from kvstore.testing.parts import parts_of
 from kvstore.testing.strategies import keys, ops, rows
 from kvstore.timestamp import TIMESTAMP_MAX
 from tests.mvcc.invariants import check_fragments
 
 
-class WholeMachine(StoreMachine):
-    """Adds imports and backups to the verbs of a store."""
+class WholeMachine(ExpiringMachine):
+    """Adds imports and backups to the verbs of a store and to keys that expire."""
 
     staged = Bundle("staged")
     added = Bundle("added")

@@ -50,7 +50,7 @@ READS = {
     "snapshot",
 }
 WRITES = {"put", "delete", "delete_range", "put_if", "delete_if", "pop", "batch"}.union(
-    {"update", "increment", "put_many"}
+    {"update", "increment", "put_many", "ttl", "persist"}
 )
 TRANSACTIONS = {"transaction", "transact"}
 CHANGES = {"changes", "events", "changes_batches", "feed", "wait_beyond"}

@@ -1,0 +1,212 @@
+"""Expiries: deletes that wait on the timeline for their time.
+
+A key that was put with an expiry is deleted by an ordinary commit at exactly its due time, if the
+version that carried the expiry is still its newest one. Nothing else is special: reads at any time,
+changes, backups and replicas meet an ordinary delete.
+
+The due deletes are written by the call that first moves `upper` beyond a due time, or that reads
+the present after it. No clock rings. A store that was closed meanwhile catches up at its first such
+call, with the due times as timestamps.
+
+Invariants
+1. `upper` passes no due time before the deletes of that time are written, except a time that had
+   passed already when its records came: that of an import, or of a clock that ran ahead. Its
+   deletes are written at `upper`.
+2. `next_at` is at or below the due time of every `waiting` record that is alive. A store that takes
+   no commits of its own schedules nothing: `next_at` is `NEVER`.
+3. The records of a key leave in the commit that deletes the key. So work that was done is never
+   found again, and a crash between two steps leaves the rest waiting.
+4. A step deletes at most `EXPIRY_STEP_KEYS` keys, and those with the same due time as the last.
+   Memory is bounded by that.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextvars import Context
+from datetime import timedelta
+from typing import Final, Protocol, TypeAlias
+
+from kvstore.clock import Timeline
+from kvstore.commit.frontiers import Frontiers
+from kvstore.errors import UsageError
+from kvstore.limits import EXPIRY_READ_BYTES, EXPIRY_STEP_KEYS
+from kvstore.mvcc.expiry import (
+    WaitingKey,
+    carried_key,
+    decode_due,
+    decode_waiting,
+    waiting_from,
+    waiting_key,
+)
+from kvstore.mvcc.lookup import SearchBounds
+from kvstore.mvcc.versions import Versions
+from kvstore.mvcc.write import OpenWriteSet, WriteSet
+from kvstore.timestamp import TIMESTAMP_MAX, TimeLike, to_timestamp
+
+NEVER: Final = TIMESTAMP_MAX + 1
+
+Expires: TypeAlias = "timedelta | TimeLike"
+"""The time at which a key expires, as callers pass it: a time, or a timedelta from now."""
+
+Commits: TypeAlias = "list[tuple[int, WriteSet]]"
+
+
+def no_expiry(expires: Expires) -> int:
+    """For writers that know no clock: raises `UsageError`."""
+    raise UsageError(f"expires={expires!r} by a client", "write keys that expire beside the store")
+
+
+class Applies(Protocol):
+    """Writes commits that have times of their own, and completes the time below `upper`."""
+
+    def __call__(self, commits: Sequence[tuple[int, WriteSet]], upper: int) -> None: ...
+
+
+class Expiries:
+    """The expiries of one store. The caller of each method that writes holds the commit lock."""
+
+    def __init__(
+        self, versions: Versions, frontiers: Frontiers, timeline: Timeline, apply: Applies
+    ) -> None:
+        self._versions, self._frontiers, self._timeline = versions, frontiers, timeline
+        self._apply = apply
+        self._from = 0
+        """No `waiting` record below this time is alive."""
+        self.next_at = NEVER
+        """No key is due before this time."""
+        self.on_first: Callable[[], None] = lambda: None
+        """Called before the first commit with an expiry shows."""
+
+    def due(self, expires: Expires) -> int:
+        """The time at which a key expires, as a caller gave it: a time, or a timedelta from now.
+        Raises `UsageError` unless it lies ahead."""
+        now = self._timeline.now()
+        if isinstance(expires, timedelta):
+            due = now + expires // timedelta(microseconds=1) * 1000
+        else:
+            due = to_timestamp(expires, name="expires", now=self._timeline.now)
+        if not now < due < TIMESTAMP_MAX:
+            raise UsageError(
+                f"expires={expires!r} does not lie ahead of now",
+                "pass a later time; to remove the key now, delete it",
+            )
+        return due
+
+    # -- the schedule -----------------------------------------------------------------------
+
+    def look(self) -> None:
+        """Find the next due time among the stored records: after opening, after an import, and when
+        the store begins to take commits. Costs a step for each record that GC has yet to remove."""
+        self._from = 0
+        _, following = self._waiting(upto=-1)
+        self._show(following)
+
+    def note_records(self) -> None:
+        """Note that an import brings records, whose due times are not known."""
+        self.begin()
+        self._from = 0
+        self._show(0)
+
+    def begin(self) -> None:
+        """Prepare for a commit that has expiries."""
+        if self.next_at == NEVER:
+            self.on_first()
+
+    def add(self, due: int) -> None:
+        """Note the least due time of a commit that is written."""
+        if due < self.next_at:
+            self._show(due)
+
+    # -- due deletes ------------------------------------------------------------------------
+
+    def write_due(self, upto: int) -> None:
+        """Write the deletes that are due at or below `upto`, step by step, in time order."""
+        while self.next_at <= upto:
+            rows, following = self._waiting(upto)
+            commits = self._commits(rows)
+            if commits:
+                last, _ = commits[-1]
+                self._timeline.rise_to(last)
+                # The changeset of the caller, if one is open, has nothing to do with it.
+                Context().run(self._apply, commits, last + 1)
+            self._from = min(following, upto + 1)
+            self._show(following)
+
+    def missed(self) -> WaitingKey | None:
+        """The first record that is due before `next_at`, None if all is well. For verification."""
+        first = next(self._records(since=0), None)
+        return first if first is not None and first.due < self.next_at else None
+
+    def _waiting(self, upto: int) -> tuple[list[WaitingKey], int]:
+        """The records of one step, which are due at or below `upto`, and the due time of the first
+        record behind them."""
+        rows: list[WaitingKey] = []
+        for row in self._records(self._from):
+            is_full = len(rows) >= EXPIRY_STEP_KEYS and row.due != rows[-1].due
+            if row.due > upto or is_full:
+                return rows, row.due
+            rows.append(row)
+        return rows, NEVER
+
+    def _records(self, since: int) -> Iterator[WaitingKey]:
+        at = self._frontiers.upper - 1
+        for keys, _ in self._versions.scan(waiting_from(since), at):
+            yield from map(decode_waiting, keys)
+
+    def _commits(self, rows: Sequence[WaitingKey]) -> Commits:
+        """The deletes of `rows`, and the removal of their records, each commit at its time."""
+        at: int = self._frontiers.upper
+        commits: Commits = []
+        size = EXPIRY_STEP_KEYS
+        for first in range(0, len(rows), size):
+            some = rows[first : first + size]
+            for row, (is_latest, expires) in zip(some, self._carried(some), strict=True):
+                at = max(at, row.due)
+                if not commits or commits[-1][0] != at:
+                    commits.append((at, OpenWriteSet("the deletes that are due")))
+                gone = [waiting_key(row.due, row.key)]
+                if is_latest:
+                    gone.append(carried_key(row.key))
+                if expires:
+                    gone.append(row.key)
+                commits[-1][1].delete_rows(gone)
+        return commits
+
+    def _carried(self, rows: Sequence[WaitingKey]) -> Iterable[tuple[bool, bool]]:
+        """For each of `rows`: whether it is the latest expiry of its key, and whether the key
+        expires by it."""
+        carried = [carried_key(row.key) for row in rows]
+        dues, written = self._versions_of(carried)
+        _, newest = self._versions_of([row.key for row in rows])
+        for row, due, record_at, key_at in zip(rows, dues, written, newest, strict=True):
+            is_latest = due is not None and decode_due(due, row.key) == row.due
+            yield is_latest, is_latest and record_at == key_at
+
+    def _versions_of(self, keys: list[bytes]) -> tuple[list[bytes | None], list[int]]:
+        """The newest value of each key with its time: None and -1 where the key is absent."""
+        times = array("q", [self._frontiers.upper - 1]) * len(keys)
+        bounds = SearchBounds(bytes_max=EXPIRY_READ_BYTES)
+        found = self._versions.get_timed(keys, times, bounds)
+        if found is not None:
+            return found.values, found.times.tolist()
+        half = len(keys) // 2  # a single key has no bound
+        first, second = self._versions_of(keys[:half]), self._versions_of(keys[half:])
+        return first[0] + second[0], first[1] + second[1]
+
+    # -- the expiry of one key --------------------------------------------------------------
+
+    def of(self, key: bytes, at: int) -> int | None:
+        """The time at which `key` expires, as of `at`; None if it does not, or is absent."""
+        times = array("q", [at, at])
+        found = self._versions.get_timed([carried_key(key), key], times)
+        assert found is not None, "no bound was given"
+        due = found.values[0]
+        if due is None or found.times[0] != found.times[1]:
+            return None
+        return decode_due(due, key)
+
+    def _show(self, next_at: int) -> None:
+        self.next_at = next_at
+        self._frontiers.note_waiting(awaits_expiry=next_at != NEVER)

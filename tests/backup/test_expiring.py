@@ -1,0 +1,107 @@
+"""Keys that expire, in backups: their expiry travels with them, and no restore loses it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+import kvstore
+from backup import Collection
+from kvstore import ManualClock, Store
+from kvstore.errors import UsageError
+
+pytestmark = pytest.mark.tiny_limits
+
+START = 1_700_000_000_000_000_000
+HOUR = 3600 * 10**9
+LIFE = timedelta(hours=1)
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock(START)
+
+
+@pytest.fixture
+def store(tmp_path: Path, clock: ManualClock) -> Iterator[Store]:
+    with kvstore.open(tmp_path / "store", durability="async", clock=clock) as opened:
+        for key in (b"a1", b"a2", b"b1", b"b2"):
+            opened.put(key, b"v", expires=LIFE)
+            clock.advance(HOUR // 4)
+        opened.put(b"b1", b"stays")
+        yield opened
+
+
+@pytest.fixture
+def collection(store: Store, tmp_path: Path, clock: ManualClock) -> Collection:
+    """A first backup before the first key has expired, and another one after it."""
+    made = Collection(tmp_path / "backups", clock=clock)
+    clock.set(START + HOUR - 1000)
+    made.backup(store)
+    clock.set(START + HOUR)
+    made.backup(store)
+    return made
+
+
+@pytest.mark.parametrize("history", [True, False])
+@pytest.mark.parametrize(
+    ("span", "keys"),
+    [
+        ({}, [b"a2", b"b1", b"b2"]),
+        ({"prefix": b"a"}, [b"a2"]),
+        ({"prefix": b"b"}, [b"b1", b"b2"]),
+        ({"start": b"a2", "end": b"b2"}, [b"a2", b"b1"]),
+        ({"start": b"b"}, [b"b1", b"b2"]),
+    ],
+)
+def test_a_restore_schedules_what_is_ahead(
+    collection: Collection,
+    tmp_path: Path,
+    clock: ManualClock,
+    span: dict[str, bytes],
+    keys: list[bytes],
+    history: bool,
+) -> None:
+    collection.restore(tmp_path / "restored", history=history, **span)  # type: ignore[arg-type]
+    with kvstore.open(tmp_path / "restored", durability="async", clock=clock) as restored:
+        assert list(restored.keys()) == keys
+        if history and b"a2" in keys and "start" not in span:
+            assert restored.history(b"a1")[0].timestamp == START + HOUR
+            assert restored.get(b"a1", START + HOUR - 1) == b"v"
+        clock.advance(10 * HOUR)
+        assert list(restored.keys()) == [key for key in keys if key == b"b1"]
+        if b"a2" in keys:
+            assert restored.history(b"a2")[0].timestamp == START + HOUR * 5 // 4
+
+
+def test_a_restore_as_of_a_time_before_an_expiry_deletes_it_again_at_its_time(
+    collection: Collection, tmp_path: Path, clock: ManualClock
+) -> None:
+    collection.restore(tmp_path / "restored", as_of=START + HOUR - 1)
+    with kvstore.open(tmp_path / "restored", durability="async", clock=clock) as restored:
+        assert restored.get(b"a1", START + HOUR - 1) == b"v"
+        assert restored.get(b"a1") is None
+        assert restored.history(b"a1")[0].timestamp == START + HOUR
+
+
+def test_the_rows_of_a_collection_leave_the_records_out(
+    collection: Collection, store: Store
+) -> None:
+    rows = collection.scan_batches().read_all()["key"].to_pylist()
+    assert rows == [b"a2", b"b1", b"b2"]
+    collection.compact()
+    assert collection.verify("contents", store).rows
+
+
+def test_an_import_of_keys_that_expire_is_refused(
+    collection: Collection, tmp_path: Path, clock: ManualClock
+) -> None:
+    with kvstore.open(tmp_path / "other", durability="async", clock=clock) as other:
+        with pytest.raises(UsageError, match="keys that expire"):
+            collection.restore_into(other)
+        assert list(other.scan()) == []
+        collection.restore_into(other, start=b"c")
+        assert list(other.scan()) == []

@@ -1,0 +1,75 @@
+"""A process is killed while it deletes the keys that are due.
+
+The next one deletes the rest, each key at exactly its time, and none twice.
+"""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import kvstore
+from kvstore import ManualClock
+from kvstore.testing.bounds import bounds
+from kvstore.testing.kills import SEED, run_until_killed
+from kvstore.testing.model import state_after
+from kvstore.testing.seeds import seeded
+
+START = 1_700_000_000_000_000_000
+STEP = 1000
+KEYS = 200
+
+
+def expire(place: Path, engine: str, now: int, said: Any) -> None:
+    """The child: opens the store after the due times of its keys, and reads it."""
+    with (
+        bounds(EXPIRY_STEP_KEYS=2),
+        kvstore.open(place, engine, durability="async", clock=ManualClock(now)) as store,
+    ):
+        said.send("begun")
+        store.get(b"")
+        said.send("done")
+
+
+@pytest.mark.parametrize(
+    "rounds", [3, pytest.param(60, marks=pytest.mark.soak)], ids=["few", "many"]
+)
+@pytest.mark.parametrize("engine", ["rocksdb", "memory"])
+def test_keys_expire_at_their_time_whenever_the_process_is_killed(
+    tmp_path: Path, spawn: Any, engine: str, rounds: int
+) -> None:
+    pick = seeded(SEED)
+    place, clock = tmp_path / "store", ManualClock(START)
+    due = make(place, engine, clock, pick)
+    now = max(due.values()) + 1
+    hits = 0
+    for _ in range(rounds):
+        said = run_until_killed(
+            spawn, expire, (place, engine, now), lambda said: "begun" in said, pick.random() * 0.03
+        )
+        hits += "done" not in said
+        with kvstore.open_read_only(place) as store:
+            upper = store.upper
+            assert {key for key, _ in store.scan()} == {k for k, at in due.items() if at >= upper}
+    print(f"{hits} of {rounds} kills came before the end")
+    clock.set(now)
+    with kvstore.open(place, engine, durability="async", clock=clock) as store:
+        assert list(store.scan()) == []
+        for key, at in due.items():
+            assert [(v.timestamp, v.value) for v in store.history(key)][:-1] == [(at, None)]
+        middle = START + KEYS * STEP // 2
+        changes = store.changes(middle, now - 1)
+        assert state_after(dict(store.scan(as_of=middle)), changes) == {}
+        assert store.verify().problems == ()
+
+
+def make(place: Path, engine: str, clock: ManualClock, pick: random.Random) -> dict[bytes, int]:
+    """A store of keys with random due times, some of them alike; the due time of each."""
+    due = {b"%d" % n: START + STEP * pick.randint(KEYS, 3 * KEYS) for n in range(KEYS)}
+    with kvstore.open(place, engine, durability="async", clock=clock) as store:
+        for key, at in due.items():
+            store.put(key, b"v", expires=kvstore.Timestamp(at))
+    return due
