@@ -138,7 +138,8 @@ class Holds:
         unless `at` is given. Raises `HistoryGoneError` if `at` is below `since`.
         """
         when = None if at is None else self._committer.to_time(at, name="at")
-        require_age(max_age, name="max_age")
+        if max_age is not None:
+            require_age(max_age, name="max_age")
         self._committer.health.require()
         taken = self.take_all(
             {name: when}, max_age=max_age, durable=durable, kind=kind, address=address
