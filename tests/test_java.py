@@ -176,7 +176,8 @@ def twice(batches):
     for batch in batches:
         yield pa.RecordBatch.from_pydict({"n": [2 * n for n in batch["id"].to_pylist()]})
 
-spark = session("no java here", cores=1, memory="512m")
+options = {"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
+spark = session("no java here", cores=1, memory="512m", **options)
 system = spark.sparkContext._jvm.System
 rows = spark.range(10).repartitionByRange(2, "id").mapInArrow(twice, "n long").collect()
 print(sorted(row.n for row in rows))

@@ -1,4 +1,4 @@
-"""DataFrames of keys and values for tests of loads."""
+"""DataFrames of keys and values for tests of loads, and options of a JVM for tests."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ if TYPE_CHECKING:
 
 
 ROWS = "key binary, value binary"
+FAST_START = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+"""Options of a JVM that is fast to start rather than fast in the long run, with one GC thread."""
 
 
 def frame(spark: SparkSession, rows: dict[bytes, bytes], *, partitions: int = 3) -> DataFrame:

@@ -30,6 +30,7 @@ from spark_connector.joins import join as joining
 from spark_connector.loading import build
 from spark_connector.seeding import collection as seeding_collection
 from spark_connector.seeding import store as seeding_store
+from tests.spark.frames import FAST_START
 
 ROWS = 6000
 
@@ -37,7 +38,11 @@ _write = PartWriter.write
 
 
 def main(directory: Path) -> None:
-    spark = session("retries", memory="512m", **{"spark.master": "local[2,3]"})
+    spark = session(
+        "retries",
+        memory="512m",
+        **{"spark.master": "local[2,3]", "spark.driver.extraJavaOptions": FAST_START},
+    )
     sorter: Any = build.sorter
     merger: Any = build.merger
 

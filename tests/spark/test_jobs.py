@@ -17,6 +17,7 @@ from backup import Collection
 from kvstore import Store
 from kvstore.errors import CorruptionError, UsageError
 from spark_connector.jobs import backup, compact, restore, verify
+from tests.spark.frames import FAST_START
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -183,7 +184,7 @@ def test_a_job_runs_under_spark_submit(tmp_path: Path) -> None:
         [
             Path(pyspark.__file__).parent / "bin" / "spark-submit",
             *("--master", "local[1]", "--conf", "spark.ui.enabled=false"),
-            *("--driver-memory", "512m", backup.__file__),
+            *("--driver-memory", "512m", "--driver-java-options", FAST_START, backup.__file__),
             *(str(tmp_path / "s"), str(tmp_path / "c"), "--cores", "7"),
         ],
         env={
