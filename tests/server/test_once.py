@@ -158,13 +158,14 @@ def test_a_killed_server_loses_no_acknowledged_write_and_does_none_twice(
             assert values == list(range(written[writer]))[::-1]
 
 
-def test_recorded_histories_of_clients_are_serialisable(store: kvstore.Store) -> None:
+@pytest.mark.parametrize("readers", [0, 2])
+def test_recorded_histories_of_clients_are_serialisable(store: kvstore.Store, readers: int) -> None:
     """Transactions and conditional writes of several clients: each value is its author's mark."""
     keys = [b"k%d" % number for number in range(6)]
     done: list[tuple[Record, dict[bytes, bytes | None]]] = []
     refused: list[Exception] = []
     seed = seeded().getrandbits(32)
-    with serving(app(store), ListenAddress("127.0.0.1", 0)) as running:
+    with serving(app(store), ListenAddress("127.0.0.1", 0), readers=readers) as running:
 
         def run(worker: int) -> None:
             draw = random.Random(seed + worker)
