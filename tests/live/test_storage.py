@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import tempfile
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -29,9 +30,9 @@ def full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 def fill(place: Path) -> None:
     """Leave no byte on a file system."""
-    with (place / "filler").open("wb", buffering=0) as filler, pytest.raises(OSError, match="space"):
-        while True:
-            filler.write(bytes(4096))
+    with (place / "filler").open("wb", buffering=0) as filler, suppress(OSError):
+        while filler.write(bytes(4096)):
+            pass
 
 
 def mount(*arguments: str) -> None:
