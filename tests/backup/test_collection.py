@@ -182,9 +182,10 @@ def test_what_was_never_backed_up_is_not_verified(
 
 
 def test_memory_collections_work_the_same(store: kvstore.Store, tmp_path: Path) -> None:
-    collection = backup.Collection(f"memory://{tmp_path.name}")
+    name = f"memory://{store.store_id}"
+    collection = backup.Collection(name)
     live_through(store, collection, tmp_path / "staging", seed=3)
-    at = backup.Collection(f"memory://{tmp_path.name}").restore(tmp_path / "restored")
+    at = backup.Collection(name).restore(tmp_path / "restored")
     with kvstore.open(tmp_path / "restored") as restored:
         assert versions(restored, at) == versions(store, at)
     with pytest.raises(UsageError, match="ftp"):

@@ -2,9 +2,7 @@
 
 For a step there is a copy of one prepared store and collection, a child that does the work and is
 killed there, and the work made again here, compared with the store. `make soak` takes every step;
-`make test` takes one of each few that follow each other, others in each run. All of it lies in
-memory where the system has such a place: a kill takes nothing from the page cache, so a disk would
-add nothing but its time.
+`make test` takes one of each few that follow each other, others in each run.
 """
 
 from __future__ import annotations
@@ -12,7 +10,6 @@ from __future__ import annotations
 import random
 import shutil
 import signal
-import tempfile
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from itertools import pairwise
@@ -28,8 +25,6 @@ from kvstore.testing.bounds import TINY, bounds, some_tiny
 from kvstore.testing.seeds import seeded
 from tests.backup import children
 from tests.backup.histories import versions
-
-MEMORY = Path("/dev/shm")
 
 
 class Depth(NamedTuple):
@@ -47,15 +42,6 @@ DEPTHS = [
     pytest.param(Depth(changes=90, stride=1, kills=2), id="twice", marks=pytest.mark.soak),
 ]
 each_depth = pytest.mark.parametrize("depth", DEPTHS)
-
-
-@pytest.fixture
-def home(tmp_path: Path) -> Iterator[Path]:
-    if not MEMORY.is_dir():
-        yield tmp_path
-        return
-    with tempfile.TemporaryDirectory(dir=MEMORY, prefix="kvstore-crash-") as path:
-        yield Path(path)
 
 
 SMALL_PARTS = {"PART_BYTES_MAX": 4_000, "ROW_GROUP_ROWS_MAX": 20}
@@ -96,7 +82,7 @@ NEVER = 1 << 40
 def at_the_steps(
     spawn: Any,
     action: str,
-    home: Path,
+    tmp_path: Path,
     check: Callable[[Path, bool], None],
     depth: Depth,
     *,
@@ -108,13 +94,13 @@ def at_the_steps(
     The first child comes through, which tells their number.
     """
     children.prepare(
-        home / "prepared", seed=backups, backups=backups, chains=chains, changes=depth.changes
+        tmp_path / "prepared", seed=backups, backups=backups, chains=chains, changes=depth.changes
     )
     pick = seeded()
 
     def steps_until(at: int) -> int | None:
-        place = home / f"killed-at-{at}"
-        shutil.copytree(home / "prepared", place)
+        place = tmp_path / f"killed-at-{at}"
+        shutil.copytree(tmp_path / "prepared", place)
         steps = run(spawn, action, place, at)
         if steps is None and depth.kills > 1:
             run(spawn, action, place, pick.randrange(at + 10))
@@ -150,7 +136,7 @@ def sound(store: kvstore.Store, collection: Collection, pick: random.Random) -> 
 @each_depth
 @pytest.mark.parametrize("backups", [0, 2], ids=["full", "incremental"])
 def test_a_killed_backup_is_finished_by_the_next(
-    spawn: Any, home: Path, depth: Depth, backups: int
+    spawn: Any, tmp_path: Path, depth: Depth, backups: int
 ) -> None:
     pick = random.Random(1)
 
@@ -168,12 +154,12 @@ def test_a_killed_backup_is_finished_by_the_next(
             collection.scrub(delete_orphans_older_than=timedelta(0))
             sound(store, collection, pick)
 
-    assert at_the_steps(spawn, "back_up", home, check, depth, backups=backups) > 15
+    assert at_the_steps(spawn, "back_up", tmp_path, check, depth, backups=backups) > 15
 
 
 @each_depth
 def test_a_killed_full_backup_beside_a_chain_is_finished_by_the_next(
-    spawn: Any, home: Path, depth: Depth
+    spawn: Any, tmp_path: Path, depth: Depth
 ) -> None:
     pick = random.Random(5)
 
@@ -186,11 +172,11 @@ def test_a_killed_full_backup_beside_a_chain_is_finished_by_the_next(
             assert len(new) <= 2
             sound(store, collection, pick)
 
-    assert at_the_steps(spawn, "begin_again", home, check, depth, backups=2) > 20
+    assert at_the_steps(spawn, "begin_again", tmp_path, check, depth, backups=2) > 20
 
 
 @each_depth
-def test_a_killed_compaction_loses_nothing(spawn: Any, home: Path, depth: Depth) -> None:
+def test_a_killed_compaction_loses_nothing(spawn: Any, tmp_path: Path, depth: Depth) -> None:
     pick = random.Random(2)
 
     def check(place: Path, killed: bool) -> None:
@@ -202,13 +188,13 @@ def test_a_killed_compaction_loses_nothing(spawn: Any, home: Path, depth: Depth)
             collection.backup(store)
             sound(store, collection, pick)
 
-    assert at_the_steps(spawn, "compact", home, check, depth, backups=3) > 20
+    assert at_the_steps(spawn, "compact", tmp_path, check, depth, backups=3) > 20
 
 
 @each_depth
 @pytest.mark.parametrize("chains", [1, 2], ids=["within-a-chain", "of-an-ended-chain"])
 def test_a_killed_expiry_gives_up_no_more_than_was_asked(
-    spawn: Any, home: Path, depth: Depth, chains: int
+    spawn: Any, tmp_path: Path, depth: Depth, chains: int
 ) -> None:
     pick = random.Random(3)
     limits = []
@@ -216,19 +202,21 @@ def test_a_killed_expiry_gives_up_no_more_than_was_asked(
     def check(place: Path, killed: bool) -> None:
         with kvstore.open(place / "store", durability="async") as store:
             collection = Collection(place / "collection")
-            limits.append(children.expiry(Collection(home / "prepared" / "collection")))
+            limits.append(children.expiry(Collection(tmp_path / "prepared" / "collection")))
             assert collection.since <= limits[0] < collection.upper
             sound(store, collection, pick)
             assert collection.expire(before=limits[0]) == limits[0]
             assert len(collection.chains()) == 1
             sound(store, collection, pick)
 
-    steps = at_the_steps(spawn, "expire", home, check, depth, backups=2, chains=chains)
+    steps = at_the_steps(spawn, "expire", tmp_path, check, depth, backups=2, chains=chains)
     assert steps > 20
 
 
 @each_depth
-def test_a_killed_restore_leaves_nothing_in_its_place(spawn: Any, home: Path, depth: Depth) -> None:
+def test_a_killed_restore_leaves_nothing_in_its_place(
+    spawn: Any, tmp_path: Path, depth: Depth
+) -> None:
     def check(place: Path, killed: bool) -> None:
         collection = Collection(place / "collection")
         if not (place / "restored").exists():
@@ -243,12 +231,12 @@ def test_a_killed_restore_leaves_nothing_in_its_place(spawn: Any, home: Path, de
         ):
             assert versions(restored, at) == versions(store, at)
 
-    assert at_the_steps(spawn, "restore", home, check, depth, backups=2) > 10
+    assert at_the_steps(spawn, "restore", tmp_path, check, depth, backups=2) > 10
 
 
 @each_depth
 def test_a_killed_restore_into_a_store_adds_all_or_nothing(
-    spawn: Any, home: Path, depth: Depth
+    spawn: Any, tmp_path: Path, depth: Depth
 ) -> None:
     def check(place: Path, killed: bool) -> None:
         collection = Collection(place / "collection")
@@ -262,12 +250,12 @@ def test_a_killed_restore_into_a_store_adds_all_or_nothing(
             assert list(target.scan()) == expected
             assert target.verify().problems == ()
 
-    assert at_the_steps(spawn, "restore_into", home, check, depth, backups=2) > 10
+    assert at_the_steps(spawn, "restore_into", tmp_path, check, depth, backups=2) > 10
 
 
 @each_depth
 def test_parts_of_a_killed_full_backup_are_not_uploaded_again(
-    spawn: Any, home: Path, depth: Depth
+    spawn: Any, tmp_path: Path, depth: Depth
 ) -> None:
     resumed = []
 
@@ -298,5 +286,5 @@ def test_parts_of_a_killed_full_backup_are_not_uploaded_again(
         resumed.append(recorded)
 
     depth = depth._replace(changes=max(depth.changes, 25), kills=1)
-    at_the_steps(spawn, "back_up", home, check, depth, backups=0)
+    at_the_steps(spawn, "back_up", tmp_path, check, depth, backups=0)
     assert max(resumed) >= 2

@@ -9,6 +9,7 @@ from typer.testing import CliRunner, Result
 
 from kvstore.cli.app import COMMANDS_GROUP, app
 from tests.cli.installed import Run, declared
+from tests.memory import tmp_path as tmp_path
 
 
 @pytest.fixture

@@ -1,0 +1,35 @@
+"""The directory of a test in memory, where the system has such a place with room in it.
+
+    from tests.memory import tmp_path       in the `conftest.py` of a directory of tests
+
+Most of the time of tests that sync often would pass in waits for the disk. No test sees whether the
+disk has synced: a kill takes nothing from the page cache, and tests of lost power have a simulated
+disk. Tests that kill in the middle of a write stay on a disk, because memory is too fast to be hit.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+MEMORY: Final = Path("/dev/shm")
+BYTES_MIN: Final = 2 << 30
+"""What must be free there. A test writes less than 300 MB."""
+
+
+@pytest.fixture
+def tmp_path(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A directory for the time of the test."""
+    if not MEMORY.is_dir() or shutil.disk_usage(MEMORY).free < BYTES_MIN:
+        yield tmp_path_factory.mktemp("test")
+        return
+    place = Path(tempfile.mkdtemp(prefix="kvstore-test-", dir=MEMORY))
+    try:
+        yield place
+    finally:
+        shutil.rmtree(place, ignore_errors=True)
