@@ -12,7 +12,7 @@ from array import array
 from collections.abc import Sequence
 from contextlib import suppress
 from datetime import datetime
-from typing import Any, NamedTuple, TypeAlias, cast
+from typing import Any, Final, NamedTuple, TypeAlias, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -58,7 +58,13 @@ def times_of(parts: Parts, as_of: Sequence[TimeLike], count: int) -> Numbers:
 
 def is_many(as_of: TimeLike | Sequence[TimeLike] | None) -> TypeIs[Sequence[TimeLike]]:
     """Whether `as_of` is a time for each key, rather than one time."""
-    return not isinstance(as_of, int | str | bytes | datetime | None) and hasattr(as_of, "__len__")
+    if as_of is None or isinstance(as_of, _ONE_TIME):
+        return False
+    return hasattr(as_of, "__len__")
+
+
+_ONE_TIME: Final = (int, str, bytes, datetime)
+"""A tuple, because a call that writes `int | str` makes the union anew."""
 
 
 def require_complete(parts: Parts, labels: Labels) -> None:
