@@ -117,6 +117,7 @@ def gc(
             "change_entries": report.change_entries,
             "imports": report.imports,
             "imports_settled": report.settled,
+            "index_entries_tidied": report.tidied,
             "lost_holds": [hold.name for hold in report.lost_holds],
             "held_back": report.held_back,
             "held_by": [claim.describe(now) for claim in report.held_by],

@@ -8,6 +8,7 @@ The steps of a run, in their order:
     ranges      remove the range tombstones at or below `since`: no version is left under them
     index       remove the change entries at or below `since`, and record that the run is done
     imports     make imports past that have neither rows nor change entries
+    tidied      delete index entries of tables that old imports left behind
     settled     let small imports become plain versions (`kvstore.gc.settle`)
     files       merge small files where many lie together
 
@@ -72,6 +73,8 @@ class GcReport:
     """The claims that kept history, oldest first: holds, and the oldest pin of each kind."""
     settled: int = 0
     """Small imports whose rows became plain versions."""
+    tidied: int = 0
+    """Index entries of tables that no row fitted, which imports had left behind."""
 
     @property
     def held_back(self) -> bool:
@@ -90,6 +93,7 @@ class _Tally:
     entries: int = 0
     imports: int = 0
     settled: int = 0
+    tidied: int = 0
     first: bytes = b""
     last: bytes = b""
     """All removed and rewritten entries lie between `first` and `last`."""
@@ -119,6 +123,8 @@ class Collector:
         self.settling = Settling(parts)
         self._removing = Removing(parts)
         self.keys_per_step = GC_KEYS_PER_STEP
+        self.tidy: Callable[[int, Callable[[], None]], int] = lambda since, require_running: 0
+        """Deletes index entries that imports up to a time left behind, and returns their number."""
         self.at_step: Callable[[str], None] = lambda name: None
 
     def collect(
@@ -172,6 +178,7 @@ class Collector:
             seconds=time.perf_counter() - started,
             held_by=held_by,
             settled=tally.settled,
+            tidied=tally.tidied,
         )
 
     def target(self, *, before: int | None, keep_s: float | None) -> int:
@@ -247,6 +254,8 @@ class Collector:
             self._trim(since)
             tally.imports += self.leftovers.forget_history(since)
             self.at_step("imports")
+        tally.tidied += self.tidy(since, self.require_running)
+        self.at_step("tidied")
         self._settle(since, tally)
 
     # -- versions ---------------------------------------------------------------------------

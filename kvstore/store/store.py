@@ -95,6 +95,7 @@ from kvstore.tables.evolve import IndexColumns
 from kvstore.tables.opening import open_table
 from kvstore.tables.sources import StoreRows
 from kvstore.tables.table import Table
+from kvstore.tables.tidying import Tidying
 from kvstore.tasks import Tasks
 from kvstore.timestamp import TimeLike, Timestamp
 from kvstore.txn import (
@@ -146,6 +147,8 @@ class Store:
         self._transactions = Transactions(parts, catalogue)
         self._clearing = Clearing(parts)
         self._collector = Collector(parts, path)
+        begin = partial(transact, self._transactions.begin)
+        self._collector.tidy = Tidying(parts, begin, catalogue).run
         self._scanners = Scanners()
         self._tasks = LazyTasks(path, committer, clock)
         self.imports, self.holds = parts.imports, parts.holds

@@ -4,7 +4,7 @@ Floors, from the top:
 
     opening
     table                   the face
-    building sent           indexes of tables that have rows; rows of clients
+    building sent tidying   indexes of tables that have rows; rows of clients; stale entries
     finding writing joining changing
                             rows by an index; changes of rows; times of labels; feeds
     sources                 a store, a snapshot, a transaction or a batch

@@ -110,25 +110,3 @@ def require_distinct(codec: TableCodec, held: RowReader, index: Index) -> None:
             if None not in values and before is not None and before[0] == values:
                 raise not_unique(codec, index, values, before[1])
             before = values, row
-
-
-def tidy(rows: StoreRows, name: str) -> int:
-    """Delete the entries that no row fits. See `Table.tidy`."""
-    codec = rows.codec(name)
-    deleted = 0
-    for index in codec.definition.indexes:
-        after = codec.index_codec(index).prefix
-        end = Span.of_prefix(after).end
-        while True:
-            with rows.held(None) as held:
-                span = Span(after, end)
-                found = [
-                    key
-                    for batch in held.batches(span, None, reverse=False, limit=INDEX_CHUNK_ROWS)
-                    for key in batch.column(0).to_pylist()
-                ]
-            if not found:
-                break
-            after = found[-1] + b"\x00"
-            deleted += rows.delete_stale(name, index, found)
-    return deleted

@@ -7,9 +7,8 @@ the same bytes. So entries that were left behind find nothing, at whatever time.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, Protocol
 
-import numpy as np
 import pyarrow as pa
 
 from kvstore.errors import UsageError
@@ -67,10 +66,29 @@ def found_batches(
             return
 
 
+class ReadsMany(Protocol):
+    """Reads the rows that entries lead to."""
+
+    def get_many(self, keys: Sequence[bytes]) -> Sequence[bytes | None]:
+        """The values of keys."""
+        ...
+
+
 def rows_of(
-    codec: TableCodec, reader: RowReader, index: Index, entries: pa.Array
+    codec: TableCodec, reader: ReadsMany, index: Index, entries: pa.Array
 ) -> pa.RecordBatch:
     """The rows that entries lead to. A row that its entry does not fit is left out."""
+    batch, fits = fitting(codec, reader, index, entries)
+    if len(fits) == batch.num_rows and all(fits):
+        return batch
+    return batch.filter(pa.array(found for found in fits if found is not None))
+
+
+def fitting(
+    codec: TableCodec, reader: ReadsMany, index: Index, entries: pa.Array
+) -> tuple[pa.RecordBatch, list[bool | None]]:
+    """The rows that entries lead to, and of each entry whether its row fits it; None where there is
+    no row."""
     found = entries.to_pylist()
     ends = codec.index_codec(index).part_ends(entries, len(index.parts))
     keys = [codec.key.prefix + entry[end:] for entry, end in zip(found, ends, strict=True)]
@@ -81,5 +99,7 @@ def rows_of(
         pa.array([values[at] for at in alive], pa.binary()),
     )
     again = codec.entries(index, batch).to_pylist()
-    fits = [found[at] == entry for at, entry in zip(alive, again, strict=True)]
-    return batch if all(fits) else batch.filter(pa.array(np.array(fits, bool)))
+    fits: list[bool | None] = [None] * len(found)
+    for at, entry in zip(alive, again, strict=True):
+        fits[at] = found[at] == entry
+    return batch, fits

@@ -24,7 +24,7 @@ from kvstore.parts import Parts
 from kvstore.span import Span
 from kvstore.tables.catalogue import Catalogue, change
 from kvstore.tables.codec import TableCodec
-from kvstore.tables.definition import Definition, Index
+from kvstore.tables.definition import Definition
 from kvstore.tables.evolve import Alteration
 from kvstore.tables.space import definition_key
 from kvstore.timestamp import TimeLike, Timestamp
@@ -101,14 +101,14 @@ class StoreRows:
     """The rows of a store, which a table reads and writes."""
 
     def __init__(self, store: Any, catalogue: Catalogue, parts: Parts) -> None:
-        self.store, self._catalogue = store, catalogue
+        self.store, self.catalogue = store, catalogue
         self.parts = parts
         self._versions, self._committer = parts.versions, parts.committer
         self.get = store.get  # hot: the store's shortcut, if it has one
 
     def codec(self, name: str, as_of: TimeLike | None = None) -> TableCodec:
         at = None if as_of is None else self._committer.to_time(as_of, name="as_of")
-        return self._catalogue.codec(name, at)
+        return self.catalogue.codec(name, at)
 
     def get_many(
         self, keys: Sequence[bytes], as_of: TimeLike | None = None
@@ -129,11 +129,11 @@ class StoreRows:
         return found
 
     def held(self, as_of: TimeLike | None) -> HeldRows:
-        return HeldRows(self.store.snapshot(as_of), self._catalogue)
+        return HeldRows(self.store.snapshot(as_of), self.catalogue)
 
     def write(self, name: str, make: MakeChange, *, is_checked: bool) -> Timestamp | None:
         def body(transaction: Any) -> Any:
-            TransactionRows(transaction, self._catalogue).write(name, make, is_checked=True)
+            TransactionRows(transaction, self.catalogue).write(name, make, is_checked=True)
             return transaction
 
         if is_checked:
@@ -148,34 +148,12 @@ class StoreRows:
             with suppress(TableAlteredError):
                 check = self.checked(name, codec)
                 return self._committer.commit(writes, check=check) if writes else None
-            self._catalogue.forget(name)
-
-    def delete_stale(self, name: str, index: Index, entries: list[bytes]) -> int:
-        """Delete each of `entries` that its row does not fit; returns their number."""
-
-        def body(transaction: Any) -> int:
-            rows = TransactionRows(transaction, self._catalogue)
-            codec = rows.codec(name)
-            if index not in codec.definition.indexes:
-                return 0
-            found = codec.index_codec(index)
-            ends = found.part_ends(binary_array(entries), len(index.parts))
-            stale = []
-            for entry, end in zip(entries, ends, strict=True):
-                key = codec.key.prefix + entry[end:]
-                value = rows.get(key)
-                if value is None or codec.entry(index, codec.to_dict(key, value)) != entry:
-                    stale.append(entry)
-            transaction.delete_rows(stale)
-            return len(stale)
-
-        count: int = self.store.transact(body)
-        return count
+            self.catalogue.forget(name)
 
     def alter(self, name: str, alteration: Alteration | Callable[[Definition], Definition]) -> None:
         """Alter a table whose definition is known."""
         seen = self.codec(name).definition
-        with self._catalogue.changing(name):
+        with self.catalogue.changing(name):
             change(self.store.transaction, seen, alteration)
 
     def import_target(self, name: str) -> ImportTarget:
@@ -185,8 +163,8 @@ class StoreRows:
                 f"table {name!r} is only read by this process",
                 "import in the process that has its store open to write",
             )
-        self._catalogue.forget(name)
-        codec = self._catalogue.codec(name)
+        self.catalogue.forget(name)
+        codec = self.catalogue.codec(name)
         for index in codec.definition.indexes:
             if index.is_unique:
                 raise UsageError(

@@ -13,7 +13,7 @@ from kvstore.arguments import require_limit
 from kvstore.codec.tuples import desc
 from kvstore.errors import UsageError
 from kvstore.span import Span
-from kvstore.tables.building import build_index, tidy
+from kvstore.tables.building import build_index
 from kvstore.tables.changing import RowImages, change_schema, changed_batches, require_images
 from kvstore.tables.classes import row_of
 from kvstore.tables.codec import TableCodec, UnknownLayoutError, dicts
@@ -22,6 +22,7 @@ from kvstore.tables.evolve import Added, Alteration, IndexColumns, named_parts
 from kvstore.tables.finding import found_batches, index_span, whole_index
 from kvstore.tables.joining import join_rows, newest
 from kvstore.tables.sources import ImportTarget, RowChange, RowReader, RowWriter, StoreRows
+from kvstore.tables.tidying import Tidying
 from kvstore.tables.writing import delete_row, put_batches, put_row, put_rows
 from kvstore.timestamp import TimeLike, Timestamp, to_timestamp
 
@@ -386,9 +387,11 @@ class Table:
         return build_index(self._store_rows("indexed"), self.name, index, progress)
 
     def tidy(self) -> int:
-        """Delete the index entries that no row fits any more, and return their number. Imports that
-        replace rows leave such entries behind. Costs a look-up for each entry."""
-        return tidy(self._store_rows("tidied"), self.name)
+        """Delete the index entries that no kept version of a row fits, and return their number.
+        Imports that replace rows leave such entries behind; `Store.gc` deletes them once nobody can
+        revert the imports. Costs a look-up for each entry."""
+        rows = self._store_rows("tidied")
+        return Tidying(rows.parts, rows.store.transact, rows.catalogue).table(self.name)
 
     # -- inside -----------------------------------------------------------------------------
 

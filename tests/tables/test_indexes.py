@@ -8,12 +8,16 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+import bulk
 import kvstore
 from bulk.definitions import EncodedBy
 from kvstore import unique
 from kvstore.errors import NotUniqueError, UsageError
+from kvstore.span import Span
+from kvstore.tables.space import index_prefix
 from kvstore.tasks import Worker
 from kvstore.testing.bounds import bounds
+from kvstore.testing.parts import parts_of
 from kvstore.upkeep import handlers, submit_index
 
 pytestmark = pytest.mark.usefixtures("each_engine")
@@ -81,30 +85,89 @@ def test_a_unique_index_over_rows_that_meet_is_told(places: kvstore.Table) -> No
         places.put({"id": 99, "zone": "z1"})
 
 
-def test_entries_that_imports_leave_behind_find_nothing_and_go(
-    store: kvstore.Store, places: kvstore.Table, tmp_path: Path
-) -> None:
-    import bulk
-
-    places.alter(add_index={"by_zone": "zone"})
-    places.build_index("by_zone")
-    before = store.sync() - 1
+def import_rows(
+    store: kvstore.Store, places: kvstore.Table, staging: Path, zone: str
+) -> tuple[int, kvstore.Timestamp]:
+    """Import five rows that are there, with another zone; returns the import and its time."""
     codec = places.codec()
-    rows = [{"id": number, "zone": "new"} for number in range(5)]
+    rows = [{"id": number, "zone": zone} for number in range(5)]
     batch = pa.RecordBatch.from_pylist(rows, codec.definition.schema)
     keys, values = codec.encode(batch)
     entries = codec.entries(codec.definition.index("by_zone"), batch)
-    imported = bulk.Import.create(tmp_path / "rows")
+    imported = bulk.Import.create(staging)
     with imported.writer() as writer:
         for key, value in zip(keys.to_pylist(), values.to_pylist(), strict=True):
             writer.put(key, value)
         for entry in entries.to_pylist():
             writer.put(entry, b"")
     imported.seal(tables=[EncodedBy.of(codec)])
-    bulk.ingest(store, tmp_path / "rows")
+    return imported.import_id, bulk.ingest(store, staging)
+
+
+def test_entries_that_imports_leave_behind_find_nothing_and_go(
+    store: kvstore.Store, places: kvstore.Table, tmp_path: Path
+) -> None:
+    places.alter(add_index={"by_zone": "zone"})
+    places.build_index("by_zone")
+    before = store.sync() - 1
+    codec = places.codec()
+    import_rows(store, places, tmp_path / "rows", "new")
     assert [row["id"] for row in places.find("by_zone", "new")] == [0, 1, 2, 3, 4]
     assert [row["id"] for row in places.find("by_zone", "z0")] == [6, 9, 12, 15, 18]
     assert [row["id"] for row in places.find("by_zone", "z0", as_of=before, limit=2)] == [0, 3]
-    assert places.tidy() == 5
-    assert places.tidy() == 0
+    assert places.tidy() == 0  # the import can be reverted
     assert [row["id"] for row in places.find("by_zone", "z0", as_of=before, limit=2)] == [0, 3]
+    upper = store.upper
+    store.gc(before=store.upper - 1)
+    entries = store.count(prefix=index_prefix(codec.definition.number, 1))
+    assert entries == 20
+    changed = store.changes_batches(upper - 1, span=Span.of_prefix(b"")).read_all()
+    assert changed.num_rows == 0  # plain readers see nothing of it
+    assert places.tidy() == 0
+    assert [row["id"] for row in places.find("by_zone", "new")] == [0, 1, 2, 3, 4]
+
+
+def test_an_import_that_is_reverted_gives_the_entries_of_its_rows_back(
+    store: kvstore.Store, places: kvstore.Table, tmp_path: Path
+) -> None:
+    places.alter(add_index={"by_zone": "zone"})
+    places.build_index("by_zone")
+    first, _ = import_rows(store, places, tmp_path / "first", "one")
+    second, _ = import_rows(store, places, tmp_path / "second", "two")
+    places.tidy()
+    store.gc(before=0)
+    store.revert_import(second)
+    assert [row["id"] for row in places.find("by_zone", "one")] == [0, 1, 2, 3, 4]
+    store.revert_import(first)
+    assert [row["id"] for row in places.find("by_zone", "z0")] == [0, 3, 6, 9, 12, 15, 18]
+
+
+def test_gc_goes_ahead_with_stale_entries_where_it_was(
+    store: kvstore.Store, places: kvstore.Table, tmp_path: Path
+) -> None:
+    """A run that ends among the entries leaves its place behind, and the next one begins there."""
+    places.alter(add_index={"by_zone": "zone"})
+    places.build_index("by_zone")
+    import_rows(store, places, tmp_path / "rows", "new")
+    since, tidy = store.upper - 1, parts_of(store).collector.tidy
+    passes: list[int] = []
+
+    def stop() -> None:
+        passes.append(1)
+        if len(passes) == 3:
+            raise InterruptedError
+
+    with bounds(INDEX_CHUNK_ROWS=2):
+        store.gc(before=since - 1)
+        assert places.tidy() == 0
+        with parts_of(store).committer.lock:
+            parts_of(store).committer.move_since(since)
+        with pytest.raises(InterruptedError):
+            tidy(since, stop)
+        passed = index_prefix(places.codec().definition.number, 1)
+        left = store.count(prefix=passed)
+        assert 20 < left <= 25
+        assert tidy(since, lambda: passes.append(1)) == left - 20
+        assert len(passes) < 3 + 13
+        assert tidy(since, stop) == 0
+    assert len(list(places.find("by_zone"))) == 20

@@ -221,6 +221,7 @@ _GC_COUNTS: Final = (
     "change_entries",
     "imports",
     "settled",
+    "tidied",
     "seconds",
 )
 
