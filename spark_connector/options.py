@@ -6,6 +6,7 @@ nothing gives a wrong answer.
 
     every read   path  prefix | startKey, endKey  keyEncoding  columns  numPartitions
                  batchRows  batchBytes
+    tables       table                                             in the place of bounds on keys
     state        timestampAsOf | versionAsOf                       at or before it
     changes      readChangeFeed=true  revisions  includePreimage
                  startingTimestamp | startingAfterTimestamp        changes after it, it excluded
@@ -45,6 +46,7 @@ BATCH_ROWS_MAX: Final = 1 << 20
 
 _READ = {
     "path": "path",
+    "table": "table",
     "prefix": "prefix",
     "startkey": "startKey",
     "endkey": "endKey",
@@ -135,6 +137,7 @@ class ReadOptions:
 
     access: Access
     span: Span
+    table: str | None
     columns: tuple[str, ...] | None
     partitions: int | None
     batch_rows: int
@@ -143,6 +146,7 @@ class ReadOptions:
     since: Timestamp | None = None
     upto: Timestamp | None = None
     revisions: Revisions = "all"
+    changes: bool = False
     images: bool = False
     rows_per_trigger: int | None = None
     bytes_per_trigger: int | None = None
@@ -175,6 +179,18 @@ def reads_changes(options: Mapping[str, str]) -> bool:
     return _flag(_lowered(options), "readchangefeed", default=False)
 
 
+def asked_table(options: Mapping[str, str]) -> ReadOptions | None:
+    """The checked options of a read that names a table; None if it names none. Spark asks for the
+    schema of a stream and of a read alike."""
+    given = _lowered(options)
+    if "table" not in given:
+        return None
+    if not reads_changes(options):
+        return read_options(options, "state")
+    is_read = "endingtimestamp" in given or "pushdown" in given
+    return read_options(options, "changes" if is_read else "stream")
+
+
 def wants_pushdown(options: Mapping[str, str], *, default: bool) -> bool:
     """Whether the source takes filters. Raises `UsageError` if `pushdown` is not a flag."""
     return _flag(_lowered(options), "pushdown", default=default)
@@ -201,6 +217,7 @@ def read_options(options: Mapping[str, str], mode: Mode) -> ReadOptions:
     return ReadOptions(
         access=_access(given),
         span=_span(given),
+        table=_table(given),
         columns=column_names(given.get("columns")),
         partitions=_count(given, "numpartitions", at_most=PARTITIONS_MAX),
         batch_rows=_count(given, "batchrows", at_most=BATCH_ROWS_MAX) or ARROW_ROWS_MAX,
@@ -209,7 +226,8 @@ def read_options(options: Mapping[str, str], mode: Mode) -> ReadOptions:
         since=_time(given, "startingtimestamp", "startingaftertimestamp"),
         upto=_time(given, "endingtimestamp"),
         revisions=_revisions(given),
-        images=_flag(given, "includepreimage", default=False),
+        changes=mode != "state",
+        images=_flag(given, "includepreimage", default="table" in given),
         rows_per_trigger=rows,
         bytes_per_trigger=size,
         fail_on_data_loss=_flag(given, "failondataloss", default=True),
@@ -307,6 +325,16 @@ def _span(given: Mapping[str, str]) -> Span:
     if "keyencoding" in given and bounds == [None, None, None]:
         raise UsageError("keyEncoding is given without a key", "remove it")
     return Span.of(*bounds)
+
+
+def _table(given: Mapping[str, str]) -> str | None:
+    for name in ("prefix", "startkey", "endkey", "keyencoding"):
+        if "table" in given and name in given:
+            raise UsageError(
+                f"table and {_KNOWN[name]} are both given",
+                "filter on the first columns of the table's key: where(...)",
+            )
+    return given.get("table")
 
 
 def _access(given: Mapping[str, str]) -> Access:

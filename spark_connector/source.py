@@ -25,14 +25,16 @@ from pyspark.sql.types import StructType
 from kvstore.errors import UsageError
 from spark_connector.access import staging_path
 from spark_connector.options import (
+    ReadOptions,
+    asked_table,
     column_names,
     honoured,
     read_options,
     reads_changes,
     wants_pushdown,
 )
-from spark_connector.reading.query import PushdownQueryReader, QueryReader
-from spark_connector.reading.schema import offered, require_known
+from spark_connector.reading.query import PushdownQueryReader, QueryReader, table_schema
+from spark_connector.reading.schema import offered, require_known, require_same
 from spark_connector.worker import freeze_objects
 
 FORMAT: Final = "kvstore"
@@ -49,6 +51,9 @@ class KVStoreSource(DataSource):
 
     def schema(self) -> StructType:
         freeze_objects()
+        table = asked_table(self.options)
+        if table is not None:
+            return table_schema(table)
         columns = column_names(self.options.get("columns"))
         return offered(changes=reads_changes(self.options), columns=columns)
 
@@ -56,7 +61,7 @@ class KVStoreSource(DataSource):
         freeze_objects()
         changes = reads_changes(self.options)
         options = read_options(self.options, "changes" if changes else "state")
-        asked = require_known(schema, changes=changes, columns=options.columns)
+        asked = _require_known(schema, options)
         pushes = wants_pushdown(self.options, default=self.pushes)
         kind = PushdownQueryReader if pushes else QueryReader
         return kind(options, asked, changes=changes)
@@ -66,7 +71,7 @@ class KVStoreSource(DataSource):
 
         try:
             options = read_options(self.options, "stream")
-            asked = require_known(schema, changes=True, columns=options.columns)
+            asked = _require_known(schema, options)
         except UsageError as error:
             return RefusedReader(error)
         return StreamReader(options, asked)
@@ -88,6 +93,15 @@ class KVStoreSource(DataSource):
         return StagingWriter(
             staging_path(given["path"]), schema, compression=given.get("compression", "lz4")
         )
+
+
+def _require_known(schema: StructType, options: ReadOptions) -> StructType:
+    """The schema that Spark asks for. The columns of a table are checked as the read is planned."""
+    if options.table is None:
+        return require_known(schema, changes=options.changes, columns=options.columns)
+    if options.columns is not None:
+        require_same(schema, options.columns)
+    return schema
 
 
 class PushingSource(KVStoreSource):

@@ -2,7 +2,8 @@
 
 Floors, from the top:
 
-    join     the two calls
-    tasks    planning a join, and the work of a task
-    answers  the columns that a join adds
+    join          the two calls
+    tasks         planning a join, and the work of a task
+    table_rows    rows of a table
+    answers       the columns that a join adds
 """

@@ -42,26 +42,35 @@ def added_fields(
     is_sound = not isinstance(asked, str) and len(set(asked)) == len(asked)
     if not is_sound or not set(asked).issubset(names):
         raise UsageError(f"columns={columns!r}", f"pass some of {', '.join(names)}, each once")
+    return fields_named([OFFERED[name] for name in asked], labels, prefix)
+
+
+def fields_named(
+    fields: Sequence[StructField], labels: StructType, prefix: str
+) -> list[StructField]:
+    """The fields under names that begin with `prefix`. Raises `UsageError` for a name that the
+    labels have."""
     if not isinstance(prefix, str):
         raise UsageError(f"prefix={prefix!r}", "pass text")
     taken = {name.lower() for name in labels.names}
-    for name in asked:
-        if (prefix + name).lower() in taken:  # Spark's names of columns ignore case
+    for field in fields:
+        if (prefix + field.name).lower() in taken:  # Spark's names of columns ignore case
             raise UsageError(
-                f"labels have a column {prefix + name!r} already",
+                f"labels have a column {prefix + field.name!r} already",
                 "pass another prefix, or rename the column",
             )
-    return [StructField(prefix + name, OFFERED[name].dataType) for name in asked]
+    return [StructField(prefix + field.name, field.dataType) for field in fields]
 
 
 def added_columns(values: pa.Array, times: pa.Array, columns: Sequence[str]) -> list[pa.Array]:
     """The columns of `columns`, by values and by nanosecond times of versions."""
-    return [_column(values, times.cast(pa.int64()), name) for name in columns]
+    return [
+        values if name == VALUE else time_column(times, is_exact=name == VERSION)
+        for name in columns
+    ]
 
 
-def _column(values: pa.Array, times: pa.Array, name: str) -> pa.Array:
-    if name == VALUE:
-        return values
-    if name == VERSION:
-        return times
-    return pc.divide(times, 1000).cast(pa.timestamp("us", tz="UTC"))
+def time_column(times: pa.Array, *, is_exact: bool) -> pa.Array:
+    """Times of versions: exact as integers of nanoseconds, otherwise as Spark's timestamps."""
+    found = times.cast(pa.int64())
+    return found if is_exact else pc.divide(found, 1000).cast(pa.timestamp("us", tz="UTC"))

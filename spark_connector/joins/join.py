@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import Final
+from typing import Final, NamedTuple
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812  # as every Spark program has it
@@ -25,6 +25,7 @@ from kvstore.joins import OnGone
 from kvstore.timestamp import TimeLike, to_timestamp
 from spark_connector.access import Access, Address
 from spark_connector.joins.answers import added_fields
+from spark_connector.joins.table_rows import row_fields, row_key
 from spark_connector.joins.tasks import AT, KEY, Plan, Question, joiner, plan
 from spark_connector.loading.columns import (
     Columns,
@@ -35,6 +36,7 @@ from spark_connector.loading.columns import (
     require_time,
     selected,
 )
+from spark_connector.reading.typed import TypedRows
 
 _SPLIT: Final = "kvstore_split"
 _WHAT: Final = "the columns of a label"
@@ -61,30 +63,46 @@ def point_in_time_join(
     a list of columns that is encoded as `bulk_import` encodes it. `at` is a timestamp, or an
     integer of nanoseconds. A version counts from its own time on.
 
+    With `table` the labels get typed columns of the row that they ask for: `columns` are some of
+    the table's columns, `row_timestamp` and `row_version`, and by default the columns beside the
+    key and `row_timestamp`. `key` names a column of the labels for each column of the table's key.
+    A table with an event time is refused: join it by `Table.join`.
+
     The result has the columns of `df`, and of `columns`, under names that begin with `prefix`:
     `value`, `value_timestamp` (in microseconds) and `value_version` (the same in nanoseconds). They
     are null where the key had no value then, and where the version is older than `max_age`. The
     default is the first two. The rows come in no order.
 
-    Raises `UsageError` for columns that are missing, doubled or of a wrong type. The query fails,
-    naming the error: `HistoryGoneError` for a label whose history is not kept (null with
-    `on_gone="null"`), `NotYetWrittenError` for a label above the newest instant of the source, and
-    `UsageError` for a null key or time.
+    Raises `UsageError` for columns that are missing, doubled or of a wrong type, and for a table
+    that is not there. The query fails, naming the error: `HistoryGoneError` for a label whose
+    history is not kept (null with `on_gone="null"`), `NotYetWrittenError` for a label above the
+    newest instant of the source, and `UsageError` for a null key or time.
 
     The call costs one small task, which looks at the source; the query moves and sorts the labels,
     and no history. Each task seeks, or passes over the part of the history that its labels span.
     """
-    _require_bytes_of(source, table, known_at)
+    _require_place(source)
+    if known_at is not None:
+        raise UsageError(
+            f"known_at={known_at!r}: Spark joins values and rows as they were known at `at`",
+            "leave known_at out; Table.join takes it for a table with an event time",
+        )
     if on_gone not in ("error", "null"):
         raise UsageError(f"on_gone={on_gone!r}", "pass 'error' or 'null'")
     require_age(max_age, name="max_age")
-    added = added_fields(df.schema, columns, prefix)
-    labels = _labels(df, key, column_of(df, at, _WHAT), str(at))
-    found = plan(df.sparkSession, Access.of(source), None)
-    asked = [field.name.removeprefix(prefix) for field in added]
-    schema = StructType([*df.schema.fields, *added])
-    question = Question(found.place, _name(key), str(at), asked, schema.names, max_age, on_gone)
-    return _joined(labels, found, question, schema)
+    time = column_of(df, at, _WHAT)
+    if table is None:  # bad columns are told before a task runs
+        added_fields(df.schema, columns, prefix)
+        _labels(df, key, time, str(at), None)
+    found = plan(df.sparkSession, Access.of(source), None, table)
+    if found.table is not None and found.table.codec.definition.has_event_time:
+        raise UsageError(
+            f"{found.table.where} has an event time, which a join at one time does not look at",
+            "use Table.join, or lookup_join with the whole key",
+        )
+    labels = _labels(df, key, time, str(at), found.table)
+    asked = _Asked(key, str(at), columns, prefix, max_age, on_gone)
+    return _joined(df, labels, found, asked)
 
 
 def lookup_join(
@@ -104,36 +122,42 @@ def lookup_join(
 
     Raises `HistoryGoneError` or `NotYetWrittenError` for a time that the source does not keep.
     """
-    _require_bytes_of(source, table, None)
-    added = added_fields(df.schema, columns, prefix)
+    _require_place(source)
     time = None
     if as_of is not None:
         time = int(to_timestamp(as_of, name="as_of", now=Clock().wall_ns))
-    labels = _labels(df, key, F.lit(0), "as_of")
-    found = plan(df.sparkSession, Access.of(source), time)
-    labels = labels.withColumn(AT, F.lit(found.newest if time is None else time).cast("long"))
-    asked = [field.name.removeprefix(prefix) for field in added]
-    schema = StructType([*df.schema.fields, *added])
-    question = Question(found.place, _name(key), "as_of", asked, schema.names, None, "error")
-    return _joined(labels, found, question, schema)
+    if table is None:
+        added_fields(df.schema, columns, prefix)
+        _labels(df, key, F.lit(0), "as_of", None)
+    found = plan(df.sparkSession, Access.of(source), time, table)
+    at = F.lit(found.newest if time is None else time).cast("long")
+    labels = _labels(df, key, at, "as_of", found.table)
+    return _joined(df, labels, found, _Asked(key, "as_of", columns, prefix, None, "error"))
 
 
-def _require_bytes_of(source: object, table: str | None, known_at: object) -> None:
-    """Raise `UsageError` unless the source is a place of keys and values."""
+class _Asked(NamedTuple):
+    """The arguments of a join that its answers depend on."""
+
+    key: Columns
+    at: str
+    columns: Sequence[str] | None
+    prefix: str
+    max_age: timedelta | None
+    on_gone: OnGone
+
+
+def _require_place(source: object) -> None:
+    """Raise `UsageError` unless the source is a place that workers can open."""
     if not isinstance(source, (str, os.PathLike, Access)):
         raise UsageError(
             f"the source is a {type(source).__name__}",
             "pass a path, a URL or an Access: Spark's workers open it themselves",
         )
-    for name, given in (("table", table), ("known_at", known_at)):
-        if given is not None:
-            raise UsageError(
-                f"{name}={given!r}: Spark joins keys and values, which have no tables",
-                f"leave {name} out",
-            )
 
 
-def _labels(df: DataFrame, key: Columns, at: Column, at_name: str) -> DataFrame:
+def _labels(
+    df: DataFrame, key: Columns, at: Column, at_name: str, table: TypedRows | None
+) -> DataFrame:
     """The labels with two more columns, their keys and times. Raises `UsageError` for bad ones.
 
     The labels' columns are numbered: Spark's `mapInArrow` reads a dot in a name as a structure.
@@ -142,14 +166,25 @@ def _labels(df: DataFrame, key: Columns, at: Column, at_name: str) -> DataFrame:
     doubled = sorted({name for name in names if names.count(name) > 1})
     if doubled:
         raise UsageError(f"labels have several columns {doubled[0]!r}", "rename all but one")
-    labels = selected(df, [F.col("*"), key_of(df, key, _WHAT), at], _WHAT)
+    keys = key_of(df, key, _WHAT) if table is None else row_key(df, table, key, _WHAT)
+    labels = selected(df, [F.col("*"), keys, at], _WHAT)
     labels = labels.toDF(*(f"label_{number}" for number in range(len(names))), KEY, AT)
     require_bytes("key", key, labels.schema[KEY].dataType)
     require_time(at_name, labels.schema[AT].dataType)
     return labels.withColumn(KEY, F.col(KEY).cast(BinaryType()))
 
 
-def _joined(labels: DataFrame, found: Plan, question: Question, schema: StructType) -> DataFrame:
+def _joined(df: DataFrame, labels: DataFrame, found: Plan, asked: _Asked) -> DataFrame:
+    if found.table is None:
+        added = added_fields(df.schema, asked.columns, asked.prefix)
+    else:
+        added = row_fields(found.table, df.schema, asked.columns, asked.prefix)
+    columns = [field.name.removeprefix(asked.prefix) for field in added]
+    schema = StructType([*df.schema.fields, *added])
+    question = Question(
+        *(found.place, _name(asked.key), asked.at, columns, schema.names),
+        *(asked.max_age, asked.on_gone, found.table),
+    )
     split = partition_of(F.col(KEY), found.splits)
     together = labels.withColumn(_SPLIT, split).hint("rebalance", _SPLIT).drop(_SPLIT)
     # The whole task is then one pass in the order of the history, whatever the number of labels.

@@ -27,8 +27,10 @@ from kvstore.span import Span
 from kvstore.splits import split_span
 from spark_connector.access import Access
 from spark_connector.joins.answers import added_columns
+from spark_connector.joins.table_rows import row_columns
 from spark_connector.origins.opening import open_origin
 from spark_connector.origins.place import Place, find
+from spark_connector.reading.typed import TypedRows, table_at
 from spark_connector.worker import freeze_objects
 
 KEY: Final = "kvstore_key"
@@ -48,18 +50,20 @@ _Batches: TypeAlias = "Iterable[pa.RecordBatch]"
 
 
 class Plan(NamedTuple):
-    """The place of a join, the least keys of all splits but the first, and the newest instant."""
+    """The place of a join, the least keys of all splits but the first, the newest instant, and the
+    table whose rows the labels ask for, if they ask for rows."""
 
     place: Place
     splits: Sequence[bytes]
     newest: int
+    table: TypedRows | None
 
 
-def plan(spark: SparkSession, access: Access, as_of: int | None) -> Plan:
+def plan(spark: SparkSession, access: Access, as_of: int | None, table: str | None) -> Plan:
     """Plan a join. With `as_of` all its labels ask for that time. Costs one task.
 
-    Raises `NotAStoreError` or `LockedError` if the place cannot be read, and `HistoryGoneError` or
-    `NotYetWrittenError` if `as_of` cannot.
+    Raises `UsageError` if there is no such table, `NotAStoreError` or `LockedError` if the place
+    cannot be read, and `HistoryGoneError` or `NotYetWrittenError` if `as_of` cannot.
     """
 
     split_bytes = BYTES_PER_SPLIT
@@ -68,7 +72,7 @@ def plan(spark: SparkSession, access: Access, as_of: int | None) -> Plan:
         freeze_objects()
         found: Plan | KVStoreError
         try:
-            found = _planned(access, as_of, split_bytes)
+            found = _planned(access, as_of, table, split_bytes)
         except KVStoreError as error:  # a retry cannot help
             found = error
         yield pa.record_batch({"plan": pa.array([pickle.dumps(found)], pa.binary())})
@@ -80,7 +84,7 @@ def plan(spark: SparkSession, access: Access, as_of: int | None) -> Plan:
     return found
 
 
-def _planned(access: Access, as_of: int | None, split_bytes: int) -> Plan:
+def _planned(access: Access, as_of: int | None, table: str | None, split_bytes: int) -> Plan:
     with open_origin(find(access), covering=[] if as_of is None else [as_of]) as origin:
         since, upper, _ = origin.frontiers(reaching=as_of or 0)
         if as_of is not None:
@@ -88,10 +92,13 @@ def _planned(access: Access, as_of: int | None, split_bytes: int) -> Plan:
         origin.keep(since if as_of is None else as_of)
         files = origin.files(upper - 1)
         count = sum(file.size_bytes for file in files) // split_bytes
-        spans = split_span(Span(), files, min(max(count, 1), SPLITS_MAX))
+        at = upper - 1 if as_of is None else as_of
+        rows = None if table is None else table_at(origin, table, at)
+        whole = Span() if rows is None else Span.of_prefix(rows.codec.key.prefix)
+        spans = split_span(whole, files, min(max(count, 1), SPLITS_MAX))
         # The tasks choose their chain by the times of their labels.
         place = origin.place._replace(chain=None)
-    return Plan(place, [span.start for span in spans[1:]], upper - 1)
+    return Plan(place, [span.start for span in spans[1:]], upper - 1, rows)
 
 
 class Question(NamedTuple):
@@ -106,6 +113,7 @@ class Question(NamedTuple):
     names: Sequence[str]
     max_age: timedelta | None
     on_gone: OnGone
+    table: TypedRows | None = None
 
 
 def joiner(question: Question) -> Callable[[_Batches], Iterator[pa.RecordBatch]]:
@@ -143,7 +151,11 @@ def _whole(batch: pa.RecordBatch, question: Question) -> pa.RecordBatch:
 
 def _answered(batch: pa.RecordBatch, question: Question) -> pa.RecordBatch:
     values, times = (batch.column(name) for name in ANSWER)
-    added = added_columns(values, times, question.columns)
+    if question.table is None:
+        added = added_columns(values, times, question.columns)
+    else:
+        keys = batch.column(KEY)
+        added = row_columns(question.table, keys, values, times, question.columns)
     kept = batch.drop_columns([KEY, AT, *ANSWER]).columns
     # Spark reads the batch by its names: no two columns may share one.
     return pa.RecordBatch.from_arrays([*kept, *added], names=question.names)

@@ -4,5 +4,7 @@ Floors, from the top:
 
     query stream       batch reads, and streams
     native partitions  two ways to read: Spark's own scan, or tasks of ours
-    images pushdown schema
+    images pushdown
+    typed              the rows of a table
+    schema
 """

@@ -30,9 +30,10 @@ from spark_connector.options import ReadOptions
 from spark_connector.origins.opening import open_origin
 from spark_connector.origins.origin import Origin
 from spark_connector.origins.place import Place
-from spark_connector.reading.images import image_rows
+from spark_connector.reading.images import PREIMAGE, image_rows
 from spark_connector.reading.pushdown import key_spans
 from spark_connector.reading.schema import shaped, stored_columns
+from spark_connector.reading.typed import TypedRows, table_at, without_tables
 from spark_connector.worker import freeze_objects
 
 BYTES_PER_SPLIT: Final = 128 << 20
@@ -46,7 +47,8 @@ SPLITS_MAX: Final = 10_000
 
 @dataclass(frozen=True)
 class ReadPartition(InputPartition):
-    """The rows that one task reads. `whole` is the span of the read; a state has no `since`."""
+    """The rows that one task reads, of `table` if one is given. `whole` is the span of the read. A
+    state has no `since`."""
 
     place: Place
     span: Span
@@ -55,6 +57,7 @@ class ReadPartition(InputPartition):
     upto: int
     latest: bool
     images: bool = False
+    table: TypedRows | None = None
     ranges: tuple[Span, ...] | None = None
     """The only spans of `span` that have wanted keys. None is all of it."""
 
@@ -80,14 +83,16 @@ def require_window(since: int, upto: int, *, oldest: int, upper: int, latest: bo
 def plan_partitions(
     origin: Origin,
     span: Span,
+    whole: Span,
     options: ReadOptions,
     *,
     since: int | None,
     upto: int,
     latest: bool,
+    table: TypedRows | None,
     keys: frozenset[bytes] | None = None,
 ) -> list[InputPartition]:
-    """Cut a read of `span`, which the span of the options holds, into parts of about equal size.
+    """Cut a read of `span`, which `whole` holds, into parts of about equal size. See `whole_span`.
 
     The history that the parts read is kept for them. With `keys`, a part reads the spans around
     its keys alone, and a part without a key is left out.
@@ -95,7 +100,7 @@ def plan_partitions(
     origin.keep(upto if since is None or (latest and since == 0) else since)
     files = origin.files(upto)
     count = options.partitions or _split_count(sum(file.size_bytes for file in files))
-    base = ReadPartition(origin.place, span, options.span, since, upto, latest, options.images)
+    base = ReadPartition(origin.place, span, whole, since, upto, latest, options.images, table)
     parts = split_span(span, files, count)
     if keys is None:
         return [replace(base, span=part) for part in parts]
@@ -103,6 +108,23 @@ def plan_partitions(
     shared = files if origin.place.is_collection else []
     narrowed = ((part, tuple(key_spans(keys, part, shared))) for part in parts)
     return [replace(base, span=part, ranges=ranges) for part, ranges in narrowed if ranges]
+
+
+def table_of(origin: Origin, options: ReadOptions, schema: pa.Schema, at: int) -> TypedRows | None:
+    """The table that the options name, as it is at a time; None if they name none. Raises
+    `UsageError` if the origin has no such table, or the table lacks a column of the schema."""
+    if options.table is None:
+        return None
+    table = table_at(origin, options.table, at)
+    table.require_known(schema, changes=options.changes)
+    return table
+
+
+def whole_span(origin: Origin, options: ReadOptions, table: TypedRows | None, at: int) -> Span:
+    """The keys that the options name: the rows of a table, or keys that no table has."""
+    if table is None:
+        return without_tables(origin, options.span, at)
+    return Span.of_prefix(table.codec.key.prefix)
 
 
 def cut_state(
@@ -142,11 +164,12 @@ def read_partition(
 ) -> Iterator[pa.RecordBatch]:
     """The rows of a partition as batches of the asked schema, bounded in rows and bytes."""
     freeze_objects()
-    columns = stored_columns(schema.names)
+    table = partition.table
+    columns = stored_columns(schema.names) if table is None else table.stored_columns(schema.names)
     with open_origin(partition.place) as origin:
         for batch in _stored(origin, partition, columns, options.batch_rows):
             for part in _bounded(batch, options.batch_bytes):
-                yield shaped(part, schema)
+                yield shaped(part, schema) if table is None else table.shaped(part, schema)
 
 
 def _stored(
@@ -157,9 +180,11 @@ def _stored(
             yield from origin.state(span, partition.upto, columns, rows)
         return
     window: Any = {"since": partition.since, "upto": partition.upto, "latest": partition.latest}
-    if partition.images:
+    if partition.images or partition.table is not None:
         for span in partition.spans:
-            yield from image_rows(origin, span, **window, rows=rows)
+            for batch in image_rows(origin, span, **window, rows=rows):
+                is_wanted = pc.not_equal(batch.column("op"), PREIMAGE)
+                yield batch if partition.images else batch.filter(is_wanted)
         return
     ours = [each for each in origin.ranges(partition.whole, **window) if each.key in partition.span]
     for batch in row_batches(ours):

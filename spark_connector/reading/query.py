@@ -9,7 +9,7 @@ its rows.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Final
+from typing import Any, Final
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
@@ -17,6 +17,7 @@ from pyspark.sql.types import StructType
 
 from kvstore.commit import require_readable
 from kvstore.errors import NotYetWrittenError, UsageError
+from kvstore.span import Span
 from kvstore.timestamp import Timestamp
 from spark_connector.options import ReadOptions
 from spark_connector.origins.opening import open_origin
@@ -28,13 +29,32 @@ from spark_connector.reading.partitions import (
     plan_partitions,
     read_partition,
     require_window,
+    table_of,
+    whole_span,
 )
 from spark_connector.reading.schema import arrow_schema
+from spark_connector.reading.typed import TypedRows, table_at
 
 _COPY_ENDS: Final = (
     "a checkpoint or collection ends at its last commit or backup: leave the time out to read "
     "up to its end, or make a newer copy"
 )
+
+
+def table_schema(options: ReadOptions) -> StructType:
+    """The columns of the table that the options name, at the end of the read. Opens the origin.
+
+    Raises `UsageError` if there is no such table, or Spark has no type for a column.
+    """
+    assert options.table is not None, "the caller looked"
+    end = options.upto if options.changes else options.as_of
+    with open_origin(find(options.access), covering=[] if end is None else [end]) as origin:
+        oldest, upper, _ = origin.frontiers(reaching=end or 0)
+        options.require_nanoseconds(upper)
+        at = upper - 1 if end is None else end
+        require_readable(at, since=oldest, upper=upper)
+        table = table_at(origin, options.table, at)
+    return table.offered(changes=options.changes, columns=options.columns)
 
 
 class QueryReader(DataSourceReader):
@@ -50,22 +70,21 @@ class QueryReader(DataSourceReader):
         self._schema = arrow_schema(schema)
         self._changes = changes
         self._narrowed: pushdown.Bounds = pushdown.Bounds()
+        self._filters: list[Filter] = []
 
     def partitions(self) -> list[InputPartition]:
         options = self._options
         with open_origin(find(options.access), covering=self._covering()) as origin:
             since, upto = self._window(origin)
-            span = options.span.intersect(self._narrowed.start, self._narrowed.end)
+            table = table_of(origin, options, self._schema, upto)
+            whole = whole_span(origin, options, table, upto)
+            span = self._span(table, whole)
             if span is None or (since is not None and since >= upto):
                 return [InputPartition(None)]
+            window: Any = {"since": since, "upto": upto, "latest": options.latest}
+            keys = self._narrowed.keys if table is None else None
             planned = plan_partitions(
-                origin,
-                span,
-                options,
-                since=since,
-                upto=upto,
-                latest=options.latest,
-                keys=self._narrowed.keys,
+                origin, span, whole, options, **window, table=table, keys=keys
             )
             return planned or [InputPartition(None)]
 
@@ -73,6 +92,12 @@ class QueryReader(DataSourceReader):
         if not isinstance(partition, ReadPartition):  # without partitions of ours Spark plans one
             return iter(())
         return read_partition(partition, self._options, self._schema)
+
+    def _span(self, table: TypedRows | None, whole: Span) -> Span | None:
+        """The keys that can have rows of the query. None if no key can."""
+        if table is not None:
+            return pushdown.row_span(table.codec, self._filters)
+        return whole.intersect(self._narrowed.start, self._narrowed.end)
 
     def _covering(self) -> list[int]:
         """The times that choose the chain of a collection. No time chooses the newest chain."""
@@ -109,4 +134,5 @@ class PushdownQueryReader(QueryReader):
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802
         for each in filters:
             self._narrowed = pushdown.narrowed(self._narrowed, each)
+        self._filters = filters
         return filters

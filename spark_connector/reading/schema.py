@@ -88,12 +88,18 @@ def require_known(asked: StructType, *, changes: bool, columns: Sequence[str] | 
         if not field.nullable and changes and field.name in _NULLS:
             # The JVM would take a null for a value, or fail where it uses one.
             raise UsageError(f"column {field.name} has nulls", "leave NOT NULL out of the schema")
-    if columns is not None and list(columns) != asked.names:
+    if columns is not None:
+        require_same(asked, columns)
+    return asked
+
+
+def require_same(asked: StructType, columns: Sequence[str]) -> None:
+    """Raise `UsageError` unless the option `columns` names the columns of the schema."""
+    if list(columns) != asked.names:
         raise UsageError(
             f"columns={','.join(columns)} and a schema of {', '.join(asked.names)} are both given",
             "pass one",
         )
-    return asked
 
 
 def stored_columns(names: Sequence[str]) -> list[str]:
@@ -109,13 +115,14 @@ def arrow_schema(asked: StructType) -> pa.Schema:
 
 def shaped(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     """A batch of stored columns, turned into the asked columns."""
-    columns = [_column(batch, field.name) for field in schema]
+    columns = [column_of_change(batch, field.name) for field in schema]
     if not columns:  # for a count of rows Spark asks for no column
         return pa.RecordBatch.from_struct_array(pa.array([{}] * batch.num_rows, pa.struct([])))
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
-def _column(batch: pa.RecordBatch, name: str) -> pa.Array:
+def column_of_change(batch: pa.RecordBatch, name: str) -> pa.Array:
+    """The column `name` of a batch of stored columns."""
     if name == "_change_type":
         return _CHANGE_TYPES.take(batch.column("op"))
     if name == "_commit_version":

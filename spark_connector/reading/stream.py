@@ -48,8 +48,11 @@ from spark_connector.reading.partitions import (
     plan_partitions,
     read_partition,
     require_window,
+    table_of,
+    whole_span,
 )
 from spark_connector.reading.schema import arrow_schema
+from spark_connector.reading.typed import TypedRows
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -91,17 +94,16 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if self._target is not None:
                 target = min(target, self._target)
             if start["state"]:
-                at, span = (since if "key" in start else target), self._left(start)
-                key = None
-                if is_limited and span is not None:
+                at, key = (since if "key" in start else target), None
+                span = _left(self._whole(origin, at)[0], start) if is_limited else None
+                if span is not None:
                     key = cut_state(origin, span, at, rows=rows, size=size)
                 return _offset(at, frontiers.store_id, state=key is not None, key=key)
             if since >= target:
                 return start
             if is_limited:
-                target = origin.cut(
-                    self._options.span, since=since, upto=target, rows=rows, size=size
-                )
+                whole, _ = self._whole(origin, target)
+                target = origin.cut(whole, since=since, upto=target, rows=rows, size=size)
         return _offset(target, frontiers.store_id)
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
@@ -119,15 +121,15 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             _require_same_store(end, frontiers, self._options.access.url)
             if is_state:
                 upto = self._kept(upto, frontiers)
-            span = self._left(start, end) if is_state else self._options.span
+            whole, table = self._whole(origin, upto)
+            span = _left(whole, start, end) if is_state else whole
             if since >= upto or span is None:
                 return [InputPartition(None)]
             latest = is_state or self._options.latest
             oldest, upper = frontiers.since, frontiers.upper
             require_window(since, upto, oldest=oldest, upper=upper, latest=latest)
-            return plan_partitions(
-                origin, span, self._options, since=since, upto=upto, latest=latest
-            )
+            window: Any = {"since": since, "upto": upto, "latest": latest}
+            return plan_partitions(origin, span, whole, self._options, **window, table=table)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         if not isinstance(partition, ReadPartition):
@@ -145,11 +147,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         place = find(self._options.access)._replace(lease=self._lease)
         return open_origin(place, covering=times)
 
-    def _left(self, start: dict[str, Any], end: dict[str, Any] | None = None) -> Span | None:
-        """The span of the first state from `start` to `end`. None if it is empty."""
-        low = bytes.fromhex(start.get("key", ""))
-        high = bytes.fromhex(end["key"]) if end is not None and "key" in end else None
-        return self._options.span.intersect(low, high)
+    def _whole(self, origin: Origin, at: int) -> tuple[Span, TypedRows | None]:
+        """The keys that the stream reads up to a time, and the table whose rows they are."""
+        table = table_of(origin, self._options, self._schema, at)
+        return whole_span(origin, self._options, table, at), table
 
     def _readable(self, start: dict[str, Any], frontiers: OriginFrontiers) -> int:
         """The start of the next window: the offset's time, or one that `_kept` allows."""
@@ -203,6 +204,13 @@ def _offset(
 ) -> dict[str, Any]:
     offset = {"timestamp": int(timestamp), "store": store_id, "state": state}
     return offset if key is None else {**offset, "key": key.hex()}
+
+
+def _left(whole: Span, start: dict[str, Any], end: dict[str, Any] | None = None) -> Span | None:
+    """The part of the span of the first state from `start` to `end`. None if it is empty."""
+    low = bytes.fromhex(start.get("key", ""))
+    high = bytes.fromhex(end["key"]) if end is not None and "key" in end else None
+    return whole.intersect(low, high)
 
 
 def _is_fresh(offset: dict[str, Any]) -> bool:

@@ -296,7 +296,7 @@ def test_bad_calls_are_refused_before_a_query(spark: SparkSession, place: Place)
         (df, {"columns": "value"}, "pass some of"),
         (df, {"on_gone": "drop"}, "pass 'error' or 'null'"),
         (df, {"max_age": timedelta(-1)}, "max_age"),
-        (df, {"table": "scores"}, "leave table out"),
+        (df, {"table": "scores"}, "there is no table 'scores' in"),
         (df, {"known_at": "ts"}, "leave known_at out"),
         (df, {"source": place.store}, "pass a path, a URL or an Access"),
     ]

@@ -1,0 +1,101 @@
+"""Labels that ask for rows of a table: their keys, and the typed columns that a join adds.
+
+the columns of the table     null where the label has no row, or one that is too old
+row_timestamp timestamp      the time of the row's version, cut to Spark's microseconds
+row_version bigint           the same in nanoseconds: exact
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+from pyspark.sql import Column, DataFrame
+from pyspark.sql.pandas.functions import arrow_udf
+from pyspark.sql.types import BinaryType, LongType, StructField, StructType, TimestampType
+
+from kvstore.errors import UsageError
+from kvstore.tables.conform import same_values
+from spark_connector.joins.answers import fields_named, time_column
+from spark_connector.loading.columns import Columns, column_of, selected
+from spark_connector.reading.schema import arrow_schema
+from spark_connector.reading.typed import TypedRows
+
+TIMESTAMP: Final = "row_timestamp"
+VERSION: Final = "row_version"
+_TIMES: Final = {
+    TIMESTAMP: StructField(TIMESTAMP, TimestampType()),
+    VERSION: StructField(VERSION, LongType()),
+}
+
+
+def row_fields(
+    table: TypedRows, labels: StructType, columns: Sequence[str] | None, prefix: str
+) -> list[StructField]:
+    """The fields that `columns` name, under their names in the result. The default is the columns
+    beside the key, and `row_timestamp`. Raises `UsageError` as `added_fields`."""
+    definition = table.codec.definition
+    if columns is None:
+        columns = [*(column.name for column in definition.value_columns), TIMESTAMP]
+    if isinstance(columns, str):
+        raise UsageError(f"columns={columns!r}", "pass a list of names")
+    typed = table.offered(changes=False, columns=[n for n in columns if n not in _TIMES])
+    offered = {field.name: StructField(field.name, field.dataType) for field in typed} | _TIMES
+    return fields_named([offered[name] for name in columns], labels, prefix)
+
+
+def row_key(df: DataFrame, table: TypedRows, key: Columns, what: str) -> Column:
+    """The stored keys of the rows that labels ask for.
+
+    Raises `UsageError` unless `key` names a column for each column of the table's key, in its
+    order. A null, or a value that the key cannot hold, fails the query, and names the column.
+    """
+    parts = [key] if isinstance(key, Column | str) or not isinstance(key, Sequence) else list(key)
+    wanted = table.codec.key.columns
+    if len(parts) != len(wanted):
+        names = ", ".join(column.name for column in wanted)
+        raise UsageError(f"{table.where}: key={key!r}", f"name the labels' columns of {names}")
+    columns = [column_of(df, each, what) for each in parts]
+    empty = arrow_schema(selected(df, columns, what).schema)
+    _encoded(table, [pa.array([], field.type) for field in empty])
+    make: Any = arrow_udf  # its overloads end at ten columns
+    encode = make(lambda *arrays: _encoded(table, arrays), BinaryType())
+    made: Column = encode(*columns)
+    return made
+
+
+def _encoded(table: TypedRows, arrays: Sequence[pa.Array]) -> pa.Array:
+    columns = {}
+    for column, array in zip(table.codec.key.columns, arrays, strict=True):
+        where = f"{table.where}, column {column.name!r} of the key of a label"
+        if array.null_count:
+            raise UsageError(f"{where} is null", "drop such labels first")
+        columns[column.name] = same_values(array, column.type, where, 0)
+    return table.codec.key.keys(pa.RecordBatch.from_pydict(columns))
+
+
+def row_columns(
+    table: TypedRows,
+    keys: pa.Array,
+    values: pa.Array,
+    times: pa.Array,
+    columns: Sequence[str],
+) -> list[pa.Array]:
+    """The columns of `columns`, by stored keys and values and by nanosecond times of versions."""
+    alive = values.is_valid()
+    places = np.cumsum(alive.to_numpy(zero_copy_only=False)) - 1
+    taken = pa.array(places, pa.int64(), mask=~alive.to_numpy(zero_copy_only=False))
+    stored = pa.RecordBatch.from_arrays(
+        [keys.filter(alive), values.filter(alive)], names=["key", "value"]
+    )
+    names = [name for name in columns if name not in _TIMES]
+    schema = arrow_schema(table.offered(changes=False, columns=names))
+    rows = table.shaped(stored, schema)
+    return [
+        time_column(times, is_exact=name == VERSION)
+        if name in _TIMES
+        else rows.column(name).take(taken)
+        for name in columns
+    ]

@@ -1,0 +1,246 @@
+"""Rows of a table as Spark has them: the columns of a typed read, and batches of these columns.
+
+    state     the columns of the table
+    changes   the columns of the table, and behind them _change_type, _commit_version and
+              _commit_timestamp, as `Table.changes` names them
+
+    uint8, uint16, uint32     the next wider integer of Spark
+    uint64                    decimal(20,0)
+    text                      string
+    binary, UUID              binary
+    date, timestamp           date, timestamp (timestamp_ntz without a zone)
+    duration                  interval day to second
+    time of day, and every type of nanoseconds      bigint of nanoseconds
+    all other types           as they are
+
+Invariants
+1. No value is changed: Spark's timestamps have microseconds, so nanoseconds come as integers. A
+   column that Spark has no type for is refused by name, unless the read leaves it out.
+2. Rows are decoded by the definition that the table has at the end of the read, which every task
+   gets with its partition. It lists the layouts of all older rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Final
+
+import pyarrow as pa
+from pyspark.sql.pandas.types import from_arrow_type
+from pyspark.sql.types import (
+    BinaryType,
+    DataType,
+    DayTimeIntervalType,
+    DecimalType,
+    LongType,
+    StringType,
+    StructField,
+    StructType,
+)
+
+from bulk.tables import key_text
+from kvstore.errors import UsageError
+from kvstore.reserve import CATALOGUE
+from kvstore.span import RESERVED, Span
+from kvstore.tables import TableCodec
+from kvstore.tables.definition import Definition
+from kvstore.tables.space import definition_key, name_of
+from spark_connector.origins.origin import Origin
+from spark_connector.reading.schema import CHANGES, arrow_schema, column_of_change
+
+CHANGE_FIELDS: Final = [
+    StructField(name, CHANGES[name].dataType, nullable=False)
+    for name in ("_change_type", "_commit_version", "_commit_timestamp")
+]
+_CHANGE_NAMES: Final = frozenset(field.name for field in CHANGE_FIELDS)
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return kind in (pa.string(), pa.large_string())
+
+
+def _is_binary(kind: pa.DataType) -> bool:
+    return isinstance(kind, pa.UuidType) or bool(
+        pa.types.is_binary(kind)
+        or pa.types.is_large_binary(kind)
+        or pa.types.is_fixed_size_binary(kind)
+    )
+
+
+def _is_of_nanoseconds(kind: pa.DataType) -> bool:
+    return getattr(kind, "unit", "") == "ns" or bool(pa.types.is_time(kind))
+
+
+_SPECIAL: Final[tuple[tuple[Callable[[pa.DataType], bool], DataType], ...]] = (
+    (_is_text, StringType()),
+    (_is_binary, BinaryType()),
+    (_is_of_nanoseconds, LongType()),
+    (pa.types.is_duration, DayTimeIntervalType()),
+    (pa.types.is_uint64, DecimalType(20, 0)),
+)
+_WIDER: Final = {pa.uint8(): pa.int16(), pa.uint16(): pa.int32(), pa.uint32(): pa.int64()}
+
+
+def spark_type(kind: pa.DataType) -> DataType | None:
+    """The type of Spark for a column of a table. None if Spark has none."""
+    for fits, found in _SPECIAL:
+        if fits(kind):
+            return found
+    if pa.types.is_timestamp(kind):
+        return from_arrow_type(pa.timestamp("us", kind.tz), prefer_timestamp_ntz=True)
+    if pa.types.is_decimal(kind) and not 0 <= kind.scale <= kind.precision <= 38:
+        return None
+    return from_arrow_type(_WIDER.get(kind, kind))
+
+
+@dataclass(frozen=True)
+class TypedRows:
+    """A table as the tasks of a read need it: its name and its stored definition."""
+
+    name: str
+    stored: bytes
+
+    def __reduce__(self) -> tuple[type[TypedRows], tuple[str, bytes]]:
+        return TypedRows, (self.name, self.stored)  # without the codec
+
+    @cached_property
+    def codec(self) -> TableCodec:
+        """The definition's codec, made once in each process."""
+        return TableCodec(Definition.from_bytes(self.name, self.stored))
+
+    @property
+    def where(self) -> str:
+        """The table in the words of an error."""
+        return self.codec.definition.where
+
+    def offered(self, *, changes: bool, columns: Sequence[str] | None) -> StructType:
+        """The schema of a read without a schema from the user.
+
+        Raises `UsageError` for a column that the table lacks, and for one that Spark has no type
+        for.
+        """
+        added = CHANGE_FIELDS if changes else []
+        named = {field.name: field for field in added}
+        definition = self.codec.definition
+        names = [*definition.by_name, *named] if columns is None else columns
+        if len(set(names)) != len(names):
+            raise UsageError(f"columns={','.join(names)}", "name each column once")
+        fields = []
+        for name in names:
+            if name in named:
+                fields.append(named[name])
+                continue
+            column = definition.column(name)
+            found = spark_type(column.type)
+            if found is None:
+                raise UsageError(
+                    f"{self.where}, column {name!r}: Spark has no type for {column.type}",
+                    "name the other columns by the option columns",
+                )
+            fields.append(StructField(name, found, column.is_nullable))
+        return StructType(fields)
+
+    def require_known(self, asked: pa.Schema, *, changes: bool) -> None:
+        """Raise `UsageError` if the table lacks a column of the asked schema, or has it in another
+        type, as after an alteration."""
+        offered = arrow_schema(self.offered(changes=changes, columns=asked.names))
+        for wanted, found in zip(asked, offered, strict=True):
+            if wanted.type != found.type and not _same_but_for_width(wanted.type, found.type):
+                raise UsageError(
+                    f"{self.where}, column {found.name!r} is {found.type}, not {wanted.type}",
+                    "leave the schema out, or begin the stream anew after an alteration",
+                )
+
+    def stored_columns(self, names: Sequence[str]) -> list[str]:
+        """The stored columns that the asked columns are made of. The columns of the key need no
+        value."""
+        definition = self.codec.definition
+        keys = {column.name for column in definition.key_columns}
+        of_rows = [name for name in names if name not in _CHANGE_NAMES]
+        return ["key"] if keys.issuperset(of_rows) else ["key", "value"]
+
+    def shaped(self, batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+        """A batch of stored columns, turned into the asked columns."""
+        names = [name for name in schema.names if name not in _CHANGE_NAMES]
+        keys = batch.column("key")
+        has_values = "value" in batch.schema.names
+        values = batch.column("value") if has_values else pa.nulls(len(keys), pa.binary())
+        rows = self.codec.decode(keys, values, names)
+        columns = [
+            column_of_change(batch, field.name)
+            if field.name in _CHANGE_NAMES
+            else self._cast(rows.column(field.name), field, keys)
+            for field in schema
+        ]
+        if not columns:  # for a count of rows Spark asks for no column
+            return rows
+        return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+    def _cast(self, array: pa.Array, field: pa.Field, keys: pa.Array) -> pa.Array:
+        try:
+            return _converted(array, field.type)
+        except pa.ArrowInvalid:
+            row = next(at for at in range(len(array)) if not _converts(array[at : at + 1], field))
+            told = f"{key_text(self.codec, keys[row].as_py())}, column {field.name!r}"
+            raise UsageError(
+                f"{told}: the value fits {array.type}, and not Spark's {field.type}",
+                "leave the column out by the option columns",
+            ) from None
+
+
+def _converted(array: pa.Array, wanted: pa.DataType) -> pa.Array:
+    kind = array.type
+    if kind == wanted:
+        return array
+    if isinstance(kind, pa.UuidType):
+        return array.storage.cast(pa.binary()).cast(wanted)
+    if pa.types.is_time(kind):
+        return array.cast(pa.time64("ns")).cast(pa.int64())
+    if pa.types.is_fixed_size_binary(kind):
+        return array.cast(pa.binary()).cast(wanted)
+    return array.cast(wanted)
+
+
+def _converts(array: pa.Array, field: pa.Field) -> bool:
+    try:
+        _converted(array, field.type)
+    except pa.ArrowInvalid:
+        return False
+    return True
+
+
+def _same_but_for_width(one: pa.DataType, other: pa.DataType) -> bool:
+    """Whether two types differ in the width of Arrow's offsets alone, which a session chooses."""
+    return any(fits(one) and fits(other) for fits in (_is_text, _is_binary))
+
+
+# -- in an origin ---------------------------------------------------------------------------
+
+
+def table_at(origin: Origin, name: str, at: int) -> TypedRows:
+    """The table `name` as it is at a time. Raises `UsageError` if the origin has none then."""
+    key = definition_key(name)
+    for batch in origin.state(Span.of_key(key), at, ["key", "value"], 1):
+        if batch.num_rows:
+            return TypedRows(name, batch.column("value")[0].as_py())
+    found = [
+        name_of(each)
+        for batch in origin.state(Span.of_prefix(CATALOGUE), at, ["key"], 100)
+        for each in batch.column("key").to_pylist()
+    ]
+    hint = f"there are {', '.join(found[:20])}" if found else "it has no table at that time"
+    raise UsageError(f"there is no table {name!r} in {origin.place.path}", hint)
+
+
+def without_tables(origin: Origin, span: Span, at: int) -> Span:
+    """The span without the keys of tables, unless it begins among them. Call it before a span is
+    cut: a part that begins among them would ask for them."""
+    if span.plain() == span:
+        return span
+    for batch in origin.state(Span(RESERVED), at, ["key"], 1):
+        if batch.num_rows:
+            is_table = batch.column("key")[0].as_py().startswith(CATALOGUE)
+            return span.plain() if is_table else span
+    return span

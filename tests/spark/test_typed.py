@@ -1,0 +1,385 @@
+"""Typed reads of tables: columns, filters, changes and streams, from each kind of origin.
+
+Spark's part is small, and a query costs a second. So most tests drive the source as Spark does.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterator, Sequence
+from datetime import date, datetime, time, timedelta, timezone
+from decimal import Decimal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+from uuid import UUID
+
+import pyarrow as pa
+import pytest
+from pyspark.sql.datasource import (
+    EqualNullSafe,
+    EqualTo,
+    Filter,
+    GreaterThan,
+    In,
+    LessThan,
+    LessThanOrEqual,
+    Not,
+)
+
+import kvstore
+from backup import Collection
+from kvstore.errors import UsageError
+from kvstore.server import ListenAddress, app, serving
+from kvstore.span import Span, prefix_end
+from kvstore.tables import Table, desc
+from spark_connector import lookup_join, point_in_time_join, read_collection
+from spark_connector.reading.pushdown import row_span
+from spark_connector.source import KVStoreSource, PushingSource
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+SCHEMA = pa.schema(
+    [
+        ("vendor", pa.string()),
+        ("trip", pa.int64()),
+        ("at", pa.timestamp("us", "UTC")),
+        ("zone", pa.string()),
+        ("fare", pa.decimal128(9, 2)),
+    ]
+)
+NOON = datetime(2026, 1, 31, 12, tzinfo=timezone.utc)
+VENDOR, TRIP, AT, FARE = ("vendor",), ("trip",), ("at",), ("fare",)
+
+
+class History(NamedTuple):
+    """A store with tables and plain keys, which stays open, and its readable forms."""
+
+    store: kvstore.Store
+    trips: Table
+    first: int
+    altered: int
+    last: int
+    checkpoint: str
+    collection: str
+    server: str
+
+
+def trip(number: int, **more: Any) -> dict[str, Any]:
+    vendor, at = "ABC"[number % 3], NOON + timedelta(hours=number)
+    return {"vendor": vendor, "trip": number, "at": at, "zone": f"z{number % 5}", **more}
+
+
+@pytest.fixture(scope="module")
+def history(tmp_path_factory: pytest.TempPathFactory) -> Iterator[History]:
+    directory = tmp_path_factory.mktemp("typed")
+    with kvstore.open(directory / "store") as store:
+        store.put(b"plain", b"value")
+        events = pa.schema([("id", pa.int64()), ("at", pa.timestamp("us", "UTC"))])
+        store.table("events", events, "id", event_time="at")
+        store.table("others", pa.schema([("id", pa.int64())]), "id").put({"id": 1})
+        keys = ["vendor", desc("trip"), "at"]
+        trips = store.table("trips", SCHEMA, keys, {"by_zone": "zone"})
+        first = trips.put_batch([trip(n, fare=Decimal(n) / 4) for n in range(90)])
+        collection = Collection(directory / "collection")
+        collection.backup(store)
+        trips.delete("A", 0, NOON)
+        trips.put(trip(4, fare=None))
+        trips.alter(add={"tip": (pa.int32(), 2)})
+        altered = store.upper - 1
+        last = trips.put({**trip(90), "tip": 7})
+        collection.backup(store)
+        store.checkpoint(directory / "checkpoint")
+        with serving(app(store), ListenAddress("127.0.0.1", 0)) as server:
+            assert first is not None
+            places = map(str, (directory / "checkpoint", directory / "collection", server.url))
+            yield History(store, trips, first, altered, last or 0, *places)
+
+
+@pytest.fixture(params=["checkpoint", "collection", "server"])
+def path(request: pytest.FixtureRequest, history: History) -> str:
+    found: str = getattr(history, request.param)
+    return found
+
+
+def planned(path: str, filters: Sequence[Filter] = (), **options: str) -> tuple[Any, list[Any]]:
+    """The reader and the partitions of a read, as Spark gets them."""
+    source = PushingSource({"path": path, "table": "trips", **options})
+    reader: Any = source.reader(source.schema())
+    assert list(reader.pushFilters(list(filters))) == list(filters)
+    return reader, pickle.loads(pickle.dumps(reader.partitions()))
+
+
+def read(path: str, filters: Sequence[Filter] = (), **options: str) -> list[tuple[Any, ...]]:
+    reader, partitions = planned(path, filters, **options)
+    return sorted(
+        (
+            tuple(row.values())
+            for part in partitions
+            for batch in reader.read(part)
+            for row in batch.to_pylist()
+        ),
+        key=repr,
+    )
+
+
+def expected(found: Any) -> list[tuple[Any, ...]]:
+    return sorted((tuple(row.values()) for row in found), key=repr)
+
+
+def load(spark: SparkSession, path: str, table: str = "trips", **options: str) -> DataFrame:
+    return spark.read.format("kvstore").option("table", table).options(**options).load(path)
+
+
+def rows(df: DataFrame) -> list[tuple[Any, ...]]:
+    """The rows with instants that compare with UTC."""
+    return sorted(
+        (
+            tuple(v.astimezone(timezone.utc) if isinstance(v, datetime) else v for v in row)
+            for row in df.collect()
+        ),
+        key=repr,
+    )
+
+
+def test_a_read_has_the_columns_of_its_time(history: History, path: str) -> None:
+    assert read(path, numPartitions="3") == expected(history.trips.rows())
+    at = kvstore.Timestamp(history.first)
+    found = read(path, versionAsOf=str(at), columns="fare,vendor")
+    assert found == expected(history.trips.rows(as_of=at, columns=["fare", "vendor"]))
+    assert read(path, versionAsOf=str(at)) == expected(history.trips.rows(as_of=at))
+    assert read(path, columns="trip") == expected(history.trips.rows(columns=["trip"]))
+    _, parts = planned(path)
+    assert parts[0].table.stored_columns(["trip", "vendor"]) == ["key"]
+
+
+def test_plain_reads_leave_tables_out(history: History, path: str) -> None:
+    for more in ({"numPartitions": "4"}, {"readChangeFeed": "true", "startingTimestamp": "0"}):
+        source = KVStoreSource({"path": path, **more})
+        reader: Any = source.reader(source.schema())
+        found = [batch for part in reader.partitions() for batch in reader.read(part)]
+        keys = [key for batch in found for key in batch.column("key").to_pylist()]
+        assert keys == [b"plain"]
+
+
+@pytest.mark.parametrize(
+    ("filters", "start", "end"),
+    [
+        ([EqualTo(VENDOR, "B")], ["B"], ["B"]),
+        ([EqualTo(VENDOR, "B"), EqualTo(TRIP, 4)], ["B", 4], ["B", 4]),
+        # The second column of the key falls.
+        (
+            [EqualTo(VENDOR, "B"), GreaterThan(TRIP, 40), LessThanOrEqual(TRIP, 61)],
+            ["B", 61],
+            ["B", 40],
+        ),
+        ([EqualTo(VENDOR, "C"), EqualTo(TRIP, 5), GreaterThan(AT, NOON)], ["C", 5, NOON], ["C", 5]),
+        ([GreaterThan(VENDOR, "A"), EqualTo(TRIP, 4)], ["A"], []),
+        ([In(VENDOR, ("A", "B", None)), LessThan(FARE, 3)], ["A"], ["B"]),
+        ([EqualNullSafe(VENDOR, None)], [], []),
+        ([EqualTo(TRIP, 4)], [], []),
+        ([EqualTo(VENDOR, "x" * 10**6)], [], []),
+        ([EqualTo(VENDOR, "B"), EqualTo(TRIP, 2**70)], ["B"], ["B"]),
+        ([Not(EqualTo(VENDOR, "B"))], [], []),
+        ([GreaterThan(VENDOR, "C"), LessThan(VENDOR, "A")], None, None),
+        ([EqualTo(VENDOR, "B"), GreaterThan(TRIP, 9), LessThan(TRIP, 3)], None, None),
+    ],
+)
+def test_filters_on_the_first_columns_of_the_key_are_a_span(
+    history: History, filters: list[Filter], start: list[Any] | None, end: list[Any] | None
+) -> None:
+    codec = history.trips.codec()
+    found = row_span(codec, filters)
+    if start is None or end is None:
+        assert found is None
+        assert read(history.checkpoint, filters) == []
+        return
+    assert found == Span(codec.key.key(start), prefix_end(codec.key.key(end)))
+
+
+def test_filters_give_the_same_rows_pushed_or_not(spark: SparkSession, history: History) -> None:
+    for where, most in (
+        ("vendor = 'B' AND trip > 40 AND trip <= 61", 7),
+        ("vendor = 'C' AND trip = 5 AND at >= TIMESTAMP '2026-01-31 12:00:00Z'", 1),
+        ("vendor IN ('A', 'B') AND fare < 3", 60),
+    ):
+        pushed = load(spark, history.checkpoint, pushdown="true").where(where)
+        plain = load(spark, history.checkpoint, pushdown="false").where(where)
+        assert rows(pushed) == rows(plain)
+        assert 0 < len(rows(plain)) <= most
+    plain = read_collection(spark, history.collection)
+    assert [bytes(row.key) for row in plain.collect()] == [b"plain"]
+    assert load(spark, history.checkpoint).dtypes == [
+        *(("vendor", "string"), ("trip", "bigint"), ("at", "timestamp"), ("zone", "string")),
+        *(("fare", "decimal(9,2)"), ("tip", "int")),
+    ]
+
+
+def test_changes_have_images_and_the_columns_of_their_end(history: History, path: str) -> None:
+    window = {"readChangeFeed": "true", "startingTimestamp": str(history.first)}
+    reader = history.trips.changes(kvstore.Timestamp(history.first))
+    source = PushingSource({"path": path, "table": "trips", **window})
+    assert source.schema().names == reader.schema.names
+    assert read(path, **window) == expected(reader.read_all().to_pylist())
+    slim = read(path, **window, includePreimage="false", columns="trip,_change_type")
+    assert slim == [(0, "delete"), (4, "update_postimage"), (90, "insert")]
+    later = [GreaterThan(("_commit_version",), history.altered)]
+    assert read(path, later, **window, columns="trip") == [(90,)]
+    window["endingTimestamp"] = str(history.altered - 1)
+    source = PushingSource({"path": path, "table": "trips", **window})
+    assert "tip" not in source.schema().names
+
+
+def test_a_stream_begins_with_the_rows_and_follows(
+    spark: SparkSession, history: History, tmp_path: Path
+) -> None:
+    stream = (
+        spark.readStream.format("kvstore")
+        .options(table="trips", readChangeFeed="true", maxRowsPerTrigger="60")
+        .load(history.collection)
+    )
+    query = (
+        stream.writeStream.format("memory")
+        .queryName("typed")
+        .option("checkpointLocation", str(tmp_path / "offsets"))
+        .trigger(availableNow=True)
+        .start()
+    )
+    assert query.awaitTermination(600)
+    assert len([each for each in query.recentProgress if each.numInputRows]) == 2
+    seen = spark.table("typed").drop("_commit_version", "_commit_timestamp", "_change_type")
+    assert rows(seen) == expected(history.trips.rows())
+
+
+def test_a_stream_ends_at_an_alteration_that_takes_a_column_away(tmp_path: Path) -> None:
+    path = str(tmp_path / "store")
+    options = {"path": path, "table": "trips", "readChangeFeed": "true"}
+    with kvstore.open(path) as store:
+        trips = store.table("trips", SCHEMA, ["vendor", "trip"])
+        trips.put(trip(1))
+    source = KVStoreSource(options)
+    stream = source.streamReader(source.schema())
+    start: Any = stream.initialOffset()
+    middle: Any = stream.latestOffset(start, stream.getDefaultReadLimit())
+    with kvstore.open(path) as store:
+        store.table("trips").alter(add={"tip": (pa.int32(), 2)})
+        store.table("trips").put(trip(2))
+    end: Any = stream.latestOffset(middle, stream.getDefaultReadLimit())
+    seen = [
+        (row["trip"], row["_change_type"])
+        for first, last in ((start, middle), (middle, end))
+        for part in stream.partitions(first, last)
+        for batch in stream.read(part)
+        for row in batch.to_pylist()
+    ]
+    assert seen == [(1, "insert"), (2, "insert")]
+    with kvstore.open(path) as store:
+        store.table("trips").alter(drop=["zone"])
+        store.table("trips").put({"vendor": "A", "trip": 3})
+    last = stream.latestOffset(end, stream.getDefaultReadLimit())
+    with pytest.raises(UsageError, match="table 'trips' has no column 'zone'; it has vendor"):
+        stream.partitions(end, last)
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"table": "trip"}, "there is no table 'trip' in .*; there are events, others, trips"),
+        ({"columns": "trip,cost"}, "table 'trips' has no column 'cost'; it has vendor, "),
+        ({"columns": "trip,trip"}, "columns=trip,trip; name each column once"),
+        ({"prefix": "a"}, "table and prefix are both given; filter on the first columns"),
+        (
+            {"versionAsOf": "1500000000000000000"},
+            "there is no table 'trips' in .*; it has no table at that time",
+        ),
+    ],
+)
+def test_a_refusal_names_the_table(history: History, options: dict[str, str], told: str) -> None:
+    with pytest.raises(UsageError, match=told) as refusal:
+        read(history.checkpoint, **options)
+    assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize("path", ["collection", "server"], indirect=True)
+def test_labels_get_typed_rows_as_they_were_known(
+    spark: SparkSession, history: History, path: str
+) -> None:
+    numbers = [0, 4, 7, 90, 1000]
+    labels = pa.table(
+        {
+            "seller": ["ABC"[number % 3] for number in numbers] * 2,
+            "number": pa.array(numbers * 2, pa.int32()),
+            "at": [NOON + timedelta(hours=number) for number in numbers] * 2,
+            "ts": [history.first] * 5 + [history.last] * 5,
+        }
+    )
+    frame = spark.createDataFrame(labels)
+    keys: list[Any] = ["seller", "number", "at"]
+    asked: dict[str, Any] = {"table": "trips", "columns": ["fare", "tip", "row_version"]}
+    joined = point_in_time_join(frame, path, keys, **asked)
+    assert joined.columns == [*labels.schema.names, "f_fare", "f_tip", "f_row_version"]
+    ours = history.trips.join(labels, keys, columns=["fare", "tip"], prefix="f_")
+    table = ours.read_all()
+    exact = table.set_column(6, "f_row_version", table["f_row_timestamp"].cast(pa.int64()))
+    assert rows(joined) == expected(exact.to_pylist())
+    now = lookup_join(frame, path, keys, table="trips", prefix="now_", columns=["zone"])
+    zones = {row.number: row.now_zone for row in now.collect()}
+    assert zones == {0: None, 4: "z4", 7: "z2", 90: "z0", 1000: None}
+    with pytest.raises(Exception, match="column 'trip' of the key of a label is null"):
+        point_in_time_join(
+            frame.selectExpr("seller", "NULLIF(number, 4L) AS number", "at", "ts"),
+            path,
+            keys,
+            table="trips",
+        ).collect()
+
+
+def test_labels_that_no_table_can_answer_are_refused(spark: SparkSession, history: History) -> None:
+    frame = spark.sql("SELECT 'A' AS vendor, 4 AS trip, TIMESTAMP_MICROS(0) AS at, 1L AS ts")
+    for more, told in (
+        ({"key": ["vendor", "trip"]}, "name the labels' columns of vendor, trip, at"),
+        (
+            {"key": ["vendor", "vendor", "at"]},
+            "column 'trip' of the key .* is int64, not string",
+        ),
+        ({"columns": ["cost"]}, "table 'trips' has no column 'cost'"),
+        ({"table": "events"}, "table 'events' has an event time"),
+        ({"known_at": "ts"}, "leave known_at out"),
+    ):
+        asked: dict[str, Any] = {"key": ["vendor", "trip", "at"], "table": "trips", **more}
+        with pytest.raises(UsageError, match=told):
+            point_in_time_join(frame, history.checkpoint, **asked)
+
+
+def test_types_of_which_spark_has_no_own_are_exact(spark: SparkSession, tmp_path: Path) -> None:
+    kinds = {
+        "id": (pa.uint64(), 2**64 - 1, Decimal(2**64 - 1)),
+        "small": (pa.uint8(), 255, 255),
+        "uuid": (pa.uuid(), UUID(int=7), UUID(int=7).bytes),
+        "fixed": (pa.binary(2), b"ab", b"ab"),
+        "day": (pa.date32(), date(1969, 7, 20), date(1969, 7, 20)),
+        "nanos": (pa.timestamp("ns", "UTC"), 1234567891, 1234567891),
+        "second": (pa.timestamp("s"), datetime(2026, 1, 2), datetime(2026, 1, 2)),  # noqa: DTZ001
+        "clock": (pa.time64("us"), time(1, 0, 0, 1), 3_600_000_001_000),
+        "took": (pa.duration("ms"), timedelta(seconds=2), timedelta(seconds=2)),
+        "single": (pa.float32(), 0.5, 0.5),
+    }
+    schema = pa.schema([(name, kind) for name, (kind, _, _) in kinds.items()])
+    with kvstore.open(tmp_path / "store") as store:
+        keys = ["id", "uuid", "second", "nanos"]
+        store.table("kinds", schema, keys).put({n: value for n, (_, value, _) in kinds.items()})
+        wide = pa.schema([("id", pa.int64()), ("wide", pa.decimal256(50, 2))])
+        store.table("wide", wide, "id").put({"id": 1, "wide": Decimal("1.5")})
+        late = pa.schema([("id", pa.int64()), ("at", pa.timestamp("s", "UTC"))])
+        rows_of_late = pa.table({"id": [1, 2], "at": pa.array([0, 2**62], pa.int64())})
+        table = store.table("late", late, "id")
+        table.put_batch(rows_of_late.cast(late))
+    path = str(tmp_path / "store")
+    where = "id = 18446744073709551615 AND uuid = X'00000000000000000000000000000007'"
+    [row] = load(spark, path, "kinds", pushdown="true").where(where).collect()
+    assert tuple(row) == tuple(found for _, _, found in kinds.values())
+    with pytest.raises(UsageError, match=r"column 'wide': Spark has no type for decimal256"):
+        read(path, table="wide")
+    assert read(path, table="wide", columns="id") == [(1,)]
+    with pytest.raises(UsageError, match=r"id=2 of table 'late', column 'at': the value fits"):
+        read(path, table="late")
