@@ -20,6 +20,7 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from typing_extensions import Unpack
 
 from backup import expiry
 from backup.chains import Chain, Chains, no_backup
@@ -27,6 +28,7 @@ from backup.expiring import expiries_outside, has_expiries, refuse_expiries
 from backup.labels import CollectionSide
 from backup.overview import CollectionInfo, overview
 from backup.place import find_place, sealed
+from backup.publish import Format, PublishOptions, PublishReport, publish
 from backup.restore import Build, Built, build_here, restore_into_store, restore_store, tables_in
 from backup.sealed import Secret
 from backup.seeding import Write, seed_collection
@@ -340,6 +342,20 @@ class Collection:
         batches = rows()
         next(batches)
         return pa.RecordBatchReader.from_batches(ROWS_SCHEMA, batches)
+
+    def publish(
+        self,
+        table: str,
+        url: str | os.PathLike[str],
+        format: Format = "parquet",  # noqa: A002  # the word that every such call has
+        as_of: TimeLike | None = None,
+        **options: Unpack[PublishOptions],
+    ) -> PublishReport:
+        """Write a table as of a time, by default the newest, for other systems: as one Parquet
+        file, or as commits of a Delta table, one for each window. See `backup.publish.publish`.
+        """
+        at = None if as_of is None else to_timestamp(as_of, name="as_of", now=self._clock.wall_ns)
+        return publish(self._chains, table, url, format, at, **options)
 
     def snapshot(
         self, as_of: TimeLike | None

@@ -6,6 +6,7 @@ Floors, from the top:
     write                   the commands that change tables
     options
     rows exports cells      rows into a table; rows as Parquet; values as words
+    outside                 types that other systems have
 """
 
 from bulk.tables.exports import ExportReport, export_parquet

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -47,21 +47,33 @@ def export_parquet(
     Nanoseconds, decimals and zones stay as they are. The file's metadata has the time and the table
     (`kvstore.as_of`, `kvstore.table`). Memory is bounded. Raises as `Table.scan`.
     """
-    with storage_errors(str(path)):
-        if path.is_dir():
-            raise UsageError(f"{path} is a directory", "name a file in it")
-        if not path.parent.is_dir():
-            raise UsageError(f"there is no directory {path.parent}", "make it first")
+    with store.snapshot(as_of) as snapshot:
+        reader = snapshot.table(table).scan(columns=columns)
+        return write_parquet(path, reader.schema, reader, table, snapshot.as_of, progress)
+
+
+def write_parquet(
+    path: Path,
+    schema: pa.Schema,
+    batches: Iterable[pa.RecordBatch],
+    table: str,
+    as_of: Timestamp,
+    progress: Callable[[int], None],
+) -> ExportReport:
+    """Write batches of rows of `table` as of a time. See `export_parquet`."""
+    if path.is_dir():
+        raise UsageError(f"{path} is a directory", "name a file in it")
+    if not path.parent.is_dir():
+        raise UsageError(f"there is no directory {path.parent}", "make it first")
     passing = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     rows = 0
-    with storage_errors(str(path)), store.snapshot(as_of) as snapshot:
-        reader = snapshot.table(table).scan(columns=columns)
-        told = {"kvstore.as_of": str(int(snapshot.as_of)), "kvstore.table": table}
-        schema = reader.schema.with_metadata(told)
+    told = {"kvstore.as_of": str(int(as_of)), "kvstore.table": table}
+    schema = schema.with_metadata(told)
+    with storage_errors(str(path)):
         try:
             with pq.ParquetWriter(passing, schema, compression="zstd") as writer:
                 waiting: list[pa.RecordBatch] = []
-                for batch in reader:
+                for batch in batches:
                     waiting.append(batch)
                     rows += batch.num_rows
                     if sum(each.num_rows for each in waiting) >= _GROUP_ROWS:
@@ -76,4 +88,4 @@ def export_parquet(
             OsFiles().sync_directory(str(path.parent))
         finally:
             passing.unlink(missing_ok=True)
-        return ExportReport(snapshot.as_of, rows, path.stat().st_size)
+        return ExportReport(as_of, rows, path.stat().st_size)

@@ -78,31 +78,20 @@ def point_in_time_join(
     history is not kept (null with `on_gone="null"`), `NotYetWrittenError` for a label above the
     newest instant of the source, and `UsageError` for a null key or time.
 
-    The call costs one small task, which looks at the source; the query moves and sorts the labels,
-    and no history. Each task seeks, or passes over the part of the history that its labels span.
+    The call costs one small task; the query moves and sorts the labels, and no history. Each task
+    seeks, or passes over the part of the history that its labels span.
     """
     _require_place(source)
-    if known_at is not None:
-        raise UsageError(
-            f"known_at={known_at!r}: Spark joins values and rows as they were known at `at`",
-            "leave known_at out; Table.join takes it for a table with an event time",
-        )
-    if on_gone not in ("error", "null"):
-        raise UsageError(f"on_gone={on_gone!r}", "pass 'error' or 'null'")
+    _require_rules(known_at, on_gone)
     require_age(max_age, name="max_age")
     time = column_of(df, at, _WHAT)
-    if table is None:  # bad columns are told before a task runs
+    if table is None:
         added_fields(df.schema, columns, prefix)
         _labels(df, key, time, str(at), None)
     found = plan(df.sparkSession, Access.of(source), None, table)
-    if found.table is not None and found.table.codec.definition.has_event_time:
-        raise UsageError(
-            f"{found.table.where} has an event time, which a join at one time does not look at",
-            "use Table.join, or lookup_join with the whole key",
-        )
+    _require_one_time(found.table)
     labels = _labels(df, key, time, str(at), found.table)
-    asked = _Asked(key, str(at), columns, prefix, max_age, on_gone)
-    return _joined(df, labels, found, asked)
+    return _joined(df, labels, found, _Asked(key, str(at), columns, prefix, max_age, on_gone))
 
 
 def lookup_join(
@@ -152,6 +141,24 @@ def _require_place(source: object) -> None:
         raise UsageError(
             f"the source is a {type(source).__name__}",
             "pass a path, a URL or an Access: Spark's workers open it themselves",
+        )
+
+
+def _require_rules(known_at: object, on_gone: object) -> None:
+    if known_at is not None:
+        raise UsageError(
+            f"known_at={known_at!r}: Spark joins values and rows as they were known at `at`",
+            "leave known_at out; Table.join takes it for a table with an event time",
+        )
+    if on_gone not in ("error", "null"):
+        raise UsageError(f"on_gone={on_gone!r}", "pass 'error' or 'null'")
+
+
+def _require_one_time(table: TypedRows | None) -> None:
+    if table is not None and table.codec.definition.has_event_time:
+        raise UsageError(
+            f"{table.where} has an event time, which a join at one time does not look at",
+            "use Table.join, or lookup_join with the whole key",
         )
 
 

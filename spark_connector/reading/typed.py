@@ -4,14 +4,8 @@
     changes   the columns of the table, and behind them _change_type, _commit_version and
               _commit_timestamp, as `Table.changes` names them
 
-    uint8, uint16, uint32     the next wider integer of Spark
-    uint64                    decimal(20,0)
-    text                      string
-    binary, UUID              binary
-    date, timestamp           date, timestamp (timestamp_ntz without a zone)
-    duration                  interval day to second
-    time of day, and every type of nanoseconds      bigint of nanoseconds
-    all other types           as they are
+    durations     interval day to second, unless they have nanoseconds
+    other types   as `bulk.tables.outside` has them
 
 Invariants
 1. No value is changed: Spark's timestamps have microseconds, so nanoseconds come as integers. A
@@ -22,7 +16,7 @@ Invariants
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Final
@@ -30,17 +24,14 @@ from typing import Final
 import pyarrow as pa
 from pyspark.sql.pandas.types import from_arrow_type
 from pyspark.sql.types import (
-    BinaryType,
     DataType,
     DayTimeIntervalType,
-    DecimalType,
-    LongType,
-    StringType,
     StructField,
     StructType,
 )
 
 from bulk.tables import key_text
+from bulk.tables.outside import is_binary, outside_type, outside_values
 from kvstore.errors import UsageError
 from kvstore.reserve import CATALOGUE
 from kvstore.span import RESERVED, Span
@@ -57,42 +48,12 @@ CHANGE_FIELDS: Final = [
 _CHANGE_NAMES: Final = frozenset(field.name for field in CHANGE_FIELDS)
 
 
-def _is_text(kind: pa.DataType) -> bool:
-    return kind in (pa.string(), pa.large_string())
-
-
-def _is_binary(kind: pa.DataType) -> bool:
-    return isinstance(kind, pa.UuidType) or bool(
-        pa.types.is_binary(kind)
-        or pa.types.is_large_binary(kind)
-        or pa.types.is_fixed_size_binary(kind)
-    )
-
-
-def _is_of_nanoseconds(kind: pa.DataType) -> bool:
-    return getattr(kind, "unit", "") == "ns" or bool(pa.types.is_time(kind))
-
-
-_SPECIAL: Final[tuple[tuple[Callable[[pa.DataType], bool], DataType], ...]] = (
-    (_is_text, StringType()),
-    (_is_binary, BinaryType()),
-    (_is_of_nanoseconds, LongType()),
-    (pa.types.is_duration, DayTimeIntervalType()),
-    (pa.types.is_uint64, DecimalType(20, 0)),
-)
-_WIDER: Final = {pa.uint8(): pa.int16(), pa.uint16(): pa.int32(), pa.uint32(): pa.int64()}
-
-
 def spark_type(kind: pa.DataType) -> DataType | None:
     """The type of Spark for a column of a table. None if Spark has none."""
-    for fits, found in _SPECIAL:
-        if fits(kind):
-            return found
-    if pa.types.is_timestamp(kind):
-        return from_arrow_type(pa.timestamp("us", kind.tz), prefer_timestamp_ntz=True)
-    if pa.types.is_decimal(kind) and not 0 <= kind.scale <= kind.precision <= 38:
-        return None
-    return from_arrow_type(_WIDER.get(kind, kind))
+    if pa.types.is_duration(kind) and kind.unit != "ns":
+        return DayTimeIntervalType()
+    found = outside_type(kind)
+    return None if found is None else from_arrow_type(found, prefer_timestamp_ntz=True)
 
 
 @dataclass(frozen=True)
@@ -179,41 +140,17 @@ class TypedRows:
         return pa.RecordBatch.from_arrays(columns, schema=schema)
 
     def _cast(self, array: pa.Array, field: pa.Field, keys: pa.Array) -> pa.Array:
-        try:
-            return _converted(array, field.type)
-        except pa.ArrowInvalid:
-            row = next(at for at in range(len(array)) if not _converts(array[at : at + 1], field))
-            told = f"{key_text(self.codec, keys[row].as_py())}, column {field.name!r}"
-            raise UsageError(
-                f"{told}: the value fits {array.type}, and not Spark's {field.type}",
-                "leave the column out by the option columns",
-            ) from None
+        def named(row: int) -> str:
+            return f"{key_text(self.codec, keys[row].as_py())}, column {field.name!r}"
 
-
-def _converted(array: pa.Array, wanted: pa.DataType) -> pa.Array:
-    kind = array.type
-    if kind == wanted:
-        return array
-    if isinstance(kind, pa.UuidType):
-        return array.storage.cast(pa.binary()).cast(wanted)
-    if pa.types.is_time(kind):
-        return array.cast(pa.time64("ns")).cast(pa.int64())
-    if pa.types.is_fixed_size_binary(kind):
-        return array.cast(pa.binary()).cast(wanted)
-    return array.cast(wanted)
-
-
-def _converts(array: pa.Array, field: pa.Field) -> bool:
-    try:
-        _converted(array, field.type)
-    except pa.ArrowInvalid:
-        return False
-    return True
+        return outside_values(array, field.type, named)
 
 
 def _same_but_for_width(one: pa.DataType, other: pa.DataType) -> bool:
     """Whether two types differ in the width of Arrow's offsets alone, which a session chooses."""
-    return any(fits(one) and fits(other) for fits in (_is_text, _is_binary))
+    return all(map(is_binary, (one, other))) or all(
+        kind in (pa.string(), pa.large_string()) for kind in (one, other)
+    )
 
 
 # -- in an origin ---------------------------------------------------------------------------

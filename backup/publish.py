@@ -1,0 +1,271 @@
+"""Tables of a collection, published for systems that do not know this library.
+
+    parquet    one file with the rows of one time
+    delta      a Delta table: each window of the collection is a commit of it
+
+A Delta commit carries `txn` with the id `kvstore/<store>/<table>` and, as its version, the time up
+to which the table is published. Delta writes it with the rows of the commit, or not at all.
+
+Invariants
+1. The newest `txn` tells what is published. A publisher that was killed begins behind it, and what
+   it left are files that no commit names (Delta's `vacuum` removes them).
+2. The rows of a commit are the state at its time, so a window that is merged again changes nothing.
+3. Two publishers at once do not double a row: Delta refuses the commit of the slower one.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, TypeAlias, TypedDict
+
+import pyarrow as pa
+
+from backup.chains import Chains
+from backup.shard import Shard
+from backup.shard.storage.address import file_path
+from backup.tables import GONE, TableRows
+from bulk.tables.exports import write_parquet
+from kvstore.errors import DeterminateError, KVStoreError, LockedError, UsageError
+from kvstore.timestamp import Timestamp
+
+Format: TypeAlias = Literal["parquet", "delta"]
+OnRows: TypeAlias = "Callable[[int], None]"
+
+
+class PublishReport(NamedTuple):
+    """The time up to which a table is published, the rows that were written, and the commits."""
+
+    as_of: Timestamp
+    rows: int
+    commits: int
+
+
+class PublishOptions(TypedDict, total=False):
+    """More arguments of `publish`: the columns to publish, deltalake's `storage_options`, and a
+    call that gets the number of rows of a commit as they are written."""
+
+    columns: Sequence[str] | None
+    storage_options: Mapping[str, str] | None
+    progress: OnRows
+
+
+def publish(
+    chains: Chains,
+    table: str,
+    url: str | os.PathLike[str],
+    format: Format,  # noqa: A002  # the word that every such call has
+    as_of: int | None,
+    *,
+    columns: Sequence[str] | None = None,
+    storage_options: Mapping[str, str] | None = None,
+    progress: OnRows = lambda rows: None,
+) -> PublishReport:
+    """Publish a table of a collection as of a time, by default the newest.
+
+    `parquet` replaces the file `url` by the rows of that time. `delta` brings the Delta table `url`
+    up to it: the end of each window becomes a commit, and a call after a kill continues behind the
+    last commit. The columns of the key are always among `columns`.
+
+    Raises `UsageError` for a table or a column that cannot be published, and `LockedError` if
+    another process has committed to the Delta table meanwhile: publish again. A commit costs a read
+    of its window, and Delta's own pass over the published keys. After an alteration of the table a
+    commit replaces all rows.
+    """
+    if format not in ("parquet", "delta"):
+        raise UsageError(f"format={format!r}", "pass 'parquet' or 'delta'")
+    place = os.fspath(url)
+    with chains.snapshot(as_of) as (shard, snapshot):
+        if format == "delta":
+            record = chains.read()
+            assert record is not None, "the collection has a chain"
+            app = f"kvstore/{record.source}/{table}"
+            target = DeltaTarget(place, app, storage_options or {})
+            return _delta(shard, target, table, snapshot.as_of, columns, progress)
+        if storage_options or ("://" in place and not place.startswith("file:")):
+            raise UsageError(
+                f"a Parquet file is written to a path, not to {place}", "copy it there"
+            )
+        path = Path(file_path(place) if place.startswith("file:") else place)
+        rows = TableRows(snapshot, table, columns)
+        at = Timestamp(snapshot.as_of)
+        found = write_parquet(path, rows.typed, rows.state(), table, at, progress)
+        return PublishReport(at, found.rows, 1)
+
+
+class DeltaTarget:
+    """A Delta table that one table of one store is published to."""
+
+    def __init__(self, url: str, app: str, options: Mapping[str, str]) -> None:
+        try:
+            import deltalake  # an extra, and slow to import
+        except ImportError as error:
+            raise UsageError(
+                "publishing as Delta needs the package deltalake", "install kvstore-mvcc[delta]"
+            ) from error
+        self._lake = deltalake
+        self.url = url if "://" in url else os.path.abspath(url)
+        self._app, self._options = app, dict(options)
+        self._table: Any = None
+
+    def published(self) -> int | None:
+        """The time up to which the table is published; None if there is no Delta table yet.
+
+        Raises `UsageError` if a Delta table is there that has other rows.
+        """
+        with self._translated():
+            if not self._lake.DeltaTable.is_deltatable(self.url, self._options or None):
+                return None
+            self._table = self._lake.DeltaTable(self.url, storage_options=self._options or None)
+            found: int | None = self._table.transaction_version(self._app)
+        if found is None:
+            raise UsageError(
+                f"{self.url} is a Delta table that was not published from this table",
+                "publish to an empty place",
+            )
+        return found
+
+    def has(self, schema: pa.Schema) -> bool:
+        """Whether the Delta table has these columns, in these types."""
+        found = pa.schema(self._table.schema().to_arrow())
+        return bool(
+            found.names == schema.names
+            and all(a.type == b.type for a, b in zip(found, schema, strict=True))
+        )
+
+    def write(self, rows: Iterator[pa.RecordBatch], schema: pa.Schema, at: int) -> None:
+        """Make the table of these rows, or replace all its rows and columns. One commit."""
+        with self._translated(rows) as source:
+            self._lake.write_deltalake(
+                self.url if self._table is None else self._table,
+                pa.RecordBatchReader.from_batches(schema, source),
+                mode="error" if self._table is None else "overwrite",
+                schema_mode=None if self._table is None else "overwrite",
+                storage_options=self._options or None,
+                commit_properties=self._stamped(at),
+            )
+
+    def merge(
+        self, rows: Iterator[pa.RecordBatch], schema: pa.Schema, on: list[str], at: int
+    ) -> None:
+        """Set the rows of these keys, and delete the rows that have `GONE`. One commit, or none
+        where nothing changes."""
+        matches = " AND ".join(f"old.{_quoted(name)} = new.{_quoted(name)}" for name in on)
+        with self._translated(rows) as source:
+            merger = self._table.merge(
+                pa.RecordBatchReader.from_batches(schema, source),
+                matches,
+                source_alias="new",
+                target_alias="old",
+                commit_properties=self._stamped(at),
+            )
+            merger = merger.when_matched_delete(f"new.{GONE}")
+            merger = merger.when_matched_update_all(f"NOT new.{GONE}", except_cols=[GONE])
+            merger.when_not_matched_insert_all(f"NOT new.{GONE}", except_cols=[GONE]).execute()
+
+    def _stamped(self, at: int) -> Any:
+        return self._lake.CommitProperties(
+            app_transactions=[self._lake.Transaction(self._app, at)],
+            custom_metadata={"kvstore.as_of": str(Timestamp(at)), "kvstore.timestamp": str(at)},
+        )
+
+    @contextmanager
+    def _translated(
+        self, rows: Iterable[pa.RecordBatch] = ()
+    ) -> Iterator[Iterator[pa.RecordBatch]]:
+        """The rows. Errors of Delta become ours, and an error of the rows is raised as it is."""
+        failed: list[BaseException] = []
+
+        def watched() -> Iterator[pa.RecordBatch]:
+            try:
+                yield from rows
+            except BaseException as error:
+                failed.append(error)
+                raise
+
+        try:
+            yield watched()
+        except self._lake.exceptions.CommitFailedError as error:
+            raise LockedError(self.url, "another process, which has just committed") from error
+        except (self._lake.exceptions.DeltaError, OSError) as error:
+            if failed and isinstance(failed[0], KVStoreError):
+                raise failed[0] from None
+            raise DeterminateError(self.url, str(error).partition("\n")[0]) from error
+
+
+def _delta(
+    shard: Shard,
+    target: DeltaTarget,
+    table: str,
+    upto: int,
+    columns: Sequence[str] | None,
+    progress: OnRows,
+) -> PublishReport:
+    """Publish window after window, up to `upto`."""
+    since = target.published()
+    if since is not None and since > upto:
+        raise UsageError(
+            f"{target.url} is published up to {Timestamp(since)}, after {Timestamp(upto)}",
+            "Delta's time travel reads older states",
+        )
+    rows = commits = 0
+    for at in _ends(shard, since, upto):
+        found = _one_commit(shard, target, table, (since, at), columns, progress)
+        if found is not None:
+            since = at
+            rows, commits = rows + found, commits + 1
+    if since is None:
+        with shard.snapshot(upto) as snapshot:
+            TableRows(snapshot, table, columns)  # raises: there is no such table
+    return PublishReport(Timestamp(upto), rows, commits)
+
+
+def _ends(shard: Shard, since: int | None, upto: int) -> list[int]:
+    """The times of the next commits: the ends of windows after `since`, and `upto`."""
+    oldest = shard.since if since is None else since + 1
+    ends = {batch.upper - 1 for batch in shard.state.batches if oldest < batch.upper <= upto}
+    return sorted(ends | ({upto} if upto >= oldest else set()))
+
+
+def _one_commit(
+    shard: Shard,
+    target: DeltaTarget,
+    table: str,
+    window: tuple[int | None, int],
+    columns: Sequence[str] | None,
+    progress: OnRows,
+) -> int | None:
+    """Publish one window: its changes, or all rows where there is nothing to change. Returns the
+    rows that were written. None if the table was not there yet."""
+    since, at = window
+    written = 0
+
+    def counted(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        nonlocal written
+        for batch in batches:
+            written += batch.num_rows
+            progress(written)
+            yield batch
+
+    with shard.snapshot(at) as snapshot:
+        if since is None and not TableRows.has(snapshot, table):
+            return None
+        rows = TableRows(snapshot, table, columns)
+        schema = rows.outside()
+        if since is not None and since >= shard.since and target.has(schema):
+            with shard.snapshot(since) as before:
+                changes, flagged = rows.window(since, before), rows.flagged(schema)
+                on = [column.name for column in rows.codec.key.columns]
+                target.merge(counted(changes), flagged, on, at)
+        else:
+            batches = (rows.to_outside(batch, schema) for batch in rows.state())
+            target.write(counted(batches), schema, at)
+    target.published()
+    progress(written)
+    return written
+
+
+def _quoted(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'
