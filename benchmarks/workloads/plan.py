@@ -33,6 +33,12 @@ JOINS = {
     "polars": "benchmarks.joins:JoinPolars",
     "pandas": "benchmarks.joins:JoinPandas",
 }
+ROWS = {
+    "table": "benchmarks.rows:TableRows",
+    "bytes": "benchmarks.rows:ByteRows",
+    "sqlite": "benchmarks.rows:SqliteRows",
+    "duckdb": "benchmarks.rows:DuckdbRows",
+}
 PEERS = {
     "lmdb": "benchmarks.peers.lmdb:Lmdb",
     "plyvel": "benchmarks.peers.plyvel:Plyvel",

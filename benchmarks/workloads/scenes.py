@@ -6,6 +6,7 @@ from benchmarks.workloads.joins import joins, spark_joins
 from benchmarks.workloads.journal import journal
 from benchmarks.workloads.plan import Call, Scene, Size, Stage, Workload
 from benchmarks.workloads.reading import beside_ranges, changes, followed, reading
+from benchmarks.workloads.rows import rows_loaded, rows_read
 from benchmarks.workloads.spark import spark
 from benchmarks.workloads.table import line_of, lines
 from benchmarks.workloads.upkeep import beside, collections, ending, flat, flushed, served
@@ -46,6 +47,12 @@ def scenes(size: Size) -> list[Scene]:
         Scene([Stage((), flushed(size))]),
         Scene([Stage((fill, loaded, warm_up, change), collections(size))], is_quick=False),
         Scene([Stage((Call("histories"), Call("agree")), joins(size))], is_quick=False),
+        Scene(
+            [
+                Stage((Call("written"),), rows_loaded(size)),
+                Stage((Call("rows_load"),), rows_read(size)),
+            ]
+        ),
         Scene([Stage((fill,), beside())]),
         Scene([Stage((fill, settle, Call("scan")), followed(size))]),
         Scene([Stage((Call("serve"),), served())], is_quick=False),

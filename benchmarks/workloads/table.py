@@ -47,6 +47,17 @@ scan-100-ranges     rows beside 100 range tombstones, against none
 arrow-1-range       Arrow batches beside 1 range tombstone, against none
 arrow-100-ranges    Arrow batches beside 100 range tombstones, against none
 
+Tables
+rows-load           load typed rows of 8 columns with two indexes from Parquet, against a load of as
+                    many rows as bytes
+rows-load-sqlite    the same, against inserts into SQLite, which has two indexes too
+rows-get            point gets of rows as dicts, against gets of their bytes
+rows-get-sqlite     the same, against SQLite
+rows-scan           all rows as typed Arrow batches, against a scan of bytes to Arrow
+rows-scan-duckdb    the same, against DuckDB
+rows-scan-sqlite    the same, against SQLite
+rows-find-sqlite    look-ups of 100 rows by an index, as dicts, against SQLite
+
 Joins
 join-store-...      labels, 0.1 to 100 % of as many as versions, against DuckDB's ASOF JOIN over
                     Parquet of the same history; two versions for each row of the table
