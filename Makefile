@@ -15,7 +15,7 @@ PYTEST := $(PY) -m pytest
 # The time for which `make soak` fuzzes each format by coverage, where atheris installs.
 FUZZ_SECONDS := 60
 
-.PHONY: help setup test check lint types loops docs format demo demo-joins bench bench-quick bench-growth year soak cluster sanitize azure clean
+.PHONY: help setup test check lint types loops docs format demo demo-joins demo-tables bench bench-quick bench-growth year soak cluster sanitize azure clean
 
 help:
 	@echo 'make setup        create $(VENV) with the pinned versions'
@@ -25,6 +25,7 @@ help:
 	@echo 'make format       format, and apply the fixes of the linter'
 	@echo 'make demo         Spark in, incremental backup out, on real data: under four minutes'
 	@echo 'make demo-joins   what was known an hour before departure: joins on real data, in a minute'
+	@echo 'make demo-tables  releases of real data as commits, restated, joined on two axes: in three minutes'
 	@echo 'make bench        measure and write BENCHMARKS.md: some 20 minutes on a quiet machine'
 	@echo 'make bench-quick  print the tables for 150,000 rows; bench-growth: for up to 10,000,000'
 	@echo 'make year         play a year of service and write its page: under an hour'
@@ -99,6 +100,9 @@ demo: $(READY)
 
 demo-joins: $(READY)
 	$(PY) -m spark_connector.demo.known
+
+demo-tables: $(READY)
+	$(PY) -m spark_connector.demo.restated
 
 # Peers are installed one by one. A peer that does not install is reported, and the others are measured.
 $(PEERS): $(READY)

@@ -2,7 +2,7 @@
 
 Floors, from the top:
 
-    __main__ known
+    __main__ known restated
     report traffic
-    flights place
+    flights releases place
 """
