@@ -1,6 +1,7 @@
 """Spark reads and loads stores: sessions, bulk loads, reads of state and changes, streams."""
 
 import kvstore.backup  # noqa: F401  # refuses a stranger before it is imported from
+import spark_connector.releases  # noqa: F401  # refuses an older PySpark in the same way
 from spark_connector.joins.join import lookup_join, point_in_time_join
 from spark_connector.loading.changes import apply_changes
 from spark_connector.loading.keys import tuple_key

@@ -16,6 +16,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain, islice
+from pathlib import Path
 from typing import TypeAlias
 
 if not __package__:
@@ -59,8 +60,12 @@ def verify(
     store: StoreOrClient | None = None,
     *,
     tasks: int | None = None,
+    copies: Path | None = None,
 ) -> VerifyReport:
     """Check all parts of all chains, one task each. With a `store`, compare the contents too.
+
+    `copies` is a directory for the checkpoint that the tasks compare with, on the store's file
+    system and seen by all of Spark's machines (default: beside the store).
 
     Raises a `CorruptionError` that names every missing or damaged part, or the difference, and
     `UsageError` if there is no backup.
@@ -99,7 +104,7 @@ def verify(
     rows = 0
     if store is not None and parts:
         with as_store(store) as source:
-            rows = _compare(spark, found, source, tasks)
+            rows = _compare(spark, found, source, tasks, copies)
     return VerifyReport(len(chains), sum(map(len, chains)), len(parts), size, rows)
 
 
@@ -107,9 +112,11 @@ def _parts(chains: Sequence[Sequence[ShardBatch]]) -> list[ShardPart]:
     return [part for batches in chains for batch in batches for part in batch.parts]
 
 
-def _compare(spark: SparkSession, access: Access, store: Store, tasks: int | None) -> int:
+def _compare(
+    spark: SparkSession, access: Access, store: Store, tasks: int | None, copies: Path | None
+) -> int:
     # The copy is taken last, so it has all versions of the chains.
-    with access.open().snapshots() as chains, copy_of(store) as copy:
+    with access.open().snapshots() as chains, copy_of(store, copies) as copy:
         plan: list[list[VerifyTask]] = []
         for shard in comparable(list(chains), store):
             snapshot, since = chains[shard], max(shard.since, store.since)

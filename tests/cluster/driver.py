@@ -209,7 +209,7 @@ def kills(spark: SparkSession, shared: Path, pick: random.Random) -> dict[str, A
             done["import"] += 1
             with killing(spark, under_way, pick):
                 backup(spark, store, place / "collection", copies=place, tasks=4)
-            verify(spark, place / "collection", store)
+            verify(spark, place / "collection", store, copies=place)
             done["backup"] += 1
         if round_:
             with killing(spark, under_way, pick):
