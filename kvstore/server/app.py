@@ -51,6 +51,7 @@ from kvstore.protocol import (
 )
 from kvstore.server.access import WHOLE, Grant, Token, Tokens
 from kvstore.server.exchange import (
+    CallerGoneError,
     Departure,
     Receive,
     Send,
@@ -185,6 +186,8 @@ class App:
             await self._answer(head, access, body, receive, send)
         except KVStoreError as error:
             await send_error(send, error, status if self.has_tokens else 0)
+        except CallerGoneError:
+            return  # no error of ours: a stranger must not fill the log
         except (BrokenStreamError, asyncio.CancelledError, OSError):
             raise
         except Exception as error:

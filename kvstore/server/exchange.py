@@ -28,6 +28,10 @@ Send: TypeAlias = "Callable[[MutableMapping[str, Any]], Awaitable[None]]"
 T = TypeVar("T")
 
 
+class CallerGoneError(ConnectionResetError):
+    """The caller went away before its request was whole: nothing was done, and nobody is told."""
+
+
 def arguments_of(head: Head, verb: Verb, body: bytes) -> tuple[dict[str, Any], pa.Table | None]:
     """The arguments of a verb, from the query and the body. Raises `UsageError`."""
     fields = fields_of(head.query)
@@ -75,13 +79,14 @@ def _table(body: bytes, schema: pa.Schema) -> pa.Table:
 
 
 async def read_body(receive: Receive, most: int) -> bytes:
-    """The body of a request. Raises `UsageError` if it is longer or slower than it may be."""
+    """The body of a request. Raises `UsageError` if it is longer or slower than it may be, and
+    `CallerGoneError`."""
     parts: list[bytes] = []
     size = 0
     while True:
         message = await _in_time(receive())
         if message["type"] != "http.request":
-            raise ConnectionResetError("the client has gone")
+            raise CallerGoneError("the client has gone")
         part = message.get("body", b"")
         size += len(part)
         if size > most:

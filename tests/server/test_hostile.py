@@ -221,6 +221,17 @@ def test_a_client_that_goes_away_leaves_nothing(running: Running, store: kvstore
     assert heard == b"" or status(heard) == 200
 
 
+def test_a_request_that_breaks_off_is_not_logged(
+    running: Running, caplog: pytest.LogCaptureFixture
+) -> None:
+    whole = request("POST", "/v1/put", b"{", length=100)
+    for _ in range(5):
+        assert say(running, whole, ends=True) == b""
+    with connect(running.url) as client:  # behind the ends of the requests
+        assert client.get(b"k") == b"v"
+    assert caplog.records == []
+
+
 def test_streams_and_bytes_are_bounded(running: Running, store: kvstore.Store) -> None:
     with connect(running.url, patience=0) as client:
         with bounds(SERVER_STREAMS_MAX=0), pytest.raises(RetryableError, match="open streams"):

@@ -196,6 +196,7 @@ def test_a_killed_owner_takes_its_readers_with_it_and_the_next_one_goes_ahead(
 def test_a_stopped_reader_holds_up_its_own_callers_alone(running: Running) -> None:
     stopped = readers_of(os.getpid())[0]
     os.kill(stopped, signal.SIGSTOP)
+    until(lambda: ") T " in Path(f"/proc/{stopped}/stat").read_text())
     try:
         for number in range(20):
             with connect(running.url) as client:
