@@ -89,23 +89,26 @@ def verify(
             )
     # Compaction may have replaced a part meanwhile, if the lease ran out. This is no damage.
     needed = {part.name for part in _parts(collection.chains())} if any(problems) else set()
-    damaged = [
-        problem
-        for part, problem in zip(ordered, problems, strict=True)
-        if problem is not None and part.name in needed
-    ]
-    if damaged:
-        raise CorruptionError(
-            found.url,
-            "; ".join(damaged),
-            "restore an instant before it, and make a new full backup",
-        )
+    _require_sound(
+        found.url,
+        [
+            problem
+            for part, problem in zip(ordered, problems, strict=True)
+            if problem is not None and part.name in needed
+        ],
+    )
     size = sum(part.size for part in parts)
     rows = 0
     if store is not None and parts:
         with as_store(store) as source:
             rows = _compare(spark, found, source, tasks, copies)
     return VerifyReport(len(chains), sum(map(len, chains)), len(parts), size, rows)
+
+
+def _require_sound(where: str, damaged: Sequence[str]) -> None:
+    if damaged:
+        remedy = "restore an instant before it, and make a new full backup"
+        raise CorruptionError(where, "; ".join(damaged), remedy)
 
 
 def _parts(chains: Sequence[Sequence[ShardBatch]]) -> list[ShardPart]:
