@@ -351,9 +351,7 @@ class Collection:
         as_of: TimeLike | None = None,
         **options: Unpack[PublishOptions],
     ) -> PublishReport:
-        """Write a table as of a time, by default the newest, for other systems: as one Parquet
-        file, or as commits of a Delta table, one for each window. See `backup.publish.publish`.
-        """
+        """Write a table for other systems: see `backup.publish.publish`."""
         at = None if as_of is None else to_timestamp(as_of, name="as_of", now=self._clock.wall_ns)
         return publish(self._chains, table, url, format, at, **options)
 

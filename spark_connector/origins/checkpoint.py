@@ -41,6 +41,9 @@ class CheckpointOrigin:
         for batch in found:
             yield batch.select(list(columns))
 
+    def narrow(self, span: Span) -> Span:
+        return self._store.requests.narrow(span)
+
     def points(
         self, span: Span, *, since: int, upto: int, latest: bool, columns: Sequence[str], rows: int
     ) -> Iterator[pa.RecordBatch]:

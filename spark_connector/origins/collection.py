@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import timedelta
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
@@ -30,6 +30,8 @@ from kvstore.engine import FileSpan
 from kvstore.errors import UsageError
 from kvstore.joins import OnGone
 from kvstore.mvcc import Cover, Fragments, RangeTombstone
+from kvstore.mvcc.expiry import EXPIRY
+from kvstore.reserve import CATALOGUE
 from kvstore.span import Span
 from kvstore.splits import split_span
 from kvstore.timestamp import Timestamp
@@ -69,6 +71,15 @@ class CollectionOrigin:
         source = self._collection.source
         assert source is not None, "a collection with a chain has a source"
         return OriginFrontiers(self._chain.since, self._chain.upper, source)
+
+    def narrow(self, span: Span) -> Span:
+        if span.plain() == span:
+            return span
+        every: Any = {"since": -1, "upto": self._chain.upper - 1, "columns": ["key"]}
+        for hidden in (Span.of_prefix(EXPIRY), Span.of_prefix(CATALOGUE)):
+            if any(table.num_rows for table in self._all(hidden, **every)):
+                return span.plain()
+        return span
 
     def keep(self, since: int) -> None:
         pass

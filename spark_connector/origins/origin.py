@@ -42,6 +42,11 @@ class Origin(Protocol):
         the call. A live store that is idle completes its time up to `reaching`, if that is past."""
         ...
 
+    def narrow(self, span: Span) -> Span:
+        """The span without the keys of tables and of expiries, unless it begins among them. Call it
+        before a span is cut: a part that begins among them would ask for them."""
+        ...
+
     def keep(self, since: int) -> None:
         """Keep history from `since` on readable for the tasks of a read that is being planned.
 

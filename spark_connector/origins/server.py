@@ -32,7 +32,7 @@ from kvstore.engine import FileSpan
 from kvstore.errors import IndeterminateError, NotYetWrittenError, RetryableError
 from kvstore.joins import OnGone
 from kvstore.limits import READER_TRIES_MAX
-from kvstore.protocol import from_json
+from kvstore.protocol import from_json, to_json
 from kvstore.span import Span
 from kvstore.timestamp import Timestamp
 from spark_connector.origins.origin import OriginFrontiers
@@ -73,6 +73,12 @@ class ServerOrigin:
             )
             for each in self._client.call("files")["files"]
         ]
+
+    def narrow(self, span: Span) -> Span:
+        if span.plain() == span:
+            return span
+        found = self._client.call("files", start=to_json(span.start), end=to_json(span.end))
+        return span.plain() if found["hides_reserved"] else span
 
     def keep(self, since: int) -> None:
         if self.place.lease is None:

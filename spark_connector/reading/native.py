@@ -47,7 +47,6 @@ from spark_connector.origins.collection import CollectionOrigin
 from spark_connector.origins.place import find
 from spark_connector.origins.row_groups import Group
 from spark_connector.reading.schema import STATE, offered
-from spark_connector.reading.typed import without_tables
 
 NEWER_SHARE: Final = 32
 """The scan is native if the base has at least this many rows for each change behind it. Reading and
@@ -132,7 +131,7 @@ def read_collection(
         oldest, upper, _ = origin.frontiers()
         at = upper - 1 if asked is None else int(asked)
         require_readable(at, since=oldest, upper=upper)
-        span = without_tables(origin, span, at)
+        span = origin.narrow(span)
         found = "native is False" if native is False else plan(origin, access, span, at)
     if isinstance(found, Scan):
         return _frame(spark, found).select(*names)

@@ -33,7 +33,7 @@ from spark_connector.origins.place import Place
 from spark_connector.reading.images import PREIMAGE, image_rows
 from spark_connector.reading.pushdown import key_spans
 from spark_connector.reading.schema import shaped, stored_columns
-from spark_connector.reading.typed import TypedRows, table_at, without_tables
+from spark_connector.reading.typed import TypedRows, table_at
 from spark_connector.worker import freeze_objects
 
 BYTES_PER_SPLIT: Final = 128 << 20
@@ -120,10 +120,10 @@ def table_of(origin: Origin, options: ReadOptions, schema: pa.Schema, at: int) -
     return table
 
 
-def whole_span(origin: Origin, options: ReadOptions, table: TypedRows | None, at: int) -> Span:
-    """The keys that the options name: the rows of a table, or keys that no table has."""
+def whole_span(origin: Origin, options: ReadOptions, table: TypedRows | None) -> Span:
+    """The keys that the options name: the rows of a table, or keys of no table and no expiry."""
     if table is None:
-        return without_tables(origin, options.span, at)
+        return origin.narrow(options.span)
     return Span.of_prefix(table.codec.key.prefix)
 
 

@@ -77,7 +77,7 @@ class QueryReader(DataSourceReader):
         with open_origin(find(options.access), covering=self._covering()) as origin:
             since, upto = self._window(origin)
             table = table_of(origin, options, self._schema, upto)
-            whole = whole_span(origin, options, table, upto)
+            whole = whole_span(origin, options, table)
             span = self._span(table, whole)
             if span is None or (since is not None and since >= upto):
                 return [InputPartition(None)]

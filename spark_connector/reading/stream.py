@@ -150,7 +150,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _whole(self, origin: Origin, at: int) -> tuple[Span, TypedRows | None]:
         """The keys that the stream reads up to a time, and the table whose rows they are."""
         table = table_of(origin, self._options, self._schema, at)
-        return whole_span(origin, self._options, table, at), table
+        return whole_span(origin, self._options, table), table
 
     def _readable(self, start: dict[str, Any], frontiers: OriginFrontiers) -> int:
         """The start of the next window: the offset's time, or one that `_kept` allows."""

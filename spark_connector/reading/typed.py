@@ -34,7 +34,7 @@ from bulk.tables import key_text
 from bulk.tables.outside import is_binary, outside_type, outside_values
 from kvstore.errors import UsageError
 from kvstore.reserve import CATALOGUE
-from kvstore.span import RESERVED, Span
+from kvstore.span import Span
 from kvstore.tables import TableCodec
 from kvstore.tables.definition import Definition
 from kvstore.tables.space import definition_key, name_of
@@ -169,15 +169,3 @@ def table_at(origin: Origin, name: str, at: int) -> TypedRows:
     ]
     hint = f"there are {', '.join(found[:20])}" if found else "it has no table at that time"
     raise UsageError(f"there is no table {name!r} in {origin.place.path}", hint)
-
-
-def without_tables(origin: Origin, span: Span, at: int) -> Span:
-    """The span without the keys of tables, unless it begins among them. Call it before a span is
-    cut: a part that begins among them would ask for them."""
-    if span.plain() == span:
-        return span
-    for batch in origin.state(Span(RESERVED), at, ["key"], 1):
-        if batch.num_rows:
-            is_table = batch.column("key")[0].as_py().startswith(CATALOGUE)
-            return span.plain() if is_table else span
-    return span

@@ -222,6 +222,27 @@ def test_values_of_any_size_expire_in_bounded_steps(store: Store, clock: ManualC
     assert deleted == {START + 2 * HOUR}
 
 
+@pytest.mark.usual_limits
+@pytest.mark.parametrize(
+    "count", [20_000, pytest.param(1_000_000, marks=pytest.mark.soak)], ids=["many", "a million"]
+)
+def test_many_keys_that_are_due_in_one_second_expire_in_bounded_steps(
+    store: Store, clock: ManualClock, count: int
+) -> None:
+    for first in range(0, count, 20_000):
+        with store.batch() as batch:
+            for number in range(first, first + 20_000):
+                due = START + HOUR + number * 10**9 // count
+                batch.put(b"%07d" % number, b"v", expires=Timestamp(due))
+    written = store.upper - 1
+    clock.advance(HOUR + 10**9)
+    assert store.get(b"%07d" % (count - 1)) is None
+    assert store.count() == 0
+    assert store.count(as_of=START + HOUR + 10**9 // 2 - 1) == count // 2
+    deletes = store.changes(written, order="time")
+    assert sum(change.op == "delete" for change in deletes) == count
+
+
 def test_gc_removes_the_records_of_the_past(store: Store, clock: ManualClock) -> None:
     for number in range(50):
         store.put(b"%d" % number, b"v", expires=LIFE)

@@ -85,7 +85,8 @@ def release_lease(call: Invocation) -> Answer:
 
 def files(call: Invocation) -> Answer:
     """The files that hold versions in a span: the keys that they lie between, and their bytes. A
-    reader cuts the span by them. Rows that are not on file yet do not count."""
+    reader cuts the span by them. Rows that are not on file yet do not count. `hides_reserved` tells
+    whether a plain read of the span leaves out the keys of tables and expiries."""
     span = call.span()
     found = [
         {
@@ -96,7 +97,7 @@ def files(call: Invocation) -> Answer:
         for file in call.store.layout.files()
         if file.last >= span.start and (span.end is None or file.first < span.end)
     ]
-    return {"files": found}
+    return {"files": found, "hides_reserved": call.store.requests.narrow(span) != span}
 
 
 def versions(call: Invocation) -> Answer:
