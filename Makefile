@@ -12,6 +12,9 @@ CANDIDATES := python3 python3.13 python3.12 python3.11 python3.10 python3.14
 
 PYTEST := $(PY) -m pytest
 
+# Tests start a thousand processes. Without compiled modules on disk each of them would compile ours.
+unexport PYTHONDONTWRITEBYTECODE
+
 # The time for which `make soak` fuzzes each format by coverage, where atheris installs.
 FUZZ_SECONDS := 60
 

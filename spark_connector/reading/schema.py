@@ -17,6 +17,7 @@ columns of a Python source; a narrower schema from the user, or the option `colu
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from typing import Final
 
 import pyarrow as pa
@@ -45,8 +46,9 @@ CHANGES: Final = StructType(
     ]
 )
 
-_CHANGE_TYPES: Final = pa.array(
-    ["delete", "put", "delete_range", "insert", "update_preimage", "update_postimage"]
+_CHANGE_TYPES: Final = (
+    *("delete", "put", "delete_range"),
+    *("insert", "update_preimage", "update_postimage"),
 )
 """Names of the codes in the column `op`, of backup/version_rows.py and of images.py."""
 
@@ -124,10 +126,17 @@ def shaped(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
 def column_of_change(batch: pa.RecordBatch, name: str) -> pa.Array:
     """The column `name` of a batch of stored columns."""
     if name == "_change_type":
-        return _CHANGE_TYPES.take(batch.column("op"))
+        return _change_types().take(batch.column("op"))
     if name == "_commit_version":
         return batch.column("timestamp")
     if name == "_commit_timestamp":
         microseconds = pc.divide(batch.column("timestamp"), 1000)
         return microseconds.cast(pa.timestamp("us", tz="UTC"))
     return batch.column(name)
+
+
+@cache
+def _change_types() -> pa.Array:
+    """Made at its first use, because the first `pa.array` of a process imports pandas: 0.2 s, which
+    each step of planning would pay."""
+    return pa.array(_CHANGE_TYPES)

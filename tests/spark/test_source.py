@@ -87,6 +87,13 @@ def test_package_that_makes_it_known_imports_nothing_of_ours() -> None:
     assert not {"kvstore", "spark_connector", "rocksdict"} & set(modules)
 
 
+def test_a_step_of_planning_imports_no_pandas() -> None:
+    """Spark runs each step in a new process, which imports everything anew."""
+    code = "import sys, spark_connector.source; print('pandas' in sys.modules)"
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert out.stdout == "False\n"
+
+
 def test_state_is_read_as_of_a_time(spark: SparkSession, history: History, path: str) -> None:
     for as_of in (history.first, history.second):
         found = rows(load(spark, path, timestampAsOf=str(as_of), numPartitions=3))
