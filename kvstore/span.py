@@ -44,14 +44,17 @@ class Span:
     end: bytes | None = None
 
     def __post_init__(self) -> None:
-        self._require_bound("start")
-        if self.end is None:
+        # Scans of a few rows pass here: a bound that can stay as it is costs no call.
+        start, end = self.start, self.end
+        if type(start) is not bytes or len(start) > KEY_BYTES_MAX:
+            start = self._require_bound("start")
+        if end is None:
             return
-        self._require_bound("end")
-        if self.start >= self.end:
+        if type(end) is not bytes or len(end) > KEY_BYTES_MAX:
+            end = self._require_bound("end")
+        if start >= end:
             raise UsageError(
-                f"empty span [{printable(self.start)}, {printable(self.end)})",
-                "start must be below end",
+                f"empty span [{printable(start)}, {printable(end)})", "start must be below end"
             )
 
     @classmethod
@@ -96,12 +99,13 @@ class Span:
         high = end if self.end is None else self.end if end is None else min(self.end, end)
         return Span(low, high) if high is None or low < high else None
 
-    def _require_bound(self, name: str) -> None:
+    def _require_bound(self, name: str) -> bytes:
         given = getattr(self, name)
         # A bound may lie just above the longest key: the end of a span of this key alone does.
         bound = require_key(given, name=name, room=1)
         if bound is not given:
             object.__setattr__(self, name, bound)
+        return bound
 
 
 def prefix_end(prefix: bytes) -> bytes | None:

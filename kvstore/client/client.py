@@ -354,9 +354,8 @@ class Client(ServedFrontiers):
 
     def batch(self, *, durability: Durability | None = None) -> Batch:
         """See `Store.batch`. The writes travel together when the block ends."""
-
         rows = self.table_rows()
-        return Batch(partial(rows.commit, durability), SentWriteSet, rows=rows)
+        return Batch(partial(rows.commit, durability), SentWriteSet, rows=lambda: rows)
 
     def transaction(self, *, durability: Durability | None = None) -> Transaction:
         """See `Store.transaction`. Each read is a round trip, and so is the commit, which brings

@@ -166,6 +166,8 @@ class Fragments:
     def nearby(self, as_of: int) -> Callable[[bytes], Nearby] | None:
         """How a pass over `data` that reads at `as_of` learns of the tombstones near a stored key;
         None where there are none. A call costs one leaf, however many tombstones there are."""
+        if not self:
+            return None
 
         def near(stored: bytes) -> Nearby:
             key = unescape(stored[:-KEY_BYTES_LEAST])
@@ -175,7 +177,7 @@ class Fragments:
             low = bounds[0] if key >= leaf.keys[0] else b""
             return low, None if beyond is None else escape(beyond), bounds, [0, *newest]
 
-        return near if self else None
+        return near
 
     def cover(self, span: Span, as_of: int) -> Cover:
         """The tombstones that a scan of `span` at `as_of` sees. O(fragments in the span)."""

@@ -64,10 +64,10 @@ def values_at(
     """The values of `keys` at `as_of` in a store without imports. One seek a key."""
     ticket, reader = engine.borrow()
     rest, (limits, depth) = rest_of(as_of), fragments.tree
-    absent = ABSENT if fragments else None
+    absent = ABSENT if limits.keys else None
     found = find_many(reader, engine.check, keys, rest, limits, depth, absent)
     engine.give_back(ticket, reader)
-    if fragments:
+    if absent is not None:
         for at, value in enumerate(found):
             if value is ABSENT:
                 found[at] = value_below(engine, keys[at], as_of, fragments)

@@ -279,7 +279,7 @@ class Store:
             keys = key_list(keys)
         if set(map(type, keys)) != {bytes} or max(map(len, keys)) > KEY_BYTES_MAX:
             keys = [require_key(key) for key in keys]
-        if is_many(as_of):
+        if as_of is not None and is_many(as_of):
             return joins.values(self._parts, keys, as_of)
         read = partial(self._versions.get_many, keys)
         at = self._reads.at(as_of)
@@ -641,10 +641,11 @@ class Store:
         self._committer.health.require()
         if durability is not None:
             require_durability(durability)
-        rows = StoreRows(self, self._transactions.catalogue, self._parts)
-        commit = partial(self._committer.commit, durability=durability)
-        due = self._committer.expiries.due
-        return Batch(commit, self._parts.reserve.write_set, rows=rows, due=due)
+        committer = self._committer
+        commit = partial(committer.commit, durability=durability)
+        rows = partial(StoreRows, self, self._transactions.catalogue, self._parts)
+        write_set = self._parts.reserve.write_set
+        return Batch(commit, write_set, rows=rows, due=committer.expiries.due)
 
     def revert_range(self, start: bytes, end: bytes | None, to: TimeLike) -> Timestamp | None:
         """Restore the state of `start <= key < end` at the time `to` by new versions.
