@@ -52,8 +52,8 @@ class SentWriteSet(OpenWriteSet):
 
     __slots__ = ("entries", "has_rows")
 
-    def __init__(self, whose: str = "the write set", size_max: int = BATCH_BYTES_MAX) -> None:
-        super().__init__(whose, size_max)
+    def __init__(self, whose: str = "the write set", size_max: int | None = None) -> None:
+        super().__init__(whose, BATCH_BYTES_MAX if size_max is None else size_max)
         self.entries: set[bytes] = set()
         self.has_rows = False
 
