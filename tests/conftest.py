@@ -39,7 +39,7 @@ settings.register_profile(
     "ci",
     max_examples=60,
     stateful_step_count=30,
-    deadline=None,  # two cores shared with a JVM: a time limit would test the machine
+    deadline=None,  # the tests share two cores with a JVM, so a time limit would test the machine
     print_blob=True,
     suppress_health_check=[HealthCheck.too_slow],
 )
@@ -62,7 +62,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """The run's one Spark session. A test that changes its `conf` must change it back."""
     from spark_connector import session
 
-    # Spark's processes find credentials of object stores where everyone's tools look.
+    # Spark's processes find credentials of object stores in the usual places.
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         os.environ.setdefault(name, "test")
     started = session(
@@ -78,13 +78,14 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
 
 @pytest.fixture(scope="session")
 def spawn() -> Any:
-    """Processes forked from one that has imported everything, opened nothing: cheap and clean."""
+    """Processes forked from a process that has imported everything and opened nothing: each starts
+    fast, without inherited handles."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(
         ["tests.backup.children", "tests.crash.children", "tests.live.children"]
     )
     with pytest.MonkeyPatch.context() as patch:
-        # All that its imports are looked up by; without them each child would import anew.
+        # Variables by which imports are looked up; without them each child would import anew.
         patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))
         forkserver.ensure_running()
     return context
@@ -95,7 +96,7 @@ def _tiny_limits(request: pytest.FixtureRequest) -> Iterator[None]:
     """Tests marked `tiny_limits` hold whatever the limits are: every other run has many tiny ones.
 
     A failure shows the seed of its limits, which `KVSTORE_BOUNDS_SEED` in the environment repeats.
-    Of a marked module, a test that looks at the limits themselves is marked `usual_limits`.
+    In a marked module, a test that depends on the limits themselves is marked `usual_limits`.
     """
     marked = (request.node.get_closest_marker(name) for name in ("tiny_limits", "usual_limits"))
     is_tiny, is_usual = marked
@@ -114,9 +115,9 @@ def store(tmp_path: Path) -> Iterator[kvstore.Store]:
 def each_engine(request: pytest.FixtureRequest) -> Iterator[str]:
     """Run a module's tests once per engine: `pytestmark = pytest.mark.usefixtures("each_engine")`.
 
-    Where nothing is yet, `kvstore.open` makes a store of that engine unless it is told which; what
-    is there is opened by the engine that made it, as restored stores are. Child processes find the
-    name in the environment, as `EACH_ENGINE`.
+    Without an argument `engine`, `kvstore.open` makes new stores with that engine. It opens an
+    existing store, for example a restored one, by the engine that made it. Child processes find the
+    name in the environment variable `EACH_ENGINE`.
     """
     open_store = kvstore.open
 
@@ -132,9 +133,9 @@ def each_engine(request: pytest.FixtureRequest) -> Iterator[str]:
 
 @pytest.fixture(autouse=True)
 def _every_store_is_sound_when_closed(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Closing a store proves its invariants first: whatever a random history left behind.
+    """Verify each store before it is closed, so that every random history checks the invariants.
 
-    Tests marked `damages_store` take a store apart by hand and are let off.
+    Tests marked `damages_store` damage a store by hand, so their stores are not verified.
     """
     if request.node.get_closest_marker("damages_store"):
         yield
@@ -143,7 +144,8 @@ def _every_store_is_sound_when_closed(request: pytest.FixtureRequest) -> Iterato
 
     def verified_close(store: kvstore.Store) -> None:
         if not parts_of(store).committer.health.poison:
-            with suppress(ClosedError, PoisonedError):  # a memory engine can be poisoned by itself
+            # a memory engine can be poisoned without its store
+            with suppress(ClosedError, PoisonedError):
                 store.verify().require_ok()
         close(store)
 

@@ -1,8 +1,8 @@
 """Processes that kill themselves at a step of a backup, a compaction, an expiry or a restore.
 
-A step is an effect that outlives the process: a call of the operating system, of the engine or of
-a journal that changes files. The n-th kills the process just before it is made; before the next one
-nothing more has happened than that, so all n together are every state that a kill can leave.
+A step is an effect that outlives the process: a call of the operating system, of the engine or of a
+journal that changes files. Child n is killed just before its n-th step. Nothing on disk changes
+between two steps, so the children together leave every state that a kill can leave.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ CALLS = (
     "fsync", "link", "unlink", "remove", "rename", "replace", "mkdir",
     "rmdir", "write", "truncate", "ftruncate",
 )  # fmt: skip
-"""Of the operating system. What opens a file comes before what writes it."""
+"""Calls of the operating system. The list has calls that open a file before calls that write it."""
 
 STEPS = (
     *((os, name) for name in CALLS),
@@ -45,14 +45,14 @@ STEPS = (
 
 
 class Fuse:
-    """Kills this process at step `at`; counts the steps if that is never reached."""
+    """Kills this process at step `at`, and counts the steps if the process ends before."""
 
     def __init__(self, at: int) -> None:
         self.count = 0
         self._at = at
 
     def lay(self) -> None:
-        """Have every step burn it."""
+        """Make every step count, and end the process at its number."""
         for owner, name in STEPS:
             self._wrap(owner, name)
 
@@ -72,7 +72,8 @@ class Fuse:
 
 
 def run(action: str, place: Path, at: int, said: Connection, limits: dict[str, float]) -> None:
-    """Do `action` in `place` until step `at`; say how many steps there were if it ends."""
+    """Do `action` in `place` until step `at`; send the number of steps if the action ends
+    before."""
     fuse = Fuse(at)
     with bounds(limits), kvstore.open(place / "store", durability="async") as store:
         fuse.lay()
@@ -99,13 +100,14 @@ def expire(collection: Collection, store: kvstore.Store, place: Path) -> None:
 
 
 def expiry(collection: Collection) -> kvstore.Timestamp:
-    """An instant in the middle of the newest chain: older ones have ended by then."""
+    """An instant in the middle of the newest chain, at which all older chains have ended."""
     batches = collection.batches()
     return kvstore.Timestamp(batches[len(batches) // 2].upper - 1)
 
 
 def restore(collection: Collection, store: kvstore.Store, place: Path) -> None:
-    if not (place / "restored").exists():  # else a child before was killed when all was done
+    # otherwise an earlier child was killed after its last step
+    if not (place / "restored").exists():
         collection.restore(place / "restored")
 
 
@@ -125,7 +127,8 @@ ACTIONS: dict[str, Callable[[Collection, kvstore.Store, Path], None]] = {
 
 
 def prepare(place: Path, seed: int, *, backups: int, chains: int, changes: int) -> None:
-    """A store, so many backups of it in each of so many chains; then more changes."""
+    """A store with `chains` chains of `backups` backups each, and more changes after the last
+    one."""
     pick = random.Random(seed)
     with kvstore.open(place / "store", durability="async") as store:
         collection = Collection(place / "collection")

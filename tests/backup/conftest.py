@@ -1,4 +1,4 @@
-"""A collection to back a store up into."""
+"""An empty collection for backups of the store."""
 
 from __future__ import annotations
 
@@ -17,5 +17,5 @@ def collection(tmp_path: Path) -> backup.Collection:
 
 @pytest.fixture
 def standby(tmp_path: Path) -> Path:
-    """Where a replica is to be."""
+    """The path of a replica that does not exist yet."""
     return tmp_path / "standby"

@@ -1,4 +1,4 @@
-"""Histories of every kind of change, and what two stores must agree on."""
+"""Histories of every kind of change, and comparisons of two stores."""
 
 from __future__ import annotations
 
@@ -50,7 +50,8 @@ def change(store: kvstore.Store, pick: random.Random, count: int) -> None:
 def live_through(
     store: kvstore.Store, collection: backup.Collection, staging: Path, *, seed: int
 ) -> Instants:
-    """Four windows of every kind of change, a backup after each; returns instants in between."""
+    """Make four windows of every kind of change, with a backup after each; returns instants in
+    between."""
     pick = random.Random(seed)
     instants: Instants = []
     imported = staged_import(staging)
@@ -74,12 +75,12 @@ def live_through(
 
 
 def versions(store: kvstore.Store, upto: int) -> list[kvstore.Change]:
-    """Every version that is kept, at or below `upto`."""
+    """Every stored version at or below `upto`."""
     return list(store.replication.versions(since=None, upto=upto))
 
 
 def upload_and_be_killed(store: kvstore.Store, collection: backup.Collection) -> ShardBatch:
-    """Put `b"b"`, and leave a backup of it uploaded and written down, but not appended."""
+    """Put `b"b"`, and leave a backup of it that was uploaded and recorded, but not appended."""
     with collection.snapshot(None) as (shard, _):
         store.put(b"b", b"1")
         attempt = Attempt.begin(shard.blob, shard.name, shard.upper, int(store.sync()))
@@ -104,7 +105,7 @@ class Crash(BaseException):
 
 
 def same(source: kvstore.Store, replica: kvstore.Store) -> None:
-    """The replica equals its source in all that it has, version for version."""
+    """The replica has the versions of its source, up to the replica's `upper`."""
     upto = replica.upper - 1
     assert versions(replica, upto) == versions(source, upto)
     assert list(replica.scan(as_of=upto)) == list(source.scan(as_of=upto))

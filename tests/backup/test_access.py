@@ -1,4 +1,5 @@
-"""Places that refuse, are full or have lost a piece: told at once; what can be read is read."""
+"""Places that refuse calls, are full or have lost a piece: the error comes at once, and intact
+backups can still be read."""
 
 from __future__ import annotations
 
@@ -48,7 +49,8 @@ def everyones() -> Iterator[Path]:
 
 @contextmanager
 def without_rights() -> Iterator[None]:
-    """As a user who owns nothing, where the tests run as root, who may do all."""
+    """Run the block as a user who owns nothing. Tests that run as root may do everything
+    otherwise."""
     is_root = os.geteuid() == 0
     if is_root:
         os.seteuid(NOBODY)
@@ -96,7 +98,7 @@ def test_what_cannot_be_read_is_refused(store: kvstore.Store, everyones: Path) -
 
 
 class FullConsensus(MemoryConsensus):
-    """Takes no more, once it `is_full`."""
+    """Takes no further write once it `is_full`."""
 
     is_full = False
 
@@ -153,7 +155,7 @@ def test_backups_go_on_where_nothing_may_be_deleted(
 
 
 class NoRollups(MemoryBlob):
-    """Has no room for the state written whole, once it `is_full`."""
+    """Has no room for a whole state once it `is_full`."""
 
     is_full = False
 
@@ -172,7 +174,7 @@ def test_what_was_appended_is_appended_though_no_rollup_fits() -> None:
     assert shard.upper == 2 * ROLLUP_EVERY - 1
 
 
-# -- what is lost -----------------------------------------------------------------------------
+# -- lost pieces ---------------------------------------------------------------------------
 
 
 def test_a_lost_rollup_is_told_in_seconds(place: Path) -> None:
@@ -224,7 +226,7 @@ def test_looking_at_a_chain_that_was_never_begun_does_not_make_it(
     assert backup.Collection(place).list() == []
     assert backup.Collection(place).show().chains == 0
     assert not log.exists()
-    store.drop_hold(store.holds.all()[0].name)  # as if no backup had ever been whole
+    store.drop_hold(store.holds.all()[0].name)  # as if no backup had ever been completed
     assert backup.Collection(place).backup(store).lower == 0
 
 
@@ -263,7 +265,7 @@ def test_a_damaged_record_of_an_upload_costs_only_that_upload(
 
 @pytest.fixture
 def refusing() -> Iterator[tuple[str, list[int]]]:
-    """A server that answers all with one status, and where that stands."""
+    """A server that answers every request with one status, and the address of the server."""
     status = [403]
 
     class Refuses(http.server.BaseHTTPRequestHandler):

@@ -37,7 +37,7 @@ CURRENT_STATE = """
 def place(
     request: pytest.FixtureRequest, tmp_path: Path
 ) -> Iterator[tuple[Path, dict[bytes, bytes]]]:
-    """Where a collection of random changes is, and what is alive at its end."""
+    """The place of a collection of random changes, and the live rows at its end."""
     pick = seeded()
     collection = backup.Collection(tmp_path / "collection")
     with kvstore.open(tmp_path / "store", durability="async") as store:

@@ -159,7 +159,8 @@ def test_a_full_backup_made_again_with_its_token_begins_no_other_chain(
 def test_a_backup_given_to_another_worker_is_committed_by_that_one_and_appended_once(
     store: Store, tmp_path: Path, clock: ManualClock, told_every_s: float, full: bool
 ) -> None:
-    """The first is told that it lost the task before it appends, or finds out by its token."""
+    """The first worker is told before its append that it lost the task, or learns it by its
+    token."""
     url = tmp_path / "backups"
     submit_backup(store, url, full=full, report_to="reports")
     stop = Stop()

@@ -1,5 +1,5 @@
 """Every call that takes a time, at the edges of what is readable: since - 1, since, since + 1 and
-upper - 1, upper, upper + 1. Class and fields of the error are checked, and that its advice works.
+upper - 1, upper, upper + 1. The tests check class and fields of the error, and follow its advice.
 """
 
 from __future__ import annotations

@@ -17,15 +17,15 @@ import kvstore
 ROOT = Path(kvstore.__file__).parent.parent
 PACKAGES = ("kvstore", "bulk", "backup")
 INNER_LOOPS = "kvstore/loops/"
-"""Compiled where they are measured: they open no frame there."""
+"""Modules that are compiled in a measured run: they open no frame there."""
 
 FILES_MAX = 54
-"""Decision 70 tells why it is not 30."""
+"""Decision 70 has the reason why this number is not 30."""
 BACKUP_FILES_MAX = 20
 
 
 class Trace:
-    """The source files of ours that calls enter, and the moves from one file to another."""
+    """Our source files that calls enter, and the moves from one file to another."""
 
     def __init__(self) -> None:
         self.files: Counter[str] = Counter()
@@ -56,7 +56,7 @@ def _file_of(frame: FrameType) -> str | None:
 def test_an_incremental_backup_of_one_row_passes_few_files(tmp_path: Path) -> None:
     collection = backup.Collection(tmp_path / "collection")
     with kvstore.open(tmp_path / "store") as store:
-        for key in (b"first", b"second"):  # the second is an increment too: it fills the caches
+        for key in (b"first", b"second"):  # this backup is an increment too, and fills the caches
             store.put(key, b"value")
             collection.backup(store)
         store.put(b"third", b"value")

@@ -1,4 +1,5 @@
-"""Chains: broken ones say so, and those begun or taken over by others are gone on with."""
+"""Chains: a broken chain is an error, and a chain that another script began or took over is
+continued."""
 
 from __future__ import annotations
 
@@ -91,7 +92,7 @@ def test_a_source_put_back_from_an_older_copy_is_told_from_itself(
         for _ in range(2):
             with pytest.raises(UsageError, match=r"older copy.*full=True"):
                 collection.backup(back)
-            back.gc(before=back.sync() - 1)  # held at what the copy knew of
+            back.gc(before=back.sync() - 1)  # a hold keeps the history that the copy knew of
         assert state_of(collection, upto) == {b"a": b"lost"}
         collection.backup(back, full=True)
         back.put(b"c", b"3")
@@ -102,7 +103,8 @@ def test_a_source_put_back_from_an_older_copy_is_told_from_itself(
 def test_a_store_knows_all_its_commits_until_gc_has_passed_them(
     store: kvstore.Store, collection: backup.Collection, tmp_path: Path
 ) -> None:
-    """Of every kind, in any number of streams; else a sound source would be refused."""
+    """Commits of every kind, in any number of streams. Otherwise a sound source would be
+    refused."""
     own: list[int] = [store.put(b"a", b"1")]
     for streams in (1, 3, 2):
         store.reshard(streams)
@@ -149,7 +151,8 @@ def test_an_upload_of_commits_that_its_source_has_lost_is_not_finished(
 def test_a_full_backup_that_failed_twice_begins_one_chain_only(
     store: kvstore.Store, collection: backup.Collection
 ) -> None:
-    """First while it uploads, then between the window it had begun and what came since."""
+    """The first failure comes during the upload, the second one between the begun window and the
+    changes that came since."""
     pick = random.Random(1)
 
     def write(rows: int) -> None:
@@ -207,7 +210,8 @@ def test_a_backup_whose_hold_is_taken_over_takes_it_back_and_goes_on_with_the_up
 def test_a_backup_whose_task_was_given_to_another_stops_at_once(
     store: kvstore.Store, collection: backup.Collection
 ) -> None:
-    """Though that one has taken the hold as well: what `progress` raises calls the backup off."""
+    """The error that `progress` raises ends the backup, although the other task has taken the hold
+    as well."""
     store.put(b"a", b"1")
     told: list[int] = []
 

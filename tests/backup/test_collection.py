@@ -89,7 +89,7 @@ def test_a_collection_takes_one_store(
 def test_scripts_that_back_up_at_once_take_windows_that_join(
     store: kvstore.Store, collection: backup.Collection
 ) -> None:
-    """Each of many threads makes its own backups; nothing is lost, nothing is twice."""
+    """Each of many threads makes its own backups. No change is lost, and none comes twice."""
     failures: list[BaseException] = []
 
     def script(number: int) -> None:
@@ -99,7 +99,7 @@ def test_scripts_that_back_up_at_once_take_windows_that_join(
             try:
                 own.backup(store)
             except LockedError:
-                continue  # lost every race: says so, and did nothing
+                continue  # it lost every race, and appended nothing
             except BaseException as error:  # noqa: BLE001
                 failures.append(error)
 
@@ -145,7 +145,7 @@ def test_what_scan_batches_reads_is_fixed_by_the_call(
     collection.expire(before=collection.upper - 1)
     assert then.read_all().to_pylist() == [{"key": b"k", "value": b"1"}]
     assert newest.read_all().to_pylist() == [{"key": b"k", "value": b"2"}]
-    collection.expire(before=collection.upper - 1)  # what was being read has stayed until now
+    collection.expire(before=collection.upper - 1)  # the open reads have kept their parts until now
     with pytest.raises(HistoryGoneError):
         collection.scan_batches(first)
     with pytest.raises(NotYetWrittenError):
@@ -208,7 +208,7 @@ def test_two_collections_on_one_place_take_turns(store: kvstore.Store, tmp_path:
 
 
 def test_keys_that_begin_alike_are_sorted_whole(store: kvstore.Store, tmp_path: Path) -> None:
-    """Also short ones, ones with zeros at their end, and many of one first word."""
+    """The keys include short keys, keys that end with zeros, and many keys with one first word."""
     keys = [b"prefix--%04d" % n for n in range(700, 0, -1)]
     keys += [
         b"a",
@@ -276,7 +276,7 @@ def test_a_glance_shows_the_keys_of_each_chain(
     assert span.end is not None
     assert span.end <= b"d\0"
     writes = OpenWriteSet()
-    writes.put(b"\xff" * 100, b"1")  # as a store of before tables may have it
+    writes.put(b"\xff" * 100, b"1")  # a store of a release without tables may have this key
     parts_of(store).committer.commit(writes)
     collection.backup(store, full=True)
     assert [found.end for found in collection.show().spans] == [span.end, None]

@@ -1,8 +1,10 @@
-"""Killed at any step of a backup, compaction, expiry or restore, all is well when made again.
+"""A backup, compaction, expiry or restore that is killed at any step succeeds when it is made
+again.
 
-For a step there is a copy of one prepared store and collection, a child that does the work and is
-killed there, and the work made again here, compared with the store. `make soak` takes every step;
-`make test` takes one of each few that follow each other, others in each run.
+For each tried step, a child does the work on a copy of one prepared store and collection, and is
+killed at that step. This process then makes the work again, and compares the result with the store.
+`make soak` tries every step. `make test` tries one of every few steps, with a different offset in
+each run.
 """
 
 from __future__ import annotations
@@ -28,8 +30,8 @@ from tests.backup.histories import versions
 
 
 class Depth(NamedTuple):
-    """How much is prepared, one of how many steps is taken, and how often what is made again is
-    killed as well."""
+    """`changes` are prepared and one of `stride` steps is tried. The work of each is killed `kills`
+    times in a row."""
 
     changes: int
     stride: int
@@ -45,10 +47,10 @@ each_depth = pytest.mark.parametrize("depth", DEPTHS)
 
 
 SMALL_PARTS = {"PART_BYTES_MAX": 4_000, "ROW_GROUP_ROWS_MAX": 20}
-"""With these a backup of a few dozen rows fills several parts."""
+"""Limits under which a backup of a few dozen rows fills several parts."""
 
 MORE_STEPS = ("PART_", "ROW_GROUP_", "RESTORE_", "JOURNAL_", "MEMORY_", "GC_", "ROLLUP_", "THIN_")
-"""How limits begin whose tiny values would add files, and so children to be killed."""
+"""Prefixes of limits that keep their usual values: tiny ones would add files, and so children."""
 
 
 @pytest.fixture(autouse=True)
@@ -59,9 +61,10 @@ def limits() -> Iterator[None]:
 
 
 def run(spawn: Any, action: str, place: Path, at: int) -> int | None:
-    """Run a child; None if it was killed at step `at`, else how many steps there are."""
+    """Run a child; returns None if it was killed at step `at`, otherwise the number of steps."""
     receiver, sender = spawn.Pipe(duplex=False)
-    present = {name: getattr(kvstore.limits, name) for name in TINY}  # the child has its own
+    # the child sets its own limits
+    present = {name: getattr(kvstore.limits, name) for name in TINY}
     process = spawn.Process(target=children.run, args=(action, place, at, sender, present))
     process.start()
     sender.close()
@@ -76,7 +79,7 @@ def run(spawn: Any, action: str, place: Path, at: int) -> int | None:
 
 
 NEVER = 1 << 40
-"""No child has so many steps."""
+"""A number of a step that no child reaches."""
 
 
 def at_the_steps(
@@ -89,9 +92,9 @@ def at_the_steps(
     backups: int,
     chains: int = 1,
 ) -> int:
-    """Kill `action` at its steps, and let `check` look at each place; how many steps there are.
+    """Kill `action` at its steps, and let `check` look at each place; returns the number of steps.
 
-    The first child comes through, which tells their number.
+    The first child is not killed, and so tells the number of steps.
     """
     children.prepare(
         tmp_path / "prepared", seed=backups, backups=backups, chains=chains, changes=depth.changes
@@ -117,7 +120,8 @@ def at_the_steps(
 
 
 def sound(store: kvstore.Store, collection: Collection, pick: random.Random) -> None:
-    """Windows join, all is there and right, and a random instant restores as the store was."""
+    """Windows join, every part is there and sound, and a random instant restores as the store
+    was."""
     for batches in collection.chains():
         assert all(a.upper == b.lower for a, b in pairwise(batches))
     collection.verify(depth="checksums")
@@ -278,7 +282,7 @@ def test_parts_of_a_killed_full_backup_are_not_uploaded_again(
             info = collection.backup(store)
             after = {path.name for path in blobs.glob("chain-*/part/*.parquet")}
             assert uploaded <= after
-            # All that is there is in a backup: nothing was uploaded beside what was.
+            # Every part belongs to a backup: nothing was uploaded twice.
             assert len(after) == info.parts == sum(found.parts for found in collection.list())
             assert len(collection.list()) == (2 if recorded else 1)
             assert not list(blobs.glob("progress/*/*/*.json"))

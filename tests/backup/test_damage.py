@@ -1,4 +1,4 @@
-"""Damage: what is missing, altered or left over is found and named."""
+"""Damage: a missing, altered or orphaned file is found and named."""
 
 from __future__ import annotations
 
@@ -99,7 +99,8 @@ def test_a_verification_beside_a_compaction_sees_no_damage_in_what_that_replaced
 def test_an_import_that_was_reverted_before_all_that_is_kept_is_no_difference(
     store: kvstore.Store, collection: backup.Collection, tmp_path: Path
 ) -> None:
-    """The covered value shows again: the backup has it from the revert, the store from before."""
+    """The covered value shows again. The backup has it at the time of the revert, the store at its
+    old time."""
     store.put(b"k00", b"covered")
     imported = staged_import(tmp_path / "staging")
     bulk.ingest(store, tmp_path / "staging")
@@ -138,7 +139,7 @@ def test_contents_of_an_older_chain_are_compared_too(
     assert collection.verify("contents", store).rows == 1 + 2
     record = collection._chains.read()
     assert record is not None
-    # Says that nothing was written when b was.
+    # This claims that nothing was written at the time of b.
     collection._chains.shard(record.chains[0]).writer().progress(collection.upper)
     with pytest.raises(CorruptionError, match="differ"):
         collection.verify("contents", store)

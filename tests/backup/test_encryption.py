@@ -1,4 +1,4 @@
-"""Encryption: nothing shows without the key, and a wrong or damaged one is told."""
+"""Encryption: nothing shows without the key, and a wrong or damaged key is an error."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_looking_for_an_encrypted_collection_makes_none(
     other = backup.Collection(tmp_path / "mistyped", "passphrase")
     store.put(b"a", b"1")
     other.backup(store)
-    assert len(collection.list()) == 1  # by the key that the other made
+    assert len(collection.list()) == 1  # this handle reads with the key that the other handle made
     with pytest.raises(UsageError, match="does not open"):
         backup.Collection(tmp_path / "mistyped", "other")
 

@@ -1,4 +1,4 @@
-"""Keys that expire, in backups: their expiry travels with them, and no restore loses it."""
+"""Keys that expire, in backups: their expiry is backed up with them, and no restore loses it."""
 
 from __future__ import annotations
 

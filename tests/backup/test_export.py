@@ -28,8 +28,8 @@ def test_a_key_cut_in_two_keeps_an_older_range_delete_behind_its_newer_versions(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Such a key failed the first backup, an increment that no index shows to be small, and so
-    every backup after these."""
+    """Once such a key failed the first backup, and each increment that no index shows to be small.
+    Every later backup then failed too."""
     monkeypatch.setattr("backup.export.ARROW_BYTES_MAX", 1000)
     for window in range(2):
         store.put(b"k", b"older")
@@ -109,12 +109,12 @@ def test_rows_of_any_window_are_whole_and_in_order_however_they_are_cut(
 
 
 def placed(change: kvstore.Change) -> Row:
-    """A change as `rows` has it."""
+    """A change as a row of `rows`."""
     return change.key, -change.timestamp, -OPS[change.op], change.value, change.end_key
 
 
 def rows(window: Exported) -> list[Row]:
-    """The rows of a window, made such that their order is the ascending one."""
+    """The rows of a window, with fields chosen so that ascending order is the order of the rows."""
     return [
         (row["key"], -row["timestamp"], -row["op"], row["value"], row["end_key"])
         for batch in window.rows

@@ -1,7 +1,7 @@
 """Holds that backups and replicas take on their source: named, and released at an early failure.
 
-Steps are made to fail one after the other, by an error and by an interrupt. A hold that was there
-before stays: the next window needs it.
+Each step fails in turn, by an error and by an interrupt. A hold that existed before stays, because
+the next window needs it.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ def test_what_was_recorded_of_a_first_backup_keeps_its_hold(
     before = store.upper
     collection.backup(store)
     first = collection.list()[0]
-    assert first.upper <= before  # what was recorded was taken
+    assert first.upper <= before  # the recorded hold was taken
 
 
 def test_a_collection_that_cannot_be_reached_leaves_no_hold(
@@ -208,7 +208,7 @@ def test_a_first_copy_that_fails_holds_nothing(
 def test_a_replica_into_a_place_that_is_none_leaves_no_hold(
     store: kvstore.Store, tmp_path: Path
 ) -> None:
-    """Before, the command ended with exit code 2 and left a durable hold."""
+    """The command once ended with exit code 2 and left a durable hold."""
     store.put(b"k", b"v")
     (tmp_path / "file").write_bytes(b"")
     for target in ("file", "file/standby"):

@@ -209,7 +209,7 @@ def test_a_record_of_an_upload_that_lies_costs_only_that_upload(store: kvstore.S
         assert shard.upper
 
 
-# -- files that are none ----------------------------------------------------------------------
+# -- names that are no files ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", ["fifo", "directory", "loop", "socket"])

@@ -1,4 +1,4 @@
-"""The hundredth backup asks as much of its storage as the first ones."""
+"""The hundredth backup makes as many requests of its storage as the first backups."""
 
 from __future__ import annotations
 

@@ -85,7 +85,7 @@ def test_a_window_that_was_half_taken_is_removed_by_promotion_and_finished_by_a_
     with kvstore.open_read_only(standby) as reader:
         reader.verify().require_ok()
     with kvstore.open(standby) as replica:
-        replica.verify().require_ok()  # what has come of a window that is not whole is no damage
+        replica.verify().require_ok()  # the rows of a window that is not complete are no damage
         replica.checkpoint(standby.with_name("copy"))
     with kvstore.open(standby.with_name("copy")) as other:
         upto = other.replication.promote() - 1

@@ -43,7 +43,8 @@ def trip(number: int, fare: int) -> dict[str, Any]:
 
 
 def history(place: Path) -> tuple[list[kvstore.Timestamp], list[list[dict[str, Any]]]]:
-    """A collection of four windows, with the times of their ends and the rows then."""
+    """A collection of four windows, with the time of each window's end and the rows at that
+    time."""
     ends, states = [], []
     with kvstore.open(place / "store") as store:
         trips = store.table("trips", SCHEMA, ["vendor", desc("Trip Id")])
@@ -199,7 +200,8 @@ def killed_at(place: str, step: int) -> None:
 def test_a_publisher_that_is_killed_at_any_step_continues_and_doubles_nothing(
     tmp_path: Path,
 ) -> None:
-    """The steps are: rows given to Delta, a commit made. Each child gets one commit further."""
+    """There are two kinds of steps: rows were given to Delta, and a commit was made. Each child
+    gets one commit further."""
     _, states = history(tmp_path)
     context = get_context("spawn")
     seen = []

@@ -1,4 +1,5 @@
-"""A collection that was put back from an older copy, whole or in part: what can be told is told."""
+"""A collection that was put back from an older copy, whole or in part: each detectable case is
+detected."""
 
 from __future__ import annotations
 
@@ -58,12 +59,12 @@ def test_a_consensus_put_back_from_an_older_copy_is_told(
         with pytest.raises(StatesLostError, match="older copy"):
             use(backup.Collection(place, secret))
     with pytest.raises(StatesLostError):
-        newer.backup(store)  # it has seen the newer states itself
+        newer.backup(store)  # this handle has seen the newer states itself
     report = backup.Collection(place, secret).scrub()
     assert not report.is_sound
     assert "older copy" in report.missing[0]
     collection = backup.Collection(place, secret)
-    assert collection.upper == older  # as of a time that is there, all can be read
+    assert collection.upper == older  # reads as of a time that the copy has succeed
     collection.restore(tmp_path / "restored", as_of=older - 1)
     collection.backup(store, full=True)
     fresh = backup.Collection(place, secret)
@@ -115,7 +116,7 @@ def test_a_backup_goes_on_beside_a_torn_witness(
 def test_states_that_were_appended_to_an_older_copy_are_told(
     store: kvstore.Store, tmp_path: Path
 ) -> None:
-    """By somebody whose parts were not there to tell, or whose release did not ask."""
+    """The appender did not have the newer parts, or ran a release that did not compare them."""
     place, copy = tmp_path / "collection", tmp_path / "copy"
     some_backups(store, place, None, 2)
     shutil.copytree(place / "consensus", copy)
@@ -174,14 +175,14 @@ def test_expired_chains_and_collected_states_leave_no_witness(
     backup.Collection(place).verify("contents", store)
 
 
-# -- what the source knows --------------------------------------------------------------------
+# -- the source's knowledge-----------------------------------------------------------------
 
 
 @pytest.mark.parametrize("secret", [None, "secret"])
 def test_the_source_knows_how_far_a_collection_was(
     store: kvstore.Store, tmp_path: Path, secret: str | None
 ) -> None:
-    """All of the place is an older copy: nothing in it can tell."""
+    """The whole place is an older copy, so nothing in it shows that."""
     place, copy = tmp_path / "collection", tmp_path / "copy"
     some_backups(store, place, secret, 2)
     shutil.copytree(place, copy)
@@ -262,7 +263,7 @@ def test_each_state_names_the_one_before() -> None:
 
 @pytest.mark.parametrize("changed", [2, 3, 4, 5, 6])
 def test_a_state_out_of_another_history_is_told(changed: int) -> None:
-    """Each is whole by itself: only its neighbours tell that it is of another history."""
+    """Each diff is whole by itself. Only its neighbours show that it belongs to another history."""
     blob, consensus = shard_with_history()
     _, other = shard_with_history()
     mixed = MemoryConsensus()

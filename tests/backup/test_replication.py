@@ -1,4 +1,5 @@
-"""Replicas equal their source version for version, and a replica's readers see all that came."""
+"""Replicas equal their source version for version, and readers of a replica see each applied
+window."""
 
 from __future__ import annotations
 
@@ -240,7 +241,7 @@ def test_a_killed_replicator_goes_on_where_its_replica_stands(tmp_path: Path) ->
 def test_a_feed_of_a_replica_that_took_files_is_refused_and_skips_nothing(
     store: kvstore.Store, standby: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The change index has nothing of such a window, and begins anew above it."""
+    """The change index has no entries of such a window, and begins anew above it."""
     store.put(b"a", b"1")
     backup.replicate(store, standby)
     with kvstore.open(standby) as replica:
@@ -286,7 +287,7 @@ def test_who_sees_files_that_a_replica_took_does_not_look_for_them_in_its_index(
 
 
 def test_a_follower_of_a_replica_hears_heartbeats(store: kvstore.Store, standby: Path) -> None:
-    """Though the time of a replica stands still while its source is away."""
+    """This holds although the time of a replica stands still while its source is away."""
     store.put(b"a", b"1")
     backup.replicate(store, standby)
     with kvstore.open(standby) as replica:

@@ -1,4 +1,5 @@
-"""Restores: any instant comes back exactly, whole or in part; what is there is not touched."""
+"""Restores: any instant comes back exactly, whole or in part, and existing files are not
+touched."""
 
 from __future__ import annotations
 

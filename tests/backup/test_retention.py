@@ -1,4 +1,4 @@
-"""Compaction and expiry: what is kept stays restorable, what is given up is gone."""
+"""Compaction and expiry: kept history stays restorable, and history that was given up is gone."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ pytestmark = [pytest.mark.usefixtures("each_engine"), pytest.mark.tiny_limits]
 
 
 def two_chains(store: kvstore.Store, collection: backup.Collection) -> tuple[int, int]:
-    """Two chains; an instant that only the older has, at which k is 1, and the newer's upper."""
+    """Two chains, an instant that only the older chain has (k is 1 then), and the newer chain's
+    upper."""
     old = store.put(b"k", b"1")
     store.put(b"k", b"2")
     collection.backup(store)
@@ -236,7 +237,7 @@ def test_a_killed_restore_of_an_ended_chain_stops_no_expiry(
 def test_many_increments_leave_few_versions_of_the_state(
     store: kvstore.Store, tmp_path: Path, warm: bool
 ) -> None:
-    """What opening reads is bounded: whoever backs up collects now and then."""
+    """An opening reads a bounded log, because backups collect now and then."""
     place = tmp_path / "backups"
     collection = backup.Collection(place)
     for number in range(4 * ROLLUP_EVERY):

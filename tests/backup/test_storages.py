@@ -52,7 +52,8 @@ def on_azure(azure_server: str, azure_container: str) -> Callable[..., backup.Co
 
 @pytest.fixture
 def on_faults() -> Callable[..., backup.Collection]:
-    # A stale head is the past of a collection, rightly told; here each step looks for the last.
+    # A stale head would rightly show the past of a collection. Each step of this test needs the
+    # newest state.
     weather = Weather(7, FaultRates(stale=0.0))
     storage = Storage(
         FaultyBlob(MemoryBlob(), weather), FaultyConsensus(MemoryConsensus(), weather)
@@ -74,7 +75,7 @@ def opened(request: pytest.FixtureRequest, place: Callable[..., backup.Collectio
 def restores(collection: backup.Collection, store: kvstore.Store, at: int, place: Path) -> None:
     collection.restore(place, as_of=kvstore.Timestamp(at))
     with kvstore.open(place) as restored:
-        since = restored.since  # a storage that fails may show an old one of the collection
+        since = restored.since  # a storage that fails may show an older `since` of the collection
         assert list(restored.scan()) == list(store.scan(as_of=kvstore.Timestamp(at)))
         assert list(restored.changes(since, at)) == list(store.changes(since, at))
 
@@ -87,7 +88,7 @@ def test_a_collection_lives_its_life(opened: Opener, store: kvstore.Store, tmp_p
         if window == 1:
             bulk.ingest(store, tmp_path / "staging")
         info = opened().backup(store, token=f"t{window}")
-        # Made again by a script that heard no answer, it is done once.
+        # A script that heard no answer makes the backup again, and it is done once.
         assert opened().backup(store, token=f"t{window}")[:3] == info[:3]
     collection = opened()
     assert len(collection.list()) == 4

@@ -1,4 +1,5 @@
-"""Fixtures of forged staging directories: one to forge, and a store that refuses all of them."""
+"""Fixtures for forged staging directories: a directory to forge, and a store that refuses each of
+them."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from tests.bulk.staged import stage
 
 @pytest.fixture(scope="module")
 def attacked(each_engine: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[kvstore.Store]:
-    """A store that every refused staging directory of this module was to be added to."""
+    """The store to which each test of this module tries to add its staging directory."""
     place = tmp_path_factory.mktemp("attacked")
     with kvstore.open(place / "store") as store:
         store.put(b"live", b"kept")
@@ -23,6 +24,6 @@ def attacked(each_engine: str, tmp_path_factory: pytest.TempPathFactory) -> Iter
 
 @pytest.fixture
 def staging(tmp_path: Path) -> Path:
-    """A sealed import, as it was sealed."""
+    """A sealed import that nobody has changed."""
     stage(tmp_path / "staged")
     return tmp_path / "staged"

@@ -1,4 +1,4 @@
-"""Staging directories, forged as an attacker would: checksums and digests are made to fit."""
+"""Staging directories as an attacker would forge them: checksums and digests are made to fit."""
 
 from __future__ import annotations
 
@@ -79,8 +79,8 @@ def described(path: Path) -> Fields:
 
 
 def forge(staging: Path, entries: Sequence[tuple[bytes, bytes | None]], **fields: Any) -> None:
-    """Put a file of any entries in the place of the only part; None removes. `fields` replace what
-    an honest manifest would say of it."""
+    """Put a file of any entries in the place of the only part; None removes the part. `fields`
+    replace fields of an honest manifest."""
     manifest = manifest_of(staging)
     (part,) = manifest["parts"]
     path = staging / part["name"]
@@ -109,7 +109,7 @@ def entry(staging: Path, key: bytes, kind: bytes = VALUE) -> bytes:
 
 
 def everything_in(directory: Path) -> dict[str, object]:
-    """Every name below a directory and what it stands for, but RocksDB's own log of its doings."""
+    """Every name below a directory with its content, except RocksDB's information log."""
     found: dict[str, object] = {}
     for path in sorted(directory.rglob("*")):
         if path.name.startswith("LOG"):

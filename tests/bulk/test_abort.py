@@ -54,7 +54,8 @@ def test_an_import_left_half_added_is_invisible_and_can_be_aborted_or_added(
 def test_an_abort_waits_for_who_is_adding_the_import(
     store: kvstore.Store, tmp_path: Path, step: str
 ) -> None:
-    """It would take away rows that the other has counted on, and the import be added without."""
+    """An abort beside the adding thread would remove rows, and the import would be added without
+    them."""
     staged = stage(tmp_path / "staged", {b"a": b"1", b"b": b"2"})
 
     def killed(at: str) -> None:
@@ -80,7 +81,7 @@ def test_an_abort_waits_for_who_is_adding_the_import(
             with pytest.raises(UsageError, match="being added by this thread"):
                 store.imports.abort(staged.import_id)
 
-    if step == "link":  # of an import that is not linked yet
+    if step == "link":  # the import is not linked yet
         assert store.imports.abort(staged.import_id)
     bulk.ingest(store, tmp_path / "staged", progress=interfere)
     other.join()

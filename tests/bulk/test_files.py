@@ -43,7 +43,7 @@ for seed in range(rounds):
         refused += 1
 assert refused > rounds // 20, refused
 """
-"""A process of its own: what it is to find ends the process."""
+"""A process of its own, because the defect that it looks for ends the process."""
 
 
 def table(*, text: bool = False) -> pa.Table:

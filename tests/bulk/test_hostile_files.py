@@ -189,7 +189,7 @@ def test_a_move_that_was_interrupted_is_finished_by_the_next(
 def test_files_that_may_only_be_read_are_checked_and_added(
     store: kvstore.Store, staging: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As another user's are, where the kernel does not let them be linked."""
+    """Files of another user are like this: the kernel refuses to link them."""
     monkeypatch.setattr(os, "access", lambda path, mode: not mode & os.W_OK)
     bulk.ingest(store, staging, on_conflict="error", thorough=True)
     assert dict(store.scan()) == ROWS

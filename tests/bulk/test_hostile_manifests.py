@@ -226,7 +226,7 @@ def test_every_door_refuses_a_forged_manifest(tmp_path: Path, staging: Path, nam
     FIELDS[name](fields)
     reseal(staging, fields)
     with kvstore.open(tmp_path / "store") as store:
-        if name != "bounds: narrowed below":  # which only the file tells
+        if name != "bounds: narrowed below":  # only the file shows this
             with pytest.raises(ImportRefusedError):
                 submit_import(store, staging)
             with pytest.raises(ImportRefusedError):

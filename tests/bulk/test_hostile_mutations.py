@@ -84,7 +84,8 @@ def mutate_names(staging: Path, dice: random.Random) -> None:
 
 
 MUTATIONS = (mutate_part, mutate_field, mutate_text, mutate_names)
-"""In the order of their application: each needs what the earlier ones leave whole."""
+"""Mutations in the order of their application: each one needs parts that the earlier ones leave
+intact."""
 
 
 def attack(place: Path, seed: int, rounds: int) -> None:
@@ -105,7 +106,7 @@ def attack(place: Path, seed: int, rounds: int) -> None:
             except REFUSED:
                 assert everything_in(staging) == before, f"round {number}"
                 assert store.imports.all() == known, f"round {number}"
-            else:  # a change that changes nothing, or that leaves parts out
+            else:  # the mutation changed nothing, or left parts out
                 found = dict(store.scan())
                 manifest = bulk.read_manifest(staging)
                 assert found.items() <= right.items(), f"round {number}"

@@ -1,4 +1,5 @@
-"""A forged part is refused: by its ends always, and by its rows in a thorough check."""
+"""A forged part is refused. Every check looks at its first and last key, a thorough check at all
+rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Imports as tasks: added once, with progress, whoever died or came late."""
+"""Imports as tasks: each is added once, with progress, also if workers died or came late."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Writing parts: rows, batches and calls that a writer refuses, and the part that is left."""
+"""Writing parts: rows, batches and calls that a writer refuses, and the part that it leaves
+behind."""
 
 from __future__ import annotations
 
@@ -34,7 +35,7 @@ def test_keys_out_of_order_are_refused_by_name(tmp_path: Path) -> None:
 def test_a_part_that_holds_half_of_a_write_takes_no_more_and_does_not_finish(
     tmp_path: Path,
 ) -> None:
-    """Its first and last key would not be those it says, and its rows lie outside its span."""
+    """Its first and last key would differ from its record, and rows would lie outside its span."""
     staged = bulk.Import.create(tmp_path / "staged")
     writer = staged.writer()
     with pytest.raises(KeyOrderError):
@@ -53,7 +54,7 @@ def test_a_part_that_holds_half_of_a_write_takes_no_more_and_does_not_finish(
 
 @pytest.mark.parametrize("at", [1, SCAN_CHUNK - 1, SCAN_CHUNK, SCAN_CHUNK + 904])
 def test_disorder_is_named_wherever_it_stands_in_a_batch(tmp_path: Path, at: int) -> None:
-    """Rows are handed on in chunks of a batch."""
+    """The writer takes the rows of a batch in chunks."""
     keys = [b"%08d" % number for number in range(2 * SCAN_CHUNK)]
     keys[at], previous = b"0", keys[at - 1]
     writer = bulk.Import.create(tmp_path / "staged").writer()
@@ -172,7 +173,7 @@ def test_a_sealed_or_foreign_directory_cannot_be_staged_into(tmp_path: Path) -> 
 def test_a_directory_that_was_given_up_is_not_brought_back_by_who_still_writes(
     tmp_path: Path,
 ) -> None:
-    """Tasks of a job that failed run on for seconds."""
+    """Tasks of a failed job continue to run for seconds."""
     staged = bulk.Import.create(tmp_path / "staged")
     late, begun = staged.writer(), staged.writer()
     begun.put(b"a", b"1")
@@ -187,7 +188,7 @@ def test_a_directory_that_was_given_up_is_not_brought_back_by_who_still_writes(
     with pytest.raises(StorageError):
         sorted_runs(rows, sorting)
     assert list(tmp_path.iterdir()) == []
-    discard(tmp_path / "staged")  # done again, as by two that gave it up
+    discard(tmp_path / "staged")  # a second process discards it too
 
 
 def test_sealing_with_an_open_writer_and_writing_after_finish_are_refused(tmp_path: Path) -> None:

@@ -227,7 +227,7 @@ def test_a_killed_seed_leaves_nothing_that_opens(tmp_path: Path, spawn: Any) -> 
             return len(said) >= steps
 
         run_until_killed(spawn, seed_on, (str(path),), is_time, pick.random() * 0.02)
-        if path.exists():  # it was whole by then
+        if path.exists():  # the store was complete by then
             with kvstore.open(path) as store:
                 assert store.upper == 40
                 assert sum(1 for _ in store.scan()) == 200

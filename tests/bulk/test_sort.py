@@ -1,4 +1,5 @@
-"""Sorting in bounded memory gives what sorting in memory would, however small the memory is."""
+"""Sorting in bounded memory gives the same rows as sorting in memory, however small the bound
+is."""
 
 from __future__ import annotations
 
@@ -76,7 +77,7 @@ def test_runs_of_several_writers_merge_into_pieces_that_hold_each_row_once_in_or
 
 
 def test_pieces_of_runs_are_about_even_whatever_the_runs_hold(tmp_path: Path) -> None:
-    """One writer has all low keys and ten times the rows of each other."""
+    """One writer has all low keys, and ten times as many rows as each other writer."""
     low = [(b"a%06d" % n, b"v") for n in range(20_000)]
     others = [[(b"%c%06d" % (98 + k, n), b"v") for n in range(2_000)] for k in range(5)]
     runs = [run for rows in (low, *others) for run in sorted_runs([batch(rows)], tmp_path)]
@@ -150,7 +151,7 @@ def test_an_unknown_rule_for_duplicates_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("left", ["nothing", "a directory", "an empty file"])
 def test_a_run_that_is_gone_is_told_as_such(tmp_path: Path, left: str) -> None:
-    """As where the job that made it was given up meanwhile."""
+    """The job that made the run was given up meanwhile."""
     rows = [pa.record_batch({"key": pa.array([b"a"]), "value": pa.array([b"1"])})]
     (run,) = sorted_runs(rows, tmp_path / "runs")
     Path(run.path).unlink()

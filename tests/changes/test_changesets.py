@@ -1,4 +1,4 @@
-"""Changesets: ids, ambient scope, and what commits carry."""
+"""Changesets: ids, ambient scope, and the tags of commits."""
 
 from __future__ import annotations
 

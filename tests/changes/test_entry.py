@@ -1,4 +1,4 @@
-"""The packed entry: golden bytes, round trips, and nothing believed that does not add up."""
+"""The packed entry: golden bytes, round trips, and refusal of fields that do not agree."""
 
 from __future__ import annotations
 
@@ -215,8 +215,8 @@ def test_unknown_versions_and_codecs_are_refused_by_name(at: int, value: int) ->
         (0, 1 | 4 << 16),  # flags
         (0, 1 | 1 << 24),  # the reserved byte
         (16, 1 << 31),  # domain, upper half
-        (49, OP_DELETE),  # which has no value
-        (49, OP_IMPORT),  # whose key has eight bytes
+        (49, OP_DELETE),  # an operation without a value
+        (49, OP_IMPORT),  # an operation whose key has eight bytes
         (49, 2),  # no operation
         (49, 255),
     ],
@@ -255,14 +255,14 @@ def entry_of(body: bytes, count: int, *, flags: int = 1, codec: int = 0, size: i
 def body_of(
     count: int, keys: list[int], values: list[int], ops: bytes, places: list[int] | None = None
 ) -> bytes:
-    """A body with such offsets, and as many bytes as the last of them say."""
+    """A body with these offsets, and as many bytes as the last offset says."""
     numbers = struct.pack(f"<{2 * count + 2}i", *keys, *values)
     numbers += b"" if places is None else struct.pack(f"<{count}i", *places)
     return numbers + b"k" * keys[-1] + b"v" * values[-1] + ops
 
 
 MANY = 600
-"""Rows of an entry that record batches take as it is."""
+"""The number of rows from which on record batches take an entry as a whole."""
 
 
 @pytest.mark.parametrize("column_at", ["keys", "values"])
@@ -317,7 +317,8 @@ BLOCK = pa.compress(body_of(1, [0, 40_000], [0, 1], bytes([OP_PUT])), codec="lz4
 
 @pytest.mark.parametrize("size", [0, 1, 40_017, 40_019, 100_000, (1 << 32) - 1])
 def test_a_size_that_is_not_the_blocks_costs_no_memory(size: int) -> None:
-    """The decoder would allocate what it is told, and leave the rest as memory happened to be."""
+    """The decoder would allocate as many bytes as the entry declares, and leave the rest
+    uninitialised."""
     unpack(entry_of(BLOCK, 1, codec=1, size=40_018), where="here")
     before = pa.total_allocated_bytes()
     peak = pa.default_memory_pool().max_memory()

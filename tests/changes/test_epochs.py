@@ -1,4 +1,4 @@
-"""Epochs of a store: counts, contiguity, quiescence, and what a crash or a close leaves."""
+"""Epochs of a store: counts, contiguity, quiescence, and epochs behind a crash or a close."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ U63 = (1 << 63) - 1
 
 
 def check(store: Store) -> list[Epoch]:
-    """Assert that the epochs are contiguous and that each counts what the index holds."""
+    """Assert that the epochs are contiguous, and that each has the count of events of the index."""
     epochs = list(store.epochs())
     headers = list(parts_of(store).index.headers(since=0, upto=store.upper - 1))
     counted = 0
@@ -75,7 +75,7 @@ def test_overlapping_changesets_and_bare_commits_are_counted_once(tmp_path: Path
             check(store)
         store.put(b"d", b"1")
         epochs = check(store)
-    # The outer changeset alone; what was nested in it; the bare commit; nothing.
+    # The outer changeset alone; the changeset nested in it; the bare commit; no event.
     assert [epoch.events for epoch in epochs] == [2, 2, 1, 0]
     assert [epoch.quiescent for epoch in epochs] == [False, True, False, True]
 
@@ -238,7 +238,7 @@ def test_forcing_quiescence_waits_for_open_changesets_and_holds_new_ones_back(
                 store.put(b"a", b"1")
                 entered.set()
                 leave.wait()
-                with store.changeset():  # nested: part of what is open, so it is let through
+                with store.changeset():  # nested in an open changeset, so it does not wait
                     store.put(b"b", b"1")
 
         def late() -> None:
@@ -255,7 +255,7 @@ def test_forcing_quiescence_waits_for_open_changesets_and_holds_new_ones_back(
             pass
         follower = threading.Thread(target=late)
         follower.start()
-        bare = store.put(b"bare", b"1")  # atomic: never held back
+        bare = store.put(b"bare", b"1")  # a bare commit never waits
         leave.set()
         for thread in (worker, forcing, follower):
             thread.join(120)

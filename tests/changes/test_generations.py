@@ -1,4 +1,5 @@
-"""Streams and generations: where a change goes, and that resharding loses and repeats nothing."""
+"""Streams and generations: the stream of a change, and resharding that loses and repeats
+nothing."""
 
 from __future__ import annotations
 
@@ -116,7 +117,7 @@ def test_range_deletes_go_to_the_control_stream_and_keys_to_theirs(tmp_path: Pat
         assert rows[0].stream == opened.control
         assert {row.stream for row in rows[1:]} == set(opened.streams)
         assert all(row.stream == opened.stream_of(row.row.key) for row in rows[1:])
-        # Within the commit the order in which the changes were made comes back.
+        # Reading restores the order in which the commit made its changes.
         assert [row.sequence for row in rows] == list(range(51))
         assert [row.row.key for row in rows[1:]] == [b"k%d" % number for number in range(50)]
         assert [change.op for change in store.changes(0, order="time")][:2] == [
@@ -141,7 +142,7 @@ def test_a_generation_opens_above_upper_and_closes_where_the_next_opens(tmp_path
         found = store.generations()
     with kvstore.open(tmp_path / "s", durability="async", clock=clock) as store:
         assert store.generations() == found
-        # The first commit of a generation may fall on the very time it opens at.
+        # The first commit of a generation may have the very time at which the generation opens.
         assert store.put(b"a", b"3") == found[-1].opened_at
         assert [change.value for change in store.changes(0, order="time")] == [b"1", b"2", b"3"]
 
@@ -155,13 +156,13 @@ def test_bad_stream_counts_are_refused(tmp_path: Path) -> None:
 
 
 def test_opening_takes_the_newest_commit_of_all_streams(tmp_path: Path) -> None:
-    """A clock set back must not bring a commit below what another stream holds."""
+    """After the clock was set back, no commit may come below a commit of another stream."""
     clock = ManualClock(10**12)
     store = kvstore.open(tmp_path / "s", durability="sync", clock=clock)
     store.reshard(streams=8)
     newest = max(store.put(b"k%d" % number, b"1") for number in range(20))
     assert parts_of(store).index.last() == newest
-    parts_of(store).engine.close()  # as a crash would: no closing records
+    parts_of(store).engine.close()  # like a crash, this writes no closing records
     clock.set(5)
     with kvstore.open(tmp_path / "s", clock=clock) as store:
         assert store.upper == newest + 1

@@ -1,4 +1,4 @@
-"""The index and the pass over the versions are two ways to one answer."""
+"""The index and the pass over the versions give the same answer."""
 
 from __future__ import annotations
 
@@ -80,7 +80,8 @@ def test_both_ways_of_reading_agree(
                 how = {"revisions": revisions, "order": order}
                 indexed = read(store, 0, since, upto, bound, **how)
                 passed = read(store, TIMESTAMP_MAX, since, upto, bound, **how)
-                if order == "time":  # within a commit the pass knows keys, not the order made
+                # within a commit the pass knows the keys, and not the order of the changes
+                if order == "time":
                     indexed.sort(key=canonical)
                     passed.sort(key=canonical)
                 assert indexed == passed

@@ -11,7 +11,7 @@ CHANGESETS = 5
 
 
 class World(NamedTuple):
-    """Everything that happened so far: who is open, who ended, what closed."""
+    """Everything that happened so far: open changesets, ended changesets, closed epochs."""
 
     state: SequencerState
     clock: int
@@ -40,7 +40,8 @@ def steps(world: World) -> list[World]:
         )
     for number, (serial, epoch) in enumerate(world.open):
         fresh = world.clock + 1
-        # Each changeset makes as many events as its serial, so counts tell who is in them.
+        # Each changeset makes as many events as its serial, so a count tells the changesets in an
+        # epoch.
         state, closed = release(world.state, epoch, serial, fresh)
         spans = tuple(s if s[0] != serial else (serial, s[1], fresh) for s in world.spans)
         still_open = world.open[:number] + world.open[number + 1 :]
@@ -108,7 +109,7 @@ def test_every_interleaving_keeps_the_invariants() -> None:
         seen.add(world)
         check(world)
         waiting.extend(steps(world))
-    # All orders in which 5 changesets can begin and end: 945 complete ones and their beginnings.
+    # All orders in which 5 changesets can begin and end: 945 complete orders and their beginnings.
     complete = [w for w in seen if len(w.spans) == CHANGESETS and not w.open]
     assert len(complete) == 945
     assert all(w.closed[-1].quiescent for w in complete)

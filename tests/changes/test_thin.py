@@ -1,4 +1,4 @@
-"""Thin entries: what a crash leaves of a large commit's entry says the same as the full one."""
+"""Thin entries: a crash leaves a thin entry of a large commit, which reads like the full entry."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def stored(store: Store) -> set[int]:
 
 
 def every_way(store: Store) -> list[Any]:
-    """All that can be asked about changes."""
+    """The answers of all calls that read changes."""
     events = [list(store.events(0, images=how)) for how in ("none", "delta", "pre+post")]
     arrow = store.changes_batches(0, images="pre+post").read_all().to_pylist()
     latest = list(store.changes(0, revisions="latest"))

@@ -218,10 +218,10 @@ def test_a_backup_counts_on_a_terminal_and_is_quiet_with_json(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run("put", tmp_path / "s", "a", "1", "--create")
-    monkeypatch.setenv("FORCE_COLOR", "1")  # then rich takes stderr for a terminal
+    monkeypatch.setenv("FORCE_COLOR", "1")  # rich then takes stderr for a terminal
     monkeypatch.setenv("COLUMNS", "300")
     assert "1 rows" in run("backup", "run", tmp_path / "s", tmp_path / "b").stderr
-    run("backup", "run", tmp_path / "s", odd := tmp_path / "[" / "x]")  # no markup of the console's
+    run("backup", "run", tmp_path / "s", odd := tmp_path / "[" / "x]")  # no markup for the console
     assert "[/x]: 1 rows" in run("backup", "verify", odd).stderr
     assert run("backup", "run", tmp_path / "s", tmp_path / "c", "--json").stderr == ""
     monkeypatch.delenv("FORCE_COLOR")

@@ -97,7 +97,7 @@ def test_a_key_that_comes_twice_is_refused_or_the_last_counts(run: Run, tmp_path
 
 
 def test_only_the_columns_that_are_named_are_read_of_a_csv_file(run: Run, tmp_path: Path) -> None:
-    """Of the others no type is guessed, which a later row would not have."""
+    """No type is guessed for the other columns, because a later row may not have it."""
     rows = "".join(f"k{number:06},v,{number}\n" for number in range(700_000))
     (tmp_path / "f.csv").write_text(f"key,value,n\n{rows}z,v,no number\n")
     assert told(run("import", tmp_path / "s", tmp_path / "f.csv", "--create", "--json"))[

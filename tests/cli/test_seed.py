@@ -76,7 +76,7 @@ def test_a_seed_that_is_refused_leaves_nothing(run: Run, tmp_path: Path) -> None
 
     assert "for one thing only" in refused("key,value,ts\na,1,5\n", *columns)
     assert "no column 'ts'" in refused("key,value\na,1\n")
-    # A time without a zone is an hour of nobody knows which place.
+    # A time without a zone names a different instant in each place.
     assert "column ts: " in refused("key,value,ts\na,1,2026-01-01T00:00:00\n")
     assert "ISO-8601 with a zone" in refused("key,value,ts\na,1,\n")
     assert "column ts: " in refused("key,value,ts\na,1,99999999999999999999\n")

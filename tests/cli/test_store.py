@@ -1,4 +1,4 @@
-"""The commands on real stores, through typer's runner: what they print, and their exit codes."""
+"""The commands on real stores, through typer's runner: their output and their exit codes."""
 
 from __future__ import annotations
 
@@ -270,7 +270,7 @@ def test_long_commands_count_on_a_terminal_and_are_quiet_with_json(
     count: str,
 ) -> None:
     command, *rest = words
-    monkeypatch.setenv("FORCE_COLOR", "1")  # then rich takes stderr for a terminal
+    monkeypatch.setenv("FORCE_COLOR", "1")  # rich then takes stderr for a terminal
     monkeypatch.setenv("COLUMNS", "300")
     assert count in run(command, path, *rest).stderr
     assert run(command, path, *rest, "--json").stderr == ""
@@ -287,7 +287,7 @@ def journaled(tmp_path: Path) -> Path:
         for number in range(5):
             store.put(b"%d" % number, b"v" * 50)
         journal = parts_of(store).engine._journal  # type: ignore[attr-defined]
-        journal._rotate()  # what a full file brings about
+        journal._rotate()  # as a full journal file would
         store.put(b"last", b"v")
     return tmp_path / "m"
 
@@ -376,7 +376,7 @@ def test_the_root_help_lists_the_exit_codes(run: Run) -> None:
 def test_following_opens_the_store_again_only_when_its_files_have_changed(
     run: Run, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A store in memory, whose journal is read. A store of RocksDB has live readers."""
+    """The commands read the journal of a store in memory. A store on RocksDB has live readers."""
     path = path.with_name("memory")
     opened, looks = [], iter(range(100))
 
@@ -411,7 +411,7 @@ def test_a_refused_create_leaves_no_store_behind(run: Run, tmp_path: Path) -> No
     assert not (tmp_path / "s").exists()
     run("put", tmp_path / "s", "a", "1", "--create")
     run("put", tmp_path / "s", "a" * 70_000, "1", "--create", code=2)
-    assert run("get", tmp_path / "s", "a").stdout == "1\n"  # it was there before
+    assert run("get", tmp_path / "s", "a").stdout == "1\n"  # it existed before
 
 
 def test_times_in_words_are_times_of_commands(run: Run, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""`kvstore table` and `kvstore export`: what they print, what they refuse, and their exit codes."""
+"""`kvstore table` and `kvstore export`: their output, their refusals and their exit codes."""
 
 from __future__ import annotations
 

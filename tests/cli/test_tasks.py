@@ -1,4 +1,4 @@
-"""`kvstore tasks` lists what waits and what runs, beside the process that has the store open."""
+"""`kvstore tasks` lists waiting and running tasks, beside the process that has the store open."""
 
 from __future__ import annotations
 

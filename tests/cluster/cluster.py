@@ -5,8 +5,9 @@
     <root>/environment   the Python of the executors: what kvstore needs, without kvstore
     <root>/worker-0 ...  the directories of workers
 
-With the rights for it (root on Linux), each worker runs in a mount namespace of its own, with an
-empty file system over `<root>/driver`. Elsewhere `hides` is false, and workers see everything.
+Where the tests have the rights for it (root on Linux), each worker runs in a mount namespace of its
+own, with an empty file system over `<root>/driver`. Elsewhere `hides` is false, and workers see
+everything.
 
 Invariants
 1. Each process of the cluster has its own directory: a relative path means another place in each.
@@ -115,7 +116,7 @@ class Cluster:
 
 
 def end_group(process: subprocess.Popen[bytes] | subprocess.Popen[str]) -> None:
-    """Kill a process and all that it started."""
+    """Kill a process and all processes that it started."""
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
@@ -123,7 +124,7 @@ def end_group(process: subprocess.Popen[bytes] | subprocess.Popen[str]) -> None:
 
 @contextmanager
 def running(workers: int = 2, *, cores: int = 1) -> Iterator[Cluster]:
-    """A cluster with so many workers, for the time of the block."""
+    """A cluster with `workers` workers, for the time of the block."""
     root = Path(tempfile.mkdtemp(prefix="kvc-"))
     cluster = Cluster(root)
     try:
@@ -220,7 +221,7 @@ def _plain_environment(home: Path) -> dict[str, str]:
         **kept,
         "SPARK_HOME": str(home),
         "JAVA_HOME": str(java_for_spark().home),
-        # Spark's own scripts find it by the directories of a release.
+        # Spark's own scripts derive it from the directories of a release.
         "SPARK_SCALA_VERSION": core.name.partition("_")[2].partition("-")[0],
     }
 

@@ -1,7 +1,7 @@
 """A driver on a cluster, in a process of its own: `python -m tests.cluster.driver SETTINGS SHARED`.
 
 It runs in the directory of drivers, whose files workers do not see, and names shared directories by
-relative paths. It kills executors in the middle of its work, and prints as JSON what came of it.
+relative paths. It kills executors in the middle of its work, and prints the results as JSON.
 """
 
 from __future__ import annotations
@@ -149,7 +149,7 @@ def stream(
 
 
 def hidden(spark: SparkSession, shared: Path, pick: random.Random) -> dict[str, Any]:
-    """Directories that the driver alone sees are refused in one line, and nothing is left."""
+    """Directories that only the driver sees are refused in one line, and no file is left behind."""
     with stored(Path("hidden-store")) as store:
         first = store.imports.all()[0].added
         df = frame(spark)
@@ -192,7 +192,8 @@ def bare(spark: SparkSession, shared: Path, pick: random.Random) -> dict[str, An
 
 
 def kills(spark: SparkSession, shared: Path, pick: random.Random) -> dict[str, Any]:
-    """An executor dies as soon as a kind of work has begun, some times each."""
+    """An executor dies as soon as a kind of work has begun; this repeats some times for each
+    kind."""
     done = dict.fromkeys(("import", "backup", "compact", "restore", "stream"), 0)
     place = shared / f"kills-{pick.randrange(1 << 32)}"
     place.mkdir()

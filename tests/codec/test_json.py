@@ -1,4 +1,5 @@
-"""The JSON reader hands out what was asked for, or raises `CorruptionError` with the place."""
+"""The JSON reader returns a value of the requested type, or raises `CorruptionError` with the
+place."""
 
 from __future__ import annotations
 

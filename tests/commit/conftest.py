@@ -17,7 +17,7 @@ START = 10**9
 
 
 class Bench:
-    """The parts of a committer that tests look at, and turn."""
+    """The parts of a committer that tests read and change."""
 
     def __init__(self) -> None:
         self.clock = ManualClock(START)

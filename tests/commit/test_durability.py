@@ -79,7 +79,7 @@ def test_after_a_failed_fsync_nothing_is_durable_and_nobody_tries_again(rig: Rig
     with pytest.raises(PoisonedError):
         rig.syncs.wait(9)
     assert (rig.syncs.durable, rig.disk.count) == (5, 1)
-    rig.syncs.wait(5)  # what was durable before still is
+    rig.syncs.wait(5)  # earlier commits are still durable
 
 
 def test_a_leader_that_is_interrupted_lets_the_next_one_lead(rig: Rig) -> None:

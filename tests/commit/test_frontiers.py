@@ -1,4 +1,4 @@
-"""Frontiers alone: what moves them, and who is woken."""
+"""Frontiers alone: the calls that move them, and the waiters that they wake."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_a_wait_for_a_time_that_is_complete_returns_at_once() -> None:
 
 
 class Waiter:
-    """A thread in `wait`; `looked` tells each time that it has looked."""
+    """A thread in `wait`; it releases `looked` each time it has evaluated the condition."""
 
     def __init__(self, frontiers: Frontiers, above: int) -> None:
         self.looked = threading.Semaphore(0)

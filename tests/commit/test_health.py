@@ -1,4 +1,4 @@
-"""Health alone: the first failure counts, and every later call hears of it."""
+"""Health alone: the first failure counts, and every later call raises it."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from typing import Any
 import kvstore
 
 ACKNOWLEDGED = "acknowledged"
-"""The file beside the store that names each row of the load that was acknowledged."""
+"""The file beside the store that has the number of each acknowledged row of the load."""
 
 
 def row(number: int) -> tuple[bytes, bytes]:
@@ -52,7 +52,7 @@ def acknowledged(path: Path) -> int:
 
 
 class Owner:
-    """A process that owns a store."""
+    """A child process that owns a store."""
 
     def __init__(self, spawn: Any, path: Path, engine: str, first: int | None) -> None:
         self._pipe, theirs = spawn.Pipe()
@@ -62,7 +62,7 @@ class Owner:
         self.pid: int = self._pipe.recv()
 
     def fork(self) -> int:
-        """Have it fork a child that lives on; returns the child's number."""
+        """Make it fork a child that stays alive; returns the child's process id."""
         self._pipe.send("fork")
         child: int = self._pipe.recv()
         return child
@@ -73,7 +73,7 @@ class Owner:
         self.process.join()
 
     def stop(self) -> None:
-        """Have it close the store, and wait for its end."""
+        """Make it close the store, and wait for its end."""
         self._pipe.send("stop")
         self.process.join()
         assert self.process.exitcode == 0

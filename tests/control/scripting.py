@@ -1,7 +1,8 @@
 """Scripts beside an owner: backups, imports and garbage collection, one after the other, until they
 are killed.
 
-A script tells what it begins and what it has done. Where its owner ends, it waits for the next one.
+A script reports each turn when it begins and when it is done. If its owner ends, it waits for the
+next owner.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from kvstore.control.scripts import as_store
 from kvstore.errors import KVStoreError
 
 ROWS = 40
-"""Of each import."""
+"""Rows of each import."""
 
 TURNS = ("backup", "import", "gc", "backup", "import")
 
@@ -66,7 +67,7 @@ def work(place: Path, seed: int, number: int, pipe: Connection) -> None:
 
 
 def do(client: kvstore.Client, place: Path, turn: str, number: int) -> int:
-    """Do one turn; returns a time that it gave."""
+    """Do one turn; returns a time from its result."""
     if turn == "backup":
         return int(Collection(place / "collection").backup(client).upper)
     if turn == "import":
@@ -82,7 +83,7 @@ def connected(path: Path) -> Iterator[kvstore.Client]:
         try:
             client = kvstore.connect(path, timeout=120)
         except KVStoreError:
-            time.sleep(0.01)  # nothing tells that the next owner has come
+            time.sleep(0.01)  # nothing announces the next owner
             continue
         with client:
             yield client
@@ -99,7 +100,7 @@ class Script:
         theirs.close()
 
     def told(self, timeout: float) -> Iterator[tuple[Any, ...]]:
-        """The messages of the next seconds, and all messages before its end."""
+        """The messages until none comes for `timeout` seconds, or until the script ends."""
         try:
             while self._pipe.poll(timeout):
                 yield self._pipe.recv()
@@ -107,14 +108,14 @@ class Script:
             return
 
     def wait(self, kind: str) -> list[tuple[Any, ...]]:
-        """All that it tells up to a message of this kind."""
+        """Its messages up to the first message of this kind."""
         found = [self._pipe.recv()]
         while found[-1][0] != kind:
             found.append(self._pipe.recv())
         return found
 
     def kill(self) -> list[tuple[Any, ...]]:
-        """Kill it; returns what it had told."""
+        """Kill it; returns its remaining messages."""
         self.process.kill()
         self.process.join()
         return list(self.told(0))

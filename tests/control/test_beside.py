@@ -246,7 +246,7 @@ def test_live_keys_refuse_an_import(
         bulk.ingest(client, place, on_conflict="error", progress=come)
     assert owner.get(b"b") == b"late"
     owner.delete(b"b")
-    owner.gc(keep=timedelta(0))  # what was checked before is gone
+    owner.gc(keep=timedelta(0))  # the versions that were checked before are gone
     bulk.ingest(client, place, on_conflict="error")
     assert owner.get(b"b") == b"2"
 

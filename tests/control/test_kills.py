@@ -34,7 +34,7 @@ class Rounds:
         self.number = 0
         self.hits = 0
         self.turn_s = 0.2
-        """How long the longest turn lately took. A kill comes within this time."""
+        """Seconds that the longest recent turn took. A kill comes within this time."""
         self.script = self.new_script()
 
     def new_owner(self) -> Owner:
@@ -75,8 +75,8 @@ class Rounds:
                 self.uppers.append(facts[1])
 
     def finish(self) -> None:
-        """Turns that nobody disturbs, until a backup and an import were made, and the end of
-        both."""
+        """Let turns pass without a kill until a backup and an import were made, then end script and
+        owner."""
         self.note(self.script.wait("done"))
         while not (self.stamps and self.uppers):
             self.note(self.script.wait("done"))
@@ -84,7 +84,7 @@ class Rounds:
         self.owner.stop()
 
     def check(self) -> None:
-        """Look at all that is left, by a store that this process opens."""
+        """Check the store and the collection from this process."""
         collection = Collection(self.place / "collection")
         with kvstore.open(self.path, self.engine) as store:
             assert store.verify().ok

@@ -1,4 +1,4 @@
-"""The control socket: who reaches it, where it lies, and what is left of it."""
+"""The control socket: its access rights, its place, and its removal."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_an_owner_that_was_killed_leaves_a_socket_that_traps_nobody(
     assert (path / "control" / "socket").exists()
     with pytest.raises(NotListeningError):
         kvstore.connect(path)
-    (path / "control" / "new-0").touch()  # an owner was killed while it made one
+    (path / "control" / "new-0").touch()  # an owner was killed while it made a socket
     with kvstore.open(path, control=True), kvstore.connect(path) as client:
         assert client.get(b"k") == b"v"
         assert os.listdir(path / "control") == ["socket"]
@@ -141,7 +141,7 @@ def test_an_owner_that_was_stopped_is_told(
         waiting = []
 
         def dial_on() -> None:
-            while True:  # the kernel takes some before it makes the next one wait
+            while True:  # the kernel accepts some connections before it makes the next one wait
                 waiting.append(control_socket.dial(path, 0.05))
 
         try:
@@ -156,7 +156,7 @@ def test_an_owner_that_was_stopped_is_told(
 
 
 def test_a_child_neither_answers_nor_keeps_callers_waiting(tmp_path: Path) -> None:
-    """The parent closes its store while its child lives on: callers see the end at once."""
+    """The parent closes its store while its child stays alive: callers see the end at once."""
     near, far = os.pipe()
     store = kvstore.open(tmp_path / "store", control=True)
     client = kvstore.connect(tmp_path / "store", patience=0)
