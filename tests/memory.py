@@ -1,10 +1,11 @@
-"""The directory of a test in memory, where the system has such a place with room in it.
+"""The directory of a test, in memory where the system has such a place with free room.
 
     from tests.memory import tmp_path       in the `conftest.py` of a directory of tests
 
-Most of the time of tests that sync often would pass in waits for the disk. No test sees whether the
-disk has synced: a kill takes nothing from the page cache, and tests of lost power have a simulated
-disk. Tests that kill in the middle of a write stay on a disk, because memory is too fast to be hit.
+Most of the time of tests that sync often would pass in waits for the disk. No test can see whether
+the disk has synced: a kill loses nothing of the page cache, and tests of lost power have a
+simulated disk. Tests that kill in the middle of a write stay on a disk, because memory is too fast
+to be hit.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import pytest
 
 MEMORY: Final = Path("/dev/shm")
 BYTES_MIN: Final = 2 << 30
-"""What must be free there. A test writes less than 300 MB."""
+"""Bytes that must be free there. A test writes less than 300 MB."""
 
 
 @pytest.fixture

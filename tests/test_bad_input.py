@@ -1,4 +1,4 @@
-"""Bad input gets an error of the tree with its facts, and nothing is lost or half-done.
+"""Bad input gets an error of the tree with its facts, and no data is lost or half written.
 
 Bad paths are in `tests/test_bad_paths.py`, bad imports in `tests/bulk`, bad collections in
 `tests/backup`, full disks in `tests/crash`.

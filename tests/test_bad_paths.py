@@ -64,7 +64,8 @@ def test_another_process_is_refused_while_the_store_is_open(store: Store) -> Non
 def test_a_store_is_refused_by_all_its_names_while_it_is_open(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """RocksDB knows what its own process has open by name, and its file lock is the process's."""
+    """RocksDB knows the stores of its own process by name only, and a file lock belongs to the
+    process."""
     assert store.path is not None
     monkeypatch.chdir(store.path.parent)
     (tmp_path / "link").symlink_to(store.path)
@@ -87,7 +88,7 @@ def test_a_store_stays_where_it_is_when_its_process_goes_elsewhere(
             writer.put(b"a", b"1")
         staged.seal()
         store.put(b"b", b"2")
-        store.upkeep.compact()  # makes new files
+        store.upkeep.compact()  # this makes new files
         bulk.ingest(store, staged.staging)
     assert list((tmp_path / "away").iterdir()) == []
     with kvstore.open(tmp_path / "home" / "db") as store:

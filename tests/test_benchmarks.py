@@ -1,4 +1,4 @@
-"""The benchmark's table is whole: nothing is timed here."""
+"""The benchmark's table is complete. Nothing is timed here."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_readme_shows_the_figures_of_benchmarks_and_the_worst_of_them() -> None:
     medians = {
         name: float(figure.split()[0])
         for name, figure in widest.items()
-        if not name.startswith("spark-")  # also against peers
+        if not name.startswith("spark-")  # compared with peers too
     }
     assert min(medians, key=lambda name: medians[name]) in shown
 

@@ -1,7 +1,7 @@
-"""Readers beside a process that writes: what they show is the writer's state at their `upper`.
+"""Readers beside a process that writes: they show the writer's state at their `upper`.
 
-A process writes as fast as it can, in every way there is, and takes down the state behind each
-commit. Another opens the store to be read again and again, and compares all it can see.
+A process writes as fast as it can, by every kind of write, and records the state behind each
+commit. Another process opens the store to be read again and again, and compares all answers.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ STATES = 40
 
 
 def write(place: Path, engine: str, seed: int, pipe: Connection) -> None:
-    """Write until told to stop; then say which state was behind each commit."""
+    """Write until told to stop; then send the state behind each commit."""
     writer = Writer(place, engine, random.Random(seed))
     with writer.store:
         writer.put()
@@ -58,7 +58,7 @@ def writing(
 
 
 def look(store: Store, rng: random.Random) -> list[tuple[int, State]]:
-    """States that the reader shows: of its newest time, and of one that it picks."""
+    """States that the reader shows, at its newest time and at a random older time."""
     newest = store.upper - 1
     rows = dict(store.scan())
     assert [batch.num_rows for batch in store.scan_batches()] in ([], [len(rows)])
@@ -79,7 +79,7 @@ def look(store: Store, rng: random.Random) -> list[tuple[int, State]]:
 
 
 def compare(spawn: Any, place: Path, engine: str, seed: int) -> None:
-    """Open the store until so many of its states were seen."""
+    """Open the store until `STATES` of its states were seen."""
     rng = random.Random(seed)
     seen: list[tuple[int, State]] = []
     uppers = [0]

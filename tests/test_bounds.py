@@ -1,4 +1,4 @@
-"""Bounds: each limit can be set, wherever it was imported, and is as before afterwards."""
+"""Bounds: each limit can be set, wherever it was imported, and gets its old value back."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ COPIES = {
 
 
 def imported_limits(tree: ast.Module) -> dict[str, str]:
-    """The names under which a module has limits, and the limits they are."""
+    """For each name under which a module has a limit, the name of the limit."""
     return {
         alias.asname or alias.name: alias.name
         for node in ast.walk(tree)
@@ -64,7 +64,7 @@ def read_at_definition(tree: ast.Module, names: set[str]) -> Iterator[str]:
 
 @cache
 def users_of() -> list[tuple[str, set[str]]]:
-    """Each module that imports limits, and which."""
+    """Each module that imports limits, with their names."""
     found = []
     for package in PACKAGES:
         for path in (ROOT / package).rglob("*.py"):
@@ -77,7 +77,7 @@ def users_of() -> list[tuple[str, set[str]]]:
 
 @pytest.mark.parametrize("package", PACKAGES)
 def test_no_module_reads_a_limit_when_it_is_defined(package: str) -> None:
-    """Else it would keep a copy that nothing can set."""
+    """Otherwise the module would keep a copy that `bounds` cannot set."""
     found = []
     for path in (ROOT / package).rglob("*.py"):
         tree = ast.parse(path.read_text(encoding="utf-8"))
@@ -134,7 +134,8 @@ def test_every_user_of_limits_that_is_no_module_of_python_takes_them_again() -> 
 
 
 def test_compiled_loops_compare_with_the_limits_that_are_set() -> None:
-    """A put and a get take a shortcut there, and the checks of Python's own errors beside it."""
+    """A put and a get take a shortcut in compiled code, and fall back to the checks in Python,
+    which raise the errors."""
     with kvstore.open(None, "memory") as store:
         store.put(b"long", b"value")
         with bounds(KEY_BYTES_MAX=3, VALUE_BYTES_MAX=4):
@@ -180,7 +181,7 @@ assert bulk.sort.RUN_BYTES_MAX == kvstore.limits.RUN_BYTES_MAX > 7
 
 
 def test_modules_that_are_imported_inside_see_the_limits_and_lose_them() -> None:
-    """In a process of its own, in which nothing is imported yet."""
+    """This runs in a process of its own, in which nothing is imported yet."""
     subprocess.run([sys.executable, "-c", IMPORTED_INSIDE], check=True, cwd=ROOT)
 
 

@@ -1,4 +1,4 @@
-"""Digests: known values, older kinds that are still read, and what differs."""
+"""Digests: known values, older kinds that are still read, and files that differ."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from kvstore.digest import digest, file_digest, is_digest
 
 DATA = b"kvstore" * 300_000
-"""Read in several pieces."""
+"""A size that is read in several pieces."""
 
 OLDER = {
     "SHA-256": hashlib.sha256(DATA).hexdigest(),

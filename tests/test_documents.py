@@ -27,7 +27,7 @@ import kvstore
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
 PAGES = sorted(path for path in DOCS.rglob("*.md") if not path.name.startswith("_"))
-"""A page whose name begins with an underscore is made by the build."""
+"""The build makes pages whose names begin with an underscore."""
 
 _BLOCK = re.compile(
     r"^```(python|console|\{code-block\} python\n:caption: \S+)\n(.*?)^```$",
@@ -37,7 +37,7 @@ _INCLUDE = re.compile(r"^```\{include\} (\S+)\n(.*?)```$", re.DOTALL | re.MULTIL
 
 
 def blocks(page: Path) -> list[tuple[str, str]]:
-    """The kind and text of the code blocks of `page`; a page that it includes has tests itself."""
+    """The kind and text of the code blocks of `page`. An included page is tested by itself."""
     return _BLOCK.findall(page.read_text(encoding="utf-8"))
 
 
@@ -67,7 +67,7 @@ def test_every_block_of_a_page_runs_in_order(
     page: Path, place: Path, request: pytest.FixtureRequest
 ) -> None:
     if by_spark(page):
-        request.getfixturevalue("spark")  # the session of all tests: a page does not start its own
+        request.getfixturevalue("spark")  # pages use the session of all tests
     names: dict[str, Any] = {}
     with ExitStack() as services:
         for number, (kind, text) in enumerate(blocks(page)):
@@ -81,7 +81,7 @@ def test_every_block_of_a_page_runs_in_order(
 
 @contextmanager
 def running(command: str) -> Iterator[None]:
-    """A service, and all its processes, until the block ends; its end must be in order."""
+    """A service, and all its processes, until the block ends. It must then end in order."""
     process = subprocess.Popen(
         ["bash", "-c", f"exec {command}"],
         stdout=subprocess.DEVNULL,

@@ -1,8 +1,8 @@
-"""Sentences are read once. They have a noun: none begins with "What was written ..." or "Who ...".
-None leans on "those of" or "those that", and none says "goes on" or "let go", which mean too much.
+"""Sentences are read once. Each names its subject: none begins with "What was written ..." or "Who
+...". None has "those of" or "those that", or the vague "goes on" and "let go".
 
-Docstrings, comments, documents and the messages of the packages are read, code blocks are not.
-Questions may begin so.
+The tests read docstrings, comments, documents and the messages of the packages. They leave out code
+blocks. Questions may begin with these words.
 """
 
 from __future__ import annotations

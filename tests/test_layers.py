@@ -1,4 +1,5 @@
-"""Imports go down, foreign packages come in at their seams, and names keep to the house's rules.
+"""Imports go down, foreign packages are imported in their places only, and names keep the house's
+rules.
 
 The floors come from ARCHITECTURE.md's picture and from the docstrings of packages; see
 `tests/house/floors.py`. The checker is itself tested on small trees that break one rule each.

@@ -1,4 +1,5 @@
-"""One word for one thing, and nothing that nobody calls: rules over the names of the packages."""
+"""Rules over the names of the packages: one word for one thing, and no function without a
+caller."""
 
 from __future__ import annotations
 
@@ -18,13 +19,15 @@ TREES = {
 }
 
 TWINS = Path("kvstore/loops")
-"""Its modules exist twice on purpose: compiled, and in Python."""
+"""The modules of this package exist twice on purpose: compiled, and in Python."""
 
 TESTING = "testing"
-"""Packages of this name are called by users and tests. Their models name what they model."""
+"""Users and tests call packages of this name. Models in them have the names of the modelled
+classes."""
 
 LIBRARIES = (Path("kvstore/journal"), Path("kvstore/tasks"), Path("backup/shard"))
-"""Kept whole, though the packages above call a part only: see decision 56."""
+"""Libraries that are kept whole, although the packages above call only a part of them: see decision
+56."""
 
 OURS = {"NamedTuple", "Protocol", "Enum", "Exception"}
 """Foreign bases that call no method of a class by its name."""
@@ -106,8 +109,8 @@ def offered() -> tuple[set[str], set[str]]:
 
 
 def functions() -> Iterator[tuple[Path, str | None, str]]:
-    """Public functions and methods: the module, the class and the name. Left out are the ones that
-    a decorator registers, and the ones that override a method of a foreign class."""
+    """Public functions and methods: the module, the class and the name. Functions that a decorator
+    registers, and methods that override a foreign class's, are left out."""
     known = classes()
 
     def is_foreign(name: str) -> bool:

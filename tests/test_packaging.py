@@ -1,4 +1,5 @@
-"""The installed project: names that others use too, the version, wheels without stale files."""
+"""The installed project: names that other distributions use too, the version, wheels without stale
+files."""
 
 from __future__ import annotations
 
@@ -80,7 +81,7 @@ def test_a_wheel_holds_no_file_of_an_earlier_build(tmp_path: Path) -> None:
         shutil.copytree(ROOT / name, source / name, ignore=skipped)
     for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source)
-    # Compiling takes half a minute, and the compiled part is optional: here it fails at once.
+    # Compiling takes half a minute and is optional. Here the compiler fails at once.
     for path in (ROOT / "kvstore" / "loops" / "compiled").glob("*.p[xy][xi]"):
         (source / path.relative_to(ROOT)).touch()
     deleted = source / "kvstore" / "deleted.py"

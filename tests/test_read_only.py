@@ -1,4 +1,4 @@
-"""Stores opened to be read: any number of them, and none changes anything."""
+"""Stores opened to be read: any number at once, and no opening changes a file."""
 
 from __future__ import annotations
 
@@ -78,7 +78,8 @@ def test_every_write_is_refused_and_reads_go_on(tmp_path: Path) -> None:
 
 
 def as_a_stranger(pipe: Connection, root: str, engine: str) -> None:
-    """Say what another user, who may read `root` and not write it, can do with the stores there."""
+    """The answers of another user, who may read `root` and not write to it, about the stores
+    there."""
     scratch = tempfile.mkdtemp()
     if os.getuid() == 0:
         os.chown(scratch, NOBODY, NOBODY)
@@ -106,7 +107,8 @@ def as_a_stranger(pipe: Connection, root: str, engine: str) -> None:
 def test_a_store_that_may_not_be_written_is_read_and_stays_as_it_is(
     spawn: Any, each_engine: str
 ) -> None:
-    """Owned by another user, or all write permissions taken away: as on read-only storage."""
+    """Another user owns the files, or all write permissions are removed, as on read-only
+    storage."""
     with tempfile.TemporaryDirectory() as place:
         root = Path(place)
         with kvstore.open(root / "closed", durability="async") as store:
@@ -173,7 +175,7 @@ def test_splits_cover_the_span_once_and_ascend(
 
 @pytest.mark.parametrize("pattern", [b"%06d", b"trip/%08d/fare", b"id-%04x", b"%05X"])
 def test_keys_that_are_written_in_digits_are_cut_between_digits(pattern: bytes) -> None:
-    """Of 20,000 numbers all begin with 0 or 1: bytes between those are in no key."""
+    """All 20,000 numbers begin with 0 or 1, so no key has a byte between these two digits."""
     keys = [pattern % number for number in range(20_000)]
     pieces = split_span(Span(), [FileSpan(keys[0], keys[-1], 1 << 20)], 4)
     sizes = [sum(1 for key in keys if key in piece) for piece in pieces]

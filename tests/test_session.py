@@ -1,4 +1,4 @@
-"""The local session: its settings, its workers, and what it does to one that runs already."""
+"""The local session: its settings, its workers, and a session that runs already."""
 
 from __future__ import annotations
 
@@ -63,7 +63,8 @@ def test_workers_are_spoken_to_by_sockets_in_the_sessions_folder(spark: SparkSes
     )
     conf = spark.sparkContext.getConf()
     scratch = Path(conf.get("spark.local.dir") or "").parent
-    # Its path is too long for sockets where the system's folder for temporary files is.
+    # The path of the scratch directory is too long for sockets if the system's directory for
+    # temporary files is.
     wanted = default_settings(scratch, cores=1, memory="1g")
     assert (conf.get(enabled), conf.get(folder)) == (wanted.get(enabled), wanted.get(folder))
     if enabled in wanted:
@@ -90,7 +91,8 @@ def test_running_session_takes_settings_that_can_change(spark: SparkSession) -> 
         spark.conf.set(PUSHDOWN, "false")
         session(**{PARTITIONS: 7})
         assert spark.conf.get(PARTITIONS) == "7"
-        assert spark.conf.get(PUSHDOWN) == "true"  # readers that push filters fail without
+        # readers that push filters fail without this setting
+        assert spark.conf.get(PUSHDOWN) == "true"
         assert session(**{PUSHDOWN: False}).conf.get(PUSHDOWN) == "false"
     finally:
         spark.conf.set(PARTITIONS, str(before))
@@ -104,7 +106,8 @@ def test_setting_of_the_jvm_is_refused_by_a_running_session_and_nothing_changes(
     with pytest.raises(UsageError, match=r"spark\.driver\.memory is '1g'"):
         session(**{PARTITIONS: 9, "spark.driver.memory": "9g"})
     assert spark.conf.get(PARTITIONS) == before
-    assert session(**{"spark.driver.memory": "1g"}) is spark  # as it is: nothing to refuse
+    # the setting is the same, so nothing is refused
+    assert session(**{"spark.driver.memory": "1g"}) is spark
     with pytest.raises(UsageError, match=r"spark\.driver\.memory is '1g'"):
         session(memory="9g")
     with pytest.raises(UsageError, match=r"spark\.master is 'local\[2\]'"):

@@ -1,4 +1,4 @@
-"""Spans hold what they say, and an empty one cannot be made."""
+"""Spans contain the keys between their bounds, and an empty span cannot be made."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kvstore.errors import UsageError
 from kvstore.limits import KEY_BYTES_MAX
 from kvstore.span import Span, prefix_end, require_key
 
-# Few bytes and short keys: borders meet often.
+# Few bytes and short keys, so that borders meet often.
 keys = st.lists(st.sampled_from([0x00, 0x01, 0x61, 0xFE, 0xFF]), max_size=4).map(bytes)
 ends = st.none() | keys
 

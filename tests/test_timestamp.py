@@ -1,4 +1,4 @@
-"""Timestamps: text and datetimes go in and come back, and nothing ambiguous is taken."""
+"""Timestamps: text and datetimes convert without loss, and ambiguous values are refused."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ zones = st.builds(
     timezone,
     st.integers(-86_399_999_999, 86_399_999_999).map(lambda us: timedelta(microseconds=us)),
 )
-# Aware, and within 0..2**63 - 1 whatever their zone.
+# Aware datetimes within 0..2**63 - 1 in every zone.
 moments = st.datetimes(
-    datetime(1970, 1, 3),  # noqa: DTZ001  # hypothesis puts the zones on
+    datetime(1970, 1, 3),  # noqa: DTZ001  # hypothesis adds the zones
     datetime(2262, 4, 8),  # noqa: DTZ001
     timezones=zones,
 )
@@ -87,7 +87,7 @@ def test_shorter_forms_mean_their_beginning(text: str, same: str) -> None:
     [
         "",
         "yesterday",
-        "2013-01-31T23:59:59",  # whose local time?
+        "2013-01-31T23:59:59",  # a local time of which zone?
         "2013-01-31",
         "2013-02-30T00:00:00Z",
         "2013-01-31T25:00:00Z",

@@ -1,4 +1,5 @@
-"""A year of some seconds: each answer is the model's, and no count grows. Nothing is timed here."""
+"""A year of some seconds: each answer equals the model's, and no count grows. Nothing is timed
+here."""
 
 from __future__ import annotations
 

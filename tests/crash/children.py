@@ -31,7 +31,7 @@ def open_store(path: Path, **options: Any) -> kvstore.Store:
 def start(
     child: Callable[[Path, Connection, int], None], place: Path, seed: int, said: Connection
 ) -> None:
-    """Do what `child` does."""
+    """Do the work of `child`."""
     child(place, said, seed)
 
 
@@ -123,7 +123,7 @@ def restores(place: Path, acknowledged: Connection, seed: int) -> None:
 
 
 def births(place: Path, acknowledged: Connection, seed: int) -> None:
-    """New stores."""
+    """Make new stores, one after the other."""
     for number in range(1 << 30):
         path = place / f"new-{seed}-{number}"
         acknowledged.send(("begun", str(path)))

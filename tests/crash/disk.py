@@ -1,14 +1,14 @@
 """A disk as a power cut may leave it, from a recording of what a process did to its files.
 
-`recorder.c` records each call that changes a file or a name. A power cut is any point of the
-recording, and of what was not synced before it any part is lost:
+`recorder.c` records each call that changes a file or a name. A power cut comes at any point of the
+recording, and loses any part of the unsynced changes before it:
 
-* Bytes of a file are safe after an fsync of the file. Of later bytes, where the disk keeps their
-  order, a beginning is there, with nothing, zeros or garbage behind it. Where it does not, each
-  sector is as it was before or after, and the file of any length on the way.
-* A name (made, renamed, linked or removed) is safe after an fsync of its directory. Later changes
-  of names are lost or not, each for itself; one that follows a lost change of the same name is
-  lost too. A rename is atomic.
+* Bytes of a file are safe after an fsync of the file. If the disk keeps the order of later bytes, a
+  beginning of them is there, with nothing, zeros or garbage behind it. If it does not, each sector
+  has its content from before or after, and the file may have any length between.
+* A name (made, renamed, linked or removed) is safe after an fsync of its directory. Each later
+  change of a name is lost or kept, independently of others. A change that follows a lost change of
+  the same name is lost too. A rename is atomic.
 
 Nothing is assumed of the order in which the disk takes the bytes of several files, and names.
 RocksDB's log needs the order within a file: see `kvstore.engine.wal`.
@@ -34,7 +34,7 @@ _SOURCE = Path(__file__).with_name("recorder.c")
 
 
 def compiler() -> str | None:
-    """The C compiler, None where the machine has none, or no names of calls that we record."""
+    """The C compiler; None where the machine has none, or names the recorded calls differently."""
     if sysconfig.get_platform().partition("-")[0] != "linux":
         return None
     return shutil.which(os.environ.get("CC", "cc"))
@@ -82,9 +82,9 @@ def _normal(path: bytes) -> str:
 @dataclass(eq=False)
 class _File:
     changes: list[tuple[int, bytes | None]] = field(default_factory=list)
-    """Bytes at an offset; None: cut there."""
+    """Each change is some bytes at an offset. None cuts the file there."""
     synced: int = 0
-    """How many of the changes are safe."""
+    """The number of changes, from the first, that are safe."""
 
     def all(self) -> bytes:
         content = bytearray()
@@ -108,7 +108,7 @@ class _File:
         return bytes(content)
 
     def _tear(self, content: bytearray, at: int, data: bytes | None, rng: random.Random) -> None:
-        """A part of one more change, and what may lie behind it."""
+        """Apply a part of one more change, with nothing, zeros or garbage behind it."""
         if data is None or at < len(content):
             return
         part = data[: rng.randint(0, len(data))]
@@ -118,7 +118,8 @@ class _File:
 
 
 def _mixed(before: bytes, after: bytes, rng: random.Random) -> bytes:
-    """Each sector from one of the two, cut at a length between them."""
+    """Take each sector from one of the two contents, and cut the result at a length between
+    theirs."""
     length = rng.randint(*sorted((len(before), len(after))))
     before, after = before.ljust(length, b"\0"), after.ljust(length, b"\0")
     mixed = bytearray()
@@ -146,7 +147,8 @@ _Node = _File | _Directory
 
 @dataclass(eq=False)
 class _Renaming:
-    """One change of names: in each directory the name and what it becomes, None where it goes."""
+    """One change of names: for each directory the name and its new file, None where the name is
+    removed."""
 
     parts: list[tuple[_Directory, str, _Node | None]]
     is_synced: bool = False
@@ -178,7 +180,8 @@ class RecordedDisk:
             self._rename((record.path, made))
 
     def files(self) -> dict[str, bytes]:
-        """All files as the process has them: equal to the real ones if the recording is whole."""
+        """All files as the process sees them; they equal the real files if the recording is
+        complete."""
         found: dict[str, bytes] = {}
         inside: list[tuple[str, _Node]] = [("", self._root)]
         while inside:
@@ -190,7 +193,8 @@ class RecordedDisk:
         return found
 
     def cut(self, target: Path, rng: random.Random) -> None:
-        """Write what a power cut after the last call leaves to `target`, which must not exist."""
+        """Write the files behind a power cut after the last call to `target`, which must not
+        exist."""
         loss = rng.choice([0.0, 0.2, 0.5, 1.0])
         names: dict[tuple[_Directory, str], _Node | None] = {}
         lost: set[tuple[_Directory, str]] = set()

@@ -1,7 +1,7 @@
 """The recorded process: `python -m tests.crash.recorded ROOT ENGINE SEED STEPS RESULT`.
 
-It writes to a store below ROOT, and says in a file there, by the number of states it has taken
-down, what it has been promised to find again.
+It writes to a store below ROOT. At each durable point it notes, in a file there, the number of
+states and of copies that must be found again.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A process is killed while it deletes the keys that are due.
 
-The next one deletes the rest, each key at exactly its time, and none twice.
+The next process deletes the rest, each key at exactly its time, and none twice.
 """
 
 from __future__ import annotations
@@ -67,7 +67,8 @@ def test_keys_expire_at_their_time_whenever_the_process_is_killed(
 
 
 def make(place: Path, engine: str, clock: ManualClock, pick: random.Random) -> dict[bytes, int]:
-    """A store of keys with random due times, some of them alike; the due time of each."""
+    """Make a store of keys with random due times, some of them equal; returns the due time of each
+    key."""
     due = {b"%d" % n: START + STEP * pick.randint(KEYS, 3 * KEYS) for n in range(KEYS)}
     with kvstore.open(place, engine, durability="async", clock=clock) as store:
         for key, at in due.items():

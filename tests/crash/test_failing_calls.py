@@ -92,7 +92,7 @@ def memory_work(path: Path, told: Acknowledged) -> None:
                 batch.put(b"many/%02d" % number, b"x" * 100)
         told.append(b"many/00")
     with kvstore.open(path, "memory", durability="group") as store:
-        staging = path.parent.parent / "staged"  # its calls are not counted
+        staging = path.parent.parent / "staged"  # the calls of this block are not counted
         shutil.rmtree(staging, ignore_errors=True)
         made = bulk.Import.create(staging)
         with made.writer() as writer:
@@ -231,7 +231,7 @@ def open_below(place: Path) -> set[str]:
 
 
 def require_sound(place: Path, name: str, nth: int, error: int, *, sticky: bool) -> bool:
-    """Let one call fail; whether there was one to fail."""
+    """Let one call fail; returns whether the work made so many calls."""
     work, check = WORKS[name]
     path, told = place / "it", Acknowledged()
     raised: BaseException | None = None
@@ -274,15 +274,15 @@ def test_a_system_call_that_fails_ends_in_an_error_of_the_tree(
         shutil.rmtree(place)
         place.mkdir()
         failed += require_sound(place, name, nth, rng.choice(ERRORS), sticky=sticky)
-    assert failed > min(tried, count) // 2  # how many calls there are differs a little
+    assert failed > min(tried, count) // 2  # the number of calls differs a little
 
 
 @pytest.mark.parametrize("name", WORKS)
 def test_a_look_at_a_name_that_fails_ends_in_an_error_of_the_tree(
     tmp_path: Path, name: str
 ) -> None:
-    """All of them: `Path.exists` raises a bare error in some releases of Python, and takes a
-    failing disk for nothing in others."""
+    """Every look is tried: `Path.exists` raises a bare error in some releases of Python, and takes
+    a failing disk for a missing file in others."""
     place = tmp_path / "place"
     with faults(place) as calls:
         WORKS[name][0](place / "it", [])
@@ -297,7 +297,7 @@ def test_a_look_at_a_name_that_fails_ends_in_an_error_of_the_tree(
 
 
 def test_a_refused_lock_file_is_an_error_of_the_tree(tmp_path: Path) -> None:
-    """`COMPACTING` on a full disk, where all else is there already."""
+    """The file is `COMPACTING`, on a full disk that has all other files already."""
     path = tmp_path / "it"
     open_payloads(path, Payloads()).close()
     (path / "COMPACTING").unlink()

@@ -1,7 +1,7 @@
 """A disk that is full: a clear error, a handle that refuses further calls, and nothing lost.
 
-On a real file system of 24 MB where the tests may mount one; where not, with a limit on file sizes,
-which the system reports in the same place though with another error.
+The tests use a real file system of 24 MB where they may mount one. Elsewhere they set a limit on
+file sizes, which the system reports in the same place with another error.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def fill(disk: Path, *, spare: int = 0) -> Path:
-    """A file that takes what is left of the disk, but for `spare` bytes."""
+    """A file that fills the disk except for `spare` bytes."""
     ballast = disk / "ballast"
     with ballast.open("wb", buffering=0) as file:
         try:
@@ -94,7 +94,7 @@ def test_a_commit_on_a_full_disk_fails_clearly_and_keeps_what_was_acknowledged(
     with kvstore.open(disk / "store") as store:
         found = [key for key, value in store.scan() if value == VALUE]
         assert found[: len(acknowledged)] == acknowledged
-        assert len(found) <= len(acknowledged) + 1  # the refused one may or may not be there
+        assert len(found) <= len(acknowledged) + 1  # the refused row may or may not be there
         assert [change.key for change in store.changes(0)] == found
         store.put(b"again", VALUE, durability="sync")
 

@@ -36,7 +36,7 @@ STUCK_S = 120
 
 
 class Subject:
-    """A store with a bit of everything, and what its calls need."""
+    """A store with data of every kind, and the arguments of its calls."""
 
     def __init__(self, place: Path) -> None:
         place.mkdir()
@@ -131,7 +131,8 @@ CALLS: Mapping[str, Callable[[Subject], object]] = {
 
 
 def elsewhere(call: Callable[[], Any]) -> Any:
-    """The call in another thread, which finds each lock taken that this one has left so."""
+    """Make the call in another thread, which waits for each lock that this thread has not
+    released."""
     found: list[Any] = []
 
     def run() -> None:
@@ -160,14 +161,14 @@ def one_interrupt(
     store, before = s.store, state(s.store)
     outcome, error = interrupted(lambda: call(s), after_s=after_s)
     assert outcome is not Outcome.OTHER, error
-    del error  # its traceback keeps what the call had in its hands
+    del error  # its traceback keeps the objects of the call alive
     gc.collect()
     try:
         found = elsewhere(lambda: state(store))
         assert not store.holds.pins
         elsewhere(lambda: store.put(b"later", b"v"))
         elsewhere(lambda: store.gc(before=0))
-        if found == before:  # else a clear was done, perhaps
+        if found == before:  # otherwise a clear may have been done
             store.get(b"k1", as_of=store.since)
     except PoisonedError:
         found = None
@@ -245,7 +246,7 @@ def test_interrupts_come_in_the_middle_of_calls(tmp_path: Path) -> None:
         assert not store.holds.pins
 
 
-# -- each case that was found, without chance -------------------------------------------------
+# -- each case that was found, not at random -------------------------------------------------
 
 
 def interrupt(*_: object, **__: object) -> Any:
@@ -255,7 +256,7 @@ def interrupt(*_: object, **__: object) -> Any:
 def test_a_clear_that_was_interrupted_before_its_write_is_called_off(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Before, the span was refused until the next commit, and reads of the newest time spun."""
+    """The span was once refused until the next commit, and reads of the newest time spun."""
     at = store.put(b"k", b"v")
     store.put(b"z", b"v")
     with monkeypatch.context() as patch:
@@ -273,9 +274,9 @@ def test_a_clear_that_was_interrupted_before_its_write_is_called_off(
 def test_no_lock_is_taken_by_entering_a_condition(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """That is done by code in Python, where a signal may come between the lock and the block: it
-    stayed locked then, and every call of every thread waited for ever. Signals come to this thread
-    alone; the threads of pytest-xdist enter conditions."""
+    """Entering a condition runs code in Python, where a signal may come between the lock and the
+    block. The lock then stayed held, and every call of every thread waited for ever. Only this
+    thread is interrupted, because the threads of pytest-xdist enter conditions too."""
     here, enter = threading.current_thread(), threading.Condition.__enter__
 
     def interrupted_here(condition: threading.Condition) -> bool:
@@ -342,7 +343,8 @@ def test_a_rollback_that_was_interrupted_is_finished_by_the_finalizer(
 def test_a_hold_that_is_interrupted_inside_a_memory_engine_poisons_the_handle(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The journal has the record then, and memory has not: closing must not ask for soundness."""
+    """The journal then has the record, and memory lacks it: closing must not require a sound
+    handle."""
     store = kvstore.open(tmp_path / "db", engine="memory")
     store.put(b"k", b"v")
 

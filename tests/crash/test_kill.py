@@ -1,7 +1,7 @@
-"""SIGKILL at random moments, many times: what was acknowledged stands, and nothing is half there.
+"""SIGKILL at random moments, many times: acknowledged writes stand, and no write is half there.
 
-A kill takes what a process had in memory, but not what it had handed to the system: for the loss of
-power see `test_power_cut.py`.
+A kill loses bytes in the memory of the process, but no bytes that the system had taken.
+`test_power_cut.py` has the loss of power.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Killer:
         self.kills = self.hits = 0
 
     def run(self, child: Child, place: Path) -> Said:
-        """Start the child, kill it a random time after its first call; all that it said."""
+        """Start the child, kill it a random time after its first call; returns all its messages."""
         arguments = (child, place, self.rng.randrange(1 << 30))
         delay_s = self.rng.random() * KILL_AFTER_S_MAX
         said = run_until_killed(
@@ -68,8 +68,8 @@ def rounds(soak: int) -> Any:
 
 
 def places(root: Path, count: int) -> Iterator[Path]:
-    """A directory for each round: the same for some rounds, then a new one, so that checks of all
-    that is there stay cheap."""
+    """A directory for each round: the same for some rounds, then a new one, so that checks of the
+    whole directory stay cheap."""
     for number in range(count):
         place = root / f"{number // ROUNDS}"
         place.mkdir(exist_ok=True)

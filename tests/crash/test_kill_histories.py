@@ -40,9 +40,9 @@ class WithImports(Workload):
         return with_rows(state, {**state.rows, **rows})
 
     def choose(self, session: Session) -> Step:
-        """Now and then an import is reverted before anything else comes, so that the model knows
-        the rows that show again: those before the step that added it, which is of this run if a
-        step of this run came before it."""
+        """Now and then revert an import directly after it was added. The rows before the import
+        then show again, and the model knows them if an earlier step of this run has recorded
+        them."""
         times, newest = session.times, session.store.upper - 1
         found = [r.import_id for r in session.store.imports.all() if r.added == newest]
         if found and newest in times[1:] and newest != times[0] and session.pick.random() < 0.5:
@@ -64,7 +64,7 @@ class WithImports(Workload):
 
 
 class WithClears(WithImports):
-    """Without what keeps history, and so refuses to have it destroyed."""
+    """Leaves out the steps that keep history, because a clear is refused while history is held."""
 
     odds: Mapping[str, int] = {
         op: count for op, count in WithImports.odds.items() if op not in {"ack", "hold", "release"}

@@ -1,7 +1,7 @@
-"""Power cut: what was not synced is gone, from any byte of the log on.
+"""Power cut: unsynced writes are gone, from any byte of the log on.
 
 The store's directory is copied while it is at work, as a kill would leave it, and its live log is
-cut anywhere behind what the last sync had written.
+cut anywhere behind the bytes of the last sync.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ def live_log(path: Path) -> Path:
 
 @pytest.fixture
 def cut(tmp_path: Path) -> tuple[Path, int, list[int]]:
-    """A store's directory, the bytes of its log that were synced, and its commits: 40 synced ones,
-    then 40 that were not."""
+    """A store's directory, the bytes of its log that were synced, and its commits: 40 synced
+    commits, then 40 unsynced ones."""
     with kvstore.open(tmp_path / "live", durability="async") as store:
         moments = [write(store, number) for number in range(40)]
         store.sync()
@@ -81,5 +81,5 @@ def test_an_import_that_was_acknowledged_survives_unsynced_neighbours(tmp_path: 
     log.write_bytes(log.read_bytes()[:synced])
     with kvstore.open(tmp_path / "cut") as store:
         assert store.get(b"import/x/000000", as_of=stamp) is not None
-        assert store.get(b"z001/0") is not None  # written before, so it is there too
+        assert store.get(b"z001/0") is not None  # it was written before, so it is there too
         assert store.get(b"z002/0") is None

@@ -53,14 +53,15 @@ class Run:
         real = {
             str(path.relative_to(root)): path.read_bytes()
             for path in root.rglob("*")
-            if path.is_file() and not path.name.startswith("LOG")  # RocksDB's diary is not recorded
+            # RocksDB's information log is not recorded
+            if path.is_file() and not path.name.startswith("LOG")
         }
         made = taken.files()
         assert {path for path in made if "LOG" not in path} == set(real)
         assert all(made[path] == content for path, content in real.items())
 
     def cut(self, target: Path, count: int) -> None:
-        """Cut the power at so many calls, and look each time at what is left."""
+        """Cut the power at `count` calls, and check the files each time."""
         moments = set(self.rng.sample(range(len(self.records)), count))
         taken = disk.RecordedDisk(in_order=self.engine == "rocksdb")
         states = copies = 0

@@ -33,7 +33,7 @@ class EndsEarly(MemoryEngine):
 
 
 class Mixes(MemoryEngine):
-    """Keeps all families in one."""
+    """Keeps all families in one map."""
 
     def get(self, family: str, key: bytes) -> bytes | None:
         return super().get(CHANGES, key)
@@ -57,7 +57,7 @@ BROKEN: dict[str, tuple[Callable[[Path], MemoryEngine], str]] = {
 def test_a_broken_engine_fails_the_rule_it_breaks(
     tmp_path: Path, opens: Callable[[Path], MemoryEngine], rule: str
 ) -> None:
-    with pytest.raises(AssertionError, match="assert "):  # tells what was compared
+    with pytest.raises(AssertionError, match="assert "):  # the message shows the compared values
         getattr(EngineContract(), rule)(opens(tmp_path))
 
 

@@ -1,4 +1,5 @@
-"""The ordered map of the memory engine: a sorted dict to its writer, a still picture to readers."""
+"""The ordered map of the memory engine: a sorted dict for its writer, an unchanging one for
+readers."""
 
 from __future__ import annotations
 

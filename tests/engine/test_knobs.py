@@ -17,7 +17,7 @@ def test_options_reach_rocksdb(tmp_path: Path) -> None:
     with kvstore.open(tmp_path / "s", options=options, durability="async") as store:
         for number in range(300):
             store.put(b"%d" % number, bytes(20_000))
-        assert store.stats()["data_memtable_bytes"] <= 3 << 20  # all would be 6 MB
+        assert store.stats()["data_memtable_bytes"] <= 3 << 20  # caching all blocks would take 6 MB
         told = max((tmp_path / "s").glob("OPTIONS-*")).read_text()
         assert "max_open_files=99" in told
         assert "max_background_jobs=3" in told

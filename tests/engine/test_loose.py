@@ -1,4 +1,4 @@
-"""Sorted files are read where they lie, and nothing is left behind."""
+"""Sorted files are read in place, and no file is left behind."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def sst(path: Path, keys: list[bytes]) -> Path:
 
 @pytest.fixture
 def scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where throw-away databases are made, in the place of the system's memory and of /tmp."""
+    """The directory for throw-away databases, instead of /dev/shm and /tmp."""
     (tmp_path / "memory").mkdir()
     monkeypatch.setattr(kvstore.engine.loose, "IN_MEMORY", str(tmp_path / "memory"))
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "memory"))
@@ -127,7 +127,7 @@ def test_a_footer_is_checked_before_its_sizes_are_allocated(
 def test_a_kept_database_tells_files_that_are_gone_from_their_names(
     tmp_path: Path, scratch: Path
 ) -> None:
-    """Descriptors are used again by other files, and names are taken away, as imports do."""
+    """As in imports, other files get the numbers of closed descriptors, and names are removed."""
     opened = len(os.listdir("/proc/self/fd"))
     teller = Teller()
     for number in range(3 * TOLD_FILES_MAX):
@@ -156,7 +156,7 @@ def test_a_kept_database_goes_on_after_a_file_that_is_none(tmp_path: Path, scrat
 def test_the_entries_of_files_are_read_beside_those_of_others(
     tmp_path: Path, scratch: Path, most: int
 ) -> None:
-    """Entries of other files may come with them while those are few."""
+    """While all entries are few, entries of other files may be among the answers."""
     teller = Teller()
     with bounds(TOLD_ENTRIES_MAX=most):
         for number in range(4):
@@ -169,7 +169,7 @@ def test_the_entries_of_files_are_read_beside_those_of_others(
             assert (set(found) == ours) == (not number or not most)
             assert teller.entries([file]) == LOOSE_ONCE.entries([file]) or most
             large = sst(tmp_path / f"large {number}.sst", [b"a", b"large %d" % number, b"z"])
-            if not most:  # entries of a file that was only told are not passed over either
+            if not most:  # files whose bounds were asked must not add their entries either
                 teller.told([large])
         other = sst(tmp_path / "other.sst", [b"a"])
         assert teller.entries([other]) == [b"a"]
@@ -202,7 +202,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 def test_a_directory_that_a_killed_process_left_without_a_lock_is_removed_when_it_is_old(
     tmp_path: Path, scratch: Path, age_s: int
 ) -> None:
-    """A young one may be that of a process that is about to make its database."""
+    """A young directory may belong to a process that is about to make its database."""
     left = scratch / "kvstore-loose-1-left"
     (left / "db").mkdir(parents=True)
     then = time.time() - age_s

@@ -160,7 +160,7 @@ def test_a_killed_store_has_all_that_it_told_of(tmp_path: Path, durability: str)
             lines = [child.stdout.readline() for _ in range(80)]
             child.send_signal(signal.SIGKILL)
             lines += child.stdout.read().splitlines(keepends=True)
-        lines = [line for line in lines if line.endswith("\n")]  # a kill may cut the last one
+        lines = [line for line in lines if line.endswith("\n")]  # a kill may cut the last record
         hits += lines[-1] == "begin\n"
         told = [int(line) for line in lines if line != "begin\n"]
         with kvstore.open(path, engine="memory") as store:

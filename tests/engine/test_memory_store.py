@@ -1,4 +1,4 @@
-"""The memory engine in a store: with a journal it survives, without one it needs no disk."""
+"""The memory engine in a store: with a journal the store survives, without one it needs no disk."""
 
 from __future__ import annotations
 
@@ -202,7 +202,7 @@ def test_another_process_compacts_beside_a_store_even_inside_an_ingest(tmp_path:
     put(engine, b"a", b"1")
     engine._stage(1, [b"r1", b"r2"], [b"", b""])
     assert engine._journal is not None
-    engine._journal._rotate()  # what a full file brings about
+    engine._journal._rotate()  # as a full journal file would
     compacted = compact(path, MemoryState(), content=CONTENT)
     assert compacted.snapshot is not None
     put(engine, b"b", b"2")

@@ -51,7 +51,7 @@ def test_a_database_with_families_of_a_newer_release_is_refused(tmp_path: Path) 
 
 
 @pytest.mark.parametrize(
-    "left",  # as kills left them
+    "left",  # as kills left these directories
     [
         ["rocksdict-config.json"],
         ["000000.dbtmp", "LOCK", "LOG", "rocksdict-config.json"],
@@ -112,7 +112,7 @@ CALLS: dict[str, Callable[[RocksEngine], object]] = {
 def test_a_database_that_another_thread_closes_meanwhile_is_closed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: Callable[[RocksEngine], object]
 ) -> None:
-    """Between the look at whether it is open and the use of it."""
+    """The close comes between the check that the database is open and its use."""
     engine = RocksEngine(tmp_path / "s")
     is_open = engine._open
 
@@ -126,7 +126,7 @@ def test_a_database_that_another_thread_closes_meanwhile_is_closed(
         engine.close()
     with pytest.raises(ClosedError):
         call(engine)
-    RocksEngine(tmp_path / "s").close()  # nothing keeps it, or its lock
+    RocksEngine(tmp_path / "s").close()  # nothing keeps the database open or locked
 
 
 def test_whatever_look_at_the_directory_fails_opening_ends_in_an_error_of_the_tree(

@@ -132,7 +132,7 @@ def recycled(kind: int, length: int = 64_000) -> bytes:
 
 @pytest.mark.parametrize("kind", [5, 6, 7, 8, 11])
 def test_tail_that_looks_like_a_recycled_log_is_cut(crashed: Path, kind: int) -> None:
-    """At its beginning, and where the next block begins."""
+    """The bad record stands at the beginning of the tail, or where the next block begins."""
     log = change_log(crashed, lambda log: bytes(log) + recycled(kind))
     before = log.read_bytes()
     reader = RocksEngine(crashed, read_only=True)
@@ -158,7 +158,8 @@ def test_tail_that_looks_like_a_recycled_log_is_cut(crashed: Path, kind: int) ->
 
 @pytest.fixture
 def several_logs(tmp_path: Path) -> Path:
-    """A copy of a store whose families were flushed one by one: each log has what others lack."""
+    """A copy of a store whose families were flushed one by one: each log has writes that no other
+    log has."""
     with kvstore.open(tmp_path / "live") as store:
         store.hold("mine")
         for number in range(4):
@@ -229,7 +230,7 @@ def test_a_manifest_that_is_broken_and_goes_on_is_damage(crashed: Path) -> None:
 @pytest.mark.parametrize("read_only", [True, False])
 def test_a_store_whose_current_is_gone_is_not_begun_again(crashed: Path, read_only: bool) -> None:
     for file in crashed.glob("*.sst"):
-        file.unlink()  # as where it was killed before the first file
+        file.unlink()  # as if it was killed before the first file
     current = (crashed / "CURRENT").read_bytes()
     (crashed / "CURRENT").unlink()
     before = sorted(crashed.iterdir())

@@ -31,8 +31,8 @@ from kvstore.testing.seeds import seeded
 
 FLUSHES = 3 * SMALL_FILES_MAX
 FAMILY_FILES_MAX = 2 * SMALL_FILES_MAX
-"""The files of one family: the small ones, the ones that came since they were counted, and three
-that RocksDB leaves on the first level."""
+"""The files of one family: small files, files that came after the last count, and three files that
+RocksDB leaves on the first level."""
 
 FILES_MAX = 3 * FAMILY_FILES_MAX
 
@@ -251,7 +251,8 @@ def test_a_file_of_the_first_level_takes_what_it_touches_with_it() -> None:
 
 
 def test_merging_again_and_again_bounds_files_by_bytes() -> None:
-    """Files of any size in any order: merged as told, they are few, and none is rewritten often."""
+    """Files of any size in any order: merges as planned leave few files, and rewrite no file
+    often."""
     rng, found = seeded(), list[SortedFile]()
     total = rewritten = 0
     for number in range(3000):

@@ -16,7 +16,8 @@ def keys(batches: list[FeedBatch] | Feed) -> list[bytes]:
 
 
 class Follower:
-    """A consumer that follows in a thread of its own; `wait` returns when it has seen enough."""
+    """A consumer that follows in a thread of its own; `wait` returns once its condition
+    holds."""
 
     def __init__(self, feed: Feed, *, heartbeat: float | None = None) -> None:
         self.batches: list[FeedBatch] = []

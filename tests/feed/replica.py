@@ -39,7 +39,7 @@ class Replica:
                 del self.rows[key]
 
     def check(self, store: Store) -> None:
-        """Assert that this is the state at the position, if that lies between commits."""
+        """Assert that this is the state at the position, if the position lies between commits."""
         if self.position is not None and not self.position.taken:
             assert self.rows == dict(store.scan(as_of=self.position.timestamp))
 

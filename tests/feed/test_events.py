@@ -112,7 +112,8 @@ def test_rows_keep_a_keys_images_and_its_change_together(store: Store) -> None:
 
 
 def test_images_are_exact_under_concurrent_writers(store: Store) -> None:
-    """Each event's image before is the image after of the key's last event, with no exception."""
+    """The image before each event equals the image after the key's previous event, without
+    exception."""
 
     def write(worker: int) -> None:
         for number in range(100):

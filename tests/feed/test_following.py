@@ -19,7 +19,8 @@ pytestmark = [pytest.mark.usefixtures("each_engine"), pytest.mark.tiny_limits]
 def test_a_feed_never_hands_out_what_is_not_durable(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """While the disk does not answer, a follower gets nothing; the write alone is not enough."""
+    """A follower gets nothing until the disk has answered the fsync; the write alone is not
+    enough."""
     sync, answer, asked = parts_of(store).engine.sync, threading.Event(), threading.Event()
     feed = store.feed("f", start="now")
 
@@ -141,7 +142,7 @@ def test_a_follower_ends_with_an_error_when_a_commit_is_interrupted(
 def test_who_waits_for_upper_is_woken_when_it_has_moved(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Time that is closed without a commit wakes too; and not only before there is news."""
+    """Time that is completed without a commit wakes the waiter too, again and again."""
     with kvstore.open(tmp_path / "s", durability="async") as store:
         looks = threading.Semaphore(0)
         upper = store.upper

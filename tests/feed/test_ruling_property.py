@@ -75,7 +75,7 @@ class History:
             self.imports.append(import_id)
         elif op == "revert":
             if self.imports:
-                with contextlib.suppress(HistoryGoneError, UsageError):  # GC was there before
+                with contextlib.suppress(HistoryGoneError, UsageError):  # GC came before the revert
                     store.revert_import(self.imports[-1])
         elif op == "reshard":
             store.reshard(arguments[0])  # type: ignore[arg-type]
@@ -104,7 +104,7 @@ def test_state_plus_feed_is_the_later_state(
         history.store.feed("f", start=0)
 
         def read(*, limit: int | None) -> None:
-            # The position is the replica's own: what was only acked would come again.
+            # The position is the replica's own. Events after the last ack would come again.
             store = history.store
             feed = store.feed(
                 "f", start=replica.position or 0, expand=expand, batch_rows=batch_rows
@@ -223,8 +223,9 @@ def test_a_live_feed_beside_writers_imports_and_reshards_misses_nothing(tmp_path
 
 
 def test_images_are_exact_while_everything_is_written_at_once(tmp_path: Path) -> None:
-    """Each key's image before is its last image after, over range deletes, imports, their reverts
-    and reshards, for a consumer that reads them while others write."""
+    """The image before each event equals the image after the key's previous event. This holds over
+    range deletes, imports, their reverts and reshards, for a consumer that reads while others
+    write."""
     with kvstore.open(tmp_path / "s", durability="async") as store:
         feed = store.feed("live", start=0, images="pre+post", expand="all", batch_rows=11)
         state: dict[bytes, bytes | None] = {}

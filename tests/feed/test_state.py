@@ -1,4 +1,5 @@
-"""Feeds that begin with the state: state plus changes, each once, whoever stops and when."""
+"""Feeds that begin with the state: each row and each change comes once, whichever consumer stops at
+any time."""
 
 from __future__ import annotations
 
@@ -244,7 +245,7 @@ def test_a_killed_consumer_misses_nothing(tmp_path: Path, each_engine: str) -> N
             assert child.stdout is not None
             lines = [child.stdout.readline() for _ in range(draw.randrange(1, 40))]
             child.kill()
-            lines += child.stdout  # said before the kill, and perhaps acked
+            lines += child.stdout  # reported before the kill, and perhaps acked
         for line in lines:
             if line.endswith("\n"):
                 is_state, time, key, value = line.rstrip("\n").split(" ")

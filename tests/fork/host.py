@@ -31,7 +31,8 @@ from kvstore.tasks.worker import Worker
 from kvstore.testing import forks
 
 OTHER_ROWS = 20_000
-"""Of the passes that are open over a fork: more than one chunk of them is read at once."""
+"""Rows of the passes that are open during a fork: more than one chunk, as a pass reads a chunk at
+once."""
 
 LOCAL = threading.local()
 KEPT = threading.Event()
@@ -63,8 +64,8 @@ def main() -> None:
 
 
 def write(store: Store, acknowledged: Path) -> None:
-    """Put row after row, and note each that was acknowledged: what is handed to the system stays
-    when the process is killed."""
+    """Put row after row, and note each acknowledged row. The system keeps the notes when the
+    process is killed."""
     note = os.open(acknowledged, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     number = 0
     while True:
@@ -83,7 +84,7 @@ def keep(place: Path) -> None:
 
 
 def on_store(store: Store, held: ExitStack) -> Calls:
-    """Calls on a store and on what it gave out."""
+    """Calls on a store and on objects that it made."""
     begun = store.sync()
     with store.batch() as batch:
         for number in range(OTHER_ROWS):

@@ -1,6 +1,6 @@
 """Small programs that fork, each in a process of its own: `python -m tests.fork.programs NAME ...`.
 
-Each ends with status 0 and says nothing on standard error if all went as it should.
+Each program ends with status 0 and an empty standard error if all its assertions hold.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from kvstore.testing.forks import STATUS, reap
 
 ROWS = 5_000
 SCANNED_ROWS = 30_000
-"""Of a store that several processes scan: below 24 MB one reads alone."""
+"""Rows of a store that several processes scan. A span below 24 MB is read by one process alone."""
 
 SERVED: dict[str, Store] = {}
 """Stores in the memory that the workers of a pool inherit."""
 
 
 def fork(body: Callable[[], object]) -> int:
-    """The status of a child that does `body`, and ends as a program does that comes to its end."""
+    """The status of a child that does `body`, and then ends like a program at its last line."""
     child = os.fork()
     if child == 0:
         body()
@@ -56,14 +56,14 @@ def refused(call: Callable[[], object], *, owner: int | None = None) -> None:
 
 
 def fill(store: Store, count: int = ROWS) -> None:
-    """Write what closing the store has to flush."""
+    """Write rows that closing the store has to flush."""
     with store.batch(durability="async") as batch:
         for number in range(count):
             batch.put(b"%08d" % number, os.urandom(1000))
 
 
 def opens_anew(place: Path) -> None:
-    """Beside an open store a child reads; what would need RocksDB's threads is refused."""
+    """Beside an open store a child can read. Calls that need RocksDB's threads are refused."""
     with kvstore.open(place / "store") as store:
         fill(store)
 
@@ -83,7 +83,8 @@ def opens_anew(place: Path) -> None:
 
 
 def opens_after_close(place: Path) -> None:
-    """Once the parent has closed all it had open, children open to write, flush and close."""
+    """Once the parent has closed all its handles, children open stores to write, flush and
+    close."""
     with kvstore.open(place / "store") as store:
         fill(store)
 
@@ -100,7 +101,7 @@ def opens_after_close(place: Path) -> None:
 
 
 def locks_end(place: Path) -> None:
-    """A child that lives on keeps nothing of its parent's locked."""
+    """A child that stays alive keeps no lock of its parent."""
     for engine in ("memory", "rocksdb"):
         near, far = os.pipe()
         with kvstore.open(place / engine, engine=engine):
@@ -164,7 +165,7 @@ def daemon(place: Path) -> None:
     if os.fork():
         os._exit(0)
     os.close(far)
-    os.read(near, 1)  # comes to an end with the parent
+    os.read(near, 1)  # returns when the parent ends
     refused(lambda: store.get(b"k"), owner=owner)
     refused(lambda: kvstore.open(place / "store"), owner=owner)
     with kvstore.open_read_only(place / "store") as reader:
@@ -187,7 +188,7 @@ def subprocesses(place: Path) -> None:
 
 
 def at_once(place: Path) -> None:
-    """Threads fork at once, while others open and close what has a lock."""
+    """Several threads fork at once, while others open and close handles with locks."""
     stop = threading.Event()
     failed: list[BaseException] = []
 
@@ -222,7 +223,7 @@ def at_once(place: Path) -> None:
 
 def object_stores(place: Path) -> None:
     """The client of object stores has threads: a child is refused, also with a client of its own.
-    One that was forked before the first request goes its own way."""
+    A child that was forked before the first request can use a client of its own."""
     place.mkdir(exist_ok=True)
 
     def use() -> None:
@@ -261,7 +262,8 @@ def exit_handlers(place: Path) -> None:
 
 
 def live_readers(place: Path) -> None:
-    """A child has no reader of its parent's, and follows the store by one of its own."""
+    """A child cannot use a live reader of its parent, and follows the store by a reader of its
+    own."""
     with kvstore.open(place / "store") as store:
         store.put(b"k", b"1")
         with kvstore.follow(place / "store", max_staleness=0.001) as reader:

@@ -1,4 +1,5 @@
-"""Forks under load: a handle belongs to the process that opened it, and the others do no harm."""
+"""Forks under load: a handle belongs to the process that opened it, and other processes do no
+harm."""
 
 from __future__ import annotations
 

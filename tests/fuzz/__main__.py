@@ -16,7 +16,8 @@ from tests.fuzz.driver import Target, targets
 
 
 def functions(target: Target) -> Iterator[FunctionType]:
-    """The modules that coverage steers by: the code of the format, and no library below."""
+    """The modules whose coverage steers the fuzzer: the code of the format, and no library
+    below."""
     for module in target.modules:
         for thing in vars(module).values():
             members = vars(thing).values() if isinstance(thing, type) else [thing]
@@ -41,7 +42,7 @@ def fuzz(target: Target, options: list[str]) -> None:
 
 
 def main() -> int:
-    """Fuzz the targets that are named, or all; the first that fails ends it."""
+    """Fuzz the named targets, or all of them; the first failure ends the run."""
     options = [word for word in sys.argv[1:] if word.startswith("-")]
     names = [word for word in sys.argv[1:] if not word.startswith("-")]
     known = targets()

@@ -1,7 +1,7 @@
 """Fuzz targets, and mutations of sound bytes by a seed.
 
 A target must return for any bytes: an error that it lets out is a defect.
-Targets catch the errors that are documented and assert what must hold of an answer.
+A target catches documented errors, and checks each answer by assertions.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Target:
     seeds: Callable[[], Sequence[bytes]]
     """Sound bytes of the format, from which mutations start."""
     modules: tuple[ModuleType, ...] = ()
-    """The code that coverage should steer by."""
+    """The code whose coverage should steer the fuzzer."""
     rounds: int = 300
     """Mutations of the short form, some 200 ms."""
 
@@ -50,7 +50,7 @@ _NUMBERS = [0, 1, 255, 256, 0x7FFF, 0x8000, 0xFFFF, 0x10000, 0x7FFFFFFF, 0x80000
 
 
 def mutations(seeds: Sequence[bytes], *, seed: int, count: int) -> Iterator[bytes]:
-    """Some sound bytes first, then bytes that differ from such in a few places."""
+    """Sound bytes first, then bytes that differ from sound ones in a few places."""
     source = random.Random(seed)
     yield from source.sample(list(seeds), min(len(seeds), _SOUND_MAX))
     for _ in range(count):

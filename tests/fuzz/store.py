@@ -1,4 +1,4 @@
-"""The formats of `kvstore`: keys, entries, records, and a whole store over such."""
+"""The formats of `kvstore`: keys, entries, records, and a whole store over mutated entries."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def change_entry(data: bytes) -> None:
 
 
 def data_key(data: bytes) -> None:
-    """A key is judged alike by its check, by scans and by look-ups, compiled and plain."""
+    """The check of keys, scans and look-ups, compiled and plain, accept or refuse the same keys."""
     try:
         keys.check_data_key(data)
         is_key = True
@@ -102,7 +102,7 @@ def tuple_key(data: bytes) -> None:
 
 
 def framed_key(data: bytes) -> None:
-    """Framing is told from other bytes."""
+    """Framed keys are distinguished from other bytes."""
     assert ordered.is_framed(ordered.frame(data))
     assert ordered.unframe(ordered.frame(data)) == data
     if ordered.is_framed(data):
@@ -110,7 +110,7 @@ def framed_key(data: bytes) -> None:
 
 
 def json_object(data: bytes) -> None:
-    """An object that is read is what the library reads."""
+    """A JSON object reads as the standard library reads it."""
     try:
         found = read_object(data, where="fuzzed")
     except CorruptionError:
@@ -147,7 +147,7 @@ def epochs_record(data: bytes) -> None:
 
 
 def meta_record(data: bytes) -> None:
-    """A record in the place of another opens a store, or says which record it is."""
+    """With a mutated record a store opens, or the error names the record."""
     names = sorted(sound()[META])
     name = names[data[0] % len(names)] if data else names[0]
     stored = {**sound(), META: {**sound()[META], name: data[1:]}}
@@ -156,8 +156,8 @@ def meta_record(data: bytes) -> None:
 
 
 def any_entry(data: bytes) -> None:
-    """An entry beside or in the place of another: each way to read raises an error of our tree, or
-    gives an answer; a verification comes to its end, and tells where an answer is another."""
+    """With a mutated entry, each way to read raises an error of our tree or gives an answer. A
+    verification ends, and reports a problem if an answer differs."""
     family = FAMILIES[data[0] % len(FAMILIES)] if data else DATA
     places = sorted(sound()[family])
     place = places[data[1] % len(places)] if len(data) > 1 else places[0]

@@ -40,7 +40,7 @@ def collecting() -> list[threading.Thread]:
 
 
 def readable(store: Store, since: int, upto: int) -> list[object]:
-    """All that readers at or above `since` can ask, up to the time `upto`."""
+    """The answers to all reads at or above `since`, up to the time `upto`."""
     times = range(since, upto + 1)
     joined = store.join(table([(key, t) for t in times for key in KEYS]))
     floors = store.floor_many([b"z"] * len(times), as_of=times)
@@ -52,7 +52,8 @@ def readable(store: Store, since: int, upto: int) -> list[object]:
 
 
 def left_over(store: Store, since: int) -> list[bytes]:
-    """Stored entries that are garbage at `since`, or have an older time than readers are told."""
+    """Stored entries that are garbage at `since`, or whose time is older than the time that reads
+    return."""
     tails: dict[bytes, list[bytes]] = {}
     cursor = parts_of(store).engine.cursor(DATA)
     while keys := cursor.take(1000)[0]:

@@ -1,4 +1,4 @@
-"""Clearing a span: it reads as empty from then on, and nobody is told a lie about before."""
+"""Clearing a span: it reads as empty afterwards, and no read before it gives a wrong answer."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_reads_and_windows_that_start_before_a_clear_are_refused_with_span_and_r
         assert caught.value.span == (b"b", b"e")
         assert caught.value.since == cleared
     assert list(store.changes(before, start=b"e")) == []
-    assert store.holds.all() == []  # of no feed that was refused
+    assert store.holds.all() == []  # a refused feed leaves no hold
     beside = store.feed("f", start=0, span=Span(b"e", b"z"))
     assert [event.key for batch in beside for event in batch.events] == [b"e", b"f"]
 

@@ -85,8 +85,8 @@ def test_files_shrink_after_gc_with_compaction(store: Store) -> None:
 
 @pytest.mark.parametrize("entries_max", [1, 2, 3, 100])
 def test_keys_that_changed_are_looked_up_in_pieces(store: Store, entries_max: int) -> None:
-    """Deleted keys go whole, others but for the newest, the oldest entry first; keys that are
-    neighbours of each other's bytes are not mixed up."""
+    """GC removes all versions of a deleted key, and all but the newest of a live key, the oldest
+    entry first. Keys with neighbouring bytes are not mixed up."""
     keys = [b"", b"\x00", b"\x00\x01", b"a", b"a\x00", b"a\x00\xff", b"a\xff", b"b"]
     for number in range(3):
         for key in keys:

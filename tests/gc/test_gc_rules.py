@@ -119,8 +119,8 @@ def keys(draw: st.DrawFn) -> tuple[list[StoredEntry], dict[bytes, Lifetime], lis
 def seen(
     entries: list[StoredEntry], stamps: dict[bytes, Lifetime], stack: list[int], since: int
 ) -> list[object]:
-    """All that readers at or above `since` can ask of a key. A value has a time, which a join
-    tells."""
+    """The answers to all reads of a key at or above `since`. A value comes with its time, as joins
+    return it."""
     events = timeline(entries, stamps, stack)
     states = [newest_at(events, t) for t in range(since, 15)]
     values = [None if state is None or state[1] is None else state for state in states]

@@ -1,4 +1,4 @@
-"""Holds that say whose they are, and background work that fails in public."""
+"""Holds that name their owners, and failures of background work that are reported."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ WAIT_S_MAX = 120
 HOUR = timedelta(hours=1)
 
 
-# -- whose a hold is --------------------------------------------------------------------------
+# -- owners of holds --------------------------------------------------------------------------
 
 
 def test_a_hold_says_whose_it_is_also_after_a_restart(tmp_path: Path) -> None:
@@ -95,7 +95,8 @@ def test_texts_of_a_hold_are_one_bounded_line(store: Store) -> None:
         store.hold("h", kind="two\nlines")
 
 
-# -- what holds GC back -----------------------------------------------------------------------
+# -- claims that hold GC back
+# -----------------------------------------------------------------------
 
 
 def test_gc_names_all_that_hold_it_back_oldest_first(store: Store) -> None:
@@ -162,7 +163,7 @@ def test_a_hold_that_was_abandoned_can_be_dropped(store: Store) -> None:
 
 @contextmanager
 def failing(store: Store, call: str, at: int) -> Iterator[None]:
-    """Have the engine's call number `at` find the disk full, before it does anything."""
+    """Let call number `at` of the engine fail with a full disk before it does anything."""
     inner, calls = getattr(parts_of(store).engine, call), [0]
 
     def counted(*arguments: Any) -> Any:
@@ -178,7 +179,8 @@ def failing(store: Store, call: str, at: int) -> Iterator[None]:
 
 @pytest.mark.parametrize("at", range(4))
 def test_a_feed_that_cannot_be_opened_holds_nothing(tmp_path: Path, at: int) -> None:
-    """Before, its workers' holds were written one by one: a failure left the first of them."""
+    """The holds of its workers were once written one by one, and a failure left the first of
+    them."""
     with kvstore.open(tmp_path / "db") as store:
         store.reshard(streams=3)
         time = store.put(b"k", b"v")
@@ -245,7 +247,7 @@ class Rounds:
 def test_a_callback_that_raises_is_told_and_collecting_goes_on(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, error: BaseException
 ) -> None:
-    """Before, the thread died in silence until the store was closed."""
+    """The thread once died in silence, and the error showed only when the store was closed."""
     rounds = Rounds(error)
     with kvstore.open(tmp_path / "db", durability="async") as store:
         worker = store.upkeep.start_gc(GcPolicy(keep=timedelta(0), every=HOUR), after_run=rounds)

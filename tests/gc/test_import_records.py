@@ -1,4 +1,4 @@
-"""The bytes of key lists and past imports, and what is refused in them."""
+"""The bytes of key lists and past imports, and bytes that are refused."""
 
 from __future__ import annotations
 

@@ -116,7 +116,8 @@ def test_a_disk_that_fails_under_leftover_files_is_an_error_of_the_tree(
 
 
 def test_files_are_left_over_by_the_clock_that_dates_them(tmp_path: Path) -> None:
-    """The store's clock was days ahead once: what is being staged now is not days old for that."""
+    """The store's clock was days ahead once. This must not make the files of a running job look
+    days old."""
     clock = ManualClock(time.time_ns() + 3 * 24 * 3600 * 1_000_000_000)
     with kvstore.open(tmp_path / "db", clock=clock) as store:
         staging = tmp_path / "db" / "ingest" / "staging-of-a-job-under-way"
@@ -154,7 +155,7 @@ def test_an_import_being_added_is_not_stale_however_long_ago_it_was_begun(tmp_pa
             runs.append(store.gc(before=0).imports)
 
         bulk.ingest(store, tmp_path / "staged", move=True, progress=collect)
-        assert store.gc(before=0).imports == 0  # added meanwhile
+        assert store.gc(before=0).imports == 0  # the import was added meanwhile
         assert runs == [0, 0, 0]
         assert store.get(b"a") == b"1"
         store.verify().require_ok()

@@ -86,7 +86,8 @@ def test_scans_that_are_open_see_their_state_through_gc_compaction_and_imports(
 
 
 def test_snapshots_stay_whole_while_writers_and_gc_run(store: Store) -> None:
-    """Each commit writes one number to all keys; a snapshot sees one number, however long."""
+    """Each commit writes one number to all keys; a snapshot sees one number for as long as it is
+    open."""
     wrong = []
 
     def write() -> None:
@@ -123,7 +124,7 @@ def test_snapshots_stay_whole_while_writers_and_gc_run(store: Store) -> None:
 def test_a_hold_taken_for_the_next_sync_is_on_disk_after_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step_ns: int
 ) -> None:
-    """Also where no time has passed since the last sync, or the clock has gone back."""
+    """This also holds where no time has passed since the last sync, or the clock has gone back."""
     clock = ManualClock(1_700_000_000 * 10**9)
     with kvstore.open(tmp_path / "store", engine="rocksdb", clock=clock) as store:
         store.put(b"k", b"v")

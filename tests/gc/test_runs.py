@@ -1,4 +1,5 @@
-"""Runs of GC: background runs, calls from a run's own progress, and a crash at each step."""
+"""Runs of GC: background runs, calls from the progress callback of a run, and a crash at each
+step."""
 
 from __future__ import annotations
 

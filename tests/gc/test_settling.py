@@ -72,7 +72,8 @@ def records(store: Store, prefix: str) -> int:
 
 
 def crossing(store: Store, place: Path) -> int:
-    """Imports that cross versions, each other and a range tombstone; returns a time to keep."""
+    """Make imports that cross versions, each other and a range tombstone; returns the `since` to
+    use."""
     store.put(b"b", b"before")
     store.put(b"x", b"never imported")
     add(store, place / "1", {b"a": b"1", b"b": b"1", b"c": None, b"\x00": b"1"}, 1)
@@ -152,7 +153,7 @@ def test_every_read_agrees_before_in_and_after_every_step(store: Store, tmp_path
 
 @pytest.mark.usefixtures("usual")
 def test_a_reader_of_an_old_view_and_one_of_the_new_agree(store: Store, tmp_path: Path) -> None:
-    """A reader takes the view, and reads entries at any later moment."""
+    """A reader may take the view before entries settle, and read them afterwards."""
     since = crossing(store, tmp_path)
     versions = parts_of(store).versions
     former = versions.view
@@ -170,7 +171,7 @@ def test_a_reader_of_an_old_view_and_one_of_the_new_agree(store: Store, tmp_path
 
 
 class BetweenIterators(RocksCursor):
-    """A pass during whose making something happens, between its two iterators."""
+    """A pass that calls `happens` between the making of its two iterators."""
 
     happens: Callable[[], object]
 
@@ -365,7 +366,8 @@ def test_a_file_with_rows_that_it_does_not_tell_has_no_key_list(
 def test_a_store_of_the_release_before_reads_as_it_was_and_settles(
     tmp_path: Path, bits: str
 ) -> None:
-    """One import that stands, one reverted, one spent, one being added, one newer than history."""
+    """The store has five imports: one stands, one was reverted, one has no rows left, one is being
+    added, and one is newer than `since`."""
     shutil.copytree(GOLDEN, tmp_path / "db")
     with kvstore.open(tmp_path / "db", "memory", clock=ManualClock(1)) as store:
         assert (store.since, store.upper) == (8, 15)

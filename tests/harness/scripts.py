@@ -1,12 +1,12 @@
-"""Behaviour as plain text: a script of commands with the answers they are to give.
+"""Behaviour as plain text: a script of commands with their expected answers.
 
     # a comment
     put k v
-    get k                 a block is some commands, a line of four dashes, and what they print,
+    get k                 a block is some commands, a line of four dashes, and their output,
     ----                  up to an empty line
     v
 
-Every block runs on every engine. `pytest tests/scripts --rewrite` writes down what is printed
+Every block runs on every engine. `pytest tests/scripts --rewrite` writes the output into the script
 instead of comparing it: review the difference as you would review code.
 
 Words are text; `\\x00` escapes stand for other bytes and `""` for the empty key. In scripts of a
@@ -143,7 +143,7 @@ class Script:
         return listed(map(change_line, found))
 
     def do_snapshot(self, name: bytes, as_of: str | None = None) -> Iterator[str]:
-        """`snapshot name` opens one or, if it is open, reads it."""
+        """`snapshot name` opens a snapshot or, if it is open, reads it."""
         key = text(name)
         if key not in self.kept:
             self.kept[key] = self.store.snapshot(time(as_of))
@@ -174,7 +174,7 @@ class Script:
         yield f"[{info.lower:d}, {info.upper:d}) rows={info.rows}"
 
     def do_restore(self, as_of: str | None = None, history: str = "true") -> Iterator[str]:
-        """Restores into a new store and shows what is in it: its changes, or its state."""
+        """Restores into a new store and shows its changes, or its state."""
         self.restored += 1
         path = self.place / f"restored-{self.restored}"
         Collection(self.place / "backups").restore(
@@ -189,7 +189,7 @@ class Script:
     def do_put_if(
         self, key: bytes, value: bytes, expected: str = "", unchanged_since: str | None = None
     ) -> Iterator[str]:
-        """`expected=nothing` means absent; without it only the time counts."""
+        """`expected=nothing` means absent; without `expected` only the time counts."""
         yield f"@{self.store.put_if(key, value, **condition(expected, unchanged_since)):d}"
 
     def do_del_if(
@@ -395,7 +395,7 @@ def frontiers(store: Any) -> str:
 
 
 def error_line(error: KVStoreError) -> str:
-    """Class and facts of an error: what a caller can go by."""
+    """Class and facts of an error, by which a caller can decide."""
     facts = {name: getattr(error, name) for name in FACTS if hasattr(error, name)}
     if "holder" in facts:  # in brackets stand the process and the times of its claim
         facts["holder"] = facts["holder"].partition(" (")[0]

@@ -1,4 +1,4 @@
-"""The entries of a store with one of every kind, as bytes to be damaged."""
+"""The entries of a store that has every kind of entry, as bytes to be damaged."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from kvstore.testing.crafted import Stored, stored_in
 from kvstore.testing.parts import parts_of
 
 WHOLE_ROWS = 30
-"""Rows of an entry that record batches take whole, where `WHOLE_ROWS_MIN` is set to it."""
+"""The number of rows from which on record batches take an entry as a whole, if `WHOLE_ROWS_MIN` is
+set to it."""
 
 
 def sound_entries() -> Stored:

@@ -1,4 +1,4 @@
-"""Writes at timestamps of the test's own, for tests of reads below the commit path."""
+"""Writes at timestamps that the test chooses, for tests of reads below the commit path."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from kvstore.mvcc import Versions, WriteSet, stage
 
 
 class TimedVersions(Versions):
-    """Versions that a test writes at any time above the newest one. Nothing checks the order."""
+    """Versions that a test writes in ascending order of time. Nothing checks the order."""
 
     def apply(self, writes: WriteSet, *, at: int) -> None:
         writes.seal()

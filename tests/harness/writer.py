@@ -1,4 +1,4 @@
-"""Random writes to a store in every way there is, and the state behind each commit."""
+"""Random writes to a store by every kind of write, and the state behind each commit."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Writer:
         ]
 
     def step(self) -> bool:
-        """Make one random write; returns whether it was promised to be durable."""
+        """Make one random write; returns whether the store promised to keep it."""
         is_durable = self.rng.choice(self.ways)() is True
         self.states.append((int(self.store.upper), dict(self.store.scan())))
         return is_durable
@@ -58,7 +58,7 @@ class Writer:
         self.store.put(key(self.rng.randrange(KEYS)), self.rng.randbytes(6))
 
     def batch(self) -> None:
-        """Large enough to have a thin entry in the log now and then."""
+        """Some batches are large enough for a thin entry in the log."""
         with self.store.batch() as batch:
             batch.delete_range(*self.span())
             for _ in range(self.rng.choice([3, 3, 90])):

@@ -88,7 +88,8 @@ def packages(root: Path) -> list[str]:
 
 
 def _declared(root: Path, modules: Sequence[Module]) -> dict[str, tuple[str, Floors]]:
-    """By package, the file that names its floors, and the floors. The project is package ""."""
+    """For each package, the file that names its floors, and the floors. The project is package
+    ""."""
     whole = picture(root)
     declared = {"": (PICTURE, _floors(whole.splitlines()))}
     for heading, below in re.findall(r"^(\w+).*\n((?:[ ]+.*\n)*)", whole, re.MULTILINE):
@@ -101,14 +102,14 @@ def _declared(root: Path, modules: Sequence[Module]) -> dict[str, tuple[str, Flo
 
 
 def _floors(lines: Sequence[str]) -> Floors:
-    """The floors that lines of one indentation name; a deeper line continues a text."""
+    """The floors that the lines of one indentation name. A deeper line continues a text."""
     depth = min((len(line) - len(line.lstrip()) for line in lines), default=0)
     texts = (line[depth:] for line in lines if not line[depth].isspace())
     return [re.split(r"\s{2,}", text)[0].split() for text in texts]
 
 
 def _members(modules: Sequence[Module]) -> dict[str, set[str]]:
-    """By package, the modules and packages directly in it. The project is package ""."""
+    """For each package, the modules and packages directly in it. The project is package ""."""
     found: dict[str, set[str]] = {}
     for module in modules:
         path = module.name.split(".")

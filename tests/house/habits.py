@@ -1,9 +1,8 @@
-"""The rules that a module of tests keeps: what it reaches into, draws from, and asserts.
+"""The rules of a module of tests: about private members, random numbers and assertions.
 
 1. A test reaches into no private member of ours. It uses the public surface, or a probe of
    `kvstore.testing`. `REVIEWED` lists the exceptions, each with its reason.
-2. Random numbers come from a seed: `kvstore.testing.seeds` prints it and takes one, or it is
-   written down.
+2. Random numbers come from a seed: `kvstore.testing.seeds` prints and takes it, or the code has it.
 3. An assertion can fail: the result of a call that returns a timestamp is true whatever happened.
 """
 

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 OTHER_NAMES = {"kvstore.bulk": "bulk", "kvstore.backup": "backup"}
-"""Modules that offer a package under a second name, and count as that package."""
+"""Modules that offer a package under a second name. An import of one counts as an import of the
+package."""
 
 _CYTHON_IMPORT = re.compile(r"^\s*from ([\w.]+) c?import (\w+)", re.MULTILINE)
 

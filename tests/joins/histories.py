@@ -48,8 +48,8 @@ def write_at_random(
     pick: random.Random,
     after: Callable[[], object] = lambda: None,
 ) -> list[int]:
-    """The times of a history of writes of every kind, and of garbage collections. `after` is called
-    after each."""
+    """Make a history of writes of every kind and of garbage collections, and call `after` after
+    each; returns the times of the writes."""
     imports: list[int] = []
     times = [int(store.upper) - 1]
     for step in range(60):
@@ -63,7 +63,7 @@ def write_at_random(
         elif action == "range":
             store.delete_range(keys[0], keys[2])
         elif action == "import":
-            # The entries of imports sort by their ids, so the seed draws those too.
+            # The entries of imports sort by their ids, so the seed draws the ids too.
             made = bulk.Import.create(staging / str(step), import_id=pick.randrange(1, 1 << 63))
             with made.writer() as writer:
                 for key in keys:

@@ -1,4 +1,5 @@
-"""Joins with a collection: what the store knew at each time, straight from the parts of backups."""
+"""Joins with a collection: values as the store knew them at each time, straight from the parts of
+backups."""
 
 from __future__ import annotations
 
@@ -173,8 +174,8 @@ def test_a_file_of_a_part_is_read_in_one_thread(
     monkeypatch: pytest.MonkeyPatch,
     whole_bytes_max: int,
 ) -> None:
-    """Two threads in one `ParquetFile` end in a false report of damage, or in a crash: a join once
-    read values through the file through which a thread read the next keys."""
+    """Two threads that read one `ParquetFile` end in a false report of damage, or in a crash. A
+    join once read values by the same `ParquetFile` as the thread that read the next keys."""
     count = 90
     with store.transaction() as txn:
         for number in range(count):

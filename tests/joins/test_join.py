@@ -1,4 +1,4 @@
-"""Point-in-time joins: each label gets what was known at its time, whichever way it was found."""
+"""Point-in-time joins: each label gets the value known at its time, by steps and by seeks alike."""
 
 from __future__ import annotations
 
@@ -301,7 +301,7 @@ def test_bad_rows_are_named_by_column_and_row(
 
 @pytest.mark.parametrize("unit", [1, 1000, 10**6], ids=["seconds", "milliseconds", "microseconds"])
 def test_integers_that_count_no_nanoseconds_are_refused(tmp_path: Path, unit: int) -> None:
-    """They would be times of 1970, at which no key has a value."""
+    """Such integers would be times of 1970, at which no key has a value."""
     clock = ManualClock(1_800_000_000 * 10**9)
     with kvstore.open(tmp_path / "store", clock=clock) as store:
         at = int(store.put(b"a", b"1"))

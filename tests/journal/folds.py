@@ -43,7 +43,7 @@ def open_journal(disk: MemoryDisk, fold: Payloads | None = None, **options: Any)
 
 
 def state_of(disk: MemoryDisk) -> list[bytes]:
-    """Open for writing, as a restarted process would, and say what was there."""
+    """Open for writing, as a restarted process would; returns the payloads that are found."""
     fold = Payloads()
     open_journal(disk, fold).close()
     return fold.items

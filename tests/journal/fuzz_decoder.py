@@ -22,8 +22,8 @@ from kvstore.journal.stuffing import PAIR
 def scan_anything(data: bytes, *, live: bool) -> list[Record]:
     """Scan any bytes as a file, check what every scan promises, and return the records.
 
-    Each record given out must stand in the bytes as its encoding; every byte that is in no
-    record must be accounted for by the framing, a damage or the torn tail.
+    The bytes must contain the encoding of each returned record. Every other byte must belong to the
+    framing, to a damage or to the torn tail.
     """
     found = FileScan(cast(BinaryIO, io.BytesIO(data)), path="fuzzed", first=1, live=live)
     taken: list[Record] = []
@@ -57,7 +57,7 @@ def scan_anything(data: bytes, *, live: bool) -> list[Record]:
 
 
 def decoder_functions() -> Iterator[FunctionType]:
-    """The modules that coverage steers by: the decoder, and no library below."""
+    """The modules whose coverage steers the fuzzer: the decoder, and no library below."""
     for module in (stuffing, records, tail, raw, scan):
         for thing in vars(module).values():
             members = vars(thing).values() if isinstance(thing, type) else [thing]

@@ -1,4 +1,4 @@
-"""Fuzzing what stands in records by coverage: `python -m tests.journal.fuzz_records [options]`.
+"""Fuzzing the contents of records by coverage: `python -m tests.journal.fuzz_records [options]`.
 
 Runs where atheris installs. Both targets are also driven by hypothesis.
 """
@@ -15,9 +15,10 @@ from kvstore.tasks.state import TaskState
 
 
 def fold_anything(records: Sequence[tuple[int, bytes]], *, snapshot: int = 0) -> MemoryState | None:
-    """Take any records into a memory engine's state, the first `snapshot` of them as a snapshot's.
+    """Take any records into a memory engine's state. The first `snapshot` records come from a
+    snapshot.
 
-    The state keeps its invariants, and what it writes down gives it again; None if it refuses.
+    The state keeps its invariants, and its own records restore it. Returns None if it refuses.
     """
     state = MemoryState()
     try:

@@ -1,7 +1,7 @@
 """Crashes between every write, fsync and rename, and in the middle of every write.
 
-After each, a new process must find a prefix of what was appended that includes all that was
-acknowledged as durable, and must be able to continue. Never a wrong record. For disks that keep any
+After each crash, a new process must find a prefix of the appended records that includes all records
+acknowledged as durable, never a wrong record, and must be able to continue. For disks that keep any
 part of what was not synced see `test_power_cut`.
 """
 

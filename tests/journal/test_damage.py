@@ -19,7 +19,8 @@ ITEMS = [b"one", b"\xfe\xfd", b"", b"x\xfe\xfdy", b"zeros\0\0\0", b"\0\0", b"end
 
 
 def small_journal() -> tuple[MemoryDisk, list[bytes]]:
-    """A snapshot, a sealed file and a live file, all synced; some records hold awkward bytes."""
+    """A snapshot, a sealed file and a live file, all synced. Some records hold the bytes of the
+    framing."""
     disk = MemoryDisk()
     with open_journal(disk, file_records=3) as journal:
         journal.append_many(ITEMS[:2])

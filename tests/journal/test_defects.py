@@ -1,4 +1,5 @@
-"""Eight defects known of journals over this framing, each with the case that shows it absent."""
+"""Eight defects that other journals over this framing have had, each with a case that shows its
+absence."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The decoder against bytes nobody wrote: random, mutated, spliced."""
+"""The decoder on bytes that no writer wrote: random, mutated, spliced."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PIECES = st.lists(
 
 @st.composite
 def files(draw: st.DrawFn) -> tuple[bytes, list[Record]]:
-    """A file as a writer leaves it, and its records."""
+    """A file as a writer leaves it, with its records."""
     payloads = draw(st.lists(PIECES | st.sampled_from([b"", b"y" * 64300]), max_size=6))
     incarnation = 7 << 32
     records = [
@@ -42,7 +42,7 @@ def files(draw: st.DrawFn) -> tuple[bytes, list[Record]]:
 
 @st.composite
 def mutated(draw: st.DrawFn) -> tuple[bytes, list[Record]]:
-    """Such a file with a few places cut out, overwritten, doubled or flipped."""
+    """A file of a writer with a few places cut out, overwritten, doubled or flipped."""
     data, records = draw(files())
     for _ in range(draw(st.integers(0, 4))):
         at = draw(st.integers(0, len(data)))

@@ -1,4 +1,5 @@
-"""The format's bytes: files of each released version are read for ever, and written the same.
+"""The format's bytes: files of each released version can be read for ever, and writers make the
+same bytes.
 
 Run this file as a program to write the golden files of a new version.
 """

@@ -1,4 +1,5 @@
-"""Files and records that nobody wrote: each ends in the documented error, and changes nothing."""
+"""Files and records that no writer wrote: each ends in the documented error, and changes
+nothing."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Power cuts: of all that was not synced, the disk keeps any sectors and any names it likes.
+"""Power cuts: of all unsynced changes, the disk keeps any sectors and any names.
 
 Sectors are small here, so that records span several, and every combination of them can be tried.
-After each cut a new process finds a prefix of what was appended, with all that was synced; it is
-never refused. Damage to synced bytes is, wherever a mark or the note in `LOCK` tells.
+After each cut a new process can open the journal, and finds a prefix of the appended records with
+all synced ones. Damage to synced bytes is refused wherever a mark or the note in `LOCK` shows it.
 """
 
 from __future__ import annotations
@@ -189,8 +189,8 @@ def test_a_record_whose_first_pages_arrived_is_cut_and_not_refused(
 
 @pytest.mark.parametrize("failing", ["sync 0", "sync directory"])
 def test_after_a_failed_fsync_the_next_process_writes_again_what_it_found(failing: str) -> None:
-    """The failed fsync dropped the pages: the cache has them, the disk has not, and the next fsync
-    succeeds without writing them."""
+    """The failed fsync dropped the pages: the cache has them, the disk lacks them, and the next
+    fsync succeeds without writing them."""
     for nth in itertools.count():
         disk = MemoryDisk(sector=SECTOR)
         disk.drops_on_failed_sync = True
@@ -221,7 +221,7 @@ def test_after_a_failed_fsync_the_next_process_writes_again_what_it_found(failin
     assert nth > 3
 
 
-# -- what can be told -------------------------------------------------------------------------
+# -- detectable losses -------------------------------------------------------------------------
 
 
 def closed_journal(sync: Sync) -> tuple[MemoryDisk, list[bytes]]:
@@ -229,7 +229,7 @@ def closed_journal(sync: Sync) -> tuple[MemoryDisk, list[bytes]]:
     with open_journal(disk, sync=sync) as journal:
         for size in (1, 40, 100, 70):
             history.append(journal, bytes((65 + size % 26,)) * size)
-            history.append(journal, bytes(3 * SECTOR))  # zeros that are no loss
+            history.append(journal, bytes(3 * SECTOR))  # a record of zeros, which is no loss
     return disk, history.appended
 
 

@@ -128,7 +128,7 @@ def test_cutting_at_pairs_does_not_depend_on_the_pieces(parts: list[bytes], size
 
 
 def test_a_long_record_that_comes_in_short_reads_is_read() -> None:
-    """Its head tells how much is to come, and may lie across any number of reads."""
+    """The head of a record tells its length, and may lie across any number of reads."""
     disk = MemoryDisk()
     with open_journal(disk, sync=Sync.never()) as journal:
         for size in (6000, 1, 70_000):

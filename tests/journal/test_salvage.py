@@ -1,4 +1,4 @@
-"""Salvage: what is kept, what is reported as lost, and that the source is only read."""
+"""Salvage: records that are kept, losses that are reported, and a source that is only read."""
 
 from __future__ import annotations
 

@@ -37,8 +37,8 @@ KILLS_MORE = 20
 
 
 def run_until_killed(path: Path, policy: str, appends: int) -> tuple[int, bool]:
-    """Kill the child when it has told of `appends`: how many it told of at last, and whether the
-    kill hit an append."""
+    """Kill the child when it has reported `appends`; returns the number of its last report, and
+    whether the kill hit an append."""
     with subprocess.Popen(
         [sys.executable, "-c", CHILD, str(path), policy], stdout=subprocess.PIPE, text=True
     ) as child:

@@ -1,4 +1,5 @@
-"""The processes of the tests of live readers: writers, and readers that say what they see."""
+"""The processes of the tests of live readers: writers, and readers that report the states that they
+see."""
 
 from __future__ import annotations
 
@@ -36,7 +37,7 @@ def stand(path: Path, said: Connection) -> None:
 
 
 def write(place: Path, number: int, seed: int, pipe: Connection) -> None:
-    """Write until killed, and say the state behind each commit."""
+    """Write until killed, and report the state behind each commit."""
     writer = Writer(place, "rocksdb", random.Random(seed))
     writer.place = place / f"staged-{number}"
     writer.place.mkdir()
@@ -50,7 +51,7 @@ def write(place: Path, number: int, seed: int, pipe: Connection) -> None:
 
 
 def read(place: Path, number: int, seed: int, pipe: Connection) -> None:
-    """Look until killed, and say what was seen."""
+    """Read until killed, and report each state that was seen."""
     rng = random.Random(seed)
     upper = 0
     with kvstore.follow(place / "store", max_staleness=rng.choice([0.001, 0.02])) as reader:
@@ -64,7 +65,7 @@ def read(place: Path, number: int, seed: int, pipe: Connection) -> None:
 
 
 def look(reader: LiveReader, rng: random.Random) -> Iterator[Seen]:
-    """States that the reader shows: of its newest time, and of one that it picks."""
+    """States that the reader shows, at its newest time and at a random older time."""
     newest = int(reader.upper) - 1
     past = rng.randint(min(reader.whole_since, newest), newest)
     for at in {newest, past}:
@@ -78,7 +79,7 @@ def look(reader: LiveReader, rng: random.Random) -> Iterator[Seen]:
 
 
 def every_way(reader: LiveReader, at: int) -> State:
-    """The state at a time, which all kinds of reads agree about."""
+    """The state at a time; all kinds of reads must agree about it."""
     with reader.snapshot(at) as snapshot:
         rows = dict(snapshot.scan())
         assert {k: snapshot.get(k) for k in ALL if snapshot.get(k) is not None} == rows

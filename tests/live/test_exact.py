@@ -1,8 +1,9 @@
 """Live readers beside a writer, both killed at random: every answer is the writer's at that time.
 
-A writer changes a store in every way there is, and says the state behind each commit. Readers
-follow it and say what they see at their `upper` and at older times. Both are killed at random and
-started again. A reader is exact if each state that it saw is the writer's state of that time.
+A writer changes a store by every kind of write, and reports the state behind each commit. Readers
+follow it and report the states that they see at their `upper` and at older times. Both are killed
+at random and started again. A reader is exact if each state that it saw is the writer's state of
+that time.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ class Cast:
             self.states.append((int(store.upper), dict(store.scan())))
 
     def play(self, kills: int) -> None:
-        """Kill so many processes, each after some words, and start others in their place."""
+        """Kill `kills` processes, each after some reports, and start others in their place."""
         while sum(self.kills.values()) < kills:
             self._listen(self.rng.randint(1, 12))
             doomed = self.rng.choice(list(self._parts))
@@ -71,7 +72,7 @@ class Cast:
         self._parts[ours] = process, part
 
     def _listen(self, words: int) -> None:
-        """Hear so many states of the writer, and what the readers say meanwhile."""
+        """Receive `words` reports of the writer, and the reports of the readers meanwhile."""
         until = len(self.states) + words
         while len(self.states) < until:
             for pipe in wait(list(self._parts)):

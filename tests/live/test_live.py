@@ -30,12 +30,12 @@ from tests.live import children
 pytestmark = pytest.mark.tiny_limits
 
 NEVER = 1e6
-"""Seconds: the reader looks when it is told to."""
+"""Seconds between two looks; so long that the reader looks only when the test asks."""
 
 
 @pytest.fixture
 def reader(store: Store) -> Iterator[LiveReader]:
-    """A reader beside `store`, which looks when it is told to."""
+    """A reader beside `store`, which looks only when the test asks."""
     assert store.path is not None
     store.put(b"a", b"1")
     with kvstore.follow(store.path, max_staleness=NEVER) as opened:
@@ -66,7 +66,7 @@ def test_upper_moves_by_itself(store: Store) -> None:
         for number in range(20):
             stamp = store.put(b"k", b"%d" % number)
             while reader.upper <= stamp:
-                Store.wait_beyond(reader, stamp, timeout=120.0)  # which looks at no file
+                Store.wait_beyond(reader, stamp, timeout=120.0)  # this wait looks at no file
             assert reader.get(b"k") == b"%d" % number
 
 
@@ -214,7 +214,7 @@ def test_writes_are_refused(store: Store, reader: LiveReader) -> None:
     assert store.get(b"a") == b"1"
 
 
-# -- stores that are not there, or are others ----------------------------------------------------
+# -- stores that are missing or were replaced ----------------------------------------------------
 
 
 def test_a_path_without_a_store_is_refused(tmp_path: Path) -> None:
@@ -367,7 +367,7 @@ def test_a_damaged_store_is_refused_and_never_shown_in_part(tmp_path: Path, part
     with kvstore.open(path, durability="async") as store:
         for number in range(200):
             store.put(b"k%03d" % number, b"v" * 100)
-        shutil.copytree(path, tmp_path / "copy")  # as a kill would leave it
+        shutil.copytree(path, tmp_path / "copy")  # a copy as a kill would leave it
     copy = tmp_path / "copy"
     pattern = "*.log" if part.endswith("log") else part
     file = max(copy.glob(pattern), key=lambda each: each.stat().st_size)
@@ -387,7 +387,8 @@ def test_a_log_that_ends_in_garbage_is_left_to_the_writer(tmp_path: Path) -> Non
         store.put(b"k", b"v")
         shutil.copytree(path, copy)
     (log,) = (each for each in copy.glob("*.log") if each.stat().st_size)
-    with log.open("ab") as file:  # as a power cut may leave it: it looks like a recycled record
+    # as a power cut may leave the log: its tail looks like a recycled record
+    with log.open("ab") as file:
         file.write(b"\x01\x02\x03\x04\x20\x00\x05" + b"x" * 40)
     with pytest.raises(CorruptionError):
         kvstore.follow(copy)

@@ -14,7 +14,7 @@ import kvstore
 from kvstore.errors import OutOfSpaceError
 
 NEVER = 1e6
-"""Seconds: the reader looks when it is told to."""
+"""Seconds between two looks; so long that the reader looks only when the test asks."""
 
 
 @pytest.fixture

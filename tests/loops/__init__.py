@@ -16,7 +16,7 @@ from kvstore.loops.chosen import TWINS
 
 def public_names(module: Any) -> dict[str, Any]:
     """The functions and classes that a module of the loops defines, without the names that it
-    imports. `take_bounds` has no twin: plain loops read the limits themselves."""
+    imports. `take_bounds` has no plain twin, because plain loops read the limits themselves."""
     return {
         name: found
         for name, found in vars(module).items()

@@ -1,4 +1,4 @@
-"""`python -m tests.loops.loaded`: fail where the compiled loops could be loaded and are not.
+"""`python -m tests.loops.loaded`: fail where a C compiler is and plain loops run.
 
 An installation falls back to plain loops without a word, so that it works without a C compiler.
 `make check` must not: a machine that can compile the loops and runs plain ones tests half of them
@@ -33,7 +33,8 @@ class Outcome(NamedTuple):
 
 
 def outcome(problem: str | None, *, has_compiler: bool) -> Outcome:
-    """What to say where `problem` keeps the compiled loops from being loaded; None: they are."""
+    """Whether the check passes, and its message, if `problem` keeps the compiled loops from being
+    loaded. None means that they are loaded."""
     if problem is None:
         return Outcome(True, "the compiled loops are loaded")
     if not has_compiler:
@@ -58,7 +59,7 @@ def problem_here() -> str | None:
 
 
 def has_compiler() -> bool:
-    """Whether the C compiler that setuptools would take compiles an extension module here."""
+    """Whether the C compiler of setuptools compiles an extension module here."""
     named = os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc"
     with tempfile.TemporaryDirectory() as directory:
         Path(directory, "empty.c").write_text("#include <Python.h>\n")

@@ -1,9 +1,9 @@
 """`python -m tests.loops.sanitized`: the compiled loops under the sanitizers of the C compiler.
 
-A copy of the project is made in `build/sanitized`, the loops are compiled there to check each
-address and each operation that C leaves undefined, and the tests that feed them anything run
-against that copy. The first finding ends the process and is an error. Where the compiler has no
-sanitizers this says so and does nothing.
+The project is copied to `build/sanitized`. The loops are compiled there with checks of each address
+and of each operation that C leaves undefined. The tests that feed arbitrary bytes to the loops run
+against this copy. The first finding ends the process with an error. Where the compiler has no
+sanitizers, the program says so and does nothing else.
 """
 
 from __future__ import annotations
@@ -86,9 +86,10 @@ def main() -> int:
     environment = {
         **os.environ,
         "PYTHONPATH": str(COPY),
-        "PYTHONMALLOC": "malloc",  # so that each object has an allocation that can be overrun
+        # so that each object has an allocation of its own, whose end is checked
+        "PYTHONMALLOC": "malloc",
         "LD_PRELOAD": " ".join(preloaded),
-        "ASAN_OPTIONS": "detect_leaks=0",  # the interpreter leaves much to its end
+        "ASAN_OPTIONS": "detect_leaks=0",  # the interpreter frees much memory only at its end
         "UBSAN_OPTIONS": "print_stacktrace=1",
     }
 

@@ -91,7 +91,7 @@ def test_tuples_have_an_item_of_each_list_and_all_else_whole(
     same = object(), [1]
     numbers = list(range(1000, 1000 + len(names)))
     made = list(loops.tuples(Made, len(names), [numbers, names, same]))
-    gc.collect(1)  # the tuples are young; all objects of a test run would take 0.1 s
+    gc.collect(1)  # young objects suffice; all objects of a test run would take 0.1 s
     assert made == [Made(1000 + at, name, same) for at, name in enumerate(names)]
     assert {type(each) for each in made} <= {Made}
     assert all(each.same is same for each in made)
@@ -111,7 +111,7 @@ def test_tuples_are_made_as_they_are_taken(loops: Any) -> None:
 @both
 @pytest.mark.parametrize("fields", [[[1, 2, 3], 4, 5], [[1], [2, 3], 5]])
 def test_columns_of_another_length_make_no_tuples(loops: Any, fields: Any) -> None:
-    with pytest.raises(ValueError):  # each has its own words for it
+    with pytest.raises(ValueError):  # each half has its own message
         list(loops.tuples(Made, 2, fields))
 
 

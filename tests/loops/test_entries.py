@@ -1,4 +1,5 @@
-"""The checks of change entries and LZ4 blocks, compiled and plain: the same answers to anything."""
+"""The checks of change entries and LZ4 blocks, compiled and plain: the same answers to any
+bytes."""
 
 from __future__ import annotations
 

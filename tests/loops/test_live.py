@@ -84,7 +84,7 @@ def test_collect_takes_from_what_is_no_iterator_as_well(loops: Any) -> None:
 
 
 def entries_in(found: list[Any]) -> list[tuple[bytes, bytes]]:
-    """The rows of what `LiveColumns` found."""
+    """The rows that `LiveColumns` found."""
     return [
         row
         for count, key_offsets, joined_keys, value_offsets, joined_values in found

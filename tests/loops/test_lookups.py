@@ -192,7 +192,7 @@ def test_a_point_read_leaves_to_others_what_is_in_its_way(loops: Any) -> None:
         (bytearray(b"k"), None),
         (bytes(KEY_BYTES_MAX + 1), None),
         (b"k", 2),
-        (b"k", 4),  # a plain number may count seconds
+        (b"k", 4),  # a plain integer might count seconds
         (b"k", 9),
         (b"k", -1),
         (b"k", 1 << 80),
@@ -202,7 +202,7 @@ def test_a_point_read_leaves_to_others_what_is_in_its_way(loops: Any) -> None:
     ]:
         assert get(key, as_of, "default") == "otherwise"
         assert left.pop() == (key, as_of, "default")
-    timeline.floor = 6  # history below it goes just now
+    timeline.floor = 6  # history below 6 is given up at this moment
     assert (get(b"k", Timestamp(6)), get(b"k", Timestamp(5))) == (b"4", "otherwise")
     timeline.is_healthy = False
     assert get(b"k") == "otherwise"
@@ -239,13 +239,14 @@ def test_a_first_lookup_has_the_rest_of_its_time(loops: Any) -> None:
         loops.Lookup(engine, None).get(b"k", time)
         assert asked.pop() == (b"k", rest_of(time), UNLIMITED)
     engine.find = loops.Readers(lambda: ListReader([]), lambda reader: None, 2).find  # type: ignore[attr-defined]
-    with suppress(struct.error):  # nobody asks for this, but it must not take Python down
+    with suppress(struct.error):  # no caller asks for this, but it must not crash Python
         loops.Lookup(engine, None).get(b"k", -1)
 
 
 @both
 def test_a_lookup_keeps_to_one_view_while_another_is_shown(loops: Any) -> None:
-    """As another thread may, where the collector calls a finalizer in the midst of a look-up."""
+    """Another thread may show a view while the collector calls a finalizer in the midst of a
+    look-up."""
     engine = Timeline()
     engine.find = lambda key, rest, limit: limit  # type: ignore[attr-defined]
     lookup = loops.Lookup(engine, None)
@@ -374,7 +375,7 @@ def test_a_loop_over_many_keys_lets_other_threads_run(loops: Any) -> None:
 
     keys = [b"%07d" % row for row in range(1_000_000)]
     points: dict[bytes, bytes | None] = dict.fromkeys(keys, b"")
-    # All in C: it gives nobody a turn.
+    # The call runs in C as a whole, so no other thread gets a turn.
     reader = SimpleNamespace(seek=len, next=len, key=[].clear, value=bytes)
     thread = threading.Thread(target=tick)
     thread.start()

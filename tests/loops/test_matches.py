@@ -1,4 +1,4 @@
-"""The rows that answer labels, compiled and plain: what a look at every row says."""
+"""The rows that answer labels, compiled and plain: the answer equals a pass over all rows."""
 
 from __future__ import annotations
 
@@ -70,11 +70,11 @@ def test_long_runs_of_rows_and_of_labels_are_leapt_over(loops: SimpleNamespace) 
 @pytest.mark.parametrize(
     ("offsets", "times", "starts"),
     [
-        ([0, 2], [1, 1], [0, 1]),  # a time too many
+        ([0, 2], [1, 1], [0, 1]),  # one time too many
         ([0, 99], [1], [0, 1]),  # a key beyond the bytes
-        ([0], [1], [0, 1]),  # no end of the key
+        ([0], [1], [0, 1]),  # the end of the key is missing
         ([2, 0], [1], [0, 1]),  # a key that ends before it begins
-        ([0, 2], [1], [0, 9]),  # labels that are not there
+        ([0, 2], [1], [0, 9]),  # more labels than there are
         ([0, 2], [1], [1, 0]),
         ([0, 2], [1], [0]),
     ],

@@ -1,5 +1,5 @@
-"""Versions at times of their own, and floors, compiled and plain: what the history of each key
-says, however many steps come before a seek."""
+"""Versions at a time for each key, and floors, compiled and plain: the answers agree with the
+history of each key, however many steps come before a seek."""
 
 from __future__ import annotations
 

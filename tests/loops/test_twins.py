@@ -98,7 +98,7 @@ def test_the_check_fails_where_compiled_loops_are_turned_off_and_a_compiler_is()
 
 
 def test_compiled_loops_are_loaded_wherever_a_compiler_is() -> None:
-    """The rule of `make check`, as it stands here."""
+    """The rule of `make check` holds on this machine."""
     done = check_loops({chosen.VARIABLE: ""})
     assert done.returncode == 0, done.stderr
 

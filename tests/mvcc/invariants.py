@@ -11,7 +11,7 @@ from kvstore.mvcc.stretches import Branch, Leaf, Node, Stack, leaves, limit_of
 
 
 def check_fragments(fragments: Fragments, *, most: int = STRETCHES_MAX) -> None:
-    """Assert all invariants, of nodes with at most so many stretches."""
+    """Assert all invariants of a tree whose nodes have at most `most` stretches."""
     found = list(leaves(fragments.tree, b"", None))
     stacks = [stack for leaf, _ in found for stack in leaf.stacks]
     boundaries = [key for leaf, _ in found for key in leaf.keys]

@@ -28,7 +28,7 @@ times = st.integers(0, 7)
 
 
 small = st.integers(2, 5)
-"""Stretches of a node: so few that a handful of tombstones makes a deep tree."""
+"""Stretches of a node; so few that a handful of tombstones makes a deep tree."""
 
 cells = st.integers(0, 30)
 edits = st.one_of(

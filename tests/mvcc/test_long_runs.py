@@ -1,4 +1,4 @@
-"""Scans of keys with many versions: each seek past a run finds what a look-up finds."""
+"""Scans of keys with many versions: each seek past a run finds the version that a look-up finds."""
 
 from __future__ import annotations
 

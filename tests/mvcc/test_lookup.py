@@ -1,4 +1,4 @@
-"""Look-ups give what the history of each key says, alone and many at once."""
+"""Look-ups, of one key and of many, agree with the history of each key."""
 
 from __future__ import annotations
 

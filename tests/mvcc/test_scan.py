@@ -1,4 +1,4 @@
-"""A scan gives what each key's history says, with compiled loops and with plain ones."""
+"""A scan agrees with the history of each key, with compiled loops and with plain ones."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ IMPORTS = {1: Lifetime(3), 2: Lifetime(5, 8), 7: Lifetime(9, 11), (1 << 63) - 1:
 STAMPS = {encode_reference(number): lifetime for number, lifetime in IMPORTS.items()}
 TAKEN = {time for life in IMPORTS.values() for time in life}
 
-# Few letters, zero bytes and the escape's own bytes among them, so that keys repeat, extend one
-# another, and agree in their last or first eight bytes.
+# Few letters, among them zero bytes and the bytes of the escape. So keys repeat, extend one
+# another, and agree in their first or last eight bytes.
 letters = st.sampled_from([b"\x00", b"\x01", b"\xff", b"a", b"a" * 8, b"\x00" * 8])
 keys = st.lists(letters, max_size=4).map(b"".join)
 times = st.integers(1, 14).filter(lambda time: time not in TAKEN)
@@ -53,7 +53,7 @@ reads = st.integers(0, 14)
 
 
 class ListCursor:
-    """The contract of a cursor over a list, which is in the order of the pass."""
+    """A cursor over a list, which is in the order of the pass."""
 
     def __init__(self, entries: Entries) -> None:
         self._all = entries
@@ -96,7 +96,7 @@ def entries_of(drawn: list[tuple[bytes, bytes, bytes]]) -> Entries:
 def by_history(
     drawn: list[tuple[bytes, bytes, bytes]], fragments: Fragments, as_of: int
 ) -> list[tuple[bytes, bytes]]:
-    """The live rows, from `timeline`, the one rule for what a key was."""
+    """The live rows by `timeline`, the one rule for the versions of a key."""
     rows = []
     for key in sorted({key for key, _, _ in drawn}):
         mine = sorted(

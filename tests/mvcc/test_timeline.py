@@ -1,4 +1,4 @@
-"""The one rule for a key's history: entries, imports added and reverted, range tombstones."""
+"""The rule for a key's history: entries, imports added and reverted, range tombstones."""
 
 from __future__ import annotations
 

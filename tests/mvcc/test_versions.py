@@ -62,7 +62,7 @@ def test_reads_and_differences_are_the_models(
         versions.apply(write_set(writes), at=2 * index + 2)
         model.batch(2 * index + 2, writes)
     check_fragments(versions.view.fragments)
-    assert Versions(engine).view == versions.view  # what is loaded is what was published
+    assert Versions(engine).view == versions.view  # a loaded view equals the published one
     newest = 2 * len(history) + 1
     as_of = data.draw(st.integers(0, newest))
     start, end = data.draw(bounds)

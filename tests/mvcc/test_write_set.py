@@ -65,7 +65,8 @@ def test_each_way_into_a_set_counts_and_no_field_can_be_replaced() -> None:
 def test_what_has_ended_takes_no_write(store: Store, kind: str, verb: str, arguments: Any) -> None:
     with getattr(store, kind)() as ended:
         ended.put(b"a", b"1")
-        write = getattr(ended, verb)  # taken out of the block, as a loop over many rows does
+        # the method is bound outside the block, as for a loop over many rows
+        write = getattr(ended, verb)
     with pytest.raises(ClosedError, match=f"the {kind}"):
         write(*arguments)
     with pytest.raises(ClosedError), ended:

@@ -1,4 +1,4 @@
-"""A store with something of everything, scanned by several processes however small it is."""
+"""A store with data of every kind, which several processes scan although it is small."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Workers of a parallel scan: start them, listen to them, and see that nothing of them is left."""
+"""Workers of a parallel scan: start them, listen to them, and check that no file and no process is
+left."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ def nothing_is_left(store: kvstore.Store) -> bool:
 
 
 def have_started(store: kvstore.Store, *, workers: int, prefix: bytes = b"") -> None:
-    """Have so many processes ready for the next scan, of which the store's own is one."""
+    """Have `workers` processes ready for the next scan, the store's own process included."""
     store.scan_batches(prefix=prefix, workers=workers).read_all()
     for worker in parts_of(store).scanners.idle:
         assert worker.asks or worker.pipe.poll(60)
@@ -36,13 +37,13 @@ def crew_of(store: kvstore.Store) -> list[int]:
 
 
 def crew_at_work(store: kvstore.Store) -> crew.Crew:
-    """That of the one scan under way."""
+    """The crew of the one scan under way."""
     (running,) = parts_of(store).scanners.scans
     return running.crew
 
 
 def listened(beside: crew.Crew) -> bool:
-    """Its workers have said what they have to say: they ask, or have written what they may."""
+    """Wait until each worker asks for a piece, or has written as many parts ahead as it may."""
     for worker in beside.workers:
         while not (worker.asks or beside.ahead[worker] == crew.SCAN_PARTS_AHEAD_MAX):
             assert worker.pipe.poll(60)
@@ -51,7 +52,7 @@ def listened(beside: crew.Crew) -> bool:
 
 
 def read_beside(store: kvstore.Store, *, workers: int) -> pa.Table:
-    """A scan that takes its time."""
+    """Scan so slowly that the workers do as much as they can."""
     scan = store.scan_batches(batch_rows=100, workers=workers)
     beside = crew_at_work(store)
     batches = [batch for batch in scan if listened(beside)]

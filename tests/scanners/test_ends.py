@@ -56,7 +56,7 @@ def test_letting_go_of_it_leaves_nothing(store: kvstore.Store, taken: int) -> No
     assert worker.process.poll() == -signal.SIGKILL
     assert worker not in parts_of(store).scanners.idle
     assert nothing_is_left(store)
-    for batch in held:  # what was handed out stays readable
+    for batch in held:  # batches that were handed out stay readable
         assert batch.column("key")[0].as_py() == next(store.scan())[0]
 
 
@@ -85,7 +85,7 @@ def test_an_interrupt_where_a_scan_ends_leaves_nothing(
 
 
 def test_workers_that_are_being_started_outlive_their_scan(fresh: kvstore.Store) -> None:
-    fresh.scan_batches(batch_rows=100, workers=3)  # and dropped at once
+    fresh.scan_batches(batch_rows=100, workers=3)  # the scan is dropped at once
     started = set(crew_of(fresh))
     assert len(started) == 2
     have_started(fresh, workers=3)
@@ -105,7 +105,7 @@ def test_damage_is_raised_here_and_leaves_nothing(tmp_path: Path) -> None:
     with kvstore.open(tmp_path / "store", durability="async") as store:
         with store.batch() as batch:
             for number in range(2_000):
-                batch.put(key(number), os.urandom(2_000))  # not in the change index
+                batch.put(key(number), os.urandom(2_000))  # too large for the change index
         parts_of(store).engine.compact("data")
     largest = max((tmp_path / "store").glob("*.sst"), key=lambda file: file.stat().st_size)
     content = bytearray(largest.read_bytes())
@@ -115,7 +115,7 @@ def test_damage_is_raised_here_and_leaves_nothing(tmp_path: Path) -> None:
         with pytest.raises(CorruptionError):
             store.scan_batches(workers=2).read_all()
         assert nothing_is_left(store)
-    with kvstore.open(tmp_path / "store") as store:  # and where a worker finds it
+    with kvstore.open(tmp_path / "store") as store:  # now a worker finds the damage
         have_started(store, workers=2, prefix=key(0))
         rows = store.scan_batches(batch_rows=100, workers=2)
         rows.read_next_batch()
@@ -213,7 +213,7 @@ def test_killing_the_process_that_scans_leaves_nothing(tmp_path: Path, workers: 
     assert len(list((tmp_path / "store" / SCANS_DIRECTORY).iterdir())) == 1
     scanning.kill()
     scanning.communicate()
-    for process in processes:  # readable once the process has ended
+    for process in processes:  # the pipe becomes readable when the process ends
         assert select.select([process], [], [], 60)[0]
         os.close(process)
     assert not list((tmp_path / "store" / SCANS_DIRECTORY).iterdir())

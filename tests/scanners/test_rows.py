@@ -128,7 +128,8 @@ def test_it_takes_few_descriptors_however_many_files_there_are(tmp_path: Path) -
 def test_workers_import_nothing_from_the_working_directory(
     fresh: kvstore.Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where the caller does not either: a script lies elsewhere, or is a command."""
+    """Scripts do not import from the working directory either, because they lie elsewhere or are
+    commands."""
     (tmp_path / "secrets.py").write_text("raise ImportError('of the user')")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry])
@@ -148,7 +149,8 @@ def test_a_read_only_store_is_read_where_it_is(store: kvstore.Store, tmp_path: P
 
 @pytest.mark.parametrize("flushed", [True, False])
 def test_a_reader_beside_a_writer_scans_its_own_moment(tmp_path: Path, flushed: bool) -> None:
-    """Workers open what the reader opened; files that are gone by then it reads alone."""
+    """Workers open the files that the reader opened. If a file was removed meanwhile, the reader
+    scans alone."""
     with kvstore.open(tmp_path / "store", durability="async") as store:
         with store.batch() as batch:
             for number in range(ROWS):

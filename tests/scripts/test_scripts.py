@@ -18,7 +18,7 @@ SCRIPTS = sorted(Path(__file__).parent.glob("*.txt"))
 
 
 ENGINES: dict[str, Callable[[Path], Engine]] = {"rocksdb": RocksEngine, "memory": MemoryEngine}
-"""How to open each engine on its own; `kvstore.open` knows them by the same names."""
+"""Opens each engine without a store; `kvstore.open` knows the engines by the same names."""
 
 
 @pytest.mark.tiny_limits
@@ -26,7 +26,7 @@ ENGINES: dict[str, Callable[[Path], Engine]] = {"rocksdb": RocksEngine, "memory"
 @pytest.mark.parametrize("script", SCRIPTS, ids=[script.stem for script in SCRIPTS])
 def test_script(script: Path, engine: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     def open_store(path: Path, clock: kvstore.ManualClock) -> kvstore.Store:
-        # Restored stores are RocksDB's, whatever the script runs on.
+        # Restored stores are on RocksDB, whatever engine the script runs on.
         made_by = engine_at(path) or engine
         return kvstore.open(path, engine=made_by, durability="async", clock=clock)
 
@@ -63,7 +63,7 @@ APPLIES = {
     "undo of a bulk add": "revert revert_order",
     "transactions": "transactions",
 }
-"""Rows of CockroachDB's semantics, which this store follows, and where they are shown. What does
+"""Rules of CockroachDB that this store follows, each with the script that shows it. Some rules do
 not apply: intents and inline values; point-wise and predicate range deletes, since one range
 tombstone does both; raw and cleared range keys, since GC alone removes them; fingerprints and
 statistics; the physical rollback of a time span, which is `revert_range`."""

@@ -19,7 +19,7 @@ class ServerProcess:
         self.url = ""
 
     def begin(self) -> None:
-        """Start it, and wait for nothing."""
+        """Start it, and do not wait."""
         self._process = subprocess.Popen(self._command, stdout=subprocess.PIPE, text=True)
 
     def start(self) -> str:
@@ -38,15 +38,15 @@ class ServerProcess:
         return self._process.pid
 
     def kill(self) -> None:
-        """SIGKILL."""
+        """End it by SIGKILL."""
         self._end(signal.SIGKILL)
 
     def stop(self) -> int:
-        """SIGTERM; returns the exit code."""
+        """End it by SIGTERM; returns the exit code."""
         return self._end(signal.SIGTERM)
 
     def memory_max(self) -> int:
-        """The most bytes that it has had in memory at once."""
+        """Its peak memory in bytes."""
         for line in Path(f"/proc/{self.pid}/status").read_text().splitlines():
             if line.startswith("VmHWM:"):
                 return int(line.split()[1]) * 1024
@@ -62,7 +62,7 @@ class ServerProcess:
 
 
 def readers_of(pid: int) -> list[int]:
-    """The reader processes that a process has started and that run, the oldest first."""
+    """The running reader processes of a process, the oldest first."""
     found = []
     for place in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):

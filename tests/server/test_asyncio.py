@@ -77,7 +77,7 @@ def test_coroutines_do_what_the_methods_do(store: kvstore.Store) -> None:
 
 @contextmanager
 def hosted(application: FastAPI) -> Iterator[str]:
-    """An application on a free port, run by uvicorn as it comes."""
+    """An application on a free port, run by uvicorn with its defaults."""
     listener = bound(LOCAL)
     server = GuardedServer(Config(application, http=GuardedProtocol, log_config=None))
     thread = threading.Thread(target=server.run, args=([listener],))

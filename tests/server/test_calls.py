@@ -1,4 +1,4 @@
-"""Each verb does through a server what the method of its name does in this process."""
+"""Each verb gives through a server the result of the method with its name in this process."""
 
 from __future__ import annotations
 
@@ -262,7 +262,7 @@ def test_keys_of_tables_are_refused_and_left_out(client: Client, store: kvstore.
     assert dict(client.scan(start=RESERVED)) == rows == dict(store.scan(start=RESERVED))
     with client.transaction() as txn:
         assert list(txn.scan()) == [(b"a", b"1")]
-        table.put({"id": 2, "n": 2})  # a plain scan has not read it
+        table.put({"id": 2, "n": 2})  # a plain scan leaves it out
         txn.put(b"b", b"2")
     assert client.delete_range(b"", b"\xff" * 20) is not None
     upper = store.upper
@@ -365,7 +365,7 @@ def test_metrics_are_the_numbers_of_stats(store: kvstore.Store) -> None:
 
 
 def test_the_client_for_asyncio_has_the_calls_of_the_client() -> None:
-    """Handles that need the calling thread, and names for packages above, are left out."""
+    """Left out are handles that need the calling thread, and members for packages above."""
     left_out = {
         *("tables", "table", "table_rows", "mapping", "transaction", "hold", "join_side", "path"),
         *("tasks", "call", "rows", "work", "lease", "release_lease", "versions_batches"),

@@ -1,4 +1,4 @@
-"""The example of a service runs as its first lines say."""
+"""The example of a service runs by the commands in its first lines."""
 
 from __future__ import annotations
 

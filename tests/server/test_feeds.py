@@ -1,4 +1,4 @@
-"""Feeds through a server: each durable change once, in order, over fencing and new servers."""
+"""Feeds through a server: each durable change comes once, in order, over fencing and restarts."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_a_consumer_resumes_after_its_ack_and_fences_the_one_before(store: kvsto
         values = [event.value for each in second.batches() for event in each.events]
         assert values == [b"%d" % number for number in range(4, 9)]
         second.ack(second.position)
-        second.ack(batch)  # an ack that came late moves nothing back
+        second.ack(batch)  # a late ack does not move the position back
         assert list(client.feed("feed"))[-1].events == []
         second = client.feed("feed")
         client.drop_feed("feed")

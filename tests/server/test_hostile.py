@@ -27,19 +27,20 @@ ARROW = "application/vnd.apache.arrow.stream"
 
 @pytest.fixture
 def running(store: kvstore.Store) -> Iterator[Running]:
-    """A server that waits for nobody longer than half a second."""
+    """A server that waits for no client longer than half a second."""
     store.put(b"k", b"v")
     with (
         bounds(SERVER_REQUEST_S_MAX=0.5, SERVER_BODY_BYTES_MAX=1 << 20, SERVER_HEAD_BYTES_MAX=9000),
         serving(app(store), ListenAddress("127.0.0.1", 0)) as server,
     ):
         yield server
-        with connect(server.url) as client:  # whatever the test did, others are served
+        with connect(server.url) as client:  # other clients are served, whatever the test did
             assert client.get(b"k") == b"v"
 
 
 def say(running: Running, *parts: bytes, ends: bool = False) -> bytes:
-    """Send parts to the server, and return all that it answers until it closes or falls silent."""
+    """Send parts to the server; returns its answer up to the close of the connection or a
+    silence."""
     with socket.create_connection((running.address.host, running.address.port)) as opened:
         opened.settimeout(60)
         heard = b""
@@ -56,7 +57,7 @@ def say(running: Running, *parts: bytes, ends: bool = False) -> bytes:
 def request(
     method: str, path: str, body: bytes = b"", *headers: str, length: int | None = None
 ) -> bytes:
-    """A request that asks for the end of the connection."""
+    """A request that asks the server to close the connection."""
     lines = [f"{method} {path} HTTP/1.1", "Host: localhost", "Connection: close", *headers]
     lines.append(f"Content-Length: {len(body) if length is None else length}")
     return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1") + body
@@ -75,7 +76,7 @@ def status(heard: bytes) -> int:
         b"GET /v1/keys/k HTTP/1.1\r\nHost: localhost\r\n",
         b"GET /v1/keys/k HTTP/9.9\r\n\r\n",
         b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",  # TLS
-        request("PUT", "/v1/keys/k", b"x", length=1000),  # a body that never comes
+        request("PUT", "/v1/keys/k", b"x", length=1000),  # its body never comes
         b"GET /v1/keys/" + b"k" * 100_000,
         b"GET /v1/keys/k HTTP/1.1\r\n" + b"a: b\r\n" * 10_000,
         b"PUT /v1/keys/k HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -217,7 +218,8 @@ def test_a_client_that_goes_away_leaves_nothing(running: Running, store: kvstore
             opened.recv(100)
     with connect(running.url) as client:
         assert len(list(client.scan(prefix=b"row"))) == 500
-    heard = say(running, request("GET", "/v1/keys/k"), ends=True)  # closes its half at once
+    # this client closes its half at once
+    heard = say(running, request("GET", "/v1/keys/k"), ends=True)
     assert heard == b"" or status(heard) == 200
 
 
@@ -227,7 +229,7 @@ def test_a_request_that_breaks_off_is_not_logged(
     whole = request("POST", "/v1/put", b"{", length=100)
     for _ in range(5):
         assert say(running, whole, ends=True) == b""
-    with connect(running.url) as client:  # behind the ends of the requests
+    with connect(running.url) as client:  # the server handles this after the broken requests
         assert client.get(b"k") == b"v"
     assert caplog.records == []
 
@@ -298,7 +300,7 @@ def test_wrong_tokens_are_refused_and_never_told(
 
 
 def test_a_hostile_server_cannot_take_a_client_down() -> None:
-    """Answers that are no answers, or that promise more than comes."""
+    """Answers that are no HTTP, or that are shorter than they declare."""
     answers = [
         b"",
         b"SSH-2.0\r\n\r\n",

@@ -95,7 +95,8 @@ def test_every_kind_of_write_is_repeated_with_its_first_result(tmp_path: Path) -
         assert len(store.history(b"k")) == 7
         assert twice(lambda: requests.increment(b"n", 5, RequestToken("e", 1), None)) == 5
         store.increment(b"n")
-        assert requests.increment(b"n", 5, RequestToken("e", 1), None) == 5  # its own sum
+        # a repeated request gets its own first sum
+        assert requests.increment(b"n", 5, RequestToken("e", 1), None) == 5
         assert store.get(b"n") == b"6"
 
 
@@ -160,7 +161,8 @@ def test_a_killed_server_loses_no_acknowledged_write_and_does_none_twice(
 
 @pytest.mark.parametrize("readers", [0, 2])
 def test_recorded_histories_of_clients_are_serialisable(store: kvstore.Store, readers: int) -> None:
-    """Transactions and conditional writes of several clients: each value is its author's mark."""
+    """Transactions and conditional writes of several clients; each value names the transaction that
+    wrote it."""
     keys = [b"k%d" % number for number in range(6)]
     done: list[tuple[Record, dict[bytes, bytes | None]]] = []
     refused: list[Exception] = []

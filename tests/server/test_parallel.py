@@ -54,7 +54,7 @@ def test_joins_and_windows_of_a_client_are_the_ones_of_its_store(
 ) -> None:
     pick = random.Random(seed_of(SEED, None))
     moments = [at for at in write_at_random(store, clock, tmp_path, pick) if at >= store.since]
-    count = 30 if tiny else 300  # a round trip for every three labels
+    count = 30 if tiny else 300  # one round trip for every three labels
     with bounds(tiny):
         labels = table([(pick.choice([*KEYS, b"zz"]), pick.choice(moments)) for _ in range(count)])
         for max_age in (None, timedelta(microseconds=30)):
@@ -116,7 +116,7 @@ def test_a_lease_keeps_history_until_its_end(
     assert [record.kind for record in store.holds.all()] == ["reader"]
     clock.advance(9_000_000_000)
     assert store.gc(store.upper - 1).since <= first
-    client.lease("mine", first, seconds=10)  # longer
+    client.lease("mine", first, seconds=10)  # this renews the lease
     clock.advance(9_000_000_000)
     assert store.gc(store.upper - 1).since <= first
     assert client.get(b"a", as_of=first) == b"1"
@@ -126,7 +126,8 @@ def test_a_lease_keeps_history_until_its_end(
     with pytest.raises(HistoryGoneError):
         client.lease("mine", first, seconds=10)
     client.lease("other", seconds=10)
-    assert [record.name for record in store.holds.all()] == ["reader/other"]  # the ended one left
+    # the lease that ended was removed
+    assert [record.name for record in store.holds.all()] == ["reader/other"]
     client.release_lease("other")
     client.release_lease("other")
     assert not store.holds.all()
@@ -146,7 +147,7 @@ def test_leases_are_bounded_and_reach_no_other_hold(store: Store) -> None:
     ):
         reader.lease("backup", seconds=10)
         reader.release_lease("backup")
-        assert held.timestamp  # it is ours still
+        assert held.timestamp  # the hold is still ours
         for name in ("one", "two", "two"):
             reader.lease(name, seconds=10)
         with pytest.raises(RetryableError, match="2 leases"):

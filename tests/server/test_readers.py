@@ -1,4 +1,4 @@
-"""Reader processes behind one port: what they answer, and what happens when processes die."""
+"""Reader processes behind one port: their answers, and deaths of processes."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ HERE = ListenAddress("127.0.0.1", 0)
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[kvstore.Store]:
-    """A store for the tests of this module: processes take long to start."""
+    """One store for all tests of this module, because processes take long to start."""
     with kvstore.open(tmp_path_factory.mktemp("served") / "store") as opened:
         yield opened
 
@@ -61,7 +61,8 @@ def test_a_read_shows_every_write_before_it_whoever_made_it(
 ) -> None:
     """Writes by the owner's threads and by clients, each read at once by several connections."""
     draw = seeded()
-    clients = [connect(running.url) for _ in range(4)]  # each has a connection, to either reader
+    # each thread has a connection, to one of the readers
+    clients = [connect(running.url) for _ in range(4)]
     for _ in range(150):
         key, value = b"k%d" % draw.randrange(5), draw.randbytes(5)
         way = draw.randrange(4)
@@ -246,7 +247,8 @@ def test_readers_speak_tls(store: kvstore.Store, certificate: tuple[Path, Path])
 
 
 def test_a_caller_that_the_owner_cannot_see_is_admitted_by_the_reader(running: Running) -> None:
-    """The owner is reached by a socket of this user, so its own look would let everybody in."""
+    """The reader reaches the owner by a socket of this user. A check by the owner alone would admit
+    every caller."""
     for header in ("Origin: http://evil.example", "X-Forwarded-For: 10.0.0.1"):
         heard = say(running, request("PUT", "/v1/keys/secret", b"v", header))
         assert status(heard) == 403
@@ -269,7 +271,8 @@ def test_readers_of_a_store_in_memory_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_signal_ends_a_server_in_order_from_its_first_moments(tmp_path: Path) -> None:
-    """Signals when the store is open, and when the address was told: each ends with code 0."""
+    """A signal comes when the store is open, and when the address was printed. Each ends the server
+    with code 0."""
     server = ServerProcess(tmp_path / "store", "127.0.0.1:0", "--readers", "1")
     control = tmp_path / "store" / "control" / "socket"
     server.begin()
@@ -277,16 +280,16 @@ def test_a_signal_ends_a_server_in_order_from_its_first_moments(tmp_path: Path) 
     assert server.stop() == 0
     server.start()
     assert server.stop() == 0
-    assert not control.exists()  # the store was closed
+    assert not control.exists()  # this shows that the store was closed
 
 
 def test_an_answer_ends_when_its_caller_has_gone(store: kvstore.Store) -> None:
-    """uvicorn drops what is sent to a caller who has gone, without an error."""
+    """uvicorn drops parts for a caller who has gone, without an error."""
     with store.batch() as batch:
         for number in range(100):
             batch.put(b"%03d" % number, b"v")
     sent = asyncio.run(_sent_until_gone(app(store), 3))
-    assert 3 <= sent < 20  # of a hundred parts
+    assert 3 <= sent < 20  # of a hundred parts in all
 
 
 async def _sent_until_gone(served: App, parts: int) -> int:

@@ -114,7 +114,8 @@ def test_each_read_and_write_is_that_of_the_store(client: Client, store: kvstore
 def test_a_unique_index_holds_among_clients(
     client: Client, store: kvstore.Store, people: kvstore.Table
 ) -> None:
-    """Threads that give the same address: one wins, the others are told who has it."""
+    """Threads that put rows with the same address: one wins, and the error of each other names the
+    winner's row."""
     told: list[NotUniqueError] = []
 
     def put(number: int) -> None:
@@ -305,7 +306,7 @@ def test_a_token_with_a_prefix_opens_no_table(store: kvstore.Store) -> None:
 
 
 def test_scripts_beside_an_owner_have_its_tables(tmp_path: Path) -> None:
-    """By the socket of the owner, and by its files: reads are of one moment, the owner writes."""
+    """A script reads the files at one moment, and the owner writes by its socket."""
     with kvstore.open(tmp_path / "owned", control=True) as owner:
         its = owner.table("people", SCHEMA, key=["zone", "id"], indexes=INDEXES)
         its.put(person(1))

@@ -1,4 +1,4 @@
-"""TLS with a certificate that the test makes, and the addresses that are served without it."""
+"""TLS with a certificate that the test makes, and addresses that are served without TLS."""
 
 from __future__ import annotations
 
@@ -92,7 +92,8 @@ def test_a_server_off_the_machine_is_reached_by_tls_and_a_token(
 def test_a_server_ends_while_clients_over_tls_are_idle(
     store: kvstore.Store, certificate: tuple[Path, Path]
 ) -> None:
-    """No farewell and no greeting of TLS is awaited: an idle client does not read."""
+    """Closing waits for no shutdown and no handshake of TLS, because an idle client does not
+    read."""
     tls = server_tls(*certificate)
     with (
         serving(app(store), ListenAddress.parse("127.0.0.1:0"), tls=tls) as running,
@@ -103,7 +104,7 @@ def test_a_server_ends_while_clients_over_tls_are_idle(
         client.put(b"k", b"v")
         stopping = threading.Thread(target=running.stop, daemon=True)
         stopping.start()
-        stopping.join(25)  # the farewell is awaited for 30 s
+        stopping.join(25)  # the server would wait 30 s for the shutdown of TLS
         assert not stopping.is_alive()
 
 
@@ -123,7 +124,7 @@ def test_a_server_that_ends_sends_the_rest_of_an_answer_over_tls(
             stopping = threading.Thread(target=running.stop)
             stopping.start()
             with suppress(ConnectionRefusedError):
-                while True:  # until it listens no more
+                while True:  # until it no longer listens
                     socket.create_connection(place).close()
             length = len(head.partition(b"\r\n\r\n")[2])
             while part := slow.recv(1 << 20):

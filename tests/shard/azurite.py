@@ -62,5 +62,5 @@ def create_container(address: str, name: str) -> None:
 
 
 def options(address: str) -> dict[str, str]:
-    """What opens the account: options of obstore."""
+    """The options of obstore that open the account."""
     return {"account_name": ACCOUNT, "account_key": KEY, "endpoint": address}

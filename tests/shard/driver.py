@@ -1,4 +1,4 @@
-"""A driver of the machine that checks what holds for every command, and values for commands."""
+"""A driver of the machine that checks the invariants of every command, and values for commands."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def new_shard(**changes: Any) -> ShardState:
 
 
 class Driver:
-    """Applies commands and checks what holds for all of them."""
+    """Applies commands, and checks the invariants of every command."""
 
     def __init__(self, state: ShardState | None = None) -> None:
         self.state = state or new_shard()
@@ -52,7 +52,7 @@ class Driver:
         return self(c.CompareAndAppend(batch(lower, upper, *names), "w", token, SECOND))
 
     def finished(self) -> Driver:
-        """Bring it to since and upper empty."""
+        """Move `since` and `upper` to the empty frontier."""
         self.write(self.state.upper, EMPTY, "last")
         self(c.RegisterCritical("end"))
         self(c.CompareAndDowngrade("end", OPAQUE_INITIAL, OPAQUE_INITIAL, EMPTY))

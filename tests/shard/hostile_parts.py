@@ -1,7 +1,7 @@
 """A process of its own, with little memory, that reads hostile parts: `python -m ... SEED COUNT`.
 
-Prints a line for each part whose reading ends otherwise than it should; a crash shows as no
-last line.
+Prints a line for each part whose reading ends in a way that is not documented. If the last line is
+missing, the process crashed.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from kvstore.timestamp import TIMESTAMP_MAX
 from tests.shard import thrift
 
 MEMORY_BYTES = 2 << 30
-"""Above what pyarrow takes for itself in threads and arenas, below what bombs ask for."""
+"""More memory than pyarrow's own threads and arenas need, and less than bombs ask for."""
 END = "done"
 
 
@@ -53,7 +53,7 @@ def rows(count: int, *, width: int = 20) -> Iterator[pa.RecordBatch]:
 
 
 def written(count: int, *, width: int = 20) -> tuple[bytes, ShardPart]:
-    """A part as it should be, of more than one row group where it has more than 65,536 rows."""
+    """A sound part; with more than 65,536 rows it has more than one row group."""
     blob = MemoryBlob()
     names = part_names("s")
     batch = write_batch(
@@ -66,7 +66,7 @@ def written(count: int, *, width: int = 20) -> tuple[bytes, ShardPart]:
 
 
 def read(data: bytes, part: ShardPart) -> pa.Table:
-    """All rows of a part whose bytes these are, by each of the ways in which parts are read."""
+    """Read all rows of a part with these bytes, by each way in which parts are read."""
     blob = MemoryBlob()
     part = replace(part, size=len(data), checksum=digest(data))
     blob.put(part.name, data)
@@ -82,8 +82,8 @@ def read(data: bytes, part: ShardPart) -> pa.Table:
 
 
 def join(data: bytes, part: ShardPart) -> None:
-    """Look labels up in a part, as a join with a collection does, which looks at no more of it
-    than it needs."""
+    """Look labels up in a part, as a join with a collection does. It reads only the row groups and
+    pages that it needs."""
     blob = MemoryBlob()
     part = replace(part, size=len(data), checksum=digest(data))
     blob.put(part.name, data)
@@ -100,13 +100,13 @@ def footer(data: bytes) -> tuple[thrift.Struct, bytes]:
 
 
 def with_footer(fields: thrift.Struct, before: bytes) -> bytes:
-    """A part of these pieces."""
+    """The part with this footer."""
     written = thrift.write(fields)
     return before + written + len(written).to_bytes(4, "little") + b"PAR1"
 
 
 def with_page(data: bytes, rng: random.Random) -> bytes:
-    """A lie in the header of a page, and a footer that knows how long it has become."""
+    """A lie in the header of a page, with a footer that has the new length of the header."""
     fields, before = footer(data)
     columns = thrift.get(fields, 4, 0, 1).items
     chosen = rng.randrange(len(columns))
@@ -128,7 +128,7 @@ def with_page(data: bytes, rng: random.Random) -> bytes:
 
 
 def with_flips(data: bytes, rng: random.Random) -> bytes:
-    """Some bytes are others."""
+    """Some bytes are replaced."""
     damaged = bytearray(data)
     for _ in range(rng.randint(1, 4)):
         damaged[rng.randrange(len(damaged))] = rng.randrange(256)
@@ -143,7 +143,7 @@ def with_lie(data: bytes, rng: random.Random) -> bytes:
 
 
 def bombs() -> Iterator[tuple[str, bytes, ShardPart]]:
-    """Small parts that ask for much."""
+    """Small parts that ask for much memory."""
     data, part = written(50)
     count = 65_536
     value = pa.DictionaryArray.from_arrays(pa.array([0] * count, pa.int32()), [bytes(80 << 10)])
@@ -195,7 +195,8 @@ def bombs() -> Iterator[tuple[str, bytes, ShardPart]]:
 
 
 def wrong_end(data: bytes, part: ShardPart, wanted: pa.Table | None) -> str | None:
-    """How reading a part ends where it is neither the documented error nor the `wanted` rows."""
+    """The outcome of reading a part, if it is neither the documented error nor the `wanted`
+    rows."""
     try:
         join(data, part)
     except (CorruptionError, FormatVersionError):
@@ -229,7 +230,7 @@ def main(seed: int, count: int) -> None:
         data, its = (large, large_part) if is_large else (small, part)
         alter = rng.choice([with_flips, with_lie, with_page])
         altered, rows_wanted = alter(data, rng), large_wanted if is_large else wanted
-        # Fetched by ranges, as large parts are, each third time.
+        # Each third part is fetched by ranges, as large parts are.
         with bounds(PART_WHOLE_BYTES_MAX=0 if number % 3 == 0 else 1 << 20):
             wrong = wrong_end(altered, its, rows_wanted)
         if wrong is not None:

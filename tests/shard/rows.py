@@ -1,4 +1,4 @@
-"""Rows for shard tests, and the model they are compared with: plain Python, by row."""
+"""Rows for shard tests, and the model for comparison: plain Python, row by row."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Writing and reading batches: what is checked, what is skipped, and who else can read a part."""
+"""Writing and reading batches: checks, skipped row groups, and reads of parts by other programs."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ GOLDEN_ROWS = [
 
 
 class CountingBlob(MemoryBlob):
-    """Counts what is fetched."""
+    """Counts the fetched bytes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -92,7 +92,7 @@ def noise(count: int) -> list[bytes]:
     return [data[i : i + 32] for i in range(0, len(data), 32)]
 
 
-# -- what is checked -------------------------------------------------------------------------
+# -- checks -------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -162,7 +162,7 @@ def test_a_failing_source_leaves_no_parts(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_a_part_has_no_larger_footer_than_a_reader_believes() -> None:
-    """Two keys of each row group stand in it."""
+    """The footer has two keys of each row group."""
     blob = MemoryBlob()
     rows = versions([put(b"%04d" % number * 1000, 1) for number in range(300)])
     with bounds(ROW_GROUP_ROWS_MAX=1):
@@ -401,7 +401,7 @@ def test_a_foreign_parquet_file_and_a_newer_format_are_refused() -> None:
             list(rows)
 
 
-# -- others read it too ----------------------------------------------------------------------
+# -- reads by other programs ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["part-v1.parquet", "part-v2.parquet"])

@@ -1,4 +1,5 @@
-"""Items that are made ahead come in order and whole, and errors come in their place."""
+"""Items that are made ahead come in order and complete, and errors come in the place of their
+items."""
 
 from __future__ import annotations
 

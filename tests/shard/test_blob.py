@@ -1,4 +1,4 @@
-"""Each blob implementation against the contract, and what is peculiar to local files."""
+"""Each blob implementation against the contract, and the rules of local files."""
 
 from __future__ import annotations
 

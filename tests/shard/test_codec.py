@@ -1,4 +1,4 @@
-"""The bytes of states and steps: round trips, golden files, and what is refused."""
+"""The bytes of states and steps: round trips, golden files, and refusals."""
 
 from __future__ import annotations
 

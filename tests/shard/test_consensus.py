@@ -1,4 +1,4 @@
-"""Each consensus implementation against the contract, and what is peculiar to object stores."""
+"""Each consensus implementation against the contract, and the rules of object stores."""
 
 from __future__ import annotations
 
@@ -202,7 +202,7 @@ def test_a_live_file_of_an_older_state_is_corruption_not_an_older_head(
             looking.head(KEY)
         with pytest.raises(CorruptionError):
             cas(looking, 2, 3)
-    (tmp_path / KEY / "LOCK").unlink()  # whoever wants the older state says so
+    (tmp_path / KEY / "LOCK").unlink()  # a caller who wants the older state asks for it
     assert change == "emptied" or len(seqnos(FileConsensus(tmp_path))) in (0, 2)
 
 

@@ -13,7 +13,7 @@ from backup.testing.consensus import ConsensusContract
 
 
 class Overwrites(MemoryBlob):
-    """Takes other bytes under a name in use."""
+    """Accepts other bytes under a name that exists."""
 
     def put(self, name: str, data: bytes, *, durable: bool = True) -> None:
         self.delete(name)

@@ -1,7 +1,7 @@
 """Processes that are killed: writers, compactors and collectors on one shard of local files.
 
-Each child appends, compacts or collects as fast as it can, says on its pipe what is durable, and
-is killed by SIGKILL in the middle. Each batch that it reported must be there once.
+Each child appends, compacts or collects as fast as it can, reports durable batches on its pipe, and
+is killed by SIGKILL in the middle. Each reported batch must be there once.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def start(code: str, folder: Path, name: str) -> subprocess.Popen[str]:
 
 
 def kill_after(child: subprocess.Popen[str], lines: int) -> list[str]:
-    """Let the child say `lines` lines, kill it, and return all it said."""
+    """Let the child report `lines` lines, kill it, and return all its lines."""
     assert child.stdout is not None
     said = []
     for _ in range(lines):
@@ -96,7 +96,8 @@ def test_a_killed_writers_acknowledged_batches_are_there_once(tmp_path: Path) ->
         acknowledged += kill_after(child, rng.randrange(1, 15))
     shard = opened(tmp_path)
     assert set(acknowledged) <= set(keys_of(shard))
-    # One batch for each instant; a killed child may have committed one it could not report.
+    # There is one batch for each instant. A killed child may have committed a batch that it could
+    # not report.
     assert shard.upper == len(keys_of(shard)) <= len(acknowledged) + 3
     shard.compact(full=True)
     shard.gc()
@@ -129,7 +130,7 @@ def test_writers_compactors_and_collectors_are_killed_beside_each_other(tmp_path
 def killed_at_call(step: int, work: Callable[[], object]) -> bool:
     """Do `work` in a child that is killed before its `step`-th call to fsync, link or unlink.
 
-    False if it had fewer.
+    Returns False if it makes fewer calls.
     """
     child = os.fork()
     if child == 0:

@@ -145,7 +145,7 @@ def test_what_is_no_object_is_told(name: str, body: bytes) -> None:
 
 
 def test_names_of_others_blobs_are_refused() -> None:
-    """Collection would delete them."""
+    """Otherwise a removal of rollups would delete blobs of others."""
     for lie in ("encryption.json", "other/part/x.parquet", "../x", "orders"):
         body = body_of(codec.encode_state(FULL))
         body["rollups"][next(iter(body["rollups"]))] = lie

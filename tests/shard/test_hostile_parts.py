@@ -1,5 +1,5 @@
-"""Hostile parts: whatever a part declares, reading it ends in the rows or in the documented error,
-in bounded memory, and never ends the process."""
+"""Hostile parts: reading a part gives its rows or the documented error, in bounded memory, and
+never ends the process, whatever the part declares."""
 
 from __future__ import annotations
 

@@ -56,9 +56,9 @@ def test_downgrade_moves_the_held_version_to_the_least_outstanding(shard: Driver
         shard.write(shard.state.upper, upper, "p")
     shard(c.DowngradeSince("r", 0, 4, 0))
     assert shard.state.leased["r"].seqno == 4
-    shard(c.DowngradeSince("r", 0, 3, 0))  # never back
+    shard(c.DowngradeSince("r", 0, 3, 0))  # a hold never moves back
     assert shard.state.leased["r"].seqno == 4
-    shard(c.DowngradeSince("r", 0, None, 0))  # nothing in use: the version it just made
+    shard(c.DowngradeSince("r", 0, None, 0))  # nothing is in use, so the newest version is held
     assert shard.state.leased["r"].seqno == shard.state.seqno
     shard(c.DowngradeSince("r", 0, 10**9, 0))
     assert shard.state.leased["r"].seqno == shard.state.seqno

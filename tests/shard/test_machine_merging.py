@@ -104,7 +104,7 @@ def test_a_pending_slot_counts_as_one_batch_and_is_swallowed_by_a_larger_one() -
     assert shard.state.slots == ((0, 4),)
     for i in range(4, 8):
         shard.write(i, i + 1, f"p{i}")
-    # Four new ones make a run with the slot, which is no larger than them together.
+    # Four new batches make a run with the slot, because the slot is not larger than all four.
     assert shard.state.slots in (((0, 8),), ((0, 4), (4, 8)))
     assert shard(merged(shard, 0, 4)).applied
 

@@ -67,7 +67,7 @@ def test_progress_after_progress_lengthens_one_empty_batch(shard: Driver) -> Non
     shard.write(5, 9)
     assert shard.state.batches == (ShardBatch(0, 9),)
     shard(c.CompareAndAppend(ShardBatch(9, 12, meta=(("kind", "x"),)), "w", "m", 0))
-    assert len(shard.state.batches) == 2  # what the caller has named stays apart
+    assert len(shard.state.batches) == 2  # a batch with the caller's own fields stays apart
 
 
 def test_inline_bytes_over_the_budget_push_back(shard: Driver) -> None:

@@ -1,4 +1,5 @@
-"""Patience: what may pass is tried again, told and bounded; what cannot pass is raised at once."""
+"""Patience: failures that may pass are tried again, logged and bounded, and others are raised at
+once."""
 
 from __future__ import annotations
 
@@ -35,7 +36,7 @@ from tests.shard.world import World, batch_of
 
 
 class Minutes:
-    """Time that passes by pauses alone."""
+    """A clock that moves only by pauses."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -146,12 +147,12 @@ FAILURES = [
 
 
 UNNEEDED = {("os.link", "consensus")}
-"""Calls that a backup does not make there."""
+"""Calls that a backup does not make in these folders."""
 
 
 @contextmanager
 def sticky(number: int, call: str, below: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """One system call fails for good, on files below a folder where it names them."""
+    """One system call fails for good. A call that names a file fails only below a folder."""
 
     def failed(*args: object, **_: object) -> None:
         if args and isinstance(args[0], str | Path) and str(below) not in str(args[0]):
@@ -199,7 +200,7 @@ def test_a_disk_that_fails_for_good_is_told_at_once(
         collection.backup(store)
         store.put(b"b", b"2")
         upper = collection.upper
-        # The source's own files are left alone: calls on descriptors fail for the collection only.
+        # The files of the source are spared: calls on descriptors fail for the collection only.
         if call in ("os.fsync", "os.write"):
             store.sync()
             collection = backup.Collection("x", storage=Storage(blob, consensus))
@@ -235,8 +236,8 @@ def fresh_rows(collection: backup.Collection) -> list[tuple[bytes, bytes]]:
 
 @pytest.fixture
 def server() -> Iterator[tuple[str, list[int]]]:
-    """A server whose every answer is the first of a list of statuses; and how often it was asked
-    stands behind it."""
+    """The address of a server, and a list with the status of its answers and the number of
+    requests."""
     state = [503, 0]
 
     class Answers(http.server.BaseHTTPRequestHandler):

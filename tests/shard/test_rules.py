@@ -56,7 +56,7 @@ times = st.integers(0, UPPER - 1)
 
 @st.composite
 def histories(draw: st.DrawFn) -> list[Row]:
-    """Any versions and range tombstones; of a key, one point version at each time."""
+    """Any versions and range tombstones. A key has at most one point version at each time."""
     points = draw(st.dictionaries(st.tuples(keys, times), st.booleans(), max_size=40))
     rows = [
         put(k, t, f"{t}".encode()) if alive else delete(k, t) for (k, t), alive in points.items()
@@ -312,7 +312,8 @@ def test_a_merge_of_large_values_buffers_a_bounded_number_of_bytes(
         most = max(most, pa.total_allocated_bytes() - before)
         found += window.num_rows
     assert found == 200
-    # The sources buffer and decode; a window and the next are held, each of them unsorted as well.
+    # The sources buffer and decode. Two windows are held at once, and each of them unsorted as
+    # well.
     assert most < 4 * (32 << 20)
 
 

@@ -1,7 +1,7 @@
-"""Many writers, readers, compactors and collectors at once, over storage that fails, crashes too.
+"""Many writers, readers, compactors and collectors at once, over storage that fails, with crashes.
 
 Every schedule comes from a seed and repeats exactly. Each batch carries a marker row of its own
-that nothing deletes, so whoever reads a snapshot can tell which batches are in it.
+that nothing deletes. So a reader of a snapshot knows which batches are in it.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ STORAGE_ERRORS = (DeterminateError, IndeterminateError)
 
 @dataclass
 class Attempt:
-    """One batch that a writer tried to append, and what it was told."""
+    """One batch that a writer tried to append, and the answers."""
 
     lower: int
     upper: int
@@ -66,7 +66,7 @@ class Attempt:
 
 @dataclass
 class World:
-    """One storage under weather, and all that was ever tried on it."""
+    """One storage that fails by `Weather`, and all batches that were ever tried on it."""
 
     seed: int
     crash_rate: float = 0.0
@@ -122,7 +122,7 @@ class World:
             self.append(shard, writer.name, attempt, token=mark.decode())
 
     def append(self, shard: Shard, name: str, attempt: Attempt, *, token: str) -> None:
-        """Append; a process that is killed may come back, with its token written down."""
+        """Append. A killed process may come back, with the token that it had written down."""
         retrying = False
         while not (attempt.acknowledged or attempt.refused):
             try:
@@ -167,7 +167,8 @@ class World:
                 assert as_of >= state.upper
 
     def dawdle(self) -> None:
-        """Be slow, so that what this actor holds is compacted away and up for collection."""
+        """Wait, so that the version that this actor holds is compacted, and its files can be
+        collected."""
         for _ in range(self.random.randrange(200)):
             self.turns.switch()
 
@@ -186,7 +187,8 @@ class World:
     # -- checks ------------------------------------------------------------------------------
 
     def verify(self, state: dict[bytes, bytes | None], as_of: int) -> None:
-        """No acknowledged batch lost, none twice, no refused one in, the state the model's."""
+        """Check that acknowledged batches are there once and refused ones are not, and that the
+        state is the model's."""
         found = {key: self.attempts[key] for key in state if key.startswith(MARK)}
         edges = sorted((a.lower, a.upper) for a in found.values())
         assert all(end <= start for (_, end), (start, _) in pairwise(edges))
@@ -214,7 +216,8 @@ def test_no_schedule_loses_repeats_or_changes_a_batch(seed: int) -> None:
 
 
 def assert_whole(world: World) -> None:
-    """After the storm: everything reads, everything is there, and what is left over can go."""
+    """After the failures end, everything can be read, every batch is there, and leftovers can be
+    removed."""
     shard = world.open()
     as_of = shard.upper - 1
     with shard.snapshot(as_of) as snapshot:
@@ -263,7 +266,7 @@ def test_a_listener_sees_every_update_once_whatever_compaction_does(seed: int) -
     world = World(seed)
     seen: list[Row] = []
     done: list[bool] = []
-    world.open().writer().progress(1)  # since is 0: what happens at 0 is state, not history
+    world.open().writer().progress(1)  # `since` is 0: changes at 0 are state, not history
     listening = world.open().reader().listen(0)
 
     def poll() -> bool:
@@ -300,7 +303,8 @@ def test_replicas_that_write_identical_data_write_it_once(seed: int) -> None:
     def replicate(shard: Shard) -> None:
         writer = shard.writer()
         while shard.refresh().upper < len(script):
-            lower = max(0, shard.upper - world.random.randint(0, 4))  # overlapping on purpose
+            # the batches overlap on purpose
+            lower = max(0, shard.upper - world.random.randint(0, 4))
             upper = min(len(script), lower + world.random.randint(1, 9))
             rows = [row for row in script if lower <= row.time < upper]
             writer.append(shard.write_batch(BatchDesc(lower, upper), diffs(rows)))

@@ -98,10 +98,10 @@ def test_collection_below_the_first_rollup_or_past_is_a_no_op(world: World) -> N
     write(shard, 5)
     assert gc.collect(shard.log, to=0) == gc.Collected()
     shard.gc()
-    assert gc.collect(shard.log, to=1) == gc.Collected()  # overtaken
+    assert gc.collect(shard.log, to=1) == gc.Collected()  # another append came first
     before = shard.refresh()
     assert shard.gc() == gc.Collected()
-    assert shard.refresh() == before  # repeated: not even a version
+    assert shard.refresh() == before  # a repeated append makes not even a version
     assert read(shard, 4) == {b"k": b"v5"}
 
 

@@ -1,4 +1,4 @@
-"""The handle: what is tried again, by class of error."""
+"""The handle: which calls are tried again, by class of error."""
 
 from __future__ import annotations
 

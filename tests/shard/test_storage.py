@@ -43,7 +43,7 @@ def test_an_s3_url_is_an_object_store(s3_server: str, s3_bucket: Callable[[], Ob
     }
     url = f"s3://{bucket}/some/path"
     lives(open_storage(url, **options), open_storage(url, **options))
-    del options["client_options"]  # an endpoint that says http is asked by http
+    del options["client_options"]  # an endpoint with the scheme http is asked by http
     assert open_storage(url, **options).consensus.list_keys() != []
 
 

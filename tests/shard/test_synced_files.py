@@ -1,4 +1,4 @@
-"""A new file has the bytes it was given, whichever way they went."""
+"""A new file has exactly the given bytes, with and without direct writes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SIZES = [
 
 @pytest.mark.parametrize("size", SIZES)
 def test_all_bytes_are_there_and_no_more(tmp_path: Path, size: int) -> None:
-    for number in range(2):  # the second finds what the first has left in the buffer
+    for number in range(2):  # the second file gets the buffer with the bytes of the first
         data = random.Random(number).randbytes(size)
         file_blob.write_synced(tmp_path / str(number), data)
         assert (tmp_path / str(number)).read_bytes() == data
@@ -45,7 +45,8 @@ def test_a_file_that_is_there_is_not_touched(tmp_path: Path) -> None:
 def test_a_file_system_that_takes_no_direct_writes_gets_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: str
 ) -> None:
-    monkeypatch.setattr(file_blob, "DIRECT", os.O_APPEND)  # something to tell by
+    # a flag by which the test knows direct writes
+    monkeypatch.setattr(file_blob, "DIRECT", os.O_APPEND)
     call = getattr(os, refused)
     refusals = []
 
@@ -75,7 +76,7 @@ def test_an_error_leaves_the_buffer_free(tmp_path: Path) -> None:
 
 
 def test_a_forked_process_has_a_buffer_of_its_own(tmp_path: Path) -> None:
-    file_blob.write_synced(tmp_path / "before", b"x" * 100_000)  # now there is a buffer
+    file_blob.write_synced(tmp_path / "before", b"x" * 100_000)  # from here on there is a buffer
     ours = file_blob.write_buffer.filled(b"o" * 100_000)
     child = os.fork()
     if not child:

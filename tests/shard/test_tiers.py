@@ -22,8 +22,8 @@ def of_size(lower: int, upper: int, size: int) -> ShardBatch:
 
 
 def planned_of_all(batches: Sequence[ShardBatch], slots: Sequence[Slot]) -> Slot | None:
-    """Every slot, and every batch outside one, is a unit; the run takes units while none is larger
-    than those after it together."""
+    """Every slot, and every batch outside one, is a unit; the run takes units while no unit is
+    larger than all later units together."""
     units: dict[Slot, int] = {}
     for batch in batches:
         span = (batch.lower, batch.upper)

@@ -1,4 +1,4 @@
-"""`until`: what is alive at a time in a part is a filter over its rows, in any order."""
+"""`until`: a filter over the rows of a part, in any order, finds the live rows at a time."""
 
 from __future__ import annotations
 

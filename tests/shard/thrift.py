@@ -81,7 +81,7 @@ def put(fields: Struct, value: Any, *path: int) -> None:
 
 
 def every(fields: Struct) -> Iterator[Field]:
-    """Each field of a struct and of all in it."""
+    """Each field of a struct and of all nested values."""
     for field in fields:
         yield field
         if field.kind == STRUCT:
@@ -92,7 +92,7 @@ def every(fields: Struct) -> Iterator[Field]:
 
 
 def lie(fields: Struct, rng: random.Random) -> None:
-    """Change one field, as an attacker would who knows the format."""
+    """Change one field, as an attacker who knows the format would."""
     field = rng.choice(list(every(fields)))
     if field.kind in NUMBERS:
         field.value = rng.choice(

@@ -1,7 +1,7 @@
 """Actors that take turns: threads of which one runs at a time, switched at every storage call.
 
-Which one goes next is drawn from a seeded generator, so a schedule repeats exactly. An actor may
-be crashed at a call: what it was doing just stops, as in a killed process.
+A seeded generator draws the next actor, so a schedule repeats exactly. An actor may be crashed at a
+call: its work stops there, as in a killed process.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 
 class Crash(BaseException):
-    """The actor's process was killed. Nothing catches it but the actor's restart."""
+    """The actor's process was killed. Only the actor's restart catches this exception."""
 
 
 class Turns:
@@ -42,7 +42,7 @@ class Turns:
             raise self._errors[0]
 
     def switch(self) -> None:
-        """Called by an actor at each storage call: another may go first, or this one dies."""
+        """Called by an actor at each storage call: another actor may go first, or this one dies."""
         number = getattr(self._local, "number", None)
         if number is None:
             return  # not an actor: the test itself

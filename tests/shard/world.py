@@ -18,11 +18,11 @@ from kvstore.errors import (
 from tests.shard.rows import put, state_of, versions
 
 QUICK = Patience(pause=lambda seconds: None)
-"""Waits in no time: its pauses count as if they had been slept."""
+"""Tries again without waiting. Each pause counts as if it had passed."""
 
 
 class ScriptedConsensus:
-    """Real consensus, but each compare-and-set suffers what the script says next."""
+    """Real consensus, but each compare-and-set fails as the next step of the script says."""
 
     def __init__(self, inner: Consensus) -> None:
         self.inner = inner

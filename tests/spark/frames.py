@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 ROWS = "key binary, value binary"
 FAST_START = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-"""Options of a JVM that is fast to start rather than fast in the long run, with one GC thread."""
+"""Options of a JVM that starts fast at the cost of speed in the long run, with one GC thread."""
 
 
 def frame(spark: SparkSession, rows: dict[bytes, bytes], *, partitions: int = 3) -> DataFrame:

@@ -1,8 +1,8 @@
 """A session whose tasks get three attempts, and whose workers are killed: run in its own process.
 
-`python -m tests.spark.retrying DIRECTORY` loads rows while workers die at three points (before
-the sort, half way through a part, after a part was finished but before it was reported), then backs
-up, compacts and restores while tasks fail and die, and prints what came of it as JSON.
+`python -m tests.spark.retrying DIRECTORY` loads rows while workers die at three points: before the
+sort, half way through a part, and after a part was finished but before it was reported. It then
+backs up, compacts and restores while tasks fail and die, and prints the results as JSON.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def main(directory: Path) -> None:
             context = TaskContext.get()
             assert context is not None
             if context.attemptNumber() == 0 and context.partitionId() == 2:
-                os._exit(1)  # its runs are on disk; nobody hears of them
+                os._exit(1)  # its runs are on disk, and are not reported
             yield from results
 
         return attempt
@@ -70,7 +70,7 @@ def main(directory: Path) -> None:
                 PartWriter.write = _write_half_and_die  # type: ignore[method-assign]  # here only
             results = list(merge(batches))
             if number == 1 or (number == 0 and partition % 2 == 1):
-                os._exit(1)  # the part is whole and on disk; nobody hears of it
+                os._exit(1)  # the part is complete and on disk, and is not reported
             yield from results
 
         return attempt
@@ -123,7 +123,8 @@ def _write_half_and_die(writer: PartWriter, batch: pa.RecordBatch) -> None:
 
 
 def _jobs_are_right(spark: SparkSession, store: Store, directory: Path) -> dict[str, Any]:
-    """Backups, a compaction and a restore, whose tasks fail, and die when they are done."""
+    """Backups, a compaction and a restore. Their tasks fail first, and die at the end of a later
+    attempt."""
     for job, name in (
         (backup, "write_parts"),
         (compact, "merge_parts"),
@@ -151,8 +152,8 @@ def _jobs_are_right(spark: SparkSession, store: Store, directory: Path) -> dict[
 
 
 def _seeds_and_joins_are_right(spark: SparkSession, directory: Path) -> list[int]:
-    """The labels that find their version, in a seeded store and in a seeded collection. Workers die
-    when they have sorted, written and joined."""
+    """The number of labels that find their version, in a seeded store and in a seeded collection.
+    Workers die after they have sorted, written and joined."""
     for module, name in (
         (seeding_store, "sorter"),
         (seeding_store, "merger"),
@@ -173,7 +174,7 @@ def _seeds_and_joins_are_right(spark: SparkSession, directory: Path) -> list[int
 
 
 def _reads_of_a_server_are_right(spark: SparkSession, store: Store) -> bool:
-    """Whether a live store is read whole by tasks whose workers die in the middle."""
+    """Whether tasks whose workers die in the middle read all rows of a live store."""
     store.checkpoint(store.path.parent / "flushed")  # type: ignore[union-attr]
     with serving(app(store), ListenAddress("127.0.0.1", 0)) as running:
         read = spark.read.format("kvstore").option("numPartitions", "3").option("batchRows", "100")
@@ -219,7 +220,7 @@ def _failing(work: Callable[[Any], Any]) -> Callable[[Any], Any]:
             raise OSError("a storage that comes back")
         done = work(item)
         if number < 2:
-            os._exit(1)  # all is written; nobody hears of it
+            os._exit(1)  # all files are written, and are not reported
         return done
 
     return attempt

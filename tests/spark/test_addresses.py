@@ -1,4 +1,5 @@
-"""Addresses and times that Spark users write: honoured from every directory, or refused at once."""
+"""Addresses and times that Spark users write: each works from every directory, or is refused at
+once."""
 
 from __future__ import annotations
 

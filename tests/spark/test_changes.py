@@ -1,4 +1,5 @@
-"""Applying a change feed: the target is as the source after each window, repeated ones too."""
+"""Applying a change feed: the target equals the source after each window, also if a window is
+repeated."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.skipif(not hasattr(socket, "AF_UNIX"), reason="no Unix 
 
 @pytest.fixture
 def folder() -> Iterator[str]:
-    """A short path: the system has 104 bytes for that of a socket."""
+    """A short path: the system has 104 bytes for the path of a socket."""
     with tempfile.TemporaryDirectory(prefix="kvstore-") as path:
         yield path
 
@@ -43,9 +43,9 @@ def test_a_worker_that_spark_ends_while_it_waits_says_nothing(folder: str) -> No
         waiting.connect(daemon.stdout.read(length).decode())
         (worker,) = struct.unpack("!i", waiting.recv(4))
         waiting.shutdown(socket.SHUT_WR)
-        assert waiting.recv(1) == b""  # it has left, and written nothing before
+        assert waiting.recv(1) == b""  # the worker has ended, and has written nothing before
         assert worker != daemon.pid
-    _, errors = daemon.communicate(timeout=120)  # closes its input, which ends it
+    _, errors = daemon.communicate(timeout=120)  # closing its input ends it
     assert errors == b""
 
 

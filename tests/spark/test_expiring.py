@@ -1,4 +1,4 @@
-"""Keys that expire, read as Spark's tasks read them: of a checkpoint, a collection, a server."""
+"""Keys that expire, as Spark's tasks read them from a checkpoint, a collection and a server."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The tasks of jobs, without a session: the pieces make the same as one process makes.
+"""The tasks of jobs, without a session: the pieces give the result of one process.
 
-Every task runs twice, as a retry or a speculative twin would, and the first outcome is lost; what
-goes in and comes out is pickled, as on its way through Spark.
+Every task runs twice, as a retry or a speculative twin would, and the first outcome is lost.
+Arguments and results are pickled, as on their way through Spark.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def test_verify_compares_older_chains_as_one_process_does(tmp_path: Path) -> Non
         assert report.chains == 2
         with collection.snapshots() as chains:
             older = next(iter(chains))
-        # Says that nothing was written between the two.
+        # This claims that nothing was written between the two chains.
         older.writer().progress(collection.upper)
         for each in (
             lambda: collection.verify("contents", store),
@@ -132,7 +132,7 @@ def test_backups_by_tasks_and_by_one_process_mix_and_hold_the_same_versions(
         assert report == shared.verify("contents", store)
         assert shared.verify("contents", store).rows == alone.verify("contents", store).rows
         assert rows_of(shared, tmp_path / "r1") == versions(store, upper - 1)
-        assert len(shared.scrub().orphans) > 5  # what the first attempts have left, named by nobody
+        assert len(shared.scrub().orphans) > 5  # files of the first attempts, which no state names
         assert not list(tmp_path.glob(".*.copied-*"))
 
 
@@ -350,7 +350,7 @@ def test_a_failed_append_takes_back_the_parts_of_tasks(
 
 
 def test_copies_of_other_stores_are_left_where_several_share_a_directory(tmp_path: Path) -> None:
-    """Stores in memory all have the system's temporary one."""
+    """All stores in memory share the system's temporary directory."""
     shared = tmp_path / "copies"
     shared.mkdir()
     with kvstore.open(None, "memory") as one, kvstore.open(None, "memory") as other:
@@ -373,7 +373,7 @@ def test_copies_of_other_stores_are_left_where_several_share_a_directory(tmp_pat
 
 
 class _ToldConsensus(MemoryConsensus):
-    """Tells of every command that was tried."""
+    """Releases a semaphore for every command that was tried."""
 
     def __init__(self) -> None:
         super().__init__()

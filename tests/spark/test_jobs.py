@@ -1,4 +1,4 @@
-"""Jobs over a collection do what one process does."""
+"""Jobs over a collection give the results of one process."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_backup_compact_and_restore_over_splits_equal_one_process(
     first = backup.backup(spark, store, url, tasks=5)
     assert first.parts > 1
     write(store, 1500)
-    collection.backup(store)  # either continues where the other ended
+    collection.backup(store)  # each continues where the other ended
     write(store, 2500)
     last = backup.backup(spark, store, url, tasks=5, token="monday")
     assert backup.backup(spark, store, url, tasks=5, token="monday") == last
@@ -106,7 +106,8 @@ def test_backup_compact_and_restore_over_splits_equal_one_process(
         assert list(restored.replication.versions(since=None, upto=at)) == list(
             store.replication.versions(since=None, upto=at)
         )
-    assert not list(tmp_path.glob(".*"))  # no copy of the store, no half of a restore
+    # neither a copy of the store nor half of a restore is left
+    assert not list(tmp_path.glob(".*"))
 
 
 def test_errors_of_tasks_are_those_of_one_process(
@@ -128,7 +129,8 @@ def test_errors_of_tasks_are_those_of_one_process(
 def test_jobs_run_from_the_command_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With relative paths, which mean what they mean here, not where Spark was started."""
+    """Relative paths start at the working directory of this process, not at the directory where
+    Spark was started."""
     monkeypatch.chdir(tmp_path)
     store, url, restored = "s", "c", "r"
     (tmp_path / "key").write_text("0f" * 32)
@@ -149,7 +151,7 @@ def test_jobs_run_from_the_command_line(
             == [c for c in expected if c.timestamp == expected[0].timestamp][:100]
         )
         assert opened.get(b"04000") == b"imported"
-    assert restore.main([url, "o", "--into", *key]) == 1  # a store that is there
+    assert restore.main([url, "o", "--into", *key]) == 1  # a store exists at the path
     assert not (tmp_path / "o").exists()
     kvstore.open("o").close()
     assert restore.main([url, "o", "--into", "--prefix", "04", *key]) == 0
@@ -173,7 +175,7 @@ def test_jobs_run_from_the_command_line(
 
 
 def test_a_job_runs_under_spark_submit(tmp_path: Path) -> None:
-    """Where to run is what spark-submit says, not what a job would choose by itself."""
+    """spark-submit decides where the job runs, and the job does not choose a master."""
     import pyspark
 
     from spark_connector.java import java_for_spark

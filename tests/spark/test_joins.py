@@ -1,4 +1,4 @@
-"""Joins of DataFrames with the history of a store: each label gets what was known at its time."""
+"""Joins of DataFrames with the history of a store: each label gets the value known at its time."""
 
 from __future__ import annotations
 

@@ -75,7 +75,7 @@ def test_among_equal_orders_the_greatest_value_is_taken(spark: SparkSession, sto
 def test_among_equal_orders_a_put_counts_however_the_rows_come(
     spark: SparkSession, store: Store
 ) -> None:
-    """Also where a deletion carries what was deleted."""
+    """This also holds where a deletion carries the deleted value."""
     puts = "SELECT CAST(id AS STRING) AS key, '1' AS value, 'put' AS op FROM range(9)"
     deletes = puts.replace("'put'", "'delete'").replace("'1'", "IF(id < 5, '1', '2')")
     for query in (f"{puts} UNION ALL {deletes}", f"{deletes} UNION ALL {puts}"):
@@ -103,7 +103,8 @@ def test_more_partitions_than_rows_leave_no_empty_files(
 def test_longest_keys_and_a_value_of_64_mib(spark: SparkSession, store: Store) -> None:
     keys = [b"k" * KEY_BYTES_MAX, b"k" * (KEY_BYTES_MAX - 1), b"\x00" * KEY_BYTES_MAX]
     small = frame(spark, dict.fromkeys(keys, b"v"))
-    # Of a column, lest Spark computes it while planning and prints it into its plans.
+    # The value depends on a column, so that Spark does not compute it while planning and print it
+    # in its plans.
     large = spark.sql(
         "SELECT X'6c' AS key, CAST(repeat('x', CAST(67108864 + id AS INT)) AS BINARY) AS value "
         "FROM range(1)"
@@ -127,7 +128,7 @@ def test_orphans_of_other_attempts_are_never_added(
     rows = random_rows(3, 500)
     staging = tmp_path / "s"
     manifest = stage_import(frame(spark, rows), staging, "key", "value", partitions=2)
-    for number, part in enumerate(manifest.parts):  # a speculative twin finished its file too
+    for number, part in enumerate(manifest.parts):  # a speculative twin that finished its file too
         shutil.copy(staging / part.name, staging / f"part-{number:032x}.sst")
     with bulk.PartWriter(staging, manifest.import_id) as twin:
         twin.put(b"of a twin", b"never seen")
@@ -330,7 +331,7 @@ def test_many_small_input_partitions_are_read_by_a_bounded_number_of_tasks(
         order_by=order_by,
         progress=lambda done, known: told.append(known),
     )
-    # For an order Spark samples first, and tells the tasks of a shuffle twice.
+    # To order rows Spark first samples them, and it counts the tasks of a shuffle twice.
     passes = 1 if order_by is None else 3
     assert manifest.rows == 900
     assert max(told) <= passes * INPUT_TASKS + len(manifest.parts)
@@ -354,7 +355,7 @@ def test_progress_is_told_and_what_it_raises_is_raised(spark: SparkSession, tmp_
 
 
 def test_tasks_of_a_load_are_described_in_sparks_pages(spark: SparkSession, store: Store) -> None:
-    """The value of the row is the description of the job that computes it."""
+    """The value of each row is the description of the job that computes it."""
 
     @functions.udf("string")
     def described(_: int) -> str | None:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 READS_A_JOB = 12
-"""Every read is a plan of its own, but jobs cost more than plans: several are one job."""
+"""Every read is a plan of its own. Jobs cost more than plans, so one job makes this many reads."""
 
 
 class Asked(NamedTuple):
@@ -41,7 +41,7 @@ class Asked(NamedTuple):
 
 
 def compared(store: Store, reads: Sequence[Asked]) -> None:
-    """All reads give what the store gives."""
+    """All reads give the answers of the store."""
     from pyspark.sql import functions as F  # noqa: N812
 
     for first in range(0, len(reads), READS_A_JOB):
@@ -270,7 +270,8 @@ def test_times_and_places_that_are_not_there_are_refused(
 
 
 def test_a_part_that_is_gone_fails_the_query(spark: SparkSession, place: Place) -> None:
-    """Also in a session that ignores missing files: fewer rows would be a wrong answer."""
+    """This also holds in a session that ignores missing files, because fewer rows would be a wrong
+    answer."""
     store, path, _ = place
     frame = read_collection(spark, path, native=True)
     store.put(b"another", b"one")
@@ -287,7 +288,7 @@ def test_a_part_that_is_gone_fails_the_query(spark: SparkSession, place: Place) 
 
 
 def test_a_flipped_bit_fails_the_query(spark: SparkSession, tmp_path: Path) -> None:
-    """Values that do not compress: only the pages' checksums can tell."""
+    """The values do not compress, so only the checksums of pages can show the damage."""
     pick = random.Random(3)
     path = tmp_path / "collection"
     with kvstore.open(tmp_path / "store", durability="async") as store:

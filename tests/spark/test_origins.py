@@ -129,7 +129,7 @@ def ordered(changes: Sequence[Change]) -> list[Change]:
 def test_state_and_changes_from_checkpoint_and_collection_equal_the_stores(
     tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if seed % 2:  # a few rows of several runs are too many for memory
+    if seed % 2:  # a few rows of several runs exceed the bound of memory
         monkeypatch.setattr(collection_module, "SORTED_BYTES_MAX", 300)
         # More range deletes than fit into one batch.
         monkeypatch.setattr("backup.version_rows.ARROW_ROWS_MAX", 2)
@@ -159,7 +159,7 @@ def _changes(table: pa.Table) -> list[Change]:
 def expected_images(
     store: Store, span: Span, since: int, upto: int, revisions: Revisions
 ) -> list[tuple[str, bytes, bytes | None, int]]:
-    """Images by the definition: key by key, from what the store says of each commit."""
+    """Images by their definition: key by key, from the state before and after each commit."""
     rows: list[tuple[str, bytes, bytes | None, int]] = []
     for key in KEYS:
         if key not in span:
@@ -214,7 +214,7 @@ def _image_order(row: tuple[str, bytes, bytes | None, int]) -> tuple[bytes, int,
 
 
 def test_an_older_chain_is_read_as_of_its_times_and_stays_chosen(tmp_path: Path) -> None:
-    """Also by tasks that were planned before the newest chain was begun."""
+    """This also holds for tasks that were planned before the newest chain began."""
     collection = Collection(tmp_path / "c")
     with kvstore.open(tmp_path / "store") as store:
         store.put(b"a", b"1")
@@ -251,7 +251,7 @@ def test_an_older_chain_is_read_as_of_its_times_and_stays_chosen(tmp_path: Path)
         window = {"readChangeFeed": "true", "startingTimestamp": str(int(old))}
         assert keys(**window, endingTimestamp=str(int(then))) == [b"a", b"c"]
         with pytest.raises(HistoryGoneError):
-            keys(**window)  # up to now: no chain has all of it
+            keys(**window)  # the window ends now: no chain has all of it
         options = read_options({"path": place.path}, "state")
         (batch,) = read_partition(planned, options, arrow_schema(STATE))
         assert batch.column("key").to_pylist() == [b"a", b"b"]
@@ -383,8 +383,8 @@ def test_windows_behind_the_history_are_refused() -> None:
         require_window(4, 9, oldest=5, upper=10, latest=False)
     with pytest.raises(HistoryGoneError):
         require_window(0, 9, oldest=5, upper=10, latest=False)
-    require_window(0, 9, oldest=5, upper=10, latest=True)  # the state, which is kept
+    require_window(0, 9, oldest=5, upper=10, latest=True)  # this is the state, which is kept
     with pytest.raises(UsageError, match="ends before it starts"):
         require_window(9, 8, oldest=5, upper=10, latest=False)
-    with pytest.raises(NotYetWrittenError):  # no end was given: it is the newest
+    with pytest.raises(NotYetWrittenError):  # no end was given, so the end is the newest time
         require_window(11, 9, oldest=5, upper=10, latest=False)

@@ -73,7 +73,7 @@ def test_bounds_and_in_narrow_together(places: Path) -> None:
         LessThan(("key",), b"k0900"),
     ]
     found = read(places / "checkpoint", *filters)
-    # The end of LessThan is kept: a bound may be wider than its filter, never narrower.
+    # The bound of LessThan includes its end: a bound may be wider than its filter, never narrower.
     assert [row["key"] for row in found] == [b"k0500", b"k0900"]
     assert [row["key"] for row in read(places / "checkpoint", EqualTo(("key",), b"k7"))] == []
 

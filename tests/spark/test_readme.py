@@ -1,4 +1,4 @@
-"""The first things a Spark user does, as the README has them, run in order."""
+"""The blocks of Spark's README run in order."""
 
 from __future__ import annotations
 

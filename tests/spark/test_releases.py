@@ -1,4 +1,4 @@
-"""An older PySpark is refused by one line, before an import fails."""
+"""An older PySpark is refused in one line, before an import fails."""
 
 from __future__ import annotations
 

@@ -16,7 +16,8 @@ ROOT = Path(__file__).parents[2]
 def test_killed_workers_and_finished_but_lost_attempts_never_change_the_result(
     tmp_path: Path,
 ) -> None:
-    """In a process of its own: attempts are counted by the master, and a JVM has one."""
+    """The session runs in a process of its own, because its master allows several attempts, and a
+    JVM has one master."""
     ended = subprocess.run(
         [sys.executable, "-m", "tests.spark.retrying", str(tmp_path)],
         cwd=ROOT,
@@ -28,10 +29,10 @@ def test_killed_workers_and_finished_but_lost_attempts_never_change_the_result(
     assert ended.returncode == 0, ended.stderr[-4000:]
     outcome = json.loads(ended.stdout.splitlines()[-1])
     jobs = outcome.pop("jobs")
-    assert min(jobs.pop("lost")) >= 3  # parts of attempts that were lost, which nothing names
+    assert min(jobs.pop("lost")) >= 3  # parts of lost attempts, which no state names
     assert jobs == {"rows": 6002, "same": True, "left": [], "batches": 1}
     orphans = outcome.pop("orphans")
-    assert orphans >= 3  # whole parts of attempts that nobody heard of, and a half one
+    assert orphans >= 3  # complete parts of attempts that were not reported, and half a part
     assert outcome.pop("served")  # a live store, read by tasks that died in the middle
     assert outcome.pop("seeds") == [6000, 6000]  # each label found its version
     assert outcome == {"rows": True, "changes": 6000, "stamps": True, "manifest_rows": 6000}

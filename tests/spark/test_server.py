@@ -197,7 +197,7 @@ def test_a_stream_of_a_live_store_sees_each_change_once_over_restarts(
     run()
     assert seen[3:] == [("put", b"a"), ("delete", b"b"), ("put", b"d")]
     with connect(server.url) as client:
-        # One lease for each run of the stream, which its micro-batches have moved.
+        # Each run of the stream has one lease, which its micro-batches have moved.
         holds = client.call("holds")["holds"]
         assert 1 <= len(holds) <= 2
         assert {hold["kind"] for hold in holds} == {"reader"}
@@ -286,9 +286,9 @@ def test_a_plan_keeps_its_history_and_its_lease_ends_when_it_is_abandoned(tmp_pa
         with pytest.raises(HistoryGoneError):
             find_and_plan(running.url, **options)
         now = {"timestampAsOf": str(clock.wall_ns() + 5)}
-        clock.advance(10)  # an idle store completes its time up to the one that is asked for
+        clock.advance(10)  # an idle store completes its time up to the requested one
         reader = find_and_plan(running.url, **now)
-        assert len(store.holds.all()) == 1  # the leases that ended have left
+        assert len(store.holds.all()) == 1  # the leases that ended were removed
         assert [len(batch) for batch in reader.read(reader.planned[0])] == [1]  # type: ignore[attr-defined]
 
 

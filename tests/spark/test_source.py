@@ -208,7 +208,7 @@ def test_a_directory_of_checkpoints_is_read_by_the_newest_not_by_a_store_beside_
             load(spark, str(tmp_path)).collect()
         store.put(b"a", b"1")
         store.checkpoint(tmp_path / "copy")
-        shutil.copytree(tmp_path / "copy", tmp_path / ".store.copied-1-x")  # as a job has it
+        shutil.copytree(tmp_path / "copy", tmp_path / ".store.copied-1-x")  # as in a job
         store.put(b"b", b"2")
         for newer in ("store", ".store.copied-1-x"):
             os.utime(tmp_path / newer / "CURRENT", (2**31, 2**31))

@@ -24,7 +24,8 @@ Seen = list[list[tuple[int, str, bytes, bytes | None]]]
 
 
 def run(spark: SparkSession, path: Path, state: Path, seen: Seen, **options: Any) -> None:
-    """Read everything there is now, micro-batch by micro-batch, from where `state` says."""
+    """Read everything that is available, micro-batch by micro-batch, from the position in
+    `state`."""
 
     def collect(batch: DataFrame, _batch_id: int) -> None:
         found = [
@@ -106,7 +107,7 @@ def test_stream_without_a_start_begins_with_the_state(
     store.put(b"a", b"1")
     store.put(b"a", b"2")
     store.delete(b"b")
-    store.gc(before=store.upper - 1)  # the state is there all the same
+    store.gc(before=store.upper - 1)  # the state can be read all the same
     at = store.checkpoint(checkpoints / "1")
     seen: Seen = []
     run(spark, checkpoints, state, seen)
@@ -122,7 +123,8 @@ def test_stream_without_a_start_begins_with_the_state(
 def test_the_first_state_comes_in_micro_batches_each_row_once_over_restarts(
     spark: SparkSession, store: Store, tmp_path: Path, origin: str
 ) -> None:
-    """Cut between keys at one pinned time, though the store moves on between two of them."""
+    """The state is cut between keys at one pinned time, although the store changes between two
+    micro-batches."""
     path, state = tmp_path / "origin", tmp_path / "state"
     copies = iter(range(100))
 
@@ -147,7 +149,8 @@ def test_the_first_state_comes_in_micro_batches_each_row_once_over_restarts(
         ]
         seen.append(sorted(found, key=lambda row: row[2]))
         if batch_id == 1:
-            # The process dies with its second batch taken but not written down; time passes.
+            # The process dies after it took its second batch and before it recorded that; time
+            # passes.
             store.put(b"00", b"2")
             store.delete(b"24")
             publish()
@@ -185,7 +188,7 @@ def test_the_first_state_is_cut_by_bytes_as_well(
     with store.batch() as batch:
         for number in range(10):
             batch.put(b"%02d" % number, b"x" * 98)
-        batch.put(b"05", b"x" * 5000)  # larger than a batch may be: alone in one
+        batch.put(b"05", b"x" * 5000)  # a commit larger than the bound is alone in a batch
     store.checkpoint(tmp_path / "copy")
     seen: Seen = []
     run(spark, tmp_path / "copy", tmp_path / "state", seen, maxBytesPerTrigger="300")
@@ -205,7 +208,7 @@ def test_a_stream_goes_on_from_an_older_chain_to_the_newest(
     store.gc(before=store.upper - 1)
     store.put(b"c", b"3")
     since = collection.upper - 1
-    collection.backup(store, full=True)  # begins where the stream has not been yet
+    collection.backup(store, full=True)  # the chain begins above the position of the stream
     assert collection.since > seen[0][0][0]
     assert collection.since <= since
     run(spark, tmp_path / "c", state, seen, startingTimestamp="0")
@@ -242,7 +245,7 @@ def test_a_first_state_whose_time_is_gone_goes_on_at_a_later_one_if_it_may(
     seen: Seen = []
 
     def lose(batch: DataFrame, batch_id: int) -> None:
-        if batch_id == 1:  # taken, not written down
+        if batch_id == 1:  # the batch was taken, and not recorded
             store.delete(b"4")
             kept = store.put(b"7", b"2")
             collection.backup(store)
@@ -311,7 +314,7 @@ def test_each_micro_batch_is_one_import_however_often_it_is_tried(
     def add_twice(batch: DataFrame, batch_id: int) -> None:
         add(batch, batch_id)
         counted.append(len(store.imports.all()))
-        add(batch, batch_id)  # as after a crash before Spark wrote the batch's end down
+        add(batch, batch_id)  # as after a crash before Spark recorded the end of the batch
 
     for number in range(2):
         rows = f"SELECT 'k{number}' AS key, 'v{number}' AS value, {number} AS n"

@@ -167,7 +167,7 @@ def test_plain_reads_leave_tables_out(history: History, path: str) -> None:
     [
         ([EqualTo(VENDOR, "B")], ["B"], ["B"]),
         ([EqualTo(VENDOR, "B"), EqualTo(TRIP, 4)], ["B", 4], ["B", 4]),
-        # The second column of the key falls.
+        # The second column of the key is descending.
         (
             [EqualTo(VENDOR, "B"), GreaterThan(TRIP, 40), LessThanOrEqual(TRIP, 61)],
             ["B", 61],

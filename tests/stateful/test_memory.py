@@ -15,7 +15,7 @@ from kvstore import Store
 
 COUNT, VALUE_BYTES = 100, 1 << 20
 HELD_BYTES_MAX = 48 << 20
-"""More than chunks, sorts and batches may hold; less than half of what there is."""
+"""More bytes than chunks, sorts and batches may hold, and less than half of all data."""
 
 
 @pytest.fixture(scope="module")
@@ -79,7 +79,7 @@ def test_a_pass_over_large_values_holds_few_of_them(
 def test_preimages_are_cut_into_batches_of_bounded_bytes(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The commit of deletes is one entry, handed out whole but for its images."""
+    """The commit of deletes is one entry, which is handed out whole if images are not asked for."""
     monkeypatch.setattr("kvstore.changes.columns.ARROW_BYTES_MAX", 8 << 20)
     held = [batch.nbytes for batch in store.changes_batches(1, images="pre")]
     assert max(held) < 16 << 20

@@ -69,7 +69,8 @@ class WholeMachine(ExpiringMachine):
     def ingest(self, source: Any, move: bool, on_conflict: Any) -> Any:
         made, content = source
         alive = self.model.state(TIMESTAMP_MAX)
-        in_the_way = content.keys() & alive.keys()  # a row that deletes covers its key as well
+        # a row that deletes counts as a write of its key too
+        in_the_way = content.keys() & alive.keys()
         if on_conflict == "error" and in_the_way:
             with pytest.raises(KeyConflictError) as refused:
                 bulk.ingest(self.store, made.staging, on_conflict=on_conflict, move=move)
@@ -82,7 +83,7 @@ class WholeMachine(ExpiringMachine):
 
     @rule(source=consumes(staged))
     def abort(self, source: Any) -> None:
-        """An import that was left linked but not added is gone without a trace."""
+        """An abort of an import that was linked and not added leaves no trace."""
         made, _ = source
         record = record_of(bulk.read_manifest(made.staging))
         self.store.imports.prepare(record)

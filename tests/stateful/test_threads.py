@@ -105,7 +105,7 @@ def collect(store: Store, rng: random.Random, place: Path) -> None:
 
 
 def restart_scans(store: Store, rng: random.Random, place: Path) -> None:
-    """Scans that stay open over whatever the others do."""
+    """Scans that stay open while the other threads work."""
     for _ in range(ROUNDS // 2):
         running = store.scan(b"k", b"l")
         rows = [next(running)]

@@ -1,4 +1,4 @@
-"""Keys that expire: deletes at exactly their time, whoever comes first, and nothing else."""
+"""Keys that expire: each is deleted at exactly its time, by whichever call comes first."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ def test_a_store_catches_up_after_downtime(tmp_path: Path, clock: ManualClock) -
         at = [store.put(b"k%d" % n, b"v", expires=due) for n, due in enumerate(due_at, 1)]
     clock.advance(100 * HOUR)
     with kvstore.open_read_only(tmp_path / "store") as read:
-        assert len(list(read.scan())) == 8  # the state at its `upper`, which stands still
+        assert len(list(read.scan())) == 8  # the state at its `upper`, which does not move
     with kvstore.open(tmp_path / "store", durability="async", clock=clock) as store:
         assert list(store.scan()) == []
         for number in range(1, 9):

@@ -1,4 +1,5 @@
-"""The face of a store: a short list of verbs and objects, and parts that know nothing of it."""
+"""The face of a store: a short list of verbs and objects, and parts without a reference to the
+store."""
 
 from __future__ import annotations
 
@@ -63,10 +64,11 @@ OBJECTS = {"imports", "holds", "feeds", "replication", "layout", "requests", "up
 FACE = FRONTIERS.union(
     LIFE, READS, WRITES, TRANSACTIONS, CHANGES, CAPTURE, UNDOING, KEEPING, TABLES, OBJECTS
 )
-"""Reviewed: a verb that is added here is one that users should call on the store itself."""
+"""The reviewed public members. A verb is added here only if users should call it on the store
+itself."""
 
 PRIVATE_MAX = 15
-"""Fields of a store that no user sees. This number only shrinks."""
+"""The number of private fields of a store. It only shrinks."""
 
 
 def public(each: object) -> set[str]:

@@ -60,7 +60,7 @@ def alone() -> Iterator[Alone]:
 
 
 def linked(alone: Alone, key: bytes, value: bytes) -> ImportRecord:
-    """An import of one row, which is in the engine and was not added."""
+    """An import of one row that is in the engine and was not added."""
     record = ImportRecord(7, "digest", 1, 2, (Span(key, key + b"\0"),))
     alone.parts.imports.prepare(record)
     batch = alone.bench.engine.batch()

@@ -88,7 +88,7 @@ def test_a_number_that_is_surely_no_nanoseconds_is_refused(
     ):
         with pytest.raises(UsageError, match=f"looks like {unit}; pass an aware datetime"):
             call()
-    assert store.get(b"k", kvstore.Timestamp(number)) is None  # 1970 was meant
+    assert store.get(b"k", kvstore.Timestamp(number)) is None  # the caller says that 1970 is meant
 
 
 @pytest.mark.parametrize("number", [0, 1, 999_999_999, 4 * 10**15 + 1, TODAY + 1])
@@ -101,7 +101,8 @@ def test_other_numbers_are_nanoseconds(store: kvstore.Store, number: int) -> Non
 def test_a_timeline_of_a_test_takes_small_numbers() -> None:
     with kvstore.open(None, engine="memory", clock=kvstore.ManualClock()) as store:
         at = store.put(b"k", b"v")
-        assert 1_000_000_000 <= at < 2_000_000_000  # seconds, if it were a time of today
+        # a time of today in seconds would look like this
+        assert 1_000_000_000 <= at < 2_000_000_000
         assert store.get(b"k", int(at)) == b"v"
 
 
@@ -140,7 +141,7 @@ def test_a_collection_takes_words(tmp_path: Path) -> None:
         collection.backup(opened)
         assert collection.restore(tmp_path / "r", as_of=opened.upper - 1)
     assert collection.expire("-1d") == collection.since
-    with pytest.raises(NotYetWrittenError):  # what is newer is not in the collection
+    with pytest.raises(NotYetWrittenError):  # newer versions are not in the collection
         collection.restore(tmp_path / "later", as_of=datetime.now(timezone.utc))
 
 
@@ -155,7 +156,7 @@ def test_buffers_are_keys_and_values(kind: type) -> None:
         with store.transaction() as txn:
             assert txn.get(kind(key)) == b"v\xff"
             txn.put(kind(b"t"), kind(b"2"))
-        key[0:1] = value[0:1] = b"!"  # a copy was stored
+        key[0:1] = value[0:1] = b"!"  # the store keeps a copy
         assert dict(store.scan()) == {b"k\0": b"v\xff", b"b": b"1", b"t": b"2"}
         assert store.get(kind(b"k\0")) == b"v\xff"
         assert store.get_many([kind(b"b"), b"t"]) == [b"1", b"2"]

@@ -79,7 +79,7 @@ def rows_of(definition: Definition) -> st.SearchStrategy[dict[str, Any]]:
 
 
 def rank(value: Any) -> Any:
-    """What sorts as the values of a column do, nulls first."""
+    """A value that sorts as the values of a column do, nulls first."""
     return (value is not None, 0 if value is None else value)
 
 

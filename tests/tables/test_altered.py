@@ -37,7 +37,7 @@ def hasty() -> Iterator[None]:
 def test_reads_while_a_table_is_altered_have_the_columns_of_some_time(
     tmp_path: Path, each_engine: str
 ) -> None:
-    """A row by a new definition is read by it, also right behind the alteration."""
+    """A row of a new definition is read by that definition, also directly after the alteration."""
     with kvstore.open(tmp_path / "store", each_engine, durability="async") as store:
         table = store.table("t", SCHEMA, key="id", indexes={"by_zone": "zone"})
         table.put({"id": 1, "zone": "a"})
@@ -99,7 +99,7 @@ def test_a_builder_that_is_killed_at_each_chunk_makes_a_whole_index(
         table.alter(add_index={"by_zone": zone})
     kills = 0
     while True:
-        # Each run gets one chunk further than the run before, or two.
+        # Each run gets one or two chunks further than the run before.
         child = spawn.Process(target=build, args=(path, each_engine, rng.choice([1, 2])))
         child.start()
         child.join()

@@ -1,4 +1,5 @@
-"""Rows as keys and values: they sort, come back, and keep the bytes that were published."""
+"""Rows as keys and values: they sort, decode to the same rows, and keep the bytes of the released
+format."""
 
 from __future__ import annotations
 
@@ -152,7 +153,7 @@ def golden_definition() -> Definition:
 
 
 def test_bytes_of_keys_rows_and_entries_are_these() -> None:
-    """The row format 1. The file lies here since its release."""
+    """Rows of format 1. The file was written by the release that introduced it."""
     definition = golden_definition()
     codec = TableCodec(definition)
     row = {name.replace(" ", "_"): value for name, value in EXAMPLES.items()}

@@ -88,7 +88,7 @@ def test_a_unique_index_over_rows_that_meet_is_told(places: kvstore.Table) -> No
 def import_rows(
     store: kvstore.Store, places: kvstore.Table, staging: Path, zone: str
 ) -> tuple[int, kvstore.Timestamp]:
-    """Import five rows that are there, with another zone; returns the import and its time."""
+    """Import five existing rows with another zone; returns the import and its time."""
     codec = places.codec()
     rows = [{"id": number, "zone": zone} for number in range(5)]
     batch = pa.RecordBatch.from_pylist(rows, codec.definition.schema)
@@ -122,7 +122,7 @@ def test_entries_that_imports_leave_behind_find_nothing_and_go(
     entries = store.count(prefix=index_prefix(codec.definition.number, 1))
     assert entries == 20
     changed = store.changes_batches(upper - 1, span=Span.of_prefix(b"")).read_all()
-    assert changed.num_rows == 0  # plain readers see nothing of it
+    assert changed.num_rows == 0  # plain readers do not see these deletes
     assert places.tidy() == 0
     assert [row["id"] for row in places.find("by_zone", "new")] == [0, 1, 2, 3, 4]
 
@@ -145,7 +145,7 @@ def test_an_import_that_is_reverted_gives_the_entries_of_its_rows_back(
 def test_gc_goes_ahead_with_stale_entries_where_it_was(
     store: kvstore.Store, places: kvstore.Table, tmp_path: Path
 ) -> None:
-    """A run that ends among the entries leaves its place behind, and the next one begins there."""
+    """A run that ends among the entries records its place, and the next run begins there."""
     places.alter(add_index={"by_zone": "zone"})
     places.build_index("by_zone")
     import_rows(store, places, tmp_path / "rows", "new")

@@ -9,7 +9,7 @@ from kvstore.tasks import progress_of
 
 
 def progress_seen(store: Store, task_id: int, field: str) -> list[Any]:
-    """Fills, each time the task is renewed, with what it then says of `field`."""
+    """A list that gets the value of `field` in the progress each time the task is renewed."""
     seen: list[Any] = []
     renew = store.tasks.renew
 

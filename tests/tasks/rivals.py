@@ -13,11 +13,11 @@ from kvstore.tasks import Handler, Job, NewTask, Outcome, Worker
 
 HOLD_S = 30
 WAIT_S_MAX = 120
-"""A test that hangs ends."""
+"""Seconds after which a test that hangs fails."""
 
 
 class Stop:
-    """Stops the first call of what it is put around, until it is told to continue."""
+    """Stops the first call of a wrapped function until `go_on` is set."""
 
     def __init__(self) -> None:
         self.reached, self.go_on = threading.Event(), threading.Event()
@@ -42,7 +42,7 @@ def outcomes_of_rivals(
 ) -> tuple[Outcome | None, Outcome | None]:
     """The outcome of a task for the first worker and for the worker that takes it over.
 
-    The first continues once the second has ended, or once it has begun.
+    The first worker continues once the second one has ended, or once it has begun.
     """
     taken_over = threading.Event()
 

@@ -72,7 +72,7 @@ def test_a_task_of_a_later_release_is_read_without_what_it_added() -> None:
 
 
 def test_a_task_of_an_earlier_release_gets_defaults_for_what_it_lacked() -> None:
-    earlier = body_of(TASK)[: -(4 + 5) - (4 + 4)]  # before it had progress and value
+    earlier = body_of(TASK)[: -(4 + 5) - (4 + 4)]  # a record of a format without progress and value
     (task,) = decode(record_of(1, earlier))[1]
     assert isinstance(task, Task)
     assert (task.id, task.error, task.progress, task.value) == ("t1", "none", b"", b"")
@@ -95,7 +95,8 @@ def test_broken_records_are_refused_or_read_and_nothing_else(payload: bytes) -> 
 
 
 def test_replay_checks_no_rule_of_today() -> None:
-    """An old journal may hold what `modify` would now refuse: it is taken as it was recorded."""
+    """An old journal may hold a change that `modify` would now refuse. It is applied as
+    recorded."""
     state = TaskState()
     odd = [
         Task(id="", version=0, queue="", available_at=0),

@@ -1,4 +1,5 @@
-"""A process killed with SIGKILL in the middle of an import or a backup: the next one ends it."""
+"""A process is killed by SIGKILL in the middle of an import or a backup, and the next process
+completes the task."""
 
 from __future__ import annotations
 
@@ -55,7 +56,8 @@ PATIENT = Retry(attempts_max=10)
 
 
 class Killed:
-    """A store whose worker is killed again and again; a minute passes each time."""
+    """A store with a worker that is killed again and again. The clock moves by a minute each
+    time."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -68,7 +70,8 @@ class Killed:
             yield store
 
     def work_until(self, last: str) -> list[str]:
-        """Let a process work until it tells `last`, and kill it there; all that it told."""
+        """Let a process work until it reports `last`, and kill it there; returns all its
+        reports."""
         self.now += 60 * SECOND
         command = [sys.executable, "-c", CHILD, str(self.path), str(self.now), last]
         with subprocess.Popen(

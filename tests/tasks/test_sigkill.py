@@ -35,7 +35,7 @@ COUNT = 60
 
 
 def kill_inside(path: Path, now: int, lines: int) -> None:
-    """Let a child work, and kill it inside the task that it tells of in line `lines`."""
+    """Let a child work, and kill it inside the task of its report number `lines`."""
     command = [sys.executable, "-c", CHILD, str(path), str(now), str(lines)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
         assert child.stdout is not None

@@ -22,7 +22,8 @@ QUEUES = st.sampled_from(["a", "b", "c"])
 
 
 class QueueMachine(RuleBasedStateMachine):
-    """The model is a plain dict of tasks; every task ever seen is kept, to be used when stale."""
+    """The model is a plain dict of tasks. It keeps every task ever seen, for calls with stale
+    tasks."""
 
     def __init__(self) -> None:
         super().__init__()

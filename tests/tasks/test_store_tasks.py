@@ -1,4 +1,5 @@
-"""`store.tasks`: in the store's directory, as lasting as the store, and in nobody's way."""
+"""`store.tasks`: the queue lies in the store's directory, is as durable as the store, and does not
+disturb its opening and closing."""
 
 from __future__ import annotations
 

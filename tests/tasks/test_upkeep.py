@@ -1,4 +1,5 @@
-"""GC and compaction as tasks: done, reported, gone on with, and never twice."""
+"""GC and compaction as tasks: each is done, reported and continued after a kill, and never done
+twice."""
 
 from __future__ import annotations
 
@@ -72,7 +73,8 @@ def test_gc_that_was_given_to_another_worker_is_committed_by_that_one_alone(
     parts_of(store).collector.at_step = stop.before(lambda step: None)
     outcomes = outcomes_of_rivals(store, handlers(store), clock, stop, second_ends_first=False)
     assert outcomes == (Outcome.LOST, Outcome.DONE)
-    assert report_of(store)["versions"] == 0  # the first had removed them: once
+    # the first worker had removed them, so they count once
+    assert report_of(store)["versions"] == 0
     assert [version.value for version in store.history(b"k")] == [b"9"]
     assert store.tasks.list("gc") == []
 

@@ -94,7 +94,7 @@ def test_a_resumed_task_goes_on_from_its_progress(tmp_path: Path, clock: ManualC
     def handler(job: Job) -> None:
         for step in range(int(job.progress or b"0"), 6):
             if step == 3 and job.task.attempt == 1:
-                raise SystemExit  # the process ends, nothing is handled
+                raise SystemExit  # the process ends before the task is handled
             steps.append(step)
             job.save(b"%d" % (step + 1))
 
@@ -184,7 +184,7 @@ def test_a_worker_needs_handlers(tasks: Tasks) -> None:
 
 
 class FailsOnce:
-    """Put around a method of the queue: raises at the first call, and tells of the second."""
+    """Wraps a method of the queue: the first call raises, and the second one sets `again`."""
 
     def __init__(self, owner: object, name: str, error: Exception) -> None:
         self.again = threading.Event()
@@ -202,8 +202,8 @@ class FailsOnce:
 def test_a_worker_goes_on_after_its_queue_failed_and_tells_of_it(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Before, the thread ended and tasks waited for ever."""
-    tasks = Tasks.open(None)  # on a clock that stands still, an idle worker would wait for ever
+    """The thread once ended, and tasks waited for ever."""
+    tasks = Tasks.open(None)  # with a clock that does not move, an idle worker would wait for ever
     monkeypatch.setattr("kvstore.tasks.worker.TASK_WORKER_DELAY_S", 0.001)
     monkeypatch.setattr(tasks, "claim", FailsOnce(tasks, "claim", OSError("of the disk")))
     done = threading.Event()
@@ -227,7 +227,7 @@ def test_a_worker_of_a_poisoned_queue_ends_and_says_so(
 def test_a_renewal_that_fails_is_told_and_the_next_one_keeps_the_task(
     tasks: Tasks, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Before, the renewals ended with the first failure and another worker took the task."""
+    """The renewals once ended with the first failure, and another worker took the task."""
     renew = FailsOnce(tasks, "renew", StorageError("the disk was busy"))
     monkeypatch.setattr(tasks, "renew", renew)
     tasks.insert("q", b"work")
@@ -241,7 +241,7 @@ def test_a_renewal_that_fails_is_told_and_the_next_one_keeps_the_task(
 
 
 def test_a_task_whose_store_was_closed_meanwhile_is_tried_again(tasks: Tasks) -> None:
-    """Before, it was set aside for ever: a closed store counted as a wrong call."""
+    """The task was once set aside for ever, because a closed store counted as a wrong call."""
 
     def closing(job: Job) -> None:
         raise ClosedError("the store")

@@ -1,8 +1,8 @@
-"""A checker of recorded histories: is what the transactions saw and wrote serialisable?
+"""A checker of recorded histories: are the reads and writes of transactions serialisable?
 
-From what each committed transaction read (which version of which key) and wrote, the direct
-serialization graph is built: an edge from A to B where B read what A wrote, B overwrote what A
-wrote, or B overwrote what A had read. A history is serialisable if the graph has no cycle.
+The direct serialization graph is built from the versions that each committed transaction read and
+wrote. It has an edge from A to B if B read a version of A, overwrote a version of A, or overwrote a
+version that A had read. A history is serialisable if the graph has no cycle.
 
 Source: Adya, "Weak Consistency" (1999); Cerone and others use the same graph.
 """
@@ -55,7 +55,7 @@ def edges(history: list[Record]) -> dict[str, set[str]]:
 
 
 def cycle(graph: dict[str, set[str]]) -> list[str] | None:
-    """Some cycle of the graph, None if there is none."""
+    """A cycle of the graph; None if there is none."""
     state: dict[str, int] = {}
     for root in graph:
         if root in state:

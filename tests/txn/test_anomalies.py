@@ -1,7 +1,7 @@
 """Each anomaly of the literature is impossible or ends in a conflict.
 
 The anomalies come from Berenson and others, "A Critique of ANSI SQL Isolation Levels" (1995), and
-of Cerone and others for long fork. Plain snapshot isolation permits write skew and phantoms;
+for long fork from Cerone and others. Plain snapshot isolation permits write skew and phantoms;
 `snapshot_isolated` shows that these histories are such cases.
 """
 
@@ -117,7 +117,8 @@ def test_long_fork_is_impossible(store: Store) -> None:
 
 
 def test_read_only_anomaly_is_impossible(store: Store) -> None:
-    """Fekete and others (2004): a reader makes an otherwise serialisable history not so."""
+    """Fekete and others (2004): a reader makes an otherwise serialisable history not
+    serialisable."""
     store.put(b"checking", b"0")
     store.put(b"saving", b"0")
     withdrawal = store.transaction()

@@ -1,4 +1,5 @@
-"""Conditional writes: what was there decides, and nothing comes between the look and the write."""
+"""Conditional writes: the stored version decides, and no commit comes between the look and the
+write."""
 
 from __future__ import annotations
 
@@ -203,7 +204,7 @@ def test_idempotent_range_delete_finds_what_is_alive_behind_gc(
 def test_an_idempotent_range_delete_after_a_clear_that_failed_is_refused_at_once(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The clear has raised the floor of reads above all that there will ever be."""
+    """The clear has raised the floor of reads above every possible time."""
     store.put(b"a", b"1")
     announce = parts_of(store).clears.announce
 

@@ -63,8 +63,9 @@ def test_revert_range_to_a_state_that_still_stands_writes_nothing(store: Store) 
 
 
 def test_revert_range_leaves_equal_values_alone(store: Store, tmp_path: Path) -> None:
-    """However they came to be equal: written again, deleted and written, imported, or covered by a
-    range delete and written again. Keys that are absent at both times stay without a version."""
+    """Values may be equal because they were written again, deleted and written, imported, or
+    covered by a range delete and written again. Keys that are absent at both times stay without a
+    version."""
     for key in KEYS:
         store.put(key, b"old")
     store.delete(b"f")
@@ -93,7 +94,8 @@ def test_revert_range_leaves_equal_values_alone(store: Store, tmp_path: Path) ->
 def test_revert_range_over_an_import_that_set_equal_values_survives_its_revert(
     store: Store, tmp_path: Path
 ) -> None:
-    """Equal values stay where they are: reverting the import later shows what is below it."""
+    """Equal values get no new version, so a later revert of the import shows the version below
+    it."""
     then = store.put(b"a", b"old")
     import_id = add_import(store, tmp_path / "same", [b"a"], b"old")
     assert store.revert_range(b"a", b"b", to=then) is None
@@ -300,8 +302,8 @@ def test_import_at_or_below_since_cannot_be_reverted(store: Store, tmp_path: Pat
 def test_a_revert_needs_the_state_just_before_the_import(
     store: Store, tmp_path: Path, moved: int
 ) -> None:
-    """Before, an import added at `since` was refused with the words that history at that very time
-    is gone as it is kept from then on."""
+    """The refusal of an import that was added at `since` once said that history at that time is
+    gone, because it is kept from that time on."""
     store.put(b"a", b"below")
     store.put(b"b", b"below")
     import_id = add_import(store, tmp_path / "in", [b"a", b"b"])

@@ -34,7 +34,7 @@ def test_checker_finds_write_skew_and_lost_update() -> None:
 def test_recorded_histories_of_threads_are_serialisable(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, memory: int
 ) -> None:
-    """Each value is its author's mark, so that a read tells whose write it saw."""
+    """Each value names the transaction that wrote it, so a read shows which write it saw."""
     monkeypatch.setattr(recent, "RECENT_KEYS_MAX", memory)
     keys = [b"k%d" % number for number in range(6)]
     history: list[Record] = []
@@ -84,7 +84,7 @@ def test_recorded_histories_of_threads_are_serialisable(
 def test_transaction_that_gave_way_in_vain_waits_for_the_commit(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The commit holds its lock until the transaction has looked as often as it will."""
+    """The commit holds its lock until the transaction has looked for the last time."""
     committer = parts_of(store).committer
     writing, looked = threading.Event(), threading.Event()
     write, give_way = parts_of(store).engine.write, committer.give_way

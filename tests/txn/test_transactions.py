@@ -26,7 +26,7 @@ def test_what_nobody_has_any_more_keeps_no_history(store: Store) -> None:
     left.put(b"b", b"2")
     snapshot = store.snapshot()
     loop = [left, snapshot]
-    loop.append(loop)  # found by the cyclic collector only
+    loop.append(loop)  # only the cyclic collector finds it
     at = store.put(b"a", b"3")
     assert store.gc(before=at).since < at
     del left, snapshot, loop

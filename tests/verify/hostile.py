@@ -1,7 +1,7 @@
-"""Crafted entries of a store's families, and what every way to read says to each.
+"""Crafted entries of a store's families, and the answers of every way to read to each.
 
-`python -m tests.verify.hostile STORED` prints the judgements as JSON: a process with the plain
-loops must say the same as one with the compiled ones.
+`python -m tests.verify.hostile STORED` prints the judgements as JSON: processes with plain and with
+compiled loops must give the same judgements.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ ENTRIES_OF_ONE = [b"k" * n for n in range(1, WHOLE_ROWS + 1)]
 
 
 def data_keys() -> dict[str, bytes]:
-    """Keys that `data` does not have."""
+    """Keys that no writer puts into `data`."""
     return {
         "empty": b"",
         "short": b"m\x00\x01" + TAIL[:8],
@@ -55,7 +55,7 @@ def data_keys() -> dict[str, bytes]:
 
 
 def ranges() -> dict[str, tuple[bytes, bytes]]:
-    """Entries that `ranges` does not have."""
+    """Entries that no writer puts into `ranges`."""
     return {
         "empty": (b"", b""),
         "short": (b"m", b"n"),
@@ -70,7 +70,7 @@ def ranges() -> dict[str, tuple[bytes, bytes]]:
 
 
 def change_entries() -> dict[str, tuple[bytes, bytes]]:
-    """Entries that `changes` does not have: in the place of the entries of the commits at 2 and
+    """Entries that no writer puts into `changes`. They replace the entries of the commits at 2 and
     later."""
     at = encode_change_key(FIRST_STREAM, 2)
     late = encode_change_key(FIRST_STREAM, LATE)
@@ -121,7 +121,7 @@ def _lying(more: int) -> bytes:
 
 
 def cases(sound: Stored) -> Iterator[tuple[str, Stored]]:
-    """Each crafted store by a name."""
+    """Each crafted store, with a name."""
     for name, key in data_keys().items():
         yield f"data: {name}", {**sound, DATA: {**sound[DATA], key: b"value"}}
     for name, (key, value) in ranges().items():
@@ -131,8 +131,8 @@ def cases(sound: Stored) -> Iterator[tuple[str, Stored]]:
 
 
 def judgement(stored: Stored) -> dict[str, str]:
-    """The answer of opening, or of each way to read, to verify and to write: an answer in
-    short, or an error."""
+    """The outcome of opening if it fails, or of each way to read, to verify and to write: a short
+    answer, or an error."""
 
     def judge() -> dict[str, str]:
         with crafted_store(stored) as store:

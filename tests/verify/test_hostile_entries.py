@@ -1,5 +1,5 @@
 """Crafted keys and entries in every family: each way to read gives the answer of a sound store or
-an error that names the place, and a verification tells."""
+an error that names the place, and a verification reports the entry."""
 
 from __future__ import annotations
 
@@ -51,10 +51,10 @@ WELL_FORMED = [
     "changes: keys that are not in the versions",
     "changes: an import nobody knows",
 ]
-"""Cases whose bytes are of the format: no single read can tell them, a verification does."""
+"""Cases whose bytes keep the format: no single read can detect them, and a verification does."""
 
 NOT_READ = ("open", "verify", "write: ", "splits")
-"""Outcomes of another kind; splits steer, and are right whatever they are."""
+"""Outcomes that are no reads. Splits only divide work, so any splits are right."""
 
 Judgements = dict[str, dict[str, str]]
 
@@ -108,7 +108,7 @@ def test_crafted_bytes_give_the_sound_answer_or_an_error(name: str, judged: Judg
 
 @pytest.mark.parametrize("name", ["changes: falling offsets", "changes: unknown operations"])
 def test_all_that_reads_the_index_tells_alike(name: str, judged: Judgements) -> None:
-    """Record batches wrapped offsets that nobody had looked at: a segmentation fault."""
+    """Record batches once wrapped unchecked offsets, which ended in a segmentation fault."""
     for read in ("changes by time, all", "changes_batches", "events, none", "export", "write: gc"):
         assert judged[name][read].startswith(f"change entry {LATE}/0 is damaged: ")
 
@@ -152,7 +152,7 @@ def test_processes_and_backups_tell_as_well(name: str, sound: Stored, tmp_path: 
 
 
 def test_a_backup_of_what_changed_tells_an_entry_whose_offsets_fall(tmp_path: Path) -> None:
-    """It wrapped the entry's own buffers: a segmentation fault."""
+    """A batch once wrapped the entry's own buffers, which ended in a segmentation fault."""
     collection = Collection(str(tmp_path / "c"))
     with bounds(WHOLE_ROWS_MIN=WHOLE_ROWS), kvstore.open(tmp_path / "s") as store:
         collection.backup(store)

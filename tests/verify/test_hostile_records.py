@@ -176,7 +176,7 @@ def test_a_record_of_another_name_ends_in_no_raw_error(name: bytes, sound: Store
 
 @pytest.mark.usefixtures("each_engine")
 def test_a_store_that_does_not_open_is_let_go_of(tmp_path: Path) -> None:
-    """The error names the record, and once that is put right the same process opens the store."""
+    """The error names the record. Once the record is repaired, the same process opens the store."""
     with kvstore.open(tmp_path / "s") as store:
         store.put(b"a", b"1")
         right = stored_in(parts_of(store).engine)[META][b"format"]

@@ -1,4 +1,4 @@
-"""Verification finds each thing that can be wrong, names it, and finds nothing where nothing is."""
+"""Verification finds and names each possible defect, and finds nothing in a sound store."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def clock() -> ManualClock:
 
 @pytest.fixture
 def store(tmp_path: Path, clock: ManualClock) -> Iterator[Store]:
-    """A store with something of everything."""
+    """A store with data of every kind."""
     with kvstore.open(tmp_path / "db", durability="async", clock=clock) as opened:
         for key in (b"a", b"b", b"\x00", b"b\x00c"):
             opened.put(key, b"v" + key)
@@ -337,7 +337,8 @@ def test_stats_count_what_is_held(store: Store) -> None:
 
 @pytest.fixture
 def reopened(tmp_path: Path) -> Iterator[Store]:
-    """A store with three runs of written epochs, of three domains, and one that waits."""
+    """A store with three runs of written epochs, of three domains, and an epoch that is not written
+    yet."""
     for number in range(3):
         with kvstore.open(tmp_path / "e", durability="async") as opened:
             opened.put(b"bare", b"%d" % number)
