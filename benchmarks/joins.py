@@ -111,12 +111,16 @@ class Joins(Subject):
 
 
 class JoinStore(Joins):
-    """The store. It is open, as a service has it."""
+    """The store. It is open and its cache of blocks is warm, as a service has it."""
 
     name = "kvstore"
 
     def joined(self, history: Path, labels: pa.Table) -> pa.Table:
         return _store(history).join(labels, columns=("value", "at")).read_all()
+
+    def close(self) -> None:
+        for name in ("whole", "late"):
+            _store(self.place / name).close()
 
 
 class JoinCollection(Joins):
@@ -176,7 +180,7 @@ class JoinPandas(Joins):
 
 @cache
 def _store(history: Path) -> kvstore.Store:
-    return kvstore.open_read_only(history / "store")
+    return kvstore.open(history / "store")
 
 
 def _as_of(events: pa.Table, labels: pa.Table) -> Any:

@@ -36,10 +36,25 @@ def binary_arrays(items: Sequence[bytes]) -> list[pa.Array]:
     return [array_of(len(items), *buffers)]
 
 
-def array_of(length: int, offsets: Buffer, joined: Buffer) -> pa.Array:
-    """An Arrow binary array over these buffers, without a copy."""
-    parts = [None, pa.py_buffer(offsets), pa.py_buffer(joined)]
-    return pa.Array.from_buffers(pa.binary(), length, parts, null_count=0)
+def array_of(
+    length: int,
+    offsets: Buffer,
+    joined: Buffer,
+    is_valid: npt.NDArray[np.bool_] | None = None,
+) -> pa.Array:
+    """An Arrow binary array over these buffers, without a copy. `is_valid` tells where it has no
+    null; no item is null by default."""
+    bits = None if is_valid is None else pa.py_buffer(np.packbits(is_valid, bitorder="little"))
+    parts = [bits, pa.py_buffer(offsets), pa.py_buffer(joined)]
+    nulls = 0 if is_valid is None else length - int(np.count_nonzero(is_valid))
+    return pa.Array.from_buffers(pa.binary(), length, parts, null_count=nulls)
+
+
+def buffers_of(array: pa.Array) -> tuple[int, Buffer, Buffer]:
+    """A binary array as its length, the offsets of its items, and their joined bytes."""
+    _, offsets, data = array.buffers()
+    places = np.frombuffer(offsets, np.int32)[array.offset : array.offset + len(array) + 1]
+    return len(array), places.data, np.frombuffer(b"" if data is None else data, np.uint8).data
 
 
 _FIRST_BYTES: Final = np.array([(1 << 64) - (1 << 8 * (8 - n)) for n in range(9)], np.uint64)

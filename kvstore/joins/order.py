@@ -74,10 +74,19 @@ def _newest_first(ranks: Numbers, times: Numbers, count: int) -> Numbers:
         return np.empty(0, np.int64)
     newest = int(times.max())
     width = (newest - int(times.min())).bit_length()
-    if count.bit_length() + width <= 64:
-        words: _Words = ranks.astype(np.uint64) << np.uint64(width)
-        words |= (newest - times).astype(np.uint64)
-        if (words[1:] >= words[:-1]).all():
-            return np.arange(len(words))
-        return np.argsort(words)
-    return np.lexsort((newest - times, ranks))
+    # A word has the rank and as many bits of the time as fit. A sort of words takes a fifth of the
+    # time of a sort by two columns.
+    cut = max(count.bit_length() + width - 64, 0)
+    words: _Words = ranks.astype(np.uint64) << np.uint64(width - cut)
+    words |= ((newest - times) >> cut).astype(np.uint64)
+    is_ordered = bool((words[1:] >= words[:-1]).all())
+    order = np.arange(len(words)) if is_ordered else np.argsort(words)
+    if cut:
+        words = words[order]
+        tied = np.zeros(len(order), np.bool_)
+        np.equal(words[1:], words[:-1], out=tied[1:])
+        tied[:-1] |= tied[1:]
+        if tied.any():
+            found = order[tied]
+            order[tied] = found[np.lexsort((newest - times[found], ranks[found]))]
+    return order

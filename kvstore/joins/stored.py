@@ -14,12 +14,13 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from kvstore.arrow import buffers_of
 from kvstore.errors import NotYetWrittenError
 from kvstore.joins.labels import Labels, gone, require_complete, require_kept
-from kvstore.joins.order import OrderedLabels, in_order
+from kvstore.joins.order import in_order
 from kvstore.joins.side import VALUE_FIELDS, Asked, Search, placed, value_columns
 from kvstore.limits import JOIN_ROWS_FIRST, JOIN_ROWS_MAX
-from kvstore.mvcc.lookup import SearchBounds
+from kvstore.mvcc.lookup import LabelColumns, SearchBounds
 from kvstore.parts import Parts
 from kvstore.timestamp import Timestamp
 
@@ -77,7 +78,8 @@ class StoredAnswers:
         keys = labels.keys if lost is None else labels.keys.take(pa.array(places))
         ordered = in_order(keys, asked.times[places])
         bounds = SearchBounds(search.age_max, search.bytes_max)
-        found = parts.versions.get_timed(_repeated(ordered), ordered.times.data, bounds)
+        columns = LabelColumns(buffers_of(ordered.keys), ordered.starts.data, ordered.times.data)
+        found = parts.versions.get_columns(columns, bounds)
         if parts.committer.frontiers.floor != floor:
             # GC of another process (`kvstore.live`) may have taken some of `found` meanwhile.
             return self.answer(labels, search)
@@ -86,7 +88,7 @@ class StoredAnswers:
         places = places[ordered.places]
         times = np.full(len(asked.times), -1, np.int64)
         times[places] = found.times
-        return value_columns(placed(pa.array(found.values, pa.binary()), places, len(times)), times)
+        return value_columns(placed(found.values, places, len(times)), times)
 
 
 class _Keys(Sequence[bytes]):
@@ -100,15 +102,6 @@ class _Keys(Sequence[bytes]):
 
     def __getitem__(self, at: Any) -> Any:
         return self._keys[at].as_py()
-
-
-def _repeated(labels: OrderedLabels) -> list[bytes]:
-    """The key of each label. Equal keys are one object, which a walk recognises."""
-    distinct: list[bytes] = labels.keys.to_pylist()
-    counts = np.diff(labels.starts)
-    if len(distinct) == len(labels.times):
-        return distinct
-    return [distinct[at] for at in np.repeat(np.arange(len(distinct)), counts).tolist()]
 
 
 def _require_upto(labels: Labels, newest: int) -> None:

@@ -44,9 +44,9 @@ One at least."""
 STEPS_BEFORE_SEEK = 8
 """Entries that a walk passes one by one before it seeks, which takes as long as some eight."""
 
-JOIN_ROWS_FIRST, JOIN_ROWS_MAX = 1 << 14, 1 << 19
+JOIN_ROWS_FIRST, JOIN_ROWS_MAX = 1 << 14, 1 << 20
 """Labels of a join's first walk, which tells how large values are, and of later ones. Many labels
-lie closely; each takes some 400 bytes."""
+lie closely; each takes some 80 bytes."""
 
 JOIN_LABEL_BYTES_MAX = JOIN_VALUE_BYTES_MAX = 64 << 20
 """Bytes of the labels of a walk with all their columns, and of their values."""

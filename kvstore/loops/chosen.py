@@ -24,7 +24,7 @@ from kvstore.loops.plain import (
     writes,
 )
 
-REVISION: Final = 15
+REVISION: Final = 16
 """Add one with each change of a name, an argument or a meaning in the loops. `compiled/shared.pxi`
 holds the same number. A checkout that was updated and not compiled again then runs plain loops."""
 
@@ -84,6 +84,7 @@ match = matches.match
 decode_rows = rows.decode_rows
 encode_rows = rows.encode_rows
 
+find_ordered = timed.find_ordered
 find_timed = timed.find_timed
 
 Puts = writes.Puts

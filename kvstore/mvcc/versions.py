@@ -35,9 +35,12 @@ from kvstore.mvcc.fragments import Fragments, RangeTombstone
 from kvstore.mvcc.imported import imported_entries
 from kvstore.mvcc.lookup import (
     EVERYTHING,
+    LabelColumns,
     LiveRow,
     SearchBounds,
+    TimedColumns,
     TimedValues,
+    columns_at,
     floors_at,
     value_below,
     values_among_imports,
@@ -89,6 +92,11 @@ class Versions:
         """The version that each of `keys` has at its own time: see `versions_at`."""
         fragments, stamps = self.view
         return versions_at(self.engine, keys, times, fragments, stamps, bounds)
+
+    def get_columns(self, labels: LabelColumns, bounds: SearchBounds) -> TimedColumns | None:
+        """The versions of labels in order: see `columns_at`."""
+        fragments, stamps = self.view
+        return columns_at(self.engine, labels, fragments, stamps, bounds)
 
     def floors(self, keys: list[bytes], times: Sequence[int], span: Span) -> list[LiveRow | None]:
         """For each of `keys` at its own time: the greatest live key in `span` that is not above it,

@@ -5,13 +5,14 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left, bisect_right
+from itertools import accumulate, pairwise
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvstore.codec.keys import UNLIMITED
+from kvstore.codec.keys import UNLIMITED, decode_suffix
 from kvstore.codec.ordered import escape, unescape
 from kvstore.errors import CorruptionError
 from kvstore.mvcc.fragments import Fragments, RangeTombstone
@@ -114,6 +115,98 @@ def test_a_label_has_the_version_that_its_history_says(
         expected.append(newest if is_shown else (-1, None))
     values, times = found
     assert list(zip(times, values, strict=True)) == expected
+
+
+def ordered_by(loops: Any, reader: Any, labels: Any, *arguments: Any) -> Any:
+    """The values and the times that `find_ordered` finds for labels in order."""
+    asked = sorted({key for key, _ in labels})
+    groups = [[time for key, time in labels if key == each] for each in asked]
+    starts = array("q", accumulate(map(len, groups), initial=0))
+    times = array("q", [time for group in groups for time in group])
+    offsets = array("i", accumulate(map(len, asked), initial=0))
+    columns = (len(asked), offsets, b"".join(asked)), starts, times
+    found = loops.find_ordered(reader, quiet, *columns, *arguments)
+    if found is None:
+        return None
+    ends, data, versions = found
+    ends, versions = memoryview(ends).cast("B").cast("i"), memoryview(versions).cast("B").cast("q")
+    values = [bytes(data[start:end]) for start, end in pairwise(ends)]
+    return list(zip(versions, values, strict=True))
+
+
+@both
+@given(
+    stored,
+    ranges,
+    st.lists(st.tuples(keys, reads), max_size=12),
+    st.lists(reads, max_size=4),
+    st.sampled_from([0, 1, 8, UNBOUNDED]),
+    st.none() | st.integers(0, 5),
+    st.integers(0, 20) | st.just(UNBOUNDED),
+)
+def test_labels_in_order_get_the_same_as_columns(
+    loops: Any,
+    drawn: Any,
+    deleted: Any,
+    asked: Any,
+    often: Any,
+    steps: int,
+    age_max: int | None,
+    bytes_max: int,
+) -> None:
+    limits, depth = fragments_of(deleted).tree
+    labels = [*asked, *((key, time) for key, _, _ in drawn for time in often)]
+    labels.sort(key=lambda label: (label[0], -label[1]))
+    oldest = TIMESTAMP_MAX if age_max is None else age_max
+    arguments = (limits, depth, STAMPS, oldest, steps, bytes_max)
+    found = ordered_by(loops, ListReader(entries_of(drawn)), labels, *arguments)
+    times = array("q", [time for _, time in labels])
+    named = [key for key, _ in labels]
+    listed = loops.find_timed(ListReader(entries_of(drawn)), quiet, named, times, *arguments)
+    assert (found is None) == (listed is None)
+    if listed is not None:
+        values, versions = listed
+        assert found == [(at, value or b"") for at, value in zip(versions, values, strict=True)]
+
+
+@both
+def test_a_reader_may_keep_the_places_that_it_is_sent_to(loops: Any) -> None:
+    class Keeping(ListReader):
+        def __init__(self, entries: list[tuple[bytes, bytes]]) -> None:
+            super().__init__(entries)
+            self.sought: list[bytes] = []
+
+        def seek(self, key: bytes) -> None:
+            self.sought.append(key)
+            super().seek(key)
+
+    reader = Keeping(many_versions(1, 50))
+    labels = [(b"0000", time) for time in (40, 30, 20, 10)]
+    ordered_by(loops, reader, labels, ([], [UNLIMITED], []), 0, {}, TIMESTAMP_MAX, 0, UNBOUNDED)
+    assert [decode_suffix(key[-8:]) for key in reader.sought] == [40, 30, 20, 10]
+
+
+@both
+@pytest.mark.parametrize(
+    ("offsets", "starts", "times"),
+    [
+        ([0, 2], [0, 1], 1),
+        ([0, 1, 2], [0, 1], 1),
+        ([-1, 1], [0, 1], 1),
+        ([0, 1], [0, 2], 1),
+        ([0, 1], [0, 1], 2),
+        ([0, 1], [1, 1], 1),
+        ([0, 1], [0, 1, 1], 1),
+    ],
+)
+def test_columns_that_do_not_fit_are_refused(
+    loops: Any, offsets: list[int], starts: list[int], times: int
+) -> None:
+    columns = (1, array("i", offsets), b"a"), array("q", starts), array("q", [1] * times)
+    with pytest.raises(ValueError, match="key"):
+        loops.find_ordered(
+            ListReader([]), quiet, *columns, ([], [UNLIMITED], []), 0, {}, 9, 8, UNBOUNDED
+        )
 
 
 def many_versions(keys: int, versions: int) -> list[tuple[bytes, bytes]]:

@@ -36,6 +36,7 @@ from backup.shard.rows.rules import (
 )
 from backup.shard.state.state import ShardBatch, ShardPart
 from backup.shard.storage.contract import Blob
+from kvstore.arrow import buffers_of
 from kvstore.joins.order import OrderedLabels
 from kvstore.loops import match
 
@@ -247,11 +248,11 @@ class _Search:
         labels = self._labels
         keys = labels.keys.slice(group.first, group.end - group.first)
         found = match(
-            _buffers(group.rows.column("key")),
+            buffers_of(group.rows.column("key")),
             times.data,
             ops.data,
             OP_DELETE_RANGE,
-            _buffers(keys),
+            buffers_of(keys),
             labels.starts[group.first : group.end + 1].data,
             labels.times.data,
         )
@@ -295,10 +296,3 @@ class _Search:
         self._rows += len(values)
         self._nbytes += values.nbytes
         return self._nbytes <= self._bounds.bytes_max or len(self._times) == 1
-
-
-def _buffers(keys: pa.Array) -> tuple[int, memoryview, memoryview]:
-    """A binary array as its length, its offsets, and its bytes."""
-    _, offsets, data = keys.buffers()
-    places = np.frombuffer(offsets, np.int32)[keys.offset : keys.offset + len(keys) + 1]
-    return len(keys), places.data, np.frombuffer(b"" if data is None else data, np.uint8).data

@@ -7,16 +7,11 @@ Invariants
 """
 
 include "shared.pxi"
+include "labels.pxi"
 
 from array import array as _array
 
 cdef object array = _array
-
-
-cdef struct Column:
-    Py_ssize_t count
-    const int32_t *offsets
-    const char *data
 
 
 def match(
@@ -33,12 +28,12 @@ def match(
     cdef const unsigned char[::1] row_data = keys[2], label_data = label_keys[2]
     cdef const int64_t[::1] versions = times, starts = label_starts, asked_at = label_times
     cdef const unsigned char[::1] kinds = ops
-    cdef Column row_column = _column(rows, row_offsets, row_data)
-    cdef Column label_column = _column(groups, label_offsets, label_data)
+    cdef Column row_column = column_of(rows, row_offsets, row_data)
+    cdef Column label_column = column_of(groups, label_offsets, label_data)
     cdef Py_ssize_t count, found
     if versions.shape[0] != rows or kinds.shape[0] != rows:
         raise ValueError("a row has one time and one operation")
-    _require_starts(starts, groups, asked_at.shape[0])
+    require_starts(starts, groups, asked_at.shape[0])
     count = starts[groups] - starts[0]
     cdef int64_t *out = <int64_t *>malloc(16 * count + 1)
     if out is NULL:
@@ -59,42 +54,6 @@ def match(
 
 cdef object _numbers(const int64_t *numbers, Py_ssize_t count):
     return array("q", PyBytes_FromStringAndSize(<const char *>numbers, 8 * count))
-
-
-cdef Column _column(
-    Py_ssize_t count, const int32_t[::1] offsets, const unsigned char[::1] data
-) except *:
-    cdef Column column
-    cdef Py_ssize_t at
-    cdef int32_t before = 0
-    column.count = count
-    if offsets.shape[0] != count + 1:
-        raise ValueError("the offsets of keys do not fit their bytes")
-    for at in range(count + 1):
-        if offsets[at] < before:
-            raise ValueError("the offsets of keys do not fit their bytes")
-        before = offsets[at]
-    if before > data.shape[0]:
-        raise ValueError("the offsets of keys do not fit their bytes")
-    column.offsets = &offsets[0]
-    column.data = <const char *>&data[0] if data.shape[0] else NULL
-    return column
-
-
-cdef int _require_starts(
-    const int64_t[::1] starts, Py_ssize_t groups, Py_ssize_t labels
-) except -1:
-    cdef Py_ssize_t at
-    cdef int64_t before = 0
-    if starts.shape[0] == groups + 1:
-        for at in range(groups + 1):
-            if starts[at] < before:
-                break
-            before = starts[at]
-        else:
-            if before <= labels:
-                return 0
-    raise ValueError("the labels of a key are no part of the labels")
 
 
 cdef inline int order(

@@ -3,7 +3,9 @@
 
 Invariants
 1. Keys and entries are checked to be bytes before their bytes are read.
-2. `times` is copied before any Python code runs, so that no other code can reach the copy.
+2. `times` is copied before any Python code runs, so that no other code can reach the copy. The
+   columns of labels in order belong to Arrow arrays, which do not change.
+3. Nobody but the walk sees the place that it writes anew for each label.
 """
 
 cimport cython
@@ -11,6 +13,7 @@ from cpython.buffer cimport PyBUF_CONTIG_RO, PyBuffer_Release, PyObject_GetBuffe
 
 include "shared.pxi"
 include "imports.pxi"
+include "labels.pxi"
 include "order.pxi"
 include "reader.pxi"
 include "deletions.pxi"
@@ -19,8 +22,10 @@ from array import array as _array
 
 cdef enum:
     VAIN_MOST = 15              # as `VAIN_MAX`
+    VALUES_LEAST = 4096         # bytes of values to begin with
 
 cdef object array = _array
+cdef bytes EMPTY = b""
 
 
 def find_timed(
@@ -73,6 +78,95 @@ def find_timed(
     return values, array("q", out)
 
 
+def find_ordered(
+    reader,
+    check,
+    tuple keys not None,
+    starts,
+    times,
+    limits,
+    Py_ssize_t depth,
+    stamps,
+    int64_t age_max,
+    Py_ssize_t steps,
+    Py_ssize_t bytes_max,
+):
+    cdef Py_ssize_t groups = keys[0], group, label, count
+    cdef const int32_t[::1] offsets = keys[1]
+    cdef const unsigned char[::1] data = keys[2]
+    cdef const int64_t[::1] firsts = starts, asked_at = times
+    cdef Column column = column_of(groups, offsets, data)
+    cdef _Walk walk = _Walk(reader, check, stamps, steps)
+    cdef int64_t time, as_of
+    cdef bytes key
+    cdef tuple deletions
+    cdef _Values values
+    require_starts(firsts, groups, asked_at.shape[0])
+    count = asked_at.shape[0]
+    if firsts[0] != 0 or firsts[groups] != count:
+        raise ValueError("the labels of a key are no part of the labels")
+    values = _Values(count)
+    for group in range(groups):
+        key = PyBytes_FromStringAndSize(
+            column.data + offsets[group], offsets[group + 1] - offsets[group]
+        )
+        deletions = deletions_of(limits, depth, key)
+        walk.enter(key)
+        for label in range(firsts[group], firsts[group + 1]):
+            if label % TURN == TURN - 1:
+                let_others_run()
+            as_of = asked_at[label]
+            value = walk.version(as_of, deleted_at(deletions, as_of), &time)
+            if value is None or as_of - time > age_max:
+                values.add(label, INVISIBLE, None)
+                continue
+            values.add(label, time, <bytes?>value)
+            if values.size > bytes_max and count > 1:
+                return None
+    return values.columns()
+
+
+@cython.final
+cdef class _Values:
+    """The values of labels, and the times of their versions, as columns that grow."""
+    cdef Py_ssize_t size, room
+    cdef bytes ends, stamps
+    cdef int32_t *offsets
+    cdef int64_t *times
+    cdef char *data
+
+    def __cinit__(self, Py_ssize_t count):
+        self.ends = PyBytes_FromStringAndSize(NULL, 4 * (count + 1))
+        self.stamps = PyBytes_FromStringAndSize(NULL, 8 * count)
+        self.offsets = <int32_t *>PyBytes_AS_STRING(self.ends)
+        self.times = <int64_t *>PyBytes_AS_STRING(self.stamps)
+        self.offsets[0] = 0
+
+    def __dealloc__(self):
+        free(self.data)
+
+    cdef int add(self, Py_ssize_t label, int64_t time, bytes value) except -1:
+        cdef Py_ssize_t more = 0 if value is None else PyBytes_GET_SIZE(value)
+        cdef char *data
+        if self.size + more > ARRAY_BYTES_MAX:
+            raise OverflowError("the values of labels are more than an Arrow array holds")
+        if self.size + more > self.room:
+            self.room = max(2 * self.room, self.size + more, VALUES_LEAST)
+            data = <char *>realloc(self.data, self.room)
+            if data is NULL:
+                raise MemoryError
+            self.data = data
+        if more:
+            memcpy(self.data + self.size, PyBytes_AS_STRING(value), more)
+        self.size += more
+        self.offsets[label + 1] = <int32_t>self.size
+        self.times[label] = time
+        return 0
+
+    cdef tuple columns(self):
+        return self.ends, PyBytes_FromStringAndSize(self.data, self.size), self.stamps
+
+
 cdef int64_t *copied(times, Py_ssize_t count) except NULL:
     """A copy of `count` numbers of 64 bits. The caller frees it."""
     cdef Py_buffer view
@@ -104,7 +198,7 @@ cdef class _Walk:
     cdef _Imports _imports      # None: there is no import
     cdef Py_ssize_t _steps, _vain, _seeks_due
     cdef bint _is_placed, _is_fresh
-    cdef bytes _here, _escaped
+    cdef bytes _here, _escaped, _goal
     cdef list _lives            # of `_Life`
     cdef int64_t _time
     cdef object _value
@@ -118,6 +212,7 @@ cdef class _Walk:
 
     cdef int enter(self, bytes key) except -1:
         self._escaped = escape(key)
+        self._goal = None
         self._is_fresh = True
         self._time = INVISIBLE
         self._value = None
@@ -131,7 +226,8 @@ cdef class _Walk:
         cdef int64_t newest
         if self._is_fresh or self._time > as_of:
             self._is_fresh = False
-            self._go(self._place(TERMINATOR, ~<uint64_t>as_of, SUFFIX))
+            self._aim(~<uint64_t>as_of)
+            self._go(self._goal)
             self._arrive()
         newest = self._time
         for found in self._lives:
@@ -197,6 +293,18 @@ cdef class _Walk:
             self._value = self._bound.value() if tail[SUFFIX] else None
         return 0
 
+    cdef int _aim(self, uint64_t suffix) except -1:
+        """Have `_goal` be the place of a suffix among the entries of the key."""
+        cdef unsigned char *out
+        cdef Py_ssize_t at
+        if self._goal is None:
+            self._goal = self._place(TERMINATOR, suffix, SUFFIX)
+            return 0
+        out = <unsigned char *>PyBytes_AS_STRING(self._goal) + PyBytes_GET_SIZE(self._goal) - SUFFIX
+        for at in range(SUFFIX):
+            out[at] = (suffix >> (56 - 8 * at)) & 0xFF
+        return 0
+
     cdef bytes _place(self, bytes terminator, uint64_t suffix, Py_ssize_t width):
         """The escaped key, `terminator`, and the first `width` bytes of a suffix."""
         cdef Py_ssize_t size = PyBytes_GET_SIZE(self._escaped), at
@@ -224,7 +332,8 @@ cdef class _Walk:
                         return 0
                 self._vain = min(2 * self._vain + 1, VAIN_MOST)
                 self._seeks_due = self._vain
-        self._bound.seek(target)
+        # A copy, because the reader may keep it, and the bytes of `_goal` change.
+        self._bound.seek(concat(target, EMPTY))
         self._is_placed = True
         return self._look()
 

@@ -3,5 +3,5 @@
 Floors, from the top:
 
     elements floors live lookup matches rows timed writes
-    buffers columns
+    buffers columns labels
 """

@@ -10,13 +10,10 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left
-from itertools import pairwise
-from typing import TypeAlias
 
 from typing_extensions import Buffer
 
-Keys: TypeAlias = "tuple[int, Buffer, Buffer]"
-"""The number of keys, their offsets as integers of 32 bits, and their joined bytes."""
+from kvstore.loops.plain.labels import Keys, listed, require_starts
 
 
 def match(
@@ -35,8 +32,8 @@ def match(
     `label_starts[i + 1]`, with `label_times`. Returns the numbers of the labels that have a row,
     ascending, and the numbers of their rows.
     """
-    row_keys, versions = _listed(keys), memoryview(times).tolist()
-    asked, starts = _listed(label_keys), memoryview(label_starts).tolist()
+    row_keys, versions = listed(keys), memoryview(times).tolist()
+    asked, starts = listed(label_keys), memoryview(label_starts).tolist()
     asked_at, kinds = memoryview(label_times).tolist(), memoryview(ops).tolist()
     _require_sizes(len(row_keys), versions, kinds, len(asked), starts, asked_at)
     labels, rows = array("q"), array("q")
@@ -63,14 +60,6 @@ def match(
     return labels, rows
 
 
-def _listed(keys: Keys) -> list[bytes]:
-    count, offsets, joined = keys
-    bounds, data = memoryview(offsets).tolist(), memoryview(joined)
-    if len(bounds) != count + 1 or not 0 <= bounds[0] <= bounds[-1] <= len(data):
-        raise ValueError("the offsets of keys do not fit their bytes")
-    return [bytes(data[bounds[at] : bounds[at + 1]]) for at in range(count)]
-
-
 def _require_sizes(
     rows: int,
     times: list[int],
@@ -81,6 +70,4 @@ def _require_sizes(
 ) -> None:
     if len(times) != rows or len(ops) != rows:
         raise ValueError("a row has one time and one operation")
-    ascends = all(one <= other for one, other in pairwise(starts))
-    if len(starts) != groups + 1 or not ascends or starts[0] < 0 or starts[-1] > len(label_times):
-        raise ValueError("the labels of a key are no part of the labels")
+    require_starts(starts, groups, len(label_times))
