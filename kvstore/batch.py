@@ -7,7 +7,7 @@ from types import TracebackType
 from typing import Final
 
 from kvstore.columns import row_pairs
-from kvstore.commit import Expires, no_expiry
+from kvstore.commit import Expires
 from kvstore.limits import BATCH_BYTES_MAX
 from kvstore.mvcc.write import WriteSet
 from kvstore.tables.sources import BatchRows, WritesRows
@@ -27,7 +27,7 @@ class Batch:
         writes: type[WriteSet] = WriteSet,
         *,
         rows: Callable[[], WritesRows],
-        due: Callable[[Expires], int] = no_expiry,
+        due: Callable[[Expires], int],
     ) -> None:
         self._rows, self._due = rows, due
         self._commit = commit

@@ -100,6 +100,7 @@ an age as text (`"-1h"`) or as a timedelta (that long ago), or nanoseconds as a 
 
 _WANTED = 'a Timestamp, an aware datetime, ISO-8601 text, "now", "-1h" or a timedelta'
 _AGE = re.compile(r"-(\d{1,18})(us|ms|s|m|h|d|w)", re.ASCII)
+_AHEAD = re.compile(r"\+(\d{1,18})(us|ms|s|m|h|d|w)", re.ASCII)
 _UNITS_NS: Final = {
     "us": 1_000,
     "ms": 1_000_000,
@@ -170,6 +171,15 @@ def age_of(value: object, name: str) -> int | None:
         if (match := _AGE.fullmatch(text)) is not None:
             return int(match[1]) * _UNITS_NS[match[2]]
     return None
+
+
+def ahead_of(value: object) -> int | None:
+    """The nanoseconds that a timedelta or a word, as `+1h`, counts ahead from now. None for other
+    values."""
+    if isinstance(value, timedelta):
+        return value // _MICROSECOND * 1000
+    match = _AHEAD.fullmatch(value.strip()) if isinstance(value, str) else None
+    return None if match is None else int(match[1]) * _UNITS_NS[match[2]]
 
 
 def _of_number(value: int, name: str, now: Callable[[], int] | None) -> Timestamp:

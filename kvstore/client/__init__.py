@@ -5,12 +5,14 @@ Floors, from the top:
     connecting            `kvstore.connect`: a URL or a path becomes a client
     asynchronous          the client for asyncio
     client
+    upkeep                what the owner does for callers with the right `admin`
     feeds frontiers holds joins transactions work
     tables                rows of tables, encoded here
     streams               rows as they arrive
     pool                  idle connections, and attempts
     calls connection      requests without a socket; HTTP/1.1 on one socket
     endpoint reply tasks  where a server is; an answer, parsed; tasks for its queue
+    writes                the writes of a batch, until they are sent
 """
 
 from kvstore.client.asynchronous import AsyncClient

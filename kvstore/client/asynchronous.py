@@ -19,6 +19,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -28,7 +29,7 @@ from typing_extensions import ParamSpec
 from kvstore.batch import Batch
 from kvstore.claims import HoldRecord
 from kvstore.client.client import Client
-from kvstore.commit import Durability
+from kvstore.commit import Durability, Expires
 from kvstore.feeds import FeedBatch
 from kvstore.gc import GcReport
 from kvstore.limits import CLIENT_CONNECTIONS_MAX
@@ -168,10 +169,16 @@ class AsyncClient:
     # -- writing ----------------------------------------------------------------------------
 
     async def put(
-        self, key: bytes, value: bytes, *, durability: Durability | None = None
+        self,
+        key: bytes,
+        value: bytes,
+        *,
+        expires: Expires | None = None,
+        durability: Durability | None = None,
     ) -> Timestamp:
-        """See `Store.put`."""
-        return await self._run(self._client.put, key, value, durability=durability)
+        """See `Client.put`."""
+        how: dict[str, Any] = {"expires": expires, "durability": durability}
+        return await self._run(self._client.put, key, value, **how)
 
     async def delete(self, key: bytes, *, durability: Durability | None = None) -> Timestamp:
         """See `Store.delete`."""
@@ -218,11 +225,26 @@ class AsyncClient:
         """See `Store.increment`."""
         return await self._run(self._client.increment, key, by, durability=durability)
 
+    async def ttl(self, key: bytes) -> timedelta | None:
+        """See `Store.ttl`."""
+        return await self._run(self._client.ttl, key)
+
+    async def persist(
+        self, key: bytes, *, durability: Durability | None = None
+    ) -> Timestamp | None:
+        """See `Store.persist`."""
+        return await self._run(self._client.persist, key, durability=durability)
+
     async def put_many(
-        self, rows: object, *, durability: Durability | None = None
+        self,
+        rows: object,
+        *,
+        expires: Expires | None = None,
+        durability: Durability | None = None,
     ) -> Timestamp | None:
         """See `Store.put_many`. The rows travel together."""
-        return await self._run(self._client.put_many, rows, durability=durability)
+        how: dict[str, Any] = {"expires": expires, "durability": durability}
+        return await self._run(self._client.put_many, rows, **how)
 
     @asynccontextmanager
     async def batch(self, *, durability: Durability | None = None) -> AsyncIterator[Batch]:

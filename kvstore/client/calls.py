@@ -7,8 +7,9 @@ of the method of `Store` with its name.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any, Final, Generic, TypeVar
 from urllib.parse import quote, urlencode
 
@@ -17,9 +18,11 @@ import pyarrow as pa
 from kvstore.arguments import require_limit
 from kvstore.arrow import binary_array
 from kvstore.client.reply import Reply
+from kvstore.client.writes import SentWriteSet
+from kvstore.commit import Expires, sent_expiry
 from kvstore.errors import UsageError
 from kvstore.limits import CLIENT_URL_KEY_BYTES_MAX, KEY_BYTES_MAX, SERVER_BODY_BYTES_MAX
-from kvstore.mvcc import Version, WriteSet
+from kvstore.mvcc import Version
 from kvstore.protocol import (
     ARROW_TYPE,
     JSON_TYPE,
@@ -85,8 +88,7 @@ def of_rows(
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, table.schema) as writer:
         writer.write_table(table)
-    given = {name: value for name, value in query.items() if value is not None}
-    target = f"{VERBS_PATH}{name}{'?' if given else ''}{urlencode(given, quote_via=quote)}"
+    target = VERBS_PATH + name + _query(**query)
     return ClientRequest("POST", target, read, sink.getvalue(), ARROW_TYPE, **how)
 
 
@@ -228,15 +230,18 @@ def fields_of(name: str) -> ClientRequest[dict[str, Any]]:
 # -- writes ---------------------------------------------------------------------------------
 
 
-def put(key: bytes, value: bytes, durability: str | None) -> ClientRequest[Timestamp]:
+def put(
+    key: bytes, value: bytes, durability: str | None, expires: Expires | None = None
+) -> ClientRequest[Timestamp]:
     """See `Store.put`."""
     key = require_key(key)
     if not isinstance(value, bytes):
         raise UsageError(f"value must be bytes, not {type(value).__name__}", "encode it")
     if len(key) > CLIENT_URL_KEY_BYTES_MAX:
         fields = {"key": to_json(key), "value": to_json(value), "durability": durability}
-        return verb("put", fields, _timestamp, once=True)
-    target = f"{KEYS_PATH}{quoted(key)}{_durability(durability)}"
+        return verb("put", {**fields, "expires": _expiry(expires)}, _timestamp, once=True)
+    query = _query(durability=durability, expires=_expiry(expires))
+    target = f"{KEYS_PATH}{quoted(key)}{query}"
     return ClientRequest("PUT", target, _timestamp, value, once=True)
 
 
@@ -266,9 +271,11 @@ def conditional(
     expected: bytes | Unchecked | None,
     unchanged_since: TimeLike | None,
     durability: str | None,
+    expires: Expires | None = None,
 ) -> ClientRequest[Timestamp]:
     """See `Store.put_if` and `Store.delete_if`, the two names."""
     fields: dict[str, Any] = {"key": to_json(require_key(key)), "durability": durability}
+    fields["expires"] = _expiry(expires)
     if value is not None:
         fields["value"] = to_json(value)
     if unchanged_since is not None:
@@ -301,8 +308,24 @@ def pop(key: bytes, durability: str | None) -> ClientRequest[bytes | None]:
     return verb("pop", fields, _value, once=True)
 
 
+def ttl(key: bytes) -> ClientRequest[timedelta | None]:
+    """See `Store.ttl`."""
+
+    def read(reply: Reply) -> timedelta | None:
+        seconds = reply.json()["seconds"]
+        return None if seconds is None else timedelta(seconds=seconds)
+
+    return verb("ttl", {"key": to_json(require_key(key))}, read, is_read=True)
+
+
+def persist(key: bytes, durability: str | None) -> ClientRequest[Timestamp | None]:
+    """See `Store.persist`."""
+    fields = {"key": to_json(require_key(key)), "durability": durability}
+    return verb("persist", fields, _timestamp_or_none, once=True)
+
+
 def batch(
-    writes: WriteSet,
+    writes: SentWriteSet,
     durability: str | None,
     reads: ReadSet | None = None,
     read_at: int | None = None,
@@ -312,28 +335,20 @@ def batch(
     """A batch; with `reads` at the time `read_at`, the commit of a transaction. `definitions` has
     the digests of the tables whose rows it sets. Entries of indexes stay here."""
     # The set has dropped its points that a later range delete covers, so ranges come first.
-    rows: list[tuple[int, bytes, bytes | None, bytes | None]] = [
-        (WriteOp.DELETE_RANGE, start, end, None) for start, end in writes.ranges
+    rows: list[tuple[int, bytes, bytes | None, bytes | None, int | None]] = [
+        (WriteOp.DELETE_RANGE, start, end, None, None) for start, end in writes.ranges
     ]
-    entries: Collection[bytes] = getattr(writes, "entries", ())
-    for key, value in writes.points.items():
-        if key in entries:
-            continue
-        rows.append((WriteOp.DELETE if value is None else WriteOp.PUT, key, None, value))
+    for (key, value), expires in zip(writes.points.items(), writes.expiries(), strict=True):
+        if key not in writes.entries:
+            op = WriteOp.DELETE if value is None else WriteOp.PUT
+            rows.append((op, key, None, value, expires))
     if reads is not None:
-        rows += ((WriteOp.READ, key, None, None) for key in reads.points())
-        rows += ((WriteOp.READ_RANGE, span.start, span.end, None) for span in reads.spans())
-    ops, keys, ends, values = zip(*rows, strict=True)
-    arrays = [
-        pa.array(ops, pa.uint8()),
-        pa.array(keys, pa.binary()),
-        pa.array(ends, pa.binary()),
-        pa.array(values, pa.binary()),
-    ]
-    table = pa.table(arrays, schema=WRITES_SCHEMA)
+        rows += ((WriteOp.READ, key, None, None, None) for key in reads.points())
+        rows += ((WriteOp.READ_RANGE, span.start, span.end, None, None) for span in reads.spans())
+    table = _table(rows)
     made_by = json.dumps(definitions) if definitions else None
     given = {"durability": durability, "read_at": read_at, "definitions": made_by}
-    if read_at is not None and getattr(writes, "has_rows", False):
+    if read_at is not None and writes.has_rows:
         given["rows"] = "true"
     request = of_rows("batch", table, given, _timestamp, once=True)
     if len(request.body) > SERVER_BODY_BYTES_MAX:
@@ -373,6 +388,16 @@ def _many(
     return of_rows(name, table, given, lambda reply: rows(reply.table()), is_read=True)
 
 
+def _table(rows: Sequence[tuple[object, ...]]) -> pa.Table:
+    """The rows of a batch. The last column is left out where nothing expires: it is rare."""
+    columns = list(zip(*rows, strict=True))
+    if not any(columns[-1]):
+        columns.pop()
+    fields = list(WRITES_SCHEMA)[: len(columns)]
+    arrays = [pa.array(each, field.type) for each, field in zip(columns, fields, strict=True)]
+    return pa.table(arrays, schema=pa.schema(fields))
+
+
 def span_fields(span: Span) -> dict[str, Any]:
     """The bounds of a span as arguments."""
     return {"start": to_json(span.start) if span.start else None, "end": to_json(span.end)}
@@ -403,5 +428,14 @@ def _timestamp_or_none(reply: Reply) -> Timestamp | None:
     return None if found is None else Timestamp(found)
 
 
-def _durability(durability: str | None) -> str:
-    return "" if durability is None else f"?durability={quoted(durability.encode())}"
+def _expiry(expires: Expires | None) -> int | str | None:
+    """An expiry as JSON and queries have it."""
+    if expires is None:
+        return None
+    sent = sent_expiry(expires)
+    return f"+{-sent // 1000}us" if sent < 0 else ns(Timestamp(sent), "expires")
+
+
+def _query(**given: Any) -> str:
+    found = {name: value for name, value in given.items() if value is not None}
+    return f"?{urlencode(found, quote_via=quote)}" if found else ""

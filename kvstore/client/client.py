@@ -16,27 +16,21 @@ from kvstore import joins
 from kvstore.batch import Batch
 from kvstore.changes import Revisions
 from kvstore.changes.event import Expand, Images
-from kvstore.claims import HoldRecord
 from kvstore.client import calls, streams
-from kvstore.client.calls import ClientRequest
 from kvstore.client.feeds import ClientFeed, feed_fields, start_fields
-from kvstore.client.frontiers import ServedFrontiers
-from kvstore.client.holds import ClientHold
 from kvstore.client.joins import RemoteSide
 from kvstore.client.pool import Pool
-from kvstore.client.reply import Reply
-from kvstore.client.tables import ClientDefinitions, ClientRows, ClientTable, SentWriteSet
+from kvstore.client.tables import ClientDefinitions, ClientRows, ClientTable
 from kvstore.client.tasks import ClientTasks
 from kvstore.client.transactions import RemoteTransactions
-from kvstore.client.work import collect, hold_record, work_of
+from kvstore.client.upkeep import ServedUpkeep
+from kvstore.client.writes import SentWriteSet
 from kvstore.codec.tuples import desc
-from kvstore.commit import Durability
+from kvstore.commit import Durability, Expires, sent_expiry
 from kvstore.feeds import Position
-from kvstore.gc import GcReport
 from kvstore.joins import VALUE_COLUMNS, Join, OnGone
 from kvstore.mapping import MappingCodec, StoreMapping
 from kvstore.mvcc import Version
-from kvstore.protocol.values import to_json
 from kvstore.span import Span, one_span
 from kvstore.tables.catalogue import Catalogue
 from kvstore.tables.evolve import IndexColumns
@@ -47,7 +41,7 @@ from kvstore.txn import UNCHECKED, Transaction, Unchecked, transact
 T = TypeVar("T")
 
 
-class Client(ServedFrontiers):
+class Client(ServedUpkeep):
     """A store behind a server; `kvstore.connect` makes one. Use it from any thread.
 
     It has the methods of `Store`: same arguments, same results, same errors. Besides, each call
@@ -269,19 +263,18 @@ class Client(ServedFrontiers):
         """Give up a feed: its position, and its claim on history."""
         self.call("drop_feed", name=name)
 
-    def hold(
-        self, name: str, at: TimeLike | None = None, max_age: timedelta | None = None
-    ) -> ClientHold:
-        """See `Store.hold`. Needs the right `admin`."""
-        seconds = None if max_age is None else max_age.total_seconds()
-        found = self.call("hold", name=name, at=calls.ns(at, "at"), max_age=seconds, durable=True)
-        return ClientHold(self.call, name, str(found["token"]))
-
     # -- writing ----------------------------------------------------------------------------
 
-    def put(self, key: bytes, value: bytes, *, durability: Durability | None = None) -> Timestamp:
-        """See `Store.put`."""
-        return self._pool.send(calls.put(key, value, durability))
+    def put(
+        self,
+        key: bytes,
+        value: bytes,
+        *,
+        expires: Expires | None = None,
+        durability: Durability | None = None,
+    ) -> Timestamp:
+        """See `Store.put`. A timedelta counts from the time at which the server takes the write."""
+        return self._pool.send(calls.put(key, value, durability, expires))
 
     def delete(self, key: bytes, *, durability: Durability | None = None) -> Timestamp:
         """See `Store.delete`."""
@@ -305,10 +298,12 @@ class Client(ServedFrontiers):
         expected: bytes | Unchecked | None = UNCHECKED,
         *,
         unchanged_since: TimeLike | None = None,
+        expires: Expires | None = None,
         durability: Durability | None = None,
     ) -> Timestamp:
         """See `Store.put_if`."""
-        request = calls.conditional("put_if", key, value, expected, unchanged_since, durability)
+        condition = (expected, unchanged_since)
+        request = calls.conditional("put_if", key, value, *condition, durability, expires)
         return self._pool.send(request)
 
     def delete_if(
@@ -342,20 +337,31 @@ class Client(ServedFrontiers):
         """See `Store.increment`."""
         return self._pool.send(calls.increment(key, by, durability))
 
-    def put_many(self, rows: object, *, durability: Durability | None = None) -> Timestamp | None:
+    def ttl(self, key: bytes) -> timedelta | None:
+        """See `Store.ttl`."""
+        return self._pool.send(calls.ttl(key))
+
+    def persist(self, key: bytes, *, durability: Durability | None = None) -> Timestamp | None:
+        """See `Store.persist`."""
+        return self._pool.send(calls.persist(key, durability))
+
+    def put_many(
+        self,
+        rows: object,
+        *,
+        expires: Expires | None = None,
+        durability: Durability | None = None,
+    ) -> Timestamp | None:
         """See `Store.put_many`. The rows travel together."""
         with self.batch(durability=durability) as batch:
-            batch.put_many(rows)
+            batch.put_many(rows, expires=expires)
         return batch.timestamp
-
-    def revert_import(self, import_id: int) -> Timestamp:
-        """See `Store.revert_import`. Needs the right `admin`."""
-        return Timestamp(self.call("revert_import", import_id=f"{import_id:016x}")["timestamp"])
 
     def batch(self, *, durability: Durability | None = None) -> Batch:
         """See `Store.batch`. The writes travel together when the block ends."""
         rows = self.table_rows()
-        return Batch(partial(rows.commit, durability), SentWriteSet, rows=lambda: rows)
+        commit = partial(rows.commit, durability)
+        return Batch(commit, SentWriteSet, rows=lambda: rows, due=sent_expiry)
 
     def transaction(self, *, durability: Durability | None = None) -> Transaction:
         """See `Store.transaction`. Each read is a round trip, and so is the commit, which brings
@@ -395,48 +401,3 @@ class Client(ServedFrontiers):
     def table_rows(self) -> ClientRows:
         """The writer of rows of tables, for a handle that reads them elsewhere."""
         return ClientRows(self._pool, self._catalogue, self.transact)
-
-    # -- upkeep, with the right `admin` -----------------------------------------------------
-
-    def gc(
-        self,
-        before: TimeLike | None = None,
-        keep: timedelta | None = None,
-        *,
-        compact: bool = False,
-        progress: Callable[[int], None] | None = None,
-    ) -> GcReport:
-        """See `Store.gc`. An error that `progress` raises ends the run of the owner."""
-        return collect(self._pool, before, keep, compact, progress)
-
-    def checkpoint(self, path: str | Path) -> Timestamp:
-        """See `Store.checkpoint`. `path` is an absolute path on the machine of the server."""
-        return Timestamp(self.work("checkpoint", None, path=str(path))["timestamp"])
-
-    def clear_range(self, start: bytes, end: bytes, *, compact: bool = True) -> Timestamp:
-        """See `Store.clear_range`."""
-        fields = {"start": to_json(start), "end": to_json(end), "compact": compact}
-        return Timestamp(self.work("clear_range", None, **fields)["timestamp"])
-
-    def drop_hold(self, name: str) -> HoldRecord:
-        """Remove a hold, whoever owns it: see `Holds.drop`."""
-        return hold_record(self.call("drop_hold", name=name))
-
-    # -- other verbs ------------------------------------------------------------------------
-
-    def call(self, verb: str, **arguments: Any) -> dict[str, Any]:
-        """Call a verb by its name, with arguments as JSON: for verbs that this client lacks."""
-        request: ClientRequest[dict[str, Any]] = calls.verb(verb, arguments, Reply.json)
-        return self._pool.send(request)
-
-    def rows(self, verb: str, **arguments: Any) -> pa.RecordBatchReader:
-        """Call a verb that answers with rows, as `call`. The call is sent once."""
-        request: ClientRequest[dict[str, Any]] = calls.verb(verb, arguments, Reply.json)
-        return streams.rows(self._pool, request)
-
-    def work(
-        self, verb: str, progress: Callable[[int], None] | None, /, **arguments: Any
-    ) -> Mapping[str, Any]:
-        """Call a verb of long work, and return its result. An error that `progress` raises ends
-        the work at its next step."""
-        return work_of(self._pool, verb, progress, **arguments)

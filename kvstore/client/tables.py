@@ -22,11 +22,12 @@ from kvstore.client import calls, streams
 from kvstore.client.calls import ClientRequest, ns, span_fields
 from kvstore.client.pool import Pool
 from kvstore.client.reply import Reply
+from kvstore.client.writes import SentWriteSet
 from kvstore.codec.tuples import desc
 from kvstore.commit import Durability
 from kvstore.errors import TableAlteredError, UsageError
-from kvstore.limits import BATCH_BYTES_MAX, TABLE_ATTEMPTS
-from kvstore.mvcc import OpenWriteSet, Version
+from kvstore.limits import TABLE_ATTEMPTS
+from kvstore.mvcc import Version
 from kvstore.span import Span
 from kvstore.tables.catalogue import Catalogue
 from kvstore.tables.changing import RowImages, require_images
@@ -38,37 +39,12 @@ from kvstore.tables.joining import latest_span
 from kvstore.tables.opening import arguments_given
 from kvstore.tables.sent import digest_of
 from kvstore.tables.sources import MakeChange, RowChange, TransactionRows
-from kvstore.tables.space import definition_key, is_entry
+from kvstore.tables.space import definition_key
 from kvstore.tables.table import FoundRows, RowVersion, Table
 from kvstore.timestamp import TimeLike, Timestamp
 from kvstore.txn import Transaction
 
 Transact = Callable[[Callable[[Transaction], Transaction]], Transaction]
-
-
-class SentWriteSet(OpenWriteSet):
-    """The writes of a client. The server makes the entries of indexes, and knows which keys belong
-    to tables; a transaction of the client reads its own entries here."""
-
-    __slots__ = ("entries", "has_rows")
-
-    def __init__(self, whose: str = "the write set", size_max: int | None = None) -> None:
-        super().__init__(whose, BATCH_BYTES_MAX if size_max is None else size_max)
-        self.entries: set[bytes] = set()
-        self.has_rows = False
-
-    def put_rows(self, keys: Sequence[bytes], values: Sequence[bytes]) -> None:
-        """Set keys of a table."""
-        super().put_rows(keys, values)
-        self.has_rows = True
-        self.entries.update(filter(is_entry, keys))
-
-    def delete_rows(self, keys: Iterable[bytes]) -> None:
-        """Delete keys of a table."""
-        keys = list(keys)
-        super().delete_rows(keys)
-        self.has_rows = True
-        self.entries.update(filter(is_entry, keys))
 
 
 class ClientDefinitions:

@@ -11,8 +11,8 @@ from typing import Final
 
 from kvstore.client import calls, streams
 from kvstore.client.pool import Pool
-from kvstore.client.tables import SentWriteSet
-from kvstore.commit import Durability, Expires, no_expiry
+from kvstore.client.writes import SentWriteSet
+from kvstore.commit import Durability, Expires, sent_expiry
 from kvstore.mvcc import WriteSet
 from kvstore.span import Span
 from kvstore.tables.catalogue import Catalogue
@@ -48,8 +48,8 @@ class RemoteTransactions:
         self.versions = RemoteVersions(pool)
 
     def due(self, expires: Expires) -> int:
-        """Raises `UsageError`: a client does not know the time of the store."""
-        return no_expiry(expires)
+        """See `sent_expiry`: a client does not know the time of the store."""
+        return sent_expiry(expires)
 
     def narrow(self, span: Span) -> Span:
         """The span as it is: the server leaves tables out."""
@@ -72,6 +72,7 @@ class RemoteTransactions:
         durability: Durability | None,
     ) -> Timestamp:
         """See `Transactions.commit`."""
+        assert isinstance(writes, SentWriteSet), "write_set says so"
         return self._pool.send(calls.batch(writes, durability, reads, read_at))
 
     def end(self, pin: int) -> None:

@@ -15,7 +15,7 @@ from __future__ import annotations
 from kvstore.commit.committer import CommitNote, Committer, Stage, Staged
 from kvstore.commit.durability import Durability, require_durability
 from kvstore.commit.durable_mark import DurableMark, read_durable_mark
-from kvstore.commit.expiries import Expires, Expiries, no_expiry
+from kvstore.commit.expiries import Expires, Expiries, received_expiry, sent_expiry
 from kvstore.commit.frontiers import require_readable
 from kvstore.commit.policy import OPEN, Policy, read_only_policy, replica_policy
 
@@ -30,10 +30,11 @@ __all__ = [
     "Policy",
     "Stage",
     "Staged",
-    "no_expiry",
     "read_durable_mark",
     "read_only_policy",
+    "received_expiry",
     "replica_policy",
     "require_durability",
     "require_readable",
+    "sent_expiry",
 ]

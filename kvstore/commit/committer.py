@@ -288,10 +288,16 @@ class Committer:
         """Raise as `Health.require`, and write the deletes that are due now: before a read of the
         newest state. One look at the clock, if none is due."""
         self.health.require()
-        if self._timeline.has_passed(self.expiries.next_at):
+        if self.has_due:
             with self.lock:
                 self.health.require()
                 self._next()
+
+    @property
+    def has_due(self) -> bool:
+        """Whether `catch_up` has deletes to write. Hot callers look at `frontiers.is_healthy`
+        first."""
+        return self._timeline.has_passed(self.expiries.next_at)
 
     def sync(self) -> Timestamp:
         """Close the time until now, make all that is written durable, and return `upper`."""

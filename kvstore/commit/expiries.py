@@ -43,19 +43,31 @@ from kvstore.mvcc.expiry import (
 from kvstore.mvcc.lookup import SearchBounds
 from kvstore.mvcc.versions import Versions
 from kvstore.mvcc.write import OpenWriteSet, WriteSet
-from kvstore.timestamp import TIMESTAMP_MAX, TimeLike, to_timestamp
+from kvstore.timestamp import TIMESTAMP_MAX, TimeLike, ahead_of, to_timestamp
 
 NEVER: Final = TIMESTAMP_MAX + 1
 
 Expires: TypeAlias = "timedelta | TimeLike"
-"""The time at which a key expires, as callers pass it: a time, or a timedelta from now."""
+"""The time at which a key expires, as callers pass it: a time, or a timedelta or a text such as
+`"+1h"` from now."""
 
 Commits: TypeAlias = "list[tuple[int, WriteSet]]"
 
 
-def no_expiry(expires: Expires) -> int:
-    """For writers that know no clock: raises `UsageError`."""
-    raise UsageError(f"expires={expires!r} by a client", "write keys that expire beside the store")
+def sent_expiry(expires: Expires) -> int:
+    """An expiry as a client sends it, which does not know the time of the store: a time, or below
+    zero the nanoseconds from the time at which the store takes it."""
+    ahead = ahead_of(expires)
+    if ahead is None:
+        return to_timestamp(expires, name="expires")
+    if ahead <= 0:
+        raise _not_ahead(expires)
+    return -ahead
+
+
+def received_expiry(sent: int) -> Expires:
+    """The expiry that a client has sent."""
+    return timedelta(microseconds=-sent // 1000) if sent < 0 else sent
 
 
 class Applies(Protocol):
@@ -82,16 +94,13 @@ class Expiries:
     def due(self, expires: Expires) -> int:
         """The time at which a key expires, as a caller gave it: a time, or a timedelta from now.
         Raises `UsageError` unless it lies ahead."""
-        now = self._timeline.now()
-        if isinstance(expires, timedelta):
-            due = now + expires // timedelta(microseconds=1) * 1000
+        now, ahead = self._timeline.now(), ahead_of(expires)
+        if ahead is not None:
+            due = now + ahead
         else:
             due = to_timestamp(expires, name="expires", now=self._timeline.now)
         if not now < due < TIMESTAMP_MAX:
-            raise UsageError(
-                f"expires={expires!r} does not lie ahead of now",
-                "pass a later time; to remove the key now, delete it",
-            )
+            raise _not_ahead(expires)
         return due
 
     # -- the schedule -----------------------------------------------------------------------
@@ -118,6 +127,13 @@ class Expiries:
         """Note the least due time of a commit that is written."""
         if due < self.next_at:
             self._show(due)
+
+    def first(self, since: int) -> int:
+        """The first due time at or above `since` of the records that show; `NEVER` if there is
+        none. A seek."""
+        at = self._frontiers.upper - 1
+        chunk = next(iter(self._versions.scan(waiting_from(since), at, limit=1)), None)
+        return NEVER if chunk is None else decode_waiting(chunk[0][0]).due
 
     # -- due deletes ------------------------------------------------------------------------
 
@@ -210,3 +226,10 @@ class Expiries:
     def _show(self, next_at: int) -> None:
         self.next_at = next_at
         self._frontiers.note_waiting(awaits_expiry=next_at != NEVER)
+
+
+def _not_ahead(expires: Expires) -> UsageError:
+    return UsageError(
+        f"expires={expires!r} does not lie ahead of now",
+        "pass a later time; to remove the key now, delete it",
+    )

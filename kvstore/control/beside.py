@@ -33,7 +33,7 @@ from kvstore.client import Client
 from kvstore.client.calls import ns
 from kvstore.client.work import hold_record
 from kvstore.codec.json import JsonObject
-from kvstore.commit import Committer, Durability, Expires, no_expiry
+from kvstore.commit import Committer, Durability, Expires
 from kvstore.errors import UsageError
 from kvstore.gc import GcReport
 from kvstore.holds import Hold, Holds
@@ -84,9 +84,11 @@ class StoreBeside(Store):
         durability: Durability | None = None,
     ) -> Timestamp:
         """See `Store.put`. This handle does not show it."""
-        if expires is not None:
-            no_expiry(expires)
-        return self.owner.put(key, value, durability=durability)
+        return self.owner.put(key, value, expires=expires, durability=durability)
+
+    def persist(self, key: bytes, *, durability: Durability | None = None) -> Timestamp | None:
+        """See `Store.persist`."""
+        return self.owner.persist(key, durability=durability)
 
     def delete(self, key: bytes, *, durability: Durability | None = None) -> Timestamp:
         """See `Store.delete`."""

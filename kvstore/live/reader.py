@@ -75,6 +75,7 @@ class LiveReader(Store):
 
     _pursuit: Pursuit | None = None
     _interval_s = 0.0
+    _looked_at = _next_due = -1
 
     def pursue(self, engine: SecondaryEngine, max_staleness: float, *, durable_only: bool) -> None:
         """Begin to follow the writer. `kvstore.follow` calls this once."""
@@ -101,6 +102,19 @@ class LiveReader(Store):
         self._require_open()
         assert self._pursuit is not None, "follow began it"
         return self._pursuit.refresh()
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether a key has expired whose delete the writer has not written: it does so at its next
+        commit, or its next read of the newest state. A look at the clock, and a seek behind each
+        move of `upper` if the store has keys that expire."""
+        if not self._parts.reserve.has_expiries:
+            return False
+        upper = self.upper
+        if upper != self._looked_at:
+            self._next_due = self._committer.expiries.first(upper)
+            self._looked_at = upper
+        return self._next_due <= self.now()
 
     def wait_beyond(
         self, upper: int, *, timeout: float | None = None, stop: Callable[[], bool] = lambda: False

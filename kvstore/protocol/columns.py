@@ -7,7 +7,7 @@
     values               value binary, nullable
     labels of a join     key binary, at int64
     writes and reads     op uint8 (see `WriteOp`), key binary, end binary nullable, value binary
-                         nullable
+                         nullable, expires int64 nullable (left out: nothing expires)
 
 A stream that fails after it has begun ends with a batch of no rows, whose custom metadata has the
 error as JSON under `ERROR_NAME`, and without the end of the HTTP body.
@@ -57,5 +57,7 @@ WRITES_SCHEMA: Final = pa.schema(
         pa.field("key", pa.binary(), nullable=False),
         pa.field("end", pa.binary()),
         pa.field("value", pa.binary()),
+        pa.field("expires", pa.int64()),
     ]
 )
+"""`expires` is a time, or below zero the nanoseconds from the time at which the server takes it."""

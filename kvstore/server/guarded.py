@@ -8,6 +8,7 @@ Invariants
 2. A connection that has not sent a whole head after `SERVER_REQUEST_S_MAX`, and one that has taken
    nothing of its answer in that time, is cut.
 3. The end of the server waits for requests under way, and not for clients that are idle.
+4. An idle server sleeps: uvicorn's own loop wakes ten times a second, and notices its end so late.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import sys
 import termios
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, Final
 
 from uvicorn import Config, Server
@@ -34,6 +35,8 @@ from kvstore.limits import (
 
 _FAREWELL_LOOKS: Final = 2
 _FAREWELL_S: Final = 0.05
+_END_LOOK_S: Final = 0.001
+"""Before the first look for connections that are left at the end. Later looks come less often."""
 
 
 class GuardedProtocol(HttpToolsProtocol):
@@ -146,9 +149,30 @@ class GuardedServer(Server):
         ready: Callable[[], None] = lambda: None,
         ending: Callable[[], None] | None = None,
     ) -> None:
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._ended = asyncio.Event()
         super().__init__(config)
         self.is_up = threading.Event()
         self._ready, self._ending = ready, ending
+
+    @property
+    def should_exit(self) -> bool:
+        """Whether the server ends. Setting it, from any thread or signal handler, ends the
+        server."""
+        return self._is_ending
+
+    @should_exit.setter
+    def should_exit(self, is_ending: bool) -> None:
+        self._is_ending = is_ending
+        if is_ending and self._loop is not None:
+            with suppress(RuntimeError):  # the loop has ended
+                self._loop.call_soon_threadsafe(self._ended.set)
+
+    async def main_loop(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        await self.on_tick(0)  # it makes the headers of each answer
+        if not self.should_exit:  # it may have been set before there was a loop
+            await self._ended.wait()
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -174,11 +198,28 @@ class GuardedServer(Server):
     async def shutdown(self, sockets: Any = None) -> None:
         if self._ending is not None:
             await asyncio.to_thread(self._ending)
+        for each in [*self.servers, *(sockets or [])]:
+            each.close()
+        for connection in list(self.server_state.connections):
+            connection.shutdown()
         ending = asyncio.ensure_future(self._end_farewells())
         try:
-            await super().shutdown(sockets)
+            await asyncio.wait_for(self._until_quiet(), self.config.timeout_graceful_shutdown)
+        except asyncio.TimeoutError:
+            for task in self.server_state.tasks:
+                task.cancel()
         finally:
             ending.cancel()
+        if not self.force_exit:
+            await self.lifespan.shutdown()
+
+    async def _until_quiet(self) -> None:
+        state, pause_s = self.server_state, 0.0
+        while (state.connections or state.tasks) and not self.force_exit:
+            await asyncio.sleep(pause_s)
+            pause_s = min(max(pause_s * 2, _END_LOOK_S), _FAREWELL_S)
+        for server in self.servers:
+            await server.wait_closed()
 
     async def _end_farewells(self) -> None:
         while True:

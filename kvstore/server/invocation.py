@@ -18,6 +18,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from kvstore.commit import Expires
 from kvstore.errors import UsageError
 from kvstore.protocol import from_json
 from kvstore.server.access import Grant
@@ -101,6 +102,10 @@ class Invocation:
         if found is None or (type(found) in (int, str)):
             return found
         raise UsageError(f"{name} must be nanoseconds or ISO-8601", "pass a number or a text")
+
+    def expiry(self) -> Expires | None:
+        """The time `expires`, which may also count from now: `+1h`."""
+        return self.time("expires")
 
     def count(self, name: str) -> int | None:
         """A number of things; None where it is missing."""

@@ -10,7 +10,8 @@ Invariants
 1. A read shows each commit whose answer was sent before the read came, whichever process took it.
 2. A caller is admitted here before anything is handed to the owner, because the owner sees no
    address of the caller. The owner compares the token once more.
-3. A read that this process cannot answer at present is answered by the owner.
+3. A read that this process cannot answer at present is answered by the owner. So is a read behind
+   the time at which a key expires, until the owner has deleted the key.
 4. The process ends with its owner, also with one that was killed.
 """
 
@@ -65,12 +66,12 @@ class ReadingApp(App):
             answer = _Answer(send)
             try:
                 self._catch_up()
-                await super()._answer(head, access, body, receive, answer)
+                if not self._reader.is_waiting:
+                    await super()._answer(head, access, body, receive, answer)
+                    return
             except _MENDED_BY_OWNER:
                 if answer.has_begun:
                     raise
-            else:
-                return
         await self._owner.forward(head, body, receive, send)
 
     def _catch_up(self) -> None:

@@ -25,7 +25,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import NamedTuple, TypeVar
 
-from kvstore.commit import Durability
+from kvstore.commit import Durability, Expires
 from kvstore.engine import WriteBatch
 from kvstore.errors import IndeterminateError, UsageError
 from kvstore.limits import REQUEST_WRITERS_MAX
@@ -33,7 +33,7 @@ from kvstore.meta import Meta, timestamp_of
 from kvstore.mvcc import WriteSet
 from kvstore.parts import Parts
 from kvstore.span import Span
-from kvstore.timestamp import Timestamp
+from kvstore.timestamp import TIMESTAMP_MAX, Timestamp
 from kvstore.txn import Conditional, Expiry, ReadSet, Transactions, Unchecked, Updates, counted
 
 _PREFIX = "request/"
@@ -148,6 +148,23 @@ class Requests:
             return self._reads.read(Timestamp(found - 1), Span.of_key(key), read)
         return found
 
+    def persist(
+        self, key: bytes, token: RequestToken | None, durability: Durability | None
+    ) -> Timestamp | None:
+        """See `Store.persist`."""
+        return self._once(partial(self.expiry.persist, key, durability=durability), token, None)
+
+    def due(self, expires: Expires, token: RequestToken | None) -> int:
+        """The time at which a key of a request expires. Raises `UsageError` for a time that does
+        not lie ahead, unless the request was done when it did."""
+        try:
+            return self._committer.expiries.due(expires)
+        except UsageError:
+            done = None if token is None else self._notes().get(token.writer)
+            if done is None or token is None or done.serial != token.serial:
+                raise
+            return TIMESTAMP_MAX  # the commit finds the note, and writes nothing
+
     def increment(
         self, key: bytes, by: int, token: RequestToken | None, durability: Durability | None
     ) -> int:
@@ -192,11 +209,18 @@ class Requests:
         """The durability of a write that names none."""
         return self._committer.durability
 
+    @property
+    def has_due(self) -> bool:
+        """Whether the next read of the newest state, or the next write, has to write the deletes of
+        keys that have expired."""
+        committer = self._committer
+        return not committer.frontiers.is_healthy and committer.has_due
+
     @contextmanager
     def unless_busy(self) -> Iterator[bool]:
-        """Keep other commits away for the block; false if another thread is committing. A commit
-        inside the block waits for no lock."""
-        taken = self._committer.lock.acquire(blocking=False)
+        """Keep other commits away for the block; false if another thread is committing, or deletes
+        are due. A commit inside the block waits for no lock, and writes nothing else."""
+        taken = not self.has_due and self._committer.lock.acquire(blocking=False)
         try:
             yield taken
         finally:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from kvstore.commit import Durability
+from kvstore.commit import CommitNote, Durability
 from kvstore.mvcc.expiry import carried_key, waiting_key
 from kvstore.mvcc.write import OpenWriteSet
 from kvstore.parts import Parts
@@ -32,7 +32,9 @@ class Expiry:
         find = partial(self._committer.expiries.of, key)
         return self._reads.read(None, Span.of_key(key), find)
 
-    def persist(self, key: bytes, *, durability: Durability | None) -> Timestamp | None:
+    def persist(
+        self, key: bytes, *, durability: Durability | None, note: CommitNote | None = None
+    ) -> Timestamp | None:
         """See `Store.persist`."""
         key = require_key(key)
         committer = self._committer
@@ -46,6 +48,6 @@ class Expiry:
             writes.delete_rows([carried_key(key), waiting_key(due, key)])
 
         try:
-            return committer.commit(writes, durability=durability, check=check)
+            return committer.commit(writes, durability=durability, check=check, note=note)
         except _NothingExpiresError:
             return None

@@ -129,7 +129,8 @@ def stream(schema: pa.Schema, *columns: list[object]) -> bytes:
     return sink.getvalue().to_pybytes()
 
 
-GOOD = stream(WRITES_SCHEMA, [1, 3], [b"a", b"b"], [None, None], [b"v", None])
+GOOD = stream(WRITES_SCHEMA, [1, 3], [b"a", b"b"], [None, None], [b"v", None], [-(10**9), None])
+WRITES = WRITES_SCHEMA.remove(4)
 OTHER = pa.schema([("op", pa.uint8()), ("key", pa.string()), ("more", pa.int8())])
 
 
@@ -168,13 +169,17 @@ def test_malformed_json_is_refused(running: Running, store: kvstore.Store, body:
         GOOD[: len(GOOD) // 2],
         b"\xff" * 500,
         stream(OTHER, [1], ["a"], [1]),
-        stream(WRITES_SCHEMA.remove(3), [1], [b"a"], [None]),
-        stream(WRITES_SCHEMA, [1], [b"a"], [None], [None]),
-        stream(WRITES_SCHEMA, [9], [b"a"], [None], [None]),
-        stream(WRITES_SCHEMA, [5], [b"b"], [b"a"], [None]),
-        stream(WRITES_SCHEMA, [3], [b"b"], [b"c"], [None]),
+        stream(WRITES.remove(3), [1], [b"a"], [None]),
+        stream(WRITES, [1], [b"a"], [None], [None]),
+        stream(WRITES, [9], [b"a"], [None], [None]),
+        stream(WRITES, [5], [b"b"], [b"a"], [None]),
+        stream(WRITES, [3], [b"b"], [b"c"], [None]),
+        stream(WRITES_SCHEMA, [3], [b"b"], [None], [None], [-1]),
+        stream(WRITES_SCHEMA, [1], [b"b"], [None], [b"v"], [0]),
+        stream(WRITES_SCHEMA, [1], [b"b"], [None], [b"v"], [-(2**63)]),
+        stream(WRITES_SCHEMA, [1], [b"b"], [None], [b"v"], [2**63 - 1]),
     ],
-    ids=range(9),
+    ids=range(13),
 )
 def test_malformed_arrow_is_refused(running: Running, store: kvstore.Store, body: bytes) -> None:
     before = store.upper

@@ -160,14 +160,17 @@ def test_a_killed_server_loses_no_acknowledged_write_and_does_none_twice(
 
 
 @pytest.mark.parametrize("readers", [0, 2])
-def test_recorded_histories_of_clients_are_serialisable(store: kvstore.Store, readers: int) -> None:
+def test_recorded_histories_of_clients_are_serialisable(tmp_path: Path, readers: int) -> None:
     """Transactions and conditional writes of several clients; each value names the transaction that
     wrote it."""
     keys = [b"k%d" % number for number in range(6)]
     done: list[tuple[Record, dict[bytes, bytes | None]]] = []
     refused: list[Exception] = []
     seed = seeded().getrandbits(32)
-    with serving(app(store), ListenAddress("127.0.0.1", 0), readers=readers) as running:
+    with (
+        kvstore.open(tmp_path / "store", "rocksdb", durability="async") as store,
+        serving(app(store), ListenAddress("127.0.0.1", 0), readers=readers) as running,
+    ):
 
         def run(worker: int) -> None:
             draw = random.Random(seed + worker)

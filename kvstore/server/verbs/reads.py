@@ -17,7 +17,7 @@ from kvstore.server.access import READ
 from kvstore.server.invocation import Invocation
 from kvstore.server.verbs.verb import SPAN, Answer, Verb, described
 from kvstore.span import Span
-from kvstore.timestamp import TimeLike, Timestamp
+from kvstore.timestamp import NS_PER_SECOND, TimeLike, Timestamp
 
 _WINDOW: Final = {"since": "time", "upto": "time"}
 
@@ -80,6 +80,14 @@ def count(call: Invocation) -> Answer:
     """The number of live keys of a span at one time."""
     span = call.span()
     return {"count": call.store.count(span.start, span.end, None, call.time("as_of"))}
+
+
+def ttl(call: Invocation) -> Answer:
+    """How long until a key expires, in seconds, and the time at which it does; both are null if it
+    does not expire, or is absent."""
+    due = call.store.requests.expiry.due(call.key())
+    left_s = None if due is None else (due - call.store.now()) / NS_PER_SECOND
+    return {"seconds": left_s, "expires": due}
 
 
 def history(call: Invocation) -> Answer:
@@ -160,6 +168,7 @@ READS: Final = [
             True,
         ),
         ("count", count, {**SPAN, "as_of": "time"}, None, True),
+        ("ttl", ttl, {"key": "bytes"}, None, True),
         ("history", history, {"key": "bytes"}, None, True),
         ("changes", changes, {**_WINDOW, **SPAN, "images": "text", "expand": "text"}, None, True),
         ("splits", splits, {**SPAN, "count": "count"}, None, True),

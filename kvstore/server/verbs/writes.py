@@ -6,10 +6,10 @@ A request with a token is done once: see `kvstore.store.requests`.
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from kvstore.codec.json import read_object
-from kvstore.commit import Durability
+from kvstore.commit import Durability, Expires, received_expiry
 from kvstore.commit.durability import DURABILITIES
 from kvstore.errors import CorruptionError, UsageError
 from kvstore.limits import BATCH_BYTES_MAX
@@ -29,10 +29,8 @@ _RANGES: Final = (WriteOp.DELETE_RANGE, WriteOp.READ_RANGE)
 
 
 def put(call: Invocation) -> Answer:
-    """Set a key."""
-    writes = call.store.requests.write_set()
-    writes.put(call.key(), _value(call))
-    return _commit(call, writes)
+    """Set a key. `expires` is the time at which it is deleted: `+1h` counts from now."""
+    return _commit(call, _put(call))
 
 
 def delete(call: Invocation) -> Answer:
@@ -63,17 +61,20 @@ def batch(call: Invocation) -> Answer:
     definitions = _definitions(call)
     reads, requests = ReadSet(), call.store.requests
     has_rows = definitions or (read_at is not None and call.flag("rows"))
-    rows = {key: value for op, key, _, value in found if _is_row(op, key)} if has_rows else {}
-    for op, key, end, _ in found:
+    rows = {each.key: each.value for each in found if _is_row(each)} if has_rows else {}
+    due_at = _Dues(call)
+    for op, key, end, _, expires in found:
+        if expires is not None and key in rows:
+            raise UsageError("a row of a table that expires", "send it without `expires`")
         if op == WriteOp.READ:
             reads.add_key(call.access.require_key(key))
         elif op == WriteOp.READ_RANGE:
             reads.add_span(requests.narrow(call.access.span(Span(key, end))))
 
     def write(writes: WriteSet | Transaction) -> None:
-        for op, key, end, value in found:
+        for op, key, end, value, expires in found:
             if value is not None and key not in rows:
-                writes.put(call.access.require_key(key), value)
+                _put_in(writes, call.access.require_key(key), value, due_at[expires])
             elif op == WriteOp.DELETE and key not in rows:
                 writes.delete(call.access.require_key(key))
             elif op == WriteOp.DELETE_RANGE:
@@ -100,10 +101,8 @@ def batch(call: Invocation) -> Answer:
 
 def put_if(call: Invocation) -> Answer:
     """Set a key on a condition: its value is `expected` (null: it is absent), or it was not written
-    after `unchanged_since`."""
-    writes = call.store.requests.write_set()
-    writes.put(call.key(), _value(call))
-    return _commit_if(call, writes)
+    after `unchanged_since`. `expires` is as in `put`."""
+    return _commit_if(call, _put(call))
 
 
 def delete_if(call: Invocation) -> Answer:
@@ -126,6 +125,11 @@ def increment(call: Invocation) -> Answer:
     return {"sum": call.store.requests.increment(call.key(), by, call.token, durability(call))}
 
 
+def persist(call: Invocation) -> Answer:
+    """Cancel the expiry of a key. The timestamp is null if the key does not expire."""
+    return _at(call.store.requests.persist(call.key(), call.token, durability(call)))
+
+
 def sync(call: Invocation) -> Answer:
     """Complete the time until now and make all changes in it durable."""
     return {"upper": int(call.store.sync())}
@@ -140,16 +144,32 @@ def durability(call: Invocation) -> Durability | None:
     return "async"
 
 
-def operations(call: Invocation) -> list[tuple[int, bytes, bytes | None, bytes | None]]:
-    """The operations of a batch: code, key, end, value. Raises `UsageError` for a wrong row."""
+class SentWrite(NamedTuple):
+    """A row of a batch, as a client sends it."""
+
+    op: int
+    key: bytes
+    end: bytes | None
+    value: bytes | None
+    expires: Expires | None
+
+
+def operations(call: Invocation) -> list[SentWrite]:
+    """The operations of a batch. Raises `UsageError` for a wrong row."""
     if call.table is not None:
         names = [field.name for field in WRITES_SCHEMA]
-        found = list(zip(*(call.column(name) for name in names), strict=True))
+        rows = map(SentWrite, *(call.column(name) for name in names))
+        found = [
+            row._replace(expires=received_expiry(row.expires)) if type(row.expires) is int else row
+            for row in rows
+        ]
     else:
         found = [_operation(item, n) for n, item in enumerate(call.items("ops"))]
-    for number, (op, _, end, value) in enumerate(found):
+    for number, (op, _, end, value, expires) in enumerate(found):
         if op not in _CODES or (op == WriteOp.PUT) is not (value is not None):
             raise UsageError(f"operation {number}", "a put has a value, and no other one has")
+        if expires is not None and op != WriteOp.PUT:
+            raise UsageError(f"operation {number} expires", "only a put can")
         if (end is not None) > (op in _RANGES) or (op == WriteOp.DELETE_RANGE and end is None):
             raise UsageError(f"operation {number}", "a range has an end, and no other one has")
     return found
@@ -170,7 +190,7 @@ WRITES: Final = [
         is_short=run is not delete_range,
     )
     for name, run, parameters, rows in (
-        ("put", put, {**_KEY, "value": "bytes"}, None),
+        ("put", put, {**_KEY, "value": "bytes", "expires": "time"}, None),
         ("delete", delete, _KEY, None),
         ("delete_range", delete_range, {**SPAN, "idempotent": "flag"}, None),
         (
@@ -179,17 +199,39 @@ WRITES: Final = [
             {"ops": "list of operations", "read_at": "time", "definitions": "text", "rows": "flag"},
             WRITES_SCHEMA,
         ),
-        ("put_if", put_if, {**_KEY, "value": "bytes", **_CONDITION}, None),
+        ("put_if", put_if, {**_KEY, "value": "bytes", **_CONDITION, "expires": "time"}, None),
         ("delete_if", delete_if, {**_KEY, **_CONDITION}, None),
         ("pop", pop, _KEY, None),
+        ("persist", persist, _KEY, None),
         ("increment", increment, {**_KEY, "by": "integer"}, None),
     )
 ]
 WRITES.append(Verb("sync", WRITE, sync, described(sync), {}))
 
 
-def _is_row(op: int, key: bytes) -> bool:
-    return op in (WriteOp.PUT, WriteOp.DELETE) and key >= FIRST_ROW
+def _is_row(each: SentWrite) -> bool:
+    return each.op in (WriteOp.PUT, WriteOp.DELETE) and each.key >= FIRST_ROW
+
+
+class _Dues(dict["Expires | None", "int | None"]):
+    """The due time of each expiry of a call: the same for all puts that have the same expiry."""
+
+    def __init__(self, call: Invocation) -> None:
+        super().__init__({None: None})
+        self._call = call
+
+    def __missing__(self, expires: Expires) -> int:
+        due = self[expires] = self._call.store.requests.due(expires, self._call.token)
+        return due
+
+
+def _put_in(writes: WriteSet | Transaction, key: bytes, value: bytes, due: int | None) -> None:
+    if due is None:
+        writes.put(key, value)
+    elif isinstance(writes, Transaction):
+        writes.put(key, value, expires=due)
+    else:
+        writes.put_expiring(key, value, due)
 
 
 def _definitions(call: Invocation) -> dict[str, str]:
@@ -221,6 +263,16 @@ def _commit_if(call: Invocation, writes: WriteSet) -> Answer:
     return _at(timestamp)
 
 
+def _put(call: Invocation) -> WriteSet:
+    writes, expires = call.store.requests.write_set(), call.expiry()
+    if expires is None:
+        writes.put(call.key(), _value(call))
+    else:
+        due = call.store.requests.due(expires, call.token)
+        writes.put_expiring(call.key(), _value(call), due)
+    return writes
+
+
 def _value(call: Invocation) -> bytes:
     value = call.value()
     if value is None:
@@ -228,8 +280,8 @@ def _value(call: Invocation) -> bytes:
     return value
 
 
-def _operation(item: Any, number: int) -> tuple[int, bytes, bytes | None, bytes | None]:
-    if type(item) is not dict or not item.keys() <= {"op", "key", "end", "value"}:
+def _operation(item: Any, number: int) -> SentWrite:
+    if type(item) is not dict or not item.keys() <= set(SentWrite._fields):
         raise UsageError(f"ops[{number}]", 'pass {"op": ..., "key": ..., "end": ..., "value": ...}')
     name = item.get("op")
     op = _OPS.get(name) if isinstance(name, str) else None
@@ -240,7 +292,10 @@ def _operation(item: Any, number: int) -> tuple[int, bytes, bytes | None, bytes 
         found = item.get(name)
         return None if found is None else from_json(found, name=f"ops[{number}].{name}")
 
-    return op, read("key") or b"", read("end"), read("value")
+    expires = item.get("expires")
+    if expires is not None and type(expires) not in (int, str):
+        raise UsageError(f"ops[{number}].expires={expires!r}", "pass a time, or `+1h`")
+    return SentWrite(op, read("key") or b"", read("end"), read("value"), expires)
 
 
 def _at(timestamp: int | None) -> Answer:

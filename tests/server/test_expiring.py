@@ -1,0 +1,266 @@
+"""Keys that expire, for clients: by a server, by its readers, and beside the owner of a store."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import kvstore
+from kvstore import ManualClock, Store, Timestamp
+from kvstore.client import Client, connect, connect_async
+from kvstore.control.scripts import as_store
+from kvstore.errors import ConflictError, PreconditionError, UsageError
+from kvstore.server import ListenAddress, Running, Token, app, serving
+from kvstore.store import RequestToken
+from tests.server.test_hostile import request, say, status
+
+START = 1_700_000_000_000_000_000
+HOUR = 3600 * 10**9
+LIFE = timedelta(hours=1)
+HERE = ListenAddress("127.0.0.1", 0)
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock(START)
+
+
+@pytest.fixture
+def store(tmp_path: Path, clock: ManualClock) -> Iterator[Store]:
+    with kvstore.open(tmp_path / "store", clock=clock, control=True) as opened:
+        yield opened
+
+
+@pytest.fixture
+def running(store: Store) -> Iterator[Running]:
+    with serving(app(store), HERE) as server:
+        yield server
+
+
+@pytest.fixture(params=["address", "path"])
+def client(request: pytest.FixtureRequest, running: Running, store: Store) -> Iterator[Client]:
+    """A client of the server, and one of the socket in the store's directory."""
+    with connect(running.url if request.param == "address" else store.path) as connected:
+        yield connected
+
+
+def about(life: timedelta | None) -> timedelta | None:
+    """A duration in whole seconds: each call takes a nanosecond of the clock."""
+    return None if life is None else timedelta(seconds=round(life.total_seconds()))
+
+
+def test_a_key_of_a_client_expires_at_its_time(
+    client: Client, store: Store, clock: ManualClock
+) -> None:
+    at = client.put(b"k", b"v", expires=LIFE)
+    assert client.ttl(b"k") == store.ttl(b"k") == LIFE
+    assert [client.ttl(b"absent"), client.put(b"plain", b"v"), client.ttl(b"plain")][::2] == [
+        None
+    ] * 2
+    clock.advance(HOUR)
+    assert [client.get(b"k"), dict(client.scan())] == [None, {b"plain": b"v"}]
+    deleted, written = client.history(b"k")
+    assert (deleted.timestamp, written.timestamp) == (at + HOUR, at)
+
+
+def test_every_kind_of_write_takes_every_kind_of_time(
+    client: Client, store: Store, clock: ManualClock
+) -> None:
+    moment = datetime.fromtimestamp(START // 10**9 + 3600, UTC)
+    long = b"k" * 9000  # it travels in the body
+    times: list[Any] = [LIFE, "+1h", moment, Timestamp(START + HOUR), "2023-11-14T23:13:20Z"]
+    for number, expires in enumerate(times):
+        client.put(b"put%d" % number, b"v", expires=expires)
+        client.put_many({b"many%d" % number: b"v"}, expires=expires)
+        client.put_if(b"if%d" % number, b"v", None, expires=expires)
+        with client.transaction() as txn:
+            txn.put(b"txn%d" % number, txn.get(b"put0") or b"", expires=expires)
+    client.put(long, b"v", expires="+1h")
+    lives = [client.ttl(key) for key, _ in client.scan()]
+    assert len(lives) == 4 * len(times) + 1
+    assert {about(life) for life in lives} == {LIFE}
+    clock.advance(2 * HOUR)
+    assert client.count() == 0
+    assert dict(store.scan()) == {}
+
+
+def test_the_last_put_of_a_batch_decides(client: Client, clock: ManualClock) -> None:
+    with client.batch() as batch:
+        batch.put(b"a", b"1", expires=LIFE)
+        batch.put(b"a", b"1")
+        batch.put(b"b", b"1")
+        batch.put(b"b", b"1", expires=LIFE)
+        batch.put(b"c", b"1", expires=LIFE)
+        batch.delete(b"c")
+        batch.put(b"d", b"1", expires=LIFE)
+        batch.put(b"d", b"1", expires=2 * LIFE)
+    assert [client.ttl(key) for key in (b"a", b"b", b"c", b"d")] == [None, LIFE, None, 2 * LIFE]
+    clock.advance(HOUR)
+    assert sorted(client.keys()) == [b"a", b"d"]
+
+
+def test_persist_and_touch(client: Client, clock: ManualClock) -> None:
+    for key in (b"kept", b"touched"):
+        client.put(key, b"v", expires=LIFE)
+    stamp = client.persist(b"kept")
+    assert stamp == client.upper - 1
+    assert [client.persist(b"kept"), client.persist(b"absent")] == [None, None]
+    client.put_if(b"touched", b"v", b"v", expires=3 * LIFE)
+    with pytest.raises(PreconditionError):
+        client.put_if(b"touched", b"v", b"w", expires=LIFE)
+    clock.advance(2 * HOUR)
+    assert dict(client.scan()) == {b"kept": b"v", b"touched": b"v"}
+
+
+def test_a_transaction_conflicts_with_an_expiry(client: Client, clock: ManualClock) -> None:
+    client.put(b"k", b"v", expires=LIFE)
+    txn = client.transaction()
+    assert txn.get(b"k") == b"v"
+    txn.put(b"other", b"v", expires=LIFE)
+    clock.advance(HOUR)
+    with pytest.raises(ConflictError):
+        txn.commit()
+
+
+def test_times_that_cannot_be_are_refused(client: Client, running: Running) -> None:
+    wrong: list[Any] = [
+        timedelta(0),
+        -LIFE,
+        Timestamp(START),
+        "now",
+        "-1h",
+        "soon",
+        12,
+        "+1y",
+        True,
+    ]
+    for expires in wrong:
+        with pytest.raises(UsageError):
+            client.put(b"k", b"v", expires=expires)
+        with pytest.raises(UsageError):
+            client.put_many({b"k": b"v"}, expires=expires)
+    operation = {"op": "delete", "key": "k", "expires": "+1h"}
+    for body in (
+        {"key": "k", "value": "v", "expires": [1]},
+        {"ops": [operation]},
+        {"ops": [{**operation, "op": "put", "value": "v", "expires": 1.5}]},
+        {"ops": [{**operation, "op": "put", "value": "v", "expires": "+99999999999999999w"}]},
+    ):
+        verb = "batch" if "ops" in body else "put"
+        heard = say(
+            running,
+            request(
+                "POST", f"/v1/{verb}", json.dumps(body).encode(), "Content-Type: application/json"
+            ),
+        )
+        assert status(heard) == 400, (body, heard)
+    assert client.count() == 0
+
+
+def test_people_write_keys_that_expire(running: Running, store: Store) -> None:
+    assert status(say(running, request("PUT", "/v1/keys/a?expires=+1h", b"v"))) == 200
+    operation = {"op": "put", "key": "b", "value": "v", "expires": "2023-11-14T23:13:20Z"}
+    body = json.dumps({"ops": [operation]}).encode()
+    heard = say(running, request("POST", "/v1/batch", body, "Content-Type: application/json"))
+    assert status(heard) == 200
+    assert [about(store.ttl(b"a")), about(store.ttl(b"b"))] == [LIFE, LIFE]
+    heard = say(running, request("GET", "/v1/ttl?key=a"))
+    assert 3599 < json.loads(heard.rpartition(b"\r\n\r\n")[2])["seconds"] <= 3600
+
+
+def test_a_request_that_comes_again_after_its_time_has_its_first_result(
+    store: Store, clock: ManualClock
+) -> None:
+    """The answer was lost, and the client asks again when the key is gone already."""
+    requests, token = store.requests, RequestToken("writer", 1, START)
+    due = requests.due(Timestamp(START + HOUR), token)
+    writes = requests.write_set()
+    writes.put_expiring(b"k", b"v", due)
+    first = requests.commit(writes, token, None)
+    clock.advance(2 * HOUR)
+    again = requests.write_set()
+    again.put_expiring(b"k", b"v", requests.due(Timestamp(START + HOUR), token))
+    assert requests.commit(again, token, None) == first
+    assert store.get(b"k") is None
+    with pytest.raises(UsageError, match="does not lie ahead"):
+        requests.due(Timestamp(START + HOUR), RequestToken("writer", 2, START))
+    persist = RequestToken("other", 1, START)
+    store.put(b"k", b"v", expires=LIFE)
+    kept = requests.persist(b"k", persist, None)
+    assert requests.persist(b"k", persist, None) == kept
+
+
+def test_a_token_with_a_prefix_expires_its_own_keys_alone(store: Store) -> None:
+    secret = "s" * 32
+    with (
+        serving(app(store, [Token(secret, ["write"], prefix=b"a")]), HERE) as running,
+        connect(running.url, secret) as client,
+    ):
+        client.put(b"a1", b"v", expires=LIFE)
+        assert client.ttl(b"a1") == LIFE
+        store.put(b"b1", b"v", expires=LIFE)
+        for refused in (
+            lambda: client.put(b"b1", b"v", expires=LIFE),
+            lambda: client.put_many({b"b1": b"v"}, expires=LIFE),
+            lambda: client.ttl(b"b1"),
+            lambda: client.persist(b"b1"),
+        ):
+            with pytest.raises(kvstore.errors.AccessDeniedError):
+                refused()
+    assert about(store.ttl(b"b1")) == LIFE
+
+
+def test_coroutines(running: Running, clock: ManualClock) -> None:
+    async def work() -> None:
+        async with await connect_async(running.url) as client:
+            await client.put(b"a", b"v", expires=LIFE)
+            await client.put_many({b"b": b"v"}, expires="+1h")
+            async with client.batch() as batch:
+                batch.put(b"c", b"v", expires=LIFE)
+            assert [about(await client.ttl(key)) for key in (b"a", b"b", b"c")] == [LIFE] * 3
+            assert await client.persist(b"a") is not None
+            clock.advance(HOUR)
+            assert [key async for key, _ in client.scan()] == [b"a"]
+
+    asyncio.run(work())
+
+
+def test_a_script_beside_the_owner(store: Store, clock: ManualClock) -> None:
+    assert store.path is not None
+    with connect(store.path) as owner, as_store(owner) as beside:
+        beside.put(b"k", b"v", expires=LIFE)
+        beside.put(b"kept", b"v", expires=LIFE)
+        assert beside.persist(b"kept") is not None
+    clock.advance(HOUR)
+    assert dict(store.scan()) == {b"kept": b"v"}
+
+
+def test_readers_show_no_key_that_has_expired(tmp_path: Path) -> None:
+    """The owner writes the deletes that are due when a reader asks it."""
+    with (
+        kvstore.open(tmp_path / "store") as store,
+        serving(app(store), HERE, readers=1) as running,
+        connect(running.url) as client,
+    ):
+        client.put(b"plain", b"v")
+        assert client.get(b"plain") == b"v"  # the reader has seen a store without expiries
+        for number in range(20):
+            key = b"k%d" % number
+            client.put(key, b"v", expires=f"+{20 + number}ms")
+            due = client.call("ttl", key=key.decode())["expires"]
+            while due is not None:
+                before = store.now()
+                found = client.get(key) if number % 2 else dict(client.scan(prefix=key)).get(key)
+                if found is None:
+                    break
+                assert before < due
+            assert client.ttl(key) is None
+        deletes = [change for change in store.changes(0) if change.op == "delete"]
+        assert len(deletes) == 20
+        assert client.get(b"plain") == b"v"
