@@ -141,7 +141,7 @@ def _require_reached(
         return
     found = max(shard.refresh().upper for shard in (newest, *chains.shards(record)))
     if found < known:
-        remedy = "put the newest copy of all of it back; backup(store, full=True) begins anew"
+        remedy = "put back the newest copy of all its files; backup(store, full=True) begins anew"
         raise StatesLostError(chains.where, found=found, known=known, remedy=remedy)
 
 

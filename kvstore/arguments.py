@@ -56,7 +56,8 @@ def require_absent(path: Path, *, advice: str) -> None:
     A disk that fails raises `StorageError`."""
     with storage_errors(str(path)):
         try:
-            os.lstat(path)  # `exists` takes a failing disk for nothing, or raises an `OSError`
+            # `exists` takes a failing disk for a missing file, or raises an `OSError`
+            os.lstat(path)
         except (FileNotFoundError, NotADirectoryError):
             return
     raise UsageError(f"{path} exists", advice)

@@ -35,7 +35,7 @@ CONTROL_DIRECTORY: Final = "control"
 SOCKET_NAME: Final = "socket"
 HELPERS_PREFIX: Final = "readers-"
 _ADDRESS_BYTES_MAX: Final = 100
-"""Of 108 on Linux and 104 on macOS, with the final zero."""
+"""Bytes of an address. The system has 108 on Linux and 104 on macOS, with the final zero."""
 
 _DESCRIPTORS: Final = Path("/proc/self/fd")
 

@@ -2,7 +2,7 @@
 
     digest := "blake3:" | 32 hex digits    128 bits of BLAKE3
             | 64 hex digits                SHA-256: files of imports of manifest format 1
-            | 32 hex digits                BLAKE2b, 128 bits: parts written before BLAKE3 was
+            | 32 hex digits                BLAKE2b, 128 bits: parts of older releases
 
 One core hashes 7 GB/s with BLAKE3, 1.9 with SHA-256 (with the processor's own instructions) and 1.3
 with BLAKE2b. The older digests took 8 % of the processor time of a bulk load and of a backup. A

@@ -16,8 +16,8 @@ Invariants
 4. The child gives back descriptors that would keep the parent's locks and pipes alive. Closing a
    copy of a descriptor leaves the parent's lock alone.
 
-Before a fork the parent keeps references to all handles until the fork is done: the interpreter
-destroys what only other threads referred to before it runs the child's hooks.
+The parent keeps references to all handles from before a fork until the fork is done. Otherwise the
+interpreter would destroy objects that only other threads refer to before it runs the child's hooks.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from kvstore.errors import ForkedError
 
 @runtime_checkable
 class HasParts(Protocol):
-    """A handle with other objects that must not live on in a child either."""
+    """A handle with other objects that a child must not use either."""
 
     def fork_parts(self) -> Iterable[object]:
         """The objects that share the handle's fate. Called before a fork and after it."""

@@ -8,14 +8,14 @@
     collected                  timestamp: GC has done its work for all below or at it
     import/<id, 16 hex>        see kvstore/imports/record.py
     import-keys/<id, 16 hex>   see kvstore/imports/key_lists.py
-    past-imports               see kvstore/imports/past.py, as the next
-    past-import/<turn>/<id>    both numbers in 16 hex digits
+    past-imports               see kvstore/imports/past.py
+    past-import/<turn>/<id>    see kvstore/imports/past.py; both numbers in 16 hex digits
     hold/<name>                see kvstore/holds.py
     generation/<time, 16 hex>  see kvstore/changes/generation.py
     epochs/<run, 16 hex>       see kvstore/changes/epoch.py
     clear/<timestamp, 16 hex>  see kvstore/clears.py
     replica                    see kvstore/replica.py
-    request/<writer>           see kvstore/store/requests.py, as the next
+    request/<writer>           see kvstore/store/requests.py
     requests-forgotten         timestamp: notes of requests up to it may be gone
 
 The records are JSON, which a person with a RocksDB tool can read. Opening reads all records except

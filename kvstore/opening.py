@@ -250,7 +250,8 @@ class StoreBuilder:
 def building(
     path: Path, *, since: int, newest: int, replica_of: str | None = None
 ) -> Iterator[StoreBuilder]:
-    """Build a store at `path`, readable in `[since, newest]`; it is one when the block ends.
+    """Build a store at `path`, readable in `[since, newest]`. The path holds a store once the block
+    has ended.
 
     Its change index starts above `newest`: changes in older windows are found by a pass. It
     follows the store `replica_of`, where that is given.

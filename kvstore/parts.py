@@ -21,7 +21,7 @@ from kvstore.reserve import Reserve
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """One of each."""
+    """The parts of one store."""
 
     versions: Versions
     index: ChangeIndex
@@ -41,7 +41,7 @@ class Parts:
         committer: Committer,
         loose: LooseReader = LOOSE_ONCE,
     ) -> Self:
-        """The parts over an engine, with the records that it has. `loose` is that of `Imports`."""
+        """The parts over an engine, with the records that it has. `loose` is as in `Imports`."""
         meta = Meta(versions.engine)
         pins, clears = Pins(committer), Clears(meta)
         holds = Holds(meta, committer, pins)

@@ -1,12 +1,12 @@
-"""The keys that belong to tables, and the stores of before that have keys of their own there.
+"""The keys that belong to tables, and older stores whose users have keys of their own there.
 
 Tables lie above all other keys (`RESERVED` in kvstore.span), and the definitions of tables first
 among them. So the first stored key there tells all.
 
 Invariants
 1. Without tables and expiries every span is left as it is, and costs nothing.
-2. A store with keys of its own among the reserved ones is as it was: it reads and writes them, and
-   takes no table.
+2. A store whose user has keys among the reserved ones stays as it was: it reads and writes them,
+   and takes no table.
 """
 
 from __future__ import annotations

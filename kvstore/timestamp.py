@@ -148,7 +148,7 @@ def is_other_unit(value: int, now: int) -> str | None:
     """The unit, if a count of nanoseconds is surely one of another unit; else None.
 
     That is so if `value` names a time from 2001 to 2096 in the other unit, and a day of 1970 in
-    nanoseconds, while the timeline has passed 2001. A test with a clock of its own lies below.
+    nanoseconds, while the timeline has passed 2001. The clock of a test usually lies below it.
     """
     if now < _TODAY_LEAST_S * NS_PER_SECOND:
         return None

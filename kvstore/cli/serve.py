@@ -73,8 +73,8 @@ def _say_where(url: str) -> None:
 
 @contextmanager
 def _ended_by_signals() -> Iterator[Callable[[], None]]:
-    """End the block at SIGINT and SIGTERM, without an error, also before the server runs. Signals
-    change nothing any more once the block has called what it is given: the store is being closed.
+    """End the block at SIGINT and SIGTERM, without an error, also before the server runs. Once the
+    block has called the function that it gets, signals have no effect: the store is being closed.
     """
     is_over = False
 

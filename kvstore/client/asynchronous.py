@@ -4,12 +4,11 @@
         await client.put(b"k", b"v")
         async for key, value in client.scan(prefix=b"k"): ...
 
-A call runs in a thread of a small pool, which waits for the socket in the place of the
-event loop.
-`CLIENT_CONNECTIONS_MAX` calls run at one time; more wait for their turn.
+A call runs in a thread of a small pool, which waits for the socket instead of the event loop.
+`CLIENT_CONNECTIONS_MAX` calls run at one time; more calls wait for their turn.
 
 Invariants
-1. A coroutine that is cancelled leaves its call to its end: a write may have been done.
+1. The call of a cancelled coroutine runs to its end: a write may have been done.
 2. A stream that is not read to its end closes its connection.
 """
 

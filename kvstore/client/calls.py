@@ -53,10 +53,10 @@ T_co = TypeVar("T_co", covariant=True)
 
 @dataclass(frozen=True, slots=True)
 class ClientRequest(Generic[T_co]):
-    """One request: what is sent, and what is made of the answer.
+    """One request, and the reader of its answer.
 
     The server does a `once` request once, however often it comes. A request that `is_read` changes
-    nothing, or nothing more when it comes again.
+    nothing, or changes nothing when it comes again.
     """
 
     method: str
@@ -76,7 +76,7 @@ def verb(
     is_read: bool = False,
     once: bool = False,
 ) -> ClientRequest[T]:
-    """A verb with arguments as JSON. Arguments that are None stay out."""
+    """A verb with arguments as JSON. Arguments that are None are left out."""
     body = json.dumps({name: value for name, value in fields.items() if value is not None})
     return ClientRequest("POST", VERBS_PATH + name, read, body.encode(), JSON_TYPE, is_read, once)
 
@@ -273,7 +273,7 @@ def conditional(
     durability: str | None,
     expires: Expires | None = None,
 ) -> ClientRequest[Timestamp]:
-    """See `Store.put_if` and `Store.delete_if`, the two names."""
+    """The request of `Store.put_if` and of `Store.delete_if`."""
     fields: dict[str, Any] = {"key": to_json(require_key(key)), "durability": durability}
     fields["expires"] = _expiry(expires)
     if value is not None:

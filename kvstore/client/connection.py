@@ -110,7 +110,7 @@ class Connection:
                 ready.register(self._socket, select.POLLIN)
                 if not ready.poll(0):
                     return False
-            # Below TLS, whose tickets may lie there unasked.
+            # The socket below TLS may have tickets of TLS that nobody asked for.
             news = socket.socket.recv(self._socket, 1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
         except BlockingIOError:
             return False

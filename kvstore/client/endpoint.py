@@ -1,4 +1,5 @@
-"""Where a server is: a host and a port, with TLS or without it, or the path of a Unix socket."""
+"""The address of a server: a host and a port, with TLS or without it, or the path of a Unix
+socket."""
 
 from __future__ import annotations
 

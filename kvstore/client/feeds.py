@@ -27,7 +27,7 @@ from kvstore.timestamp import TimeLike, Timestamp
 class ClientFeed:
     """A consumer's handle on a feed of a served store; `Client.feed` makes it. See `Feed`.
 
-    It outlives the server: a call that fails on its way is sent again, and delivers nothing twice.
+    It survives restarts of the server: a call that fails is sent again, and delivers nothing twice.
     """
 
     def __init__(self, pool: Pool, fields: Mapping[str, Any], opened: Mapping[str, Any]) -> None:
@@ -154,7 +154,7 @@ def start_fields(start: TimeLike | Position | None, max_age: timedelta | None) -
 
 
 def _events(table: pa.Table, *, is_cut: bool) -> Iterator[Event]:
-    """The events of a batch, of which the last is inside a commit if the batch `is_cut`."""
+    """The events of a batch. If the batch `is_cut`, its last event is inside a commit."""
     rows = list(zip(*(table.column(name).to_pylist() for name in _COLUMNS), strict=True))
     for number, row in enumerate(rows):
         time, sequence, op, key, end_key, value, pre, post, changeset, stream = row

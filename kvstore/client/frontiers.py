@@ -17,7 +17,7 @@ class ServedFrontiers:
 
     @property
     def since(self) -> Timestamp:
-        """See `Store.since`. One round trip, as the next ones."""
+        """See `Store.since`. One round trip, as for each name below."""
         return Timestamp(self._times()["since"])
 
     @property

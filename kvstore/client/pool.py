@@ -54,7 +54,7 @@ class Pool:
         self.endpoint = endpoint
         self.where = str(endpoint)
         self.known = 0
-        """A time of the server that has passed: requests that begin now were not done before."""
+        """A past time of the server: no request that begins now was done before it."""
         self._timeout, self._patience = timeout, patience
         self._idle: deque[Connection] = deque()
         self._writers: deque[TokenSource] = deque()
@@ -154,7 +154,8 @@ class Pool:
         if self._closed:
             raise ClosedError(f"the client of {self.where}")
         if self._process != os.getpid():
-            # The parent's sockets and tokens are not ours. Closing the copies leaves its own alone.
+            # The sockets and tokens belong to the parent. Closing the copies does not close the
+            # parent's.
             idle, self._idle, self._writers = self._idle, deque(), deque()
             self._process = os.getpid()
             for connection in idle:

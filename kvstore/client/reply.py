@@ -91,7 +91,7 @@ def read_head(head: bytes, where: str) -> ReplyHead:
 
 
 def strange(where: str, problem: str) -> StorageError:
-    """The error for an answer that is none of ours."""
+    """The error for an answer that no server of ours gives."""
     return StorageError(
         f"{where} answered with {problem}", "check the address, and the proxies on the way"
     )

@@ -20,7 +20,7 @@ Invariants
    sorts above all numbers, as in Spark.
 2. Decoding an encoded tuple returns its values.
 3. No element is the beginning of another one. So a flipped element sorts the other way round, and
-   an element is found without those behind it.
+   an element ends where its own bytes say.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def decode_tuple(key: bytes) -> tuple[Element, ...]:
 
 
 def flip(element: bytes) -> bytes:
-    """The element with all bits flipped. Twice is the element again."""
+    """The element with all bits flipped. Flipping twice gives the element back."""
     return element.translate(_FLIP)
 
 

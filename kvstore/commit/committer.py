@@ -67,7 +67,7 @@ class Committer:
     """Orders the commits of one store. `where` names the store in errors. `mark` tells other
     processes how far it is durable.
 
-    All that is stored when it is made lies below `upper` and is durable.
+    Every entry that is stored when the committer is made lies below `upper` and is durable.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class Committer:
         own(self, where)
 
     def fork_parts(self) -> Iterable[object]:
-        """The objects that a forked child must not use either: others hold them too."""
+        """Further objects that a forked child must not use. Readers refer to them directly."""
         return self.frontiers, self.health
 
     # -- commits ----------------------------------------------------------------------------
@@ -340,7 +340,7 @@ class Committer:
         try:
             if not self.health.poison and self.policy.records is None:
                 self.write_meta(stage_end, durable=False)
-                self.syncs.sync()  # commits that wait for the disk have it too
+                self.syncs.sync()  # this fsync also serves the commits that wait for the disk
         finally:
             self.health.finish()
             if self._mark is not None:

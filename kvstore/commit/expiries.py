@@ -5,19 +5,19 @@ version that carried the expiry is still its newest one. Nothing else is special
 changes, backups and replicas meet an ordinary delete.
 
 The due deletes are written by the call that first moves `upper` beyond a due time, or that reads
-the present after it. No clock rings. A store that was closed meanwhile catches up at its first such
-call, with the due times as timestamps.
+the present after it. There is no timer. A store that was closed meanwhile catches up at its first
+such call, with the due times as timestamps.
 
 Invariants
-1. `upper` passes no due time before the deletes of that time are written, except a time that had
-   passed already when its records came: that of an import, or of a clock that ran ahead. Its
-   deletes are written at `upper`.
+1. `upper` passes no due time before the deletes of that time are written. An exception is a due
+   time that had passed when its records came, by an import or while the clock ran ahead. The
+   deletes of such a time are written at `upper`.
 2. `next_at` is at or below the due time of every `waiting` record that is alive. A store that takes
    no commits of its own schedules nothing: `next_at` is `NEVER`.
-3. The records of a key leave in the commit that deletes the key. So work that was done is never
+3. The commit that deletes a key also deletes its records. So work that was done is never
    found again, and a crash between two steps leaves the rest waiting.
-4. A step deletes at most `EXPIRY_STEP_KEYS` keys, and those with the same due time as the last.
-   Memory is bounded by that.
+4. A step deletes at most `EXPIRY_STEP_KEYS` keys, and further keys with the due time of the last
+   one. This bounds memory.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class Expiries:
         self.next_at = NEVER
         """No key is due before this time."""
         self.on_first: Callable[[], None] = lambda: None
-        """Called before the first commit with an expiry shows."""
+        """Called before the first commit with an expiry becomes visible."""
 
     def due(self, expires: Expires) -> int:
         """The time at which a key expires, as a caller gave it: a time, or a timedelta from now.

@@ -27,7 +27,7 @@ from kvstore.store import Store
 
 
 class ListeningStore(Store):
-    """A store whose owner can be spoken to, from `listen` until it is closed."""
+    """A store that answers scripts, from `listen` until it is closed."""
 
     _listener: Listener | None = None
 

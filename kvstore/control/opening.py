@@ -1,4 +1,4 @@
-"""`kvstore.open`: a store that this process owns, and that may be spoken to by others."""
+"""`kvstore.open`: a store that this process owns, and that listens to scripts if it is asked to."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ def as_store(given: StoreOrClient) -> Iterator[Store]:
 
 
 def client_of(given: StoreOrClient) -> Client | None:
-    """The client of the owner; None of a store that this process owns, or only reads."""
+    """The client of the owner; None for a store that this process owns, or only reads."""
     if isinstance(given, Store):
         found: Client | None = getattr(given, "owner", None)
         return found

@@ -152,7 +152,7 @@ class MemoryEngine:
             raise
         with self._writing:
             self._append(TAKEN, encode_ingest(ingest_id), then=lambda: self._take(ingest_id))
-        self.sync()  # before the files go, which may be the only other copy
+        self.sync()  # before the files are removed, which may be the only other copy
         try:
             for file in files:
                 file.unlink(missing_ok=True)

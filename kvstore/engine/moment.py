@@ -18,8 +18,8 @@ These bytes are one moment: the bytes that killing the writer would have left. T
    or went meanwhile. If not, everything is read again.
 3. A log gets its first byte after the previous log got its last. The lengths of logs are noted
    newest first, so each older log is complete.
-4. The names are listed twice. A log that is newer than all of the first listing is left out, so no
-   log between two others is overlooked.
+4. The names are listed twice. A log that is newer than every log of the first listing is left out,
+   so no log between two others is overlooked.
 """
 
 from __future__ import annotations

@@ -219,7 +219,7 @@ class RocksEngine:
         if self.is_read_only:
             return
         for _ in self._merges.run(rewritten):
-            self._readers.renew()  # the kept readers would read the files before
+            self._readers.renew()  # the kept readers would read the files from before the merge
             yield
 
     def files(self) -> list[FileSpan]:
@@ -305,9 +305,9 @@ class RocksCursor:
     It begins with an iterator that takes one call an entry and cannot seek. A second iterator, made
     beside the first, takes three calls an entry. It takes over where a scan skips entries.
 
-    A write may come between the making of the two. The older iterator is the one that meets the
-    references of a key. So a row of an import that settles in between is met once, or twice with
-    the same value, and never missed.
+    A write may come between the making of the two. The older iterator reads the references of a
+    key. So a row of an import that settles in between is read once, or twice with the same value,
+    and never missed.
     """
 
     def __init__(
@@ -324,7 +324,7 @@ class RocksCursor:
         self._reverse = reverse
         self._options = options  # owns the bound: the iterators have a pointer to its bytes
         with translated(where):
-            # References are the first entries of a key, so a descending pass meets them last.
+            # References are the first entries of a key, so a descending pass reads them last.
             older: Any = family.iter(options) if reverse else None
             self._source: Iterator[Any] | None = family.items(
                 backwards=reverse, from_key=None if reverse else start, read_opt=options

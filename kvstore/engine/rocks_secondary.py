@@ -86,7 +86,7 @@ class SecondaryEngine(RocksEngine):
         self._seen: _Look | None = None
         """The files at the beginning of the last catch-up."""
         self._proven: _Look | None = None
-        """The same of the last catch-up whose state was proven."""
+        """The files at the beginning of the last catch-up whose state was proven."""
         self._where = str(path)
         self._current = self._listed_of = _NO_FILE
         self._settled_at = 0.0
@@ -118,7 +118,8 @@ class SecondaryEngine(RocksEngine):
 
     @property
     def opened(self) -> object:
-        """Another object after each opening: the writer, or the store, was replaced."""
+        """An object that is replaced at each opening. The instance is opened anew when the writer
+        or the store was replaced."""
         return self._home
 
     def marks(self, family: str) -> tuple[int, ...]:

@@ -9,9 +9,8 @@ Invariants
 1. A group is a stretch of small neighbours on one level, of at least `SMALL_FILES_MAX` files. So a
    family has at most one file per `SMALL_FILE_BYTES`, and fewer than `SMALL_FILES_MAX` small files
    between two others.
-2. A group never costs more than `SORTED_MERGE_BYTES_MAX`. The cost has the files of other levels
-   in it that RocksDB rewrites as well. A costlier group is left to RocksDB, whose levels overlap
-   there.
+2. A group never costs more than `SORTED_MERGE_BYTES_MAX`. The cost includes files of other levels
+   that RocksDB rewrites as well. A costlier group is left to RocksDB, whose levels overlap there.
 """
 
 from __future__ import annotations

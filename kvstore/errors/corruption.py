@@ -25,7 +25,7 @@ class JournalDamagedError(CorruptionError):
         self, path: str, *, offset: int, first: int, last: int | None, problem: str
     ) -> None:
         if last is None:
-            lost = f"ordinal {first} and what follows cannot be read"
+            lost = f"ordinal {first} and all later ones cannot be read"
         elif last < first:
             lost = f"it stands between ordinals {last} and {first}"
         else:
@@ -50,7 +50,7 @@ class StatesLostError(CorruptionError):
         super().__init__(
             where,
             f"its newest state is {found}, and there was {known}: it is an older copy, or cut",
-            remedy or "put the newest copy of all of it back; what is there can be restored as_of=",
+            remedy or "put back the newest copy of all its files; as_of= restores older states",
         )
         self.found = found
         self.known = known

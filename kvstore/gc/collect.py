@@ -7,7 +7,7 @@ The steps of a run, in their order:
                 value that a revert brought back gets the time of the revert
     ranges      remove the range tombstones at or below `since`: no version is left under them
     index       remove the change entries at or below `since`, and record that the run is done
-    imports     make imports past that have neither rows nor change entries
+    imports     turn imports that have neither rows nor change entries into past imports
     tidied      delete index entries of tables that old imports left behind
     settled     let small imports become plain versions (`kvstore.gc.settle`)
     files       merge small files where many lie together
@@ -64,7 +64,7 @@ class GcReport:
     range_tombstones: int
     change_entries: int
     imports: int
-    """Imports that became past because their rows were garbage, and stale ones that were
+    """Imports that became past because their rows were garbage, and stale imports that were
     aborted."""
     lost_holds: tuple[HoldRecord, ...]
     """The holds that this run invalidated, because they exceeded their budget."""

@@ -29,12 +29,12 @@ class Leftovers:
         self._committer = committer
         self._path = path
         self._rows: dict[int, bytes] = {}
-        """The row of each import that was seen last. Usually it still exists, which two look-ups
-        tell."""
+        """For each import, the row that was found last. Usually two look-ups show that it still
+        exists."""
 
     def forget_history(self, since: int) -> int:
-        """Make imports past whose last change is at or below `since` and whose rows are gone;
-        returns how many. Small imports that stand are left to settle.
+        """Turn each import whose last change is at or below `since`, and whose rows are gone, into
+        a past import; returns their number. Small imports that stand are left to settle.
 
         A search for an import's first row starts where the last search ended, so that all searches
         together pass over the import's spans once.

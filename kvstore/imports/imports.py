@@ -42,7 +42,8 @@ from kvstore.span import Span
 from kvstore.timestamp import Timestamp
 
 INGEST_DIRECTORY: Final = "ingest"
-"""Where `bulk.ingest` brings files before RocksDB takes them; what a crash leaves stays there."""
+"""The directory to which `bulk.ingest` brings files before RocksDB takes them. After a crash the
+files stay there."""
 
 
 class Imports:
@@ -90,7 +91,7 @@ class Imports:
         )
 
     def get(self, import_id: int) -> ImportRecord | None:
-        """The record of an import, None if this store has never heard of it, or forgot it.
+        """The record of an import; None if this store never had it, or forgot it.
 
         A past import has no spans.
         """
@@ -194,7 +195,8 @@ class Imports:
                     self._freed.notify_all()
 
     def _mine(self, import_id: int) -> tuple[int, bool] | None:
-        """What this thread has of an import already. Raises `UsageError` if it is adding it."""
+        """The claim that this thread has on an import. Raises `UsageError` if the thread is adding
+        it."""
         found = self._busy.get(import_id)
         if found is None or found[0] != get_ident():
             return None
@@ -239,7 +241,8 @@ class Imports:
         )
 
     def link(self, files: Sequence[Path]) -> None:
-        """Move the files into the engine. Nothing becomes visible. Flat in their size."""
+        """Move the files into the engine. Nothing becomes visible. The cost does not depend on
+        their size."""
         self._committer.health.require()
         if files:
             self._engine.ingest(files)
@@ -332,8 +335,8 @@ class Imports:
         gone: Sequence[ImportRecord],
         stage_rows: Callable[[WriteBatch], None] | None = None,
     ) -> None:
-        """Make imports past that have no row and no change entry after this batch, to which
-        `stage_rows` adds what becomes of their last rows."""
+        """Turn imports that have no row and no change entry after this batch into past imports.
+        `stage_rows` adds the fate of their last rows to the batch."""
         with self._committer.lock:
             turn = self.past.next_turn(len(gone))
 

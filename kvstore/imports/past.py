@@ -1,9 +1,10 @@
 """Past imports: imports that have no rows of their own any more, because their rows became plain
 versions or were removed as garbage.
 
-A job that adds an import again gets the first stamp, also after the import has gone. A store
-remembers the last imports for that, at least `PAST_IMPORTS_MAX` and at most twice as many. They lie
-in two turns: the present one fills, and when the next begins, the one before the present goes.
+A job that adds an import again gets the first stamp, also after the import became past. For that a
+store remembers the last imports, at least `PAST_IMPORTS_MAX` and at most twice as many. They are
+stored in two turns. The present turn fills. When the next turn begins, the turn before the present
+one is removed.
 
     past-imports                                := turn, count: the turn that fills, how many it has
     past-import/<turn, 16 hex>/<id, 16 hex>     := digest, rows, bytes, added, reverted
@@ -60,7 +61,7 @@ class PastImports:
             yield _read(number_of(digits, record), record)
 
     def next_turn(self, count: int) -> _Turn:
-        """The turn that `count` further imports make the present one."""
+        """The present turn after `count` further imports."""
         if self._turn.filled and self._turn.filled + count > PAST_IMPORTS_MAX:
             return _Turn(self._turn.number + 1, count)
         return _Turn(self._turn.number, self._turn.filled + count)

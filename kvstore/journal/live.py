@@ -75,9 +75,9 @@ def continue_live(
 ) -> LiveFile:
     """Cut the live file that `recovery` found behind its last whole record, or begin a new one.
 
-    From now on the records that replay found count, though they may never have been synced, or an
-    fsync of them may have failed. So all bytes that no mark or note calls synced are written again
-    and fsynced.
+    From now on the records that replay found are acknowledged, though they may never have been
+    synced, or an fsync of them may have failed. So all bytes that no mark or note calls synced are
+    written again and fsynced.
     """
     live, following = recovery.live, recovery.last + 1
     if live is None:

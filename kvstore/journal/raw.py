@@ -119,9 +119,9 @@ def decode_run(
     synced: int,
     records: list[Record],
 ) -> tuple[int, int]:
-    """Append to `records` those from `at` on, as long as each is the expected one. `data` begins at
-    byte `base` of its file. Returns where it stopped, and how many bytes of the file were synced by
-    the newest mark on the way, at least `synced`."""
+    """Append the records from `at` on to `records`, as long as each is the expected one. `data`
+    begins at byte `base` of its file. Returns where it stopped, and how many bytes of the file were
+    synced by the newest mark on the way, at least `synced`."""
     end, last = len(data), len(data) - FRAME.size
     unpack, new, add = FRAME.unpack_from, tuple.__new__, records.append
     while at <= last:

@@ -113,7 +113,8 @@ NEWEST_MERGE_FACTOR = 32
 2 MB. A look-up is up to twice as fast behind it."""
 
 SORTED_MERGE_FILE_BYTES = 512 << 10
-"""Bytes that a file counts for in a merge beside its own: opening it takes as long as these."""
+"""Bytes that a file of a merge counts for besides its own: opening a file takes as long as they
+do."""
 
 MANIFEST_BYTES_MAX = 4 << 20
 """Bytes of RocksDB's MANIFEST, from which on it begins a new one. A checkpoint adds 500, copies
@@ -122,7 +123,7 @@ the whole file, and so does a reader. A store of 20,000 sorted files fills as mu
 LOG_BYTES_MAX = 8 << 20
 """Bytes of log from which on RocksDB flushes the memtables that need the oldest log. Opening a
 store, also beside its writer, reads the whole log: 5 ms a MB. A flush takes a while, in which a
-writer of large batches logs up to twice as much. Commits of one row cost what they cost without a
+writer of large batches logs up to twice as much. Commits of one row cost as much as without a
 bound; batches of 10,000 rows take 5 % more processor time, and 15 % with 4 MiB."""
 
 INFO_LOG_BYTES_MAX = 1 << 20

@@ -87,8 +87,8 @@ class LiveReader(Store):
 
     @property
     def durable(self) -> Timestamp:
-        """Every change below this time survives a crash: the writer has noted it. 0 if the writer
-        is of a release that notes nothing."""
+        """Every change below this time survives a crash: the writer has noted it. 0 if the writer's
+        release does not note it."""
         self._require_open()
         assert self._pursuit is not None, "follow began it"
         return Timestamp(min(self._pursuit.durable(), self.upper))

@@ -6,8 +6,9 @@ the commits come from another process: the engine has caught up, and the records
 Invariants
 1. `since` and clears are taken first and `upper` last. A read that began before learns afterwards
    whether its history is still whole.
-2. The store is the one that was opened, and it has all that was shown. If it was put back from an
-   older copy, `StaleReaderError` says so: two readers would otherwise see two histories.
+2. The records are of the store that was opened, and it still has every commit that was shown. If
+   the store was put back from an older copy, reads raise `StaleReaderError`: two readers would
+   otherwise see two histories.
 3. Records are read only if their family was written since.
 """
 

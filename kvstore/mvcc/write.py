@@ -201,7 +201,7 @@ class _Expiring(NamedTuple):
 
 
 class OpenWriteSet(WriteSet):
-    """The writes of a store of before tables, or of a copy: any key may be one of its own."""
+    """The writes of a store that is older than tables, or of a copy: every key is allowed."""
 
     __slots__ = ()
 

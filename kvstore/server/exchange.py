@@ -128,8 +128,8 @@ async def within_time(sending: Awaitable[None]) -> None:
 
 
 class Departure:
-    """Tells whether the caller of a long answer has gone: a server drops what is sent to it then,
-    without a word. A context manager; behind it the body of the request cannot be read any more."""
+    """Tells whether the caller of a long answer has gone: a server then drops parts of the answer
+    without an error. A context manager; after its block the body of the request cannot be read."""
 
     def __init__(self, receive: Receive) -> None:
         self._waiting = asyncio.ensure_future(_until_gone(receive))

@@ -1,4 +1,4 @@
-"""The head of an HTTP request: what of its line and headers concerns a server of a store.
+"""The head of an HTTP request: the parts of its line and headers that a server of a store needs.
 
 Invariants
 1. A path is compared as bytes, after one decoding of each part: `..`, double slashes and encoded

@@ -1,8 +1,8 @@
 """Rows as the parts of an Arrow IPC stream, pulled one by one.
 
 A part is one message of the stream. A failure after the first part becomes a last batch without
-rows, whose metadata has the error: a plain reader of Arrow sees no row that is not there, and then
-that the stream breaks off.
+rows, whose metadata has the error: a plain reader of Arrow sees no false row, and sees that the
+stream breaks off.
 """
 
 from __future__ import annotations

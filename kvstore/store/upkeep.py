@@ -78,7 +78,8 @@ class Upkeep:
         self._aside("removing leftovers", lambda: leftovers.remove_files(STALE_IMPORT_S))
 
     def _aside(self, what: str, work: Callable[[], object]) -> None:
-        """Do `work` beside a call that is done. So a failure is noted, and the call succeeds."""
+        """Do `work` after a call has done its own. A failure of `work` is noted, and the call
+        succeeds."""
         try:
             work()
         except ClosedError:

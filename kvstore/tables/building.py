@@ -1,8 +1,9 @@
 """Indexes of tables that have rows: their entries are made while the table is in use.
 
-A new index is not whole. From its alteration on, each commit of a row makes its entry. The builder
-makes the entries of the rows that are there, chunk by chunk in key order, and notes in the same
-commit how far it came. When all are there, the index becomes whole, from that time on.
+A new index is not whole. From the alteration that adds it on, each commit of a row makes the row's
+entry. The builder makes the entries of the rows that are there, chunk by chunk in key order, and
+notes in the same commit how far it came. When all are there, the index becomes whole, from that
+time on.
 
 Invariants
 1. After a kill the next builder begins behind the last commit.
@@ -75,7 +76,7 @@ def _chunk(
 
 
 def _finish(rows: StoreRows, name: str, index_name: str, note: bytes) -> Timestamp | None:
-    """Make an index whole whose entries are all there."""
+    """Mark an index as whole, because all its entries are there."""
     while True:
         codec = rows.codec(name)
         index = codec.definition.index(index_name)

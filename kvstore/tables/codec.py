@@ -38,8 +38,8 @@ class UnknownLayoutError(CorruptionError):
 
 
 class _Reader(NamedTuple):
-    """How rows become dicts: a dict with the defaults, what adds the stored columns to a copy of
-    it, and the columns of the key with their places in the key."""
+    """How rows become dicts: a dict with the defaults, the function that adds the stored columns to
+    a copy of it, and the columns of the key with their places in the key."""
 
     row: dict[str, Any]
     read: Callable[[bytes, dict[str, Any]], dict[str, Any]]
@@ -219,7 +219,7 @@ class TableCodec:
         ]
 
     def _reader(self, number: int, head: int, names: tuple[str, ...] | None) -> _Reader:
-        """What makes a dict of the rows of one layout with one head."""
+        """The maker of dicts from the rows of one layout with one head."""
         codec = self._row_codec(number)
         wanted = self._columns(names)
         row: dict[str, Any] = {}
@@ -269,7 +269,8 @@ def default_array(column: Column, count: int) -> pa.Array:
 
 
 def _value_maker(stored: pa.DataType, column: Column) -> Callable[[Any], Any] | None:
-    """What makes a value of a column of a cell that was stored with the type `stored`."""
+    """The function that makes a value of a column from a cell that was stored with the type
+    `stored`."""
     old, new = kind_of(stored), column.kind
     if stored == column.type:
         return new.value

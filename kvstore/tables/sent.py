@@ -1,7 +1,7 @@
 """Rows that a client has encoded: they are decoded, checked and completed beside the store.
 
 A client sends keys and values of rows. The store encodes them anew by its newest definition, so
-that no row is stored that it could not read, and makes the entries of indexes itself.
+that it can read each row that it stores, and makes the entries of indexes itself.
 
 Invariants
 1. A row that is stored was decoded before, and fits the columns of the table.

@@ -28,7 +28,7 @@ from kvstore.timestamp import TimeLike, Timestamp, to_timestamp
 
 
 class FoundRows:
-    """Rows of a table: an iterator of dicts, and Arrow data for whoever speaks Arrow."""
+    """Rows of a table: an iterator of dicts, and Arrow data for libraries that speak Arrow."""
 
     def __init__(self, schema: pa.Schema, batches: Iterator[pa.RecordBatch]) -> None:
         self.schema = schema
@@ -362,7 +362,7 @@ class Table:
         add_index: Mapping[str, IndexColumns] | None = None,
         drop_index: Sequence[str] | str | None = None,
     ) -> None:
-        """RowChange the columns and indexes of the table from now on. Stored rows stay as they are.
+        """Change the columns and indexes of the table from now on. Stored rows stay as they are.
 
         `add={"tip": pa.float64()}` adds a column that is null in older rows, and
         `add={"tip": (pa.float64(), 0.0)}` one that is 0.0 there. `widen` gives columns a type that
@@ -377,7 +377,8 @@ class Table:
     def build_index(
         self, index: str, *, progress: Callable[[int], None] | None = None
     ) -> Timestamp | None:
-        """Make the entries of a new index for the rows that are there. Nobody waits for it.
+        """Make the entries of a new index for the rows that are there. Readers and writers do not
+        wait.
 
         After an interruption the next build begins where the last one was. `find` takes the index
         from the time that is returned, or from an earlier one if it is None. `progress` is called

@@ -7,7 +7,7 @@ Invariants
 1. An entry is deleted only if no kept version of its row fits it: a revert of an import brings an
    older version back, which needs its entry.
 2. The deletion reads the row in its transaction, so that nobody sets or reverts the row meanwhile.
-3. A walk looks at `INDEX_CHUNK_ROWS` entries at once. After a kill the next one goes ahead there.
+3. A walk looks at `INDEX_CHUNK_ROWS` entries at once. After a kill the next walk continues there.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ class Tidying:
         self._transact, self._catalogue = transact, catalogue
 
     def run(self, since: int, require_running: Callable[[], None] = lambda: None) -> int:
-        """Delete what imports left behind that were added up to `since`, and cannot be reverted any
-        more; returns the number of entries. `require_running` raises to end the walk.
+        """Delete the entries that imports left behind, if they were added up to `since` and can no
+        longer be reverted; returns the number of entries. `require_running` raises to end the walk.
 
         Nothing to do costs a look at each import. Otherwise a look-up for each entry of the tables
         that were imported into.

@@ -13,7 +13,7 @@ Invariants
    body or constant of a module is made of one. `tests/test_bounds.py` looks at every module.
 2. Compiled loops compare with copies of their own. They have a function `take_bounds`, which is
    called after each change.
-3. All is as before when the block ends, also in modules that were imported inside it.
+3. Each limit has its old value when the block ends, also in modules that were imported inside it.
 
 Limits hold for all threads of this process, and for no other process.
 """

@@ -3,9 +3,9 @@
     stored   := {family: {key: value}}        what an engine holds, taken from a real store
     outcome  := the answer, or the error, of each way to read
 
-A store over the same bytes must give the same outcomes, and over rotten ones the right answer or
-an error of the tree in `kvstore.errors`. An error of any other kind is a defect: `outcomes` lets
-it pass through to the caller.
+A store over the same bytes must give the same outcomes. A store over rotten bytes must give the
+right answers or errors of the tree in `kvstore.errors`. An error of any other kind is a defect:
+`outcomes` lets it pass through to the caller.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """A disk in memory that keeps cached and durable bytes apart, and a process that dies on it.
 
 Every mutating call is a step. The disk can be told to die before any step, or in the middle of a
-write; from then on every call dies too, as nothing runs in a dead process. Afterwards it yields
-the images a new process might find: after a kill, all that was written; after a power cut, of each
-sector and name that was not synced any state it had since the last sync, in every combination.
+write; from then on every call dies too, as nothing runs in a dead process. Afterwards it yields the
+images that a new process might find. After a kill this is everything that was written. After a
+power cut each sector and name that was not synced has any state that it had since the last sync, in
+every combination.
 
 A failed fsync may forget the bytes that were to be written, as Linux does: the cache keeps the new
 bytes, the disk the old ones, and the next fsync knows of nothing to write (`drops_on_failed_sync`).
@@ -91,7 +92,7 @@ class MemoryDisk:
         self.unsynced_names: list[Callable[[Names], None]] = []
         self.sector = JOURNAL_SECTOR_BYTES if sector is None else sector
         self.notes: dict[str, list[bytes]] = {}
-        """The contents that lock files have had, the newest last."""
+        """The contents that lock files had, the newest last."""
         self.locked: set[str] = set()
         self.steps: list[str] = []
         self.die_before: int | None = None

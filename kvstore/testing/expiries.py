@@ -28,7 +28,7 @@ lives = st.integers(1, 3).map(lambda us: timedelta(microseconds=us))
 
 
 class ExpiringMachine(StoreMachine):
-    """Adds puts that expire, and all that can be done to them."""
+    """Adds puts that expire, and every operation on them."""
 
     @invariant()
     def settle(self) -> None:

@@ -1,14 +1,14 @@
 """System calls that fail: of the calls that touch a directory the n-th, or all from the n-th on.
 
-    with faults(path) as calls:                     # how many there are
+    with faults(path) as calls:                     # counts the calls
         work()
     with faults(path, nth=7, error=errno.EIO):      # the eighth fails
         work()
 
-Covers what Python code does by itself: opening, reading, writing, cutting, syncing and closing
-files, listing, renaming, linking and removing names, locks. Calls that C++ makes (RocksDB), and
-calls on descriptors that C opened, are not seen. A call that fails has had no effect, but a failed
-close has closed, as on Linux. Closing a directory cannot fail.
+Covers the calls that Python code makes by itself: opening, reading, writing, cutting, syncing and
+closing files, listing, renaming, linking and removing names, locks. Calls that C++ makes (RocksDB),
+and calls on descriptors that C opened, are not seen. A call that fails has had no effect, but a
+failed close has closed, as on Linux. Closing a directory cannot fail.
 
 One block at a time, in one thread or several; not for processes that fork inside it.
 """

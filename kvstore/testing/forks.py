@@ -1,8 +1,8 @@
-"""Attacks by forking: children that use, or merely drop, what their parent has open.
+"""Attacks by forking: children that use, or merely drop, handles of their parent.
 
 `run` is called by a program that has things open. It forks child after child; each calls everything
 it is given, which must raise `ForkedError`, and ends in one of the ways in which processes end. A
-child that hangs is killed and told; so is one that ends with another status than it should.
+child that hangs is killed and reported. A child that ends with a wrong status is reported too.
 
     def main() -> None:
         with kvstore.open(path) as store:
@@ -28,7 +28,7 @@ HUNG_S: Final = 120.0
 """After so long a child hangs: an exit takes milliseconds, and some seconds on a busy machine."""
 
 STATUS: Final = 7
-"""The exit status of children that say one."""
+"""The status of children that exit with a status of their own."""
 
 WAYS: Final[Mapping[str, int]] = {
     "_exit": STATUS,
@@ -47,7 +47,7 @@ class Misbehaved(AssertionError):  # noqa: N818  # an assertion, by its kind
 
 
 def run(calls: Mapping[str, Callable[[], object]], *, count: int, seed: int) -> bool:
-    """Fork `count` children, one after the other. False in a child that shall return.
+    """Fork `count` children, one after the other. Returns False in a child that must return.
 
     Raises `Misbehaved` in the parent. The `seed` decides in which order calls are made and which
     ways are taken; it stands in the error.
@@ -103,7 +103,7 @@ def _problem(name: str, call: Callable[[], object]) -> str | None:
 
 
 def _leave(way: str) -> None:
-    """End, or return to have the caller's blocks left."""
+    """End, or return, so that the child leaves the caller's blocks."""
     if way == "_exit":
         os._exit(STATUS)
     if way == "collect":

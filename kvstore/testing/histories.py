@@ -2,8 +2,7 @@
 
 All verbs of a store run in random order, with tiny limits, with a clock that is set forward and
 back, and with restarts in between. Every answer must be the model's. At the end of each history the
-property that rules them all is checked: the state at s plus the changes in (s, e] is the state at
-e.
+ruling property is checked: the state at s plus the changes in (s, e] is the state at e.
 
     class MyMachine(StoreMachine):
         def open_store(self) -> Store:
@@ -11,7 +10,7 @@ e.
 
     TestMyStore = MyMachine.TestCase
 
-A subclass adds rules of its own. Each rule tells `model` what it did to `store`.
+A subclass adds rules of its own. Each rule makes its writes on `store` and on `model`.
 """
 
 from __future__ import annotations

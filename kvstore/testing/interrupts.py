@@ -5,12 +5,12 @@
 
 A timer of the system sends a signal whose handler raises `KeyboardInterrupt`. Python runs handlers
 between certain bytecodes of the main thread, so the moments are the same as for a real Ctrl-C. (A
-trace function that raises comes to more places, and to some that no signal reaches: between the
-last bytecode of a `with` block and the release of its lock.)
+trace function that raises would reach more places, and some that no signal reaches, such as the
+place between the last bytecode of a `with` block and the release of its lock.)
 
 Invariants
-1. The signal comes once per call; what the call does to handle it is not interrupted again.
-2. No signal is left behind: what comes after `interrupted` is undisturbed.
+1. The signal comes once per call; the call's handling of the signal is not interrupted again.
+2. No signal is left behind: code after `interrupted` is undisturbed.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ def measured(call: Callable[[], object]) -> float:
 def interrupted(
     call: Callable[[], object], *, after_s: float
 ) -> tuple[Outcome, BaseException | None]:
-    """Make the call, and send the signal after so many seconds. Returns what became of it, and
-    the exception that came out. In the main thread only."""
+    """Make the call, and send the signal after `after_s` seconds. Returns how the call ended, and
+    the exception that came out of it. In the main thread only."""
     assert threading.current_thread() is threading.main_thread()
     came = False
     is_inside = True

@@ -1,12 +1,12 @@
-"""A process that is killed in the middle of its writes, and a look at what it left.
+"""A process that is killed in the middle of its writes, and checks of the store that it left.
 
     child      sends (begun, number, step) before each call and (done, number, ...) after it
     parent     kills it with SIGKILL after some steps, opens the store, compares it with a model
 
     Rounds(context, Workload(), place).run(hits=20)     # prints the seed
 
-`kvstore.testing.workload` has the steps and their model. A kill takes no bytes that the system was
-given, and a commit that no later durable one follows may be lost. So the store must be in the state
+`kvstore.testing.workload` has the steps and their model. A kill loses no bytes that the system has
+taken. A commit may be lost if no durable commit followed it. So the store must be in the state
 after some whole step, from the last durable acknowledgement to the step under way.
 
 Invariants
@@ -132,7 +132,7 @@ class Rounds:
         *,
         pick: random.Random | None = None,
     ) -> None:
-        """`place / "store"` is where the store is, or will be made by the first child."""
+        """The store is at `place / "store"`; the first child makes it if there is none."""
         self._context = context
         self._workload = workload
         self._place = place
@@ -217,7 +217,7 @@ class _Told:
     steps: list[Step]
     states: list[State]
     times: dict[int, int]
-    """Of the steps that were done, by number."""
+    """Times of the steps that were done, by number."""
     durable: int
     """The last step that must be found, with all before it; -1 is the state before all steps."""
     acknowledged: list[str]

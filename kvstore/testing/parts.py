@@ -26,7 +26,7 @@ from kvstore.txn import Transactions
 
 @dataclass(frozen=True, slots=True)
 class StoreParts:
-    """One of each."""
+    """The parts of one store."""
 
     engine: Engine
     versions: Versions

@@ -22,11 +22,11 @@ KEYS = [
     b"\xff",
     b"\xff\xff",
 ]
-"""Prefixes of each other, and the bytes that escapes and terminators are made of."""
+"""Keys that are prefixes of each other, and bytes of escapes and terminators."""
 
 keys = st.sampled_from(KEYS)
 values = st.sampled_from([b"", b"\x00", b"1", b"2", b"3", b"large" * 300])
-"""The last one is too large to travel in the change index."""
+"""Values. The last one is too large to travel in the change index."""
 
 spans = st.lists(keys, min_size=2, max_size=2, unique=True).map(sorted)
 bounds = st.one_of(

@@ -71,7 +71,7 @@ class Session:
 
 
 class Workload:
-    """The steps on a store, what each does, and what it leaves. For each op there is a method
+    """The steps on a store, with the call and the effect of each. For each op there is a method
     `make_<op>` (its arguments), `do_<op>` (the call), and `after_<op>` where it changes the model.
     """
 
@@ -100,7 +100,7 @@ class Workload:
         return state if change is None else change(state, states, *step.arguments)
 
     def is_durable(self, step: Step, timestamp: int | None) -> bool:
-        """Whether all up to a step that was done must be found."""
+        """Whether the effects of all steps up to this one must be found after a kill."""
         if step.op in self.unsynced:
             return False
         if step.op in _WITH_DURABILITY:
@@ -109,7 +109,7 @@ class Workload:
         return timestamp is not None or step.op != "revert_range"
 
     def check(self, store: Store, place: Path, state: State) -> None:
-        """More of what must be so of a store that was opened after a kill."""
+        """Further assertions about a store that was opened after a kill."""
 
     # -- ops --------------------------------------------------------------------------------
 

@@ -32,7 +32,7 @@ UNCHECKED: Final = Unchecked.UNCHECKED
 
 
 class _CalledOffError(Exception):
-    """Stops a commit whose condition finds nothing to write."""
+    """Stops a commit that has nothing to write."""
 
 
 class Conditional:

@@ -189,7 +189,7 @@ class Transaction:
         self._reads = ReadSet()
         self._passes: list[_Pass] = []
         self.read_at = Timestamp(0)
-        """The time of all reads, set when the transaction begins."""
+        """The time of all reads. It is set when the transaction begins."""
         self.timestamp: Timestamp | None = None
         self._is_open = True
         self._is_ended = False

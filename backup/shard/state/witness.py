@@ -29,7 +29,7 @@ from kvstore.errors import CorruptionError, StatesLostError, UsageError
 FOLDER: Final = "witness"
 _NAME = re.compile(rf"(?P<shard>[^/]+)/{FOLDER}/v(?P<seqno>\d{{20}})")
 _DIGEST = re.compile(r"blake3:[0-9a-f]{32}", re.ASCII)
-_REMEDY = "put the newest copy of all of it back"
+_REMEDY = "put back the newest copy of all its files"
 
 
 def leave(log: StateLog) -> None:

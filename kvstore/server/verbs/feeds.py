@@ -1,7 +1,7 @@
 """The verbs of feeds: a consumer on another machine, whose position is a hold of the store.
 
 The server keeps nothing of a consumer between two calls. Each call brings the name, the token of
-the hold and the position, so a consumer goes ahead with a server that was started anew.
+the hold and the position, so a consumer continues with a server that was started anew.
 
 Invariants
 1. A call with the token of a consumer that was fenced raises `FencedError`, and delivers nothing.
